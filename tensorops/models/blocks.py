@@ -1,0 +1,163 @@
+"""Tensors of a GGUF file: blocks of 32 weights, their values, and their packing for kernels.
+
+A block holds a float16 scale ``d``, for Q4_1 a float16 minimum ``m``, and 32 integers ``q``:
+
+====== ======================= ===================== =====
+type   bytes                   value                 bytes
+====== ======================= ===================== =====
+Q4_0   d, 16 bytes of nibbles  ``d * (q - 8)``       18
+Q4_1   d, m, 16 bytes          ``d * q + m``         20
+Q8_0   d, 32 signed bytes      ``d * q``             34
+====== ======================= ===================== =====
+
+The low nibbles of a block are its elements 0 to 15 and the high nibbles its elements 16 to 31.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._errors import GGUFError, missing
+
+try:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+except ImportError as error:
+    raise missing("gguf") from error
+
+__all__ = ["SUPPORTED_TYPES", "QuantizedWeight", "Tensor"]
+
+Float32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+PLAIN_TYPES = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+BLOCK_TYPES = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0)
+SUPPORTED_TYPES = PLAIN_TYPES + BLOCK_TYPES
+GROUP_SIZE = 32
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight matrix in the layout that `tensorops.quantized_linear` takes.
+
+    Parameters
+    ----------
+    weight : array of uint8, shape (out, in * bits / 8)
+        For 4 bits, elements ``2 i`` (low nibble) and ``2 i + 1`` (high nibble) share a byte;
+        for 8 bits, the bytes of signed integers.
+    scales : array of float32, shape (out, in / group_size)
+        One factor per group.
+    biases : array of float32 or None, shape (out, in / group_size)
+        One offset per group: ``w = scales * q + biases``.
+    bits : int
+        4 or 8.
+    group_size : int
+        How many consecutive elements share a scale.
+    """
+
+    weight: Any
+    scales: Any
+    biases: Any
+    bits: int
+    group_size: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a GGUF file; its bytes stay in the file until they are asked for.
+
+    Parameters
+    ----------
+    path : str
+        The file, for messages.
+    name : str
+        The name in the file, such as ``blk.0.attn_q.weight``.
+    type : GGMLQuantizationType
+        How the elements are stored.
+    shape : tuple of int
+        Row-major, so that a linear layer's weight is ``(out, in)``.
+    data : array of uint8
+        The stored bytes, a read-only view of the mapped file.
+    """
+
+    path: str
+    name: str
+    type: GGMLQuantizationType
+    shape: tuple[int, ...]
+    data: Bytes
+
+    def dequantize(self) -> Float32:
+        """Return the values as a new float32 array of this tensor's shape.
+
+        Raises
+        ------
+        GGUFError
+            A stored number is infinite or not a number.
+        """
+        if self.type == GGMLQuantizationType.F32:
+            values = self._finite(self.data.view("<f4"))
+        elif self.type == GGMLQuantizationType.F16:
+            values = self._finite(self.data.view("<f2"))
+        elif self.type == GGMLQuantizationType.BF16:
+            # A bfloat16 is the upper half of a float32.
+            values = self._finite((self.data.view("<u2").astype(np.uint32) << 16).view(np.float32))
+        else:
+            values = self._block_values()
+        return values.reshape(self.shape)
+
+    def quantized(self) -> QuantizedWeight:
+        """Return the stored integers, repacked for `tensorops.quantized_linear`.
+
+        Returns
+        -------
+        QuantizedWeight
+            The same values as `dequantize`, still in 4 or 8 bits.
+
+        Raises
+        ------
+        GGUFError
+            The tensor is stored as floating-point numbers, or a scale is not finite.
+        """
+        if self.type not in BLOCK_TYPES:
+            names = ", ".join(t.name for t in BLOCK_TYPES)
+            raise self._error(f"type {self.type.name} has no quantised form, only {names} have")
+        scale, minimum, packed = self._blocks()
+        rows = self.shape[:-1]
+        scales = scale.reshape(*rows, -1)
+        if self.type == GGMLQuantizationType.Q8_0:
+            return QuantizedWeight(packed.reshape(self.shape), scales, None, 8, GROUP_SIZE)
+        # Neighbouring elements sit in the same half of neighbouring bytes; a kernel wants them in one.
+        even, odd = packed[:, 0::2], packed[:, 1::2]
+        nibbles = np.concatenate([(even & 15) | (odd << 4), (even >> 4) | (odd & 240)], axis=1)
+        biases = scale * np.float32(-8) if minimum is None else minimum
+        weight = nibbles.reshape(*rows, -1)
+        return QuantizedWeight(weight, scales, biases.reshape(*rows, -1), 4, GROUP_SIZE)
+
+    def _blocks(self) -> tuple[Float32, Float32 | None, Bytes]:
+        """Return scales and minima, shape (blocks, 1), and the bytes that hold the integers."""
+        blocks = self.data.reshape(-1, GGML_QUANT_SIZES[self.type][1])
+        # Only contiguous bytes can be viewed as float16, hence the copies of these columns.
+        scale = self._finite(blocks[:, :2].copy().view("<f2"))
+        if self.type != GGMLQuantizationType.Q4_1:
+            return scale, None, blocks[:, 2:].copy()
+        minimum = self._finite(blocks[:, 2:4].copy().view("<f2"))
+        return scale, minimum, blocks[:, 4:].copy()
+
+    def _block_values(self) -> Float32:
+        scale, minimum, packed = self._blocks()
+        if self.type == GGMLQuantizationType.Q8_0:
+            return np.multiply(scale, packed.view(np.int8), dtype=np.float32)
+        integers = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
+        return scale * (integers - np.float32(8)) if minimum is None else scale * integers + minimum
+
+    def _finite(self, stored: npt.NDArray[Any]) -> Float32:
+        """Return stored floating-point numbers as a new float32 array."""
+        if not np.isfinite(stored).all():
+            raise self._error("holds a number that is not finite")
+        return stored.astype(np.float32)
+
+    def _error(self, problem: str) -> GGUFError:
+        return GGUFError(self.path, f"tensor {self.name}", problem)

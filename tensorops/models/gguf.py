@@ -1,0 +1,274 @@
+"""A reader for GGUF files that trusts nothing the file says.
+
+The file is mapped, never read as a whole. Every count, length and offset is compared with what is left
+of the file before anything is sliced or allocated, so memory stays in proportion to the file's real size.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._errors import GGUFError, missing
+from .blocks import SUPPORTED_TYPES, Tensor
+
+try:
+    from gguf.constants import (
+        GGML_QUANT_SIZES,
+        GGUF_DEFAULT_ALIGNMENT,
+        GGUF_MAGIC,
+        GGMLQuantizationType,
+        GGUFValueType,
+    )
+except ImportError as error:
+    raise missing("gguf") from error
+
+__all__ = ["GGUFFile", "open_gguf"]
+
+VERSIONS = (2, 3)
+MAX_KEY_BYTES = 65535  # the format's own limit
+MAX_DIMENSIONS = 4
+# The fewest bytes that an entry can take: what bounds a count by the bytes that are left.
+MIN_METADATA_BYTES = 8 + 4 + 1
+MIN_TENSOR_INFO_BYTES = 8 + 4 + 8 + 4 + 8
+
+SCALARS = {
+    GGUFValueType.UINT8: "<u1",
+    GGUFValueType.INT8: "<i1",
+    GGUFValueType.UINT16: "<u2",
+    GGUFValueType.INT16: "<i2",
+    GGUFValueType.UINT32: "<u4",
+    GGUFValueType.INT32: "<i4",
+    GGUFValueType.FLOAT32: "<f4",
+    GGUFValueType.BOOL: "<u1",
+    GGUFValueType.UINT64: "<u8",
+    GGUFValueType.INT64: "<i8",
+    GGUFValueType.FLOAT64: "<f8",
+}
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """What a GGUF file holds.
+
+    Parameters
+    ----------
+    path : str
+        The file, for messages.
+    metadata : dict
+        Values by key; arrays of strings are lists, arrays of numbers are NumPy arrays.
+    tensors : dict
+        `Tensor` by name.
+    """
+
+    path: str
+    metadata: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+    """Map a GGUF file and read its metadata and the list of its tensors.
+
+    Tensors may be stored as F32, F16, BF16, Q8_0, Q4_0 or Q4_1. The weights themselves stay in the file
+    until `Tensor.dequantize` or `Tensor.quantized` is called.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A GGUF file, version 2 or 3, little-endian.
+
+    Returns
+    -------
+    GGUFFile
+        Metadata and tensors.
+
+    Raises
+    ------
+    GGUFError
+        The file is truncated, corrupt, or uses what is not supported; the message names file and field.
+    OSError
+        The file cannot be opened.
+    """
+    name = str(Path(path))
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise GGUFError(name, "file", "not a regular file")
+        if status.st_size == 0:
+            raise GGUFError(name, "file", "empty")
+        return _Reader(name, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).read()
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; unlike plain `open`, do not hang on a pipe that nobody writes to."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+class _Reader:
+    """A cursor over the mapped file; `field` is what a message calls the part being read."""
+
+    def __init__(self, path: str, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.position = 0
+        self.field = "header"
+
+    def read(self) -> GGUFFile:
+        tensor_count, metadata_count = self.header()
+        metadata: dict[str, Any] = {}
+        for index in range(metadata_count):
+            self.field = f"metadata entry {index}"
+            key = self.string(MAX_KEY_BYTES)
+            self.field = key
+            if key in metadata:
+                raise self.error("this key occurs twice")
+            metadata[key] = self.value()
+        alignment = self.alignment(metadata)
+        infos = [self.tensor_info(index) for index in range(tensor_count)]
+        start = -(-self.position // alignment) * alignment
+        return GGUFFile(self.path, metadata, self.tensors(infos, start, alignment))
+
+    def error(self, problem: str) -> GGUFError:
+        return GGUFError(self.path, self.field, problem)
+
+    def left(self) -> int:
+        return len(self.data) - self.position
+
+    def take(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        if size > self.left():
+            raise self.error(f"needs {size} bytes at offset {self.position}, but {self.left()} are left")
+        self.position += size
+        return self.data[self.position - size : self.position]
+
+    def u32(self) -> int:
+        return int.from_bytes(self.take(4), "little")
+
+    def u64(self) -> int:
+        return int.from_bytes(self.take(8), "little")
+
+    def string(self, limit: int | None = None) -> str:
+        size = self.u64()
+        if limit is not None and size > limit:
+            raise self.error(f"a name of {size} bytes is longer than {limit}")
+        raw = self.take(size)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self.error(f"string at offset {self.position - size} is not UTF-8") from None
+
+    def count(self, what: str, smallest: int) -> int:
+        """Read how many things follow; each takes at least `smallest` bytes."""
+        number = self.u64()
+        if number * smallest > self.left():
+            raise self.error(f"says {number} {what}, but only {self.left()} bytes are left")
+        return number
+
+    def header(self) -> tuple[int, int]:
+        """Check magic and version; return how many tensors and metadata entries follow."""
+        self.field = "magic"
+        if self.u32() != GGUF_MAGIC:
+            raise self.error("this is not a GGUF file")
+        self.field = "version"
+        version = self.u32()
+        if version not in VERSIONS:
+            raise self.error(f"{version} is not supported (versions: 2, 3; little-endian)")
+        self.field = "tensor count"
+        tensors = self.count("tensors", MIN_TENSOR_INFO_BYTES)
+        self.field = "metadata count"
+        return tensors, self.count("metadata entries", MIN_METADATA_BYTES)
+
+    def value_type(self) -> GGUFValueType:
+        number = self.u32()
+        try:
+            return GGUFValueType(number)
+        except ValueError:
+            raise self.error(f"unknown value type {number}") from None
+
+    def value(self) -> Any:
+        kind = self.value_type()
+        if kind == GGUFValueType.STRING:
+            return self.string()
+        if kind != GGUFValueType.ARRAY:
+            return self.numbers(kind, 1)[0].item()
+        kind = self.value_type()
+        if kind == GGUFValueType.ARRAY:
+            raise self.error("nested arrays are not supported")
+        if kind == GGUFValueType.STRING:
+            return [self.string() for _ in range(self.count("strings", 8))]
+        return self.numbers(kind, self.count("numbers", np.dtype(SCALARS[kind]).itemsize))
+
+    def numbers(self, kind: GGUFValueType, count: int) -> np.ndarray[Any, Any]:
+        dtype = np.dtype(SCALARS[kind])
+        values = np.frombuffer(self.take(count * dtype.itemsize), dtype)
+        if kind != GGUFValueType.BOOL:
+            return values
+        if (values > 1).any():
+            raise self.error("a boolean is neither 0 nor 1")
+        return values.astype(np.bool_)
+
+    def alignment(self, metadata: dict[str, Any]) -> int:
+        self.field = "general.alignment"
+        value = metadata.get(self.field, GGUF_DEFAULT_ALIGNMENT)
+        if type(value) is not int or value <= 0 or value & (value - 1):
+            raise self.error(f"{value!r:.40} is not a power of two")
+        return value
+
+    def tensor_info(self, index: int) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+        """Read one entry of the tensor list: name, row-major shape, type and offset."""
+        self.field = f"tensor {index}"
+        name = self.string(MAX_KEY_BYTES)
+        self.field = f"tensor {name}"
+        dimensions = self.u32()
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise self.error(f"{dimensions} dimensions; a tensor has 1 to {MAX_DIMENSIONS}")
+        # The file lists the fastest-varying dimension first.
+        shape = struct.unpack(f"<{dimensions}Q", self.take(8 * dimensions))[::-1]
+        number = self.u32()
+        try:
+            kind = GGMLQuantizationType(number)
+        except ValueError:
+            raise self.error(f"unknown tensor type {number}") from None
+        if kind not in SUPPORTED_TYPES:
+            names = ", ".join(t.name for t in SUPPORTED_TYPES)
+            raise self.error(f"type {kind.name} is not supported, only {names}")
+        return name, shape, kind, self.u64()
+
+    def tensors(
+        self, infos: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int]], start: int, alignment: int
+    ) -> dict[str, Tensor]:
+        """Slice the data section that begins at byte `start`, in the order of offsets."""
+        found: dict[str, Tensor] = {}
+        end = start
+        everything = np.frombuffer(self.data, np.uint8)
+        for name, shape, kind, offset in sorted(infos, key=lambda info: info[3]):
+            self.field = f"tensor {name}"
+            if name in found:
+                raise self.error("this name occurs twice")
+            size = self.byte_size(shape, kind)
+            if offset % alignment:
+                raise self.error(f"offset {offset} is not a multiple of the alignment {alignment}")
+            if start + offset < end:
+                raise self.error(f"offset {offset} lies inside the tensor before it")
+            end = start + offset + size
+            if end > len(everything):
+                raise self.error(f"ends at byte {end}, but the file has {len(everything)}")
+            found[name] = Tensor(self.path, name, kind, shape, everything[end - size : end])
+        return {name: found[name] for name, *_ in infos}
+
+    def byte_size(self, shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
+        block, size = GGML_QUANT_SIZES[kind]
+        if 0 in shape:
+            raise self.error(f"shape {shape} has a dimension of length zero")
+        if shape[-1] % block:
+            raise self.error(f"rows of {shape[-1]} elements are not whole {kind.name} blocks of {block}")
+        return prod(shape) // block * size
