@@ -271,4 +271,4 @@ class _Reader:
             raise self.error(f"shape {shape} has a dimension of length zero")
         if shape[-1] % block:
             raise self.error(f"rows of {shape[-1]} elements are not whole {kind.name} blocks of {block}")
-        return prod(shape) // block * size
+        return int(prod(shape) // block * size)

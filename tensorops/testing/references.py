@@ -393,7 +393,8 @@ def _pack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 def _unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     if bits == 8:
         return packed
-    return np.stack([packed % 16, packed // 16], axis=-1).reshape(packed.shape[0], -1)
+    rows, width = packed.shape
+    return np.stack([packed % 16, packed // 16], axis=-1).reshape(rows, 2 * width)
 
 
 @_quiet

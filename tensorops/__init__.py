@@ -1,0 +1,81 @@
+"""Fused, numerically careful tensor operators for every Python array library.
+
+An operator takes arrays of NumPy, CuPy, JAX, MLX, PyTorch, Dask or any other library in its table, computes where
+they live with the best kernel there is, and returns the same kind. `set_backend` chooses who computes instead.
+"""
+
+from tensorops._operator import Explanation, KernelRefusedError
+from tensorops.backends import (
+    BackendUnavailableError,
+    Record,
+    Trace,
+    Transfer,
+    bind_settings,
+    get_available_backends,
+    get_backend,
+    get_namespace,
+    is_backend_available,
+    set_backend,
+    to_backend,
+    trace,
+)
+from tensorops.ops.activation import (
+    geglu,
+    gelu,
+    log_softmax,
+    logsumexp,
+    relu,
+    sigmoid,
+    silu,
+    softmax,
+    softplus,
+    swiglu,
+)
+from tensorops.ops.attention import scaled_dot_product_attention
+from tensorops.ops.linear import embedding, linear
+from tensorops.ops.loss import cross_entropy
+from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm
+from tensorops.ops.positional import rope
+from tensorops.ops.quantization import dequantize, quantize, quantized_linear
+from tensorops.ops.sampling import sample
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendUnavailableError",
+    "Explanation",
+    "KernelRefusedError",
+    "Record",
+    "Trace",
+    "Transfer",
+    "add_rms_norm",
+    "bind_settings",
+    "cross_entropy",
+    "dequantize",
+    "embedding",
+    "geglu",
+    "gelu",
+    "get_available_backends",
+    "get_backend",
+    "get_namespace",
+    "is_backend_available",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "logsumexp",
+    "quantize",
+    "quantized_linear",
+    "relu",
+    "rms_norm",
+    "rope",
+    "sample",
+    "scaled_dot_product_attention",
+    "set_backend",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "swiglu",
+    "to_backend",
+    "trace",
+]

@@ -1,0 +1,71 @@
+"""What the operators need to know about dtypes, by name, the same for every array library."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from tensorops._typing import Array, Namespace
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+_LARGEST_EXPONENT = {"float32": 127, "float64": 1023}
+
+
+@lru_cache(maxsize=256)
+def _name(dtype: Any) -> str:
+    # NumPy's dtype("float32") has a name; torch.float32 and mlx.core.float32 are only printed as such.
+    return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+
+
+def dtype_name(x: Array) -> str:
+    """Return the standard's name of the dtype of `x`: ``"float32"``, ``"bfloat16"``, ``"bool"`` …"""
+    return _name(x.dtype)
+
+
+def is_floating(x: Array) -> bool:
+    """Tell whether `x` holds real floating-point numbers, the half types included."""
+    return _name(x.dtype) in FLOATING
+
+
+def is_integer(x: Array) -> bool:
+    """Tell whether `x` holds integers."""
+    return _name(x.dtype) in INTEGER
+
+
+def is_bool(x: Array) -> bool:
+    """Tell whether `x` holds truth values."""
+    return _name(x.dtype) in ("bool", "bool_")
+
+
+def largest_exponent(x: Array) -> int:
+    """Return the exponent of the largest power of two that the dtype of `x` (single or double) holds."""
+    return _LARGEST_EXPONENT[_name(x.dtype)]
+
+
+def compute_dtype(xp: Namespace, *arrays: Array | None) -> Any:
+    """Return the dtype in which to compute with `arrays`: float64 if one of them is, else float32.
+
+    Half types hold 8 or 11 bits of a sum that needs more; they are inputs and results, never accumulators.
+    """
+    wide = any(_name(x.dtype) == "float64" for x in arrays if x is not None)
+    return xp.float64 if wide else xp.float32
+
+
+def widen(xp: Namespace, *arrays: Array | None) -> tuple[Any, ...]:
+    """Convert `arrays` to the dtype in which to compute with them; ``None`` stays ``None``."""
+    dtype = compute_dtype(xp, *arrays)
+    return tuple(None if x is None else xp.astype(x, dtype, copy=False) for x in arrays)
+
+
+def narrow(xp: Namespace, y: Array, like: Array) -> Array:
+    """Convert a result to the dtype of the operator's first input."""
+    return xp.astype(y, like.dtype, copy=False)
+
+
+def nbytes(x: Array) -> int:
+    """Return how many bytes the elements of `x` take."""
+    bits = "".join(filter(str.isdigit, _name(x.dtype))) or "8"  # a bool takes a byte
+    return math.prod(x.shape) * int(bits) // 8

@@ -1,0 +1,399 @@
+"""The one table of array libraries: which types are theirs, how to load them, how arrays come and go.
+
+Every library-specific fact of tensorops stands here or in a kernel; operators see an array's library only
+as a namespace of the Array API standard. Nothing is imported before an array of it arrives, or is asked for.
+
+All transfers go through host memory as a NumPy array, sharing memory where the library can (see `move`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tensorops import _dtypes
+from tensorops._typing import Array
+from tensorops._typing import Namespace as ArrayNamespace
+
+
+def _attribute(path: str) -> Any:
+    """Return what ``"module:name"`` points at, importing the module."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True, eq=False)
+class Namespace:
+    """One array library, seen through the Array API standard.
+
+    Parameters
+    ----------
+    name
+        What errors, `explain` and `trace` call it.
+    packages
+        Top-level packages in which its array types are defined; the first is the one to import.
+    array_type
+        ``"module:name"`` of the type that all its arrays are instances of, tracers included.
+    standard
+        The module that implements the standard for it.
+    to_numpy, from_numpy
+        Conversions through host memory; `from_numpy` takes the device to go to, or ``None``.
+    providers
+        The providers of kernels for its arrays, best first.
+    device
+        The device on which to create arrays that are to meet `x`, in the library's own terms.
+    quiet
+        A context in which it computes without warnings: IEEE special values are results, not accidents.
+    host_values
+        Its arrays lie in host memory and are computed eagerly: looking at a value costs only the look.
+    lazy
+        Reading a value computes a graph that its owner meant to compute later.
+    extra
+        The extra of tensorops that installs it.
+    missing
+        Why its arrays cannot be used at all, if so.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    array_type: str
+    standard: str
+    to_numpy: Callable[[Array], np.ndarray[Any, Any]]
+    from_numpy: Callable[[np.ndarray[Any, Any], Any], Array]
+    providers: tuple[str, ...] = ()
+    device: Callable[[Array], Any] = lambda x: None
+    quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    host_values: bool = False
+    lazy: bool = False
+    extra: str = ""
+    missing: str = ""
+
+    @cached_property
+    def xp(self) -> ArrayNamespace:
+        """The module that implements the standard, imported on first use."""
+        return importlib.import_module(self.standard)
+
+    def is_installed(self) -> bool:
+        """Tell whether the library can be found, without importing it."""
+        return importlib.util.find_spec(self.packages[0]) is not None
+
+    def owns(self, x: object) -> bool:
+        """Tell whether `x` is one of this library's arrays."""
+        return isinstance(x, _attribute(self.array_type))
+
+
+# --------------------------------------------------------------------------- transfers, one pair a library
+
+
+def _torch_to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import torch
+
+    if x.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            "a torch tensor that requires grad cannot leave torch without losing its gradient: "
+            "pass x.detach(), or compute under torch.no_grad()"
+        )
+    host = x.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        return host.view(torch.uint16).numpy().view(_bfloat16())
+    return np.asarray(host.numpy())
+
+
+def _torch_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    import torch
+
+    native = _shareable(a)
+    if native.dtype == _bfloat16():
+        tensor = torch.from_numpy(native.view(np.uint16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(native)
+    return tensor if device is None else tensor.to(device)
+
+
+def _jax_to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import jax
+
+    if isinstance(x, jax.core.Tracer):
+        raise TypeError("a traced jax array has no values yet and cannot leave jax inside jit, grad or vmap")
+    return np.asarray(x)
+
+
+def _jax_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    import jax
+
+    if not jax.config.jax_enable_x64 and a.dtype.itemsize == 8 and a.dtype.kind in "fiu":
+        if a.dtype.kind == "f":
+            raise TypeError("jax holds float64 only if jax_enable_x64 is set; pass float32, or set it")
+        limits = np.iinfo(np.int32 if a.dtype.kind == "i" else np.uint32)
+        if a.size and (a.min() < limits.min or a.max() > limits.max):
+            raise TypeError(f"jax holds {a.dtype} values this large only if jax_enable_x64 is set")
+        a = a.astype(limits.dtype)
+    return jax.device_put(_native_byte_order(a), device)
+
+
+def _mlx_to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import mlx.core as mx
+
+    if x.dtype == mx.bfloat16:
+        return np.asarray(x.view(mx.uint16)).view(_bfloat16())
+    return np.asarray(x)
+
+
+def _mlx_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    import mlx.core as mx
+
+    native = _native_byte_order(a)
+    if native.dtype == _bfloat16():
+        return mx.array(native.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(native, dtype=getattr(mx, "bool_" if native.dtype == bool else native.dtype.name))
+
+
+def _dask_to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    return np.asarray(x.compute())
+
+
+def _dask_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    import dask.array as da
+
+    return da.from_array(a)
+
+
+def _cupy_to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import cupy
+
+    return np.asarray(cupy.asnumpy(x))
+
+
+def _cupy_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    import cupy
+
+    with contextlib.nullcontext() if device is None else device:
+        return cupy.asarray(a)
+
+
+def _strict_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    import array_api_strict as xp
+
+    # Sharing the caller's memory would let a library that has in-place operators write to it.
+    return xp.asarray(_native_byte_order(a), device=device, copy=True)
+
+
+def _unsupported(*_: Any) -> Any:
+    raise TypeError("arrays of this library cannot be moved")
+
+
+def _bfloat16() -> np.dtype[Any]:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _native_byte_order(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return a if a.dtype.isnative else a.astype(a.dtype.newbyteorder("="))
+
+
+def _shareable(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return `a`, or a copy where torch could not hold it: no negative strides, no read-only memory."""
+    native = _native_byte_order(a)
+    if native.flags.writeable and native.flags.aligned and all(s >= 0 for s in native.strides):
+        return native
+    return native.copy()
+
+
+# --------------------------------------------------------------------------------------------- the table
+
+NAMESPACES: dict[str, Namespace] = {
+    row.name: row
+    for row in (
+        Namespace(
+            name="numpy",
+            packages=("numpy",),
+            array_type="tensorops._namespaces:NUMPY_TYPES",
+            standard="array_api_compat.numpy",
+            to_numpy=np.asarray,
+            from_numpy=lambda a, device: a,
+            providers=("cpu",),
+            quiet=lambda: np.errstate(all="ignore"),
+            host_values=True,
+        ),
+        Namespace(
+            name="cupy",
+            packages=("cupy",),
+            array_type="cupy:ndarray",
+            standard="array_api_compat.cupy",
+            to_numpy=_cupy_to_numpy,
+            from_numpy=_cupy_from_numpy,
+            device=lambda x: x.device,
+            extra="cuda",
+        ),
+        Namespace(
+            name="pyopencl",
+            packages=("pyopencl",),
+            array_type="pyopencl.array:Array",
+            standard="array_api_pyopencl",
+            to_numpy=_unsupported,
+            from_numpy=_unsupported,
+            extra="opencl",
+            missing="the namespace array_api_pyopencl is an empty shell in this version",
+        ),
+        Namespace(
+            name="jax",
+            packages=("jax", "jaxlib"),
+            array_type="jax:Array",
+            standard="jax.numpy",
+            to_numpy=_jax_to_numpy,
+            from_numpy=_jax_from_numpy,
+            extra="jax",
+        ),
+        Namespace(
+            name="mlx",
+            packages=("mlx",),
+            array_type="mlx.core:array",
+            standard="array_api_mlx",
+            to_numpy=_mlx_to_numpy,
+            from_numpy=_mlx_from_numpy,
+            providers=("mlx",),
+            extra="mlx",
+        ),
+        Namespace(
+            name="torch",
+            packages=("torch",),
+            array_type="torch:Tensor",
+            standard="array_api_compat.torch",
+            to_numpy=_torch_to_numpy,
+            from_numpy=_torch_from_numpy,
+            device=lambda x: x.device,
+            extra="torch",
+        ),
+        Namespace(
+            name="dask",
+            packages=("dask",),
+            array_type="dask.array:Array",
+            standard="array_api_compat.dask.array",
+            to_numpy=_dask_to_numpy,
+            from_numpy=_dask_from_numpy,
+            quiet=lambda: np.errstate(all="ignore"),
+            lazy=True,
+            extra="dask",
+        ),
+        Namespace(
+            name="array_api_strict",
+            packages=("array_api_strict",),
+            array_type="array_api_strict._array_object:Array",
+            standard="array_api_strict",
+            to_numpy=np.asarray,
+            from_numpy=_strict_from_numpy,
+            device=lambda x: x.device,
+            quiet=lambda: np.errstate(all="ignore"),
+            host_values=True,
+            extra="test",
+        ),
+    )
+}
+
+# NumPy's reductions return scalars of these types; they are arrays in all but name.
+NUMPY_TYPES = (np.ndarray, np.generic)
+
+_BY_PACKAGE = {package: row for row in NAMESPACES.values() for package in row.packages}
+_BY_TYPE: dict[type, Namespace] = {}
+
+
+def namespace_of(x: object) -> Namespace | None:
+    """Return the row of the library that `x` is an array of, or ``None`` if it is no array at all.
+
+    Looked up once per type: JAX's tracers, subclasses and parameters are types of their own.
+    """
+    row = _BY_TYPE.get(type(x))
+    if row is None:
+        row = _find(x)
+        if row is not None:
+            _BY_TYPE[type(x)] = row
+    return row
+
+
+def _find(x: object) -> Namespace | None:
+    for cls in type(x).__mro__:
+        row = _BY_PACKAGE.get(cls.__module__.partition(".")[0])
+        if row is not None and row.packages[0] in sys.modules and row.owns(x):
+            _refuse_odd_subclass(x)
+            return row
+    return None
+
+
+def _refuse_odd_subclass(x: object) -> None:
+    # Their arithmetic differs from the standard's: `*` of a matrix multiplies matrices, and the operators
+    # of a masked array leave out elements that every formula here would have to know of.
+    if isinstance(x, np.matrix | np.ma.MaskedArray):
+        raise TypeError(f"{type(x).__name__} is not supported; pass numpy.asarray(x), or x.filled(value)")
+
+
+def describe_type(x: object) -> str:
+    """Return how errors name the type of something that is not an array."""
+    cls = type(x)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+
+
+def common_namespace(*arrays: Array | None) -> Namespace:
+    """Return the row of the one library that all `arrays` belong to; ``None`` entries are left out.
+
+    Raises
+    ------
+    TypeError
+        If something is no array, or the arrays belong to several libraries: they are named.
+    """
+    found: Namespace | None = None
+    for x in arrays:
+        if x is None:
+            continue
+        row = namespace_of(x)
+        if row is None:
+            raise TypeError(f"expected an array, got {describe_type(x)}")
+        if row.missing:
+            raise TypeError(f"{row.name} arrays cannot be used: {row.missing}")
+        if found is not None and row is not found:
+            raise TypeError(
+                f"arrays of several libraries in one call: {found.name} and {row.name}; convert one of them, or "
+                f"choose a backend to take them all to: tensorops.set_backend({found.name!r})"
+            )
+        found = row
+    if found is None:
+        raise TypeError("expected at least one array")
+    return found
+
+
+def creation_device(x: Array) -> Any:
+    """Return the device on which to create arrays that are to meet `x`; ``None`` for the default."""
+    row = namespace_of(x)
+    return None if row is None else row.device(x)
+
+
+def has_host_values(x: Array) -> bool:
+    """Tell whether reading values of `x` costs only the reading."""
+    row = namespace_of(x)
+    return row is not None and row.host_values
+
+
+def move(x: Array, target: Namespace, device: Any = None) -> Array:
+    """Take `x` to another library, sharing memory where both can, and keep its dtype.
+
+    Raises
+    ------
+    TypeError
+        If the value cannot go: it is traced, carries a gradient, or the target has no such dtype.
+    """
+    source = common_namespace(x)
+    if source is target:
+        return x
+    moved = target.from_numpy(source.to_numpy(x), device)
+    before, after = _dtypes.dtype_name(x), _dtypes.dtype_name(moved)
+    if before != after and before in _dtypes.FLOATING:
+        raise TypeError(f"{target.name} holds no {before}")
+    return moved

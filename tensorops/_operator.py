@@ -1,0 +1,368 @@
+"""Operators: a public function whose body runs on any array, and kernels that override it.
+
+An operator's author writes a function over the Array API and decorates it::
+
+    @operator
+    def silu(x: Array) -> Array:
+        xp = get_namespace(x)
+        ...
+
+A kernel's author registers a function with the same parameters for a provider, and says what it takes::
+
+    @silu.kernel("cpu", supports=...)
+    def _(x): ...
+
+`supports` is called with the operator's arguments, looks at metadata only (type, dtype, shape, strides, device)
+and returns ``None`` or a reason in words. Selection, `Operator.explain` and error messages all use that answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from tensorops import _dtypes, kernels
+from tensorops._namespaces import NAMESPACES, Namespace, describe_type, move, namespace_of
+from tensorops.backends.registry import first_available
+from tensorops.backends.settings import Settings, current
+from tensorops.backends.trace import Record, Transfer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+GENERIC = "generic"
+OPERATORS: dict[str, Operator[Any, Any]] = {}
+"""Every operator, by name; filled by the decorator."""
+
+_generic_only = Settings(kernels=(GENERIC,))
+_process_default = current.get()
+
+
+class KernelRefusedError(TypeError):
+    """None of the kernels that were asked for by name takes these arguments; the message says why."""
+
+
+def require_provider(name: object) -> None:
+    """Raise `ValueError` unless `name` may be written in ``set_backend(..., kernels=[…])``."""
+    if name not in (*kernels.PROVIDERS, GENERIC):
+        raise ValueError(
+            f"unknown provider of kernels {name!r}. Valid names: {', '.join((*kernels.PROVIDERS, GENERIC))}"
+        )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An override of one operator by one provider.
+
+    Parameters
+    ----------
+    provider
+        The family it belongs to.
+    function
+        Takes the operator's arguments.
+    supports
+        Takes them too; returns ``None`` or the reason why `function` cannot.
+    declines
+        Whether `function` itself returns ``NotImplemented``, before it touches any memory, for exactly the arguments
+        that `supports` refuses. Then a call needs no decision in Python.
+    """
+
+    provider: str
+    function: Callable[..., Any]
+    supports: Callable[..., str | None]
+    declines: bool = False
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call of an operator would do, and why; prints as text.
+
+    Attributes
+    ----------
+    operator : str
+        The operator's name.
+    kernel : str
+        The provider whose kernel would run, or ``"generic"`` for the operator's own body.
+    backend : str
+        The backend in force, ``"auto"`` if none was chosen.
+    namespace : str
+        The array library that would compute.
+    refused : dict of str to str
+        The providers that come before `kernel`, each with the reason why its kernel would not run.
+    transfers : tuple of Transfer
+        The arrays that would move there first.
+    """
+
+    operator: str
+    kernel: str
+    backend: str
+    namespace: str
+    refused: dict[str, str]
+    transfers: tuple[Transfer, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.operator}: {self.kernel} on {self.namespace} (backend {self.backend})"]
+        lines += [f"  not {provider}: {reason}" for provider, reason in self.refused.items()]
+        lines += [f"  moves {transfer}" for transfer in self.transfers]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The arguments of one call, all in the namespace that computes."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: dict[str, Any]  # the arrays among the arguments as the caller gave them, by name
+    namespace: Namespace
+    home: Namespace  # the caller's
+    home_device: Any
+    transfers: tuple[Transfer, ...]
+
+
+class Operator(Generic[P, R]):
+    """A function on arrays of any library, with kernels that override it for some; made by `operator`."""
+
+    __name__: str
+
+    def __init__(self, body: Callable[P, R]) -> None:
+        functools.update_wrapper(self, body)
+        self._body = body
+        self._kernels: dict[str, Kernel] = {}
+        self._signature = inspect.signature(body)
+        annotations = {name: str(p.annotation) for name, p in self._signature.parameters.items()}
+        self._arrays = frozenset(name for name, a in annotations.items() if "Array" in a)
+        self._surely_arrays = frozenset(name for name, a in annotations.items() if a.startswith("Array"))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        settings = current.get()
+        plan = settings.plans[self].get(type(args[0])) if args else None
+        if plan is not None:
+            try:
+                result = plan(*args, **kwargs)
+            except TypeError:  # a binding's own words about its arguments; ours follow
+                result = NotImplemented
+            if result is not NotImplemented:
+                return result  # type: ignore[no-any-return]
+        return self._dispatch(settings, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<operator {self.__name__}>"
+
+    def __reduce__(self) -> str:
+        return self.__name__  # pickled by reference, as functions are
+
+    # ----------------------------------------------------------------- kernels
+
+    def kernel(
+        self, provider: str, *, supports: Callable[..., str | None], declines: bool = False
+    ) -> Callable[[F], F]:
+        """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
+        if provider in self._kernels:
+            raise ValueError(f"{self.__name__} already has a kernel of {provider!r}")
+
+        def register(function: F) -> F:
+            self._kernels[provider] = Kernel(provider, function, supports, declines)
+            return function
+
+        return register
+
+    @property
+    def kernels(self) -> dict[str, Kernel]:
+        """The registered kernels by provider; loads every provider that can be loaded."""
+        for provider in kernels.PROVIDERS:
+            kernels.load(provider)
+        return dict(self._kernels)
+
+    def generic(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the operator's own body where the arrays live, whatever kernels and settings there are."""
+        log = current.get().log
+        settings = _generic_only if log is None else Settings(kernels=(GENERIC,), log=log)
+        return self._dispatch(settings, args, kwargs)
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """Tell which kernel a call with these arguments would run, and why no other; runs none.
+
+        Arguments of another library than the backend in force are converted, as `supports` looks at what the kernel
+        would get.
+        """
+        settings = current.get()
+        call = self._prepare(settings, args, kwargs)
+        kernel, refused = self._select(settings, call)
+        return Explanation(
+            operator=self.__name__,
+            kernel=kernel.provider if kernel else GENERIC,
+            backend=settings.backend.name if settings.backend else "auto",
+            namespace=call.namespace.name,
+            refused=refused,
+            transfers=call.transfers,
+        )
+
+    # ---------------------------------------------------------------- one call
+
+    def _dispatch(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Do what `__call__` does when no plan settles it: convert, choose, run, convert back, record."""
+        call = self._prepare(settings, args, kwargs)
+        kernel, _ = self._select(settings, call)
+        if kernel is None:
+            with call.namespace.quiet():
+                result: Any = self._body(*call.args, **call.kwargs)
+        else:
+            result = kernel.function(*call.args, **call.kwargs)
+        transfers = list(call.transfers)
+        if call.home is not call.namespace:
+            result = self._take_home(call, result, transfers)
+        if settings.log is not None:
+            settings.log.append(self._record(call, kernel, tuple(transfers)))
+        elif kernel is not None and kernel.declines and not transfers:
+            settings.plans[self].setdefault(type(args[0]) if args else object, kernel.function)
+        return result  # type: ignore[no-any-return]
+
+    def _prepare(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.__name__}: {error}") from None
+        inputs = dict(self._arrays_among(bound.arguments))
+        (first, x), *_ = inputs.items()
+        home = namespace_of(x)
+        assert home is not None
+        if settings.backend is None:
+            self._require_one_namespace(inputs)
+            return _Call(bound.args, bound.kwargs, inputs, home, home, None, ())
+        if settings is _process_default:  # from the environment: nobody has asked yet whether it works
+            first_available([settings.backend])
+        target = settings.backend.namespace
+        transfers = []
+        for name, value in inputs.items():
+            if (source := namespace_of(value)) is not target:
+                assert source is not None
+                bound.arguments[name] = self._take_there(name, value, source, target)
+                transfers.append(Transfer(source.name, target.name, _dtypes.nbytes(value)))
+        return _Call(bound.args, bound.kwargs, inputs, target, home, home.device(x), tuple(transfers))
+
+    def _arrays_among(self, arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        for name, value in arguments.items():
+            if name not in self._arrays:
+                continue
+            row = namespace_of(value)
+            if row is not None:
+                if row.missing:
+                    raise TypeError(f"{self.__name__}: {name} is a {row.name} array, and {row.missing}")
+                yield name, value
+            elif name in self._surely_arrays and not (
+                value is None and self._signature.parameters[name].default is None
+            ):
+                raise TypeError(
+                    f"{self.__name__}: {name} is {describe_type(value)}, expected an array of "
+                    f"{', '.join(n.name for n in NAMESPACES.values() if not n.missing)}"
+                )
+
+    def _require_one_namespace(self, inputs: dict[str, Any]) -> None:
+        rows = {name: namespace_of(value) for name, value in inputs.items()}
+        (first, home), *others = rows.items()
+        for name, row in others:
+            if row is not home:
+                assert row is not None
+                assert home is not None
+                raise TypeError(
+                    f"{self.__name__}: {first} is a {home.name} array, but {name} is a {row.name} array; convert "
+                    f"one of them, or name a backend to take them all to: tensorops.set_backend({home.name!r})"
+                )
+
+    def _take_there(self, name: str, value: Any, source: Namespace, target: Namespace) -> Any:
+        if source.lazy:
+            raise TypeError(
+                f"{self.__name__}: {name} is a {source.name} array, and taking it to {target.name} would compute "
+                f"its graph now; call tensorops.to_backend(x, {target.name!r}) if that is what you want"
+            )
+        try:
+            return move(value, target)
+        except TypeError as error:
+            raise TypeError(f"{self.__name__}: {name}: {error}") from None
+
+    @staticmethod
+    def _take_home(call: _Call, result: Any, transfers: list[Transfer]) -> Any:
+        def back(y: Any) -> Any:
+            transfers.append(Transfer(call.namespace.name, call.home.name, _dtypes.nbytes(y)))
+            return move(y, call.home, call.home_device)
+
+        if isinstance(result, tuple):
+            return tuple(None if y is None else back(y) for y in result)
+        return back(result)
+
+    def _select(self, settings: Settings, call: _Call) -> tuple[Kernel | None, dict[str, str]]:
+        """Return the kernel to run (``None``: the body) and why the ones before it do not."""
+        if settings.kernels is not None:
+            order = settings.kernels
+        else:
+            source = call.namespace if settings.backend is None else settings.backend
+            order = (*source.providers, GENERIC)
+        refused: dict[str, str] = {}
+        for provider in order:
+            if provider == GENERIC:
+                return None, refused
+            reason = self._refusal(provider, call)
+            if reason is None:
+                return self._kernels[provider], refused
+            refused[provider] = reason
+        reasons = "; ".join(f"{provider}: {reason}" for provider, reason in refused.items())
+        raise KernelRefusedError(f"{self.__name__}: no kernel that was asked for takes these arguments: {reasons}")
+
+    def _refusal(self, provider: str, call: _Call) -> str | None:
+        if provider not in call.namespace.providers:
+            return f"serves no {call.namespace.name} arrays"
+        if reason := kernels.load(provider):
+            return reason
+        if provider not in self._kernels:
+            return "has no kernel for this operator"
+        try:
+            return self._kernels[provider].supports(*call.args, **call.kwargs)
+        except TypeError:  # a compiled `supports` was given something that is not of its parameters' kinds
+            return "an argument has an unexpected type"
+
+    def _record(self, call: _Call, kernel: Kernel | None, transfers: tuple[Transfer, ...]) -> Record:
+        return Record(
+            operator=self.__name__,
+            kernel=kernel.provider if kernel else GENERIC,
+            namespace=call.namespace.name,
+            shapes=tuple(tuple(x.shape) for x in call.inputs.values()),
+            dtypes=tuple(_dtypes.dtype_name(x) for x in call.inputs.values()),
+            transfers=transfers,
+        )
+
+
+def operator(body: Callable[P, R]) -> Operator[P, R]:
+    """Make an operator of a function over the Array API; its parameters annotated ``Array`` are the inputs."""
+    made = Operator(body)
+    OPERATORS[made.__name__] = made
+    return made
+
+
+# -------------------------------------------------------------------------------------- under torch.compile
+# TorchDynamo traces Python, and cannot trace a context variable. It inlines `_under_torch_compile` in place of
+# `__call__` and puts the operator's own body into the graph, which its compiler then fuses; what is in force is
+# looked at once, when it traces.
+
+
+def _require_torch_backend(name: str) -> None:
+    backend = current.get().backend
+    if backend is not None and backend.namespace.name != "torch":
+        raise RuntimeError(
+            f"{name}: backend {backend.name!r} is in force, but torch.compile can only compile torch operations; "
+            f"leave the set_backend block, or call the operator outside of the compiled function"
+        )
+
+
+def _under_torch_compile(self: Operator[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    _require_torch_backend(self.__name__)
+    return self._body(*args, **kwargs)
+
+
+_require_torch_backend._dynamo_marked_constant = True  # type: ignore[attr-defined]
+Operator.__call__._torchdynamo_inline = _under_torch_compile  # type: ignore[attr-defined]
+

@@ -1,0 +1,156 @@
+"""Backends: which there are, which is in force, and how arrays get there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from tensorops._dtypes import dtype_name, nbytes
+from tensorops._namespaces import common_namespace, move, namespace_of
+from tensorops._typing import Array, Namespace
+from tensorops.backends.registry import (
+    BACKENDS,
+    BackendUnavailableError,
+    first_available,
+    resolve,
+    unavailable_reason,
+)
+from tensorops.backends.settings import bind_settings, current, get_backend, set_backend, trace
+from tensorops.backends.trace import Record, Trace, Transfer
+
+__all__ = [
+    "BackendUnavailableError",
+    "Record",
+    "Trace",
+    "Transfer",
+    "bind_settings",
+    "get_available_backends",
+    "get_backend",
+    "get_namespace",
+    "is_backend_available",
+    "set_backend",
+    "to_backend",
+    "trace",
+]
+
+T = TypeVar("T")
+
+
+def get_available_backends(*, refresh: bool = False) -> tuple[str, ...]:
+    """Return the names of the backends that can compute here, best first.
+
+    Each was probed by a tiny checked computation, once; `refresh` probes again.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> "numpy" in tensorops.get_available_backends()
+    True
+    """
+    return tuple(name for name, b in BACKENDS.items() if not unavailable_reason(b, refresh=refresh))
+
+
+def is_backend_available(name: str) -> bool:
+    """Tell whether a backend can compute here.
+
+    Raises
+    ------
+    ValueError
+        If there is no backend of that name; the valid ones are listed.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> tensorops.is_backend_available("numpy")
+    True
+    """
+    return not unavailable_reason(resolve(name))
+
+
+def get_namespace(*arrays: Array | None) -> Namespace:
+    """Return the Array API namespace of some arrays, or that of the backend in force if none is given.
+
+    Parameters
+    ----------
+    *arrays : array or None
+        Arrays of one library; ``None`` entries are left out.
+
+    Returns
+    -------
+    module
+        An implementation of the Array API standard for that library.
+
+    Raises
+    ------
+    TypeError
+        If something is not an array, or the arrays belong to several libraries: they are named.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> xp = tensorops.get_namespace(np.zeros(2))
+    >>> xp.astype(np.asarray([1.5, 2.5]), xp.int32)
+    array([1, 2], dtype=int32)
+    """
+    if arrays and any(x is not None for x in arrays):
+        return common_namespace(*arrays).xp
+    backend = current.get().backend
+    return (resolve("numpy") if backend is None else first_available([backend])).namespace.xp
+
+
+def to_backend(tree: T, name: str) -> T:
+    """Move an array, or every array in a nested structure, to a backend's array library.
+
+    Parameters
+    ----------
+    tree : array, dict, list, tuple or dataclass instance
+        Containers may be nested; what is no array stays as it is.
+    name : str
+        A backend's name or alias.
+
+    Returns
+    -------
+    same structure
+        With the arrays of that backend. Where the libraries can share memory they do, as with DLPack: do not write
+        to the original afterwards. dtypes stay; what the backend cannot hold is an error.
+
+    Raises
+    ------
+    ValueError
+        If there is no backend of that name.
+    BackendUnavailableError
+        If it cannot compute here.
+    TypeError
+        If an array cannot go: it is traced, carries a gradient, or the backend lacks its dtype.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.to_backend({"w": [np.ones(2)]}, "numpy")
+    {'w': [array([1., 1.])]}
+    """
+    target = first_available([resolve(name)]).namespace
+    log = current.get().log
+
+    def visit(node: Any) -> Any:
+        source = namespace_of(node)
+        if source is not None:
+            moved = move(node, target)
+            if log is not None and source is not target:
+                transfer = Transfer(source.name, target.name, nbytes(node))
+                log.append(
+                    Record("to_backend", "-", target.name, (tuple(node.shape),), (dtype_name(node),), (transfer,))
+                )
+            return moved
+        if isinstance(node, dict):
+            return type(node)((key, visit(value)) for key, value in node.items())
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            return type(node)(*map(visit, node))
+        if isinstance(node, list | tuple):
+            return type(node)(map(visit, node))
+        if dataclasses.is_dataclass(node) and not isinstance(node, type):
+            moved_fields = {f.name: visit(getattr(node, f.name)) for f in dataclasses.fields(node) if f.init}
+            return dataclasses.replace(node, **moved_fields)
+        return node
+
+    return visit(tree)  # type: ignore[no-any-return]

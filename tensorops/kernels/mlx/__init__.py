@@ -1,0 +1,1 @@
+"""Kernels for MLX arrays: MLX's own fused operations, where they keep the operators' contract."""

@@ -1,0 +1,65 @@
+"""Chat templates: the Jinja program inside a model file, run where it can do no harm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._errors import missing
+
+try:
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+except ImportError as error:
+    raise missing("jinja2") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+__all__ = ["check_messages", "render_chat"]
+
+
+def check_messages(messages: Sequence[dict[str, str]]) -> None:
+    """Raise ValueError unless every message has a role and a content, both strings."""
+    for index, message in enumerate(messages):
+        for key in ("role", "content"):
+            if not isinstance(message, dict) or not isinstance(message.get(key), str):
+                raise ValueError(f"messages[{index}] must be a dict whose {key!r} is a string")
+
+
+def render_chat(
+    template: str, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, **names: str
+) -> str:
+    """Return what a chat template makes of a conversation.
+
+    The template comes from the file, so it runs in Jinja's sandbox: it can reach neither Python's
+    internals nor anything outside its arguments. It can still take long; a sandbox does not stop that.
+
+    Parameters
+    ----------
+    template : str
+        The Jinja source.
+    messages : sequence of dict
+        Each with the strings ``role`` and ``content``.
+    add_generation_prompt : bool
+        Passed to the template.
+    **names : str
+        Further texts that templates refer to, such as ``bos_token``.
+
+    Returns
+    -------
+    str
+        The rendered text.
+    """
+    # These settings are the ones that published templates are written for.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    compiled = environment.from_string(template)
+    return compiled.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **names)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    """Templates call this to refuse a conversation, such as two user turns in a row."""
+    raise TemplateError(message)

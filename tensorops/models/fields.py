@@ -1,0 +1,81 @@
+"""Typed access to a GGUF file's metadata: a wrong type or value is an error that names the key."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ._errors import GGUFError
+
+if TYPE_CHECKING:
+    from .gguf import GGUFFile
+
+__all__ = ["Fields"]
+
+
+class Fields:
+    """The metadata of a file, one method per type; a key without a default must be there.
+
+    Parameters
+    ----------
+    file : GGUFFile
+        Where to look.
+    """
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+
+    def error(self, key: str, problem: str) -> GGUFError:
+        """Return the error that says what is wrong with a key."""
+        return GGUFError(self.file.path, key, problem)
+
+    def string(self, key: str, default: str | None = None) -> str:
+        """Return a text."""
+        value = self.file.metadata.get(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, "missing" if value is None else "not a string")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        """Return a list of texts."""
+        value = self.file.metadata.get(key)
+        if not isinstance(value, list):
+            raise self.error(key, "missing" if value is None else "not a list of strings")
+        return value
+
+    def integers(self, key: str, default: list[int]) -> list[int]:
+        """Return a list of as many integers as the default has."""
+        value = self.file.metadata.get(key)
+        if value is None:
+            return default
+        if getattr(value, "shape", None) != (len(default),) or value.dtype.kind not in "iu":
+            raise self.error(key, f"not a list of {len(default)} integers")
+        return [int(number) for number in value]
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a boolean."""
+        value = self.file.metadata.get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, "not a boolean")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a positive integer."""
+        value = self.file.metadata.get(key, default)
+        if type(value) is not int or value < 1:
+            raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a positive integer")
+        return value
+
+    def index(self, key: str, length: int) -> int | None:
+        """Return an index below `length`, or None if there is no such key."""
+        value = self.file.metadata.get(key)
+        if value is not None and (type(value) is not int or not 0 <= value < length):
+            raise self.error(key, f"{value!r:.40} is not an integer from 0 to {length - 1}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a finite positive number."""
+        value = self.file.metadata.get(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+            raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a positive number")
+        return float(value)

@@ -1,0 +1,451 @@
+"""Activations: silu, sigmoid, relu, softplus, gelu, swiglu, geglu, softmax, log_softmax, logsumexp."""
+
+from __future__ import annotations
+
+from math import pi, sqrt
+
+from tensorops._dtypes import is_bool, narrow, widen
+from tensorops._operator import operator
+from tensorops._typing import Array, Namespace
+from tensorops._validation import (
+    normalize_axes,
+    require_broadcastable,
+    require_choice,
+    require_floating,
+    require_same_dtype,
+    require_same_shape,
+)
+from tensorops.backends import get_namespace
+from tensorops.ops import _special
+
+
+@operator
+def silu(x: Array) -> Array:
+    r"""Sigmoid linear unit, also called swish.
+
+    .. math:: y = \frac{x}{1 + e^{-x}}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+
+    References
+    ----------
+    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, https://arxiv.org/abs/1606.08415
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.silu(np.asarray([-1.0, 0.0, 1.0]))
+    array([-0.26894142,  0.        ,  0.73105858])
+    """
+    xp = get_namespace(x)
+    require_floating("silu", x=x)
+    (wide,) = widen(xp, x)
+    return narrow(xp, wide * _special.sigmoid(xp, wide), x)
+
+
+@operator
+def sigmoid(x: Array) -> Array:
+    r"""Logistic function.
+
+    .. math:: y = \frac{1}{1 + e^{-x}}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.sigmoid(np.asarray([-1.0, 0.0, 1.0]))
+    array([0.26894142, 0.5       , 0.73105858])
+    """
+    xp = get_namespace(x)
+    require_floating("sigmoid", x=x)
+    (wide,) = widen(xp, x)
+    return narrow(xp, _special.sigmoid(xp, wide), x)
+
+
+@operator
+def relu(x: Array) -> Array:
+    r"""Rectified linear unit.
+
+    .. math:: y = \max(x, 0)
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`. NaN stays NaN; the derivative at 0 is 0.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.relu(np.asarray([-1.0, 0.0, 1.0]))
+    array([0., 0., 1.])
+    """
+    xp = get_namespace(x)
+    require_floating("relu", x=x)
+    return xp.where(x <= 0, xp.zeros_like(x), x)
+
+
+@operator
+def softplus(x: Array) -> Array:
+    r"""Smooth form of the rectified linear unit.
+
+    .. math:: y = \log(1 + e^x)
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.softplus(np.asarray([-1000.0, 0.0, 1000.0]))
+    array([0.00000000e+00, 6.93147181e-01, 1.00000000e+03])
+    """
+    xp = get_namespace(x)
+    require_floating("softplus", x=x)
+    (wide,) = widen(xp, x)
+    positive = wide >= 0
+    e = xp.exp(xp.where(positive, -wide, wide))
+    return narrow(xp, xp.where(positive, wide, xp.zeros_like(wide)) + xp.log1p(e), x)
+
+
+@operator
+def gelu(x: Array, *, approximate: str = "none") -> Array:
+    r"""Gaussian error linear unit.
+
+    .. math:: y = x \, \Phi(x) = \frac{x}{2} \operatorname{erfc}\left(-\frac{x}{\sqrt 2}\right)
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+    approximate : {"none", "tanh"}, optional
+        ``"none"`` is the formula above, ``"tanh"`` the common approximation
+        :math:`\frac{x}{2} (1 + \tanh(\sqrt{2/\pi} (x + 0.044715 x^3)))`.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+    ValueError
+        If `approximate` is neither form.
+
+    References
+    ----------
+    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, https://arxiv.org/abs/1606.08415
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.gelu(np.asarray([-1.0, 0.0, 1.0]))
+    array([-0.15865525,  0.        ,  0.84134475])
+    """
+    xp = get_namespace(x)
+    require_floating("gelu", x=x)
+    require_choice("gelu", "approximate", approximate, ("none", "tanh"))
+    (wide,) = widen(xp, x)
+    return narrow(xp, _gelu(xp, wide, approximate), x)
+
+
+@operator
+def swiglu(gate: Array, up: Array) -> Array:
+    r"""Gated unit with silu: the feed-forward block of Llama.
+
+    .. math:: y = \operatorname{silu}(\mathit{gate}) \cdot \mathit{up}
+
+    Parameters
+    ----------
+    gate, up : array, floating point
+        Arrays of one shape and dtype.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `gate`; half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point, or they differ in dtype.
+    ValueError
+        If they differ in shape.
+
+    References
+    ----------
+    Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.swiglu(np.asarray([-1.0, 1.0]), np.asarray([2.0, 2.0]))
+    array([-0.53788284,  1.46211716])
+    """
+    xp = get_namespace(gate, up)
+    _check_gated("swiglu", gate, up)
+    g, u = widen(xp, gate, up)
+    return narrow(xp, g * _special.sigmoid(xp, g) * u, gate)
+
+
+@operator
+def geglu(gate: Array, up: Array) -> Array:
+    r"""Gated unit with gelu (the exact form).
+
+    .. math:: y = \operatorname{gelu}(\mathit{gate}) \cdot \mathit{up}
+
+    Parameters
+    ----------
+    gate, up : array, floating point
+        Arrays of one shape and dtype.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `gate`; half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point, or they differ in dtype.
+    ValueError
+        If they differ in shape.
+
+    References
+    ----------
+    Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.geglu(np.asarray([-1.0, 1.0]), np.asarray([2.0, 2.0]))
+    array([-0.31731051,  1.68268949])
+    """
+    xp = get_namespace(gate, up)
+    _check_gated("geglu", gate, up)
+    g, u = widen(xp, gate, up)
+    return narrow(xp, _gelu(xp, g, "none") * u, gate)
+
+
+@operator
+def softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | None = None) -> Array:
+    r"""Exponentials, normalized to sum to one along an axis.
+
+    .. math:: y_i = \frac{e^{x_i}}{\sum_j e^{x_j}}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape with at least one dimension.
+    axis : int or tuple of int, optional
+        The axes to normalize together.
+    where : array of bool, optional
+        Broadcasts to `x`. Elements where it is False are left out: they give 0, and a slice with no element left
+        gives 0 everywhere.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point, or `where` not bool.
+    ValueError
+        If `x` has no such axis, or `where` does not broadcast to it.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.softmax(np.asarray([0.0, 0.0, 1e38]), where=np.asarray([True, True, False]))
+    array([0.5, 0.5, 0. ])
+    """
+    xp = get_namespace(x, where)
+    axes = _check_reduction("softmax", x, axis, where)
+    if 0 in x.shape:
+        return x
+    (wide,) = widen(xp, x)
+    _, e, total = _shifted_exponentials(xp, wide, axes, where)
+    return narrow(xp, e / total, x)
+
+
+@operator
+def log_softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | None = None) -> Array:
+    r"""Logarithm of softmax, without the exponentials' overflow or the logarithm's cancellation.
+
+    .. math:: y_i = x_i - \log \sum_j e^{x_j}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape with at least one dimension.
+    axis : int or tuple of int, optional
+        The axes to normalize together.
+    where : array of bool, optional
+        Broadcasts to `x`. Elements where it is False are left out and give minus infinity.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point, or `where` not bool.
+    ValueError
+        If `x` has no such axis, or `where` does not broadcast to it.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.log_softmax(np.asarray([1000.0, 1000.0]))
+    array([-0.69314718, -0.69314718])
+    """
+    xp = get_namespace(x, where)
+    axes = _check_reduction("log_softmax", x, axis, where)
+    if 0 in x.shape:
+        return x
+    (wide,) = widen(xp, x)
+    shifted, _, total = _shifted_exponentials(xp, wide, axes, where)
+    return narrow(xp, shifted - xp.log(total), x)
+
+
+@operator
+def logsumexp(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = False) -> Array:
+    r"""Logarithm of the sum of exponentials along an axis.
+
+    .. math:: y = \log \sum_j e^{x_j}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape with at least one dimension.
+    axis : int or tuple of int, optional
+        The axes to sum over.
+    keepdims : bool, optional
+        Keep the axes summed over, with one element.
+
+    Returns
+    -------
+    array
+        Dtype, library and device of `x`; half types are computed in float32. The sum over nothing gives minus
+        infinity.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+    ValueError
+        If `x` has no such axis.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.logsumexp(np.asarray([[1000.0, 1000.0]]))
+    array([1000.69314718])
+    """
+    xp = get_namespace(x)
+    axes = _check_reduction("logsumexp", x, axis, None)
+    (wide,) = widen(xp, x)
+    if 0 in x.shape:  # the sum is zero, and no maximum exists
+        return narrow(xp, xp.log(xp.sum(wide, axis=axes, keepdims=keepdims)), x)
+    largest = xp.max(wide, axis=axes, keepdims=True)
+    shift = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
+    total = xp.log(xp.sum(xp.exp(wide - shift), axis=axes, keepdims=True)) + shift
+    return narrow(xp, total if keepdims else xp.squeeze(total, axis=axes), x)
+
+
+def _gelu(xp: Namespace, x: Array, approximate: str) -> Array:
+    if approximate == "none":
+        return 0.5 * x * _special.erfc(xp, x * -sqrt(0.5))
+    # (1 + tanh(u)) / 2 is sigmoid(2u), which does not cancel for negative u. Beyond ±100 the sigmoid is 0 or 1
+    # in any dtype; the bound keeps the cube finite, and `where` passes NaN on.
+    bounded = xp.where(x > 100.0, xp.full_like(x, 100.0), xp.where(x < -100.0, xp.full_like(x, -100.0), x))
+    inner = bounded * (1.0 + 0.044715 * bounded * bounded)
+    return x * _special.sigmoid(xp, (2.0 * sqrt(2.0 / pi)) * inner)
+
+
+def _check_gated(name: str, gate: Array, up: Array) -> None:
+    require_floating(name, gate=gate, up=up)
+    require_same_dtype(name, gate=gate, up=up)
+    require_same_shape(name, gate=gate, up=up)
+
+
+def _check_reduction(
+    name: str, x: Array, axis: int | tuple[int, ...], where: Array | None
+) -> tuple[int, ...]:
+    require_floating(name, x=x)
+    if where is not None:
+        if not is_bool(where):
+            raise TypeError(f"{name}: where has dtype {where.dtype}, expected bool")
+        require_broadcastable(name, "where", where, tuple(x.shape))
+    return normalize_axes(name, axis, x.ndim)
+
+
+def _shifted_exponentials(
+    xp: Namespace, x: Array, axes: tuple[int, ...], where: Array | None
+) -> tuple[Array, Array, Array]:
+    """Return ``x - max``, its exponentials and their sums; the largest exponential is 1, so nothing overflows."""
+    if where is not None:
+        x = xp.where(where, x, xp.full_like(x, -float("inf")))
+    largest = xp.max(x, axis=axes, keepdims=True)
+    if where is not None:  # a slice without elements: a maximum of -inf would give -inf - -inf
+        largest = xp.where(largest == -float("inf"), xp.zeros_like(largest), largest)
+    shifted = x - largest
+    e = xp.exp(shifted)
+    total = xp.sum(e, axis=axes, keepdims=True)
+    if where is not None:
+        total = xp.where(total == 0, xp.ones_like(total), total)
+    return shifted, e, total

@@ -1,0 +1,196 @@
+"""Attention: scaled_dot_product_attention."""
+
+from __future__ import annotations
+
+from tensorops._dtypes import is_bool, narrow, widen
+from tensorops._namespaces import creation_device
+from tensorops._operator import operator
+from tensorops._typing import Array, Namespace
+from tensorops._validation import (
+    plural,
+    require_broadcastable,
+    require_floating,
+    require_ndim,
+    require_same_dtype,
+)
+from tensorops.backends import get_namespace
+
+
+@operator
+def scaled_dot_product_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+) -> Array:
+    r"""Attend from queries to keys and average the values.
+
+    .. math:: y_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \frac{e^{s_{ij}}}{e^{z} + \sum_{j'} e^{s_{ij'}}}, \qquad
+              s_{ij} = c \tanh\left(\frac{\mathit{scale} \; q_i \cdot k_j}{c}\right) + m_{ij}
+
+    with the soft cap :math:`c` and the sink :math:`z` only if given.
+
+    Parameters
+    ----------
+    q : array, floating point, shape (batch, heads, queries, dim)
+        Queries.
+    k : array, shape (batch, kv_heads, keys, dim)
+        Keys. `heads` is a multiple of `kv_heads`: each key head serves a group of consecutive query heads.
+    v : array, shape (batch, kv_heads, keys, value_dim)
+        Values.
+    mask : array of bool or floating point, optional
+        Broadcasts to (batch, heads, queries, keys). True attends; a floating-point mask is added to the scores.
+    is_causal : bool, optional
+        A query attends to no later key, with the last query at the last key: query :math:`i` has position
+        :math:`i + \mathit{keys} - \mathit{queries}`.
+    scale : float, optional
+        Factor of the scores, :math:`1 / \sqrt{\mathit{dim}}` by default.
+    window : int, optional
+        A query attends only to keys nearer than this many positions.
+    softcap : float, optional
+        Bound of the scores, before the mask.
+    sinks : array, shape (heads,), optional
+        A logit for each head that takes part in the normalization and has no value.
+
+    Returns
+    -------
+    array, shape (batch, heads, queries, value_dim)
+        Dtype, library and device of `q`; half types are computed in float32. A query that may attend to nothing
+        gives 0.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point, or `q`, `k` and `v` differ in dtype.
+    ValueError
+        If shapes do not fit, or `window`, `softcap` or `scale` has no meaning.
+
+    References
+    ----------
+    Vaswani et al., "Attention Is All You Need", NeurIPS 2017, https://arxiv.org/abs/1706.03762
+
+    Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023,
+    https://arxiv.org/abs/2305.13245
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> q = np.zeros((1, 1, 2, 4))
+    >>> v = np.asarray([[[[1.0], [3.0]]]])
+    >>> tensorops.scaled_dot_product_attention(q, q, v, is_causal=True)[0, 0]
+    array([[1.],
+           [2.]])
+    """
+    xp = get_namespace(q, k, v, mask, sinks)
+    _check(q, k, v, mask, window, softcap, sinks)
+    batch, heads, queries, dim = q.shape
+    kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
+    group = heads // kv_heads if kv_heads else 1
+    grouped = (batch, kv_heads, group, queries, keys)
+    if 0 in grouped:  # no scores: nothing to average, or nothing to average for
+        return xp.zeros((batch, heads, queries, value_dim), dtype=q.dtype, device=creation_device(q))
+
+    wide_q, wide_k, wide_v = widen(xp, q, k, v)
+    factor = dim**-0.5 if scale is None else scale
+    scores = xp.matmul(
+        xp.reshape(wide_q * factor, (batch, kv_heads, group, queries, dim)),
+        xp.expand_dims(xp.matrix_transpose(wide_k), axis=2),
+    )
+    if softcap is not None:
+        scores = softcap * xp.tanh(scores / softcap)
+
+    allowed = _positions_allowed(xp, q, queries, keys, is_causal, window)
+    if mask is not None:
+        per_group = _split_heads(xp, mask, kv_heads, group)
+        if is_bool(mask):
+            allowed = per_group if allowed is None else allowed & per_group
+        else:
+            scores = scores + xp.astype(per_group, scores.dtype, copy=False)
+    sink = None
+    if sinks is not None:
+        sink = xp.reshape(xp.astype(sinks, scores.dtype, copy=False), (1, kv_heads, group, 1, 1))
+    weights = _masked_softmax(xp, scores, allowed, sink)
+    y = xp.matmul(weights, xp.expand_dims(wide_v, axis=2))
+    return narrow(xp, xp.reshape(y, (batch, heads, queries, value_dim)), q)
+
+
+def _check(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Array | None,
+) -> None:
+    name = "scaled_dot_product_attention"
+    require_floating(name, q=q, k=k, v=v, sinks=sinks)
+    require_same_dtype(name, q=q, k=k, v=v)
+    for label, x in (("q", q), ("k", k), ("v", v)):
+        require_ndim(name, label, x, 4, 4)
+    if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
+        label, other = ("k", k) if k.shape[0] != q.shape[0] else ("v", v)
+        raise ValueError(f"{name}: {label} has batch size {other.shape[0]}, but q has {q.shape[0]}")
+    if k.shape[3] != q.shape[3]:
+        raise ValueError(f"{name}: k has head dimension {k.shape[3]}, but q has {q.shape[3]}")
+    if v.shape[1:3] != k.shape[1:3]:
+        raise ValueError(f"{name}: v has (heads, keys) {tuple(v.shape[1:3])}, but k has {tuple(k.shape[1:3])}")
+    if (k.shape[1] == 0 and q.shape[1] != 0) or (k.shape[1] and q.shape[1] % k.shape[1]):
+        raise ValueError(
+            f"{name}: k has {plural(k.shape[1], 'head')}, which does not divide the {q.shape[1]} of q"
+        )
+    if mask is not None:
+        if not is_bool(mask):
+            require_floating(name, mask=mask)
+        require_broadcastable(name, "mask", mask, (*q.shape[:3], k.shape[2]))
+    if window is not None and window < 1:
+        raise ValueError(f"{name}: window is {window}, expected at least 1")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"{name}: softcap is {softcap}, expected a positive number")
+    if sinks is not None and tuple(sinks.shape) != (q.shape[1],):
+        raise ValueError(f"{name}: sinks has shape {tuple(sinks.shape)}, but q has {q.shape[1]} heads")
+
+
+def _positions_allowed(
+    xp: Namespace, q: Array, queries: int, keys: int, is_causal: bool, window: int | None
+) -> Array | None:
+    """Return the bool (queries, keys) of what causality and the window allow; ``None`` for everything."""
+    if not is_causal and window is None:
+        return None
+    device = creation_device(q)
+    position = xp.reshape(xp.arange(queries, device=device) + (keys - queries), (queries, 1))
+    key = xp.reshape(xp.arange(keys, device=device), (1, keys))
+    later = key > position
+    near = None if window is None else (key > position - window) & (key < position + window)
+    if not is_causal:
+        return near
+    return ~later if near is None else ~later & near
+
+
+def _split_heads(xp: Namespace, mask: Array, kv_heads: int, group: int) -> Array:
+    """Give a mask that broadcasts to (batch, heads, queries, keys) the axes (batch, kv_heads, group, …)."""
+    batch, heads, queries, keys = (1,) * (4 - mask.ndim) + tuple(mask.shape)
+    split = (1, 1) if heads == 1 else (kv_heads, group)
+    return xp.reshape(mask, (batch, *split, queries, keys))
+
+
+def _masked_softmax(xp: Namespace, scores: Array, allowed: Array | None, sink: Array | None) -> Array:
+    """Softmax over the keys; rows without any key give 0."""
+    nothing = -float("inf")
+    if allowed is not None:
+        scores = xp.where(allowed, scores, xp.full_like(scores, nothing))
+    largest = xp.max(scores, axis=-1, keepdims=True)
+    if sink is not None:
+        largest = xp.where(largest < sink, sink, largest)
+    largest = xp.where(largest == nothing, xp.zeros_like(largest), largest)
+    e = xp.exp(scores - largest)
+    total = xp.sum(e, axis=-1, keepdims=True)
+    if sink is not None:
+        total = total + xp.exp(sink - largest)
+    return e / xp.where(total == 0, xp.ones_like(total), total)

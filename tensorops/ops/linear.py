@@ -1,0 +1,97 @@
+"""Linear maps: linear, embedding."""
+
+from __future__ import annotations
+
+from tensorops._dtypes import narrow, widen
+from tensorops._operator import operator
+from tensorops._typing import Array
+from tensorops._validation import require_floating, require_indices, require_integer, require_ndim
+from tensorops.backends import get_namespace
+
+
+@operator
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    r"""Affine map of the last axis.
+
+    .. math:: y = x W^\mathsf{T} + b
+
+    Parameters
+    ----------
+    x : array, floating point, shape (..., in)
+        Input.
+    weight : array, shape (out, in)
+        Matrix :math:`W`.
+    bias : array, shape (out,), optional
+        Vector :math:`b`.
+
+    Returns
+    -------
+    array, shape (..., out)
+        Dtype, library and device of `x`; half types are multiplied and summed in float32.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point.
+    ValueError
+        If shapes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.linear(np.asarray([1.0, 2.0]), np.asarray([[1.0, 0.0], [1.0, 1.0]]), np.asarray([0.5, 0.5]))
+    array([1.5, 3.5])
+    """
+    xp = get_namespace(x, weight, bias)
+    require_floating("linear", x=x, weight=weight, bias=bias)
+    require_ndim("linear", "x", x, 1)
+    require_ndim("linear", "weight", weight, 2, 2)
+    if weight.shape[1] != x.shape[-1]:
+        raise ValueError(f"linear: weight has {weight.shape[1]} columns, but the last axis of x has {x.shape[-1]}")
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise ValueError(f"linear: bias has shape {tuple(bias.shape)}, but weight has {weight.shape[0]} rows")
+    wide, w, b = widen(xp, x, weight, bias)
+    y = xp.matmul(wide, xp.matrix_transpose(w))
+    return narrow(xp, y if b is None else y + b, x)
+
+
+@operator
+def embedding(ids: Array, weight: Array) -> Array:
+    r"""Look up rows of a table.
+
+    .. math:: y_i = W_{\mathit{ids}_i}
+
+    Parameters
+    ----------
+    ids : array of integers
+        Row numbers, of any shape.
+    weight : array, floating point, shape (vocabulary, dim)
+        Table :math:`W`.
+
+    Returns
+    -------
+    array, shape (*ids.shape, dim)
+        Dtype, library and device of `weight`.
+
+    Raises
+    ------
+    TypeError
+        If `ids` are not integers, or `weight` is not floating point.
+    ValueError
+        If `weight` has not two dimensions, or an id is out of range. Ids on an accelerator, traced or lazy ones
+        are not looked at; there the library's own rule for indices out of range applies.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.embedding(np.asarray([2, 0]), np.asarray([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]))
+    array([[4., 5.],
+           [0., 1.]])
+    """
+    xp = get_namespace(ids, weight)
+    require_integer("embedding", ids=ids)
+    require_floating("embedding", weight=weight)
+    require_ndim("embedding", "weight", weight, 2, 2)
+    require_indices("embedding", "ids", ids, weight.shape[0], xp)
+    rows = xp.take(weight, xp.reshape(ids, (-1,)), axis=0)
+    return xp.reshape(rows, (*ids.shape, weight.shape[1]))

@@ -1,0 +1,101 @@
+"""Losses: cross_entropy."""
+
+from __future__ import annotations
+
+from tensorops._dtypes import narrow, widen
+from tensorops._namespaces import creation_device
+from tensorops._operator import operator
+from tensorops._typing import Array
+from tensorops._validation import (
+    require_choice,
+    require_floating,
+    require_indices,
+    require_integer,
+    require_ndim,
+)
+from tensorops.backends import get_namespace
+
+
+@operator
+def cross_entropy(
+    logits: Array,
+    targets: Array,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Array:
+    r"""Cross entropy of a categorical distribution, given its logits, against class numbers.
+
+    .. math:: \ell = -(1 - \alpha) \log p_t - \frac{\alpha}{V} \sum_c \log p_c, \qquad
+              p = \operatorname{softmax}(\mathit{logits})
+
+    Parameters
+    ----------
+    logits : array, floating point, shape (..., classes)
+        Unnormalized log-probabilities.
+    targets : array of integers, shape (...)
+        Class numbers :math:`t`.
+    reduction : {"mean", "sum", "none"}, optional
+        What to do with the losses of all elements.
+    ignore_index : int, optional
+        Elements with this target have loss 0 and are left out of the mean.
+    label_smoothing : float in [0, 1], optional
+        Share :math:`\alpha` of the target that goes to all classes alike.
+
+    Returns
+    -------
+    array
+        Shape (...) without reduction, else (); dtype, library and device of `logits`. Half types are computed in
+        float32. The mean over nothing is NaN.
+
+    Raises
+    ------
+    TypeError
+        If `logits` is not floating point, or `targets` are not integers.
+    ValueError
+        If shapes do not fit, an option has no meaning, or (in host memory) a target is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> logits = np.log(np.asarray([[0.25, 0.75], [0.5, 0.5]]))
+    >>> tensorops.cross_entropy(logits, np.asarray([1, 0]), reduction="none")
+    array([0.28768207, 0.69314718])
+    """
+    xp = get_namespace(logits, targets)
+    require_floating("cross_entropy", logits=logits)
+    require_integer("cross_entropy", targets=targets)
+    require_choice("cross_entropy", "reduction", reduction, ("mean", "sum", "none"))
+    require_ndim("cross_entropy", "logits", logits, 1)
+    if tuple(targets.shape) != tuple(logits.shape[:-1]):
+        raise ValueError(
+            f"cross_entropy: targets has shape {tuple(targets.shape)}, but logits has {tuple(logits.shape)}: "
+            f"expected {tuple(logits.shape[:-1])}"
+        )
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"cross_entropy: label_smoothing is {label_smoothing}, expected 0 … 1")
+    classes = logits.shape[-1]
+    if classes == 0:
+        raise ValueError("cross_entropy: logits has no classes along its last axis")
+    counted = targets != ignore_index
+    targets = xp.where(counted, targets, xp.zeros_like(targets))
+    require_indices("cross_entropy", "targets", targets, classes, xp)
+
+    (wide,) = widen(xp, logits)
+    losses = xp.zeros_like(wide)[..., 0]
+    if 0 not in logits.shape:
+        shifted = wide - xp.max(wide, axis=-1, keepdims=True)
+        log_total = xp.log(xp.sum(xp.exp(shifted), axis=-1))
+        device = creation_device(logits)
+        is_target = xp.expand_dims(targets, axis=-1) == xp.arange(classes, dtype=targets.dtype, device=device)
+        losses = log_total - xp.sum(xp.where(is_target, shifted, xp.zeros_like(shifted)), axis=-1)
+        if label_smoothing:
+            even = log_total - xp.mean(shifted, axis=-1)
+            losses = (1.0 - label_smoothing) * losses + label_smoothing * even
+        losses = xp.where(counted, losses, xp.zeros_like(losses))
+    if reduction == "sum":
+        losses = xp.sum(losses)
+    elif reduction == "mean":
+        losses = xp.sum(losses) / xp.sum(xp.astype(counted, wide.dtype))
+    return narrow(xp, losses, logits)

@@ -1,0 +1,235 @@
+"""Normalization: rms_norm, add_rms_norm, layer_norm."""
+
+from __future__ import annotations
+
+from tensorops._dtypes import largest_exponent, narrow, widen
+from tensorops._operator import operator
+from tensorops._typing import Array, Namespace
+from tensorops._validation import (
+    normalize_axes,
+    normalize_axis,
+    plural,
+    require_floating,
+    require_ndim,
+    require_same_dtype,
+    require_same_shape,
+)
+from tensorops.backends import get_namespace
+
+
+@operator
+def rms_norm(
+    x: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
+) -> Array:
+    r"""Divide by the root mean square along an axis.
+
+    .. math:: y = \frac{x}{\sqrt{\operatorname{mean}(x^2) + \varepsilon}} \cdot (w + w_0)
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape with at least one dimension.
+    weight : array, optional
+        Scale :math:`w`, one element for each position along `axis`.
+    eps : float, optional
+        :math:`\varepsilon`, added to the mean square.
+    axis : int, optional
+        The axis to normalize.
+    weight_offset : float, optional
+        :math:`w_0`, added to `weight`; Gemma stores its weights less one and uses 1.0.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`. Half types are computed in float32. Large and tiny inputs
+        neither overflow nor vanish in the squares.
+
+    Raises
+    ------
+    TypeError
+        If `x` or `weight` is not floating point.
+    ValueError
+        If `weight` does not fit `axis`, or `x` has no such axis.
+
+    References
+    ----------
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019, https://arxiv.org/abs/1910.07467
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.rms_norm(np.asarray([[3.0, 4.0]]), np.asarray([1.0, 0.5]), eps=0.0)
+    array([[0.84852814, 0.56568542]])
+    """
+    xp = get_namespace(x, weight)
+    axis = _check_rms_norm("rms_norm", x, weight, axis)
+    return _rms_norm(xp, x, weight, eps, axis, weight_offset)
+
+
+@operator
+def add_rms_norm(
+    x: Array, residual: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1
+) -> tuple[Array, Array]:
+    r"""Add a residual, then divide by the root mean square: the two steps between blocks of a transformer.
+
+    .. math:: r' = x + r, \qquad y = \frac{r'}{\sqrt{\operatorname{mean}(r'^2) + \varepsilon}} \cdot w
+
+    Parameters
+    ----------
+    x, residual : array, floating point
+        Arrays of one shape and dtype; neither is changed.
+    weight : array, optional
+        Scale :math:`w`, one element for each position along `axis`.
+    eps : float, optional
+        :math:`\varepsilon`, added to the mean square.
+    axis : int, optional
+        The axis to normalize.
+
+    Returns
+    -------
+    y : array
+        The normalized sum.
+    new_residual : array
+        The sum, rounded to the dtype of `x`; `y` is computed from the rounded sum.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point, or `residual` has another dtype than `x`.
+    ValueError
+        If shapes do not fit, or `x` has no such axis.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> y, r = tensorops.add_rms_norm(np.asarray([1.0, 3.0]), np.asarray([2.0, 1.0]), eps=0.0)
+    >>> y, r
+    (array([0.84852814, 1.13137085]), array([3., 4.]))
+    """
+    xp = get_namespace(x, residual, weight)
+    require_floating("add_rms_norm", x=x, residual=residual)
+    require_same_dtype("add_rms_norm", x=x, residual=residual)
+    require_same_shape("add_rms_norm", x=x, residual=residual)
+    axis = _check_rms_norm("add_rms_norm", x, weight, axis)
+    a, b = widen(xp, x, residual)
+    new_residual = narrow(xp, a + b, x)
+    return _rms_norm(xp, new_residual, weight, eps, axis, 0.0), new_residual
+
+
+@operator
+def layer_norm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    axis: int | tuple[int, ...] = -1,
+) -> Array:
+    r"""Subtract the mean and divide by the standard deviation along one or more axes.
+
+    .. math:: y = \frac{x - \operatorname{mean}(x)}{\sqrt{\operatorname{var}(x) + \varepsilon}} \cdot w + b
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape with at least one dimension.
+    weight, bias : array, optional
+        Scale :math:`w` and shift :math:`b`, of the shape of the normalized axes in ascending order.
+    eps : float, optional
+        :math:`\varepsilon`, added to the variance (of the population: divided by the count).
+    axis : int or tuple of int, optional
+        The axes to normalize together.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`. Half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point.
+    ValueError
+        If `weight` or `bias` does not fit the normalized axes, or `x` has no such axis.
+
+    References
+    ----------
+    Ba, Kiros and Hinton, "Layer Normalization", 2016, https://arxiv.org/abs/1607.06450
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.layer_norm(np.asarray([[1.0, 3.0], [2.0, 8.0]]), eps=0.0)
+    array([[-1.,  1.],
+           [-1.,  1.]])
+    """
+    xp = get_namespace(x, weight, bias)
+    require_floating("layer_norm", x=x, weight=weight, bias=bias)
+    require_ndim("layer_norm", "x", x, 1)
+    axes = normalize_axes("layer_norm", axis, x.ndim)
+    normalized = tuple(x.shape[a] for a in axes)
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and tuple(parameter.shape) != normalized:
+            raise ValueError(
+                f"layer_norm: {name} has shape {tuple(parameter.shape)}, but axis {axis} of x has {normalized}"
+            )
+    if 0 in x.shape:
+        return x
+    wide, w, b = widen(xp, x, weight, bias)
+    scaled, unit = _scale_to_one(xp, wide, axes, eps)
+    centred = scaled - xp.mean(scaled, axis=axes, keepdims=True)
+    variance = xp.mean(centred * centred, axis=axes, keepdims=True)
+    y = centred / xp.sqrt(variance + eps * unit * unit)
+    along = tuple(x.shape[a] if a in axes else 1 for a in range(x.ndim))
+    if w is not None:
+        y = y * xp.reshape(w, along)
+    if b is not None:
+        y = y + xp.reshape(b, along)
+    return narrow(xp, y, x)
+
+
+def _check_rms_norm(name: str, x: Array, weight: Array | None, axis: int) -> int:
+    """Check the arguments that both forms of rms_norm share; return `axis` counted from the front."""
+    require_floating(name, x=x, weight=weight)
+    require_ndim(name, "x", x, 1)
+    index = normalize_axis(name, axis, x.ndim)
+    if weight is not None:
+        require_ndim(name, "weight", weight, 1, 1)
+        if weight.shape[0] != x.shape[index]:
+            elements = plural(weight.shape[0], "element")
+            raise ValueError(f"{name}: weight has {elements}, but axis {axis} of x has {x.shape[index]}")
+    return index
+
+
+def _rms_norm(
+    xp: Namespace, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float
+) -> Array:
+    if 0 in x.shape:
+        return x
+    wide, w = widen(xp, x, weight)
+    scaled, unit = _scale_to_one(xp, wide, (axis,), eps)
+    mean_square = xp.mean(scaled * scaled, axis=axis, keepdims=True)
+    y = scaled / xp.sqrt(mean_square + eps * unit * unit)
+    if w is not None:
+        along = tuple(-1 if a == axis else 1 for a in range(x.ndim))
+        y = y * xp.reshape(w + weight_offset, along)
+    return narrow(xp, y, x)
+
+
+def _scale_to_one(xp: Namespace, x: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array]:
+    """Return ``x * unit`` of magnitude about one, and `unit`, a power of two for each slice along `axes`.
+
+    Squares then neither overflow nor vanish, and a power of two costs no digit. It comes out of `floor`, whose
+    derivative is zero, so that automatic differentiation sees a constant. A slice that `eps` dominates is
+    scaled by `eps`, one that holds NaN or infinity or nothing but zeros not at all.
+    """
+    largest = xp.max(xp.abs(x), axis=axes, keepdims=True)
+    floor = xp.full_like(largest, eps**0.5)
+    largest = xp.where(largest < floor, floor, largest)
+    usable = xp.isfinite(largest) & (largest > 0)
+    exponent = xp.floor(xp.log2(xp.where(usable, largest, xp.ones_like(largest))))
+    # Two steps inside the range, so that the power itself is a normal number.
+    limit = xp.full_like(exponent, float(largest_exponent(x) - 2))
+    exponent = xp.where(exponent > limit, limit, xp.where(exponent < -limit, -limit, exponent))
+    unit = xp.pow(xp.full_like(exponent, 2.0), -exponent)
+    return x * unit, unit

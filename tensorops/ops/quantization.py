@@ -1,0 +1,255 @@
+"""Quantization in groups along the input axis: quantize, dequantize, quantized_linear.
+
+Layout, shared by all three: a row of weights is cut into groups of `group_size`; each group has a scale and, except
+in symmetric mode, a bias, and ``w ≈ scales · q + biases``. The integers ``q`` are stored in bytes, with 4 bits the
+even column in the low half of the byte. Four such bytes, read as one uint32, are MLX's packing; the blocks of
+GGUF's Q4_0, Q4_1 and Q8_0 map onto it with groups of 32.
+"""
+
+from __future__ import annotations
+
+from tensorops._dtypes import dtype_name, narrow, widen
+from tensorops._operator import operator
+from tensorops._typing import Array, Namespace
+from tensorops._validation import require_choice, require_floating, require_ndim
+from tensorops.backends import get_namespace
+
+
+@operator
+def quantize(
+    w: Array, *, bits: int, group_size: int, mode: str = "affine"
+) -> tuple[Array, Array, Array | None]:
+    r"""Quantize a matrix in groups along its rows.
+
+    .. math:: q = \operatorname{round}\left(\frac{w - b}{s}\right), \qquad
+              s = \frac{\max w - \min w}{2^{\mathit{bits}} - 1}, \quad b = \min w
+              \quad\text{(symmetric: } s = \max |w| / 127,\; b = 0\text{)}
+
+    Parameters
+    ----------
+    w : array, floating point, shape (out, in)
+        Matrix; `in` is a multiple of `group_size`.
+    bits : {4, 8}
+        Size of an integer.
+    group_size : int
+        How many neighbours in a row share a scale.
+    mode : {"affine", "symmetric"}, optional
+        Symmetric mode has 8 bits, signed, and no biases.
+
+    Returns
+    -------
+    weight : array of uint8, shape (out, in · bits / 8)
+        The integers; with 4 bits two to a byte, low half first; in symmetric mode int8 in two's complement.
+    scales : array, shape (out, in / group_size)
+        Dtype of `w`.
+    biases : array or None
+        Like `scales`; ``None`` in symmetric mode.
+
+    Raises
+    ------
+    TypeError
+        If `w` is not floating point.
+    ValueError
+        If shapes do not fit, or `bits` and `mode` are no such combination.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> weight, scales, biases = tensorops.quantize(np.asarray([[0.0, 1.0, 2.0, 15.0]]), bits=4, group_size=4)
+    >>> weight, scales, biases
+    (array([[ 16, 242]], dtype=uint8), array([[1.]]), array([[0.]]))
+    """
+    xp = get_namespace(w)
+    require_floating("quantize", w=w)
+    require_ndim("quantize", "w", w, 2, 2)
+    _check_format("quantize", bits, group_size, mode)
+    rows, columns = w.shape
+    if columns % group_size:
+        raise ValueError(f"quantize: w has {columns} columns, not a multiple of group_size {group_size}")
+    if 0 in w.shape:
+        empty = xp.zeros_like(w)[:, : columns // group_size]
+        packed = xp.astype(xp.zeros_like(w)[:, : columns * bits // 8], xp.uint8)
+        return packed, empty, None if mode == "symmetric" else empty
+    (wide,) = widen(xp, w)
+    groups = xp.reshape(wide, (rows, columns // group_size, group_size))
+    if mode == "symmetric":
+        scale = xp.max(xp.abs(groups), axis=-1) / 127.0
+        q = xp.clip(_levels(xp, groups, scale), -127.0, 127.0)
+        q = xp.where(q < 0, q + 256.0, q)  # two's complement
+        return xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), narrow(xp, scale, w), None
+    low, high = xp.min(groups, axis=-1), xp.max(groups, axis=-1)
+    steps = float(2**bits - 1)
+    scale = high / steps - low / steps  # the difference itself may overflow
+    q = xp.clip(_levels(xp, groups - xp.expand_dims(low, axis=-1), scale), 0.0, steps)
+    packed = _pack(xp, xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), bits)
+    return packed, narrow(xp, scale, w), narrow(xp, low, w)
+
+
+@operator
+def dequantize(
+    weight: Array,
+    scales: Array,
+    biases: Array | None = None,
+    *,
+    bits: int = 4,
+    group_size: int = 32,
+    mode: str = "affine",
+) -> Array:
+    r"""Invert `quantize`.
+
+    .. math:: w = s \, q + b
+
+    Parameters
+    ----------
+    weight : array of uint8, shape (out, in · bits / 8)
+        The integers, see `quantize`.
+    scales : array, floating point, shape (out, in / group_size)
+        Scales :math:`s`.
+    biases : array, optional
+        Biases :math:`b`, like `scales`; without them `weight` holds int8 in two's complement.
+    bits : {4, 8}, optional
+        Size of an integer.
+    group_size : int, optional
+        How many neighbours in a row share a scale.
+    mode : {"affine", "symmetric"}, optional
+        As for `quantize`; without `biases` it is symmetric.
+
+    Returns
+    -------
+    array, shape (out, in)
+        Dtype, library and device of `scales`.
+
+    Raises
+    ------
+    TypeError
+        If `weight` is not uint8, or `scales` or `biases` is not floating point.
+    ValueError
+        If shapes do not fit, or the format is none.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> packed = np.asarray([[16, 242]], dtype=np.uint8)
+    >>> tensorops.dequantize(packed, np.asarray([[1.0]]), np.asarray([[0.0]]), group_size=4)
+    array([[ 0.,  1.,  2., 15.]])
+    """
+    xp = get_namespace(weight, scales, biases)
+    require_choice("dequantize", "mode", mode, ("affine", "symmetric"))
+    if mode == "symmetric" and biases is not None:
+        raise ValueError("dequantize: biases are given, but mode 'symmetric' has none")
+    _check_quantized("dequantize", weight, scales, biases, bits, group_size)
+    return narrow(xp, _dequantize(xp, weight, scales, biases, bits, group_size), scales)
+
+
+@operator
+def quantized_linear(
+    x: Array, weight: Array, scales: Array, biases: Array | None = None, *, bits: int = 4, group_size: int = 32
+) -> Array:
+    r"""Linear map of the last axis by a quantized matrix.
+
+    .. math:: y = x W^\mathsf{T}, \qquad W = s \, q + b
+
+    Parameters
+    ----------
+    x : array, floating point, shape (..., in)
+        Input.
+    weight : array of uint8, shape (out, in · bits / 8)
+        The integers, see `quantize`.
+    scales : array, floating point, shape (out, in / group_size)
+        Scales :math:`s`.
+    biases : array, optional
+        Biases :math:`b`, like `scales`; without them `weight` holds int8 in two's complement.
+    bits : {4, 8}, optional
+        Size of an integer.
+    group_size : int, optional
+        How many neighbours in a row share a scale.
+
+    Returns
+    -------
+    array, shape (..., out)
+        Dtype, library and device of `x`.
+
+    Raises
+    ------
+    TypeError
+        If `weight` is not uint8, or another input is not floating point.
+    ValueError
+        If shapes do not fit, or the format is none.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> packed = np.asarray([[16, 242]], dtype=np.uint8)  # 0, 1, 2, 15
+    >>> scales, biases = np.asarray([[2.0]]), np.asarray([[1.0]])
+    >>> tensorops.quantized_linear(np.ones(4), packed, scales, biases, group_size=4)
+    array([40.])
+    """
+    xp = get_namespace(x, weight, scales, biases)
+    require_floating("quantized_linear", x=x)
+    require_ndim("quantized_linear", "x", x, 1)
+    _check_quantized("quantized_linear", weight, scales, biases, bits, group_size)
+    columns = weight.shape[1] * 8 // bits
+    if columns != x.shape[-1]:
+        raise ValueError(
+            f"quantized_linear: weight has {columns} columns, but the last axis of x has {x.shape[-1]}"
+        )
+    w = _dequantize(xp, weight, scales, biases, bits, group_size)
+    wide, w = widen(xp, x, w)
+    return narrow(xp, xp.matmul(wide, xp.matrix_transpose(w)), x)
+
+
+def _check_format(name: str, bits: int, group_size: int, mode: str) -> None:
+    require_choice(name, "bits", bits, (4, 8))
+    require_choice(name, "mode", mode, ("affine", "symmetric"))
+    if mode == "symmetric" and bits != 8:
+        raise ValueError(f"{name}: bits is {bits}, but mode 'symmetric' has 8")
+    if not isinstance(group_size, int) or group_size < 1 or group_size * bits % 8:
+        raise ValueError(f"{name}: group_size is {group_size}, expected a positive number that fills whole bytes")
+
+
+def _check_quantized(
+    name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
+) -> None:
+    _check_format(name, bits, group_size, "affine" if biases is not None else "symmetric")
+    if dtype_name(weight) != "uint8":
+        raise TypeError(f"{name}: weight has dtype {dtype_name(weight)}, expected uint8")
+    require_floating(name, scales=scales, biases=biases)
+    require_ndim(name, "weight", weight, 2, 2)
+    rows, columns = weight.shape[0], weight.shape[1] * 8 // bits
+    if columns % group_size:
+        raise ValueError(f"{name}: weight has {columns} columns, not a multiple of group_size {group_size}")
+    expected = (rows, columns // group_size)
+    for label, parameter in (("scales", scales), ("biases", biases)):
+        if parameter is not None and tuple(parameter.shape) != expected:
+            raise ValueError(
+                f"{name}: {label} has shape {tuple(parameter.shape)}, but weight has (rows, groups) {expected}"
+            )
+
+
+def _levels(xp: Namespace, groups: Array, scale: Array) -> Array:
+    """Return ``round(groups / scale)``, and 0 for a group of equal elements, whose scale is 0."""
+    steps = xp.expand_dims(scale, axis=-1)
+    return xp.round(groups / xp.where(steps == 0, xp.ones_like(steps), steps))
+
+
+def _pack(xp: Namespace, q: Array, bits: int) -> Array:
+    if bits == 8:
+        return q
+    return q[:, 0::2] | (q[:, 1::2] << 4)
+
+
+def _dequantize(
+    xp: Namespace, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
+) -> Array:
+    """Return the matrix in the dtype in which to compute with `scales`."""
+    rows, columns = weight.shape[0], weight.shape[1] * 8 // bits
+    s, b = widen(xp, scales, biases)
+    if bits == 4:
+        weight = xp.reshape(xp.stack((weight & 15, weight >> 4), axis=-1), (rows, columns))
+    q = xp.astype(weight, s.dtype)
+    if b is None:
+        q = xp.where(q > 127.0, q - 256.0, q)  # two's complement
+    groups = xp.reshape(q, (rows, columns // group_size, group_size)) * xp.expand_dims(s, axis=-1)
+    if b is not None:
+        groups = groups + xp.expand_dims(b, axis=-1)
+    return xp.reshape(groups, (rows, columns))

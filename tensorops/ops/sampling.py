@@ -1,0 +1,136 @@
+"""Sampling: sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorops._dtypes import widen
+from tensorops._namespaces import creation_device, namespace_of
+from tensorops._operator import operator
+from tensorops._typing import Array, Namespace
+from tensorops._validation import require_floating, require_ndim
+from tensorops.backends import get_namespace
+
+
+@operator
+def sample(
+    logits: Array,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    rng: np.random.Generator | Array | None = None,
+) -> Array:
+    r"""Draw from the categorical distribution of some logits, one index for each row.
+
+    The candidates are restricted by `top_k`, then `top_p`, then `min_p`; the index drawn is the first whose cumulative
+    probability, in the order of the vocabulary, exceeds a uniform number. Nothing is sorted unless `top_k` or
+    `top_p` asks for it.
+
+    Parameters
+    ----------
+    logits : array, floating point, shape (..., vocabulary)
+        Unnormalized log-probabilities.
+    temperature : float, optional
+        Divides the logits. 0 takes the largest (the first of equals), and needs no `rng`.
+    top_k : int, optional
+        Keep the `top_k` largest logits, and those equal to the smallest kept.
+    top_p : float in (0, 1], optional
+        Keep the smallest set of most probable candidates whose probability reaches `top_p`, and those equal to the
+        smallest kept.
+    min_p : float in [0, 1], optional
+        Keep candidates of at least `min_p` times the largest probability.
+    rng : numpy.random.Generator or array, shape (...)
+        Where the uniform numbers come from: a generator, or, for libraries that trace, the numbers in [0, 1) themselves,
+        as an array of the library of `logits`.
+
+    Returns
+    -------
+    array of integers, shape (...)
+        Library and device of `logits`, the library's default index dtype.
+
+    Raises
+    ------
+    TypeError
+        If `logits` is not floating point, or `rng` is neither.
+    ValueError
+        If an option has no meaning, `rng` is missing, or shapes do not fit.
+
+    References
+    ----------
+    Holtzman et al., "The Curious Case of Neural Text Degeneration" (top-p), 2019, https://arxiv.org/abs/1904.09751
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> logits = np.asarray([[0.0, 5.0, 1.0]])
+    >>> tensorops.sample(logits, temperature=0.0)
+    array([1])
+    >>> tensorops.sample(logits, top_k=2, rng=np.random.default_rng(0))
+    array([1])
+    """
+    xp = get_namespace(logits)
+    require_floating("sample", logits=logits)
+    require_ndim("sample", "logits", logits, 1)
+    _check_options(temperature, top_k, top_p, min_p)
+    if logits.shape[-1] == 0:
+        raise ValueError("sample: logits has no candidates along its last axis")
+    if temperature == 0:
+        return xp.argmax(logits, axis=-1)
+    (wide,) = widen(xp, logits)
+    uniform = _uniform(xp, wide, rng)
+    scaled = (wide - xp.max(wide, axis=-1, keepdims=True)) / temperature
+    weights = xp.exp(scaled)  # the largest is 1
+    if top_k is not None and top_k < wide.shape[-1]:
+        kth_largest = xp.sort(scaled, axis=-1, descending=True)[..., top_k - 1 : top_k]
+        weights = xp.where(scaled >= kth_largest, weights, xp.zeros_like(weights))
+    if top_p is not None and top_p < 1.0:
+        weights = _keep_top_p(xp, weights, top_p)
+    if min_p is not None:
+        weights = xp.where(weights >= min_p, weights, xp.zeros_like(weights))
+    cumulative = xp.cumulative_sum(weights, axis=-1)
+    total = cumulative[..., -1:]
+    chosen = cumulative > xp.expand_dims(uniform, axis=-1) * total
+    # Rounding may leave no element above; `weights > 0` then still finds a candidate, the last one.
+    last = (cumulative == total) & (weights > 0)
+    return xp.argmax(xp.astype(chosen | last, xp.int32), axis=-1)
+
+
+def _check_options(
+    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
+) -> None:
+    if not 0.0 <= temperature < float("inf"):
+        raise ValueError(f"sample: temperature is {temperature}, expected 0 or more")
+    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"sample: top_k is {top_k}, expected an integer of at least 1")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise ValueError(f"sample: top_p is {top_p}, expected more than 0 and at most 1")
+    if min_p is not None and not 0.0 <= min_p <= 1.0:
+        raise ValueError(f"sample: min_p is {min_p}, expected 0 … 1")
+
+
+def _uniform(xp: Namespace, logits: Array, rng: Any) -> Array:
+    """Return one number in [0, 1) for each row of `logits`, in their dtype."""
+    shape = tuple(logits.shape[:-1])
+    if rng is None:
+        raise ValueError("sample: rng is missing; pass numpy.random.default_rng(seed), or temperature=0")
+    if isinstance(rng, np.random.Generator):
+        drawn = np.asarray(rng.random(shape, dtype=np.float32))
+        return xp.astype(xp.asarray(drawn, device=creation_device(logits)), logits.dtype, copy=False)
+    if namespace_of(rng) is None:
+        raise TypeError(f"sample: rng is {type(rng).__name__}, expected a numpy.random.Generator or an array")
+    require_floating("sample", rng=rng)
+    if tuple(rng.shape) != shape:
+        raise ValueError(f"sample: rng has shape {tuple(rng.shape)}, but logits has {shape} rows")
+    return xp.astype(rng, logits.dtype, copy=False)
+
+
+def _keep_top_p(xp: Namespace, weights: Array, top_p: float) -> Array:
+    descending = xp.sort(weights, axis=-1, descending=True)
+    before = xp.cumulative_sum(descending, axis=-1) - descending
+    kept = before < top_p * xp.sum(weights, axis=-1, keepdims=True)
+    smallest = xp.min(xp.where(kept, descending, xp.full_like(descending, 2.0)), axis=-1, keepdims=True)
+    return xp.where(weights >= smallest, weights, xp.zeros_like(weights))
