@@ -14,8 +14,12 @@ INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint
 _LARGEST_EXPONENT = {"float32": 127, "float64": 1023}
 
 
-@lru_cache(maxsize=256)
 def _name(dtype: Any) -> str:
+    return _name_of_kind(type(dtype), dtype)
+
+
+@lru_cache(maxsize=256)
+def _name_of_kind(kind: type, dtype: Any) -> str:  # dtypes of different libraries must not meet in a comparison
     # NumPy's dtype("float32") has a name; torch.float32 and mlx.core.float32 are only printed as such.
     return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
 

@@ -1,0 +1,113 @@
+// NumPy arrays as kernels see them, and results in pooled memory.
+//
+// nanobind's own ndarray knows no bfloat16 of ml_dtypes, and asks every array for its buffer; NumPy's C API answers
+// the same questions by reading a few fields, which is what makes a call on a small array cheap.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
+#include <numpy/arrayobject.h>
+
+#include <string>
+
+#include "elements.h"
+#include "pool.h"
+#include "rows.h"
+
+namespace tensorops {
+
+namespace nb = nanobind;
+
+// Why a kernel does not take an argument; empty if it does.
+using Reason = std::string;
+
+inline int bfloat16_type = -1;  // NumPy's number for ml_dtypes.bfloat16, set when the module is loaded
+
+inline PyArrayObject* as_array(nb::handle h) { return reinterpret_cast<PyArrayObject*>(h.ptr()); }
+
+inline Dtype dtype_of(PyArrayObject* a) {
+    const int type = PyArray_TYPE(a);
+    if (type == NPY_FLOAT32) return Dtype::float32;
+    if (type == NPY_FLOAT64) return Dtype::float64;
+    if (type == NPY_FLOAT16) return Dtype::float16;
+    return type == bfloat16_type ? Dtype::bfloat16 : Dtype::other;
+}
+
+// Checks what every kernel needs: a plain NumPy array of a floating-point dtype in this machine's byte order.
+inline Reason refuse_array(const char* name, nb::handle h) {
+    if (!PyArray_CheckExact(h.ptr())) return std::string(name) + " is not a numpy.ndarray";
+    PyArrayObject* a = as_array(h);
+    if (dtype_of(a) == Dtype::other) return std::string(name) + " has a dtype without a kernel";
+    if (!PyArray_ISNOTSWAPPED(a)) return std::string(name) + " is in foreign byte order";
+    return {};
+}
+
+inline bool last_axis_contiguous(PyArrayObject* a) {
+    const int last = PyArray_NDIM(a) - 1;
+    return PyArray_DIM(a, last) <= 1 || PyArray_STRIDE(a, last) == PyArray_ITEMSIZE(a);
+}
+
+inline Rows rows_of(PyArrayObject* a) {
+    Rows rows{};
+    const int last = PyArray_NDIM(a) - 1;
+    rows.data = PyArray_BYTES(a);
+    rows.length = PyArray_DIM(a, last);
+    rows.count = 1;
+    rows.outer = 0;
+    for (int d = 0; d < last; ++d) {
+        const std::int64_t n = PyArray_DIM(a, d), stride = PyArray_STRIDE(a, d);
+        rows.count *= n;
+        if (n == 1) continue;
+        const int previous = rows.outer - 1;
+        if (previous >= 0 && rows.stride[previous] == stride * n) {
+            rows.shape[previous] *= n;
+            rows.stride[previous] = stride;
+        } else {
+            rows.shape[rows.outer] = n;
+            rows.stride[rows.outer] = stride;
+            ++rows.outer;
+        }
+    }
+    return rows;
+}
+
+// A new C-contiguous array of the shape and dtype of `like`; throws if there is no memory.
+inline nb::object empty_like(PyArrayObject* like) {
+    PyArray_Descr* descr = PyArray_DESCR(like);
+    Py_INCREF(descr);  // PyArray_NewFromDescr takes it over
+    const std::size_t bytes = static_cast<std::size_t>(PyArray_SIZE(like)) * PyArray_ITEMSIZE(like);
+    const int ndim = PyArray_NDIM(like);
+    if (bytes < pool::kSmallest) {
+        PyObject* small = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, PyArray_DIMS(like), nullptr, nullptr, 0, nullptr);
+        if (!small) throw nb::python_error();
+        return nb::steal(small);
+    }
+    void* block = pool::take(bytes);
+    if (!block) {
+        Py_DECREF(descr);
+        throw std::bad_alloc();
+    }
+    PyObject* array =
+        PyArray_NewFromDescr(&PyArray_Type, descr, ndim, PyArray_DIMS(like), nullptr, block, NPY_ARRAY_CARRAY, nullptr);
+    PyObject* owner = array ? PyCapsule_New(block, nullptr,
+                                            [](PyObject* capsule) {
+                                                auto size = reinterpret_cast<std::size_t>(PyCapsule_GetContext(capsule));
+                                                pool::give(PyCapsule_GetPointer(capsule, nullptr), size);
+                                            })
+                            : nullptr;
+    if (!owner) {
+        Py_XDECREF(array);
+        pool::give(block, bytes);
+        throw nb::python_error();
+    }
+    PyCapsule_SetContext(owner, reinterpret_cast<void*>(bytes));
+    if (PyArray_SetBaseObject(as_array(array), owner) != 0) {  // takes the owner over, also when it fails
+        Py_DECREF(array);
+        throw nb::python_error();
+    }
+    return nb::steal(array);
+}
+
+}  // namespace tensorops

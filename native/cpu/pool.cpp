@@ -1,0 +1,136 @@
+#include "pool.h"
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <vector>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#if defined(_WIN32)
+#include <malloc.h>
+#endif
+
+namespace tensorops::pool {
+namespace {
+
+constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+
+// Sizes are rounded up to one of four steps per power of two: a block serves sizes that differ a little, and at most a
+// quarter of it is unused.
+std::size_t size_class(std::size_t bytes) {
+    std::size_t step = kSmallest / 4;
+    while (step * 8 <= bytes) step *= 2;
+    return (bytes + step - 1) / step * step;
+}
+
+void* allocate(std::size_t bytes) {
+    const std::size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+#if defined(_WIN32)
+    return _aligned_malloc(bytes, alignment);
+#else
+    void* block = nullptr;
+    if (posix_memalign(&block, alignment, bytes) != 0) return nullptr;
+#if defined(MADV_HUGEPAGE)
+    if (bytes >= kHugePage) madvise(block, bytes, MADV_HUGEPAGE);  // advice: it may be declined
+#endif
+    return block;
+#endif
+}
+
+void release(void* block) {
+#if defined(_WIN32)
+    _aligned_free(block);
+#else
+    std::free(block);
+#endif
+}
+
+struct Pool {
+    std::mutex mutex;
+    std::map<std::size_t, std::vector<void*>> free;
+    std::size_t in_use = 0, cached = 0, limit = std::size_t{1} << 30;
+
+    // Frees blocks, the largest first, until at most `bytes` are kept. The caller holds the mutex.
+    void shrink_to(std::size_t bytes) {
+        while (cached > bytes) {
+            auto largest = std::prev(free.end());
+            release(largest->second.back());
+            largest->second.pop_back();
+            cached -= largest->first;
+            if (largest->second.empty()) free.erase(largest);
+        }
+    }
+};
+
+// Never destroyed: arrays may outlive the interpreter's shutdown and give their blocks back after it.
+Pool& the_pool() {
+    static Pool* pool = new Pool;
+    return *pool;
+}
+
+}  // namespace
+
+void* take(std::size_t bytes) {
+    const std::size_t size = size_class(bytes);
+    Pool& pool = the_pool();
+    {
+        std::lock_guard lock(pool.mutex);
+        pool.in_use += size;
+        if (auto found = pool.free.find(size); found != pool.free.end()) {
+            void* block = found->second.back();
+            found->second.pop_back();
+            if (found->second.empty()) pool.free.erase(found);
+            pool.cached -= size;
+            return block;
+        }
+    }
+    void* block = allocate(size);
+    if (!block) {
+        empty_cache();
+        block = allocate(size);
+    }
+    if (!block) {
+        std::lock_guard lock(pool.mutex);
+        pool.in_use -= size;
+    }
+    return block;
+}
+
+void give(void* block, std::size_t bytes) {
+    const std::size_t size = size_class(bytes);
+    Pool& pool = the_pool();
+    std::lock_guard lock(pool.mutex);
+    pool.in_use -= size;
+    if (size > pool.limit) {
+        release(block);
+        return;
+    }
+    pool.shrink_to(pool.limit - size);
+    pool.free[size].push_back(block);
+    pool.cached += size;
+}
+
+Statistics statistics() {
+    Pool& pool = the_pool();
+    std::lock_guard lock(pool.mutex);
+    return {pool.in_use, pool.cached, pool.limit};
+}
+
+void set_limit(std::size_t bytes) {
+    Pool& pool = the_pool();
+    std::lock_guard lock(pool.mutex);
+    pool.limit = bytes;
+    pool.shrink_to(bytes);
+}
+
+void empty_cache() {
+    Pool& pool = the_pool();
+    std::lock_guard lock(pool.mutex);
+    pool.shrink_to(0);
+}
+
+void lock() { the_pool().mutex.lock(); }
+void unlock() { the_pool().mutex.unlock(); }
+
+}  // namespace tensorops::pool

@@ -1,0 +1,31 @@
+// Memory for results, kept for the next result of the same size.
+//
+// Fresh memory costs more than computing into it: the kernel hands it over page by page, zeroed. Blocks of 64 KiB and
+// more are therefore kept when an array dies, up to a bound, and given out again; from 2 MiB on they are aligned to
+// 2 MiB and ask for huge pages. Smaller results are NumPy's own affair.
+#pragma once
+
+#include <cstddef>
+
+namespace tensorops::pool {
+
+inline constexpr std::size_t kSmallest = 64 * 1024;
+
+// A block of at least `bytes`, aligned to 64 bytes; nullptr if there is no memory.
+void* take(std::size_t bytes);
+
+// Gives back a block that take(bytes) returned.
+void give(void* block, std::size_t bytes);
+
+struct Statistics {
+    std::size_t in_use, cached, limit;  // bytes
+};
+Statistics statistics();
+void set_limit(std::size_t bytes);
+void empty_cache();
+
+// Around fork(): the child must not inherit the mutex locked by a thread it does not have.
+void lock();
+void unlock();
+
+}  // namespace tensorops::pool

@@ -1,0 +1,18 @@
+// What the binding knows of the kernel in rms_norm.cpp.
+#pragma once
+
+#include "elements.h"
+#include "rows.h"
+
+namespace tensorops {
+
+struct RmsNorm {
+    Rows x;
+    char* y;             // rows one after another, of the same element type as x
+    const char* weight;  // one row, or nullptr
+    Dtype x_dtype, weight_dtype;
+    double eps, weight_offset;
+    bool streaming;  // y is aligned to a cache line and larger than the caches
+};
+
+}  // namespace tensorops

@@ -1,0 +1,32 @@
+// An array seen as rows along its last axis: what row-wise kernels take.
+//
+// The last axis is contiguous; the others may have any strides, negative and zero included. They are merged where the
+// strides allow, so that a contiguous array of any rank is one run of rows.
+#pragma once
+
+#include <cstdint>
+
+namespace tensorops {
+
+inline constexpr int kMaxDims = 64;  // NumPy's own limit
+
+struct Rows {
+    const char* data;
+    std::int64_t count;   // number of rows
+    std::int64_t length;  // elements in a row
+    int outer;            // number of merged outer axes
+    std::int64_t shape[kMaxDims];
+    std::int64_t stride[kMaxDims];  // in bytes
+
+    const char* row(std::int64_t index) const {
+        if (outer == 1) return data + index * stride[0];
+        const char* p = data;
+        for (int d = outer - 1; d >= 0; --d) {
+            p += (index % shape[d]) * stride[d];
+            index /= shape[d];
+        }
+        return p;
+    }
+};
+
+}  // namespace tensorops

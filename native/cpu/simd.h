@@ -1,0 +1,204 @@
+// Vectors of one register of the target, written once for all targets.
+//
+// Vec<float> and Vec<double> are GCC/Clang vector extensions: `a * b + c` compiles to the target's own instructions.
+// load and store convert from and to the element types of arrays; half types round to nearest, ties to even, and
+// keep NaN. Loads and stores need no alignment except stream, which bypasses the cache.
+//
+// Everything lives in a namespace named after the target: the same code is compiled for several targets, and one
+// target's version of an inline function must never be taken for another's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#include "elements.h"
+
+#if !defined(TENSOROPS_TARGET)
+#error "compile kernels with TENSOROPS_TARGET"
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions only
+#endif
+
+namespace tensorops::TENSOROPS_TARGET {
+
+#if defined(__AVX512F__)
+inline constexpr std::size_t kVectorBytes = 64;
+#elif defined(__AVX2__)
+inline constexpr std::size_t kVectorBytes = 32;
+#else
+inline constexpr std::size_t kVectorBytes = 16;
+#endif
+
+template <class T>
+struct VecOf {
+    typedef T type __attribute__((vector_size(kVectorBytes)));
+};
+template <class T>
+using Vec = typename VecOf<T>::type;
+
+inline constexpr std::size_t kFloats = kVectorBytes / sizeof(float);
+typedef std::uint32_t U32 __attribute__((vector_size(kVectorBytes)));
+typedef std::uint16_t U16 __attribute__((vector_size(kVectorBytes / 2)));
+
+template <class V, class T>
+inline V load_bits(const T* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline U32 bits_of(Vec<float> v) { return reinterpret_cast<U32>(v); }
+inline Vec<float> floats_of(U32 v) { return reinterpret_cast<Vec<float>>(v); }
+
+// ---- load: kVectorBytes / sizeof(Compute) elements, widened to the type in which kernels compute
+
+inline Vec<float> load(const float* p) { return load_bits<Vec<float>>(p); }
+inline Vec<double> load(const double* p) { return load_bits<Vec<double>>(p); }
+
+inline Vec<float> load(const BFloat16* p) {
+    return floats_of(__builtin_convertvector(load_bits<U16>(p), U32) << 16);
+}
+
+inline Vec<float> load(const Float16* p) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(load_bits<__m256i>(p)));
+#elif defined(__F16C__)
+    return reinterpret_cast<Vec<float>>(_mm256_cvtph_ps(load_bits<__m128i>(p)));
+#elif defined(__aarch64__)
+    return reinterpret_cast<Vec<float>>(vcvt_f32_f16(load_bits<float16x4_t>(p)));
+#else
+    const U32 h = __builtin_convertvector(load_bits<U16>(p), U32);
+    const U32 sign = (h & 0x8000u) << 16, magnitude = h & 0x7fffu;
+    // A product with 2^112 rebases the exponent, subnormals included; infinity and NaN are put right after.
+    const Vec<float> scaled = floats_of(magnitude << 13) * 0x1p112f;
+    const U32 special = magnitude >= 0x7c00u ? U32{} + 0x7f800000u : U32{};
+    return floats_of(bits_of(scaled) | special | sign);
+#endif
+}
+
+// ---- store
+
+inline void store(float* p, Vec<float> v) { std::memcpy(p, &v, sizeof v); }
+inline void store(double* p, Vec<double> v) { std::memcpy(p, &v, sizeof v); }
+
+inline U16 round_to_bfloat16(Vec<float> v) {
+    const U32 b = bits_of(v);
+    const U32 rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
+    const U32 quiet_nan = (b >> 16) | 0x40u;  // rounding could carry a NaN into infinity
+    return __builtin_convertvector((b & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded, U16);
+}
+
+inline U16 round_to_float16(Vec<float> v) {
+#if defined(__AVX512F__)
+    const __m256i h = _mm512_cvtps_ph(reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT);
+    return reinterpret_cast<U16>(h);
+#elif defined(__F16C__)
+    return reinterpret_cast<U16>(_mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    return reinterpret_cast<U16>(vcvt_f16_f32(reinterpret_cast<float32x4_t>(v)));
+#else
+    const U32 b = bits_of(v), sign = (b >> 16) & 0x8000u, magnitude = b & 0x7fffffffu;
+    // Normal numbers: rebase the exponent and round half to even on the 13 bits that go.
+    const U32 normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
+    // Subnormals: adding 0.5 puts the unit of the last place of a subnormal half into that of the sum.
+    const U32 small = bits_of(floats_of(magnitude) + 0.5f) - 0x3f000000u;
+    U32 h = magnitude < 0x38800000u ? small : normal;
+    h = magnitude >= 0x477ff000u ? U32{} + 0x7c00u : h;
+    h = magnitude > 0x7f800000u ? U32{} + 0x7e00u : h;
+    return __builtin_convertvector(h | sign, U16);
+#endif
+}
+
+inline void store(BFloat16* p, Vec<float> v) {
+    const U16 h = round_to_bfloat16(v);
+    std::memcpy(p, &h, sizeof h);
+}
+inline void store(Float16* p, Vec<float> v) {
+    const U16 h = round_to_float16(v);
+    std::memcpy(p, &h, sizeof h);
+}
+
+// ---- stream: store without reading the line into the cache first; p is aligned to the bytes stored
+
+#if defined(__AVX512F__)
+inline void stream_bits(void* p, __m512i v) { _mm512_stream_si512(static_cast<__m512i*>(p), v); }
+#endif
+#if defined(__AVX2__)
+inline void stream_bits(void* p, __m256i v) { _mm256_stream_si256(static_cast<__m256i*>(p), v); }
+#endif
+#if defined(__x86_64__)
+inline void stream_bits(void* p, __m128i v) { _mm_stream_si128(static_cast<__m128i*>(p), v); }
+inline void stream_bits(void* p, std::uint64_t v) { _mm_stream_si64(static_cast<long long*>(p), static_cast<long long>(v)); }
+inline void stream_fence() { _mm_sfence(); }
+#else
+inline void stream_fence() {}
+#endif
+
+template <class T, class V>
+inline void stream(T* p, V v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 2) {
+        __m256i bits;
+        if constexpr (is_same<T, BFloat16>)
+            bits = reinterpret_cast<__m256i>(round_to_bfloat16(v));
+        else
+            bits = reinterpret_cast<__m256i>(round_to_float16(v));
+        stream_bits(p, bits);
+    } else {
+        stream_bits(p, reinterpret_cast<__m512i>(v));
+    }
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 2)
+        store(p, v);
+    else
+        stream_bits(p, reinterpret_cast<__m256i>(v));
+#elif defined(__x86_64__)
+    if constexpr (sizeof(T) == 2)
+        store(p, v);
+    else
+        stream_bits(p, reinterpret_cast<__m128i>(v));
+#else
+    store(p, v);
+#endif
+}
+
+// ---- one element, for the tail of a row: through a vector, so that it rounds as the others do
+
+template <class T>
+inline Compute<T> load_one(const T* p) {
+    if constexpr (sizeof(T) >= 4) {
+        T x;
+        std::memcpy(&x, p, sizeof x);
+        return x;
+    } else {
+        T lanes[kFloats] = {};
+        std::memcpy(lanes, p, sizeof(T));
+        return load(lanes)[0];
+    }
+}
+
+template <class T>
+inline void store_one(T* p, Compute<T> x) {
+    T lanes[kVectorBytes / sizeof(Compute<T>)];
+    store(lanes, Vec<Compute<T>>{} + x);
+    std::memcpy(p, lanes, sizeof(T));
+}
+
+template <class T>
+inline T sum_of_lanes(Vec<T> v) {
+    constexpr std::size_t lanes = kVectorBytes / sizeof(T);
+    T part[lanes];
+    std::memcpy(part, &v, sizeof v);
+    for (std::size_t half = lanes / 2; half > 0; half /= 2)
+        for (std::size_t i = 0; i < half; ++i) part[i] += part[i + half];
+    return part[0];
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

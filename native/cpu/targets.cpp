@@ -1,0 +1,79 @@
+#include "targets.h"
+
+#include <atomic>
+
+namespace tensorops {
+
+#define TENSOROPS_DECLARE_KERNELS(target)      \
+    namespace target {                         \
+    void rms_norm(const RmsNorm&);             \
+    }
+#define TENSOROPS_KERNELS(target) {#target, target::rms_norm}
+
+#if defined(TENSOROPS_HAS_v4)
+TENSOROPS_DECLARE_KERNELS(v4)
+#endif
+#if defined(TENSOROPS_HAS_v3)
+TENSOROPS_DECLARE_KERNELS(v3)
+#endif
+#if defined(TENSOROPS_HAS_v2)
+TENSOROPS_DECLARE_KERNELS(v2)
+#endif
+#if defined(TENSOROPS_HAS_baseline)
+TENSOROPS_DECLARE_KERNELS(baseline)
+#endif
+
+namespace {
+
+struct Candidate {
+    Target target;
+    bool runnable;
+};
+
+// Best first. The conditions are those of the x86-64 psABI's levels, as far as no processor has some without others;
+// __builtin_cpu_supports also asks whether the operating system saves the registers.
+const std::vector<Candidate>& candidates() {
+    static const std::vector<Candidate> all = {
+#if defined(TENSOROPS_HAS_v4)
+        {TENSOROPS_KERNELS(v4), __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                    __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                                    __builtin_cpu_supports("avx512vl")},
+#endif
+#if defined(TENSOROPS_HAS_v3)
+        {TENSOROPS_KERNELS(v3), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2")},
+#endif
+#if defined(TENSOROPS_HAS_v2)
+        {TENSOROPS_KERNELS(v2), __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt")},
+#endif
+#if defined(TENSOROPS_HAS_baseline)
+        {TENSOROPS_KERNELS(baseline), true},
+#endif
+    };
+    return all;
+}
+
+std::atomic<const Target*> in_use{nullptr};
+
+}  // namespace
+
+std::vector<std::string> runnable_targets() {
+    std::vector<std::string> names;
+    for (const Candidate& c : candidates())
+        if (c.runnable) names.emplace_back(c.target.name);
+    return names;
+}
+
+bool use_target(const std::string& name) {
+    for (const Candidate& c : candidates()) {
+        if (c.runnable && name == c.target.name) {
+            in_use = &c.target;
+            return true;
+        }
+    }
+    return false;
+}
+
+const Target& target() { return *in_use; }
+
+}  // namespace tensorops

@@ -1,0 +1,26 @@
+// The targets that kernels were compiled for, and the choice among them at run time.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "rms_norm.h"
+
+namespace tensorops {
+
+// The kernels of one target. A new kernel adds a line here and two in targets.cpp.
+struct Target {
+    const char* name;
+    void (*rms_norm)(const RmsNorm&);
+};
+
+// The names of the targets that this machine can run, best first.
+std::vector<std::string> runnable_targets();
+
+// The target in use: the best, or what use_target chose.
+const Target& target();
+
+// Chooses a target by name; false if this machine cannot run it.
+bool use_target(const std::string& name);
+
+}  // namespace tensorops
