@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 from tensorops._typing import Array, Namespace
@@ -14,14 +13,17 @@ INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint
 _LARGEST_EXPONENT = {"float32": 127, "float64": 1023}
 
 
+_names: dict[tuple[type, Any], str] = {}
+
+
 def _name(dtype: Any) -> str:
-    return _name_of_kind(type(dtype), dtype)
-
-
-@lru_cache(maxsize=256)
-def _name_of_kind(kind: type, dtype: Any) -> str:  # dtypes of different libraries must not meet in a comparison
-    # NumPy's dtype("float32") has a name; torch.float32 and mlx.core.float32 are only printed as such.
-    return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    # The key holds the dtype's own type, as dtypes of different libraries must not meet in a comparison.
+    key = (type(dtype), dtype)
+    name = _names.get(key)
+    if name is None:
+        # NumPy's dtype("float32") has a name; torch.float32 and mlx.core.float32 are only printed as such.
+        name = _names[key] = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    return name
 
 
 def dtype_name(x: Array) -> str:

@@ -311,7 +311,9 @@ class Operator(Generic[P, R]):
                 return self._kernels[provider], refused
             refused[provider] = reason
         reasons = "; ".join(f"{provider}: {reason}" for provider, reason in refused.items())
-        raise KernelRefusedError(f"{self.__name__}: no kernel that was asked for takes these arguments: {reasons}")
+        raise KernelRefusedError(
+            f"{self.__name__}: no kernel that was asked for takes these arguments: {reasons}"
+        )
 
     def _refusal(self, provider: str, call: _Call) -> str | None:
         if provider not in call.namespace.providers:
@@ -365,4 +367,3 @@ def _under_torch_compile(self: Operator[P, R], *args: P.args, **kwargs: P.kwargs
 
 _require_torch_backend._dynamo_marked_constant = True  # type: ignore[attr-defined]
 Operator.__call__._torchdynamo_inline = _under_torch_compile  # type: ignore[attr-defined]
-

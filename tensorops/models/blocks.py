@@ -64,6 +64,12 @@ class QuantizedWeight:
     bits: int
     group_size: int
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix that this stands for."""
+        rows, width = self.weight.shape
+        return rows, width * 8 // self.bits
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -88,6 +94,11 @@ class Tensor:
     type: GGMLQuantizationType
     shape: tuple[int, ...]
     data: Bytes
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the elements are integers in blocks."""
+        return self.type in BLOCK_TYPES
 
     def dequantize(self) -> Float32:
         """Return the values as a new float32 array of this tensor's shape.
@@ -121,7 +132,7 @@ class Tensor:
         GGUFError
             The tensor is stored as floating-point numbers, or a scale is not finite.
         """
-        if self.type not in BLOCK_TYPES:
+        if not self.is_quantized:
             names = ", ".join(t.name for t in BLOCK_TYPES)
             raise self._error(f"type {self.type.name} has no quantised form, only {names} have")
         scale, minimum, packed = self._blocks()

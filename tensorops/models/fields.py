@@ -76,6 +76,6 @@ class Fields:
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite positive number."""
         value = self.file.metadata.get(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a positive number")
         return float(value)

@@ -143,7 +143,13 @@ def dequantize(
 
 @operator
 def quantized_linear(
-    x: Array, weight: Array, scales: Array, biases: Array | None = None, *, bits: int = 4, group_size: int = 32
+    x: Array,
+    weight: Array,
+    scales: Array,
+    biases: Array | None = None,
+    *,
+    bits: int = 4,
+    group_size: int = 32,
 ) -> Array:
     r"""Linear map of the last axis by a quantized matrix.
 
@@ -204,7 +210,9 @@ def _check_format(name: str, bits: int, group_size: int, mode: str) -> None:
     if mode == "symmetric" and bits != 8:
         raise ValueError(f"{name}: bits is {bits}, but mode 'symmetric' has 8")
     if not isinstance(group_size, int) or group_size < 1 or group_size * bits % 8:
-        raise ValueError(f"{name}: group_size is {group_size}, expected a positive number that fills whole bytes")
+        raise ValueError(
+            f"{name}: group_size is {group_size}, expected a positive number that fills whole bytes"
+        )
 
 
 def _check_quantized(

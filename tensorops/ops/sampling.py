@@ -99,9 +99,7 @@ def sample(
     return xp.argmax(xp.astype(chosen | last, xp.int32), axis=-1)
 
 
-def _check_options(
-    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
-) -> None:
+def _check_options(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
     if not 0.0 <= temperature < float("inf"):
         raise ValueError(f"sample: temperature is {temperature}, expected 0 or more")
     if top_k is not None and (not isinstance(top_k, int) or top_k < 1):

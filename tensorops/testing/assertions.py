@@ -106,7 +106,7 @@ def assert_matches(
     * Where every value within the tolerance of the expected one is beyond the range of the dtype, the
       result must be infinite; where some are, it may be.
     * Where a value within the tolerance is below the smallest normal number, the result may be off by that
-      number, because several libraries flush subnormal numbers to zero.
+      number more, because several libraries flush subnormal numbers to zero.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def _allowed_error(
         # Below the smallest normal number the spacing no longer shrinks.
         allowed = tolerance * eps * np.maximum(np.maximum(magnitude, scale), tiny)
     near_subnormal = magnitude - allowed < tiny
-    return np.where(np.isfinite(expected), np.where(near_subnormal, np.maximum(allowed, tiny), allowed), 0.0)
+    return np.where(np.isfinite(expected), allowed + np.where(near_subnormal, tiny, 0.0), 0.0)
 
 
 def _passes(actual: _Float64, expected: _Float64, allowed: _Float64, dtype_name: str) -> NDArray[np.bool_]:
