@@ -27,7 +27,7 @@ def _name(dtype: Any) -> str:
 
 
 def dtype_name(x: Array) -> str:
-    """Return the standard's name of the dtype of `x`: ``"float32"``, ``"bfloat16"``, ``"bool"`` …"""
+    """Return the standard's name of the dtype of `x`, such as ``"float32"`` or ``"bool"``."""
     return _name(x.dtype)
 
 
@@ -74,4 +74,4 @@ def narrow(xp: Namespace, y: Array, like: Array) -> Array:
 def nbytes(x: Array) -> int:
     """Return how many bytes the elements of `x` take."""
     bits = "".join(filter(str.isdigit, _name(x.dtype))) or "8"  # a bool takes a byte
-    return math.prod(x.shape) * int(bits) // 8
+    return int(math.prod(x.shape)) * int(bits) // 8

@@ -103,7 +103,7 @@ def _torch_to_numpy(x: Array) -> np.ndarray[Any, Any]:
         )
     host = x.detach().cpu()
     if host.dtype == torch.bfloat16:
-        return host.view(torch.uint16).numpy().view(_bfloat16())
+        return np.asarray(host.view(torch.uint16).numpy()).view(_bfloat16())
     return np.asarray(host.numpy())
 
 
@@ -193,7 +193,8 @@ def _unsupported(*_: Any) -> Any:
 def _bfloat16() -> np.dtype[Any]:
     import ml_dtypes
 
-    return np.dtype(ml_dtypes.bfloat16)
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 def _native_byte_order(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -158,9 +158,7 @@ class Operator(Generic[P, R]):
 
     # ----------------------------------------------------------------- kernels
 
-    def kernel(
-        self, provider: str, *, supports: Callable[..., str | None], declines: bool = False
-    ) -> Callable[[F], F]:
+    def kernel(self, provider: str, *, supports: Callable[..., str | None], declines: bool = False) -> Callable[[F], F]:
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
             raise ValueError(f"{self.__name__} already has a kernel of {provider!r}")
@@ -228,7 +226,7 @@ class Operator(Generic[P, R]):
         except TypeError as error:
             raise TypeError(f"{self.__name__}: {error}") from None
         inputs = dict(self._arrays_among(bound.arguments))
-        (first, x), *_ = inputs.items()
+        x = next(iter(inputs.values()))
         home = namespace_of(x)
         assert home is not None
         if settings.backend is None:
@@ -311,9 +309,7 @@ class Operator(Generic[P, R]):
                 return self._kernels[provider], refused
             refused[provider] = reason
         reasons = "; ".join(f"{provider}: {reason}" for provider, reason in refused.items())
-        raise KernelRefusedError(
-            f"{self.__name__}: no kernel that was asked for takes these arguments: {reasons}"
-        )
+        raise KernelRefusedError(f"{self.__name__}: no kernel that was asked for takes these arguments: {reasons}")
 
     def _refusal(self, provider: str, call: _Call) -> str | None:
         if provider not in call.namespace.providers:

@@ -14,7 +14,7 @@ from tensorops._typing import Array, Namespace
 
 
 def plural(count: int, noun: str) -> str:
-    """Return ``"1 element"``, ``"2 elements"`` …"""
+    """Return a count with its noun: ``"1 element"``, ``"2 elements"``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -23,8 +23,7 @@ def require_floating(operator: str, **arrays: Array | None) -> None:
     for name, x in arrays.items():
         if x is not None and not _dtypes.is_floating(x):
             raise TypeError(
-                f"{operator}: {name} has dtype {_dtypes.dtype_name(x)}, expected one of "
-                f"{', '.join(_dtypes.FLOATING)}"
+                f"{operator}: {name} has dtype {_dtypes.dtype_name(x)}, expected one of {', '.join(_dtypes.FLOATING)}"
             )
 
 
@@ -41,8 +40,7 @@ def require_same_dtype(operator: str, **arrays: Array) -> None:
     for name, other in others:
         if _dtypes.dtype_name(other) != _dtypes.dtype_name(x):
             raise TypeError(
-                f"{operator}: {name} has dtype {_dtypes.dtype_name(other)}, "
-                f"but {first} has {_dtypes.dtype_name(x)}"
+                f"{operator}: {name} has dtype {_dtypes.dtype_name(other)}, but {first} has {_dtypes.dtype_name(x)}"
             )
 
 
@@ -51,9 +49,7 @@ def require_same_shape(operator: str, **arrays: Array) -> None:
     (first, x), *others = arrays.items()
     for name, other in others:
         if tuple(other.shape) != tuple(x.shape):
-            raise ValueError(
-                f"{operator}: {name} has shape {tuple(other.shape)}, but {first} has {tuple(x.shape)}"
-            )
+            raise ValueError(f"{operator}: {name} has shape {tuple(other.shape)}, but {first} has {tuple(x.shape)}")
 
 
 def require_ndim(operator: str, name: str, x: Array, minimum: int, maximum: int | None = None) -> None:
@@ -68,9 +64,7 @@ def require_ndim(operator: str, name: str, x: Array, minimum: int, maximum: int 
 def require_broadcastable(operator: str, name: str, x: Array, shape: tuple[int, ...]) -> None:
     """Raise `ValueError` unless `x` broadcasts to exactly `shape`."""
     own = tuple(x.shape)
-    fits = len(own) <= len(shape) and all(
-        n in (1, m) for n, m in zip(reversed(own), reversed(shape), strict=False)
-    )
+    fits = len(own) <= len(shape) and all(n in (1, m) for n, m in zip(reversed(own), reversed(shape), strict=False))
     if not fits:
         raise ValueError(f"{operator}: {name} has shape {own}, which does not broadcast to {shape}")
 

@@ -139,9 +139,7 @@ def to_backend(tree: T, name: str) -> T:
             if log is not None and source is not target:
                 transfer = Transfer(source.name, target.name, nbytes(node))
                 log.append(
-                    Record(
-                        "to_backend", "-", target.name, (tuple(node.shape),), (dtype_name(node),), (transfer,)
-                    )
+                    Record("to_backend", "-", target.name, (tuple(node.shape),), (dtype_name(node),), (transfer,))
                 )
             return moved
         if isinstance(node, dict):

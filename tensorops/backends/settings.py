@@ -59,7 +59,8 @@ def _from_environment() -> Settings:
         raise ValueError(f"environment variable TENSOROPS_BACKEND: {error}") from None
 
 
-current: ContextVar[Settings] = ContextVar("tensorops.settings", default=_from_environment())
+# Settings compare by identity; the plans in them are a cache.
+current: ContextVar[Settings] = ContextVar("tensorops.settings", default=_from_environment())  # noqa: B039
 
 
 @lru_cache(maxsize=128)
@@ -112,9 +113,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
     ('numpy', 'generic')
     """
 
-    def __init__(
-        self, name: str, *, fallback: Sequence[str] = (), kernels: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, name: str, *, fallback: Sequence[str] = (), kernels: Sequence[str] | None = None) -> None:
         if isinstance(fallback, str) or isinstance(kernels, str):
             raise TypeError("set_backend: fallback and kernels are sequences of names, not one string")
         wanted = [resolve(n) for n in (name, *fallback)]
@@ -134,9 +133,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
             inherited = Settings(inherited.backend, inherited.kernels, log)
         self._tokens.set((*self._tokens.get(), current.set(inherited)))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         *outer, token = self._tokens.get()
         self._tokens.set(tuple(outer))
         current.reset(token)

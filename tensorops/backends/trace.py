@@ -33,9 +33,7 @@ class Record:
     def __str__(self) -> str:
         inputs = ", ".join(f"{d}{s}" for d, s in zip(self.dtypes, self.shapes, strict=True))
         moved = "; ".join(str(t) for t in self.transfers)
-        return f"{self.operator}: {self.kernel} on {self.namespace}, {inputs}" + (
-            f" [{moved}]" if moved else ""
-        )
+        return f"{self.operator}: {self.kernel} on {self.namespace}, {inputs}" + (f" [{moved}]" if moved else "")
 
 
 @dataclass(eq=False)

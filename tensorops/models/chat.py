@@ -27,9 +27,7 @@ def check_messages(messages: Sequence[dict[str, str]]) -> None:
                 raise ValueError(f"messages[{index}] must be a dict whose {key!r} is a string")
 
 
-def render_chat(
-    template: str, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, **names: str
-) -> str:
+def render_chat(template: str, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, **names: str) -> str:
     """Return what a chat template makes of a conversation.
 
     The template comes from the file, so it runs in Jinja's sandbox: it can reach neither Python's

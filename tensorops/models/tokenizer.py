@@ -164,9 +164,7 @@ class Tokenizer:
         if piece := decoder.decode(b"", final=True):
             yield piece
 
-    def apply_chat_template(
-        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
-    ) -> str:
+    def apply_chat_template(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
         """Return a conversation as the text that the model was trained on.
 
         Encode the result with ``add_special=False``: the template itself writes the special tokens.

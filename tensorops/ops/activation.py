@@ -423,9 +423,7 @@ def _check_gated(name: str, gate: Array, up: Array) -> None:
     require_same_shape(name, gate=gate, up=up)
 
 
-def _check_reduction(
-    name: str, x: Array, axis: int | tuple[int, ...], where: Array | None
-) -> tuple[int, ...]:
+def _check_reduction(name: str, x: Array, axis: int | tuple[int, ...], where: Array | None) -> tuple[int, ...]:
     require_floating(name, x=x)
     if where is not None:
         if not is_bool(where):

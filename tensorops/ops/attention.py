@@ -140,13 +140,9 @@ def _check(
     if k.shape[3] != q.shape[3]:
         raise ValueError(f"{name}: k has head dimension {k.shape[3]}, but q has {q.shape[3]}")
     if v.shape[1:3] != k.shape[1:3]:
-        raise ValueError(
-            f"{name}: v has (heads, keys) {tuple(v.shape[1:3])}, but k has {tuple(k.shape[1:3])}"
-        )
+        raise ValueError(f"{name}: v has (heads, keys) {tuple(v.shape[1:3])}, but k has {tuple(k.shape[1:3])}")
     if (k.shape[1] == 0 and q.shape[1] != 0) or (k.shape[1] and q.shape[1] % k.shape[1]):
-        raise ValueError(
-            f"{name}: k has {plural(k.shape[1], 'head')}, which does not divide the {q.shape[1]} of q"
-        )
+        raise ValueError(f"{name}: k has {plural(k.shape[1], 'head')}, which does not divide the {q.shape[1]} of q")
     if mask is not None:
         if not is_bool(mask):
             require_floating(name, mask=mask)

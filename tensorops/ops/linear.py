@@ -47,9 +47,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     require_ndim("linear", "x", x, 1)
     require_ndim("linear", "weight", weight, 2, 2)
     if weight.shape[1] != x.shape[-1]:
-        raise ValueError(
-            f"linear: weight has {weight.shape[1]} columns, but the last axis of x has {x.shape[-1]}"
-        )
+        raise ValueError(f"linear: weight has {weight.shape[1]} columns, but the last axis of x has {x.shape[-1]}")
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ValueError(f"linear: bias has shape {tuple(bias.shape)}, but weight has {weight.shape[0]} rows")
     wide, w, b = widen(xp, x, weight, bias)

@@ -201,9 +201,7 @@ def _check_rms_norm(name: str, x: Array, weight: Array | None, axis: int) -> int
     return index
 
 
-def _rms_norm(
-    xp: Namespace, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float
-) -> Array:
+def _rms_norm(xp: Namespace, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float) -> Array:
     if 0 in x.shape:
         return x
     wide, w = widen(xp, x, weight)

@@ -82,10 +82,9 @@ def rope(
     else:
         first, second = wide[..., : dims // 2], wide[..., dims // 2 : dims]
     rotated = (first * cos - second * sin, second * cos + first * sin)
+    parts = [*rotated]
     if interleaved:
         parts = [xp.reshape(xp.stack(rotated, axis=-1), (*x.shape[:-1], dims))]
-    else:
-        parts = list(rotated)
     if dims < x.shape[-1]:
         parts.append(wide[..., dims:])
     return narrow(xp, xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0], x)

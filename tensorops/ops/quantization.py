@@ -16,9 +16,7 @@ from tensorops.backends import get_namespace
 
 
 @operator
-def quantize(
-    w: Array, *, bits: int, group_size: int, mode: str = "affine"
-) -> tuple[Array, Array, Array | None]:
+def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> tuple[Array, Array, Array | None]:
     r"""Quantize a matrix in groups along its rows.
 
     .. math:: q = \operatorname{round}\left(\frac{w - b}{s}\right), \qquad
@@ -196,9 +194,7 @@ def quantized_linear(
     _check_quantized("quantized_linear", weight, scales, biases, bits, group_size)
     columns = weight.shape[1] * 8 // bits
     if columns != x.shape[-1]:
-        raise ValueError(
-            f"quantized_linear: weight has {columns} columns, but the last axis of x has {x.shape[-1]}"
-        )
+        raise ValueError(f"quantized_linear: weight has {columns} columns, but the last axis of x has {x.shape[-1]}")
     w = _dequantize(xp, weight, scales, biases, bits, group_size)
     wide, w = widen(xp, x, w)
     return narrow(xp, xp.matmul(wide, xp.matrix_transpose(w)), x)
@@ -210,14 +206,10 @@ def _check_format(name: str, bits: int, group_size: int, mode: str) -> None:
     if mode == "symmetric" and bits != 8:
         raise ValueError(f"{name}: bits is {bits}, but mode 'symmetric' has 8")
     if not isinstance(group_size, int) or group_size < 1 or group_size * bits % 8:
-        raise ValueError(
-            f"{name}: group_size is {group_size}, expected a positive number that fills whole bytes"
-        )
+        raise ValueError(f"{name}: group_size is {group_size}, expected a positive number that fills whole bytes")
 
 
-def _check_quantized(
-    name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
-) -> None:
+def _check_quantized(name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int) -> None:
     _check_format(name, bits, group_size, "affine" if biases is not None else "symmetric")
     if dtype_name(weight) != "uint8":
         raise TypeError(f"{name}: weight has dtype {dtype_name(weight)}, expected uint8")
@@ -246,9 +238,7 @@ def _pack(xp: Namespace, q: Array, bits: int) -> Array:
     return q[:, 0::2] | (q[:, 1::2] << 4)
 
 
-def _dequantize(
-    xp: Namespace, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
-) -> Array:
+def _dequantize(xp: Namespace, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int) -> Array:
     """Return the matrix in the dtype in which to compute with `scales`."""
     rows, columns = weight.shape[0], weight.shape[1] * 8 // bits
     s, b = widen(xp, scales, biases)

@@ -44,8 +44,8 @@ def sample(
     min_p : float in [0, 1], optional
         Keep candidates of at least `min_p` times the largest probability.
     rng : numpy.random.Generator or array, shape (...)
-        Where the uniform numbers come from: a generator, or, for libraries that trace, the numbers in [0, 1) themselves,
-        as an array of the library of `logits`.
+        Where the uniform numbers come from: a generator or, for libraries that trace, the numbers in [0, 1)
+        themselves, as an array of the library of `logits`.
 
     Returns
     -------

@@ -259,9 +259,7 @@ def _rms_norm() -> Iterator[Case]:
         dtypes=FLOAT32_RANGE,
         tags=_EXTREME,
     )
-    yield case(
-        "1e200", lambda r: _args(_alternating(1e200, 3, 17), _weight(r, 17)), dtypes=DOUBLE, tags=_OVERFLOW
-    )
+    yield case("1e200", lambda r: _args(_alternating(1e200, 3, 17), _weight(r, 17)), dtypes=DOUBLE, tags=_OVERFLOW)
     yield case("special", lambda r: _args(_SPECIAL_ROWS, _weight(r, 4)), tags=_SPECIAL)
 
 
@@ -478,9 +476,7 @@ def _logsumexp() -> Iterator[Case]:
     yield case("keepdims_first_axis", lambda r: _args(_normal(r, 5, 8), axis=0, keepdims=True))
     yield case("offset", lambda r: _args(1000.0 + np.arange(24.0).reshape(3, 8) / 2))
     yield case("empty_batch", lambda r: _args(np.zeros((0, 5))), tags=_EMPTY)
-    yield case(
-        "6e4", lambda r: _args(np.array([[6e4, -6e4, 0.0], [-6e4, -6e4, -6e4]])), scale_axis=(), tags=_EXTREME
-    )
+    yield case("6e4", lambda r: _args(np.array([[6e4, -6e4, 0.0], [-6e4, -6e4, -6e4]])), scale_axis=(), tags=_EXTREME)
     yield case(
         "1e38",
         lambda r: _args(np.array([[1e38, -1e38, 0.0], [-1e38, -1e38, -1e38]])),
@@ -558,9 +554,7 @@ def _attention() -> Iterator[Case]:
         yield case(f"length_{n}", partial(lambda r, n: _args(*qkv(r, b=1, tq=n, tk=n, d=8)), n=n))
     for d in (1, 7, 33, 64):
         yield case(f"head_dim_{d}", partial(lambda r, d: _args(*qkv(r, d=d)), d=d))
-    yield case(
-        "value_dim", lambda r: _args(_normal(r, 1, 2, 5, 8), _normal(r, 1, 2, 7, 8), _normal(r, 1, 2, 7, 12))
-    )
+    yield case("value_dim", lambda r: _args(_normal(r, 1, 2, 5, 8), _normal(r, 1, 2, 7, 8), _normal(r, 1, 2, 7, 12)))
     yield case("scale", lambda r: _args(*qkv(r), scale=0.1))
     yield case("causal", lambda r: _args(*qkv(r), is_causal=True))
     yield case("causal_decode", lambda r: _args(*qkv(r, tq=1, tk=33), is_causal=True))
@@ -713,9 +707,7 @@ def _quantize() -> Iterator[Case]:
     yield case("one_group", lambda r: _args(_near_levels(r, 7, 1, 128, 4), bits=4, group_size=128))
     yield case(
         "symmetric",
-        lambda r: _args(
-            _near_levels(r, 5, 3, 32, 8, symmetric=True), bits=8, group_size=32, mode="symmetric"
-        ),
+        lambda r: _args(_near_levels(r, 5, 3, 32, 8, symmetric=True), bits=8, group_size=32, mode="symmetric"),
     )
     yield case("constant_group", lambda r: _args(np.full((2, 64), 0.75), bits=4, group_size=32), dtypes=ALL)
     yield case(
@@ -763,9 +755,7 @@ def _quantized_linear() -> Iterator[Case]:
             yield case(
                 f"affine_{bits}_{group_size}",
                 partial(
-                    lambda r, b, g: _args(
-                        _normal(r, 3, 128), *_packed(r, 17, 128, b, g), bits=b, group_size=g
-                    ),
+                    lambda r, b, g: _args(_normal(r, 3, 128), *_packed(r, 17, 128, b, g), bits=b, group_size=g),
                     b=bits,
                     g=group_size,
                 ),
@@ -781,9 +771,7 @@ def _quantized_linear() -> Iterator[Case]:
         lambda r: _args(_normal(r, 3, 64), *_packed(r, 9, 64, 8, 32, symmetric=True)[:2], bits=8),
     )
     yield case("empty_batch", lambda r: _args(np.zeros((0, 64)), *_packed(r, 7, 64, 4, 32)), tags=_EMPTY)
-    yield case(
-        "special", lambda r: _args(np.tile(_SPECIAL_ROWS, 8), *_packed(r, 7, 32, 4, 32)), tags=_SPECIAL
-    )
+    yield case("special", lambda r: _args(np.tile(_SPECIAL_ROWS, 8), *_packed(r, 7, 32, 4, 32)), tags=_SPECIAL)
 
 
 # --- loss and sampling -------------------------------------------------------------------------------
@@ -808,9 +796,7 @@ def _cross_entropy() -> Iterator[Case]:
         )
         yield case(
             f"smoothed_{reduction}",
-            partial(
-                lambda r, how: _args(*some_ignored(r), reduction=how, label_smoothing=0.1), how=reduction
-            ),
+            partial(lambda r, how: _args(*some_ignored(r), reduction=how, label_smoothing=0.1), how=reduction),
         )
     yield case("defaults", lambda r: pair(r, 17, 4))
     for n in ODD_LENGTHS:
@@ -1029,9 +1015,7 @@ INVALID: Mapping[str, tuple[InvalidCase, ...]] = {
     "softplus": _refuses_kinds("softplus"),
     "gelu": (
         *_refuses_kinds("gelu"),
-        *_refuses(
-            "gelu", ("approximate", ValueError, "approximate", lambda: _args(_ones(3), approximate="fast"))
-        ),
+        *_refuses("gelu", ("approximate", ValueError, "approximate", lambda: _args(_ones(3), approximate="fast"))),
     ),
     "swiglu": _refuses_gates("swiglu"),
     "geglu": _refuses_gates("geglu"),

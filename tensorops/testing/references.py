@@ -200,9 +200,7 @@ def geglu(gate: ArrayLike, up: ArrayLike) -> _Float64:
 # --- softmax and its relatives -----------------------------------------------------------------------
 
 
-def _exponentials(
-    x: ArrayLike, axis: int, where: ArrayLike | None
-) -> tuple[_Wide, NDArray[np.bool_], _Wide, _Wide]:
+def _exponentials(x: ArrayLike, axis: int, where: ArrayLike | None) -> tuple[_Wide, NDArray[np.bool_], _Wide, _Wide]:
     """Return ``x - max``, the entries that count, ``exp(x - max)`` (0 elsewhere) and its sum along `axis`."""
     x = np.asarray(x, dtype=np.longdouble)
     keep = np.broadcast_to(np.asarray(True if where is None else where, dtype=np.bool_), x.shape)

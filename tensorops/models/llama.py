@@ -1,0 +1,345 @@
+"""The Llama network in tensorops operators: one program for every array library.
+
+Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", https://arxiv.org/abs/2302.13971
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tensorops as tp
+
+from ._errors import GGUFError
+from .cache import KVCache, Slots
+from .config import LlamaConfig
+from .gguf import open_gguf
+from .weights import arrange, embed, linear, load
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from .blocks import QuantizedWeight
+    from .tokenizer import Tokenizer
+
+__all__ = ["Llama", "forward"]
+
+Array = Any
+FIRST_CAPACITY = 128
+PREFILL_TOKENS = 256  # a long prompt goes through in pieces, so that its attention scores stay small
+
+
+def forward(
+    config: LlamaConfig,
+    weights: dict[str, Any],
+    ids: Array,
+    positions: Array,
+    keys: Sequence[Array],
+    values: Sequence[Array],
+) -> tuple[Array, list[Array], list[Array]]:
+    """Run the network on some tokens, looking at no value: a compiler may trace it.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+        The sizes.
+    weights : dict
+        As `arrange` makes it.
+    ids, positions : array of int, shape (tokens,)
+        Tokens and their consecutive positions.
+    keys, values : sequence of array, each of shape (kv_heads, capacity, head_dim)
+        What a `KVCache` holds, with room for the tokens.
+
+    Returns
+    -------
+    hidden : array of float32, shape (tokens, dim)
+        The features that the output matrix turns into logits.
+    keys, values : list of array
+        With the new tokens in place.
+    """
+    x = embed(ids, weights["embedding"], config.dim)
+    slots = Slots(positions, keys[0].shape[1])
+    new_keys, new_values = [], []
+    for w, old_keys, old_values in zip(weights["blocks"], keys, values, strict=True):
+        h = tp.rms_norm(x, w["attn_norm"], config.eps)
+        q = _heads(linear(h, w["attn_q"]), config.heads)
+        k = _heads(linear(h, w["attn_k"]), config.kv_heads)
+        v = _heads(linear(h, w["attn_v"]), config.kv_heads)
+        q, k = (_rotate(config, weights, each, positions) for each in (q, k))
+        new_keys.append(slots.place(old_keys, k))
+        new_values.append(slots.place(old_values, v))
+        h = linear(_attend(q, new_keys[-1], new_values[-1], slots.mask), w["attn_output"])
+        h, x = tp.add_rms_norm(h, x, w["ffn_norm"], config.eps)
+        x = x + linear(tp.swiglu(linear(h, w["ffn_gate"]), linear(h, w["ffn_up"])), w["ffn_down"])
+    return tp.rms_norm(x, weights["norm"], config.eps), new_keys, new_values
+
+
+def _heads(x: Array, heads: int) -> Array:
+    """Return (heads, tokens, head_dim) from (tokens, heads * head_dim)."""
+    xp = tp.get_namespace(x)
+    tokens, features = x.shape
+    return xp.permute_dims(xp.reshape(x, (tokens, heads, features // heads)), (1, 0, 2))
+
+
+def _rotate(config: LlamaConfig, weights: dict[str, Any], x: Array, positions: Array) -> Array:
+    # GGUF files hold the heads of this architecture with the features of a pair next to each other.
+    return tp.rope(x, positions, base=config.rope_base, freqs=weights["frequencies"], interleaved=True)
+
+
+def _attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """Return (tokens, heads * head_dim) from queries, keys and values of (heads, …, head_dim)."""
+    xp = tp.get_namespace(q)
+    heads, tokens, head_dim = q.shape
+    batch = [xp.expand_dims(x, axis=0) for x in (q, k, v)]
+    y = tp.scaled_dot_product_attention(*batch, mask=mask)
+    return xp.reshape(xp.permute_dims(y, (0, 2, 1, 3)), (tokens, heads * head_dim))
+
+
+class Llama:
+    """A Llama language model.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+        Its sizes.
+    weights : mapping of str to array or QuantizedWeight
+        Float32 or quantised weights by their names in a GGUF file. Matrices are (out, in), and query and key
+        heads rotate neighbouring features. Without ``output.weight`` the embedding is the output, too.
+    tokenizer : Tokenizer, optional
+        Needed for text only.
+    backend : str
+        The backend that computes, as in `tensorops.set_backend`; the weights are moved there.
+    compile : callable, optional
+        What makes a function of arrays faster, such as ``jax.jit``; it is given the network.
+
+    Raises
+    ------
+    ValueError
+        A weight is missing, unknown, or has the wrong shape.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: Mapping[str, Array | QuantizedWeight],
+        tokenizer: Tokenizer | None = None,
+        *,
+        backend: str = "numpy",
+        compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,  # noqa: A002
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self._active = tp.set_backend(backend)
+        with self._active:
+            self.backend = tp.get_backend()  # an alias's proper name
+        self._weights, self._output = arrange(config, weights, backend)
+        network = partial(forward, config)
+        self._network = compile(network) if compile else network
+        self._compiled = compile is not None
+
+    @classmethod
+    def from_gguf(
+        cls,
+        path: str | os.PathLike[str],
+        backend: str = "numpy",
+        *,
+        compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,  # noqa: A002
+    ) -> Llama:
+        """Load a model and its tokenizer from a GGUF file.
+
+        Quantised weights stay quantised where the backend has a kernel for them; where it has none they
+        become float32.
+
+        Parameters
+        ----------
+        path : str or path-like
+            A file whose architecture is ``llama``.
+        backend : str
+            The backend that computes.
+        compile : callable, optional
+            See `Llama`.
+
+        Returns
+        -------
+        Llama
+            The model.
+
+        Raises
+        ------
+        GGUFError
+            The file is damaged or asks for what is not supported.
+        """
+        from .tokenizer import Tokenizer
+
+        file = open_gguf(path)
+        config = LlamaConfig.from_gguf(file)
+        if misfit := config.find_misfit({name: tensor.shape for name, tensor in file.tensors.items()}):
+            raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
+        tokenizer = Tokenizer(file)
+        with tp.set_backend(backend):
+            weights = {name: load(tensor, backend) for name, tensor in file.tensors.items()}
+        return cls(config, weights, tokenizer, backend=backend, compile=compile)
+
+    def new_cache(self) -> KVCache:
+        """Return an empty cache, to be handed to successive calls."""
+        c = self.config
+        empty = np.zeros((c.kv_heads, FIRST_CAPACITY, c.head_dim), dtype=np.float32)
+        keys, values = tp.to_backend([[empty] * c.blocks, [empty] * c.blocks], self.backend)
+        return KVCache(keys, values, c.context_length)
+
+    def __call__(self, ids: Sequence[int], cache: KVCache | None = None) -> Array:
+        """Return the logits of the token that follows each of `ids`.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            Token ids; they continue those that the cache has seen.
+        cache : KVCache, optional
+            From `new_cache`; it takes up `ids`.
+
+        Returns
+        -------
+        array of float32, shape (tokens, vocab_size)
+            Logits, an array of the backend's library.
+
+        Raises
+        ------
+        ValueError
+            There is no token, an id is not in the vocabulary, or the text outgrows the context length.
+        """
+        hidden = self._read(ids, self.new_cache() if cache is None else cache)
+        with self._scope():
+            return linear(hidden, self._output)
+
+    def generate(self, prompt: str | Sequence[dict[str, str]], *, chat: bool = False, **options: Any) -> Iterator[str]:
+        """Continue a text, piece by piece.
+
+        Parameters
+        ----------
+        prompt : str, or sequence of dict with ``role`` and ``content``
+            What to continue.
+        chat : bool
+            Take the prompt for what a user says, and put it in the form of the model's chat template. With
+            a sequence of messages this is always done.
+        **options
+            As for `generate_ids`.
+
+        Returns
+        -------
+        iterator of str
+            Pieces of text as they become known, never half a character.
+
+        Raises
+        ------
+        ValueError
+            There is no tokenizer, or the prompt is empty or too long.
+        """
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer: use generate_ids")
+        if chat or not isinstance(prompt, str):
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            text = self.tokenizer.apply_chat_template(messages)
+            ids = self.tokenizer.encode(text, add_special=False)
+        else:
+            ids = self.tokenizer.encode(prompt)
+        return self.tokenizer.stream(self.generate_ids(ids, **options))
+
+    def generate_ids(
+        self,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+    ) -> Iterator[int]:
+        """Continue a sequence of tokens until the model ends it.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            At least one token.
+        max_new_tokens : int
+            The most tokens to add; with the prompt they must fit the context length.
+        temperature, top_k, top_p, min_p
+            As for `tensorops.sample`; temperature 0 takes the likeliest token.
+        seed : int, optional
+            Makes sampling repeatable.
+
+        Returns
+        -------
+        iterator of int
+            Token ids, without the one that ends the text.
+
+        Raises
+        ------
+        ValueError
+            The prompt is empty or too long, or an id is not in the vocabulary.
+        """
+        ids = [int(token) for token in self._check_ids(ids)]
+        if (total := len(ids) + max_new_tokens) > self.config.context_length:
+            raise ValueError(
+                f"{len(ids)} tokens of prompt and {max_new_tokens} new ones make {total}, "
+                f"more than the model's context length of {self.config.context_length}"
+            )
+        rng = np.random.default_rng(seed)
+        pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "rng": rng}
+        return self._continue(ids, max_new_tokens, pick)
+
+    def _continue(self, ids: list[int], count: int, pick: dict[str, Any]) -> Iterator[int]:
+        cache = self.new_cache()
+        end_ids = self.tokenizer.end_ids if self.tokenizer else frozenset()
+        for _ in range(count):
+            while ids:
+                size = self._piece(len(ids))
+                hidden = self._read(ids[:size], cache)
+                ids = ids[size:]
+            token = self._pick(hidden, pick)
+            if token in end_ids:
+                return
+            yield token
+            ids = [token]
+
+    def _piece(self, left: int) -> int:
+        """Return how many of the tokens that are left go through the network at once."""
+        size = min(left, PREFILL_TOKENS)
+        # Every new length is compiled anew, so a compiled network sees powers of two only.
+        return 1 << (size.bit_length() - 1) if self._compiled else size
+
+    def _read(self, ids: Sequence[int], cache: KVCache) -> Array:
+        """Return the features of `ids`, and take them up into the cache."""
+        checked = self._check_ids(ids)
+        with self._scope():
+            cache.reserve(len(checked))
+            positions = np.arange(cache.length, cache.length + len(checked), dtype=np.int32)
+            moved = tp.to_backend((checked, positions), self.backend)
+            hidden, keys, values = self._network(self._weights, *moved, cache.keys, cache.values)
+        cache.store(keys, values, len(checked))
+        return hidden
+
+    def _pick(self, hidden: Array, pick: dict[str, Any]) -> int:
+        """Choose the token that follows the last row of `hidden`."""
+        with self._scope():
+            token = tp.sample(linear(hidden[-1:, :], self._output), **pick)
+        return int(tp.to_backend(token, "numpy")[0])
+
+    def _scope(self) -> AbstractContextManager[None]:
+        """Put the model's backend in force, unless it is: then a choice of kernels made outside holds."""
+        return nullcontext() if tp.get_backend() == self.backend else self._active
+
+    def _check_ids(self, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        array = np.asarray(ids)
+        if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+            raise ValueError(f"ids must be a non-empty sequence of integers, not {ids!r:.80}")
+        size = self.config.vocab_size
+        for token in (int(array.min()), int(array.max())):
+            if not 0 <= token < size:
+                raise ValueError(f"token id {token} is outside the vocabulary of {size} tokens")
+        return array.astype(np.int32)

@@ -1,0 +1,130 @@
+"""The weights of a network: loading them, and the two things that are done with a matrix.
+
+A matrix is either a float32 array (out, in) or a tuple ``(weight, scales, biases)`` in the layout of
+`tensorops.quantized_linear`. Bits and group size follow from the shapes, so that a structure of weights
+consists of arrays alone: that is what compilers such as ``jax.jit`` and ``mx.compile`` take as an argument.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tensorops as tp
+
+from .blocks import QuantizedWeight, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .config import LlamaConfig
+
+__all__ = ["arrange", "embed", "linear", "load"]
+
+Array = Any
+Matrix = Any  # array, or (weight, scales, biases)
+
+
+def load(tensor: Tensor, backend: str) -> Array | QuantizedWeight:
+    """Return a tensor on a backend: quantised if there is a kernel for that, else in float32.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        From a GGUF file.
+    backend : str
+        The backend in force.
+
+    Returns
+    -------
+    array or QuantizedWeight
+        The weight.
+    """
+    if len(tensor.shape) == 2 and tensor.is_quantized:
+        w = tp.to_backend(tensor.quantized(), backend)
+        x = tp.to_backend(np.zeros((1, tensor.shape[1]), dtype=np.float32), backend)
+        choice = tp.quantized_linear.explain(x, w.weight, w.scales, w.biases, bits=w.bits, group_size=w.group_size)
+        if choice.kernel != "generic":
+            return w
+    return tp.to_backend(tensor.dequantize(), backend)
+
+
+def arrange(
+    config: LlamaConfig, weights: Mapping[str, Array | QuantizedWeight], backend: str
+) -> tuple[dict[str, Any], Matrix]:
+    """Sort weights that are named as in a GGUF file into the structure that the network takes.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+        The sizes.
+    weights : mapping of str to array or QuantizedWeight
+        By name; moved to the backend where they are not there yet.
+    backend : str
+        The backend that computes.
+
+    Returns
+    -------
+    weights : dict
+        ``embedding``, ``norm``, ``frequencies`` (or None) and ``blocks``, a list of dict by short name.
+    output : array or tuple
+        The output matrix; without one of its own the network uses the embedding.
+
+    Raises
+    ------
+    ValueError
+        A weight is missing, unknown, or has the wrong shape.
+    """
+    if misfit := config.find_misfit({name: weight.shape for name, weight in weights.items()}):
+        raise ValueError(f"weight {misfit[0]}: {misfit[1]}")
+    named = {name: tp.to_backend(_plain(weight), backend) for name, weight in weights.items()}
+    factors = named.get("rope_freqs.weight")
+    arranged = {
+        "embedding": named["token_embd.weight"],
+        "norm": named["output_norm.weight"],
+        "frequencies": None if factors is None else _frequencies(config, factors, backend),
+        "blocks": [
+            {name: named[f"blk.{block}.{name}.weight"] for name in config.block_shapes()}
+            for block in range(config.blocks)
+        ],
+    }
+    return arranged, named.get("output.weight", arranged["embedding"])
+
+
+def linear(x: Array, matrix: Matrix) -> Array:
+    """Return ``x @ matrix.T``."""
+    if not isinstance(matrix, tuple):
+        return tp.linear(x, matrix)
+    bits, group_size = _format(matrix, x.shape[-1])
+    return tp.quantized_linear(x, *matrix, bits=bits, group_size=group_size)
+
+
+def embed(ids: Array, matrix: Matrix, dim: int) -> Array:
+    """Return the rows `ids` of a matrix with `dim` columns, in float32."""
+    if not isinstance(matrix, tuple):
+        return tp.embedding(ids, matrix)
+    # Only the rows that are needed become float32; the matrix stays small.
+    xp = tp.get_namespace(ids)
+    rows = [None if part is None else xp.take(part, ids, axis=0) for part in matrix]
+    bits, group_size = _format(matrix, dim)
+    return tp.dequantize(*rows, bits=bits, group_size=group_size)
+
+
+def _plain(weight: Array | QuantizedWeight) -> Matrix:
+    if not isinstance(weight, QuantizedWeight):
+        return weight
+    return weight.weight, weight.scales, weight.biases
+
+
+def _format(matrix: tuple[Array, Array, Array | None], columns: int) -> tuple[int, int]:
+    """Return bits and group size."""
+    weight, scales, _ = matrix
+    return 8 * weight.shape[1] // columns, columns // scales.shape[1]
+
+
+def _frequencies(config: LlamaConfig, factors: Array, backend: str) -> Array:
+    """Return the rotary frequencies of the configuration, each divided by the file's factor for it."""
+    exponents = np.arange(config.head_dim // 2) * (-2.0 / config.head_dim)
+    frequencies = config.rope_base**exponents / tp.to_backend(factors, "numpy")
+    return tp.to_backend(frequencies.astype(np.float32), backend)
