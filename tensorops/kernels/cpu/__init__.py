@@ -1,13 +1,13 @@
 """Kernels in C++ for arrays in host memory; the sources are in ``native/cpu``."""
 
 try:
-    from tensorops.kernels.cpu import _native
-except ImportError as error:
+    import tensorops.kernels.cpu._native  # noqa: F401 - first, so that its absence is told from other errors
+except ModuleNotFoundError as error:
     raise ImportError(
-        f"the compiled module is missing ({error}): tensorops was installed without a working C++ compiler; "
-        "install one (Debian: apt-get install g++), then: pip install --force-reinstall --no-deps tensorops"
+        "tensorops was installed without its compiled module, for lack of a working C++ compiler; install one "
+        "(Debian: apt-get install g++) and then tensorops again, with pip's option --force-reinstall"
     ) from error
 
 from tensorops.kernels.cpu import normalization
 
-__all__ = ["_native", "normalization"]
+__all__ = ["normalization"]

@@ -1,0 +1,19 @@
+"""The group of subcommands."""
+
+from __future__ import annotations
+
+import click
+
+from tensorops import __version__
+from tensorops.cli import backends, demo, generate
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tensorops")
+def app() -> None:
+    """Fused, numerically careful tensor operators for every Python array library."""
+
+
+app.add_command(backends.backends)
+app.add_command(demo.demo)
+app.add_command(generate.generate)

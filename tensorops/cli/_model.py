@@ -1,0 +1,54 @@
+"""Loading and timing a language model on a backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tensorops.backends.registry import Backend
+
+if TYPE_CHECKING:
+    from tensorops.models import Llama
+
+
+def load(path: Path, backend: Backend) -> Llama:
+    """Load a model, compiled where the library compiles Python functions of arrays."""
+    try:
+        from tensorops.models import Llama
+
+        compiler = None
+        if backend.namespace.name == "jax":  # thousands of small dispatches per token become one
+            from jax import jit as compiler
+        return Llama.from_gguf(path, backend.name, compile=compiler)
+    except (ImportError, ValueError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@dataclass
+class Stopwatch:
+    """When tokens came; the first one, which waits for the prompt and for compilers, is kept apart."""
+
+    started: float = field(default_factory=time.perf_counter)
+    stamps: list[float] = field(default_factory=list)
+
+    def watch(self, tokens: Iterator[int]) -> Iterator[int]:
+        """Pass tokens on and note when."""
+        for token in tokens:
+            self.stamps.append(time.perf_counter())
+            yield token
+
+    @property
+    def seconds_to_first(self) -> float:
+        """Seconds from the start to the first token."""
+        return self.stamps[0] - self.started if self.stamps else float("nan")
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The median rate of the tokens after the first; NaN for fewer than two."""
+        gaps = sorted(b - a for a, b in zip(self.stamps, self.stamps[1:], strict=False))
+        return 1.0 / gaps[len(gaps) // 2] if gaps else float("nan")

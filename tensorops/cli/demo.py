@@ -1,0 +1,92 @@
+"""``tensorops demo``: one language model, the same text, on every backend that can compute here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import tensorops
+from tensorops.backends.registry import BACKENDS, Backend, unavailable_reason
+from tensorops.cli import _model
+from tensorops.cli._options import messages, model_options, model_path
+from tensorops.cli.backends import backends_table
+
+PROMPT = "The capital of France is"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one backend made of the prompt."""
+
+    backend: str
+    ids: list[int]
+    text: str
+    watch: _model.Stopwatch
+    kernels: str
+
+
+def run(path: Path, backend: Backend, prompt: str, count: int) -> Outcome:
+    """Continue the prompt on one backend, greedily."""
+    llama = _model.load(path, backend)
+    assert llama.tokenizer is not None
+    prompt_ids = llama.tokenizer.encode(prompt)
+    with tensorops.trace() as log:  # on a run of its own, as recording takes time
+        list(llama.generate_ids(prompt_ids, max_new_tokens=2))
+    watch = _model.Stopwatch()
+    ids = list(watch.watch(llama.generate_ids(prompt_ids, max_new_tokens=count)))
+    kernels = sorted(f"{name}: {', '.join(sorted(k))}" for name, k in log.kernels.items() if k - {"generic", "-"})
+    return Outcome(backend.name, ids, llama.tokenizer.decode(ids), watch, "\n".join(kernels) or "generic bodies")
+
+
+def why_skipped(backend: Backend) -> str:
+    """Return why the demonstration leaves a backend out, or an empty string."""
+    if backend.namespace.lazy:
+        return "lazy: it builds a graph of thousands of tasks for every token"
+    return "it checks conformance and is not made for speed" if backend.name == "array_api_strict" else ""
+
+
+@click.command()
+@click.option("--prompt", default=PROMPT, show_default=True, help="What to continue.")
+@click.option("--all", "everything", is_flag=True, help="Run the backends that are left out for their slowness, too.")
+@model_options
+def demo(prompt: str, everything: bool, model: Path | None, max_new_tokens: int) -> None:
+    """Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected."""
+    console = Console()
+    with console.status("Probing backends …"):
+        table = backends_table()
+    console.print(table)
+    path = model_path(model)
+    console.print(f"\nContinuing [bold]{escape(repr(prompt))}[/] with {path.name}, greedily:\n")
+    outcomes: list[Outcome] = []
+    for backend in BACKENDS.values():
+        if unavailable_reason(backend):
+            continue
+        if not everything and (reason := why_skipped(backend)):
+            console.print(f"[dim]{backend.name} left out ({reason}); --all runs it[/]")
+            continue
+        with messages.status(f"{backend.name} …"):
+            outcome = run(path, backend, prompt, max_new_tokens)
+        outcomes.append(outcome)
+        console.print(f"[bold]{backend.name}[/]: {escape(prompt + outcome.text)}\n", highlight=False)
+    console.print(summary(outcomes))
+    different = [o.backend for o in outcomes if o.ids != outcomes[0].ids]
+    if different:
+        raise click.ClickException(f"other tokens than on {outcomes[0].backend}: {', '.join(different)}")
+    console.print(f"[green]The same {len(outcomes[0].ids)} tokens on all {len(outcomes)} backends.[/]")
+
+
+def summary(outcomes: list[Outcome]) -> Table:
+    """Return the table of speeds and kernels."""
+    table = Table(title="Speed on this machine")
+    table.add_column("backend")
+    table.add_column("first token", justify="right")
+    table.add_column("tokens/s", justify="right")
+    table.add_column("kernels that ran")
+    for o in outcomes:
+        table.add_row(o.backend, f"{o.watch.seconds_to_first:.2f} s", f"{o.watch.tokens_per_second:.1f}", o.kernels)
+    return table

