@@ -179,6 +179,12 @@ def _cupy_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
         return cupy.asarray(a)
 
 
+def _strict_to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import array_api_strict as xp
+
+    return np.asarray(x.to_device(xp.Device("CPU_DEVICE")))
+
+
 def _strict_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     import array_api_strict as xp
 
@@ -290,7 +296,7 @@ NAMESPACES: dict[str, Namespace] = {
             packages=("array_api_strict",),
             array_type="array_api_strict._array_object:Array",
             standard="array_api_strict",
-            to_numpy=np.asarray,
+            to_numpy=_strict_to_numpy,
             from_numpy=_strict_from_numpy,
             device=lambda x: x.device,
             quiet=lambda: np.errstate(all="ignore"),

@@ -205,7 +205,7 @@ class Operator(Generic[P, R]):
     def _dispatch(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Do what `__call__` does when no plan settles it: convert, choose, run, convert back, record."""
         call = self._prepare(settings, args, kwargs)
-        kernel, _ = self._select(settings, call)
+        kernel, refused = self._select(settings, call)
         if kernel is None:
             with call.namespace.quiet():
                 result: Any = self._body(*call.args, **call.kwargs)
@@ -216,8 +216,9 @@ class Operator(Generic[P, R]):
             result = self._take_home(call, result, transfers)
         if settings.log is not None:
             settings.log.append(self._record(call, kernel, tuple(transfers)))
-        elif kernel is not None and kernel.declines and not transfers:
-            settings.plans[self].setdefault(type(args[0]) if args else object, kernel.function)
+        elif kernel is not None and kernel.declines and args and not refused and not transfers:
+            # The first choice for this type of array, and it says itself what it cannot take.
+            settings.plans[self][type(args[0])] = kernel.function
         return result  # type: ignore[no-any-return]
 
     def _prepare(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import zipfile
 
-import make_gguf
 import pytest
+
+import make_gguf
 
 pytest.importorskip("click")
 pytest.importorskip("rich")

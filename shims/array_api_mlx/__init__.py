@@ -67,7 +67,7 @@ def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Any:
 
 def argmax(x: Any, /, *, axis: int | None = None, keepdims: Any = False) -> Any:
     """Return the index of the first largest element, in the standard's default index dtype."""
-    return mx.argmax(x, axis=axis, keepdims=keepdims).astype(mx.int64)
+    return mx.argmax(x, axis=axis, keepdims=keepdims).astype(mx.int32)
 
 
 def _flip(x: Any, axis: int) -> Any:

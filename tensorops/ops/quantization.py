@@ -77,7 +77,8 @@ def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> t
         return xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), narrow(xp, scale, w), None
     low, high = xp.min(groups, axis=-1), xp.max(groups, axis=-1)
     steps = float(2**bits - 1)
-    scale = high / steps - low / steps  # the difference itself may overflow
+    # Halves are exact, so that their difference cannot overflow and is 0 for equal elements however it is compiled.
+    scale = (0.5 * high - 0.5 * low) / (0.5 * steps)
     q = xp.clip(_levels(xp, groups - xp.expand_dims(low, axis=-1), scale), 0.0, steps)
     packed = _pack(xp, xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), bits)
     return packed, narrow(xp, scale, w), narrow(xp, low, w)

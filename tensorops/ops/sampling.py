@@ -78,10 +78,14 @@ def sample(
     _check_options(temperature, top_k, top_p, min_p)
     if logits.shape[-1] == 0:
         raise ValueError("sample: logits has no candidates along its last axis")
-    if temperature == 0:
-        return xp.argmax(logits, axis=-1)
     (wide,) = widen(xp, logits)
-    uniform = _uniform(xp, wide, rng)
+    uniform = None if temperature == 0 else _uniform(xp, wide, rng)
+    if 0 in logits.shape:  # no row to draw for: not every library reduces nothing
+        device = creation_device(logits)
+        dtype = xp.__array_namespace_info__().default_dtypes(device=device)["indexing"]
+        return xp.zeros(logits.shape[:-1], dtype=dtype, device=device)
+    if uniform is None:
+        return xp.argmax(logits, axis=-1)
     scaled = (wide - xp.max(wide, axis=-1, keepdims=True)) / temperature
     weights = xp.exp(scaled)  # the largest is 1
     if top_k is not None and top_k < wide.shape[-1]:

@@ -1,0 +1,1 @@
+"""Benchmarks, one module for each family of operators; see docs/benchmarks.md."""

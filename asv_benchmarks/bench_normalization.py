@@ -1,0 +1,42 @@
+"""Normalization along rows, beside a copy of the same bytes."""
+
+import numpy as np
+
+from tensorops.testing import BENCHMARK_SHAPES
+
+from .common import Benchmark, family, implementations, normal, parameters
+
+OPERATORS = family("normalization")
+
+
+class Normalization(Benchmark):
+    params = (OPERATORS, ["copy", *implementations(OPERATORS)], BENCHMARK_SHAPES, ["float32", "bfloat16"])
+    param_names = ("operator", "implementation", "shape", "dtype")
+
+    def setup(self, operator, implementation, shape, dtype):
+        args = parameters(
+            operator,
+            {
+                "x": lambda: normal(*shape, dtype=dtype),
+                "residual": lambda: normal(*shape, dtype=dtype),
+                "weight": lambda: normal(shape[1], dtype=dtype),
+                "bias": lambda: normal(shape[1], dtype=dtype),
+            },
+        )
+        if implementation == "copy":
+            self.prepare_copy([x for x in args if x.shape == shape])
+        else:
+            self.prepare(operator, implementation, args)
+
+    def prepare_copy(self, sources):
+        """Copy what the operator must read and write at least, into memory that is there already."""
+        pairs = [(np.full_like(x, 1), x) for x in sources]
+
+        def call():
+            for target, source in pairs:
+                np.copyto(target, source)
+
+        self.call = call
+
+    def time_normalization(self, operator, implementation, shape, dtype):
+        self.call()

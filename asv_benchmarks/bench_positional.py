@@ -1,0 +1,23 @@
+"""Rotary position embedding: the rows of a shape are the sequence, its features those of all heads."""
+
+import numpy as np
+
+from tensorops.testing import BENCHMARK_SHAPES
+
+from .common import Benchmark, family, implementations, normal
+
+OPERATORS = family("positional")
+HEAD_DIM = 64
+
+
+class Positional(Benchmark):
+    params = (OPERATORS, implementations(OPERATORS), BENCHMARK_SHAPES, ["float32", "bfloat16"])
+    param_names = ("operator", "implementation", "shape", "dtype")
+
+    def setup(self, operator, implementation, shape, dtype):
+        length, features = shape
+        x = normal(1, features // HEAD_DIM, length, HEAD_DIM, dtype=dtype)
+        self.prepare(operator, implementation, [x, np.arange(length, dtype=np.int32)])
+
+    def time_positional(self, operator, implementation, shape, dtype):
+        self.call()

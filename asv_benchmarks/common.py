@@ -1,0 +1,113 @@
+"""What the benchmarks share: which implementations there are, inputs for them, and how to wait for a result.
+
+Everything is read from tensorops' registries, so that a new operator, kernel or array library is measured without a
+change here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tensorops import set_backend
+from tensorops._namespaces import NAMESPACES, Namespace, namespace_of
+from tensorops._operator import GENERIC, OPERATORS
+from tensorops.backends.registry import BACKENDS, unavailable_reason
+from tensorops.testing import DTYPES
+
+# Libraries that return before they have computed: what waits for a result.
+WAIT = {
+    "cupy": lambda y: importlib.import_module("cupy").cuda.get_current_stream().synchronize(),
+    "jax": lambda y: importlib.import_module("jax").block_until_ready(y),
+    "mlx": lambda y: importlib.import_module("mlx.core").eval(y),
+}
+
+
+def family(name: str) -> list[str]:
+    """Return the operators of a module of `tensorops.ops`."""
+    return [op.__name__ for op in OPERATORS.values() if op.__module__ == f"tensorops.ops.{name}"]
+
+
+def implementations(operators: list[str]) -> list[str]:
+    """Return ``"namespace/provider"`` for every kernel of some operators, and ``"namespace/generic"``."""
+    names = []
+    for row in NAMESPACES.values():
+        if row.missing or row.lazy or row.extra == "test":
+            continue
+        providers = [p for p in row.providers if any(p in OPERATORS[name].kernels for name in operators)]
+        names += [f"{row.name}/{provider}" for provider in (*providers, GENERIC)]
+    return names
+
+
+def normal(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
+    """Return standard normal numbers, the same for the same shape."""
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(DTYPES[dtype])
+
+
+def parameters(operator: str, values: dict[str, Callable[[], Any]]) -> list[Any]:
+    """Return the values of an operator's parameters that `values` knows how to make, in the operator's order."""
+    return [values[name]() for name in inspect.signature(OPERATORS[operator]).parameters if name in values]
+
+
+class Benchmark:
+    """Calls an operator on arrays of some library; the time includes waiting for the result.
+
+    `setup` of a subclass calls `prepare`; its ``time_…`` method calls ``self.call()``.
+    """
+
+    timeout = 300
+
+    def prepare(self, operator: str, implementation: str, args: list[Any], **options: Any) -> None:
+        """Make ``self.call``; `args` and `options` may hold NumPy arrays, which are taken to the library."""
+        namespace, provider = implementation.split("/")
+        row = NAMESPACES[namespace]
+        backend = self._backend(row, provider)
+        args = [self._move(value, row) for value in args]
+        options = {name: self._move(value, row) for name, value in options.items()}
+        op = OPERATORS[operator]
+        if provider != GENERIC:
+            self._scope = set_backend(backend, kernels=[provider, GENERIC])
+            self._scope.__enter__()
+            if reason := op.explain(*args, **options).refused.get(provider):
+                self.teardown()
+                raise NotImplementedError(f"{operator} has no kernel of {provider} here: {reason}")
+        function = op.generic if provider == GENERIC else op
+        if namespace == "jax":
+            fixed = {name: options.pop(name) for name in list(options) if namespace_of(options[name]) is None}
+            function = importlib.import_module("jax").jit(partial(function, **fixed))
+        wait = WAIT.get(namespace)
+        if wait is None:
+            self.call = lambda: function(*args, **options)
+        else:
+            self.call = lambda: wait(function(*args, **options))
+        self.call()  # compiled, and its memory touched
+
+    def teardown(self, *_: Any) -> None:
+        if hasattr(self, "_scope"):
+            self._scope.__exit__(None, None, None)
+            del self._scope
+
+    @staticmethod
+    def _backend(row: Namespace, provider: str) -> str:
+        """Return the backend that computes with a library, and uses a provider's kernels."""
+        reasons = []
+        for backend in BACKENDS.values():
+            if backend.namespace is row and (provider == GENERIC or provider in backend.providers):
+                if not (reason := unavailable_reason(backend)):
+                    return backend.name
+                reasons.append(reason)
+        raise NotImplementedError(f"{row.name}/{provider}: {'; '.join(reasons)}")  # asv shows n/a
+
+    @staticmethod
+    def _move(value: Any, row: Namespace) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        try:
+            return row.from_numpy(value, None)
+        except TypeError as error:
+            raise NotImplementedError(str(error)) from None

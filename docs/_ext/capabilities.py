@@ -1,0 +1,136 @@
+"""Tables of what tensorops can do, read from its own registries while the documentation is built.
+
+Three directives without arguments: ``operators`` (operator × provider of kernels), ``namespaces`` (array library ×
+extra × floating dtypes) and ``backends``. No list is kept by hand, so none can fall behind the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+from tensorops import kernels
+from tensorops._dtypes import dtype_name
+from tensorops._namespaces import NAMESPACES, Namespace
+from tensorops._operator import OPERATORS
+from tensorops.backends.registry import BACKENDS, unavailable_reason
+from tensorops.testing import DTYPES
+
+Cell = nodes.Node | str
+
+
+def code(text: str) -> nodes.literal:
+    return nodes.literal(text, text)
+
+
+def codes(names: Iterable[str]) -> nodes.inline:
+    """Return names set as code, with commas between them; a dash for none."""
+    cell = nodes.inline()
+    for name in names:
+        if cell.children:
+            cell += nodes.Text(", ")
+        cell += code(name)
+    return cell if cell.children else nodes.inline("", "–")
+
+
+def operator_link(name: str) -> nodes.reference:
+    return nodes.reference("", "", code(name), internal=True, refuri=f"api.html#tensorops.{name}")
+
+
+def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> nodes.table:
+    def row(cells: Sequence[Cell]) -> nodes.row:
+        made = nodes.row()
+        for cell in cells:
+            content = nodes.Text(cell) if isinstance(cell, str) else cell
+            made += nodes.entry("", nodes.paragraph("", "", content))
+        return made
+
+    group = nodes.tgroup(cols=len(head))
+    group += [nodes.colspec(colwidth=1) for _ in head]
+    group += nodes.thead("", row(head))
+    group += nodes.tbody("", *[row(cells) for cells in rows])
+    return nodes.table("", group)
+
+
+class Operators(Directive):
+    """Every operator, and the providers that have a kernel for it."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = [
+            [operator_link(name), "✓", *("✓" if p in op.kernels else "–" for p in kernels.PROVIDERS)]
+            for name, op in sorted(OPERATORS.items())
+        ]
+        made: list[nodes.Node] = [table(["Operator", "generic body", *map(code, kernels.PROVIDERS)], rows)]
+        for provider in kernels.PROVIDERS:
+            if reason := kernels.load(provider):  # its column is empty for want of the provider, not of kernels
+                text = f"The provider {provider!r} could not be loaded where this page was built: {reason}"
+                made.append(nodes.warning("", nodes.paragraph("", text)))
+        return made
+
+
+class Namespaces(Directive):
+    """Every array library, how to install it, its providers, and the floating dtypes that it holds."""
+
+    def run(self) -> list[nodes.Node]:
+        head = ["Namespace", "Extra", "Standard", "Kernels of", "Floating dtypes"]
+        rows = [
+            [
+                code(row.name),
+                code(f"tensorops[{row.extra}]") if row.extra else "always there",
+                code(row.standard),
+                codes(row.providers),
+                floating_dtypes(row),
+            ]
+            for row in NAMESPACES.values()
+        ]
+        return [table(head, rows)]
+
+
+class Backends(Directive):
+    """Every name that `tensorops.set_backend` takes."""
+
+    def run(self) -> list[nodes.Node]:
+        head = ["Backend", "Aliases", "Computes with", "Kernels of", "Where this page was built"]
+        rows = [
+            [
+                code(b.name),
+                codes(b.aliases),
+                b.summary,
+                codes(b.providers),
+                f"unavailable: {reason}" if (reason := unavailable_reason(b)) else "available",
+            ]
+            for b in BACKENDS.values()
+        ]
+        return [table(head, rows)]
+
+
+def floating_dtypes(row: Namespace) -> Cell:
+    """Return the dtypes that arrays of a library kept when they were taken there, or why that was not tried."""
+    if row.missing:
+        return row.missing
+    if not row.is_installed():
+        return "not installed where this page was built"
+    try:
+        return codes(name for name in DTYPES if holds(row, name))
+    except Exception as error:  # whatever a library without its device raises
+        return f"could not be asked where this page was built ({type(error).__name__})"
+
+
+def holds(row: Namespace, name: str) -> bool:
+    try:
+        x = row.from_numpy(np.ones(1, dtype=DTYPES[name]), None)
+    except TypeError:
+        return False
+    return dtype_name(x) == name and dtype_name(x + x) == name
+
+
+def setup(app) -> dict[str, bool]:
+    app.add_directive("operators", Operators)
+    app.add_directive("namespaces", Namespaces)
+    app.add_directive("backends", Backends)
+    # The tables are about the code, not about the page's source: read it anew on every build.
+    app.connect("env-get-outdated", lambda *_: ["capabilities"])
+    return {"parallel_read_safe": True}

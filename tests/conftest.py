@@ -1,0 +1,60 @@
+"""What is under test, said in the header of every run, and fixtures over all array libraries.
+
+Helpers that tests import stand in `support`.
+"""
+
+import os
+
+# Before tensorops is imported: the tests choose backends themselves.
+os.environ.pop("TENSOROPS_BACKEND", None)
+
+import importlib.util
+
+import hypothesis
+import numpy as np
+import pytest
+
+from tensorops import kernels
+from tensorops._namespaces import NAMESPACES
+
+import support  # isort: skip
+
+hypothesis.settings.register_profile(
+    "tensorops",
+    derandomize=True,  # a test that failed once fails again, and a change is judged by the same examples
+    deadline=None,  # compiling for a new shape takes a library as long as it takes
+    database=None,
+    print_blob=False,
+)
+hypothesis.settings.load_profile("tensorops")
+
+if importlib.util.find_spec("array_api_strict"):
+    import array_api_strict
+
+    array_api_strict.set_array_api_strict_flags(**support.STRICTEST)
+
+
+def pytest_report_header(config):
+    """Say which libraries and which kernels are under test, and why the others are not."""
+    refused = {name: support.why_not(name) for name in NAMESPACES}
+    lines = ["arrays of: " + ", ".join(name for name, reason in refused.items() if not reason)]
+    lines += [f"  not {name}: {reason}" for name, reason in refused.items() if reason]
+    missing = {name: kernels.load(name) for name in kernels.PROVIDERS}
+    lines.append("kernels of: " + ", ".join(name for name, reason in missing.items() if not reason))
+    lines += [f"  not {name}: {reason}" for name, reason in missing.items() if reason]
+    if not missing["cpu"]:
+        from tensorops.kernels.cpu import _native
+
+        lines.append(f"native targets: {', '.join(_native.targets())} (in use: {_native.target()})")
+    return lines
+
+
+@pytest.fixture(params=list(NAMESPACES))
+def namespace(request):
+    """Every row of the table of array libraries, one after another; a visible skip where it cannot compute."""
+    return support.require(request.param)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20240229)

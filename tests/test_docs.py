@@ -1,0 +1,260 @@
+"""The documentation: every snippet runs, every public name is described, and the pages build without a warning.
+
+The Python blocks of a page run from top to bottom in one namespace, in a process of their own: a page may register
+operators and choose backends without another test noticing. Blocks with prompts are doctests, the others must not
+raise. A line directly before a block may say what it needs, for readers and for this test alike:
+
+    *Needs: `jax`.*                  the module can be imported
+    *Needs: `$TENSOROPS_MODEL`.*     the environment variable is set
+    *Not run: the reason.*
+
+A block whose needs are not met is skipped, with the reason. ``python tests/test_docs.py PAGE`` runs one page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import functools
+import importlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+FENCE = re.compile(r"^(?P<indent> *)```(?:python|pycon)\b[^\n]*\n(?P<source>.*?)^(?P=indent)```", re.M | re.S)
+MARKER = re.compile(r"\*(?:Needs: (?P<needs>.+)|Not run: (?P<reason>.+))\.\*\s*\Z")
+
+
+@dataclass(frozen=True)
+class Snippet:
+    page: Path
+    line: int
+    source: str
+    needs: tuple[str, ...]
+    not_run: str
+
+    def __str__(self):
+        return f"{self.page.name}:{self.line}"
+
+    def reason_to_skip(self):
+        if self.not_run:
+            return self.not_run
+        for need in self.needs:
+            if need.startswith("$"):
+                if not os.environ.get(need[1:]):
+                    return f"the environment variable {need[1:]} is not set"
+                continue
+            try:
+                importlib.import_module(need)
+            except ImportError as error:
+                return f"{need} cannot be imported: {error}"
+        return ""
+
+    def run(self, namespace):
+        """Return how the snippet failed, or an empty string."""
+        if ">>> " in self.source:
+            test = doctest.DocTestParser().get_doctest(self.source, namespace, str(self), str(self.page), self.line)
+            test.globs = namespace  # the parser made a copy
+            report = io.StringIO()
+            runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
+            runner.run(test, out=report.write, clear_globs=False)
+            return report.getvalue()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile("\n" * self.line + self.source, str(self.page), "exec", dont_inherit=True), namespace)
+        except Exception:
+            return traceback.format_exc()
+        return ""
+
+
+def snippets(page):
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for block in FENCE.finditer(text):
+        before = text[: block.start()]
+        marker = MARKER.search(before)
+        found.append(
+            Snippet(
+                page,
+                before.count("\n") + 1,
+                textwrap.dedent(block["source"]),
+                tuple(re.findall("`(.+?)`", marker["needs"])) if marker and marker["needs"] else (),
+                marker["reason"] if marker and marker["reason"] else "",
+            )
+        )
+    return found
+
+
+def run_here(page):
+    """Run a page's snippets in this process; return (skipped because, failed because) by line."""
+    namespace = {"__name__": "__main__"}
+    outcomes = {}
+    for snippet in snippets(page):
+        skipped = snippet.reason_to_skip()
+        outcomes[snippet.line] = (skipped, "" if skipped else snippet.run(namespace))
+    return outcomes
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n" + json.dumps(run_here(Path(sys.argv[1]))) + "\n")
+    sys.exit()
+
+
+import pytest  # noqa: E402 - a page's process must not need it
+
+import tensorops  # noqa: E402
+from tensorops._operator import OPERATORS  # noqa: E402
+
+
+@functools.cache
+def run_page(page, tmp):
+    process = subprocess.run(
+        [sys.executable, "-W", "error", __file__, str(page)],
+        cwd=tmp,
+        env=os.environ | {"PYTHONUTF8": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=900,
+    )
+    assert process.returncode == 0, process.stderr
+    return {int(line): outcome for line, outcome in json.loads(process.stdout.splitlines()[-1]).items()}
+
+
+@pytest.fixture(scope="module")
+def empty_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("snippets")
+
+
+@pytest.mark.parametrize("snippet", [s for page in PAGES for s in snippets(page)], ids=str)
+def test_snippet(snippet, empty_folder):
+    skipped, failure = run_page(snippet.page, empty_folder)[snippet.line]
+    if skipped:
+        pytest.skip(f"{snippet}: {skipped}")
+    assert not failure, failure
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_python_block_is_overlooked(page):
+    text = page.read_text(encoding="utf-8")
+    assert len(snippets(page)) == len(re.findall(r"```\s*\{?(?:code-block\} *)?py", text))
+    assert text.count(">>> ") == sum(s.source.count(">>> ") for s in snippets(page))
+
+
+def test_the_pages_that_teach_have_snippets():
+    for name, least in {"tutorial.md": 10, "CONTRIBUTING.md": 4, "architecture.md": 2}.items():
+        page = next(p for p in PAGES if p.name == name)
+        assert len(snippets(page)) >= least
+
+
+def test_a_wrong_snippet_fails_and_a_marked_one_is_skipped(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        textwrap.dedent(
+            """\
+            ```python
+            x = 1
+            ```
+
+            ```python
+            >>> x + 1
+            2
+            >>> x = 5
+            ```
+
+            ```python
+            >>> x
+            1
+            ```
+
+            ```python
+            assert x == 1, "x is " + str(x)
+            ```
+
+            *Needs: `json` and `no_such_module`.*
+
+            ```python
+            raise ValueError
+            ```
+
+            *Needs: `$NO_SUCH_VARIABLE`.*
+            ```python
+            raise ValueError
+            ```
+
+            *Not run: it takes a day.*
+
+            ```python
+            raise ValueError
+            ```
+
+            *Needs: `json`.*
+
+            ```python
+            assert x == 5
+            ```
+            """
+        )
+    )
+    outcomes = list(run_page(page, tmp_path).values())
+    assert [bool(skipped) for skipped, _ in outcomes] == [False] * 4 + [True] * 3 + [False]
+    assert [bool(failure) for _, failure in outcomes] == [False, False, True, True] + [False] * 4
+    assert "Expected:\n    1\nGot:\n    5" in outcomes[2][1]
+    assert "AssertionError: x is 5" in outcomes[3][1]
+    assert "page.md" in outcomes[3][1]
+    assert "No module named 'no_such_module'" in outcomes[4][0]
+    assert "NO_SUCH_VARIABLE is not set" in outcomes[5][0]
+    assert outcomes[6][0] == "it takes a day"
+
+
+def documented_names():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    return re.findall(r"^\.\. auto\w+:: (\w+)", text, re.M)
+
+
+def test_every_public_name_is_in_the_api_reference_once():
+    names = [name for name in documented_names() if name in tensorops.__all__]
+    assert sorted(names) == sorted(tensorops.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(tensorops.__all__))
+def test_examples_in_docstrings(name):
+    thing = getattr(tensorops, name)
+    test = doctest.DocTestParser().get_doctest(thing.__doc__, {}, name, None, None)
+    report = io.StringIO()
+    doctest.DocTestRunner(verbose=False).run(test, out=report.write)
+    assert not report.getvalue(), report.getvalue()
+    if name in OPERATORS:
+        assert test.examples
+
+
+def test_the_pages_build_without_a_warning(tmp_path):
+    for module in ("sphinx", "myst_parser", "numpydoc", "pydata_sphinx_theme", "gguf", "tokenizers"):
+        pytest.importorskip(module)
+    html = tmp_path / "html"
+    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "doctrees")]
+    process = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(html)],
+        cwd=tmp_path,  # which Python puts on its path: what is installed is to be described
+        env=os.environ | {"PYTHONUTF8": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=900,
+    )
+    assert process.returncode == 0, process.stderr
+    reference = (html / "api.html").read_text(encoding="utf-8")
+    capabilities = (html / "capabilities.html").read_text(encoding="utf-8")
+    for name in tensorops.__all__:
+        assert f'id="tensorops.{name}"' in reference
+    signature = re.search(r'id="tensorops.rms_norm">(.*?)</dt>', reference, re.S)
+    assert "weight_offset" in signature[1]
+    for name in set(OPERATORS) & set(tensorops.__all__):
+        assert f'href="api.html#tensorops.{name}"' in capabilities
