@@ -42,12 +42,3 @@ html_theme_options = {
     "navigation_with_keys": False,
     "secondary_sidebar_items": ["page-toc"],
 }
-
-
-def escape_stars(app, what, name, obj, options, lines: list[str]) -> None:
-    """Keep the star of a shape such as ``(*ids.shape, dim)`` from being read as the start of emphasis."""
-    lines[:] = [line if line.lstrip().startswith((">>>", "...")) else line.replace("(*", r"(\*") for line in lines]
-
-
-def setup(app) -> None:
-    app.connect("autodoc-process-docstring", escape_stars, priority=400)  # before numpydoc

@@ -46,6 +46,8 @@ class Namespace:
         The module that implements the standard for it.
     to_numpy, from_numpy
         Conversions through host memory; `from_numpy` takes the device to go to, or ``None``.
+    subtypes
+        ``"module:name"`` of other types that arrays have, where they must be known before the first array.
     providers
         The providers of kernels for its arrays, best first.
     device
@@ -68,6 +70,7 @@ class Namespace:
     standard: str
     to_numpy: Callable[[Array], np.ndarray[Any, Any]]
     from_numpy: Callable[[np.ndarray[Any, Any], Any], Array]
+    subtypes: tuple[str, ...] = ()
     providers: tuple[str, ...] = ()
     device: Callable[[Array], Any] = lambda x: None
     quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
@@ -80,6 +83,11 @@ class Namespace:
     def xp(self) -> ArrayNamespace:
         """The module that implements the standard, imported on first use."""
         return importlib.import_module(self.standard)
+
+    def learn_types(self) -> None:
+        """Enter the types of its arrays into the look-up, without waiting for the first array of each."""
+        for path in (self.array_type, *self.subtypes):
+            _BY_TYPE[_attribute(path)] = self
 
     def is_installed(self) -> bool:
         """Tell whether the library can be found, without importing it."""
@@ -274,6 +282,7 @@ NAMESPACES: dict[str, Namespace] = {
             name="torch",
             packages=("torch",),
             array_type="torch:Tensor",
+            subtypes=("torch.nn:Parameter",),
             standard="array_api_compat.torch",
             to_numpy=_torch_to_numpy,
             from_numpy=_torch_from_numpy,

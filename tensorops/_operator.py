@@ -50,7 +50,7 @@ def require_provider(name: object) -> None:
     """Raise `ValueError` unless `name` may be written in ``set_backend(..., kernels=[…])``."""
     if name not in (*kernels.PROVIDERS, GENERIC):
         raise ValueError(
-            f"unknown provider of kernels {name!r}. Valid names: {', '.join((*kernels.PROVIDERS, GENERIC))}"
+            f"unknown provider of kernels {name!r}; valid names: {', '.join((*kernels.PROVIDERS, GENERIC))}"
         )
 
 
@@ -137,6 +137,11 @@ class Operator(Generic[P, R]):
         annotations = {name: str(p.annotation) for name, p in self._signature.parameters.items()}
         self._arrays = frozenset(name for name, a in annotations.items() if "Array" in a)
         self._surely_arrays = frozenset(name for name, a in annotations.items() if a.startswith("Array"))
+        if not self._surely_arrays:
+            raise TypeError(
+                f"{body.__name__}: no parameter is annotated Array; an operator's module needs "
+                "`from __future__ import annotations`, as annotations are read as they are written"
+            )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         settings = current.get()
@@ -348,7 +353,11 @@ def operator(body: Callable[P, R]) -> Operator[P, R]:
 # looked at once, when it traces.
 
 
-def _require_torch_backend(name: str) -> None:
+def _before_tracing(name: str) -> None:
+    """Load what cannot be loaded while TorchDynamo traces, and refuse a backend that is not torch."""
+    torch = NAMESPACES["torch"]
+    torch.learn_types()
+    assert torch.xp is not None
     backend = current.get().backend
     if backend is not None and backend.namespace.name != "torch":
         raise RuntimeError(
@@ -358,9 +367,9 @@ def _require_torch_backend(name: str) -> None:
 
 
 def _under_torch_compile(self: Operator[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    _require_torch_backend(self.__name__)
+    _before_tracing(self.__name__)
     return self._body(*args, **kwargs)
 
 
-_require_torch_backend._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_before_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 Operator.__call__._torchdynamo_inline = _under_torch_compile  # type: ignore[attr-defined]

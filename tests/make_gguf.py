@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 CONTROL, NORMAL = 3, 1
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -21,9 +21,6 @@ CHAT_TEMPLATE = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-
-REAL_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
-REAL_MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def byte_characters() -> list[str]:
@@ -141,21 +138,14 @@ def write_llama(
 
 def real_model() -> Path:
     """The real model's file, or skip: from ``TENSOROPS_MODEL`` or the user's cache folder."""
-    path = next((candidate for candidate in _candidates() if candidate.is_file()), None)
-    if path is None:
-        pytest.skip(f"{REAL_MODEL} is not here: set TENSOROPS_MODEL to its path")
+    from tensorops.models.download import SHA256, cached_model_path
+
+    pytest.importorskip("platformdirs")
+    path = Path(os.environ.get("TENSOROPS_MODEL") or cached_model_path())
+    if not path.is_file():
+        pytest.skip(f"{path} is not here: set TENSOROPS_MODEL, or run `tensorops generate` once to fetch it")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != REAL_MODEL_SHA256:
+    if digest != SHA256:
         pytest.skip(f"{path} is not the file that these tests' facts are about")
     return path
-
-
-def _candidates() -> Iterator[Path]:
-    if name := os.environ.get("TENSOROPS_MODEL"):
-        yield Path(name)
-    try:
-        from platformdirs import user_cache_path
-    except ImportError:
-        return
-    yield from sorted(user_cache_path("tensorops").rglob(REAL_MODEL))

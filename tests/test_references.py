@@ -483,9 +483,7 @@ def test_cross_entropy_by_hand():
     close(references.cross_entropy(LOGITS, targets, reduction="sum"), sum(losses))
     close(references.cross_entropy(LOGITS, targets), sum(losses) / 3)
     close(references.cross_entropy(LOGITS, [2, -100, 0]), (losses[0] + losses[2]) / 2)
-    close(
-        references.cross_entropy(LOGITS, targets, ignore_index=1, reduction="none"), [losses[0], 0, losses[2]]
-    )
+    close(references.cross_entropy(LOGITS, targets, ignore_index=1, reduction="none"), [losses[0], 0, losses[2]])
     smoothed = 0.7 * math.log(2) + 0.3 * (math.log(4) + math.log(4) + math.log(2)) / 3
     close(references.cross_entropy(LOGITS[0], 2, label_smoothing=0.3), smoothed)
 

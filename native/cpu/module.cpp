@@ -119,24 +119,30 @@ NB_MODULE(_native, m) {
     });
 #endif
 
-    m.def("rms_norm", &tensorops::rms_norm, "x"_a, "weight"_a = nb::none(), "eps"_a = 1e-6, nb::kw_only(), "axis"_a = -1,
-          "weight_offset"_a = 0.0);
+    m.def("rms_norm", &tensorops::rms_norm, "x"_a, "weight"_a = nb::none(), "eps"_a = 1e-6, nb::kw_only(),
+          "axis"_a = -1, "weight_offset"_a = 0.0);
     m.def("rms_norm_supports", &rms_norm_supports, "x"_a, "weight"_a = nb::none(), "eps"_a = 1e-6, nb::kw_only(),
           "axis"_a = -1, "weight_offset"_a = 0.0);
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("target", [] { return std::string(target().name); }, "The target in use.");
-    m.def("use_target", [](const std::string& name) {
-        if (!use_target(name)) throw nb::value_error(("this machine cannot run target " + name).c_str());
-    }, "name"_a, "Use another target; for tests.");
-    m.def("memory_stats", [] {
-        const pool::Statistics s = pool::statistics();
-        nb::dict stats;
-        stats["in_use"] = s.in_use;
-        stats["cached"] = s.cached;
-        stats["limit"] = s.limit;
-        return stats;
-    }, "Bytes of results in use, kept for later results, and at most kept.");
+    m.def(
+        "use_target",
+        [](const std::string& name) {
+            if (!use_target(name)) throw nb::value_error(("this machine cannot run target " + name).c_str());
+        },
+        "name"_a, "Use another target; for tests.");
+    m.def(
+        "memory_stats",
+        [] {
+            const pool::Statistics s = pool::statistics();
+            nb::dict stats;
+            stats["in_use"] = s.in_use;
+            stats["cached"] = s.cached;
+            stats["limit"] = s.limit;
+            return stats;
+        },
+        "Bytes of results in use, kept for later results, and at most kept.");
     m.def("set_cache_limit", &pool::set_limit, "nbytes"_a, "Bound the memory kept for later results.");
     m.def("empty_cache", &pool::empty_cache, "Free the memory kept for later results.");
 }

@@ -80,7 +80,8 @@ inline nb::object empty_like(PyArrayObject* like) {
     const std::size_t bytes = static_cast<std::size_t>(PyArray_SIZE(like)) * PyArray_ITEMSIZE(like);
     const int ndim = PyArray_NDIM(like);
     if (bytes < pool::kSmallest) {
-        PyObject* small = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, PyArray_DIMS(like), nullptr, nullptr, 0, nullptr);
+        PyObject* small =
+            PyArray_NewFromDescr(&PyArray_Type, descr, ndim, PyArray_DIMS(like), nullptr, nullptr, 0, nullptr);
         if (!small) throw nb::python_error();
         return nb::steal(small);
     }
@@ -91,12 +92,13 @@ inline nb::object empty_like(PyArrayObject* like) {
     }
     PyObject* array =
         PyArray_NewFromDescr(&PyArray_Type, descr, ndim, PyArray_DIMS(like), nullptr, block, NPY_ARRAY_CARRAY, nullptr);
-    PyObject* owner = array ? PyCapsule_New(block, nullptr,
-                                            [](PyObject* capsule) {
-                                                auto size = reinterpret_cast<std::size_t>(PyCapsule_GetContext(capsule));
-                                                pool::give(PyCapsule_GetPointer(capsule, nullptr), size);
-                                            })
-                            : nullptr;
+    PyObject* owner = array
+                          ? PyCapsule_New(block, nullptr,
+                                          [](PyObject* capsule) {
+                                              auto size = reinterpret_cast<std::size_t>(PyCapsule_GetContext(capsule));
+                                              pool::give(PyCapsule_GetPointer(capsule, nullptr), size);
+                                          })
+                          : nullptr;
     if (!owner) {
         Py_XDECREF(array);
         pool::give(block, bytes);

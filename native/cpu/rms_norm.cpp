@@ -1,6 +1,7 @@
 // y = x / sqrt(mean(x²) + eps) · (weight + weight_offset), along rows.
 //
-// Work: rows go to threads in contiguous blocks. A row is read twice, first for the sum, then for the result; the second
+// Work: rows go to threads in contiguous blocks. A row is read twice, first for the sum, then for the result; the
+// second
 //   time it comes from the first- or second-level cache (16 KiB for 4096 floats).
 // Precision: float64 in float64, everything else in float32, summed in four vectors of partial sums. If the mean
 //   square leaves the range in which float32 squares neither overflow nor vanish, the row is done again

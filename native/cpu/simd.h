@@ -62,9 +62,7 @@ inline Vec<float> floats_of(U32 v) { return reinterpret_cast<Vec<float>>(v); }
 inline Vec<float> load(const float* p) { return load_bits<Vec<float>>(p); }
 inline Vec<double> load(const double* p) { return load_bits<Vec<double>>(p); }
 
-inline Vec<float> load(const BFloat16* p) {
-    return floats_of(__builtin_convertvector(load_bits<U16>(p), U32) << 16);
-}
+inline Vec<float> load(const BFloat16* p) { return floats_of(__builtin_convertvector(load_bits<U16>(p), U32) << 16); }
 
 inline Vec<float> load(const Float16* p) {
 #if defined(__AVX512F__)
@@ -135,7 +133,9 @@ inline void stream_bits(void* p, __m256i v) { _mm256_stream_si256(static_cast<__
 #endif
 #if defined(__x86_64__)
 inline void stream_bits(void* p, __m128i v) { _mm_stream_si128(static_cast<__m128i*>(p), v); }
-inline void stream_bits(void* p, std::uint64_t v) { _mm_stream_si64(static_cast<long long*>(p), static_cast<long long>(v)); }
+inline void stream_bits(void* p, std::uint64_t v) {
+    _mm_stream_si64(static_cast<long long*>(p), static_cast<long long>(v));
+}
 inline void stream_fence() { _mm_sfence(); }
 #else
 inline void stream_fence() {}

@@ -4,9 +4,9 @@
 
 namespace tensorops {
 
-#define TENSOROPS_DECLARE_KERNELS(target)      \
-    namespace target {                         \
-    void rms_norm(const RmsNorm&);             \
+#define TENSOROPS_DECLARE_KERNELS(target) \
+    namespace target {                    \
+    void rms_norm(const RmsNorm&);        \
     }
 #define TENSOROPS_KERNELS(target) {#target, target::rms_norm}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any, TypeVar
 
@@ -143,7 +144,9 @@ def to_backend(tree: T, name: str) -> T:
                 )
             return moved
         if isinstance(node, dict):
-            return type(node)((key, visit(value)) for key, value in node.items())
+            copied = copy.copy(node)  # keeps what a subclass holds besides its items
+            copied.update((key, visit(value)) for key, value in node.items())
+            return copied
         if isinstance(node, tuple) and hasattr(node, "_fields"):
             return type(node)(*map(visit, node))
         if isinstance(node, list | tuple):

@@ -80,8 +80,8 @@ def resolve(name: object) -> Backend:
     backend = _BY_ANY_NAME.get(name) if isinstance(name, str) else None
     if backend is None:
         close = difflib.get_close_matches(str(name), _BY_ANY_NAME, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown backend {name!r}{hint} Valid names: {', '.join(_BY_ANY_NAME)}")
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"unknown backend {name!r}{hint}; valid names: {', '.join(_BY_ANY_NAME)}")
     return backend
 
 

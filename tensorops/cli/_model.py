@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,12 +21,19 @@ def load(path: Path, backend: Backend) -> Llama:
     try:
         from tensorops.models import Llama
 
-        compiler = None
-        if backend.namespace.name == "jax":  # thousands of small dispatches per token become one
-            from jax import jit as compiler
-        return Llama.from_gguf(path, backend.name, compile=compiler)
+        return Llama.from_gguf(path, backend.name, compile=_compiler(backend))
     except (ImportError, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
+
+
+def _compiler(backend: Backend) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """Return what makes the network fast on a backend, if anything does."""
+    if backend.namespace.name != "jax":
+        return None
+    import jax
+
+    jit: Callable[[Callable[..., Any]], Callable[..., Any]] = jax.jit  # thousands of small dispatches become one
+    return jit
 
 
 @dataclass

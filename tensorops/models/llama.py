@@ -241,12 +241,7 @@ class Llama:
         """
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: use generate_ids")
-        if chat or not isinstance(prompt, str):
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text = self.tokenizer.apply_chat_template(messages)
-            ids = self.tokenizer.encode(text, add_special=False)
-        else:
-            ids = self.tokenizer.encode(prompt)
+        ids = self.tokenizer.encode_prompt(prompt, chat=chat)
         return self.tokenizer.stream(self.generate_ids(ids, **options))
 
     def generate_ids(

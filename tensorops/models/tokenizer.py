@@ -123,6 +123,26 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
+    def encode_prompt(self, prompt: str | Sequence[dict[str, str]], *, chat: bool = False) -> list[int]:
+        """Return the tokens of what a model is to continue.
+
+        Parameters
+        ----------
+        prompt : str, or sequence of dict with ``role`` and ``content``
+            A text, or the messages of a conversation.
+        chat : bool
+            Take a text for what a user says; messages are a conversation in any case.
+
+        Returns
+        -------
+        list of int
+            Tokens of the text, or of the conversation in the form of the model's chat template.
+        """
+        if isinstance(prompt, str) and not chat:
+            return self.encode(prompt)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return self.encode(self.apply_chat_template(messages), add_special=False)
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
 

@@ -70,7 +70,7 @@ def embedding(ids: Array, weight: Array) -> Array:
 
     Returns
     -------
-    array, shape (*ids.shape, dim)
+    array, shape ``(*ids.shape, dim)``
         Dtype, library and device of `weight`.
 
     Raises

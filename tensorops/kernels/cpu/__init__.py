@@ -7,6 +7,10 @@ except ModuleNotFoundError as error:
         "tensorops was installed without its compiled module, for lack of a working C++ compiler; install one "
         "(Debian: apt-get install g++) and then tensorops again, with pip's option --force-reinstall"
     ) from error
+except ImportError as error:
+    if str(error).startswith("TENSOROPS_CPU_TARGET"):  # an unknown name is no reason to go on without kernels
+        raise ValueError(f"environment variable {error}") from None
+    raise
 
 from tensorops.kernels.cpu import normalization
 
