@@ -158,7 +158,7 @@ def _mlx_to_numpy(x: Array) -> np.ndarray[Any, Any]:
 def _mlx_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     import mlx.core as mx
 
-    native = _native_byte_order(a)
+    native = _shareable(a)
     if native.dtype == _bfloat16():
         return mx.array(native.view(np.uint16)).view(mx.bfloat16)
     return mx.array(native, dtype=getattr(mx, "bool_" if native.dtype == bool else native.dtype.name))
@@ -216,7 +216,7 @@ def _native_byte_order(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _shareable(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return `a`, or a copy where torch could not hold it: no negative strides, no read-only memory."""
+    """Return `a`, or a copy where DLPack could not hand it over: no negative strides, no read-only memory."""
     native = _native_byte_order(a)
     if native.flags.writeable and native.flags.aligned and all(s >= 0 for s in native.strides):
         return native

@@ -140,6 +140,18 @@ def test_the_cache_grows_and_keeps_what_it_holds(backend: str) -> None:
     np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, ids)[126:], rtol=1e-4, atol=1e-4)
 
 
+def test_a_cache_that_is_not_written_to_holds_the_same(backend: str) -> None:
+    weights, ids = llama_arrays(), PROMPTS[2]
+    model = Llama(CONFIG, weights, backend=backend, compile=lambda network: network)
+    cache = model.new_cache()
+    model(ids, cache)
+    before = [to_numpy(x) for x in cache.keys]
+    copies = [x.copy() for x in before]
+    logits = to_numpy(model([9], cache))
+    np.testing.assert_array_equal(before, copies)
+    np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, [*ids, 9])[-1:], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "F16"])
 def test_a_quantized_file_gives_the_logits_of_its_dequantized_weights(backend: str, tmp_path: Path, kind: str) -> None:
     path = write_llama(tmp_path / "model.gguf", kind)

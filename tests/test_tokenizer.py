@@ -92,6 +92,13 @@ def test_the_rule_says_where_words_end(tmp_path: Path, rule: str, expected: list
     assert [tokenizer.decode([i]) for i in ids] == expected
 
 
+def test_llama_bpe_takes_a_whole_word_that_no_merge_makes(tmp_path: Path) -> None:
+    tokens = [*TOKENS, "xyz"]
+    changes = {"ggml__tokens": tokens, "ggml__token_type": None, "ggml__add_bos_token": False}
+    assert build(tmp_path, ggml__pre="llama-bpe", **changes).encode("xyz") == [len(TOKENS)]
+    assert len(build(tmp_path, ggml__pre="gpt-2", **changes).encode("xyz")) == 3
+
+
 def test_stream_never_yields_half_a_character(tokenizer: Tokenizer) -> None:
     text = "a€🙂é"
     ids = tokenizer.encode(text)

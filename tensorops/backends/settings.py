@@ -14,6 +14,7 @@ from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import lru_cache
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -22,6 +23,7 @@ from tensorops.backends.trace import Trace
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,6 +129,15 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         # again: each entry's token is kept in its own context.
         self._tokens: ContextVar[tuple[Token[Settings], ...]] = ContextVar("tensorops.tokens", default=())
 
+    def __call__(self, function: F) -> F:
+        """Return `function`, with this choice in force whenever it runs."""
+        if isgeneratorfunction(function) or iscoroutinefunction(function) or isasyncgenfunction(function):
+            raise TypeError(
+                f"set_backend: {function.__name__} is a generator or coroutine function, whose body would run after "
+                "the choice has ended; write `with tensorops.set_backend(...)` in its body"
+            )
+        return super().__call__(function)
+
     def __enter__(self) -> None:
         inherited = self._settings
         if (log := current.get().log) is not None:
@@ -206,6 +217,8 @@ def trace() -> Iterator[Trace]:
     silu: generic on numpy, float32(2, 3)
     """
     outer = current.get()
+    if outer.backend is not None:  # the environment may have named it, and nobody asked yet whether it works
+        first_available([outer.backend])
     with activate(Settings(outer.backend, outer.kernels, Trace())) as inner:
         assert inner.log is not None
         yield inner.log

@@ -2,8 +2,9 @@
 
 Three needs shape this file. JAX compiles anew for every new shape, so the arrays must not grow with every
 token: they have room to spare, the spare places are masked, and the room doubles when it is used up.
-JAX, Dask and others have no assignment, so a new key is *selected* into place rather than written. And a
-Python integer that changes from token to token would be a new constant to compile, so positions are arrays.
+Where arrays cannot be assigned to, or a compiler traces, a new key is *selected* into place; that costs a pass
+over the cache, so elsewhere it is written in place. And a Python integer that changes from token to token
+would be a new constant to compile, so what a compiler sees of positions are arrays.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Slots:
         Consecutive positions in the text; a position is also the slot that holds its key and value.
     capacity : int
         How many slots there are.
+    start : int, optional
+        The first position, as a number: then new keys and values are written into the old arrays.
 
     Attributes
     ----------
@@ -36,17 +39,23 @@ class Slots:
         True where a token attends: to itself and to those before it.
     """
 
-    def __init__(self, positions: Array, capacity: int) -> None:
+    def __init__(self, positions: Array, capacity: int, start: int | None = None) -> None:
         self._xp = xp = tp.get_namespace(positions)
         self._count = positions.shape[0]
+        self._start = start
         slots = xp.arange(capacity, dtype=positions.dtype)
         self.mask = xp.expand_dims(slots, axis=0) <= xp.expand_dims(positions, axis=1)
+        if start is not None:
+            return
         offset = slots - positions[:1]
         self._is_new = xp.expand_dims((offset >= 0) & (offset < self._count), axis=1)
         self._source = xp.clip(offset, 0, self._count - 1)
 
     def place(self, old: Array, new: Array) -> Array:
         """Return `old` (heads, capacity, head_dim) with `new` (heads, tokens, head_dim) in its slots."""
+        if self._start is not None:
+            old[:, self._start : self._start + self._count, :] = new
+            return old
         # A single token is broadcast to all slots; of several, every slot takes the nearest.
         spread = new if self._count == 1 else self._xp.take(new, self._source, axis=1)
         return self._xp.where(self._is_new, spread, old)
@@ -68,6 +77,8 @@ class KVCache:
         The slots, of which the first `length` are in use.
     length : int
         How many tokens have been seen.
+    is_writable : bool
+        Whether the arrays can be assigned to; then they change with every token.
     """
 
     def __init__(self, keys: Sequence[Array], values: Sequence[Array], limit: int) -> None:
@@ -75,6 +86,7 @@ class KVCache:
         self.values = list(values)
         self.limit = limit
         self.length = 0
+        self.is_writable = _accepts_assignment(self.keys[0])
 
     @property
     def capacity(self) -> int:
@@ -100,6 +112,15 @@ class KVCache:
         """Take over slots in which `count` more tokens are in place."""
         self.keys, self.values = list(keys), list(values)
         self.length += count
+
+
+def _accepts_assignment(slots: Array) -> bool:
+    """Tell by an assignment that changes nothing; the standard leaves it to the library."""
+    try:
+        slots[0, 0, 0] = 0.0
+    except TypeError:
+        return False
+    return True
 
 
 def _doubled(slots: Array) -> Array:

@@ -109,7 +109,7 @@ class LlamaConfig:
         Returns
         -------
         LlamaConfig
-            The sizes; that the tensors have them is checked by `check_shapes`.
+            The sizes; that the tensors have them is checked by `find_misfit`.
 
         Raises
         ------

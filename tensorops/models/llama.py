@@ -41,6 +41,8 @@ def forward(
     positions: Array,
     keys: Sequence[Array],
     values: Sequence[Array],
+    *,
+    start: int | None = None,
 ) -> tuple[Array, list[Array], list[Array]]:
     """Run the network on some tokens, looking at no value: a compiler may trace it.
 
@@ -54,6 +56,9 @@ def forward(
         Tokens and their consecutive positions.
     keys, values : sequence of array, each of shape (kv_heads, capacity, head_dim)
         What a `KVCache` holds, with room for the tokens.
+    start : int, optional
+        The first position, as a number: then `keys` and `values` are written to. Not for compilers, to which
+        it would be another constant for every token.
 
     Returns
     -------
@@ -63,7 +68,7 @@ def forward(
         With the new tokens in place.
     """
     x = embed(ids, weights["embedding"], config.dim)
-    slots = Slots(positions, keys[0].shape[1])
+    slots = Slots(positions, keys[0].shape[1], start)
     new_keys, new_values = [], []
     for w, old_keys, old_values in zip(weights["blocks"], keys, values, strict=True):
         h = tp.rms_norm(x, w["attn_norm"], config.eps)
@@ -188,8 +193,9 @@ class Llama:
     def new_cache(self) -> KVCache:
         """Return an empty cache, to be handed to successive calls."""
         c = self.config
-        empty = np.zeros((c.kv_heads, FIRST_CAPACITY, c.head_dim), dtype=np.float32)
-        keys, values = tp.to_backend([[empty] * c.blocks, [empty] * c.blocks], self.backend)
+        shape = (c.kv_heads, FIRST_CAPACITY, c.head_dim)
+        empty = [[np.zeros(shape, dtype=np.float32) for _ in range(c.blocks)] for _ in ("keys", "values")]
+        keys, values = tp.to_backend(empty, self.backend)
         return KVCache(keys, values, c.context_length)
 
     def __call__(self, ids: Sequence[int], cache: KVCache | None = None) -> Array:
@@ -315,7 +321,8 @@ class Llama:
             cache.reserve(len(checked))
             positions = np.arange(cache.length, cache.length + len(checked), dtype=np.int32)
             moved = tp.to_backend((checked, positions), self.backend)
-            hidden, keys, values = self._network(self._weights, *moved, cache.keys, cache.values)
+            options = {"start": cache.length} if cache.is_writable and not self._compiled else {}
+            hidden, keys, values = self._network(self._weights, *moved, cache.keys, cache.values, **options)
         cache.store(keys, values, len(checked))
         return hidden
 
