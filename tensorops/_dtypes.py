@@ -26,6 +26,10 @@ def _name(dtype: Any) -> str:
     return name
 
 
+# TorchDynamo cannot trace a look-up in a dictionary whose keys are other libraries' dtypes: it calls `_name` instead.
+_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def dtype_name(x: Array) -> str:
     """Return the standard's name of the dtype of `x`, such as ``"float32"`` or ``"bool"``."""
     return _name(x.dtype)

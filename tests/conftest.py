@@ -7,6 +7,8 @@ import os
 
 # Before tensorops is imported: the tests choose backends themselves.
 os.environ.pop("TENSOROPS_BACKEND", None)
+# Programs that tests start must import what is installed, as this one does, not the sources they stand beside.
+os.environ["PYTHONSAFEPATH"] = "1"
 
 import importlib.util
 
@@ -27,6 +29,8 @@ hypothesis.settings.register_profile(
     print_blob=False,
 )
 hypothesis.settings.load_profile("tensorops")
+# pytest --hypothesis-profile=explore: other examples each time, and many.
+hypothesis.settings.register_profile("explore", max_examples=3000, deadline=None, database=None)
 
 if importlib.util.find_spec("array_api_strict"):
     import array_api_strict

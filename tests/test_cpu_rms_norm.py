@@ -1,0 +1,623 @@
+"""rms_norm in C++: every SIMD target, every length and alignment, rounding, threads, fork and the pool of results.
+
+That it is chosen, and agrees with the reference on all cases, is tested in `test_conformance`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import multiprocessing
+import os
+import pathlib
+import re
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import support
+import tensorops as tp
+from tensorops import kernels
+from tensorops.testing import CASES, DTYPES, REFERENCES, assert_matches
+
+WHY_NOT = kernels.load("cpu")
+if WHY_NOT:
+    TARGETS = []
+else:
+    from tensorops.kernels.cpu import _native
+
+    TARGETS = _native.targets()
+
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"cpu: {WHY_NOT}")
+
+KIB, MIB = 1024, 1024 * 1024
+# Weights may be float32 beside half types.
+WEIGHT_DTYPES = [
+    pytest.param(x, w, id=f"{x}-{w}")
+    for x in DTYPES
+    for w in DTYPES
+    if w == x or (w == "float32" and x in support.HALVES)
+]
+
+
+@pytest.fixture(params=TARGETS)
+def target(request):
+    """Every target that this machine can run, one after another."""
+    in_use = _native.target()
+    _native.use_target(request.param)
+    yield request.param
+    _native.use_target(in_use)
+
+
+@pytest.fixture
+def pool():
+    """An empty pool with its usual limit."""
+    gc.collect()
+    limit = _native.memory_stats()["limit"]
+    _native.empty_cache()
+    yield _native
+    _native.set_cache_limit(limit)
+    _native.empty_cache()
+
+
+def tolerance_of(dtype):
+    return 2 if dtype in support.HALVES else 16
+
+
+def random(rng, shape, dtype):
+    return rng.standard_normal(shape).astype(DTYPES[dtype])
+
+
+def bits(a):
+    """Return an array's elements as integers, to compare NaN and the sign of zero too."""
+    return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")
+
+
+def assert_identical(a, b):
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(bits(a), bits(b))
+
+
+def at_offset(a, offset):
+    """Return a copy of an array whose first byte is `offset` bytes after a cache line."""
+    room = np.zeros(a.nbytes + 64 + offset, np.uint8)
+    start = -room.ctypes.data % 64 + offset
+    moved = room[start : start + a.nbytes].view(a.dtype).reshape(a.shape)
+    moved[...] = a
+    assert moved.ctypes.data % 64 == offset % 64
+    return moved
+
+
+# --- targets, lengths, alignment, strides ------------------------------------------------------------
+
+
+def test_there_are_targets_and_the_best_is_in_use():
+    assert TARGETS
+    assert len(set(TARGETS)) == len(TARGETS)
+    assert _native.target() == TARGETS[0]
+    with pytest.raises(ValueError, match="cannot run target bogus"):
+        _native.use_target("bogus")
+    assert _native.target() == TARGETS[0]
+
+
+def test_all_cases_on_every_target(target):
+    assert _native.target() == target
+    ran = 0
+    for case in CASES["rms_norm"]:
+        for dtype in case.dtypes:
+            args, kwargs = case.build(dtype_name=dtype)
+            expected = REFERENCES["rms_norm"](*args, **kwargs)
+            y = _native.rms_norm(*args, **kwargs)
+            if y is not NotImplemented:
+                assert_matches(y, expected, dtype, tolerance=case.tolerance_for(dtype), scale_axis=())
+                ran += 1
+    assert ran > 60
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), WEIGHT_DTYPES)
+def test_every_length_to_beyond_two_blocks(target, dtype, weight_dtype, rng):
+    """Blocks are four vectors of at most 16 elements, so that all tails occur after no, one and two blocks."""
+    for n in range(1, 2 * 4 * 16 + 20):
+        x, w = random(rng, (2, n), dtype), random(rng, n, weight_dtype)
+        for weight in (w, None):
+            y = _native.rms_norm(x, weight, 1e-5)
+            expected = REFERENCES["rms_norm"](x, weight, 1e-5)
+            assert_matches(y, expected, dtype, tolerance=tolerance_of(dtype), scale_axis=())
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), WEIGHT_DTYPES)
+def test_alignment_makes_no_difference(target, dtype, weight_dtype, rng):
+    for n in (1, 5, 16, 33, 64, 131):
+        x, w = random(rng, (3, n), dtype), random(rng, n, weight_dtype)
+        expected = _native.rms_norm(x, w)
+        for offset in (1, 2, 3, 4, 8, 12, 17, 32, 63):
+            y = _native.rms_norm(at_offset(x, offset), at_offset(w, 64 - offset))
+            assert_identical(y, expected)
+
+
+OUTER_VIEWS = {
+    "every_other": lambda a: a[:, ::2],
+    "reversed": lambda a: a[::-1],
+    "all_reversed": lambda a: a[::-1, ::-1, ::-1],
+    "inner": lambda a: a[1:, 1:-1, 2:],
+    "columns": lambda a: a[..., 3:-4],
+    "one_column": lambda a: a[..., 5:6],
+    "transposed": lambda a: a.transpose(2, 0, 1, 3),
+    "transposed_back": lambda a: a.transpose(1, 0, 2, 3)[::-2],
+    "three_axes": lambda a: a[1, ::-2],
+    "two_axes": lambda a: a[1, 2, ::-3],
+    "one_row": lambda a: a[0, 3, 1],
+    "size_one": lambda a: a[:1, :, 2:3],
+    "new_axes": lambda a: a[:, None, ::2, None],
+    "repeated": lambda a: np.broadcast_to(a[:, :1], a.shape),
+    "repeated_all": lambda a: np.broadcast_to(a[0, 0, 0], (4, 3, a.shape[-1])),
+    "repeated_between": lambda a: np.broadcast_to(a[:, None, ::2], (3, 6, 3, 5, a.shape[-1])),
+    "overlapping": lambda a: np.lib.stride_tricks.sliding_window_view(a[0, 0, 0], 7),
+    "diagonal": lambda a: np.moveaxis(np.diagonal(a, axis1=0, axis2=1), -1, 0),
+    "empty": lambda a: a[:, 2:2],
+    "no_elements": lambda a: a[..., :0],
+}
+
+
+@pytest.mark.parametrize("view", OUTER_VIEWS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_outer_axes_may_have_any_strides(target, dtype, view, rng):
+    whole = random(rng, (3, 6, 5, 37), dtype)
+    x = OUTER_VIEWS[view](whole)
+    copy = np.ascontiguousarray(x)
+    assert x.size == 0 or np.may_share_memory(x, whole)
+    assert _native.rms_norm_supports(x) is None
+    y = _native.rms_norm(x)
+    assert y.shape == x.shape
+    assert y.flags.c_contiguous
+    assert_identical(y, _native.rms_norm(copy))
+    assert_matches(y, REFERENCES["rms_norm"](copy), dtype, tolerance=tolerance_of(dtype), scale_axis=())
+    assert tp.rms_norm.explain(x).kernel == "cpu"
+
+
+def test_a_row_does_not_depend_on_its_neighbours(target, rng):
+    x = random(rng, (9, 50), "float32")
+    x[2, 7], x[4, 0], x[6] = np.nan, np.inf, 1e30
+    y = _native.rms_norm(x)
+    for i in range(9):
+        assert_identical(y[i], _native.rms_norm(x[i]))
+    assert np.isnan(y[2]).all()
+    assert np.isfinite(y[[0, 1, 3, 5, 6, 7, 8]]).all()
+
+
+# --- rounding ----------------------------------------------------------------------------------------
+
+
+def patterns(dtype):
+    """All 65536 values of a half type."""
+    return np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype])
+
+
+def scale_by(weight, dtype):
+    """Return `weight` rounded to a half type by the kernel: rows of ones have the root mean square 1."""
+    ones = np.ones(weight.shape, DTYPES[dtype])
+    return _native.rms_norm(ones, weight, 0.0)
+
+
+def assert_rounded(actual, wide):
+    """Assert that `actual` is `wide` rounded to nearest, ties to even, as NumPy and ml_dtypes round.
+
+    NaN may be any NaN, and the sign of a zero is free.
+    """
+    with np.errstate(all="ignore"):
+        expected = wide.astype(actual.dtype).astype(np.float64)
+    np.testing.assert_array_equal(float64(actual), expected)
+
+
+def float64(a):
+    with np.errstate(invalid="ignore"):  # ml_dtypes sees something invalid in converting a NaN
+        return a.astype(np.float64)
+
+
+@pytest.mark.parametrize("dtype", support.HALVES)
+def test_every_half_is_stored_as_itself(target, dtype):
+    halves = patterns(dtype)
+    with np.errstate(invalid="ignore"):
+        wide = float64(halves).astype(np.float32)
+    y = scale_by(wide, dtype)
+    np.testing.assert_array_equal(float64(y), float64(halves))
+
+
+@pytest.mark.parametrize("dtype", support.HALVES)
+def test_ties_round_to_even_and_their_neighbours_away(target, dtype):
+    halves = patterns(dtype)
+    finite = np.sort(float64(halves))
+    finite = finite[np.isfinite(finite)]
+    ties = ((finite[:-1] + finite[1:]) / 2).astype(np.float32)
+    np.testing.assert_array_equal(ties.astype(np.float64), (finite[:-1] + finite[1:]) / 2)
+    for values in (ties, np.nextafter(ties, np.float32(np.inf)), np.nextafter(ties, np.float32(-np.inf))):
+        assert_rounded(scale_by(values, dtype), values)
+    # Beyond the largest: half a step further is the tie with infinity.
+    largest = float(finite[-1])
+    tie = np.float32(largest + (largest - float(finite[-2])) / 2)
+    beyond = np.array([tie, -tie, np.nextafter(tie, np.float32(0)), np.float32(3e38)], np.float32)
+    assert_rounded(scale_by(beyond, dtype), beyond)
+    assert np.isinf(scale_by(beyond, dtype)[:2].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("dtype", support.HALVES)
+def test_rounding_in_the_tail_of_a_row(target, dtype, rng):
+    """Rows shorter than a vector go another way."""
+    exponents = rng.integers(-30, 20, (400, 3))
+    values = np.ldexp(rng.standard_normal((400, 3)), exponents).astype(np.float32)
+    for row in values:
+        assert_rounded(scale_by(row, dtype), row)
+
+
+@pytest.mark.parametrize("extreme", [False, True], ids=["usual", "careful"])
+@pytest.mark.parametrize("dtype", support.HALVES)
+def test_every_half_is_loaded_as_itself(target, dtype, extreme):
+    """An eps that dominates makes the factor a power of two; a row beyond float32's squares is computed again."""
+    halves = patterns(dtype)
+    wide = float64(halves)
+    # The largest square, divided by eps, must vanish beside 1, and the product must not be subnormal.
+    power = 60 if extreme else 45
+    usable = np.isfinite(wide) & ((np.abs(wide) < 2.0 ** (power - 27)) & (np.abs(wide) > 2.0 ** (power - 126)))
+    usable = usable | (wide == 0)
+    x = halves[usable]
+    y = _native.rms_norm(x, np.full(x.shape, 2.0**power, np.float32), 2.0 ** (2 * power))
+    np.testing.assert_array_equal(float64(y), float64(x))
+    assert x.size > 20000
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_and_infinity_alone(target, dtype):
+    x = np.array([[np.nan], [np.inf], [-np.inf], [0.0], [-0.0]], DTYPES[dtype])
+    y = _native.rms_norm(x).astype(np.float64)
+    assert np.isnan(y[:3]).all()
+    np.testing.assert_array_equal(y[3:], 0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_whole_range_of_the_dtype(target, dtype, rng):
+    """Rows whose elements are near every power of two that the dtype holds."""
+    info = ml_dtypes.finfo(DTYPES[dtype])
+    exponents = np.arange(int(info.minexp), int(info.maxexp))[:, None]
+    rows = np.ldexp(1.0 + rng.random((len(exponents), 21)), exponents - 1) * rng.choice([-1, 1], 21)
+    x = rows.astype(DTYPES[dtype])
+    for eps in (0.0, 1e-6):
+        expected = REFERENCES["rms_norm"](x, None, eps)
+        y = _native.rms_norm(x, None, eps)
+        assert_matches(y, expected, dtype, tolerance=tolerance_of(dtype), scale_axis=())
+
+
+# --- what it takes, and what it declines -------------------------------------------------------------
+
+
+class Subclass(np.ndarray):
+    """An array to NumPy, and not one to the kernel."""
+
+
+def odd_arrays():
+    return st.sampled_from(
+        [
+            1.0,
+            [1.0, 2.0],
+            "x",
+            np.float32(1.0),
+            np.zeros((2, 3), np.float32).view(Subclass),
+            np.zeros((2, 3), ">f4"),
+            np.zeros((2, 3), np.int64),
+            np.zeros((2, 3), bool),
+            np.zeros((2, 3), complex),
+            np.zeros((2, 3), object),
+            np.asarray(1.0),
+            np.zeros((0,), np.float64),
+            np.zeros((3, 0), np.float16),
+        ]
+    )
+
+
+def arrays():
+    shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+    dtypes = st.sampled_from(list(DTYPES.values()))
+    plain = st.builds(lambda shape, dtype: np.ones(shape, dtype), shapes, dtypes)
+    turned = plain.map(np.transpose)
+    sliced = plain.filter(lambda a: a.ndim > 0).map(lambda a: np.repeat(a, 2, axis=-1)[..., ::2])
+    rows = plain.filter(lambda a: a.ndim > 1).map(lambda a: a[::-1])
+    return plain | turned | sliced | rows
+
+
+@given(
+    x=arrays() | odd_arrays(),
+    weight=st.sampled_from(["fits", None]) | arrays() | odd_arrays(),
+    axis=st.sampled_from([-1, -1, 0, 1, 2, 3, -2, 7]),
+)
+def test_it_declines_exactly_what_it_does_not_support(x, weight, axis):
+    if isinstance(weight, str) and weight == "fits":
+        weight = np.ones(np.shape(x)[-1:], getattr(x, "dtype", None))
+    reason = _native.rms_norm_supports(x, weight, axis=axis)
+    y = _native.rms_norm(x, weight, axis=axis)
+    assert (reason is None) == (y is not NotImplemented)
+    if reason is None:
+        assert type(y) is np.ndarray
+        assert (y.dtype, y.shape) == (x.dtype, x.shape)
+    else:
+        assert isinstance(reason, str)
+        assert re.match(r"(x|weight|axis|the last axis of x) ", reason)
+
+
+def test_the_signature_is_that_of_the_operator():
+    x, w = np.ones((2, 4)), np.ones(4)
+    by_name = _native.rms_norm(x=x, weight=w, eps=0.5, axis=1, weight_offset=1.0)
+    assert_identical(by_name, _native.rms_norm(x, w, 0.5, axis=1, weight_offset=1.0))
+    np.testing.assert_allclose(by_name, 2 / 1.5**0.5)
+    for call in (_native.rms_norm, _native.rms_norm_supports):
+        with pytest.raises(TypeError):
+            call(x, w, 0.5, -1)
+        with pytest.raises(TypeError):
+            call(x, eps="small")
+        with pytest.raises(TypeError):
+            call(x, axis=1.5)
+
+
+# --- large results: threads, stores past the caches --------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), WEIGHT_DTYPES)
+def test_large_results_are_those_of_their_rows(target, dtype, weight_dtype, rng):
+    """From 8 MiB on, results are written past the caches; rows go to several threads long before."""
+    columns = 4096
+    rows = 8 * MIB // (columns * DTYPES[dtype].itemsize) + 3
+    row = random(rng, (16, columns), dtype)
+    x, w = np.resize(row, (rows, columns)), random(rng, columns, weight_dtype)
+    expected = np.concatenate([_native.rms_norm(r[None], w) for r in row])
+    y = _native.rms_norm(x, w)
+    assert y.nbytes >= 8 * MIB
+    assert_identical(y, np.resize(expected, (rows, columns)))
+    # A length that leaves rows unaligned must not be streamed.
+    x, w = x[:, : columns - 1], w[: columns - 1]
+    expected = np.concatenate([_native.rms_norm(r[None, : columns - 1], w) for r in row])
+    assert_identical(_native.rms_norm(x, w), np.resize(expected, (rows, columns - 1)))
+
+
+def test_large_results_of_extreme_rows(target, rng):
+    """Rows that are computed again are not streamed while their neighbours are."""
+    x = np.tile(random(rng, (8, 2048), "float32"), (140, 1))
+    x[5::7] *= np.float32(1e30)
+    x[3::11, 9] = np.nan
+    y = _native.rms_norm(x)
+    assert y.nbytes >= 8 * MIB
+    for i in range(0, len(x), 13):
+        assert_identical(y[i], _native.rms_norm(x[i]))
+    assert_matches(y[:50], REFERENCES["rms_norm"](x[:50]), "float32", tolerance=16, scale_axis=())
+
+
+def test_many_threads_at_once(rng):
+    x = random(rng, (64, 8192), "float32")
+    w = random(rng, 8192, "float32")
+    expected = _native.rms_norm(x, w)
+
+    def work(seed):
+        order = np.random.default_rng(seed).permutation(len(x))
+        return all(
+            np.array_equal(tp.rms_norm(x[order] if i % 2 else x, w), expected[order] if i % 2 else expected)
+            for i in range(12)
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(work, range(16), timeout=120))
+
+
+FORK = """
+import multiprocessing
+import warnings
+import numpy as np
+import tensorops as tp
+
+# Later Pythons warn of fork with threads; what is tested is that it works all the same.
+warnings.simplefilter("ignore", DeprecationWarning)
+x = np.random.default_rng(0).standard_normal((512, 4096)).astype(np.float32)
+assert tp.rms_norm.explain(x).kernel == "cpu"
+expected = tp.rms_norm(x)  # 8 MiB on four threads
+
+
+def work(connection):
+    connection.send(bool(np.array_equal(tp.rms_norm(x), expected)))
+
+
+context = multiprocessing.get_context("fork")
+for _ in range(3):
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=work, args=(sender,))
+    child.start()
+    print(receiver.poll(60) and receiver.recv(), flush=True)
+    child.join(60)
+    print(child.exitcode, flush=True)
+    child.kill()
+    assert np.array_equal(tp.rms_norm(x), expected)
+"""
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+def test_a_child_of_fork_computes_after_its_parent_used_threads():
+    result = support.python(FORK, OMP_NUM_THREADS="4")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["True", "0"] * 3
+
+
+# --- the pool of results -----------------------------------------------------------------------------
+
+
+def result_of(nbytes, fill=1.0):
+    """Return a result of that many bytes whose elements are all near `fill`, in sign."""
+    x = np.full((max(1, nbytes // (64 * 4)), 64), fill, np.float32)
+    return _native.rms_norm(x)
+
+
+def test_results_are_ordinary_arrays(pool):
+    for nbytes in (KIB, 256 * KIB, 4 * MIB):
+        y = result_of(nbytes)
+        assert type(y) is np.ndarray
+        assert y.flags.writeable
+        assert y.flags.c_contiguous
+        assert y.flags.aligned
+        if nbytes >= 64 * KIB:
+            assert y.ctypes.data % 64 == 0
+        y += 1.0
+        np.testing.assert_allclose(y, 2.0, rtol=1e-5)
+        assert weakref.ref(y)() is y
+
+
+def test_statistics_go_up_and_down(pool):
+    start = pool.memory_stats()
+    assert start["cached"] == 0
+    y = result_of(MIB)
+    up = pool.memory_stats()
+    taken = up["in_use"] - start["in_use"]
+    assert MIB <= taken <= 1.34 * MIB
+    assert up["cached"] == 0
+    view = y[3:].T
+    del y
+    assert pool.memory_stats()["in_use"] == up["in_use"]  # a view keeps its memory
+    np.testing.assert_allclose(view, 1.0, rtol=1e-5)
+    del view
+    down = pool.memory_stats()
+    assert down["in_use"] == start["in_use"]
+    assert down["cached"] == taken
+    again = result_of(MIB)
+    assert pool.memory_stats()["cached"] == 0  # taken from what was kept
+    del again
+    pool.empty_cache()
+    assert pool.memory_stats() == start
+
+
+def test_small_results_are_not_the_pools_affair(pool):
+    start = pool.memory_stats()
+    y = result_of(32 * KIB)
+    assert pool.memory_stats() == start
+    del y
+    assert pool.memory_stats() == start
+
+
+def test_the_limit_bounds_what_is_kept(pool):
+    results = [result_of(MIB) for _ in range(8)]
+    del results
+    assert pool.memory_stats()["cached"] >= 8 * MIB
+    pool.set_cache_limit(3 * MIB)
+    assert pool.memory_stats()["cached"] <= 3 * MIB
+    assert pool.memory_stats()["limit"] == 3 * MIB
+    results = [result_of(MIB) for _ in range(8)]
+    del results
+    assert 2 * MIB <= pool.memory_stats()["cached"] <= 3 * MIB
+    too_large = result_of(4 * MIB)
+    cached = pool.memory_stats()["cached"]
+    del too_large
+    assert pool.memory_stats()["cached"] == cached
+    pool.set_cache_limit(0)
+    y = result_of(MIB)
+    del y
+    assert pool.memory_stats()["cached"] == 0
+    with pytest.raises(TypeError):
+        pool.set_cache_limit(-1)
+
+
+def test_results_keep_their_values_while_others_come_and_go(pool, rng):
+    pool.set_cache_limit(16 * MIB)
+    kept = []
+    for i in range(400):
+        y = result_of(int(rng.integers(64 * KIB, 1024 * KIB)), fill=1.0 if i % 2 else -1.0)
+        if i % 5 == 0:
+            y[...] = i
+            kept.append((i, y))
+        if i % 50 == 49:
+            del kept[:: len(kept) // 2]
+    assert len(kept) > 20
+    for i, y in kept:
+        assert (y == i).all()
+
+
+def test_memory_is_bounded_over_many_calls(pool, rng):
+    """100000 results of 64 to 120 KiB, every fiftieth up to 512 KiB, up to six of them alive at a time."""
+    limit = 2 * MIB
+    pool.set_cache_limit(limit)
+    start = pool.memory_stats()["in_use"]
+    rows = np.ones((2048, 64), np.float32)
+    sizes = rng.integers(256, 480, 1000)
+    sizes[::50] = rng.integers(480, 2049, 20)
+    alive = [None] * 6
+    worst = 0
+    resident = resident_bytes()
+    for i in range(100_000):
+        alive[i % 6] = _native.rms_norm(rows[: sizes[i % 1000]])
+        if i % 997 == 0:
+            stats = pool.memory_stats()
+            assert stats["cached"] <= limit
+            worst = max(worst, stats["in_use"] - start)
+    assert worst <= 6 * 1.34 * 512 * KIB
+    assert resident_bytes() - resident <= 16 * MIB
+    alive.clear()
+    assert pool.memory_stats()["in_use"] == start
+
+
+def resident_bytes():
+    """Return the process's resident memory where the system tells, else 0."""
+    path = pathlib.Path("/proc/self/statm")
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if path.exists() else 0
+
+
+def test_the_pool_serves_many_threads(pool):
+    pool.set_cache_limit(4 * MIB)
+
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        kept = []
+        for i in range(200):
+            y = result_of(int(rng.integers(64 * KIB, 256 * KIB)))
+            y[...] = seed * 1000 + i
+            kept.append((seed * 1000 + i, y))
+            if len(kept) > 4:
+                kept.pop(int(rng.integers(5)))
+            if any((array != value).any() for value, array in kept):
+                return False
+        return True
+
+    start = pool.memory_stats()["in_use"]
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(work, range(6), timeout=120))
+    gc.collect()
+    assert pool.memory_stats()["in_use"] == start
+    assert pool.memory_stats()["cached"] <= 4 * MIB
+
+
+# --- the environment ---------------------------------------------------------------------------------
+
+TARGET = """
+import numpy as np
+import tensorops as tp
+
+print(tp.rms_norm(np.ones((2, 4), np.float32), eps=0.0)[0, 0])
+from tensorops.kernels.cpu import _native
+print(_native.target())
+"""
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_environment_names_a_target(name):
+    result = support.python(TARGET, TENSOROPS_CPU_TARGET=name)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["1.0", name]
+
+
+def test_an_unknown_target_in_the_environment_is_an_error():
+    result = support.python(TARGET, TENSOROPS_CPU_TARGET="v9")
+    assert result.returncode != 0
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1] == (
+        "ValueError: environment variable TENSOROPS_CPU_TARGET is v9; this machine can run: " + " ".join(TARGETS)
+    )
+    probe = "import tensorops as tp; print(tp.is_backend_available('cpu')); tp.set_backend('cpu')"
+    result = support.python(probe, TENSOROPS_CPU_TARGET="v9")
+    assert result.stdout.split() == ["False"]
+    assert "BackendUnavailableError" in result.stderr
+    assert "TENSOROPS_CPU_TARGET is v9" in result.stderr
