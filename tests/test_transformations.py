@@ -531,6 +531,32 @@ def test_torch_compile_refuses_another_backend(torch):
     assert_close(y, REFERENCES["silu"](np.ones(3)) + 1, 1e-6)
 
 
+def test_torch_compile_beside_other_libraries(torch):
+    """What operators remember of other libraries' types must not get into Dynamo's way."""
+    for library in ("jax", "mlx", "numpy"):
+        if not support.why_not(library):
+            tp.silu(support.there(np.ones(3, np.float32), library))
+    y = torch.compile(tp.softplus, fullgraph=True, backend="aot_eager")(torch.ones(3))
+    assert_close(y, REFERENCES["softplus"](np.ones(3)), 1e-6)
+
+
+COLD = """
+import warnings
+import torch
+import tensorops
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of torch about itself
+y = torch.compile(tensorops.silu, fullgraph=True, backend="aot_eager")(torch.zeros(3))
+print(y.tolist())
+"""
+
+
+def test_torch_compile_as_the_first_call(torch):
+    result = support.python(COLD)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[0] == "[0.0, 0.0, 0.0]"
+
+
 def test_torch_parameters_and_modules(torch):
     class Block(torch.nn.Module):
         def __init__(self):

@@ -71,7 +71,7 @@ def rope(
     xp = get_namespace(x, positions, freqs)
     dims = _check(x, positions, freqs, dims)
     if dims == 0 or 0 in x.shape:
-        return x * 1.0  # nothing rotates, and the result is still an array of its own
+        return narrow(xp, x * 1.0, x)  # nothing rotates, and the result is still an array of its own
     angle_dtype = _angle_dtype(xp, x)
     angles = _angles(xp, x, positions, base, freqs, dims, angle_dtype)
     (wide,) = widen(xp, x)

@@ -1,0 +1,269 @@
+"""The public names, their signatures and documentation, and who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pathlib
+import re
+import types
+
+import pytest
+from numpydoc.docscrape import FunctionDoc
+
+import tensorops as tp
+from tensorops import kernels
+from tensorops._namespaces import NAMESPACES
+from tensorops._operator import OPERATORS
+from tensorops.testing import CASES, INVALID, REFERENCES
+
+PACKAGE = pathlib.Path(tp.__file__).parent
+
+# The conventions: arrays first, options by keyword only. Written out, so that a change is a decision.
+SIGNATURES = {
+    "rms_norm": "(x, weight=None, eps=1e-06, *, axis=-1, weight_offset=0.0)",
+    "add_rms_norm": "(x, residual, weight=None, eps=1e-06, *, axis=-1)",
+    "layer_norm": "(x, weight=None, bias=None, eps=1e-05, *, axis=-1)",
+    "silu": "(x)",
+    "sigmoid": "(x)",
+    "relu": "(x)",
+    "softplus": "(x)",
+    "gelu": "(x, *, approximate='none')",
+    "swiglu": "(gate, up)",
+    "geglu": "(gate, up)",
+    "softmax": "(x, *, axis=-1, where=None)",
+    "log_softmax": "(x, *, axis=-1, where=None)",
+    "logsumexp": "(x, *, axis=-1, keepdims=False)",
+    "rope": "(x, positions, *, base=10000.0, freqs=None, interleaved=False, dims=None)",
+    "scaled_dot_product_attention": (
+        "(q, k, v, *, mask=None, is_causal=False, scale=None, window=None, softcap=None, sinks=None)"
+    ),
+    "linear": "(x, weight, bias=None)",
+    "embedding": "(ids, weight)",
+    "quantize": "(w, *, bits, group_size, mode='affine')",
+    "dequantize": "(weight, scales, biases=None, *, bits=4, group_size=32, mode='affine')",
+    "quantized_linear": "(x, weight, scales, biases=None, *, bits=4, group_size=32)",
+    "cross_entropy": "(logits, targets, *, reduction='mean', ignore_index=-100, label_smoothing=0.0)",
+    "sample": "(logits, *, temperature=1.0, top_k=None, top_p=None, min_p=None, rng=None)",
+}
+
+
+def public_names(module):
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+
+
+def modules():
+    """Return the name of every module of the package that is written in Python, read off its files."""
+    dotted = [".".join(["tensorops", *path.relative_to(PACKAGE).with_suffix("").parts]) for path in sources()]
+    return [name.removesuffix(".__init__") for name in dotted]
+
+
+def sources(*parts):
+    """Return the Python files below a part of the package."""
+    return sorted((PACKAGE.joinpath(*parts)).rglob("*.py"))
+
+
+def imports(path):
+    """Return the modules that a file of the package imports anywhere, and the names it takes from them."""
+    package = ["tensorops", *path.relative_to(PACKAGE).parts[:-1]]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            found.extend((module, alias.name) for alias in node.names)
+    return found
+
+
+# --- names -------------------------------------------------------------------------------------------
+
+
+def test_all_is_what_is_public():
+    assert set(tp.__all__) == public_names(tp)
+    assert len(tp.__all__) == len(set(tp.__all__))
+    assert tp.__all__ == sorted(tp.__all__)
+
+
+@pytest.mark.parametrize("name", ["tensorops.backends", "tensorops.testing"])
+def test_all_of_subpackages_exists(name):
+    module = importlib.import_module(name)
+    assert len(module.__all__) == len(set(module.__all__))
+    for public in module.__all__:
+        assert hasattr(module, public)
+
+
+def test_every_operator_is_exported_and_nothing_else_is_one():
+    assert set(OPERATORS) <= set(tp.__all__)
+    for name in tp.__all__:
+        assert (name in OPERATORS) == isinstance(getattr(tp, name), type(tp.silu))
+
+
+def test_public_functions_and_classes_say_where_they_are_defined():
+    for name in tp.__all__:
+        module = importlib.import_module(getattr(tp, name).__module__)
+        assert getattr(module, name) is getattr(tp, name)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_signatures_follow_the_conventions(name):
+    signature = inspect.signature(OPERATORS[name])
+    bare = signature.replace(
+        parameters=[p.replace(annotation=p.empty) for p in signature.parameters.values()],
+        return_annotation=signature.empty,
+    )
+    assert str(bare) == SIGNATURES[name]
+
+
+def test_there_is_a_signature_for_every_operator():
+    assert set(SIGNATURES) == set(OPERATORS)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_kernels_take_the_parameters_of_their_operator(name):
+    operator = OPERATORS[name]
+    expected = inspect.signature(operator)
+    for kernel in operator.kernels.values():
+        for function in (kernel.function, kernel.supports):
+            try:
+                signature = inspect.signature(function)
+            except ValueError:  # compiled: its documentation begins with a signature
+                text = function.__doc__.partition("\n")[0]
+                listed = re.findall(r"[(,] ?(\w+):", text)
+                assert listed == list(expected.parameters), text
+                continue
+            assert [(p.name, p.kind, p.default) for p in signature.parameters.values()] == [
+                (p.name, p.kind, p.default) for p in expected.parameters.values()
+            ]
+
+
+def test_every_operator_has_cases_refusals_and_a_reference():
+    assert set(CASES) == set(INVALID) == set(REFERENCES) == set(OPERATORS)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_references_take_the_parameters_of_their_operator(name):
+    expected = inspect.signature(OPERATORS[name]).parameters
+    for parameter in inspect.signature(REFERENCES[name]).parameters.values():
+        assert parameter.kind == expected[parameter.name].kind
+        if name != "sample" or parameter.name != "rng":  # an oracle draws from given numbers only
+            assert parameter.default == expected[parameter.name].default
+
+
+# --- documentation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_documentation_has_its_sections(name):
+    doc = FunctionDoc(OPERATORS[name].__wrapped__)
+    assert len(doc["Summary"]) == 1
+    assert doc["Summary"][0].endswith(".")
+    for section in ("Parameters", "Returns", "Raises", "Examples"):
+        assert doc[section], f"{name} has no section {section}"
+    documented = [n for p in doc["Parameters"] for n in p.name.split(", ")]
+    assert documented == list(inspect.signature(OPERATORS[name]).parameters)
+    for section in ("Parameters", "Returns", "Raises"):
+        for entry in doc[section]:
+            assert "".join(entry.desc).strip(), f"{name}: {section}: {entry.name or entry.type} is empty"
+    assert any(".. math::" in line for line in doc["Extended Summary"]) or name in ("sample", "embedding")
+    examples = "\n".join(doc["Examples"])
+    assert ">>>" in examples
+    assert f"tensorops.{name}(" in examples
+
+
+@pytest.mark.parametrize("name", sorted(set(tp.__all__) - set(OPERATORS)))
+def test_other_public_names_are_documented(name):
+    value = getattr(tp, name)
+    doc = inspect.getdoc(value)
+    assert doc
+    assert doc.splitlines()[0].endswith((".", "?"))
+    if inspect.isfunction(value):
+        parsed = FunctionDoc(value)
+        documented = [n.lstrip("*") for p in parsed["Parameters"] for n in p.name.split(", ")]
+        missing = set(inspect.signature(value).parameters) - set(documented)
+        assert not missing or not documented, f"{name} does not document {missing}"
+        assert parsed["Examples"]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_every_module_is_documented(name):
+    if name.rpartition(".")[2] == "__main__":
+        pytest.skip("runs the command line when imported")
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+# --- who may import whom -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sources("models"), ids=lambda path: path.stem)
+def test_models_use_the_public_interface_only(path):
+    for module, name in imports(path):
+        if module.partition(".")[0] != "tensorops":
+            continue
+        if module == "tensorops":
+            assert name is None or name in tp.__all__ or name == "models", f"{name} is not public"
+        else:
+            assert module.split(".")[1] == "models", f"{module} is private to the library"
+    names = {alias for alias in ("tensorops", "tp") if re.search(rf"\b{alias}\b", path.read_text())}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in names
+            and node.attr != "models"
+        ):
+            assert node.attr in tp.__all__, f"{path.name}: {node.value.id}.{node.attr} is not public"
+
+
+LIBRARIES = {package for row in NAMESPACES.values() for package in row.packages} | {
+    "array_api_compat",
+    "ml_dtypes",
+}
+
+
+@pytest.mark.parametrize("path", sources("ops"), ids=lambda path: path.stem)
+def test_bodies_know_no_library(path):
+    """An operator sees an array's library as a namespace. NumPy's generator is a parameter of `sample`."""
+    imported = {module.partition(".")[0] for module, _ in imports(path)}
+    allowed = {"numpy"} if path.stem == "sampling" else set()
+    assert imported & LIBRARIES <= allowed
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
+            assert node.value not in LIBRARIES - {"numpy"}, f"{path.name} names {node.value}"
+
+
+def test_bodies_import_nothing_of_kernels():
+    for path in sources("ops"):
+        assert not [m for m, _ in imports(path) if m.startswith("tensorops.kernels")]
+
+
+@pytest.mark.parametrize("provider", kernels.PROVIDERS)
+def test_kernels_stand_in_files_of_the_operators_stems(provider):
+    directory = PACKAGE.joinpath(*kernels.PROVIDERS[provider].split(".")[1:])
+    stems = {path.stem for path in directory.glob("*.py") if not path.stem.startswith("_")}
+    families = {path.stem for path in sources("ops") if not path.stem.startswith("_")}
+    assert stems <= families
+    assert stems
+    for name, operator in OPERATORS.items():
+        if (kernel := operator.kernels.get(provider)) is not None:
+            family = operator.__module__.rpartition(".")[2]
+            assert family in stems, f"{provider} has a kernel of {name}, but no file {family}.py"
+            module = getattr(kernel.function, "__module__", "")
+            assert module.rpartition(".")[2] in (family, "_native"), module
+
+
+def test_providers_are_directories_and_each_serves_a_library():
+    directories = {
+        path.name for path in (PACKAGE / "kernels").iterdir() if path.is_dir() and not path.name.startswith("_")
+    }
+    assert directories == set(kernels.PROVIDERS)
+    served = {provider for row in NAMESPACES.values() for provider in row.providers}
+    assert served == set(kernels.PROVIDERS)
