@@ -101,6 +101,10 @@ class Namespace:
 # --------------------------------------------------------------------------- transfers, one pair a library
 
 
+def _numpy_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    return a if a.flags.writeable else a.copy()  # what comes from a library of immutable arrays
+
+
 def _torch_to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import torch
 
@@ -161,7 +165,10 @@ def _mlx_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     native = _shareable(a)
     if native.dtype == _bfloat16():
         return mx.array(native.view(np.uint16)).view(mx.bfloat16)
-    return mx.array(native, dtype=getattr(mx, "bool_" if native.dtype == bool else native.dtype.name))
+    dtype = getattr(mx, "bool_" if native.dtype == bool else native.dtype.name, None)
+    if not isinstance(dtype, mx.Dtype):
+        raise TypeError(f"mlx holds no {native.dtype.name}")
+    return mx.array(native, dtype=dtype)
 
 
 def _dask_to_numpy(x: Array) -> np.ndarray[Any, Any]:
@@ -234,7 +241,7 @@ NAMESPACES: dict[str, Namespace] = {
             array_type="tensorops._namespaces:NUMPY_TYPES",
             standard="array_api_compat.numpy",
             to_numpy=np.asarray,
-            from_numpy=lambda a, device: a,
+            from_numpy=_numpy_from_numpy,
             providers=("cpu",),
             quiet=lambda: np.errstate(all="ignore"),
             host_values=True,
@@ -410,6 +417,6 @@ def move(x: Array, target: Namespace, device: Any = None) -> Array:
         return x
     moved = target.from_numpy(source.to_numpy(x), device)
     before, after = _dtypes.dtype_name(x), _dtypes.dtype_name(moved)
-    if before != after and before in _dtypes.FLOATING:
+    if before != after and before not in _dtypes.INTEGER:  # integers are narrowed where their values allow
         raise TypeError(f"{target.name} holds no {before}")
     return moved

@@ -713,6 +713,7 @@ def test_numpy_arrays_go_to_the_backend_and_come_back(elsewhere, dtype):
         explanation = tp.rms_norm.explain(x, w)
         y = tp.rms_norm(x, w)
     assert type(y) is np.ndarray
+    assert y.flags.writeable
     assert_matches(y, REFERENCES["rms_norm"](x, w), dtype, tolerance=8)
     (record,) = log
     assert record.namespace == explanation.namespace == elsewhere.name
@@ -1050,10 +1051,23 @@ def test_a_move_that_was_asked_for_is_traced(elsewhere):
     assert (log[0].transfers[0].source, log[0].transfers[0].target) == ("numpy", elsewhere.name)
 
 
-def test_to_backend_names_the_dtype_that_is_not_held():
-    support.require("array_api_strict")
-    with pytest.raises(TypeError, match="float16"):
-        tp.to_backend(X.astype(np.float16), "array_api_strict")
+@pytest.mark.parametrize(
+    ("library", "array"),
+    [
+        ("array_api_strict", X.astype(np.float16)),
+        ("jax", np.asarray([1j])),
+        ("mlx", np.asarray([1j])),
+        ("mlx", np.asarray([None])),
+        ("torch", np.asarray(["a"])),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.dtype.name,
+)
+def test_a_dtype_that_is_not_held_is_an_error(library, array):
+    support.require(library)
+    with pytest.raises(TypeError, match=array.dtype.name.rstrip("0123456789")):
+        tp.to_backend(array, library)
+    with tp.set_backend(library), pytest.raises(TypeError, match=r"^silu: x"):
+        tp.silu(array)
 
 
 # --- the environment ---------------------------------------------------------------------------------
