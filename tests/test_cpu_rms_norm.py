@@ -99,10 +99,11 @@ def at_offset(a, offset):
 def test_there_are_targets_and_the_best_is_in_use():
     assert TARGETS
     assert len(set(TARGETS)) == len(TARGETS)
-    assert _native.target() == TARGETS[0]
+    in_use = os.environ.get("TENSOROPS_CPU_TARGET", TARGETS[0])  # the whole suite may be run on another one
+    assert _native.target() == in_use
     with pytest.raises(ValueError, match="cannot run target bogus"):
         _native.use_target("bogus")
-    assert _native.target() == TARGETS[0]
+    assert _native.target() == in_use
 
 
 def test_all_cases_on_every_target(target):

@@ -16,6 +16,10 @@ except ModuleNotFoundError as error:
             "(Debian: apt-get install g++) and then tensorops again, with pip's option --force-reinstall"
         )
     raise ImportError(reason) from error
+except ImportError as error:
+    if str(error).startswith("TENSOROPS_CPU_TARGET"):  # an unknown name is no reason to go on without kernels
+        raise ValueError(f"environment variable {error}") from None
+    raise
 
 from tensorops.kernels.cpu import normalization
 
