@@ -6,6 +6,7 @@ nothing but the reading (arrays in host memory, computed eagerly).
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from tensorops import _dtypes
@@ -74,6 +75,14 @@ def require_choice(operator: str, name: str, value: object, choices: tuple[objec
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{operator}: {name} is {value!r}, expected one of {listed}")
+
+
+def require_eps(operator: str, eps: Any) -> None:
+    """Raise unless `eps` is a finite number of at least 0."""
+    if isinstance(eps, bool) or not isinstance(eps, Real):
+        raise TypeError(f"{operator}: eps is {eps!r}, expected a number")
+    if not 0.0 <= eps < float("inf"):
+        raise ValueError(f"{operator}: eps is {eps}, expected 0 or more")
 
 
 def normalize_axis(operator: str, axis: Any, ndim: int) -> int:

@@ -280,6 +280,24 @@ def test_nan_and_infinity_alone(target, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_keep_their_sign(target, dtype):
+    for length in range(1, 70):
+        x = np.full((1, length), -0.0, DTYPES[dtype])
+        assert np.signbit(_native.rms_norm(x)).all(), length
+
+
+@pytest.mark.parametrize("eps", [-1e-6, np.nan, np.inf, "1"])
+def test_an_eps_without_meaning_gets_the_same_error_with_and_without_the_kernel(eps):
+    x = np.ones((2, 8), np.float32)
+    tp.rms_norm(x)  # from here on the kernel is asked first
+    for call in (tp.rms_norm, tp.rms_norm.generic):
+        with pytest.raises((TypeError, ValueError), match=r"^rms_norm: eps is .*, expected "):
+            call(x, None, eps)
+    with pytest.raises(TypeError, match="^rms_norm: axis is True, expected an integer"):
+        tp.rms_norm(x, axis=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_whole_range_of_the_dtype(target, dtype, rng):
     """Rows whose elements are near every power of two that the dtype holds."""
     info = ml_dtypes.finfo(DTYPES[dtype])

@@ -684,7 +684,12 @@ def test_a_trace_ends_with_its_block_and_an_outer_one_goes_on():
         tp.sigmoid(X)
     tp.gelu(X)
     assert [r.operator for r in inner] == ["relu"]
-    assert [r.operator for r in outer if r.operator != "relu"] == ["silu", "sigmoid"]
+    assert [r.operator for r in outer] == ["silu", "relu", "sigmoid"]
+
+
+def test_an_empty_choice_of_kernels_is_refused():
+    with pytest.raises(ValueError, match="^set_backend: kernels is empty"):
+        tp.set_backend("numpy", kernels=[])
 
 
 def test_a_trace_sees_the_backends_set_within_it():

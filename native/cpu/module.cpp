@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <cstdlib>
 #if !defined(_WIN32)
 #include <pthread.h>
@@ -31,12 +32,13 @@ constexpr std::int64_t kStreamBytes = 8 * 1024 * 1024;
 // Below this size a call is over before another thread could make use of the interpreter.
 constexpr std::int64_t kGilBytes = 64 * 1024;
 
-Reason refuse_rms_norm(nb::handle x, nb::handle weight, int axis) {
+Reason refuse_rms_norm(nb::handle x, nb::handle weight, double eps, int axis) {
     if (Reason reason = refuse_array("x", x); !reason.empty()) return reason;
     PyArrayObject* a = as_array(x);
     const int ndim = PyArray_NDIM(a);
     if (ndim == 0) return "x has 0 dimensions";
     if (axis != -1 && axis != ndim - 1) return "axis " + std::to_string(axis) + " is not the last of x";
+    if (!(eps >= 0 && std::isfinite(eps))) return "eps is not a number of at least 0";
     if (!last_axis_contiguous(a)) return "the last axis of x is not contiguous";
     if (weight.is_none()) return {};
     if (Reason reason = refuse_array("weight", weight); !reason.empty()) return reason;
@@ -52,7 +54,7 @@ Reason refuse_rms_norm(nb::handle x, nb::handle weight, int axis) {
 }
 
 nb::object rms_norm(nb::handle x, nb::handle weight, double eps, int axis, double weight_offset) {
-    if (!refuse_rms_norm(x, weight, axis).empty()) return nb::borrow(Py_NotImplemented);
+    if (!refuse_rms_norm(x, weight, eps, axis).empty()) return nb::borrow(Py_NotImplemented);
     PyArrayObject* a = as_array(x);
     nb::object y = empty_like(a);
     const std::int64_t bytes = PyArray_SIZE(a) * PyArray_ITEMSIZE(a);
@@ -75,8 +77,8 @@ nb::object rms_norm(nb::handle x, nb::handle weight, double eps, int axis, doubl
     return y;
 }
 
-nb::object rms_norm_supports(nb::handle x, nb::handle weight, double, int axis, double) {
-    const Reason reason = refuse_rms_norm(x, weight, axis);
+nb::object rms_norm_supports(nb::handle x, nb::handle weight, double eps, int axis, double) {
+    const Reason reason = refuse_rms_norm(x, weight, eps, axis);
     return reason.empty() ? nb::none() : nb::object(nb::cast(reason));
 }
 
@@ -120,9 +122,9 @@ NB_MODULE(_native, m) {
 #endif
 
     m.def("rms_norm", &tensorops::rms_norm, "x"_a, "weight"_a = nb::none(), "eps"_a = 1e-6, nb::kw_only(),
-          "axis"_a = -1, "weight_offset"_a = 0.0);
+          "axis"_a.noconvert() = -1, "weight_offset"_a = 0.0);
     m.def("rms_norm_supports", &rms_norm_supports, "x"_a, "weight"_a = nb::none(), "eps"_a = 1e-6, nb::kw_only(),
-          "axis"_a = -1, "weight_offset"_a = 0.0);
+          "axis"_a.noconvert() = -1, "weight_offset"_a = 0.0);
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("target", [] { return std::string(target().name); }, "The target in use.");

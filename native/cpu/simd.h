@@ -187,7 +187,7 @@ inline Compute<T> load_one(const T* p) {
 template <class T>
 inline void store_one(T* p, Compute<T> x) {
     T lanes[kVectorBytes / sizeof(Compute<T>)];
-    store(lanes, Vec<Compute<T>>{} + x);
+    store(lanes, x - Vec<Compute<T>>{});  // a sum with zero would lose the sign of -0
     std::memcpy(p, lanes, sizeof(T));
 }
 

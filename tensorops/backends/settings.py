@@ -119,6 +119,8 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         if isinstance(fallback, str) or isinstance(kernels, str):
             raise TypeError("set_backend: fallback and kernels are sequences of names, not one string")
         wanted = [resolve(n) for n in (name, *fallback)]
+        if kernels is not None and not kernels:
+            raise ValueError("set_backend: kernels is empty, expected at least one provider's name")
         if kernels is not None:
             from tensorops._operator import require_provider
 
@@ -206,7 +208,8 @@ def trace() -> Iterator[Trace]:
     ------
     Trace
         A sequence of records, in the order in which operators finished; prints as a table. It goes on
-        filling while the block runs, in this thread and in functions bound by `bind_settings`.
+        filling while the block runs, in this thread and in functions bound by `bind_settings`. What an inner trace
+        records the outer one records, too.
 
     Examples
     --------
@@ -219,7 +222,7 @@ def trace() -> Iterator[Trace]:
     outer = current.get()
     if outer.backend is not None:  # the environment may have named it, and nobody asked yet whether it works
         first_available([outer.backend])
-    with activate(Settings(outer.backend, outer.kernels, Trace())) as inner:
+    with activate(Settings(outer.backend, outer.kernels, Trace(outer=outer.log))) as inner:
         assert inner.log is not None
         yield inner.log
 

@@ -41,10 +41,13 @@ class Trace(Sequence[Record]):
     """The records of one ``with tensorops.trace()`` block, in order; prints as one line each."""
 
     records: list[Record] = field(default_factory=list)
+    outer: Trace | None = field(default=None, repr=False)
 
     def append(self, record: Record) -> None:
         """Add a record; safe from several threads, as `list.append` is."""
         self.records.append(record)
+        if self.outer is not None:
+            self.outer.append(record)
 
     @property
     def kernels(self) -> dict[str, set[str]]:

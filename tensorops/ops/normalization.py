@@ -9,6 +9,7 @@ from tensorops._validation import (
     normalize_axes,
     normalize_axis,
     plural,
+    require_eps,
     require_floating,
     require_ndim,
     require_same_dtype,
@@ -49,7 +50,7 @@ def rms_norm(
     TypeError
         If `x` or `weight` is not floating point.
     ValueError
-        If `weight` does not fit `axis`, or `x` has no such axis.
+        If `weight` does not fit `axis`, `x` has no such axis, or `eps` is negative.
 
     References
     ----------
@@ -62,7 +63,7 @@ def rms_norm(
     array([[0.84852814, 0.56568542]])
     """
     xp = get_namespace(x, weight)
-    axis = _check_rms_norm("rms_norm", x, weight, axis)
+    axis = _check_rms_norm("rms_norm", x, weight, eps, axis)
     return _rms_norm(xp, x, weight, eps, axis, weight_offset)
 
 
@@ -97,7 +98,7 @@ def add_rms_norm(
     TypeError
         If an input is not floating point, or `residual` has another dtype than `x`.
     ValueError
-        If shapes do not fit, or `x` has no such axis.
+        If shapes do not fit, `x` has no such axis, or `eps` is negative.
 
     Examples
     --------
@@ -110,7 +111,7 @@ def add_rms_norm(
     require_floating("add_rms_norm", x=x, residual=residual)
     require_same_dtype("add_rms_norm", x=x, residual=residual)
     require_same_shape("add_rms_norm", x=x, residual=residual)
-    axis = _check_rms_norm("add_rms_norm", x, weight, axis)
+    axis = _check_rms_norm("add_rms_norm", x, weight, eps, axis)
     a, b = widen(xp, x, residual)
     new_residual = narrow(xp, a + b, x)
     return _rms_norm(xp, new_residual, weight, eps, axis, 0.0), new_residual
@@ -150,7 +151,7 @@ def layer_norm(
     TypeError
         If an input is not floating point.
     ValueError
-        If `weight` or `bias` does not fit the normalized axes, or `x` has no such axis.
+        If `weight` or `bias` does not fit the normalized axes, `x` has no such axis, or `eps` is negative.
 
     References
     ----------
@@ -166,6 +167,7 @@ def layer_norm(
     xp = get_namespace(x, weight, bias)
     require_floating("layer_norm", x=x, weight=weight, bias=bias)
     require_ndim("layer_norm", "x", x, 1)
+    require_eps("layer_norm", eps)
     axes = normalize_axes("layer_norm", axis, x.ndim)
     normalized = tuple(x.shape[a] for a in axes)
     for name, parameter in (("weight", weight), ("bias", bias)):
@@ -188,10 +190,11 @@ def layer_norm(
     return narrow(xp, y, x)
 
 
-def _check_rms_norm(name: str, x: Array, weight: Array | None, axis: int) -> int:
+def _check_rms_norm(name: str, x: Array, weight: Array | None, eps: float, axis: int) -> int:
     """Check the arguments that both forms of rms_norm share; return `axis` counted from the front."""
     require_floating(name, x=x, weight=weight)
     require_ndim(name, "x", x, 1)
+    require_eps(name, eps)
     index = normalize_axis(name, axis, x.ndim)
     if weight is not None:
         require_ndim(name, "weight", weight, 1, 1)

@@ -988,6 +988,7 @@ INVALID: Mapping[str, tuple[InvalidCase, ...]] = {
         ("axis_beyond", ValueError, "axis", lambda: _args(_ones(2, 8), axis=2)),
         ("integer_x", TypeError, "x", lambda: _args(_integers(2, 8), _ones(8))),
         ("integer_weight", TypeError, "weight", lambda: _args(_ones(2, 8), _integers(8))),
+        ("negative_eps", ValueError, "eps", lambda: _args(_ones(2, 8), _ones(8), -1e-6)),
     ),
     "add_rms_norm": _refuses(
         "add_rms_norm",
@@ -1008,6 +1009,7 @@ INVALID: Mapping[str, tuple[InvalidCase, ...]] = {
         ("axis_beyond", ValueError, "axis", lambda: _args(_ones(2, 8), axis=(0, 2))),
         ("axis_twice", ValueError, "axis", lambda: _args(_ones(2, 8), axis=(1, -1))),
         ("integer_x", TypeError, "x", lambda: _args(_integers(2, 8))),
+        ("nan_eps", ValueError, "eps", lambda: _args(_ones(2, 8), eps=float("nan"))),
     ),
     "silu": _refuses_kinds("silu"),
     "sigmoid": _refuses_kinds("sigmoid"),
