@@ -688,7 +688,7 @@ def test_a_trace_ends_with_its_block_and_an_outer_one_goes_on():
 
 
 def test_an_empty_choice_of_kernels_is_refused():
-    with pytest.raises(ValueError, match="^set_backend: kernels is empty"):
+    with pytest.raises(ValueError, match=r"^set_backend: kernels is empty"):
         tp.set_backend("numpy", kernels=[])
 
 
