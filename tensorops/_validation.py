@@ -81,7 +81,7 @@ def require_eps(operator: str, eps: Any) -> None:
     """Raise unless `eps` is a finite number of at least 0."""
     if isinstance(eps, bool) or not isinstance(eps, Real):
         raise TypeError(f"{operator}: eps is {eps!r}, expected a number")
-    if not 0.0 <= eps < float("inf"):
+    if not 0.0 <= float(eps) < float("inf"):
         raise ValueError(f"{operator}: eps is {eps}, expected 0 or more")
 
 
