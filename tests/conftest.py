@@ -18,6 +18,7 @@ import pytest
 
 from tensorops import kernels
 from tensorops._namespaces import NAMESPACES
+from tensorops.backends.registry import BACKENDS, unavailable_reason
 
 import support  # isort: skip
 
@@ -62,3 +63,18 @@ def namespace(request):
 @pytest.fixture
 def rng():
     return np.random.default_rng(20240229)
+
+
+@pytest.fixture(params=[name for name in NAMESPACES if name != "numpy"])
+def elsewhere(request):
+    """Every library but NumPy, one after another."""
+    return support.require(request.param)
+
+
+@pytest.fixture
+def unavailable():
+    """The name of a backend that cannot compute here, and the reason."""
+    for backend in BACKENDS.values():
+        if reason := unavailable_reason(backend):
+            return backend.name, reason
+    pytest.skip("every backend of the table is available")

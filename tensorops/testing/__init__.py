@@ -4,7 +4,8 @@ It needs NumPy and ml_dtypes only, and none of the operators.
 """
 
 from tensorops.testing.assertions import DTYPES, assert_matches, ulp_error
-from tensorops.testing.cases import BENCHMARK_SHAPES, CASES, INVALID, Case, InvalidCase, cases, cast
+from tensorops.testing.cases import BENCHMARK_SHAPES, CASES, Case, cases, cast
+from tensorops.testing.invalid import INVALID, InvalidCase
 from tensorops.testing.references import REFERENCES
 
 __all__ = [

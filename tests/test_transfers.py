@@ -1,0 +1,391 @@
+"""How arrays get to a backend and home again, and what is refused."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import sys
+import types
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+from tensorops._namespaces import NAMESPACES
+from tensorops.testing import REFERENCES, assert_matches
+
+X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
+W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
+
+
+# --- moving ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_numpy_arrays_go_to_the_backend_and_come_back(elsewhere, dtype):
+    if dtype not in support.dtypes_of(elsewhere.name):
+        pytest.skip(f"{elsewhere.name} holds no {dtype}")
+    x, w = tp.testing.cast(X.astype(np.float64), dtype), tp.testing.cast(W.astype(np.float64), dtype)
+    nbytes = x.nbytes
+    with tp.set_backend(support.backend_of(elsewhere.name).name), tp.trace() as log:
+        explanation = tp.rms_norm.explain(x, w)
+        y = tp.rms_norm(x, w)
+    assert type(y) is np.ndarray
+    assert y.flags.writeable
+    assert_matches(y, REFERENCES["rms_norm"](x, w), dtype, tolerance=8)
+    (record,) = log
+    assert record.namespace == explanation.namespace == elsewhere.name
+    assert [(t.source, t.target, t.nbytes) for t in record.transfers] == [
+        ("numpy", elsewhere.name, nbytes),
+        ("numpy", elsewhere.name, w.nbytes),
+        (elsewhere.name, "numpy", nbytes),
+    ]
+    assert list(explanation.transfers) == list(record.transfers[:2])
+    assert f"moves numpy → {elsewhere.name} {nbytes} bytes" in str(explanation)
+    assert f"numpy → {elsewhere.name} {nbytes} bytes" in str(log)
+
+
+def test_other_arrays_go_to_numpy_and_come_back(elsewhere):
+    if elsewhere.lazy:
+        pytest.skip(f"{elsewhere.name} arrays are not moved by an operator")
+    x, w = support.there((X, W), elsewhere.name)
+    with tp.set_backend("numpy"), tp.trace() as log:
+        y = tp.rms_norm(x, w)
+    assert elsewhere.owns(y)
+    assert_matches(support.back(y), REFERENCES["rms_norm"](X, W), "float32", tolerance=8)
+    assert (log[0].namespace, len(log[0].transfers)) == ("numpy", 3)
+
+
+def test_arrays_of_several_libraries_meet_in_a_backend(elsewhere):
+    if elsewhere.lazy:
+        pytest.skip(f"{elsewhere.name} arrays are not moved by an operator")
+    w = support.there(W, elsewhere.name)
+    with tp.set_backend("numpy"):
+        y = tp.rms_norm(X, w)
+        assert type(y) is np.ndarray  # as the first
+        y = tp.rms_norm(support.there(X, elsewhere.name), W)
+        assert elsewhere.owns(y)
+
+
+def test_arrays_of_several_libraries_in_one_call_are_an_error(elsewhere):
+    w = support.there(W, elsewhere.name)
+    message = rf"^rms_norm: x is a numpy array, but weight is a {elsewhere.name} array; .*set_backend\('numpy'\)"
+    with pytest.raises(TypeError, match=message):
+        tp.rms_norm(X, w)
+    with pytest.raises(TypeError, match=message):
+        tp.rms_norm.generic(X, w)
+    with pytest.raises(TypeError, match=message):
+        tp.rms_norm.explain(X, w)
+    with pytest.raises(TypeError, match=f"several libraries in one call: numpy and {elsewhere.name}"):
+        tp.get_namespace(X, None, w)
+
+
+def test_several_results_come_back(elsewhere):
+    w = np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32)
+    with tp.set_backend(support.backend_of(elsewhere.name).name):
+        packed, scales, biases = tp.quantize(w, bits=4, group_size=32)
+        codes, _, none = tp.quantize(w, bits=8, group_size=32, mode="symmetric")
+    assert [type(a) for a in (packed, scales, biases, codes)] == [np.ndarray] * 4
+    assert [a.dtype.name for a in (packed, scales, biases)] == ["uint8", "float32", "float32"]
+    assert none is None
+
+
+def test_integers_go_to_the_backend_and_numbers_of_a_generator_too(elsewhere):
+    with tp.set_backend(support.backend_of(elsewhere.name).name):
+        y = tp.embedding(np.asarray([1, 0, 1]), X)
+        drawn = tp.sample(X, rng=np.random.default_rng(3))
+    np.testing.assert_array_equal(y, X[[1, 0, 1]])
+    np.testing.assert_array_equal(drawn, tp.sample(X, rng=np.random.default_rng(3)))
+    assert drawn.dtype.kind == "i"
+
+
+def test_results_come_back_to_their_device():
+    row = support.require("array_api_strict")
+    device = row.xp.Device("device1")
+    with tp.set_backend("numpy"):
+        y = tp.silu(row.xp.ones(3, device=device))
+    assert y.device == device
+
+
+def test_arrays_already_there_do_not_move(elsewhere):
+    x = support.there(X, elsewhere.name)
+    with tp.set_backend(support.backend_of(elsewhere.name).name), tp.trace() as log:
+        y = tp.silu(x)
+    assert elsewhere.owns(y)
+    assert log[0].transfers == ()
+
+
+def test_no_lazy_graph_is_computed_to_move_it():
+    support.require("dask")
+    import dask.array as da
+
+    def never(block):
+        raise AssertionError("a chunk was computed")
+
+    x = da.ones((4, 4), chunks=2).map_blocks(never, dtype="float64", meta=np.empty((0, 0)))
+    with tp.set_backend("numpy"):
+        for call in (tp.silu, tp.silu.explain):
+            with pytest.raises(TypeError, match=r"^silu: x is a dask array, .*would compute.*to_backend\(x, 'numpy'\)"):
+                call(x)
+    assert tp.silu.explain(x).kernel == "generic"
+    assert tp.silu(x).shape == (4, 4)
+    with pytest.raises(AssertionError, match="a chunk was computed"):
+        tp.to_backend(x, "numpy")  # asked for in as many words
+
+
+def test_a_gradient_is_not_dropped_by_moving():
+    support.require("torch")
+    import torch
+
+    x = torch.ones(3, requires_grad=True)
+    with tp.set_backend("numpy"):
+        with pytest.raises(TypeError, match=r"^silu: x: a torch tensor that requires grad .*x\.detach\(\)"):
+            tp.silu(x)
+        with torch.no_grad():
+            assert not tp.silu(x).requires_grad
+        assert isinstance(tp.silu(x.detach()), torch.Tensor)
+    with pytest.raises(TypeError, match="requires grad"):
+        tp.to_backend({"x": x}, "numpy")
+    assert tp.silu(x).requires_grad
+
+
+def test_a_traced_array_is_not_moved():
+    support.require("jax")
+    import jax
+
+    @jax.jit
+    def f(x):
+        with tp.set_backend("numpy"):
+            return tp.silu(x)
+
+    with pytest.raises(TypeError, match=r"^silu: x: a traced jax array has no values yet"):
+        f(jax.numpy.ones(3))
+    with pytest.raises(TypeError, match="a traced jax array has no values yet"):
+        jax.grad(lambda x: tp.to_backend(x, "numpy").sum())(1.0)
+
+
+def test_jax_refuses_what_it_would_narrow():
+    support.require("jax")
+    import jax
+
+    assert not jax.config.jax_enable_x64
+    with tp.set_backend("jax"):
+        with pytest.raises(TypeError, match=r"^silu: x: jax holds float64 only if jax_enable_x64 is set"):
+            tp.silu(np.ones(3))
+        with pytest.raises(TypeError, match=r"^embedding: ids: jax holds int64 values this large only if"):
+            tp.embedding(np.asarray([2**40]), X)
+        with jax.enable_x64(True):
+            assert tp.silu(np.ones(3)).dtype == np.float64
+    for values in ([2**31], [-(2**31) - 1]):
+        with pytest.raises(TypeError, match="jax holds int64 values this large only"):
+            tp.to_backend(np.asarray(values), "jax")
+    kept = tp.to_backend(np.asarray([2**31 - 1, -(2**31)]), "jax")
+    assert kept.tolist() == [2**31 - 1, -(2**31)]
+    with pytest.raises(TypeError, match="jax holds uint64 values this large only"):
+        tp.to_backend(np.asarray([2**32], dtype=np.uint64), "jax")
+
+
+# --- what is no array --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ([1.0, 2.0], "list"),
+        ((1.0, 2.0), "tuple"),
+        (1.0, "float"),
+        (1, "int"),
+        ("x", "str"),
+        (None, "NoneType"),
+        (np.random.default_rng(0), "numpy.random._generator.Generator"),
+    ],
+)
+def test_what_is_no_array_is_refused_by_name(value, name):
+    expected = f"is {re.escape(name)}, expected an array of numpy, .*jax"
+    for call in (tp.rms_norm, tp.rms_norm.generic, tp.rms_norm.explain):
+        with pytest.raises(TypeError, match=rf"^rms_norm: x {expected}"):
+            call(value)
+    if value is not None:
+        with pytest.raises(TypeError, match=rf"^rms_norm: weight {expected}"):
+            tp.rms_norm(X, value)
+        with tp.set_backend("numpy"), pytest.raises(TypeError, match=rf"^rms_norm: weight {expected}"):
+            tp.rms_norm(X, value)
+
+
+def test_rng_is_a_generator_or_an_array():
+    with pytest.raises(TypeError, match=r"^sample: rng is RandomState, expected a numpy\.random\.Generator"):
+        tp.sample(X, rng=np.random.RandomState(0))
+    with pytest.raises(ValueError, match=r"^sample: rng is missing"):
+        tp.sample(X)
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_odd_subclasses_are_refused():
+    """Twice, as the look-up by type must not remember them."""
+    for odd, name in ((np.matrix([[1.0, 2.0]]), "matrix"), (np.ma.masked_array([1.0], [True]), "MaskedArray")):
+        for _ in range(2):
+            with pytest.raises(TypeError, match=rf"^{name} is not supported; pass numpy.asarray"):
+                tp.silu(odd)
+            with pytest.raises(TypeError, match=rf"^{name} is not supported"):
+                tp.rms_norm(X, odd)
+            with pytest.raises(TypeError, match=rf"^{name} is not supported"):
+                tp.to_backend(odd, "numpy")
+
+
+def test_plain_subclasses_are_arrays(tmp_path):
+    mapped = np.memmap(tmp_path / "x", dtype=np.float32, mode="w+", shape=X.shape)
+    mapped[:] = X
+    np.testing.assert_array_equal(tp.rms_norm(mapped, W), tp.rms_norm.generic(X, W))
+    assert tp.rms_norm.explain(mapped).refused == {"cpu": "x is not a numpy.ndarray"}
+
+
+def test_pyopencl_arrays_are_refused_clearly(monkeypatch):
+    row = NAMESPACES["pyopencl"]
+    if not row.missing:
+        pytest.skip("PyOpenCL arrays are supported")
+    package, module = types.ModuleType("pyopencl"), types.ModuleType("pyopencl.array")
+    module.Array = type("Array", (), {"__module__": "pyopencl.array"})
+    package.array = module
+    monkeypatch.setitem(sys.modules, "pyopencl", package)
+    monkeypatch.setitem(sys.modules, "pyopencl.array", module)
+    with pytest.raises(TypeError, match=rf"^silu: x is a pyopencl array, and {row.missing}"):
+        tp.silu(module.Array())
+    with pytest.raises(TypeError, match=r"^pyopencl arrays cannot be used"):
+        tp.get_namespace(module.Array())
+
+
+# --- get_namespace and to_backend --------------------------------------------------------------------
+
+
+def test_get_namespace_is_that_of_the_arrays_or_of_the_backend(namespace):
+    x = support.there(X, namespace.name)
+    xp = tp.get_namespace(x, None)
+    assert xp is namespace.xp
+    assert namespace.owns(xp.exp(x))
+    with tp.set_backend("numpy"):
+        assert tp.get_namespace(x) is namespace.xp
+    with tp.set_backend(support.backend_of(namespace.name).name):
+        assert tp.get_namespace() is tp.get_namespace(None) is namespace.xp
+
+
+def test_get_namespace_without_backend_is_that_of_numpy():
+    assert tp.get_namespace() is NAMESPACES["numpy"].xp
+    with pytest.raises(TypeError, match=r"^expected an array, got list$"):
+        tp.get_namespace([1.0])
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    weight: object
+    name: str
+    rest: dict
+    derived: int = dataclasses.field(init=False, default=7)
+
+
+def test_to_backend_takes_nested_structures(namespace):
+    tree = {
+        "list": [X, 3, "name", None],
+        "tuple": (W, (X,)),
+        "named": Pair(X, {"deep": W}),
+        "block": Block(W, "name", {"x": X}),
+        "ordered": collections.OrderedDict(b=X, a=1),
+        "default": collections.defaultdict(list, w=W),
+        "function": np.tanh,
+    }
+    moved = tp.to_backend(tree, support.backend_of(namespace.name).name)
+    assert list(moved) == list(tree)
+    assert moved["list"][1:] == [3, "name", None]
+    assert isinstance(moved["named"], Pair)
+    assert isinstance(moved["block"], Block)
+    assert (moved["block"].name, moved["block"].derived) == ("name", 7)
+    assert isinstance(moved["ordered"], collections.OrderedDict)
+    assert list(moved["ordered"]) == ["b", "a"]
+    assert moved["default"]["absent"] == []
+    assert moved["function"] is np.tanh
+    found = [
+        (moved["list"][0], X),
+        (moved["tuple"][0], W),
+        (moved["tuple"][1][0], X),
+        (moved["named"].first, X),
+        (moved["named"].second["deep"], W),
+        (moved["block"].weight, W),
+        (moved["block"].rest["x"], X),
+        (moved["ordered"]["b"], X),
+        (moved["default"]["w"], W),
+    ]
+    for array, original in found:
+        assert namespace.owns(array)
+        there_and_back = support.back(array)
+        assert there_and_back.dtype == original.dtype
+        np.testing.assert_array_equal(there_and_back, original)
+    assert tree["list"][0] is X
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "uint8", "bool"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_to_backend_keeps_dtype_shape_and_values(namespace, dtype, shape):
+    if dtype in tp.testing.DTYPES and dtype not in support.dtypes_of(namespace.name):
+        pytest.skip(f"{namespace.name} holds no {dtype}")
+    original = np.arange(6.0)[: int(np.prod(shape))].reshape(shape)
+    original = original.astype(tp.testing.DTYPES.get(dtype, dtype))
+    with support.holding(namespace.name, dtype):
+        moved = tp.to_backend(original, support.backend_of(namespace.name).name)
+        assert namespace.owns(moved)
+        assert tuple(moved.shape) == shape
+        returned = tp.to_backend(moved, "numpy")
+    assert type(returned) is np.ndarray
+    assert returned.dtype == original.dtype
+    np.testing.assert_array_equal(returned, original)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(lambda a: a[::-1, ::-2], id="negative"),
+        pytest.param(lambda a: a.T, id="transposed"),
+        pytest.param(lambda a: a.astype(a.dtype.newbyteorder()), id="byteswapped"),
+        pytest.param(lambda a: np.broadcast_to(a[0], (3, 4)), id="broadcast"),
+        pytest.param(lambda a: np.frombuffer(b"?" + a.tobytes(), a.dtype, offset=1), id="misaligned"),
+    ],
+)
+def test_to_backend_takes_any_layout(namespace, layout):
+    original = layout(np.arange(12.0, dtype=np.float32).reshape(3, 4))
+    original.flags.writeable = False
+    moved = tp.to_backend(original, support.backend_of(namespace.name).name)
+    np.testing.assert_array_equal(support.back(moved), original)
+
+
+def test_a_move_that_was_asked_for_is_traced(elsewhere):
+    with tp.trace() as log:
+        moved = tp.to_backend((X, W), support.backend_of(elsewhere.name).name)
+        tp.to_backend(moved, support.backend_of(elsewhere.name).name)
+    assert [(r.operator, r.namespace, len(r.transfers)) for r in log] == [("to_backend", elsewhere.name, 1)] * 2
+    assert [r.transfers[0].nbytes for r in log] == [X.nbytes, W.nbytes]
+    assert (log[0].transfers[0].source, log[0].transfers[0].target) == ("numpy", elsewhere.name)
+
+
+@pytest.mark.parametrize(
+    ("library", "array"),
+    [
+        ("array_api_strict", X.astype(np.float16)),
+        ("jax", np.asarray([1j])),
+        ("mlx", np.asarray([1j])),
+        ("mlx", np.asarray([None])),
+        ("torch", np.asarray(["a"])),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.dtype.name,
+)
+def test_a_dtype_that_is_not_held_is_an_error(library, array):
+    support.require(library)
+    with pytest.raises(TypeError, match=array.dtype.name.rstrip("0123456789")):
+        tp.to_backend(array, library)
+    with tp.set_backend(library), pytest.raises(TypeError, match=r"^silu: x"):
+        tp.silu(array)
