@@ -256,7 +256,7 @@ class Operator(Generic[P, R]):
             row = namespace_of(value)
             if row is not None:
                 if row.missing:
-                    raise TypeError(f"{self.__name__}: {name} is a {row.name} array, and {row.missing}")
+                    raise TypeError(f"{self.__name__}: {name} is an array of {row.name}, and {row.missing}")
                 yield name, value
             elif name in self._surely_arrays and not (
                 value is None and self._signature.parameters[name].default is None
@@ -274,14 +274,14 @@ class Operator(Generic[P, R]):
                 assert row is not None
                 assert home is not None
                 raise TypeError(
-                    f"{self.__name__}: {first} is a {home.name} array, but {name} is a {row.name} array; convert "
+                    f"{self.__name__}: {first} is an array of {home.name}, but {name} of {row.name}; convert "
                     f"one of them, or name a backend to take them all to: tensorops.set_backend({home.name!r})"
                 )
 
     def _take_there(self, name: str, value: Any, source: Namespace, target: Namespace) -> Any:
         if source.lazy:
             raise TypeError(
-                f"{self.__name__}: {name} is a {source.name} array, and taking it to {target.name} would compute "
+                f"{self.__name__}: {name} is an array of {source.name}, and taking it to {target.name} would compute "
                 f"its graph now; call tensorops.to_backend(x, {target.name!r}) if that is what you want"
             )
         try:
