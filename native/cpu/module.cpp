@@ -27,7 +27,7 @@ bool fork_happened = false;
 namespace {
 
 // Results above this size are written past the caches: they would evict everything, themselves included, before
-// anybody reads them (measured crossover on a 2 MiB second-level cache per core).
+// anybody reads them. A few times a usual second-level cache; not tuned for any machine.
 constexpr std::int64_t kStreamBytes = 8 * 1024 * 1024;
 // Below this size a call is over before another thread could make use of the interpreter.
 constexpr std::int64_t kGilBytes = 64 * 1024;

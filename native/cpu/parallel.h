@@ -13,8 +13,8 @@ namespace tensorops {
 
 extern bool fork_happened;
 
-// Below this many bytes per thread, starting a thread costs more than it saves (measured: about 5 µs against
-// 30 GB/s from the cache).
+// Below this many bytes per thread, waking a thread costs what it saves: rms_norm that moves 256 KiB took 3.4 µs on one
+// thread and 3.3 µs on two, one that moves 768 KiB 11.9 and 6.9 (medians of 4000 calls, 2 cores with AVX-512).
 inline constexpr std::int64_t kBytesPerThread = 128 * 1024;
 
 inline int threads_for(std::int64_t rows, std::int64_t bytes) {
