@@ -17,7 +17,8 @@ import numpy as np
 from tensorops import set_backend
 from tensorops._namespaces import NAMESPACES, Namespace, namespace_of
 from tensorops._operator import GENERIC, OPERATORS
-from tensorops.backends.registry import BACKENDS, unavailable_reason
+from tensorops.backends.probing import unavailable_reason
+from tensorops.backends.registry import BACKENDS
 from tensorops.testing import DTYPES
 
 # Libraries that return before they have computed: what waits for a result.

@@ -6,6 +6,7 @@ they live with the best kernel there is, and returns the same kind. `set_backend
 
 from tensorops._operator import Explanation, KernelRefusedError
 from tensorops.backends import (
+    BackendFallbackWarning,
     BackendUnavailableError,
     Record,
     Trace,
@@ -13,12 +14,19 @@ from tensorops.backends import (
     bind_settings,
     get_available_backends,
     get_backend,
+    get_backend_info,
+    get_default_backend,
     get_namespace,
     is_backend_available,
+    list_backends,
+    register_backend,
+    reload_config,
     set_backend,
+    set_default_backend,
     to_backend,
     trace,
 )
+from tensorops.backends.settings import start as _start
 from tensorops.ops.activation import (
     geglu,
     gelu,
@@ -42,6 +50,7 @@ from tensorops.ops.sampling import sample
 __version__ = "0.1.0"
 
 __all__ = [
+    "BackendFallbackWarning",
     "BackendUnavailableError",
     "Explanation",
     "KernelRefusedError",
@@ -57,20 +66,26 @@ __all__ = [
     "gelu",
     "get_available_backends",
     "get_backend",
+    "get_backend_info",
+    "get_default_backend",
     "get_namespace",
     "is_backend_available",
     "layer_norm",
     "linear",
+    "list_backends",
     "log_softmax",
     "logsumexp",
     "quantize",
     "quantized_linear",
+    "register_backend",
+    "reload_config",
     "relu",
     "rms_norm",
     "rope",
     "sample",
     "scaled_dot_product_attention",
     "set_backend",
+    "set_default_backend",
     "sigmoid",
     "silu",
     "softmax",
@@ -79,3 +94,5 @@ __all__ = [
     "to_backend",
     "trace",
 ]
+
+_start()

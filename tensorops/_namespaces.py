@@ -58,6 +58,8 @@ class Namespace:
         Its arrays lie in host memory and are computed eagerly: looking at a value costs only the look.
     lazy
         Reading a value computes a graph that its owner meant to compute later.
+    runtime
+        ``"module:class"`` of what knows its devices and memory, see `tensorops.backends.runtimes`.
     extra
         The extra of tensorops that installs it.
     missing
@@ -76,6 +78,7 @@ class Namespace:
     quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     host_values: bool = False
     lazy: bool = False
+    runtime: str = "tensorops.backends.runtimes:Runtime"
     extra: str = ""
     missing: str = ""
 
@@ -83,6 +86,11 @@ class Namespace:
     def xp(self) -> ArrayNamespace:
         """The module that implements the standard, imported on first use."""
         return importlib.import_module(self.standard)
+
+    @classmethod
+    def unusable(cls, name: str, reason: str) -> Namespace:
+        """Return a row for a library that could not be made known."""
+        return cls(name, (name,), "", "", _unsupported, _unsupported, missing=reason)
 
     def learn_types(self) -> None:
         """Enter the types of its arrays into the look-up, without waiting for the first array of each."""
@@ -242,6 +250,7 @@ NAMESPACES: dict[str, Namespace] = {
             standard="array_api_compat.numpy",
             to_numpy=np.asarray,
             from_numpy=_numpy_from_numpy,
+            runtime="tensorops.backends.runtimes:NumpyRuntime",
             providers=("cpu",),
             quiet=lambda: np.errstate(all="ignore"),
             host_values=True,
@@ -253,6 +262,7 @@ NAMESPACES: dict[str, Namespace] = {
             standard="array_api_compat.cupy",
             to_numpy=_cupy_to_numpy,
             from_numpy=_cupy_from_numpy,
+            runtime="tensorops.backends.runtimes:CupyRuntime",
             device=lambda x: x.device,
             extra="cuda",
         ),
@@ -263,6 +273,7 @@ NAMESPACES: dict[str, Namespace] = {
             standard="array_api_pyopencl",
             to_numpy=_unsupported,
             from_numpy=_unsupported,
+            runtime="tensorops.backends.runtimes:PyopenclRuntime",
             extra="opencl",
             missing="the namespace array_api_pyopencl is an empty shell in this version",
         ),
@@ -273,6 +284,7 @@ NAMESPACES: dict[str, Namespace] = {
             standard="jax.numpy",
             to_numpy=_jax_to_numpy,
             from_numpy=_jax_from_numpy,
+            runtime="tensorops.backends.runtimes:JaxRuntime",
             extra="jax",
         ),
         Namespace(
@@ -282,6 +294,7 @@ NAMESPACES: dict[str, Namespace] = {
             standard="array_api_mlx",
             to_numpy=_mlx_to_numpy,
             from_numpy=_mlx_from_numpy,
+            runtime="tensorops.backends.runtimes:MlxRuntime",
             providers=("mlx",),
             extra="mlx",
         ),
@@ -293,6 +306,7 @@ NAMESPACES: dict[str, Namespace] = {
             standard="array_api_compat.torch",
             to_numpy=_torch_to_numpy,
             from_numpy=_torch_from_numpy,
+            runtime="tensorops.backends.runtimes:TorchRuntime",
             device=lambda x: x.device,
             extra="torch",
         ),
@@ -303,6 +317,7 @@ NAMESPACES: dict[str, Namespace] = {
             standard="array_api_compat.dask.array",
             to_numpy=_dask_to_numpy,
             from_numpy=_dask_from_numpy,
+            runtime="tensorops.backends.runtimes:NumpyRuntime",
             quiet=lambda: np.errstate(all="ignore"),
             lazy=True,
             extra="dask",
@@ -314,6 +329,7 @@ NAMESPACES: dict[str, Namespace] = {
             standard="array_api_strict",
             to_numpy=_strict_to_numpy,
             from_numpy=_strict_from_numpy,
+            runtime="tensorops.backends.runtimes:NumpyRuntime",
             device=lambda x: x.device,
             quiet=lambda: np.errstate(all="ignore"),
             host_values=True,
@@ -327,6 +343,24 @@ NUMPY_TYPES = (np.ndarray, np.generic)
 
 _BY_PACKAGE = {package: row for row in NAMESPACES.values() for package in row.packages}
 _BY_TYPE: dict[type, Namespace] = {}
+_NO_LIBRARY = {"builtins", "__main__"}
+
+
+def register_namespace(row: Namespace) -> None:
+    """Make an array library of another distribution known.
+
+    Raises
+    ------
+    ValueError
+        If its name or one of its packages belongs to another library.
+    """
+    if NAMESPACES.get(row.name, row) is not row:
+        raise ValueError(f"the namespace {row.name!r} is already known, as another library")
+    for package in row.packages:
+        if (owner := _BY_PACKAGE.get(package, row)) is not row:
+            raise ValueError(f"the package {package!r} already belongs to the namespace {owner.name!r}")
+    NAMESPACES[row.name] = row
+    _BY_PACKAGE.update(dict.fromkeys(row.packages, row))
 
 
 def namespace_of(x: object) -> Namespace | None:
@@ -343,6 +377,17 @@ def namespace_of(x: object) -> Namespace | None:
 
 
 def _find(x: object) -> Namespace | None:
+    row = _find_among_known(x)
+    package = type(x).__module__.partition(".")[0]
+    if row is None and package not in _NO_LIBRARY and package not in _BY_PACKAGE:
+        from tensorops.backends.registry import load_plugins  # somebody else's array, perhaps
+
+        load_plugins()
+        row = _find_among_known(x)
+    return row
+
+
+def _find_among_known(x: object) -> Namespace | None:
     for cls in type(x).__mro__:
         row = _BY_PACKAGE.get(cls.__module__.partition(".")[0])
         if row is not None and row.packages[0] in sys.modules and row.owns(x):

@@ -26,8 +26,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from tensorops import _dtypes, kernels
 from tensorops._namespaces import NAMESPACES, Namespace, describe_type, move, namespace_of
-from tensorops.backends.registry import first_available
-from tensorops.backends.settings import Settings, current
+from tensorops.backends.registry import load_plugins, nearest
+from tensorops.backends.settings import Settings, current, in_force
 from tensorops.backends.trace import Record, Transfer
 
 P = ParamSpec("P")
@@ -39,7 +39,6 @@ OPERATORS: dict[str, Operator[Any, Any]] = {}
 """Every operator, by name; filled by the decorator."""
 
 _generic_only = Settings(kernels=(GENERIC,))
-_process_default = current.get()
 
 
 class KernelRefusedError(TypeError):
@@ -49,9 +48,10 @@ class KernelRefusedError(TypeError):
 def require_provider(name: object) -> None:
     """Raise `ValueError` unless `name` may be written in ``set_backend(..., kernels=[…])``."""
     if name not in (*kernels.PROVIDERS, GENERIC):
-        raise ValueError(
-            f"unknown provider of kernels {name!r}; valid names: {', '.join((*kernels.PROVIDERS, GENERIC))}"
-        )
+        load_plugins()
+    valid = (*kernels.PROVIDERS, GENERIC)
+    if name not in valid:
+        raise ValueError(f"unknown provider of kernels {name!r}{nearest(name, valid)}; valid names: {', '.join(valid)}")
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Operator(Generic[P, R]):
                 result = NotImplemented
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
-        return self._dispatch(settings, args, kwargs)
+        return self._dispatch(in_force(), args, kwargs)
 
     def __repr__(self) -> str:
         return f"<operator {self.__name__}>"
@@ -177,7 +177,7 @@ class Operator(Generic[P, R]):
     @property
     def kernels(self) -> dict[str, Kernel]:
         """The registered kernels by provider; loads every provider that can be loaded."""
-        for provider in kernels.PROVIDERS:
+        for provider in tuple(kernels.PROVIDERS):
             kernels.load(provider)
         return dict(self._kernels)
 
@@ -193,7 +193,7 @@ class Operator(Generic[P, R]):
         Arguments of another library than the backend in force are converted, as `supports` looks at what the kernel
         would get.
         """
-        settings = current.get()
+        settings = in_force()
         call = self._prepare(settings, args, kwargs)
         kernel, refused = self._select(settings, call)
         return Explanation(
@@ -238,8 +238,6 @@ class Operator(Generic[P, R]):
         if settings.backend is None:
             self._require_one_namespace(inputs)
             return _Call(bound.args, bound.kwargs, inputs, home, home, None, ())
-        if settings is _process_default:  # from the environment: nobody has asked yet whether it works
-            first_available([settings.backend])
         target = settings.backend.namespace
         transfers = []
         for name, value in inputs.items():
@@ -310,15 +308,16 @@ class Operator(Generic[P, R]):
         for provider in order:
             if provider == GENERIC:
                 return None, refused
-            reason = self._refusal(provider, call)
+            reason = self._refusal(provider, settings, call)
             if reason is None:
                 return self._kernels[provider], refused
             refused[provider] = reason
         reasons = "; ".join(f"{provider}: {reason}" for provider, reason in refused.items())
         raise KernelRefusedError(f"{self.__name__}: no kernel that was asked for takes these arguments: {reasons}")
 
-    def _refusal(self, provider: str, call: _Call) -> str | None:
-        if provider not in call.namespace.providers:
+    def _refusal(self, provider: str, settings: Settings, call: _Call) -> str | None:
+        of_backend = settings.backend.providers if settings.backend is not None else ()
+        if provider not in call.namespace.providers and provider not in of_backend:
             return f"serves no {call.namespace.name} arrays"
         if reason := kernels.load(provider):
             return reason
@@ -358,7 +357,7 @@ def _before_tracing(name: str) -> None:
     torch = NAMESPACES["torch"]
     torch.learn_types()
     assert torch.xp is not None
-    backend = current.get().backend
+    backend = in_force().backend
     if backend is not None and backend.namespace.name != "torch":
         raise RuntimeError(
             f"{name}: backend {backend.name!r} is in force, but torch.compile can only compile torch operations; "

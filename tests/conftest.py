@@ -5,8 +5,10 @@ Helpers that tests import stand in `support`.
 
 import os
 
-# Before tensorops is imported: the tests choose backends themselves.
-os.environ.pop("TENSOROPS_BACKEND", None)
+# Before tensorops is imported: the tests choose backends themselves, and read no configuration of this machine's user.
+for variable in ("TENSOROPS_BACKEND", "TENSOROPS_PRIORITY", "TENSOROPS_FORCE"):
+    os.environ.pop(variable, None)
+os.environ["TENSOROPS_CONFIG"] = ""
 # Programs that tests start must import what is installed, as this one does, not the sources they stand beside.
 os.environ["PYTHONSAFEPATH"] = "1"
 
@@ -18,7 +20,8 @@ import pytest
 
 from tensorops import kernels
 from tensorops._namespaces import NAMESPACES
-from tensorops.backends.registry import BACKENDS, unavailable_reason
+from tensorops.backends.probing import unavailable_reason
+from tensorops.backends.registry import BACKENDS
 
 import support  # isort: skip
 

@@ -1,7 +1,7 @@
 """What the tests share: which libraries are under test, and arrays' way there and back.
 
-Everything is derived from tensorops' own tables, so that a new row is tested without being named here. Only what a
-table cannot know stands here: the dtypes that a library holds, and the setting in which it holds them.
+Everything is derived from tensorops' own tables, so that a new row is tested without being named here. What a table
+cannot know stands in `tensorops.testing`, where authors of other backends have it, too.
 """
 
 from __future__ import annotations
@@ -13,20 +13,35 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import tensorops as tp
 from tensorops import kernels
-from tensorops._namespaces import NAMESPACES, Namespace, namespace_of
+from tensorops._namespaces import NAMESPACES, Namespace
 from tensorops._operator import OPERATORS, Operator
-from tensorops.backends.registry import BACKENDS, Backend, unavailable_reason
-from tensorops.testing import DTYPES
+from tensorops.backends.probing import unavailable_reason
+from tensorops.backends.registry import BACKENDS, Backend
+from tensorops.testing import DTYPES, _libraries
+from tensorops.testing._libraries import arrays_in, back
+
+__all__ = [
+    "HALVES",
+    "STRICTEST",
+    "arrays_in",
+    "back",
+    "backend_of",
+    "dtypes_of",
+    "holding",
+    "implementations",
+    "python",
+    "require",
+    "require_provider",
+    "temporary_operator",
+    "there",
+    "why_not",
+]
 
 HALVES = ("float16", "bfloat16")
-
-# The standard knows no half types, and its strictest implementation has none.
-_DTYPES_HELD = {"array_api_strict": ("float32", "float64")}
 
 # Functions whose result's shape depends on values, extensions, and what a later standard added: off.
 STRICTEST = {
@@ -38,30 +53,18 @@ STRICTEST = {
 
 
 def dtypes_of(namespace: str) -> tuple[str, ...]:
-    """Return the floating dtypes that a library holds, in the setting of `holding`."""
-    return _DTYPES_HELD.get(namespace, tuple(DTYPES))
+    """Return the floating dtypes that a library holds, in the setting of `holding`; all, if it is not here to ask."""
+    return tuple(DTYPES) if why_not(namespace) else _libraries.dtypes_held(NAMESPACES[namespace])
 
 
-@contextlib.contextmanager
-def holding(namespace: str, dtype: str) -> Iterator[None]:
-    """A context in which a library holds a dtype; the library's default otherwise."""
-    if namespace == "jax" and dtype == "float64":
-        import jax
-
-        with jax.enable_x64(True):
-            yield
-    elif namespace == "mlx":
-        import mlx.core as mx
-
-        with mx.stream(mx.cpu):  # its GPUs have no float64, and multiply in less than float32
-            yield
-    else:
-        yield
+def holding(namespace: str, dtype: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which a library holds a dtype; in its usual setting if that will do."""
+    return _libraries.holding(NAMESPACES[namespace], dtype)
 
 
 def backend_of(namespace: str) -> Backend:
     """Return the first backend that computes with a library's arrays."""
-    return next(b for b in BACKENDS.values() if b.namespace_name == namespace)
+    return next(b for b in BACKENDS.values() if b.namespace.name == namespace and not b.missing)
 
 
 def why_not(namespace: str) -> str:
@@ -89,49 +92,7 @@ def implementations(operator: Operator[..., Any], row: Namespace) -> tuple[str, 
 
 def there(tree: Any, namespace: str) -> Any:
     """Take the NumPy arrays in nested containers to a library; float64 becomes float32 where that is all it holds."""
-    if namespace == "jax" and not _jax_holds_float64():
-        tree = _narrowed(tree)
-    return tp.to_backend(tree, backend_of(namespace).name)
-
-
-def _jax_holds_float64() -> bool:
-    import jax
-
-    return bool(jax.config.jax_enable_x64)
-
-
-def _narrowed(tree: Any) -> Any:
-    if isinstance(tree, np.ndarray) and tree.dtype == np.float64:
-        return tree.astype(np.float32)
-    if isinstance(tree, dict):
-        return {key: _narrowed(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(map(_narrowed, tree))
-    return tree
-
-
-def back(tree: Any) -> Any:
-    """Take the arrays in nested tuples and lists to NumPy."""
-    if isinstance(tree, list | tuple):
-        return type(tree)(map(back, tree))
-    row = namespace_of(tree)
-    if row is None:
-        return tree
-    if row.lazy:  # computed in this thread, where warnings about special values are off
-        import dask
-
-        with np.errstate(all="ignore"), dask.config.set(scheduler="synchronous"):
-            return row.to_numpy(tree)
-    return row.to_numpy(tree)
-
-
-def arrays_in(tree: Any) -> list[Any]:
-    """Return the arrays in nested containers, in order."""
-    if isinstance(tree, dict):
-        return arrays_in(list(tree.values()))
-    if isinstance(tree, list | tuple):
-        return [array for item in tree for array in arrays_in(item)]
-    return [] if namespace_of(tree) is None else [tree]
+    return _libraries.there(tree, backend_of(namespace))
 
 
 @contextlib.contextmanager
@@ -149,7 +110,7 @@ def python(code: str, *arguments: str, **environment: str) -> subprocess.Complet
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TENSOROPS_")}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],
-        env=inherited | environment,
+        env=inherited | {"TENSOROPS_CONFIG": ""} | environment,
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,37 +1,24 @@
 """The one conformance test: every operator, implementation, array library, dtype and case against its reference.
 
-It runs what `tensorops.testing` lists; a new operator, kernel or library is tested without an edit here. Every call
-is traced, and the trace must name the implementation that was asked for.
+It runs what `tensorops.testing` lists, in the way that `tensorops.testing.conformance` offers to all authors of
+backends; a new operator, kernel or library is tested without an edit here. Every call is traced, and the trace must
+name the implementation that was asked for.
 """
 
 import contextlib
-import re
+import dataclasses
 
 import numpy as np
 import pytest
 
 import support
-import tensorops as tp
-from tensorops import KernelRefusedError, kernels
-from tensorops._dtypes import dtype_name
-from tensorops._namespaces import NAMESPACES, creation_device
+from tensorops import kernels
+from tensorops._namespaces import NAMESPACES
 from tensorops._operator import OPERATORS
-from tensorops.testing import CASES, INVALID, REFERENCES, assert_matches
-
-# Limits of libraries, by (library, dtype): operators whose result has that dtype, but is only as exact as float32 and
-# vanishes where a float32 would. An entry must be needed: `test_a_known_limit_is_one` fails when it is not any more.
-ONLY_AS_EXACT_AS_FLOAT32 = {
-    # MLX's CPU backend computes exp, sin and cos of float64 by polynomials made for float32.
-    ("mlx", "float64"): (
-        "silu", "sigmoid", "softplus", "gelu", "swiglu", "geglu", "softmax", "log_softmax", "logsumexp",
-        "scaled_dot_product_attention", "cross_entropy", "rope",
-    ),
-}  # fmt: skip
-
-
-def is_limited(case, row, dtype):
-    limited = case.operator in ONLY_AS_EXACT_AS_FLOAT32.get((row.name, dtype), ())
-    return limited and "float32" in case.dtypes
+from tensorops.testing import CASES, DTYPES, REFERENCES
+from tensorops.testing._libraries import ONLY_AS_EXACT_AS_FLOAT32, map_arrays
+from tensorops.testing._running import check_result, run_generic
+from tensorops.testing.conformance import subjects
 
 
 def every_implementation():
@@ -52,93 +39,11 @@ def cases_of(operator, dtype):
     return [case for case in CASES[operator.__name__] if dtype in case.dtypes]
 
 
-def assert_result(result, expected, case, row, dtype, inputs, limited=None):
-    """Assert library, device, dtype, shape and values of one result or a tuple of results."""
-    limited = is_limited(case, row, dtype) if limited is None else limited
-    if isinstance(expected, tuple):
-        assert isinstance(result, tuple), f"result is {type(result).__name__}, expected a tuple"
-        for part, expected_part in zip(result, expected, strict=True):
-            assert_result(part, expected_part, case, row, dtype, inputs, limited)
-        return
-    if expected is None:
-        assert result is None
-        return
-    assert row.owns(result), f"result is {type(result).__name__}, no {row.name} array"
-    assert creation_device(result) == creation_device(inputs[0])
-    wanted = dtype if expected.dtype == np.float64 else expected.dtype.name
-    if expected.dtype == np.int64:  # an index: of the library's default dtype for them
-        default = tp.get_namespace(result).__array_namespace_info__().default_dtypes()["indexing"]
-        assert result.dtype == default, f"index dtype is {result.dtype}, expected {default}"
-        wanted = dtype_name(result)
-    actual = support.back(result)
-    if limited and wanted == dtype:
-        assert actual.dtype.name == dtype
-        actual, wanted = actual.astype(np.float32), "float32"
-    assert_matches(actual, expected, wanted, tolerance=case.tolerance_for(wanted), scale_axis=case.scale_axis)
-
-
-def assert_ran(log, operator, implementation, row, inputs):
-    (record,) = log
-    assert (record.operator, record.kernel, record.namespace) == (
-        operator.__name__,
-        implementation,
-        row.name,
-    )
-    assert record.transfers == ()
-    # Scalars drawn from a generator and options are not among them.
-    assert record.shapes == tuple(tuple(x.shape) for x in inputs)
-    assert record.dtypes == tuple(dtype_name(x) for x in inputs)
-
-
-def run_generic(operator, args, kwargs, row):
-    with tp.trace() as log:
-        result = operator.generic(*args, **kwargs)
-    assert_ran(log, operator, "generic", row, support.arrays_in((args, kwargs)))
-    return result
-
-
-def run_kernel(operator, args, kwargs, row, provider):
-    """Run a kernel by name and return its result and no reason; or, where it refuses, none and the reason.
-
-    `explain` must know before: the reason that it gives is the one in the error.
-    """
+def subject_of(operator, row, dtype, implementation):
+    """Return the one subject of `conformance` that these arguments name."""
     backend = support.backend_of(row.name).name
-    with tp.set_backend(backend, kernels=[provider, "generic"]):
-        reason = operator.explain(*args, **kwargs).refused.get(provider)
-    with tp.set_backend(backend, kernels=[provider]), tp.trace() as log:
-        if reason is not None:
-            with pytest.raises(KernelRefusedError, match=f"{provider}: {re.escape(reason)}"):
-                operator(*args, **kwargs)
-            assert len(log) == 0
-            return None, reason
-        result = operator(*args, **kwargs)
-    assert_ran(log, operator, provider, row, support.arrays_in((args, kwargs)))
-    return result, None
-
-
-def run_plain(operator, args, kwargs):
-    """Call without settings, as users do: the first call chooses, the second may go by the plan of the first."""
-    chosen = operator.explain(*args, **kwargs).kernel
-    with tp.trace() as log:
-        traced = operator(*args, **kwargs)
-    assert log[0].kernel == chosen, f"explain says {chosen}, but {log[0].kernel} ran"
-    return [traced, operator(*args, **kwargs), operator(*args, **kwargs)]
-
-
-def run_compiled(operator, calls):
-    """Run all calls in one `jax.jit`, as compiling each operation for each shape would take many times as long."""
-    import jax
-
-    leaves, structure = jax.tree.flatten(calls)
-    is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
-    row = NAMESPACES["jax"]
-
-    def run(*arrays):
-        given = iter(arrays)
-        filled = [next(given) if array else leaf for array, leaf in zip(is_array, leaves, strict=True)]
-        return [run_generic(operator, args, kwargs, row) for args, kwargs in jax.tree.unflatten(structure, filled)]
-
-    return jax.jit(run)(*(leaf for array, leaf in zip(is_array, leaves, strict=True) if array))
+    (subject,) = subjects(backend, operators=[operator.__name__], dtypes=[dtype], implementations=[implementation])
+    return subject
 
 
 class Failures:
@@ -151,7 +56,7 @@ class Failures:
     def of(self, case):
         try:
             yield
-        except (Exception, pytest.fail.Exception) as error:  # reported by `raise_all`
+        except Exception as error:  # reported by `raise_all`
             self.by_case[case.name] = f"{type(error).__name__}: {error}"
 
     def raise_all(self):
@@ -160,38 +65,23 @@ class Failures:
             pytest.fail("\n".join(f"{name}: {text}" for name, text in self.by_case.items()), pytrace=False)
 
 
+def require_none_failed(outcomes):
+    __tracebackhide__ = True
+    if failed := [f"{outcome.case}: {outcome.message}" for outcome in outcomes if outcome.status == "failed"]:
+        pytest.fail("\n".join(failed), pytrace=False)
+
+
 @pytest.mark.parametrize(("operator", "row", "dtype", "implementation"), list(every_implementation()))
 def test_conformance(operator, row, dtype, implementation):
     support.require(row.name)
-    failures, refusals = Failures(), {}
-    with support.holding(row.name, dtype):
-        compiled = []
-        for case in cases_of(operator, dtype):
-            args, kwargs = case.build(dtype_name=dtype)
-            expected = REFERENCES[operator.__name__](*args, **kwargs)
-            args, kwargs = support.there((args, kwargs), row.name)
-            inputs = support.arrays_in((args, kwargs))
-            if row.name == "jax":
-                compiled.append((case, args, kwargs, expected))
-                continue
-            with failures.of(case):
-                if implementation == "generic":
-                    results = [run_generic(operator, args, kwargs, row)]
-                else:
-                    result, reason = run_kernel(operator, args, kwargs, row, implementation)
-                    results = run_plain(operator, args, kwargs)
-                    if reason is None:
-                        results.append(result)
-                    else:
-                        refusals[case] = reason
-                for result in results:
-                    assert_result(result, expected, case, row, dtype, inputs)
-        if compiled:
-            results = run_compiled(operator, [(args, kwargs) for _, args, kwargs, _ in compiled])
-            for (case, args, kwargs, expected), result in zip(compiled, results, strict=True):
-                with failures.of(case):
-                    assert_result(result, expected, case, row, dtype, support.arrays_in((args, kwargs)))
-    failures.raise_all()
+    subject = dataclasses.replace(subject_of(operator, row, dtype, implementation), invalid=())
+    outcomes = subject.run()
+    require_none_failed(outcomes)
+    assert [outcome.case for outcome in outcomes] == [case.name for case in cases_of(operator, dtype)]
+    assert {outcome.status for outcome in outcomes} <= (
+        {"passed"} if implementation == "generic" else {"passed", "refused"}
+    )
+    refusals = {outcome.case: outcome.message for outcome in outcomes if outcome.status == "refused"}
     if refusals:
         require_that_it_serves(operator, dtype, refusals)
 
@@ -199,7 +89,7 @@ def test_conformance(operator, row, dtype, implementation):
 def require_that_it_serves(operator, dtype, refusals):
     """Assert that a kernel takes most cases of a dtype, or none of them because of the dtype."""
     everyday = [case for case in cases_of(operator, dtype) if not case.tags]
-    taken = [case for case in everyday if case not in refusals]
+    taken = [case for case in everyday if case.name not in refusals]
     if not taken:
         others = [f"{case}: {text}" for case, text in refusals.items() if "dtype" not in text]
         by_dtype = len(refusals) - len(others)
@@ -247,10 +137,9 @@ def test_jax_operation_by_operation(operator):
         if case.name == CASES[operator.__name__][0].name or "special" in case.tags:
             args, kwargs = case.build(dtype_name="float32")
             expected = REFERENCES[operator.__name__](*args, **kwargs)
-            args, kwargs = support.there((args, kwargs), "jax")
+            call = support.there((args, kwargs), "jax")
             with failures.of(case):
-                result = run_generic(operator, args, kwargs, row)
-                assert_result(result, expected, case, row, "float32", support.arrays_in((args, kwargs)))
+                check_result(run_generic(operator, call, row), expected, case, row, "float32", call)
     failures.raise_all()
 
 
@@ -268,23 +157,15 @@ def test_results_stay_on_the_device(operator, device, dtype):
     where = row.xp.Device(device)
     failures = Failures()
 
-    def move(tree):
-        if isinstance(tree, dict):
-            return {key: move(value) for key, value in tree.items()}
-        if isinstance(tree, tuple):
-            return tuple(map(move, tree))
-        if isinstance(tree, np.ndarray):
-            held = tree.astype(dtype) if tree.dtype == np.float64 else tree
-            return row.from_numpy(held, where)
-        return tree
+    def move(x):
+        return row.from_numpy(x.astype(dtype) if x.dtype == np.float64 else x, where)
 
     for case in cases_of(operator, dtype):
         args, kwargs = case.build(dtype_name=dtype)
         expected = REFERENCES[operator.__name__](*args, **kwargs)
-        args, kwargs = move((args, kwargs))
+        args, kwargs = call = map_arrays(move, (args, kwargs))
         with failures.of(case):
-            result = operator(*args, **kwargs)
-            assert_result(result, expected, case, row, dtype, support.arrays_in((args, kwargs)))
+            check_result(operator(*args, **kwargs), expected, case, row, dtype, call)
     failures.raise_all()
 
 
@@ -299,11 +180,16 @@ def test_a_known_limit_is_one(namespace, dtype, operator):
     with support.holding(namespace, dtype):
         args, kwargs = case.build(dtype_name=dtype)
         expected = REFERENCES[operator](*args, **kwargs)
-        args, kwargs = support.there((args, kwargs), namespace)
-        result = OPERATORS[operator].generic(*args, **kwargs)
-        inputs = support.arrays_in((args, kwargs))
-        with pytest.raises(AssertionError, match="elements differ"):
-            assert_result(result, expected, case, row, dtype, inputs, limited=False)
+        call = support.there((args, kwargs), namespace)
+        result = OPERATORS[operator].generic(*call[0], **call[1])
+        with pytest.raises(AssertionError, match=r"elements differ"):
+            check_result(result, expected, case, row, dtype, call, limited=False)
+
+
+def test_dtypes_held(namespace):
+    """What a library holds is found by trying: said here, so that a test that vanishes is noticed."""
+    held = ("float32", "float64") if namespace.name == "array_api_strict" else tuple(DTYPES)
+    assert support.dtypes_of(namespace.name) == held
 
 
 # --- what must be refused ----------------------------------------------------------------------------
@@ -319,29 +205,8 @@ def every_refusal():
 @pytest.mark.parametrize(("operator", "row", "implementation"), list(every_refusal()))
 def test_refuses_invalid_arguments(operator, row, implementation):
     support.require(row.name)
-    backend = support.backend_of(row.name).name
-    failures = Failures()
-    for case in INVALID[operator.__name__]:
-        args, kwargs = support.there(case.build(dtype_name="float32"), row.name)
-        calls = [operator, operator.generic]
-        if implementation != "generic":
-
-            def preferred(*args, **kwargs):
-                with tp.set_backend(backend, kernels=[implementation, "generic"]):
-                    return operator(*args, **kwargs)
-
-            calls = [operator, preferred]
-            with (
-                failures.of(case),
-                tp.set_backend(backend, kernels=[implementation]),
-                pytest.raises(TypeError, match=rf"^{operator.__name__}: "),
-            ):
-                operator(*args, **kwargs)
-        for call in calls:
-            with failures.of(case), pytest.raises(case.exception) as caught:
-                call(*args, **kwargs)
-            if case.name not in failures.by_case:
-                with failures.of(case):
-                    assert not isinstance(caught.value, KernelRefusedError)
-                    assert re.search(case.message, str(caught.value)), str(caught.value)
-    failures.raise_all()
+    subject = subject_of(operator, row, "float32", implementation)
+    assert subject.invalid
+    outcomes = dataclasses.replace(subject, cases=()).run()
+    require_none_failed(outcomes)
+    assert [outcome.status for outcome in outcomes] == ["passed"] * len(subject.invalid)

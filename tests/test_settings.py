@@ -15,7 +15,8 @@ import pytest
 import support
 import tensorops as tp
 from tensorops import kernels
-from tensorops.backends.registry import BACKENDS, unavailable_reason
+from tensorops.backends.probing import unavailable_reason
+from tensorops.backends.registry import BACKENDS
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
 W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
@@ -167,7 +168,6 @@ def test_available_backends_have_computed():
     available = tp.get_available_backends()
     assert available == tp.get_available_backends(refresh=True)
     assert "numpy" in available
-    assert list(available) == [name for name in BACKENDS if name in available]
     for name in BACKENDS:
         assert tp.is_backend_available(name) == (name in available)
 
@@ -427,18 +427,18 @@ def traced():
         tp.silu(x)
 
 
-print(tp.get_backend())
 print(refused(tp.silu, x), refused(tp.silu.explain, x), refused(traced), refused(tp.get_namespace))
+print(refused(tp.get_backend), refused(tp.get_default_backend))
 with ThreadPoolExecutor(1) as pool:
-    print(pool.submit(refused, tp.bind_settings(tp.silu), x).result())
+    print(pool.submit(refused, tp.silu, x).result(), refused(tp.bind_settings, tp.silu))
 print(type(tp.silu.generic(x)).__name__)
 with tp.set_backend("numpy"):
     print(type(tp.silu(x)).__name__)
 """
 
 
-def test_an_unavailable_backend_in_the_environment_is_an_error_at_the_first_call(unavailable):
+def test_a_default_that_cannot_compute_is_an_error_at_every_call_that_needs_it(unavailable):
     name, _ = unavailable
-    result = support.python(UNAVAILABLE, name, TENSOROPS_BACKEND=name)
+    result = support.python(UNAVAILABLE, name, TENSOROPS_BACKEND=name, TENSOROPS_PRIORITY=name)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [name, "True True True True", "True", "ndarray", "ndarray"]
+    assert result.stdout.splitlines() == ["True True True True", "True True", "True True", "ndarray", "ndarray"]

@@ -16,7 +16,8 @@ from tensorops import kernels
 from tensorops._dtypes import dtype_name
 from tensorops._namespaces import NAMESPACES, Namespace
 from tensorops._operator import OPERATORS
-from tensorops.backends.registry import BACKENDS, unavailable_reason
+from tensorops.backends.probing import unavailable_reason
+from tensorops.backends.registry import BACKENDS
 from tensorops.testing import DTYPES
 
 Cell = nodes.Node | str

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #endif
 
+#include "cpu_features.h"
 #include "numpy_array.h"
 #include "parallel.h"
 #include "pool.h"
@@ -23,6 +24,7 @@ using namespace nb::literals;
 namespace tensorops {
 
 bool fork_happened = false;
+std::atomic<int> thread_bound{0};
 
 namespace {
 
@@ -140,11 +142,24 @@ NB_MODULE(_native, m) {
             const pool::Statistics s = pool::statistics();
             nb::dict stats;
             stats["in_use"] = s.in_use;
+            stats["peak"] = s.peak;
             stats["cached"] = s.cached;
             stats["limit"] = s.limit;
             return stats;
         },
-        "Bytes of results in use, kept for later results, and at most kept.");
+        "Bytes of results in use, most in use since the start or reset_peak, kept for later results, and at most "
+        "kept.");
+    m.def("reset_peak", &pool::reset_peak, "Count the peak of bytes in use afresh, from what is in use now.");
     m.def("set_cache_limit", &pool::set_limit, "nbytes"_a, "Bound the memory kept for later results.");
-    m.def("empty_cache", &pool::empty_cache, "Free the memory kept for later results.");
+    m.def("empty_cache", &pool::empty_cache, "Free the memory kept for later results; return the bytes freed.");
+
+    m.def("cpu_features", &cpu_features, "What the processor and the operating system support, by name.");
+    m.def(
+        "set_num_threads",
+        [](int n) {
+            if (n < 0) throw nb::value_error("the number of threads must be at least 0");
+            thread_bound = n;
+        },
+        "n"_a, "Bound the threads of these kernels, beside OpenMP's own bound; 0: no bound of their own.");
+    m.def("num_threads", [] { return thread_bound.load(); }, "The bound that set_num_threads set; 0: none.");
 }

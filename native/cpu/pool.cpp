@@ -49,7 +49,13 @@ void release(void* block) {
 struct Pool {
     std::mutex mutex;
     std::map<std::size_t, std::vector<void*>> free;
-    std::size_t in_use = 0, cached = 0, limit = std::size_t{1} << 30;
+    std::size_t in_use = 0, peak = 0, cached = 0, limit = std::size_t{1} << 30;
+
+    // Counts a block that is being given out. The caller holds the mutex.
+    void count(std::size_t size) {
+        in_use += size;
+        if (in_use > peak) peak = in_use;
+    }
 
     // Frees blocks, the largest first, until at most `bytes` are kept. The caller holds the mutex.
     void shrink_to(std::size_t bytes) {
@@ -76,12 +82,12 @@ void* take(std::size_t bytes) {
     Pool& pool = the_pool();
     {
         std::lock_guard lock(pool.mutex);
-        pool.in_use += size;
         if (auto found = pool.free.find(size); found != pool.free.end()) {
             void* block = found->second.back();
             found->second.pop_back();
             if (found->second.empty()) pool.free.erase(found);
             pool.cached -= size;
+            pool.count(size);
             return block;
         }
     }
@@ -90,9 +96,9 @@ void* take(std::size_t bytes) {
         empty_cache();
         block = allocate(size);
     }
-    if (!block) {
+    if (block) {
         std::lock_guard lock(pool.mutex);
-        pool.in_use -= size;
+        pool.count(size);
     }
     return block;
 }
@@ -114,7 +120,13 @@ void give(void* block, std::size_t bytes) {
 Statistics statistics() {
     Pool& pool = the_pool();
     std::lock_guard lock(pool.mutex);
-    return {pool.in_use, pool.cached, pool.limit};
+    return {pool.in_use, pool.peak, pool.cached, pool.limit};
+}
+
+void reset_peak() {
+    Pool& pool = the_pool();
+    std::lock_guard lock(pool.mutex);
+    pool.peak = pool.in_use;
 }
 
 void set_limit(std::size_t bytes) {
@@ -124,10 +136,12 @@ void set_limit(std::size_t bytes) {
     pool.shrink_to(bytes);
 }
 
-void empty_cache() {
+std::size_t empty_cache() {
     Pool& pool = the_pool();
     std::lock_guard lock(pool.mutex);
+    const std::size_t before = pool.cached;
     pool.shrink_to(0);
+    return before;
 }
 
 void lock() { the_pool().mutex.lock(); }

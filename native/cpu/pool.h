@@ -18,11 +18,12 @@ void* take(std::size_t bytes);
 void give(void* block, std::size_t bytes);
 
 struct Statistics {
-    std::size_t in_use, cached, limit;  // bytes
+    std::size_t in_use, peak, cached, limit;  // bytes; peak is the highest in_use since the start or reset_peak
 };
 Statistics statistics();
+void reset_peak();
 void set_limit(std::size_t bytes);
-void empty_cache();
+std::size_t empty_cache();  // returns the bytes freed
 
 // Around fork(): the child must not inherit the mutex locked by a thread it does not have.
 void lock();

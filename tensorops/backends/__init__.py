@@ -7,29 +7,54 @@ import dataclasses
 from typing import Any, TypeVar
 
 from tensorops._dtypes import dtype_name, nbytes
-from tensorops._namespaces import common_namespace, move, namespace_of
-from tensorops._typing import Array, Namespace
-from tensorops.backends.registry import (
-    BACKENDS,
-    BackendUnavailableError,
-    first_available,
-    resolve,
-    unavailable_reason,
+from tensorops._namespaces import NAMESPACES, common_namespace, move, namespace_of
+from tensorops._namespaces import Namespace as Namespace
+from tensorops._typing import Array
+from tensorops._typing import Namespace as ArrayNamespace
+from tensorops.backends.information import (
+    get_available_backends,
+    get_backend_info,
+    is_backend_available,
+    list_backends,
 )
-from tensorops.backends.settings import bind_settings, current, get_backend, set_backend, trace
+from tensorops.backends.probing import first_available
+from tensorops.backends.registry import BACKENDS, Backend, BackendUnavailableError, register_backend, resolve
+from tensorops.backends.settings import (
+    BackendFallbackWarning,
+    bind_settings,
+    current,
+    get_backend,
+    get_default_backend,
+    in_force,
+    reload_config,
+    set_backend,
+    set_default_backend,
+    trace,
+)
 from tensorops.backends.trace import Record, Trace, Transfer
 
 __all__ = [
+    "BACKENDS",
+    "NAMESPACES",
+    "Backend",
+    "BackendFallbackWarning",
     "BackendUnavailableError",
+    "Namespace",
     "Record",
     "Trace",
     "Transfer",
     "bind_settings",
     "get_available_backends",
     "get_backend",
+    "get_backend_info",
+    "get_default_backend",
     "get_namespace",
     "is_backend_available",
+    "list_backends",
+    "register_backend",
+    "reload_config",
     "set_backend",
+    "set_default_backend",
     "to_backend",
     "trace",
 ]
@@ -37,38 +62,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-def get_available_backends(*, refresh: bool = False) -> tuple[str, ...]:
-    """Return the names of the backends that can compute here, best first.
-
-    Each was probed by a tiny checked computation, once; `refresh` probes again.
-
-    Examples
-    --------
-    >>> import tensorops
-    >>> "numpy" in tensorops.get_available_backends()
-    True
-    """
-    return tuple(name for name, b in BACKENDS.items() if not unavailable_reason(b, refresh=refresh))
-
-
-def is_backend_available(name: str) -> bool:
-    """Tell whether a backend can compute here.
-
-    Raises
-    ------
-    ValueError
-        If there is no backend of that name; the valid ones are listed.
-
-    Examples
-    --------
-    >>> import tensorops
-    >>> tensorops.is_backend_available("numpy")
-    True
-    """
-    return not unavailable_reason(resolve(name))
-
-
-def get_namespace(*arrays: Array | None) -> Namespace:
+def get_namespace(*arrays: Array | None) -> ArrayNamespace:
     """Return the Array API namespace of some arrays, or that of the backend in force if none is given.
 
     Parameters
@@ -95,8 +89,8 @@ def get_namespace(*arrays: Array | None) -> Namespace:
     """
     if arrays and any(x is not None for x in arrays):
         return common_namespace(*arrays).xp
-    backend = current.get().backend
-    return (resolve("numpy") if backend is None else first_available([backend])).namespace.xp
+    backend = in_force().backend
+    return (resolve("numpy") if backend is None else backend).namespace.xp
 
 
 def to_backend(tree: T, name: str) -> T:

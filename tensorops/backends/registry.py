@@ -1,72 +1,209 @@
-"""The table of backends: what a user names in `set_backend` and in ``TENSOROPS_BACKEND``.
+"""The table of backends: what a user names in `set_backend` and in the configuration.
 
-A backend is a namespace, a device of it, and the order of its providers of kernels. It is *available* when a
-tiny computation on it came back right; a package that merely imports proves nothing.
+A backend is a namespace, a device of it, and the order of its providers of kernels. Rows of other distributions
+come in through the entry points ``tensorops.backends``, once somebody asks for a name that is not among the rows
+below, wants to see all of them, or brings an array of a library that none of them knows.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from tensorops._namespaces import NAMESPACES, Namespace
+from tensorops import kernels
+from tensorops._namespaces import NAMESPACES, Namespace, register_namespace
+
+ENTRY_POINTS = "tensorops.backends"
 
 
 class BackendUnavailableError(RuntimeError):
-    """A backend was asked for by name and cannot compute here; the message says why."""
+    """A backend was asked for by name and cannot compute here; the message says why and what mends it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Backend:
     """What a backend's name stands for.
 
     Parameters
     ----------
-    name, aliases
-        The names users may write.
-    namespace_name
-        The row of the table of namespaces whose arrays it computes with.
-    providers
-        The providers whose kernels it uses, best first; the generic body comes last.
-    summary
+    name : str
+        The name that users write.
+    namespace : Namespace
+        The array library it computes with.
+    summary : str
         One line for people.
+    aliases : tuple of str
+        Other names for it.
+    providers : tuple of str
+        The providers whose kernels it uses, best first; the generic body comes last.
+    kernel_packages : mapping of str to str
+        For providers that are not tensorops' own, the package whose import registers their kernels.
+    missing : str
+        Why it cannot compute in this version at all, if so.
+    remedy : str
+        The command or step that makes it available where the library is installed and yet cannot compute.
+    tested : str
+        Where its authors run the conformance tests; an empty string says that nobody has.
+    isolated : bool
+        Try it in a process of its own first, as its driver may hang or crash.
     """
 
     name: str
-    namespace_name: str
+    namespace: Namespace
     summary: str
     aliases: tuple[str, ...] = ()
     providers: tuple[str, ...] = ()
+    kernel_packages: Mapping[str, str] = field(default_factory=dict)
+    missing: str = ""
+    remedy: str = ""
+    tested: str = ""
+    isolated: bool = True
 
-    @property
-    def namespace(self) -> Namespace:
-        """The row of the namespace it computes with."""
-        return NAMESPACES[self.namespace_name]
+
+_ON_EVERY_CHANGE = "x86-64 Linux, on every change"
+_COMPILER = "install a C++ compiler (Debian: apt-get install g++), then: pip install --force-reinstall tensorops"
 
 
-# Best first: the order of `get_available_backends`.
+def _planned(name: str, namespace: str, summary: str, missing: str, remedy: str, *aliases: str) -> Backend:
+    return Backend(name, NAMESPACES[namespace], summary, aliases=aliases, missing=missing, remedy=remedy)
+
+
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("cuda", "cupy", "CuPy on an NVIDIA GPU", aliases=("nvidia",)),
+        Backend(
+            "cuda",
+            NAMESPACES["cupy"],
+            "CuPy on an NVIDIA GPU, generic bodies",
+            aliases=("nvidia",),
+            remedy="install NVIDIA's driver, so that nvidia-smi lists a GPU, and the CuPy of its CUDA version: "
+            "pip install 'tensorops[cuda]'",
+        ),
         Backend(
             "cpu",
-            "numpy",
+            NAMESPACES["numpy"],
             "NumPy with compiled kernels",
             aliases=("cpp", "openmp", "xeon"),
             providers=("cpu",),
+            remedy=_COMPILER,
+            tested=_ON_EVERY_CHANGE,
+            isolated=False,
         ),
-        Backend("jax", "jax", "JAX on its default device"),
-        Backend("mlx", "mlx", "MLX on its default device", aliases=("mps",), providers=("mlx",)),
-        Backend("torch", "torch", "PyTorch tensors"),
-        Backend("opencl", "pyopencl", "PyOpenCL arrays"),
-        Backend("dask", "dask", "Dask arrays: chunked, lazy, larger than memory"),
-        Backend("numpy", "numpy", "NumPy with generic bodies only", aliases=("python",)),
-        Backend("array_api_strict", "array_api_strict", "the standard at its strictest, for tests"),
+        Backend(
+            "jax",
+            NAMESPACES["jax"],
+            "JAX on its default device",
+            remedy="pip install --upgrade 'tensorops[jax]'",
+            tested=_ON_EVERY_CHANGE,
+        ),
+        Backend(
+            "mlx",
+            NAMESPACES["mlx"],
+            "MLX on its default device",
+            aliases=("mps",),
+            providers=("mlx",),
+            remedy="pip install --upgrade 'tensorops[mlx]'",
+            tested=_ON_EVERY_CHANGE,
+        ),
+        Backend(
+            "torch",
+            NAMESPACES["torch"],
+            "PyTorch tensors",
+            remedy="pip install --upgrade 'tensorops[torch]'",
+            tested=_ON_EVERY_CHANGE,
+        ),
+        Backend(
+            "opencl",
+            NAMESPACES["pyopencl"],
+            "PyOpenCL arrays",
+            remedy="nothing yet; its arrays can be computed with as NumPy arrays: x.get()",
+        ),
+        Backend(
+            "dask",
+            NAMESPACES["dask"],
+            "Dask arrays: chunked, lazy, larger than memory",
+            remedy="pip install --upgrade 'tensorops[dask]'",
+            tested=_ON_EVERY_CHANGE,
+            isolated=False,
+        ),
+        Backend(
+            "numpy",
+            NAMESPACES["numpy"],
+            "NumPy with generic bodies only",
+            aliases=("python",),
+            tested=_ON_EVERY_CHANGE,
+            isolated=False,
+        ),
+        Backend(
+            "array_api_strict",
+            NAMESPACES["array_api_strict"],
+            "the standard at its strictest, for tests",
+            remedy="pip install --upgrade 'tensorops[test]'",
+            tested=_ON_EVERY_CHANGE,
+            isolated=False,
+        ),
+        _planned(
+            "tpu",
+            "jax",
+            "JAX with Pallas kernels on a TPU",
+            "its Pallas kernels are not written yet",
+            "use 'jax', which computes on a TPU with generic bodies: pip install 'jax[tpu]'",
+        ),
+        _planned(
+            "onednn",
+            "numpy",
+            "oneDNN for linear maps on NumPy arrays",
+            "its kernels are not written yet",
+            "use 'cpu'",
+            "mkldnn",
+        ),
+        _planned("mkl", "numpy", "MKL for linear maps on NumPy arrays", "its kernels are not written yet", "use 'cpu'"),
+        _planned("cudnn", "cupy", "cuDNN's attention on CuPy", "its kernels are not written yet", "use 'cuda'"),
+        _planned("triton", "torch", "Triton kernels on torch", "its kernels are not written yet", "use 'torch'"),
+        _planned("cusparselt", "cupy", "2:4 sparse linear maps", "its kernels are not written yet", "use 'cuda'"),
+        _planned(
+            "opt_einsum",
+            "numpy",
+            "einsum along an optimized path",
+            "tensorops.einsum is not written yet",
+            "use opt_einsum itself: pip install opt_einsum",
+        ),
+        _planned(
+            "mha",
+            "numpy",
+            "multi-head attention",
+            "multi_head_attention is not written yet",
+            "call tensorops.scaled_dot_product_attention on any backend",
+        ),
+        _planned(
+            "nki",
+            "jax",
+            "AWS Neuron through JAX",
+            "its kernels are not written yet, and no such hardware was within reach",
+            "use 'jax' with AWS's own plug-in",
+        ),
+        _planned(
+            "nnpack",
+            "numpy",
+            "NNPACK",
+            "NNPACK is retired: its authors archived it, and nothing replaces it here",
+            "use 'cpu'",
+        ),
     )
 }
-_BY_ANY_NAME = {name: b for b in BACKENDS.values() for name in (b.name, *b.aliases)}
+"""Every backend by name, those of plug-ins included once they were asked for; see `all_backends`."""
+
+_by_any_name = {name: b for b in BACKENDS.values() for name in (b.name, *b.aliases)}
+_lock = threading.RLock()
+_plugins_loaded = False
+
+
+def nearest(name: object, valid: Iterable[str]) -> str:
+    """Return `` (did you mean 'numpy'?)`` if one of the valid names is near, else an empty string."""
+    close = difflib.get_close_matches(str(name), list(valid), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def resolve(name: object) -> Backend:
@@ -77,66 +214,100 @@ def resolve(name: object) -> Backend:
     ValueError
         If there is none: the valid names are listed, and the nearest is suggested.
     """
-    backend = _BY_ANY_NAME.get(name) if isinstance(name, str) else None
+    backend = _by_any_name.get(name) if isinstance(name, str) else None
     if backend is None:
-        close = difflib.get_close_matches(str(name), _BY_ANY_NAME, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"unknown backend {name!r}{hint}; valid names: {', '.join(_BY_ANY_NAME)}")
+        load_plugins()
+        backend = _by_any_name.get(name) if isinstance(name, str) else None
+    if backend is None:
+        raise ValueError(
+            f"unknown backend {name!r}{nearest(name, _by_any_name)}; valid names: {', '.join(_by_any_name)}"
+        )
     return backend
 
 
-_reasons: dict[str, str] = {}
+def all_backends() -> dict[str, Backend]:
+    """Return every backend by name, plug-ins included."""
+    load_plugins()
+    return dict(BACKENDS)
 
 
-def unavailable_reason(backend: Backend, *, refresh: bool = False) -> str:
-    """Return why a backend cannot compute here, or an empty string if it can; probed once and kept."""
-    if refresh or backend.name not in _reasons:
-        _reasons[backend.name] = _probe(backend)
-    return _reasons[backend.name]
+def register_backend(backend: Backend) -> None:
+    """Add a backend of one's own to the table.
 
+    A distribution that brings one names it in the group ``tensorops.backends`` of its entry points instead, and
+    nobody has to call anything.
 
-def first_available(backends: Iterable[Backend]) -> Backend:
-    """Return the first backend that can compute here.
+    Parameters
+    ----------
+    backend : tensorops.backends.Backend
+        Its namespace, if that is new, becomes known as well, and so do its providers of kernels.
 
     Raises
     ------
-    BackendUnavailableError
-        If none can: each one's reason is named.
+    TypeError
+        If it is not a `Backend`.
+    ValueError
+        If one of its names, its namespace or a provider is already taken, or a provider has no package.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> from tensorops.backends import NAMESPACES, Backend
+    >>> tensorops.register_backend(Backend("python", NAMESPACES["numpy"], "NumPy once more"))
+    Traceback (most recent call last):
+        ...
+    ValueError: register_backend: the name 'python' already means the backend 'numpy'
     """
-    reasons = []
-    for backend in backends:
-        reason = unavailable_reason(backend)
-        if not reason:
-            return backend
-        reasons.append(f"backend {backend.name!r} is not available: {reason}")
-    raise BackendUnavailableError("; ".join(reasons))
+    if not isinstance(getattr(backend, "namespace", None), Namespace):
+        raise TypeError(f"register_backend: expected a tensorops.backends.Backend with a Namespace, got {backend!r}")
+    with _lock:
+        names = (backend.name, *backend.aliases)
+        for name in names:
+            if not isinstance(name, str) or not name.isidentifier() or name == "auto":
+                raise ValueError(f"register_backend: {name!r} cannot be a backend's name: letters, digits and _ only")
+            if (taken := _by_any_name.get(name)) is not None and taken is not backend:
+                raise ValueError(f"register_backend: the name {name!r} already means the backend {taken.name!r}")
+        kernels.register_providers(backend.kernel_packages)
+        for provider in (*backend.providers, *backend.namespace.providers):
+            if provider not in kernels.PROVIDERS:
+                raise ValueError(
+                    f"register_backend: {backend.name!r} names the provider {provider!r}, but kernel_packages does not "
+                    f"say which package registers its kernels"
+                )
+        register_namespace(backend.namespace)
+        BACKENDS[backend.name] = backend
+        _by_any_name.update(dict.fromkeys(names, backend))
 
 
-def _probe(backend: Backend) -> str:
-    """Compute something tiny on a backend and look at the result."""
-    namespace = backend.namespace
-    if namespace.missing:
-        return namespace.missing
-    if not namespace.is_installed():
-        return f"{namespace.packages[0]} is not installed; pip install 'tensorops[{namespace.extra}]'"
-    try:
-        return _compute_and_compare(backend)
-    except Exception as error:  # a broken installation may raise anything at all: it becomes the reason
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else 'no message'}"
+def load_plugins() -> None:
+    """Register the backends of other distributions, once; one that fails becomes a row that says why."""
+    global _plugins_loaded
+    if _plugins_loaded:
+        return
+    with _lock:
+        if _plugins_loaded:
+            return
+        _plugins_loaded = True  # first, since an entry point's module may itself ask for a backend
+        from importlib.metadata import entry_points
+
+        for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: (p.name, p.value)):
+            owner = point.dist.name if point.dist is not None else point.value
+            try:
+                found = point.load()
+                register_backend(found if isinstance(found, Backend) else found())
+            except Exception as error:  # another author's code may raise anything: it must not take tensorops along
+                _register_failure(point.name, owner, error)
 
 
-def _compute_and_compare(backend: Backend) -> str:
-    import numpy as np
+def _register_failure(name: str, owner: str, error: Exception) -> None:
+    reason = f"the plug-in of {owner} failed to load: {describe_error(error)}"
+    row = name if name not in _by_any_name else f"{name}@{owner}"
+    nowhere = Namespace.unusable(row, reason)
+    backend = Backend(row, nowhere, f"a plug-in of {owner}", missing=reason, remedy=f"pip install --upgrade {owner}")
+    BACKENDS[row] = _by_any_name[row] = backend
 
-    from tensorops.backends import settings
-    from tensorops.ops.normalization import rms_norm
 
-    with settings.activate(settings.Settings(backend=backend)):
-        x = backend.namespace.from_numpy(np.asarray([[3.0, 4.0]], dtype=np.float32), None)
-        chosen = rms_norm.explain(x)
-        y = backend.namespace.to_numpy(rms_norm(x))
-    if not np.allclose(y, np.asarray([[3.0, 4.0]]) / np.sqrt(12.5), rtol=1e-5):
-        return f"rms_norm of (3, 4) came back as {y.tolist()}"
-    if backend.name == "cpu" and chosen.kernel != "cpu":
-        return chosen.refused["cpu"]
-    return ""
+def describe_error(error: BaseException) -> str:
+    """Return an exception as one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

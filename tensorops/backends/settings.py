@@ -1,13 +1,16 @@
-"""What is in force: one immutable object behind one context variable.
+"""What is in force: one immutable object behind one context variable, and one for the process beneath it.
 
 A context variable gives every thread and every asyncio task its own view, nests, and is restored when a block
-ends in an error. Work handed to another thread or process starts from the process's default; `bind_settings`
-carries what is in force here along.
+ends in an error. Where no block says otherwise the process's default is in force: what `set_default_backend` chose, or
+else what the configuration says. Work handed to another thread starts from that default, and so does another process
+from its configuration; `bind_settings` carries what is in force here along.
 """
 
 from __future__ import annotations
 
-import os
+import sys
+import threading
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
@@ -15,10 +18,15 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from types import TracebackType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from tensorops.backends.registry import Backend, first_available, resolve
+from tensorops import kernels
+from tensorops.backends import configuration
+from tensorops.backends.configuration import AUTO, Configuration
+from tensorops.backends.probing import describe, first_available, probe_here
+from tensorops.backends.registry import Backend, BackendUnavailableError, resolve
 from tensorops.backends.trace import Trace
 
 P = ParamSpec("P")
@@ -51,24 +59,231 @@ class Settings:
     )
 
 
-def _from_environment() -> Settings:
-    name = os.environ.get("TENSOROPS_BACKEND", "auto")
-    if name == "auto":
-        return Settings()
-    try:
-        return Settings(backend=resolve(name))
-    except ValueError as error:
-        raise ValueError(f"environment variable TENSOROPS_BACKEND: {error}") from None
+INHERITED = Settings()
+"""Stands for the process's default wherever no block says otherwise. Its plans are those of that default, so that a
+call need not ask which it is."""
+
+current: ContextVar[Settings] = ContextVar("tensorops.settings", default=INHERITED)
+"""What the innermost block put in force here, or `INHERITED`; see `in_force`."""
+
+UNRESOLVED = Settings()
+"""Stands for a default that nobody has asked for yet: finding it may try backends, and import does not."""
 
 
-# Settings compare by identity; the plans in them are a cache.
-current: ContextVar[Settings] = ContextVar("tensorops.settings", default=_from_environment())  # noqa: B039
+@dataclass
+class _Process:
+    """What holds for the whole process. Each field is replaced as a whole, so no thread sees half of a change."""
+
+    settings: Settings = UNRESOLVED
+    configuration: Configuration = field(default_factory=Configuration)
+    chosen: str | None = None  # by set_default_backend
+    problem: Exception | None = None  # what kept the configuration from being applied; the command line goes on
+
+
+process = _Process()
+_lock = threading.RLock()
+
+
+def in_force() -> Settings:
+    """Return what is in force here; the first time it finds the process's default."""
+    settings = current.get()
+    return _default() if settings is INHERITED else settings
+
+
+def _default() -> Settings:
+    settings = process.settings
+    return _resolve_default() if settings is UNRESOLVED else settings
+
+
+def _replace_default(settings: Settings) -> None:
+    """Make other settings the process's default. A call that has begun keeps those that it began with."""
+    process.settings = settings
+    object.__setattr__(INHERITED, "plans", settings.plans)
+
+
+def _resolve_default() -> Settings:
+    with _lock:
+        if process.settings is UNRESOLVED:
+            found, warning = _default_of(process.configuration, process.chosen)
+            _replace_default(found)
+            if warning:
+                warnings.warn(warning, BackendFallbackWarning, stacklevel=_callers_level())
+        return process.settings
 
 
 @lru_cache(maxsize=128)
 def _shared(backend: Backend, kernels: tuple[str, ...] | None) -> Settings:
     """Return one object for equal settings, so that entering a block again finds its plans made."""
     return Settings(backend, kernels)
+
+
+def _default_of(configured: Configuration, chosen: str | None) -> tuple[Settings, str]:
+    """Return the process's settings, and what to warn of if they are not the preferred ones."""
+    name = chosen or configured.force_backend or configured.preferred_backend
+    if name == AUTO:
+        return Settings(), ""
+    preferred = resolve(name)
+    found = probe_here(preferred)
+    if not found.reason:
+        return _shared(preferred, None), ""
+    failure = describe(preferred, found)
+    if chosen or configured.force_backend:
+        raise BackendUnavailableError(failure)
+    return _next_in_priority(preferred, failure, configured)
+
+
+def _next_in_priority(preferred: Backend, failure: str, configured: Configuration) -> tuple[Settings, str]:
+    failures = [failure]
+    for name in configured.backend_priority or _best_first():
+        backend = resolve(name)
+        if backend is preferred:
+            continue
+        found = probe_here(backend)
+        if not found.reason:
+            source = configured.sources.get("preferred_backend", "the configuration")
+            return _shared(backend, None), (
+                f"{'; '.join(failures)}; {source} prefers {preferred.name!r}, and {backend.name!r} computes instead"
+            )
+        failures.append(describe(backend, found))
+    raise BackendUnavailableError("; ".join(failures))
+
+
+def _best_first() -> tuple[str, ...]:
+    from tensorops.backends.hardware import detect_hardware
+    from tensorops.backends.optimal import ranked
+
+    return ranked(detect_hardware())
+
+
+class BackendFallbackWarning(UserWarning):
+    """The preferred backend cannot compute here, and the next in priority does; said once."""
+
+
+def _callers_level() -> int:
+    """Return the `stacklevel` that makes a warning point at the line outside of tensorops that led to it."""
+    level, frame = 2, sys._getframe(2)
+    while frame.f_back is not None and _package_of(frame) in ("tensorops", "contextlib"):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _package_of(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
+
+
+def start() -> None:
+    """Apply the configuration when tensorops is imported; nothing is tried unless a backend is forced."""
+    try:
+        reload_config()
+    except (ValueError, BackendUnavailableError) as error:
+        if not _is_our_command():
+            raise
+        process.problem = error
+
+
+def _is_our_command() -> bool:
+    # The command line is what mends a configuration, so that it has to start with a broken one.
+    return Path(sys.argv[0] if sys.argv else "").stem == "tensorops" or (
+        sys.argv[:1] == ["-m"] and "tensorops" in sys.orig_argv
+    )
+
+
+def reload_config() -> None:
+    """Read the environment variables and the configuration file again, without a restart.
+
+    What `set_default_backend` or an open `set_backend` block chose goes on: both come before the configuration. A call
+    that another thread has begun ends under the settings that it began with.
+
+    Raises
+    ------
+    ValueError
+        If a variable or the file says something that means nothing. The configuration is then as it was.
+    BackendUnavailableError
+        If a backend is forced and cannot compute here. The configuration is then as it was.
+
+    Examples
+    --------
+    >>> import os, tensorops
+    >>> os.environ["TENSOROPS_BACKEND"] = "numpy"
+    >>> tensorops.reload_config()
+    >>> tensorops.get_default_backend()
+    'numpy'
+    >>> del os.environ["TENSOROPS_BACKEND"]
+    >>> tensorops.reload_config()
+    >>> tensorops.get_default_backend()
+    'auto'
+    """
+    found = configuration.read()
+    with _lock:
+        before = process.configuration
+        process.configuration = found
+        try:
+            settings = UNRESOLVED
+            if found.force_backend is not None and process.chosen is None:
+                settings, _ = _default_of(found, None)
+            elif process.chosen is None and found.preferred_backend == AUTO:
+                settings = Settings()
+        except BaseException:
+            process.configuration = before
+            raise
+        process.problem = None
+        _replace_default(settings)
+    kernels.configure_loaded()
+
+
+def set_default_backend(name: str | None) -> None:
+    """Choose who computes in the whole process, wherever no `set_backend` block says otherwise.
+
+    It comes before the environment and the configuration file, and holds in all threads at once.
+
+    Parameters
+    ----------
+    name : str or None
+        A backend's name or alias; ``"auto"`` computes where the arrays live; ``None`` takes the choice back, so that
+        the configuration is in force again.
+
+    Raises
+    ------
+    ValueError
+        If there is no backend of that name; the valid ones are listed.
+    BackendUnavailableError
+        If it cannot compute here, with the reason. The default is then as it was.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> tensorops.set_default_backend("numpy")
+    >>> tensorops.get_backend()
+    'numpy'
+    >>> tensorops.set_default_backend(None)
+    """
+    chosen = None if name is None else configuration.backend_name(name)
+    with _lock:
+        settings, _ = (UNRESOLVED, "") if chosen is None else _default_of(Configuration(), chosen)
+        process.chosen = chosen
+        _replace_default(settings)
+
+
+def get_default_backend() -> str:
+    """Return the name of the backend in force where no `set_backend` block says otherwise.
+
+    Returns
+    -------
+    str
+        What `set_default_backend` chose, or else what the configuration says; ``"auto"`` without either.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> tensorops.get_default_backend()
+    'auto'
+    """
+    return _name_of(_default())
+
+
+def _name_of(settings: Settings) -> str:
+    return AUTO if settings.backend is None else settings.backend.name
 
 
 @contextmanager
@@ -147,9 +362,15 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         self._tokens.set((*self._tokens.get(), current.set(inherited)))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        *outer, token = self._tokens.get()
+        entered = self._tokens.get()
+        if not entered:  # entered in a context that is gone, as a notebook's cells may each have their own
+            return
+        *outer, token = entered
         self._tokens.set(tuple(outer))
-        current.reset(token)
+        try:
+            current.reset(token)
+        except ValueError:  # entered in the context that this one was copied from
+            current.set(INHERITED if token.old_value is Token.MISSING else token.old_value)
 
 
 class _Bound(Generic[P, R]):
@@ -197,7 +418,7 @@ def bind_settings(function: Callable[P, R]) -> Callable[P, R]:
     'auto'
     'numpy'
     """
-    return _Bound(function, current.get())
+    return _Bound(function, in_force())
 
 
 @contextmanager
@@ -219,9 +440,7 @@ def trace() -> Iterator[Trace]:
     >>> print(log)
     silu: generic on numpy, float32(2, 3)
     """
-    outer = current.get()
-    if outer.backend is not None:  # the environment may have named it, and nobody asked yet whether it works
-        first_available([outer.backend])
+    outer = in_force()
     with activate(Settings(outer.backend, outer.kernels, Trace(outer=outer.log))) as inner:
         assert inner.log is not None
         yield inner.log
@@ -230,7 +449,8 @@ def trace() -> Iterator[Trace]:
 def get_backend() -> str:
     """Return the name of the backend in force here, ``"auto"`` if none was chosen.
 
-    With ``"auto"`` an operator computes where its arrays live.
+    With ``"auto"`` an operator computes where its arrays live. A `set_backend` block goes first, then
+    `set_default_backend`, the environment variables, the configuration file.
 
     Examples
     --------
@@ -238,5 +458,4 @@ def get_backend() -> str:
     >>> tensorops.get_backend()
     'auto'
     """
-    backend = current.get().backend
-    return "auto" if backend is None else backend.name
+    return _name_of(in_force())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tensorops import __version__
-from tensorops.cli import backends, demo, generate
+from tensorops.cli import backends, bench, config, demo, doctor, generate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -15,5 +15,8 @@ def app() -> None:
 
 
 app.add_command(backends.backends)
+app.add_command(bench.bench)
+app.add_command(config.config)
 app.add_command(demo.demo)
+app.add_command(doctor.doctor)
 app.add_command(generate.generate)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from tensorops.backends.registry import Backend, resolve
+from tensorops.backends.registry import Backend, BackendUnavailableError, resolve
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 messages = Console(stderr=True)  # what is said about the work; results go to standard output
+
+
+def warn(text: object) -> None:
+    """Print a warning to standard error; lines are not broken, so that commands in them can be copied."""
+    messages.print(f"[yellow]Warning:[/] {escape(str(text))}", soft_wrap=True, highlight=False)
 
 
 def backend_name(context: click.Context, parameter: click.Parameter, value: str | None) -> Backend | None:
@@ -23,6 +30,69 @@ def backend_name(context: click.Context, parameter: click.Parameter, value: str 
         return None if value is None else resolve(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def backend_names(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[Backend, ...]:
+    """Turn backends' names into the backends, each once; an unknown one is a usage error (exit code 2)."""
+    try:
+        return tuple(dict.fromkeys(map(resolve, values)))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def configuration_problem() -> str:
+    """Return what keeps the configuration from being applied, or an empty string."""
+    from tensorops.backends.settings import process
+
+    return "" if process.problem is None else str(process.problem)
+
+
+def require_configuration() -> None:
+    """Refuse to compute under a configuration that could not be applied; `config` and `doctor` go on with one."""
+    if problem := configuration_problem():
+        raise click.ClickException(f"{problem}\n`tensorops doctor` says how to mend it.")
+
+
+def require_available(backend: Backend) -> None:
+    """Refuse a backend that cannot compute here, with the reason and the remedy."""
+    from tensorops.backends.probing import describe, probe
+
+    if (found := probe(backend)).reason:
+        raise click.ClickException(describe(backend, found))
+
+
+def configured_backend() -> Backend | None:
+    """Return the backend that the configuration puts in force, if it names one; a fallback is told of."""
+    from tensorops.backends.settings import BackendFallbackWarning, in_force
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", BackendFallbackWarning)
+        try:
+            chosen = in_force().backend
+        except BackendUnavailableError as error:
+            raise click.ClickException(str(error)) from None
+    for warning in said:
+        warn(warning.message)
+    return chosen
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that whoever reads it sees the old one or the new one; an error names the path."""
+    import os
+    import tempfile
+
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error}") from None
 
 
 def model_options(command: C) -> C:

@@ -11,10 +11,18 @@ from rich.markup import escape
 from rich.table import Table
 
 import tensorops
-from tensorops.backends.registry import BACKENDS, Backend, unavailable_reason
+from tensorops.backends.registry import Backend
 from tensorops.cli import _model
-from tensorops.cli._options import messages, model_options, model_path
-from tensorops.cli.backends import backends_table
+from tensorops.cli._options import (
+    backend_names,
+    configured_backend,
+    messages,
+    model_options,
+    model_path,
+    require_available,
+    require_configuration,
+)
+from tensorops.cli.backends import backends_table, probe_best_first
 
 PROMPT = "The capital of France is"
 
@@ -52,23 +60,29 @@ def why_skipped(backend: Backend) -> str:
 
 @click.command()
 @click.option("--prompt", default=PROMPT, show_default=True, help="What to continue.")
-@click.option("--all", "everything", is_flag=True, help="Run the backends that are left out for their slowness, too.")
+@click.option(
+    "--backend",
+    "named",
+    multiple=True,
+    callback=backend_names,
+    metavar="NAME",
+    help="Run this one, which may be said several times; by default the configured one, or else all.",
+)
+@click.option("--all", "everything", is_flag=True, help="Run all, also those that are left out for their slowness.")
 @model_options
-def demo(prompt: str, everything: bool, model: Path | None, max_new_tokens: int) -> None:
+def demo(prompt: str, named: tuple[Backend, ...], everything: bool, model: Path | None, max_new_tokens: int) -> None:
     """Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected."""
+    require_configuration()
+    for backend in named:
+        require_available(backend)
     console = Console()
-    with console.status("Probing backends …"):
-        table = backends_table()
-    console.print(table)
+    found = probe_best_first()
+    console.print(backends_table([row for row in found if not row[0].missing]))
+    available = [backend for backend, probed in found if not probed.reason]
     path = model_path(model)
     console.print(f"\nContinuing [bold]{escape(repr(prompt))}[/] with {path.name}, greedily:\n")
     outcomes: list[Outcome] = []
-    for backend in BACKENDS.values():
-        if unavailable_reason(backend):
-            continue
-        if not everything and (reason := why_skipped(backend)):
-            console.print(f"[dim]{backend.name} left out ({reason}); --all runs it[/]")
-            continue
+    for backend in available if everything and not named else chosen(console, named, available):
         with messages.status(f"{backend.name} …"):
             outcome = run(path, backend, prompt, max_new_tokens)
         outcomes.append(outcome)
@@ -77,7 +91,21 @@ def demo(prompt: str, everything: bool, model: Path | None, max_new_tokens: int)
     different = [o.backend for o in outcomes if o.ids != outcomes[0].ids]
     if different:
         raise click.ClickException(f"other tokens than on {outcomes[0].backend}: {', '.join(different)}")
-    console.print(f"[green]The same {len(outcomes[0].ids)} tokens on all {len(outcomes)} backends.[/]")
+    if len(outcomes) > 1:
+        console.print(f"[green]The same {len(outcomes[0].ids)} tokens on all {len(outcomes)} backends.[/]")
+
+
+def chosen(console: Console, named: tuple[Backend, ...], available: list[Backend]) -> list[Backend]:
+    """Return the backends to run: those named, or else the configured one, or else all but the slow ones."""
+    if named:
+        return list(named)
+    if (configured := configured_backend()) is not None:
+        console.print(f"[dim]{configured.name} is configured; --all runs every backend[/]")
+        return [configured]
+    for backend in available:
+        if reason := why_skipped(backend):
+            console.print(f"[dim]{backend.name} left out ({reason}); --all runs it[/]")
+    return [backend for backend in available if not why_skipped(backend)]
 
 
 def summary(outcomes: list[Outcome]) -> Table:

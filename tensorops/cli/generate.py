@@ -6,14 +6,27 @@ from pathlib import Path
 
 import click
 
-from tensorops.backends.registry import Backend, resolve, unavailable_reason
+from tensorops.backends.probing import unavailable_reason
+from tensorops.backends.registry import Backend, resolve
 from tensorops.cli import _model
-from tensorops.cli._options import backend_name, messages, model_options, model_path
+from tensorops.cli._options import (
+    backend_name,
+    configured_backend,
+    messages,
+    model_options,
+    model_path,
+    require_available,
+    require_configuration,
+)
 
 
 @click.command()
 @click.argument("prompt")
-@click.option("--backend", callback=backend_name, help="Who computes; by default cpu, or numpy without its kernels.")
+@click.option(
+    "--backend",
+    callback=backend_name,
+    help="Who computes; by default what is configured, else cpu, or numpy without its kernels.",
+)
 @click.option(
     "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 takes the likeliest."
 )
@@ -36,9 +49,9 @@ def generate(
     seed: int | None,
 ) -> None:
     """Continue PROMPT; the text streams to standard output, the speed goes to standard error."""
-    chosen = backend or resolve("numpy" if unavailable_reason(resolve("cpu")) else "cpu")
-    if reason := unavailable_reason(chosen):
-        raise click.ClickException(f"backend {chosen.name!r} is not available: {reason}")
+    require_configuration()
+    chosen = backend or configured_backend() or resolve("numpy" if unavailable_reason(resolve("cpu")) else "cpu")
+    require_available(chosen)
     llama = _model.load(model_path(model), chosen)
     assert llama.tokenizer is not None  # files without one are refused when they are read
     watch = _model.Stopwatch()

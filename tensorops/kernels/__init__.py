@@ -7,6 +7,8 @@ library by itself: its launchers do, when they run.
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Mapping
 
 PROVIDERS: dict[str, str] = {
     "cpu": "tensorops.kernels.cpu",
@@ -17,6 +19,20 @@ PROVIDERS: dict[str, str] = {
 _reasons: dict[str, str] = {}
 
 
+def register_providers(packages: Mapping[str, str]) -> None:
+    """Make providers of another distribution known.
+
+    Raises
+    ------
+    ValueError
+        If a provider of that name is known already, with another package.
+    """
+    for provider, package in packages.items():
+        if provider == "generic" or PROVIDERS.get(provider, package) != package:
+            raise ValueError(f"the provider of kernels {provider!r} is already known")
+    PROVIDERS.update(packages)
+
+
 def load(provider: str) -> str:
     """Register a provider's kernels, once; return why it cannot be loaded, or an empty string."""
     if provider not in _reasons:
@@ -25,4 +41,14 @@ def load(provider: str) -> str:
             _reasons[provider] = ""
         except ImportError as error:
             _reasons[provider] = str(error)
+        except Exception as error:
+            if PROVIDERS[provider].partition(".")[0] == "tensorops":
+                raise
+            _reasons[provider] = f"{type(error).__name__}: {error}"  # another author's package may raise anything
     return _reasons[provider]
+
+
+def configure_loaded() -> None:
+    """Pass the configuration on to the compiled kernels, if they are loaded."""
+    if (cpu := sys.modules.get(PROVIDERS["cpu"])) is not None:
+        cpu.configure()

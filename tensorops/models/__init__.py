@@ -1,4 +1,4 @@
-"""Language models written in tensorops operators: the reader, the tokenizer and the network.
+"""Language models written in tensorops operators: the reader, the tokenizer and the network; and files of arrays.
 
 Install what they need with ``pip install 'tensorops[models]'``.
 """
@@ -7,6 +7,15 @@ from ._errors import GGUFError
 from .config import LlamaConfig
 from .gguf import open_gguf
 from .llama import Llama
+from .safetensors_files import load_safetensors, save_safetensors
 from .tokenizer import Tokenizer
 
-__all__ = ["GGUFError", "Llama", "LlamaConfig", "Tokenizer", "open_gguf"]
+__all__ = [
+    "GGUFError",
+    "Llama",
+    "LlamaConfig",
+    "Tokenizer",
+    "load_safetensors",
+    "open_gguf",
+    "save_safetensors",
+]

@@ -1,5 +1,6 @@
 """Kernels in C++ for arrays in host memory; the sources are in ``native/cpu``."""
 
+import sys
 from pathlib import Path
 
 try:
@@ -23,4 +24,21 @@ except ImportError as error:
 
 from tensorops.kernels.cpu import normalization
 
-__all__ = ["normalization"]
+
+def configure() -> None:
+    """Apply what the configuration says of the compiled kernels; when they are loaded, and when it changes."""
+    from tensorops.backends.settings import process
+
+    configured = process.configuration
+    options = dict(configured.devices.get("cpu", {}))
+    if configured.num_threads is not None:  # the environment comes before the file
+        options["num_threads"] = configured.num_threads
+    if options or "tensorops.backends.devices" in sys.modules:  # something is, or was, other than usual
+        from tensorops.backends import devices
+
+        devices.apply_configured("cpu", options)
+
+
+configure()
+
+__all__ = ["configure", "normalization"]

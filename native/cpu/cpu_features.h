@@ -1,0 +1,17 @@
+// What this machine's processor can do, for reports and for the choice of kernels; nothing is executed to find out.
+//
+// A name is listed where the processor has the instructions and the operating system saves the registers they use. AMX
+// is listed where Linux offers it: a process must still ask for the tile registers (arch_prctl) before it uses them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tensorops {
+
+// x86: sse4_2, avx, avx2, fma, f16c, avx512 (F, BW, CD, DQ and VL together), avx512_bf16, avx512_fp16, avx512_vnni,
+// avx_vnni, amx_tile, amx_int8, amx_bf16. AArch64 on Linux and macOS: neon, fp16, dotprod, bf16, i8mm, sve, sve2.
+// Empty on others.
+std::vector<std::string> cpu_features();
+
+}  // namespace tensorops

@@ -1,0 +1,309 @@
+"""What the environment and the configuration file say; the environment goes first.
+
+The file is JSON, at ``$TENSOROPS_CONFIG`` or else ``config.json`` in the user's configuration folder::
+
+    {
+      "preferred_backend": "jax",
+      "backend_priority": ["jax", "cpu"],
+      "force_backend": null,
+      "devices": {"cpu": {"num_threads": 2}}
+    }
+
+Every key may be left out. Nothing unknown is skipped: a key, a name or a value that means nothing is an error that
+says where it stands and what is valid.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tensorops.backends.registry import nearest, resolve
+
+AUTO = "auto"
+
+CONFIG = "TENSOROPS_CONFIG"
+CHOICES = ("TENSOROPS_BACKEND", "TENSOROPS_PRIORITY", "TENSOROPS_FORCE", CONFIG)
+VARIABLES: dict[str, str] = {
+    "TENSOROPS_BACKEND": "the preferred backend, or auto",
+    "TENSOROPS_PRIORITY": "backends to take if the preferred one is unavailable, best first, with commas between them",
+    "TENSOROPS_FORCE": "1: the preferred backend, or an error",
+    CONFIG: "the path of the configuration file; empty for none",
+    "TENSOROPS_NUM_THREADS": "how many threads the compiled kernels use at most",
+    "TENSOROPS_CPU_TARGET": "the instruction set that the compiled kernels use",
+    "TENSOROPS_MODEL": "the model file that the command line runs",
+}
+"""Every environment variable that tensorops reads, and what it says."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What was configured for the whole process.
+
+    Parameters
+    ----------
+    preferred_backend : str
+        The backend to compute with, or ``"auto"``: where the arrays live.
+    backend_priority : tuple of str
+        What to take, in this order, if the preferred backend is unavailable; if empty, the best that is available.
+    force_backend : str or None
+        The backend to compute with, or to fail at import.
+    devices : mapping
+        For each backend, options of its device; see `DeviceConfig` and its subclasses.
+    num_threads : int or None
+        How many threads the compiled kernels use at most.
+    sources : mapping
+        Which environment variable or file said so, by the name of the field.
+    """
+
+    preferred_backend: str = AUTO
+    backend_priority: tuple[str, ...] = ()
+    force_backend: str | None = None
+    devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    num_threads: int | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def config_path() -> Path | None:
+    """Return where the configuration file is looked for, or ``None`` if ``TENSOROPS_CONFIG`` is set, but empty."""
+    named = os.environ.get(CONFIG)
+    if named is not None:
+        return Path(named).expanduser() if named.strip() else None
+    import platformdirs
+
+    return Path(platformdirs.user_config_path("tensorops", appauthor=False)) / "config.json"
+
+
+def read() -> Configuration:
+    """Return what the environment and the file say together.
+
+    Raises
+    ------
+    ValueError
+        If either says something that means nothing; the message names the variable, or the file and the line.
+    """
+    environment = _from_environment(os.environ)
+    path = config_path()
+    file = Configuration() if path is None else read_file(path, must_exist=CONFIG in os.environ)
+    return _merged(environment, file)
+
+
+# ----------------------------------------------------------------------------------------- the environment
+
+
+def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields that the environment sets, and ``force`` if it says anything of that."""
+    unknown = [name for name in variables if name.startswith("TENSOROPS_") and name not in VARIABLES]
+    if unknown:
+        raise ValueError(
+            f"unknown environment variable {unknown[0]}{nearest(unknown[0], VARIABLES)}; those that tensorops reads: "
+            f"{', '.join(VARIABLES)}"
+        )
+    found: dict[str, Any] = {}
+    if "TENSOROPS_BACKEND" in variables:
+        found["preferred_backend"] = _in("TENSOROPS_BACKEND", lambda: backend_name(variables["TENSOROPS_BACKEND"]))
+    if "TENSOROPS_PRIORITY" in variables:
+        names = [name.strip() for name in variables["TENSOROPS_PRIORITY"].split(",") if name.strip()]
+        found["backend_priority"] = _in("TENSOROPS_PRIORITY", lambda: priority(names))
+    if "TENSOROPS_FORCE" in variables:
+        if variables["TENSOROPS_FORCE"] not in ("0", "1"):
+            raise ValueError(f"environment variable TENSOROPS_FORCE is {variables['TENSOROPS_FORCE']!r}, valid: 1, 0")
+        found["force"] = variables["TENSOROPS_FORCE"] == "1"
+    if "TENSOROPS_NUM_THREADS" in variables:
+        text = variables["TENSOROPS_NUM_THREADS"]
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 2**16:
+            raise ValueError(f"environment variable TENSOROPS_NUM_THREADS is {text!r}, expected a number from 1")
+        found["num_threads"] = int(text)
+    return found
+
+
+def _in(variable: str, parse: Callable[[], Any]) -> Any:
+    try:
+        return parse()
+    except ValueError as error:
+        raise ValueError(f"environment variable {variable}: {error}") from None
+
+
+def _merged(environment: dict[str, Any], file: Configuration) -> Configuration:
+    sources = dict(file.sources)
+    sources.update({name: f"TENSOROPS_{v}" for name, v in _VARIABLE_OF.items() if name in environment})
+    named = "preferred_backend" in environment
+    preferred = environment.get("preferred_backend", file.preferred_backend)
+    forced = None if named else file.force_backend  # whoever names another backend does not mean the forced one
+    if "force" in environment:
+        forced = None
+        if environment["force"]:
+            forced = preferred if named or file.force_backend is None else file.force_backend
+            if forced == AUTO:
+                raise ValueError(
+                    "environment variable TENSOROPS_FORCE is 1, but no backend is named: set TENSOROPS_BACKEND"
+                )
+            sources["force_backend"] = "TENSOROPS_FORCE"
+    if forced is None:
+        sources.pop("force_backend", None)
+    return Configuration(
+        preferred_backend=preferred,
+        backend_priority=environment.get("backend_priority", file.backend_priority),
+        force_backend=forced,
+        devices=file.devices,
+        num_threads=environment.get("num_threads"),
+        sources=sources,
+    )
+
+
+_VARIABLE_OF = {"preferred_backend": "BACKEND", "backend_priority": "PRIORITY", "num_threads": "NUM_THREADS"}
+
+
+# ------------------------------------------------------------------------------------------------ the file
+
+
+def backend_name(name: object, *, auto: bool = True) -> str:
+    """Return the canonical name of a backend, or ``"auto"``; unknown names are errors."""
+    if auto and name == AUTO:
+        return AUTO
+    try:
+        return resolve(name).name
+    except ValueError as error:
+        raise ValueError(f"{error}, auto" if auto else str(error)) from None
+
+
+def priority(names: object) -> tuple[str, ...]:
+    """Return the canonical names of a list of backends; a name that stands there twice is an error."""
+    if not isinstance(names, list | tuple):
+        raise ValueError(f"expected a list of backends' names, got {names!r}")
+    found = [backend_name(name, auto=False) for name in names]
+    for name in found:
+        if found.count(name) > 1:
+            raise ValueError(f"backend {name!r} stands there twice")
+    return tuple(found)
+
+
+def _force(name: object) -> str | None:
+    return None if name is None else backend_name(name, auto=False)
+
+
+def _devices(options: object) -> dict[str, dict[str, Any]]:
+    from tensorops.backends.devices import device_config
+
+    if not isinstance(options, dict):
+        raise ValueError(f"expected an object with a backend's name for each key, got {options!r}")
+    found = {}
+    for name, values in options.items():
+        backend = backend_name(name, auto=False)
+        device_config(backend, values)  # its errors name the key and what is valid
+        found[backend] = dict(values)
+    return found
+
+
+KEYS: dict[str, Callable[[Any], Any]] = {
+    "preferred_backend": backend_name,
+    "backend_priority": priority,
+    "force_backend": _force,
+    "devices": _devices,
+}
+"""The keys of the file and what reads their values."""
+
+
+def read_file(path: Path, *, must_exist: bool = True) -> Configuration:
+    """Return what a file says; without one, and unless it must exist, nothing is configured.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read or says something that means nothing, with its path, the line and the valid values.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        if not must_exist:
+            return Configuration()
+        raise ValueError(
+            f"configuration file {path} does not exist; {CONFIG} names it: unset that, or write the file with "
+            f"`tensorops config --backend=auto`"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"configuration file {path} cannot be read: {error}") from None
+    entries = _parse(path, text)
+    found = {}
+    for key, value in entries.items():
+        if key not in KEYS:
+            where = _line_of(text, key)
+            raise ValueError(
+                f"configuration file {path}, line {where}: unknown key {key!r}{nearest(key, KEYS)}; valid keys: "
+                f"{', '.join(KEYS)}"
+            )
+        try:
+            found[key] = KEYS[key](value)
+        except ValueError as error:
+            raise ValueError(f"configuration file {path}, line {_line_of(text, key)}: {key}: {error}") from None
+    return Configuration(**found, sources=dict.fromkeys(found, str(path)))
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    import json
+
+    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"line {_line_of(text, twice)}: the key {twice!r} stands there twice")
+        return entries
+
+    try:
+        entries = json.loads(text, object_pairs_hook=no_duplicates)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"configuration file {path}, line {error.lineno}, column {error.colno}: this is no JSON: {error.msg}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"configuration file {path}: {error}") from None
+    if not isinstance(entries, dict):
+        raise ValueError(f"configuration file {path}, line 1: expected an object with the keys {', '.join(KEYS)}")
+    return entries
+
+
+def _line_of(text: str, key: str) -> int:
+    """Return the line in which a key stands; the parser knows no positions of what it read."""
+    import json
+    import re
+
+    found = re.search(rf"{re.escape(json.dumps(key))}\s*:", text) or re.search(re.escape(json.dumps(key)), text)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
+
+
+def write_file(path: Path, configuration: Configuration) -> None:
+    """Write the configuration, atomically: whoever reads at that time sees the old file or the new one.
+
+    Raises
+    ------
+    OSError
+        If the folder or the file cannot be written; the old file is then as it was.
+    """
+    import json
+    import tempfile
+
+    entries: dict[str, Any] = {
+        "preferred_backend": configuration.preferred_backend,
+        "backend_priority": list(configuration.backend_priority),
+        "force_backend": configuration.force_backend,
+    }
+    if configuration.devices:
+        entries["devices"] = {name: dict(options) for name, options in configuration.devices.items()}
+    target = path.resolve()  # a link stays one: what it points at is replaced
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(entries, stream, indent=2)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(target.stat().st_mode & 0o777 if target.exists() else 0o644)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,319 @@
+"""Waiting for libraries, and looking at their memory: now, or while a block runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+
+from tensorops.backends.probing import first_available
+from tensorops.backends.registry import all_backends, resolve
+from tensorops.backends.runtimes import MemoryStats, Runtime, _host, runtime_of
+from tensorops.backends.settings import in_force
+
+
+def synchronize(name: str | None = None) -> None:
+    """Wait until everything that was submitted to a library has been computed.
+
+    Parameters
+    ----------
+    name : str, optional
+        A backend's name or alias; by default the backend in force, or with ``"auto"`` every library that this program
+        has imported.
+
+    Raises
+    ------
+    ValueError
+        If there is no backend of that name; the valid ones are listed.
+    BackendUnavailableError
+        If it cannot compute here.
+    RuntimeError
+        If the library fails, with its reason.
+
+    Notes
+    -----
+    What is waited for: on ``cuda``, the current device; on ``jax``, every array that is alive, and ordered effects; on
+    ``mlx``, the default streams of this thread (an array that nobody evaluated stays unevaluated); on ``torch``, every
+    GPU in use; on ``opencl``, the queues of the arrays that are alive. The others compute before a call returns.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> from tensorops.backends.memory import synchronize
+    >>> synchronize("numpy")
+    """
+    for runtime in _runtimes(name):
+        runtime.synchronize()
+
+
+def get_memory_stats(name: str | None = None) -> MemoryStats:
+    """Return a library's own figures of its memory, in bytes.
+
+    Parameters
+    ----------
+    name : str, optional
+        A backend's name or alias; by default the backend in force, or with ``"auto"`` ``cpu``.
+
+    Returns
+    -------
+    MemoryStats
+        ``in_use``, ``peak``, ``cached``, ``limit`` and ``total``; ``None`` for what the library does not tell. ``cpu``:
+        the pool of results of 64 KiB and more. ``jax`` on a CPU: the sum of the living arrays. ``numpy``, ``dask``:
+        all memory of Python, while `tracemalloc` is tracing.
+
+    Raises
+    ------
+    ValueError
+        If there is no backend of that name; the valid ones are listed.
+    BackendUnavailableError
+        If it cannot compute here.
+    RuntimeError
+        If the library fails, with its reason.
+
+    Examples
+    --------
+    >>> from tensorops.backends.memory import get_memory_stats
+    >>> get_memory_stats("numpy").device
+    'cpu'
+    """
+    return _runtime(name).memory_stats()
+
+
+def empty_cache(name: str | None = None) -> int | None:
+    """Free the memory that a library keeps for later arrays.
+
+    Parameters
+    ----------
+    name : str, optional
+        A backend's name or alias; by default the backend in force, or with ``"auto"`` every library that this program
+        has imported.
+
+    Returns
+    -------
+    int or None
+        The bytes that were freed. ``None`` if the library does not tell; of several libraries, those that tell are
+        added up. ``jax`` drops its compiled functions, and on a CPU does not tell.
+
+    Raises
+    ------
+    ValueError
+        If there is no backend of that name; the valid ones are listed.
+    BackendUnavailableError
+        If it cannot compute here.
+    RuntimeError
+        If the library fails, with its reason.
+
+    Examples
+    --------
+    >>> from tensorops.backends.memory import empty_cache
+    >>> empty_cache("numpy")
+    0
+    """
+    freed = [runtime.empty_cache() for runtime in _runtimes(name)]
+    known = [nbytes for nbytes in freed if nbytes is not None]
+    return sum(known) if known else None
+
+
+def _runtimes(name: str | None) -> list[Runtime]:
+    """Return whom a call is for: the backend named or in force, or each library that has been imported."""
+    if name is not None or in_force().backend is not None:
+        return [_runtime(name)]
+    by_memory: dict[tuple[str, bool], Runtime] = {}
+    for backend in all_backends().values():
+        runtime = runtime_of(backend)
+        if runtime.loaded:  # several backends share a library, but only those with kernels of "cpu" its pool
+            by_memory.setdefault((backend.namespace.name, "cpu" in backend.providers), runtime)
+    return list(by_memory.values())
+
+
+def _runtime(name: str | None) -> Runtime:
+    chosen = in_force().backend if name is None else resolve(name)
+    return runtime_of(first_available([resolve("cpu") if chosen is None else chosen]))
+
+
+class MemoryMonitor:
+    """Watch a library's memory, and the process's, while a block runs.
+
+    A thread looks every `interval` seconds. Where the library counts its own peak (``cpu``, ``mlx``, ``torch`` on a
+    GPU, ``numpy`` under `tracemalloc`), no peak between two looks is missed; the library's count starts afresh then,
+    also for others who read it. Monitors may be nested. One object watches one block at a time.
+
+    Parameters
+    ----------
+    name : str, optional
+        A backend's name or alias; by default the backend in force where the block begins, or with ``"auto"`` ``cpu``.
+    interval : float, default 0.01
+        Seconds between two looks.
+
+    Attributes
+    ----------
+    samples : tuple of (float, int or None, int or None)
+        Seconds since the start, bytes in use in the library, bytes that the process occupies; ``None`` if unknown.
+    start, end : int or None
+        Bytes in use when the block began and when it ended; `end` is the latest look while it runs.
+    peak, peak_resident : int or None
+        The most bytes in use, and the most that the process was seen to occupy.
+
+    Raises
+    ------
+    ValueError
+        If there is no backend of that name, or `interval` is not a positive number.
+    BackendUnavailableError
+        If the backend cannot compute here.
+    RuntimeError
+        At the end of the block, if the library failed to tell.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> from tensorops.backends.memory import MemoryMonitor
+    >>> with MemoryMonitor("numpy") as memory:
+    ...     y = tensorops.silu(np.zeros(1000))
+    >>> len(memory.samples) >= 2
+    True
+    """
+
+    def __init__(self, name: str | None = None, *, interval: float = 0.01) -> None:
+        if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0 < interval <= 3600:
+            raise ValueError(f"MemoryMonitor: interval is {interval!r}, expected seconds above 0 and at most 3600")
+        if name is not None:
+            resolve(name)
+        self._name, self._interval = name, interval
+        self._samples: list[tuple[float, int | None, int | None]] = []
+        self._counted: int | None = None  # the highest peak that the library itself counted
+        self._watch: _Watch | None = None
+        self._backend = name
+
+    @property
+    def samples(self) -> tuple[tuple[float, int | None, int | None], ...]:
+        """Seconds since the start, bytes in use, and bytes that the process occupies."""
+        return tuple(self._samples)
+
+    @property
+    def start(self) -> int | None:
+        """Bytes in use when the block began."""
+        return self._samples[0][1] if self._samples else None
+
+    @property
+    def end(self) -> int | None:
+        """Bytes in use at the latest look; after the block, when it ended."""
+        return self._samples[-1][1] if self._samples else None
+
+    @property
+    def peak(self) -> int | None:
+        """The most bytes in use."""
+        counted = self._watch.counted() if self._watch is not None else None
+        return _highest([in_use for _, in_use, _ in self.samples] + [self._counted, counted])
+
+    @property
+    def peak_resident(self) -> int | None:
+        """The most bytes that the process was seen to occupy."""
+        return _highest([resident for _, _, resident in self.samples])
+
+    def __enter__(self) -> MemoryMonitor:
+        if self._watch is not None:
+            raise RuntimeError("MemoryMonitor: this object watches a block already; make another one for the inner")
+        runtime = _runtime(self._name)
+        self._backend, self._samples, self._counted = runtime.name, [], None
+        watch = _Watch(self, runtime, self._interval)
+        watch.begin()
+        self._watch = watch
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        watch, self._watch = self._watch, None
+        assert watch is not None
+        failure = watch.finish()
+        if failure is not None and error is None:  # an error of the block matters more
+            raise failure
+
+    def note_peak(self, nbytes: int | None) -> None:
+        """Take in a peak that the library counted."""
+        self._counted = _highest([self._counted, nbytes])
+
+    def note_sample(self, sample: tuple[float, int | None, int | None]) -> None:
+        """Take in what was seen at one look."""
+        self._samples.append(sample)
+
+    def __str__(self) -> str:
+        if not self._samples:
+            return "MemoryMonitor: nothing watched yet"
+        start, peak, end, resident = map(_readable, (self.start, self.peak, self.end, self.peak_resident))
+        return (
+            f"{self._backend}: {start} in use at the start, {peak} at the peak, {end} at the end; "
+            f"process {resident} at the peak ({len(self._samples)} looks in {self._samples[-1][0]:.2f} s)"
+        )
+
+
+class _Watch:
+    """The thread that looks, and the library's own count of its peak, for one block."""
+
+    # Who shares a library's count: starting it afresh for an inner block must not lose the outer block's peak.
+    _running: dict[str, list[_Watch]] = {}  # noqa: RUF012 - shared on purpose
+    _lock = threading.Lock()
+
+    def __init__(self, monitor: MemoryMonitor, runtime: Runtime, interval: float) -> None:
+        self._monitor, self._runtime, self._interval = monitor, runtime, interval
+        self._stop = threading.Event()
+        self._failure: Exception | None = None
+        self._counts = False
+        self._thread = threading.Thread(target=self._look_on, name="tensorops-memory", daemon=True)
+
+    def begin(self) -> None:
+        self._read = self._runtime.gauge()
+        with self._lock:
+            running = self._running.setdefault(self._runtime.name, [])
+            counted = self._runtime.memory_stats().peak
+            self._counts = self._runtime.reset_peak()
+            if self._counts:
+                for outer in running:
+                    outer._monitor.note_peak(counted)
+            running.append(self)
+        self._began = time.perf_counter()
+        self._look()
+        self._thread.start()
+
+    def finish(self) -> Exception | None:
+        """End the thread, look once more, and return what went wrong."""
+        self._stop.set()
+        self._thread.join()
+        with self._lock:
+            self._running[self._runtime.name].remove(self)
+        if self._failure is None:
+            try:
+                self._look()
+                self._monitor.note_peak(self.counted())
+            except Exception as error:  # kept for the end of the block, whose own error goes first
+                self._failure = error
+        return self._failure
+
+    def counted(self) -> int | None:
+        """Return the peak that the library has counted since the innermost block began."""
+        return self._runtime.memory_stats().peak if self._counts else None
+
+    def _look(self) -> None:
+        in_use, resident = self._read(), _host.resident_bytes()
+        self._monitor.note_sample((time.perf_counter() - self._began, in_use, resident))
+
+    def _look_on(self) -> None:
+        while not self._stop.wait(self._interval):
+            try:
+                self._look()
+            except Exception as error:  # kept for the end of the block
+                self._failure = error
+                return
+
+
+def _highest(values: list[int | None]) -> int | None:
+    return max((v for v in values if v is not None), default=None)
+
+
+def _readable(nbytes: int | None) -> str:
+    if nbytes is None:
+        return "unknown"
+    size = float(nbytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{nbytes} bytes" if unit == "bytes" else f"{size:.1f} {unit}"

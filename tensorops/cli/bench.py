@@ -1,0 +1,216 @@
+"""``tensorops bench``: operators timed on several backends, each beside NumPy's generic body in the same run."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from tensorops.backends.registry import Backend, nearest
+from tensorops.cli._measuring import METHOD, Measurement, measure
+from tensorops.cli._options import (
+    backend_names,
+    messages,
+    require_available,
+    require_configuration,
+    write_atomically,
+)
+
+# -------------------------------------------------------------------------------------------- reporting
+
+
+def circumstances(backends: tuple[Backend, ...], dtype: str, seconds: float) -> dict[str, Any]:
+    """Return what a figure means nothing without: who computed it, on what, with which versions, and when."""
+    import os
+    import platform
+    import shlex
+    from datetime import UTC, datetime
+
+    import numpy as np
+
+    import tensorops
+    from tensorops.backends.hardware import detect_hardware
+    from tensorops.backends.runtimes import runtime_of
+
+    versions = {"python": platform.python_version(), "tensorops": tensorops.__version__, "numpy": np.__version__}
+    for backend in backends:
+        versions |= runtime_of(backend).version()
+    return {
+        "command": shlex.join(["tensorops", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions,
+        "platform": platform.platform(),
+        "threads": threads(),
+        "environment": {name: value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")},
+        "hardware": detect_hardware().to_dict(),
+        "dtype": dtype,
+        "seconds_per_measurement": seconds,
+        "method": METHOD,
+    }
+
+
+def threads() -> int:
+    """Return how many threads the compiled kernels use at most; without them, how many processors there are."""
+    import os
+
+    from tensorops import kernels
+
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if kernels.load("cpu"):
+        return usable
+    from tensorops.kernels.cpu import _native
+
+    return min(_native.num_threads() or usable, usable)
+
+
+def print_report(report: dict[str, Any], found: list[Measurement]) -> None:
+    """Print the table that people see, under the circumstances."""
+    console = Console()
+    cpu = report["hardware"]["cpu"]["name"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    console.print(f"{cpu}, {report['threads']} threads; {report['date']}\n{versions}", highlight=False, soft_wrap=True)
+    table = Table(title=f"{report['dtype']}, {report['seconds_per_measurement']:g} s per measurement")
+    for column in ("operator", "rows x features", "backend", "kernel"):
+        table.add_column(column)
+    for column in ("median", "GB/s", "x numpy"):
+        table.add_column(column, justify="right", no_wrap=True)
+    last = None
+    for row in found:
+        case = (row.operator, f"{row.rows}x{row.features}")
+        if case != last:
+            table.add_section()
+        figures = ("-", "-", "-")
+        if row.seconds is not None:
+            figures = (duration(row.seconds), f"{row.gigabytes_per_second:.2f}", f"{row.speedup:.2f}")
+        kernel = row.kernel or "-"
+        table.add_row(*(case if case != last else ("", "")), row.backend, kernel, *figures)
+        last = case
+    console.print(table)
+    for row in found:
+        if row.reason:
+            case_words = f"{row.operator} {row.rows}x{row.features}"
+            console.print(f"{case_words} on {row.backend}: {escape(row.reason)}", soft_wrap=True, highlight=False)
+    console.print(f"[dim]{METHOD}[/]")
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+# ---------------------------------------------------------------------------------------------- command
+
+
+def _operators(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    from tensorops.testing.workloads import WORKLOADS
+
+    for name in values:
+        if name not in WORKLOADS:
+            raise click.BadParameter(
+                f"unknown operator {name!r}{nearest(name, WORKLOADS)}; valid names: {', '.join(WORKLOADS)}"
+            )
+    return tuple(dict.fromkeys(values)) or tuple(WORKLOADS)
+
+
+def _sizes(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    from tensorops.testing.workloads import SIZES
+
+    found = []
+    for value in values:
+        shape = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", value)
+        if value not in SIZES and shape is None:
+            raise click.BadParameter(
+                f"{value!r} is no size; valid: {', '.join(SIZES)}, or rows and features as 16x4096"
+            )
+        found.append(SIZES[value] if shape is None else (int(shape[1]), int(shape[2])))
+    return tuple(dict.fromkeys(found))
+
+
+@click.command()
+@click.argument("operators", nargs=-1, callback=_operators)
+@click.option("--backend", "named", multiple=True, callback=backend_names, metavar="NAME", help="May be repeated.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    callback=_sizes,
+    default=("decode", "prefill"),
+    metavar="SIZE",
+    help="small, decode, prefill, large, or rows x features as in 16x4096. By default decode and prefill.",
+)
+@click.option("--dtype", type=click.Choice(["float16", "bfloat16", "float32", "float64"]), default="float32")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=0.3, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file, too.")
+def bench(
+    operators: tuple[str, ...],
+    named: tuple[Backend, ...],
+    sizes: tuple[tuple[int, int], ...],
+    dtype: str,
+    seconds: float,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Time OPERATORS, by default all, on every backend that computes here, beside NumPy's generic bodies."""
+    require_configuration()
+    if output is not None and not output.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {output.absolute().parent}", param_hint="--output")
+    for backend in named:
+        require_available(backend)
+    backends = named or _available()
+    found = _measure_all(operators, backends, sizes, dtype, seconds)
+    report = circumstances(backends, dtype, seconds)
+    text = json.dumps({**report, "results": [asdict(row) for row in found]}, indent=2) + "\n"
+    if output is not None:
+        write_atomically(output, text)
+    if as_json:
+        click.echo(text, nl=False)
+    else:
+        print_report(report, found)
+
+
+def _available() -> tuple[Backend, ...]:
+    """Return the backends that compute here, but for those that exist for tests."""
+    from tensorops.cli.backends import probe_best_first
+
+    return tuple(b for b, probed in probe_best_first() if not probed.reason and b.namespace.extra != "test")
+
+
+def _measure_all(
+    operators: tuple[str, ...],
+    backends: tuple[Backend, ...],
+    sizes: tuple[tuple[int, int], ...],
+    dtype: str,
+    seconds: float,
+) -> list[Measurement]:
+    from tensorops.testing.workloads import workload
+
+    found: list[Measurement] = []
+    with Progress(console=messages, transient=True) as bar:
+        task = bar.add_task("", total=len(operators) * len(sizes))
+        for operator in operators:
+            for rows, features in sizes:
+                bar.update(task, description=f"{operator} {rows}x{features}")
+                wanted = [Measurement(operator, b.name, rows, features, dtype) for b in backends]
+                try:
+                    work = workload(operator, rows, features, dtype)
+                except ValueError as error:  # a size that this operator cannot have
+                    for row in wanted:
+                        row.reason = str(error)
+                else:
+                    measure(work, wanted, seconds)
+                found += wanted
+                bar.advance(task)
+    return found

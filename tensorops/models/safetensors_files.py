@@ -1,0 +1,328 @@
+"""Nested structures of arrays in safetensors files: written from any array library, read into any other.
+
+The tensors of a file are named by dotted paths, as ``blocks.0.norm``, so that every program that knows the format can
+read them. What the names alone do not tell (lists and dicts, names that contain dots, numbers and strings among the
+arrays) stands as JSON in the file's metadata. The format: https://github.com/huggingface/safetensors
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import stat
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - teaches NumPy bfloat16, which the library looks up by name
+import numpy as np
+
+import tensorops as tp
+
+from ._errors import missing
+
+__all__ = ["load_safetensors", "save_safetensors"]
+
+STRUCTURE = "tensorops.structure"
+"""The key of the metadata under which the structure stands.
+
+Its value is JSON: ``{"tensor": name}``, ``{"value": x}`` and ``{"float": "nan"}`` are leaves, ``{"list": [node, …]}``,
+``{"tuple": [node, …]}`` and ``{"dict": [[key, node], …]}`` hold others.
+"""
+
+DTYPES = {
+    "BOOL": "bool",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+}
+"""The format's names of the dtypes that are written and read."""
+
+Node = dict[str, Any]
+
+
+def save_safetensors(tree: Any, path: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write arrays of any library to a safetensors file.
+
+    Parameters
+    ----------
+    tree : array, dict, list, tuple or dataclass instance
+        Containers may be nested; keys are strings or integers. Besides arrays they may hold numbers, strings, truth
+        values and ``None``. Lazy arrays are computed.
+    path : str or path-like
+        The file. It is written atomically: whoever reads at that time sees the old one or the new one.
+    metadata : mapping of str to str, optional
+        Further entries for the file's metadata, for other programs.
+
+    Raises
+    ------
+    TypeError
+        If something in `tree` cannot be stored: the message names it.
+    ValueError
+        If `metadata` uses the key under which the structure is stored.
+    OSError
+        If the file cannot be written; an old one is then as it was.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, tensorops
+    >>> from pathlib import Path
+    >>> from tensorops.models import load_safetensors, save_safetensors
+    >>> path = Path(tempfile.mkdtemp(), "model.safetensors")
+    >>> save_safetensors({"blocks": [{"norm": np.ones(2)}], "eps": 1e-6}, path)
+    >>> load_safetensors(path)
+    {'blocks': [{'norm': array([1., 1.])}], 'eps': 1e-06}
+    """
+    entries = _checked_metadata(metadata)
+    writer = _Writer()
+    entries[STRUCTURE] = json.dumps(writer.visit(tree, ""), allow_nan=False, separators=(",", ":"))
+    _write(Path(path), writer.arrays, entries)
+
+
+def load_safetensors(path: str | os.PathLike[str], backend: str | None = None) -> Any:
+    """Read the arrays of a safetensors file into any library.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A file that `save_safetensors` or another program wrote. What else its metadata says can be read with
+        ``safetensors.safe_open``.
+    backend : str, optional
+        The backend whose arrays to return; by default the one in force, or with ``"auto"`` NumPy.
+
+    Returns
+    -------
+    nested dict, list, tuple or array
+        What `save_safetensors` was given, with every value's bits and dtype as they were; a dataclass comes back as
+        a dict by its fields' names, a named tuple as a tuple. As with `to_backend`, JAX without ``jax_enable_x64``
+        narrows 64-bit integers whose values allow it. A file of another program is a dict by the tensors' names.
+
+    Raises
+    ------
+    ValueError
+        If the file is no safetensors file or is damaged, or there is no backend of that name.
+    TypeError
+        If it holds a dtype that the backend, or this function, does not: the tensor is named.
+    BackendUnavailableError
+        If the backend cannot compute here.
+    OSError
+        If the file cannot be opened.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, tensorops
+    >>> from pathlib import Path
+    >>> from tensorops.models import load_safetensors, save_safetensors
+    >>> path = Path(tempfile.mkdtemp(), "model.safetensors")
+    >>> save_safetensors((np.asarray([1, 2], dtype=np.int8), "a label"), path)
+    >>> load_safetensors(path, "numpy")
+    (array([1, 2], dtype=int8), 'a label')
+    """
+    if backend is None:
+        backend = tp.get_backend()
+        backend = "numpy" if backend == "auto" else backend
+    tp.to_backend((), backend)  # an unknown or unavailable one is an error before anything is read
+    return _Reader(Path(path), backend).read()
+
+
+# --------------------------------------------------------------------------------------------------- writing
+
+
+class _Writer:
+    """Describes a structure and collects its arrays on the host, by the names that they get in the file."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def visit(self, node: Any, path: str) -> Node:
+        """Return the description of a node; `path` is its dotted path."""
+        if isinstance(node, dict):
+            return {"dict": [[_key(key, path), self.visit(value, _join(path, key))] for key, value in node.items()]}
+        if dataclasses.is_dataclass(node) and not isinstance(node, type):
+            names = [field.name for field in dataclasses.fields(node)]
+            return {"dict": [[name, self.visit(getattr(node, name), _join(path, name))] for name in names]}
+        if isinstance(node, list | tuple):
+            fields: Iterable[object] = getattr(node, "_fields", range(len(node)))
+            nodes = [self.visit(item, _join(path, name)) for name, item in zip(fields, node, strict=True)]
+            return {"tuple" if isinstance(node, tuple) else "list": nodes}
+        if type(node) is float and not math.isfinite(node):  # JSON has no such numbers
+            return {"float": str(node)}
+        if node is None or type(node) in (bool, int, float, str):
+            return {"value": node}
+        return {"tensor": self.add(node, path)}
+
+    def add(self, leaf: Any, path: str) -> str:
+        """Take an array to the host and return its name in the file."""
+        try:
+            host = tp.to_backend(leaf, "numpy")
+        except TypeError as error:
+            raise TypeError(f"save_safetensors: {path or 'tree'}: {error}") from None
+        if not isinstance(host, np.ndarray | np.generic):
+            kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+            raise TypeError(f"save_safetensors: {path or 'tree'} is {kind}, expected an array, a number or a string")
+        if host.dtype.name not in DTYPES.values():
+            raise TypeError(
+                f"save_safetensors: {path or 'tree'} has the dtype {host.dtype.name}, which cannot be stored; valid "
+                f"dtypes: {', '.join(DTYPES.values())}"
+            )
+        name = self._unused(path or "tensor")
+        # The library writes memory as it lies there.
+        self.arrays[name] = np.asarray(host, dtype=host.dtype.newbyteorder("="), order="C")
+        return name
+
+    def _unused(self, path: str) -> str:
+        """Return the path, or a name near to it if a key with a dot in it has led to the same path already."""
+        path = path.encode("utf-8", "replace").decode()  # surrogates have no place in a file
+        name, number = path, 1
+        while name in self.arrays or name == "__metadata__":  # which the format keeps for itself
+            number += 1
+            name = f"{path}#{number}"
+        return name
+
+
+def _key(key: object, path: str) -> str | int:
+    if type(key) in (str, int):
+        return key  # type: ignore[return-value]
+    raise TypeError(f"save_safetensors: {path or 'tree'} has the key {key!r}, expected a string or an integer")
+
+
+def _join(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    entries = dict(metadata or {})
+    for key, value in entries.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"save_safetensors: metadata holds {key!r}: {value!r}, expected strings only")
+    if STRUCTURE in entries:
+        raise ValueError(f"save_safetensors: the metadata key {STRUCTURE!r} is taken: the structure stands there")
+    return entries
+
+
+def _write(path: Path, arrays: dict[str, np.ndarray[Any, Any]], metadata: dict[str, str]) -> None:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import save_file
+    except ImportError as error:
+        raise missing("safetensors") from error
+    target = path.resolve()  # a link stays one: what it points at is replaced
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "this is a folder", str(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        temporary.touch(exist_ok=False)
+        mode = (target if target.exists() else temporary).stat().st_mode  # the library would make it private
+        save_file(arrays, temporary, metadata)
+        with temporary.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        temporary.chmod(stat.S_IMODE(mode))
+        target.write_bytes(temporary.read_bytes())
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------------------------------------- reading
+
+
+class _Reader:
+    """Reads one file, tensor after tensor, so that the host holds few of them at a time."""
+
+    def __init__(self, path: Path, backend: str) -> None:
+        self.path = path
+        self.backend = backend
+        self.file: Any = None
+        self.unread: set[str] = set()
+
+    def read(self) -> Any:
+        try:
+            from safetensors import SafetensorError, safe_open
+        except ImportError as error:
+            raise missing("safetensors") from error
+        if not stat.S_ISREG(self.path.stat().st_mode):
+            raise ValueError(f"{self.path} is not a regular file")
+        try:
+            with safe_open(self.path, framework="np") as self.file:
+                return self.contents()
+        except SafetensorError as error:
+            raise ValueError(f"{self.path} is not a safetensors file, or damaged: {error}") from None
+        finally:
+            self.file = None
+
+    def contents(self) -> Any:
+        names = list(self.file.keys())
+        described = (self.file.metadata() or {}).get(STRUCTURE)
+        if described is None:
+            return {name: self.tensor(name) for name in names}
+        try:
+            structure = json.loads(described)
+        except (ValueError, RecursionError) as error:
+            raise self.misfit(f"it is no JSON: {error}") from None
+        self.unread = set(names)
+        try:
+            found = self.build(structure)
+        except RecursionError:
+            raise self.misfit("it is nested too deeply") from None
+        if self.unread:
+            raise self.misfit(f"it leaves out the tensor {min(self.unread)}")
+        return found
+
+    def misfit(self, problem: str) -> ValueError:
+        return ValueError(
+            f"{self.path}: the metadata entry {STRUCTURE} does not describe this file: {problem}; another program may "
+            "have changed it: safetensors.numpy.load_file reads it without a structure"
+        )
+
+    def build(self, node: Any) -> Any:
+        """Return what a description describes."""
+        match node:
+            case {"tensor": str(name)} if name in self.unread:
+                self.unread.remove(name)
+                return self.tensor(name)
+            case {"value": None | bool() | int() | float() | str() as value}:
+                return value
+            case {"float": "nan" | "inf" | "-inf" as number}:
+                return float(number)
+            case {"list": list(nodes)}:
+                return [self.build(item) for item in nodes]
+            case {"tuple": list(nodes)}:
+                return tuple(self.build(item) for item in nodes)
+            case {"dict": list(pairs)}:
+                return dict(map(self.build_item, pairs))
+        raise self.misfit(f"it says {node!r:.80}")
+
+    def build_item(self, pair: Any) -> tuple[str | int, Any]:
+        """Return an item of a dict from its key and the description of its value."""
+        match pair:
+            case [str() | int() as key, node]:
+                return key, self.build(node)
+        raise self.misfit(f"it says {pair!r:.80}")
+
+    def tensor(self, name: str) -> Any:
+        dtype = self.file.get_slice(name).get_dtype()
+        if dtype not in DTYPES:
+            raise TypeError(
+                f"{self.path}: tensor {name} has the dtype {dtype}, which cannot be read; valid: {', '.join(DTYPES)}"
+            )
+        try:
+            return tp.to_backend(self.file.get_tensor(name), self.backend)
+        except TypeError as error:
+            raise TypeError(f"{self.path}: tensor {name}: {error}") from None

@@ -1,0 +1,120 @@
+"""Comparing nested results of any function, where no case says how exact they should be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from tensorops.testing.assertions import DTYPES, assert_matches, ulp_error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TOLERANCE = {"float16": 8.0, "bfloat16": 8.0, "float32": 1024.0, "float64": 1024.0}
+"""By how many `eps` of its dtype an element may be off, in proportion to the largest of the array.
+
+Far more than rounding takes, and far less than a wrong formula, a wrong axis or a narrower dtype inside makes.
+"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a result is from what was expected, the worst of its parts; `reason` says what is beyond tolerance."""
+
+    max_ulp: float = 0.0
+    max_relative_error: float = 0.0
+    reason: str = ""
+
+
+def is_float(x: NDArray[Any]) -> bool:
+    """Tell whether a NumPy array holds real floating-point numbers, those of ml_dtypes included."""
+    return x.dtype.name in DTYPES
+
+
+def compare(actual: Any, expected: Any, dtype: str) -> Difference:
+    """Compare two results of the same structure, on NumPy; `dtype` is that of Python's own numbers."""
+    try:
+        parts = [(path, _difference(a, e)) for path, a, e in _pairs(actual, expected, "the result", dtype)]
+    except ValueError as error:
+        return Difference(math.inf, math.inf, str(error))
+    return Difference(
+        max((d.max_ulp for _, d in parts), default=0.0),
+        max((d.max_relative_error for _, d in parts), default=0.0),
+        "; ".join(f"{path}: {d.reason}" for path, d in parts if d.reason),
+    )
+
+
+def _pairs(actual: Any, expected: Any, path: str, dtype: str) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """Yield the parts of nested results in pairs; `ValueError` where the structures differ."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        if set(actual) != set(expected):
+            raise ValueError(f"{path} has the keys {sorted(map(str, actual))}, not {sorted(map(str, expected))}")
+        for key in expected:
+            yield from _pairs(actual[key], expected[key], f"{path}[{key!r}]", dtype)
+    elif isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
+        if len(actual) != len(expected):
+            raise ValueError(f"{path} has {len(actual)} parts, expected {len(expected)}")
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            yield from _pairs(a, e, f"{path}[{i}]", dtype)
+    elif _is_value(actual) and _is_value(expected):
+        yield path, _array(actual, dtype), _array(expected, "float64")
+    elif actual is not None or expected is not None:
+        raise ValueError(f"{path} is {_kind(actual)}, expected {_kind(expected)}")
+
+
+def _is_value(x: object) -> bool:
+    return isinstance(x, np.ndarray | np.generic | bool | int | float | complex)
+
+
+def _kind(x: object) -> str:
+    return "an array or a number" if _is_value(x) else type(x).__name__
+
+
+def _array(x: Any, dtype: str) -> NDArray[Any]:
+    """Return an array; a number of Python's has lost the dtype it was computed in, which is that of the inputs."""
+    with np.errstate(all="ignore"):
+        return np.asarray(x, dtype=DTYPES[dtype]) if type(x) is float else np.asarray(x)
+
+
+def _difference(actual: NDArray[Any], expected: NDArray[Any]) -> Difference:
+    if actual.shape != expected.shape:
+        return Difference(math.inf, math.inf, f"shape is {actual.shape}, expected {expected.shape}")
+    if "c" in actual.dtype.kind + expected.dtype.kind:
+        actual, expected = _real_and_imaginary(actual), _real_and_imaginary(expected)
+    if not is_float(actual):
+        if is_float(expected):
+            return Difference(math.inf, math.inf, f"dtype is {actual.dtype.name}, expected a floating one")
+        return _exact(actual, expected)
+    # The reference holds more digits than the result; where two backends are compared, the coarser dtype counts.
+    unit = actual.dtype.name
+    if is_float(expected) and _eps(expected.dtype.name) > _eps(unit):
+        unit = expected.dtype.name
+    wide = expected.astype(np.float64)
+    ulp = ulp_error(actual, wide, unit)
+    try:
+        with np.errstate(all="ignore"):
+            rounded = actual.astype(DTYPES[unit])
+        assert_matches(rounded, wide, unit, tolerance=TOLERANCE[unit], scale_axis=None)
+    except AssertionError as error:
+        return Difference(ulp, ulp * _eps(unit), str(error))
+    return Difference(ulp, ulp * _eps(unit))
+
+
+def _exact(actual: NDArray[Any], expected: NDArray[Any]) -> Difference:
+    wrong = int(np.sum(actual != expected))
+    if not wrong:
+        return Difference()
+    return Difference(math.inf, math.inf, f"{wrong} of {actual.size} elements differ, and must be equal")
+
+
+def _real_and_imaginary(x: NDArray[Any]) -> NDArray[Any]:
+    return np.stack([x.real, x.imag])
+
+
+def _eps(dtype: str) -> float:
+    return float(ml_dtypes.finfo(DTYPES[dtype]).eps)

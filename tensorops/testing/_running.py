@@ -1,0 +1,187 @@
+"""Running one call of an operator in a given way, and looking at what came back.
+
+Every call is traced, and the trace must name the implementation that was asked for: a result that something else
+computed says nothing. Checks raise `AssertionError` themselves, as ``python -O`` leaves `assert` out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensorops._dtypes import dtype_name
+from tensorops._namespaces import Namespace, creation_device
+from tensorops._operator import GENERIC, KernelRefusedError
+from tensorops.backends import get_namespace, set_backend, trace
+from tensorops.backends.settings import Settings, activate
+from tensorops.testing._libraries import arrays_in, back, is_limited
+from tensorops.testing.assertions import assert_matches
+
+if TYPE_CHECKING:
+    from tensorops._operator import Operator
+    from tensorops.backends.registry import Backend
+    from tensorops.backends.trace import Trace
+    from tensorops.testing.cases import Arguments, Case
+    from tensorops.testing.invalid import InvalidCase
+
+    AnyOperator = Operator[..., Any]
+
+# No backend chosen, whatever is in force around a test. One object, so that what an operator learns from its first
+# call (its plan) is what later calls go by.
+_PLAIN = Settings()
+
+
+def check(condition: object, message: str) -> None:
+    """Raise `AssertionError` with a message unless a condition holds."""
+    __tracebackhide__ = True
+    if not condition:
+        raise AssertionError(message)
+
+
+def run(operator: AnyOperator, call: Arguments, backend: Backend, implementation: str) -> tuple[list[Any], str | None]:
+    """Run an implementation in every way that leads to it.
+
+    Returns the results, all of which must be right, and the reason if it is a kernel that refuses these arguments: then
+    the results are those of a plain call, which goes on with something else.
+    """
+    if implementation == GENERIC:
+        return [run_generic(operator, call, backend.namespace)], None
+    result, reason = run_kernel(operator, call, backend, implementation)
+    results = run_plain(operator, call, _PLAIN)
+    with set_backend(backend.name):
+        results += run_plain(operator, call, None)
+    return (results if reason is not None else [*results, result]), reason
+
+
+def run_generic(operator: AnyOperator, call: Arguments, row: Namespace) -> Any:
+    """Run an operator's own body and return its result."""
+    args, kwargs = call
+    with trace() as log:
+        result = operator.generic(*args, **kwargs)
+    check_ran(log, operator, GENERIC, row, call)
+    return result
+
+
+def run_kernel(operator: AnyOperator, call: Arguments, backend: Backend, provider: str) -> tuple[Any, str | None]:
+    """Run a kernel by name and return its result and no reason; or, where it refuses, none and the reason.
+
+    `explain` must know before: the reason that it gives is the one in the error.
+    """
+    args, kwargs = call
+    with set_backend(backend.name, kernels=[provider, GENERIC]):
+        reason = operator.explain(*args, **kwargs).refused.get(provider)
+    with set_backend(backend.name, kernels=[provider]), trace() as log:
+        try:
+            result = operator(*args, **kwargs)
+        except KernelRefusedError as error:
+            check(reason is not None, f"explain says that the kernel would run, but the call says: {error}")
+            check(f"{provider}: {reason}" in str(error), f"explain says {reason!r}, but the call says: {error}")
+            check(len(log) == 0, f"a refused call was recorded: {log}")
+            return None, reason
+    check(reason is None, f"explain says {reason!r}, but the kernel ran")
+    check_ran(log, operator, provider, backend.namespace, call)
+    return result, None
+
+
+def run_plain(operator: AnyOperator, call: Arguments, settings: Settings | None) -> list[Any]:
+    """Call as users do: the first call chooses, the next may go by the plan that it left."""
+    args, kwargs = call
+    if settings is not None:
+        with activate(settings):
+            return run_plain(operator, call, None)
+    chosen = operator.explain(*args, **kwargs).kernel
+    with trace() as log:
+        traced = operator(*args, **kwargs)
+    check(log[0].kernel == chosen, f"explain says {chosen}, but {log[0].kernel} ran")
+    return [traced, operator(*args, **kwargs), operator(*args, **kwargs)]
+
+
+def check_ran(log: Trace, operator: AnyOperator, implementation: str, row: Namespace, call: Arguments) -> None:
+    """Check that a trace holds one call of an implementation, on a library's arrays, and no transfer."""
+    check(len(log) == 1, f"expected one call in the trace, got {len(log)}:\n{log}")
+    record = log[0]
+    ran = (record.operator, record.kernel, record.namespace)
+    wanted = (operator.__name__, implementation, row.name)
+    check(ran == wanted, f"asked for {wanted[0]}: {wanted[1]} on {wanted[2]}, but what ran is {record}")
+    check(record.transfers == (), f"arrays were moved: {record}")
+    # Scalars drawn from a generator and options are not among them.
+    inputs = arrays_in(call)
+    check(record.shapes == tuple(tuple(x.shape) for x in inputs), f"recorded shapes are {record.shapes}")
+    check(record.dtypes == tuple(dtype_name(x) for x in inputs), f"recorded dtypes are {record.dtypes}")
+
+
+def check_result(
+    result: Any, expected: Any, case: Case, row: Namespace, dtype: str, call: Arguments, *, limited: bool | None = None
+) -> None:
+    """Check library, device, dtype, shape and values of one result or a tuple of results."""
+    __tracebackhide__ = True
+    limited = is_limited(case, row, dtype) if limited is None else limited
+    if isinstance(expected, tuple):
+        check(isinstance(result, tuple), f"result is {type(result).__name__}, expected a tuple")
+        check(len(result) == len(expected), f"result has {len(result)} parts, expected {len(expected)}")
+        for part, expected_part in zip(result, expected, strict=True):
+            check_result(part, expected_part, case, row, dtype, call, limited=limited)
+        return
+    if expected is None:
+        check(result is None, f"result is {type(result).__name__}, expected None")
+        return
+    check(row.owns(result), f"result is {type(result).__name__}, no {row.name} array")
+    device, wanted_device = creation_device(result), creation_device(arrays_in(call)[0])
+    check(device == wanted_device, f"result is on device {device}, expected {wanted_device}")
+    actual, wanted = back(result), dtype if expected.dtype == np.float64 else expected.dtype.name
+    if expected.dtype == np.int64:  # an index: of the library's default dtype for them
+        default = get_namespace(result).__array_namespace_info__().default_dtypes()["indexing"]
+        check(result.dtype == default, f"index dtype is {result.dtype}, expected {default}")
+        wanted = dtype_name(result)
+    if limited and wanted == dtype:
+        check(actual.dtype.name == dtype, f"dtype is {actual.dtype.name}, expected {dtype}")
+        actual, wanted = actual.astype(np.float32), "float32"
+    assert_matches(actual, expected, wanted, tolerance=case.tolerance_for(wanted), scale_axis=case.scale_axis)
+
+
+def check_refusal(
+    operator: AnyOperator, case: InvalidCase, call: Arguments, backend: Backend, implementation: str
+) -> None:
+    """Check that arguments which mean nothing are refused in every way to call, in the operator's own words."""
+    args, kwargs = call
+
+    def plain() -> None:
+        with activate(_PLAIN):
+            operator(*args, **kwargs)
+
+    def generic() -> None:
+        operator.generic(*args, **kwargs)
+
+    def preferred() -> None:
+        with set_backend(backend.name, kernels=[implementation, GENERIC]):
+            operator(*args, **kwargs)
+
+    def kernel_alone() -> None:
+        with set_backend(backend.name, kernels=[implementation]):
+            operator(*args, **kwargs)
+
+    if implementation == GENERIC:
+        ways = [plain, generic]
+    else:
+        ways = [plain, preferred]
+        _check_raises(kernel_alone, TypeError, f"^{operator.__name__}: ")
+    for way in ways:
+        error = _check_raises(way, case.exception, case.message)
+        by_kernel = isinstance(error, KernelRefusedError)
+        check(not by_kernel, f"{way.__name__}: a kernel refused it, instead of the operator: {error}")
+
+
+def _check_raises(call: Any, kind: type[Exception], message: str) -> Exception:
+    try:
+        call()
+    except kind as error:
+        said = f"{call.__name__}: the message is {str(error)!r}, expected it to match {message!r}"
+        check(re.search(message, str(error)), said)
+        return error
+    except Exception as error:
+        raise AssertionError(
+            f"{call.__name__}: raised {type(error).__name__}, expected {kind.__name__}: {error}"
+        ) from error
+    raise AssertionError(f"{call.__name__}: raised nothing, expected {kind.__name__}: {message}")

@@ -1,0 +1,391 @@
+"""Conformance: every operator, implementation, dtype and case of a backend against the float64 references.
+
+An author of a backend, of this project or of another, runs it with two lines::
+
+    from tensorops.testing import check_conformance
+
+    check_conformance("tiny")
+
+The tests of tensorops and the command ``tensorops selftest`` go through the same outcomes, see `conformance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from tensorops import kernels
+from tensorops._operator import GENERIC, OPERATORS, Operator
+from tensorops.backends.probing import first_available
+from tensorops.backends.registry import Backend, resolve
+from tensorops.testing._libraries import SLOW, dtypes_held, holding, is_compiled, there
+from tensorops.testing._running import check_refusal, check_result, run
+from tensorops.testing.assertions import DTYPES
+from tensorops.testing.cases import CASES, Arguments, Case
+from tensorops.testing.invalid import INVALID, InvalidCase
+from tensorops.testing.references import REFERENCES
+
+if TYPE_CHECKING:
+    from tensorops._namespaces import Namespace
+
+__all__ = ["ConformanceReport", "Outcome", "Subject", "check_conformance", "conformance", "subjects"]
+
+Status: TypeAlias = Literal["passed", "failed", "refused", "skipped"]
+
+_SHOWN = 40  # failures in a message; a library that is wrong is wrong in hundreds of cases
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one case.
+
+    Attributes
+    ----------
+    operator : str
+        The operator's name.
+    implementation : str
+        ``"generic"`` for the operator's own body, or the provider of the kernel.
+    dtype : str
+        The floating dtype of the arguments.
+    case : str
+        The case's name; ``"invalid: ..."`` for arguments that must be refused.
+    status : {"passed", "failed", "refused", "skipped"}
+        ``"refused"``: a kernel says that it does not take these arguments, and another implementation, whose result
+        was right, ran in its place. ``"skipped"``: nothing ran.
+    message : str
+        Why it did not pass.
+    """
+
+    operator: str
+    implementation: str
+    dtype: str
+    case: str
+    status: Status
+    message: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.operator} {self.implementation} {self.dtype} {self.case}: {self.status}"
+        return f"{name}: {self.message}" if self.message else name
+
+
+@dataclass(frozen=True)
+class ConformanceReport:
+    """The outcomes of a backend; prints as a summary and the failures.
+
+    Attributes
+    ----------
+    backend : str
+        Its name.
+    outcomes : tuple of Outcome
+        What came of every case.
+    """
+
+    backend: str
+    outcomes: tuple[Outcome, ...]
+
+    def count(self, status: Status) -> int:
+        """Return how many outcomes have a status."""
+        return sum(outcome.status == status for outcome in self.outcomes)
+
+    @property
+    def failures(self) -> tuple[Outcome, ...]:
+        """The outcomes that failed."""
+        return tuple(outcome for outcome in self.outcomes if outcome.status == "failed")
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{self.count(s)} {s}" for s in ("passed", "failed", "refused", "skipped"))
+        lines = [f"{self.backend}: {counts}", *map(str, self.failures[:_SHOWN])]
+        if len(self.failures) > _SHOWN:
+            lines.append(f"... and {len(self.failures) - _SHOWN} more")
+        return "\n".join(lines)
+
+
+def check_conformance(
+    backend: str,
+    *,
+    operators: Collection[str] | None = None,
+    dtypes: Collection[str] | None = None,
+    implementations: Collection[str] | None = None,
+) -> ConformanceReport:
+    """Assert that a backend computes every operator as its reference does: for tests of a backend.
+
+    Parameters
+    ----------
+    backend : str
+        Its name or an alias.
+    operators, dtypes, implementations : collection of str, optional
+        Only these operators, floating dtypes and implementations (``"generic"``, or a provider of the backend);
+        by default all that there are.
+
+    Returns
+    -------
+    ConformanceReport
+        All outcomes. Kernels may have refused arguments: count them if that matters.
+
+    Raises
+    ------
+    AssertionError
+        If a case failed, none passed, or a kernel refused every case and so was not tested at all. The message lists
+        operator, implementation, dtype, case and reason.
+    ValueError
+        If a name is unknown; the valid ones are listed.
+    BackendUnavailableError
+        If the backend cannot compute here, with the reason.
+
+    Examples
+    --------
+    >>> from tensorops.testing import check_conformance
+    >>> report = check_conformance("numpy", operators=["relu"], dtypes=["float32"])
+    >>> report.count("failed"), report.count("refused")
+    (0, 0)
+    """
+    __tracebackhide__ = True
+    outcomes = conformance(backend, operators=operators, dtypes=dtypes, implementations=implementations)
+    report = ConformanceReport(resolve(backend).name, tuple(outcomes))
+    if report.failures:
+        raise AssertionError(str(report))
+    if not report.count("passed"):
+        reasons = dict.fromkeys(outcome.message for outcome in report.outcomes if outcome.message)
+        raise AssertionError("\n".join([f"{report}: nothing was tested", *reasons]))
+    if dtypes is None and (idle := _idle_kernels(report.outcomes)):
+        raise AssertionError("\n".join([f"{report}, but kernels refused every case:", *idle]))
+    return report
+
+
+def _idle_kernels(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return the kernels that took no case, each with the reasons it gave."""
+    tried: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.implementation != GENERIC and outcome.case in {c.name for c in CASES.get(outcome.operator, ())}:
+            tried.setdefault((outcome.operator, outcome.implementation), []).append(outcome)
+    return [
+        f"{operator} {provider}: {'; '.join(dict.fromkeys(outcome.message for outcome in group))}"
+        for (operator, provider), group in tried.items()
+        if all(outcome.status == "refused" for outcome in group)
+    ]
+
+
+def conformance(
+    backend: str,
+    *,
+    operators: Collection[str] | None = None,
+    dtypes: Collection[str] | None = None,
+    implementations: Collection[str] | None = None,
+    quick: bool = False,
+) -> Iterator[Outcome]:
+    """Run the cases of a backend and yield what came of each.
+
+    Every result is compared with the float64 reference, and a trace must show that the implementation that was asked
+    for ran, on the right library and without a transfer. Kernels are called by name, as users call, and under
+    ``set_backend``. Arguments that mean nothing must be refused.
+
+    Parameters
+    ----------
+    backend : str
+        Its name or an alias.
+    operators, dtypes, implementations : collection of str, optional
+        Only these; by default all that there are. A dtype that the library does not hold is skipped.
+    quick : bool, default False
+        For libraries that take seconds to compile or to schedule, run of each operator one everyday case and those
+        with NaN, infinities or without elements only.
+
+    Returns
+    -------
+    iterator of Outcome
+        One for each case, in the order operator, implementation, dtype.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown; the valid ones are listed.
+    BackendUnavailableError
+        If the backend cannot compute here, with the reason.
+
+    Examples
+    --------
+    >>> from tensorops.testing import conformance
+    >>> outcomes = conformance("numpy", operators=["relu"], dtypes=["float32"], implementations=["generic"])
+    >>> print(next(outcomes))
+    relu generic float32 typical: passed
+    """
+    chosen = subjects(backend, operators=operators, dtypes=dtypes, implementations=implementations, quick=quick)
+    return (outcome for subject in chosen for outcome in subject.run())
+
+
+# --- what there is to run ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One implementation of an operator in one dtype, with the cases to run.
+
+    Attributes
+    ----------
+    backend : Backend
+        The backend that computes.
+    operator : Operator
+        The operator.
+    implementation, dtype : str
+        See `Outcome`.
+    cases : tuple of Case
+        What it must compute.
+    invalid : tuple of InvalidCase
+        What it must refuse.
+    reason : str
+        Why nothing can run, if so.
+    """
+
+    backend: Backend
+    operator: Operator[..., Any]
+    implementation: str
+    dtype: str
+    cases: tuple[Case, ...] = ()
+    invalid: tuple[InvalidCase, ...] = ()
+    reason: str = ""
+
+    @property
+    def row(self) -> Namespace:
+        """The array library."""
+        return self.backend.namespace
+
+    def __len__(self) -> int:
+        """Return how many outcomes `run` gives."""
+        return 1 if self.reason else len(self.cases) + len(self.invalid)
+
+    def run(self) -> list[Outcome]:
+        """Run all cases and return what came of each."""
+        if self.reason:
+            return [self._outcome("all", "skipped", self.reason)]
+        with holding(self.row, self.dtype):
+            together = is_compiled(self.row) and self.cases
+            computed = _run_compiled(self) if together else _run_one_by_one(self)
+            return [*computed, *(_run_invalid(self, case) for case in self.invalid)]
+
+    def _outcome(self, case: str, status: Status, message: str = "") -> Outcome:
+        return Outcome(self.operator.__name__, self.implementation, self.dtype, case, status, message)
+
+
+def subjects(
+    backend: str,
+    *,
+    operators: Collection[str] | None = None,
+    dtypes: Collection[str] | None = None,
+    implementations: Collection[str] | None = None,
+    quick: bool = False,
+) -> tuple[Subject, ...]:
+    """Return what `conformance` runs with these arguments, in order: to tell how much it is, or to run a part."""
+    chosen = first_available([resolve(backend)])
+    held = dtypes_held(chosen.namespace)
+    some = quick and chosen.namespace.name in SLOW
+    found = []
+    for name in _selected("operator", operators, OPERATORS):
+        operator = OPERATORS[name]
+        for implementation in _selected("implementation", implementations, (GENERIC, *chosen.providers)):
+            unloaded = "" if implementation == GENERIC else kernels.load(implementation)
+            if implementation != GENERIC and not unloaded and implementation not in operator.kernels:
+                continue
+            for dtype in held if dtypes is None else _selected("dtype", dtypes, DTYPES):
+                lacks = "" if dtype in held else f"{chosen.namespace.name} holds no {dtype}"
+                cases = tuple(c for c in CASES[name] if dtype in c.dtypes and (not some or _is_telling(c)))
+                invalid = INVALID[name] if dtype == "float32" else ()
+                found.append(Subject(chosen, operator, implementation, dtype, cases, invalid, unloaded or lacks))
+    return tuple(found)
+
+
+def _is_telling(case: Case) -> bool:
+    return case is CASES[case.operator][0] or not case.tags.isdisjoint({"special", "empty"})
+
+
+def _selected(kind: str, wanted: Collection[str] | None, valid: Collection[str]) -> tuple[str, ...]:
+    """Return the names wanted in the order of the valid ones; all of them if none is named."""
+    if wanted is None:
+        return tuple(valid)
+    if isinstance(wanted, str):
+        raise TypeError(f"{kind}s is a collection of names, not one string")
+    for name in wanted:
+        if name not in valid:
+            raise ValueError(f"unknown {kind} {name!r}; valid names: {', '.join(valid)}")
+    return tuple(name for name in valid if name in wanted)
+
+
+# --- running -----------------------------------------------------------------------------------------
+
+
+def _arguments(subject: Subject, case: Case) -> tuple[Arguments, Any]:
+    """Return the arguments on the backend, and what is expected of them."""
+    args, kwargs = case.build(dtype_name=subject.dtype)
+    expected = REFERENCES[case.operator](*args, **kwargs)
+    return there((args, kwargs), subject.backend), expected
+
+
+def _run_one_by_one(subject: Subject) -> Iterator[Outcome]:
+    for case in subject.cases:
+        try:
+            call, expected = _arguments(subject, case)
+            results, reason = run(subject.operator, call, subject.backend, subject.implementation)
+        except Exception as error:  # whatever a library raises is what came of the case
+            yield subject._outcome(case.name, "failed", _describe(error))
+        else:
+            yield _compare(subject, case, call, expected, results, reason)
+
+
+def _run_compiled(subject: Subject) -> list[Outcome]:
+    """Run all cases in one `jax.jit`, as compiling each operation for each shape would take many times as long."""
+    import jax
+
+    built = [_arguments(subject, case) for case in subject.cases]
+    leaves, structure = jax.tree.flatten([call for call, _ in built])
+    is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
+    refusals: dict[int, str | None] = {}
+    errors: dict[int, Exception] = {}
+
+    def traced(*arrays: Any) -> list[Any]:
+        given = iter(arrays)
+        filled = [next(given) if array else leaf for array, leaf in zip(is_array, leaves, strict=True)]
+        made = []
+        for i, call in enumerate(jax.tree.unflatten(structure, filled)):
+            try:
+                results, refusals[i] = run(subject.operator, call, subject.backend, subject.implementation)
+            except Exception as error:
+                results, errors[i] = [], error
+            made.append(results)
+        return made
+
+    try:
+        made = jax.jit(traced)(*(leaf for array, leaf in zip(is_array, leaves, strict=True) if array))
+    except Exception as error:  # the compiler's: it does not say of which case
+        return [subject._outcome(case.name, "failed", _describe(error)) for case in subject.cases]
+    return [
+        subject._outcome(case.name, "failed", _describe(errors[i]))
+        if i in errors
+        else _compare(subject, case, *built[i], made[i], refusals[i])
+        for i, case in enumerate(subject.cases)
+    ]
+
+
+def _compare(
+    subject: Subject, case: Case, call: Arguments, expected: Any, results: list[Any], reason: str | None
+) -> Outcome:
+    try:
+        for result in results:
+            check_result(result, expected, case, subject.row, subject.dtype, call)
+    except Exception as error:
+        return subject._outcome(case.name, "failed", _describe(error))
+    if reason is not None:
+        return subject._outcome(case.name, "refused", reason)
+    return subject._outcome(case.name, "passed")
+
+
+def _run_invalid(subject: Subject, case: InvalidCase) -> Outcome:
+    name = f"invalid: {case.name}"
+    try:
+        call = there(case.build(dtype_name=subject.dtype), subject.backend)
+        check_refusal(subject.operator, case, call, subject.backend, subject.implementation)
+    except Exception as error:
+        return subject._outcome(name, "failed", _describe(error))
+    return subject._outcome(name, "passed")
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if type(error) is AssertionError else f"{type(error).__name__}: {error}"
