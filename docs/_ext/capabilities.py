@@ -16,8 +16,8 @@ from tensorops import kernels
 from tensorops._dtypes import dtype_name
 from tensorops._namespaces import NAMESPACES, Namespace
 from tensorops._operator import OPERATORS
-from tensorops.backends.probing import unavailable_reason
-from tensorops.backends.registry import BACKENDS
+from tensorops.backends.probing import Probe, probe_all
+from tensorops.backends.registry import BACKENDS, Backend
 from tensorops.testing import DTYPES
 
 Cell = nodes.Node | str
@@ -94,18 +94,26 @@ class Backends(Directive):
     """Every name that `tensorops.set_backend` takes."""
 
     def run(self) -> list[nodes.Node]:
-        head = ["Backend", "Aliases", "Computes with", "Kernels of", "Where this page was built"]
-        rows = [
-            [
-                code(b.name),
-                codes(b.aliases),
-                b.summary,
-                codes(b.providers),
-                f"unavailable: {reason}" if (reason := unavailable_reason(b)) else "available",
-            ]
-            for b in BACKENDS.values()
-        ]
+        head = ["Backend", "Aliases", "Computes with", "Kernels of", "Tested", "Verified where this page was built"]
+        rows = [self.row(b, probe) for b, probe in self.tried()]
         return [table(head, rows)]
+
+    @staticmethod
+    def tried() -> list[tuple[Backend, Probe]]:
+        probes = probe_all(BACKENDS.values())
+        return [(b, probes[b.name]) for b in BACKENDS.values()]
+
+    @staticmethod
+    def row(backend: Backend, probe: Probe) -> list[Cell]:
+        verdict = f"no: {probe.reason}" if probe.verified is None else f"yes, {probe.verified:%Y-%m-%d}"
+        return [
+            code(backend.name),
+            codes(backend.aliases),
+            backend.summary,
+            codes(backend.providers),
+            backend.tested or "no",
+            verdict,
+        ]
 
 
 def floating_dtypes(row: Namespace) -> Cell:

@@ -233,7 +233,7 @@ def _write(path: Path, arrays: dict[str, np.ndarray[Any, Any]], metadata: dict[s
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         temporary.chmod(stat.S_IMODE(mode))
-        target.write_bytes(temporary.read_bytes())
+        temporary.replace(target)
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from None
     finally:

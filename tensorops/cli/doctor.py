@@ -1,0 +1,252 @@
+"""``tensorops doctor``: what is installed, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from tensorops.backends import configuration
+from tensorops.backends.configuration import AUTO, CONFIG, VARIABLES
+from tensorops.backends.probing import Probe
+from tensorops.backends.registry import BACKENDS, ENTRY_POINTS, Backend, describe_error, resolve
+
+if TYPE_CHECKING:
+    from tensorops.backends.hardware import Hardware
+
+POCL = "Portable Computing Language"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def doctor(as_json: bool) -> None:
+    """Examine the installation, the configuration and every backend; say what mends what is missing.
+
+    The exit code is 0 if the configuration is sound, the backend that it names works, and the compiled kernels load.
+    """
+    from tensorops.backends.hardware import detect_hardware
+    from tensorops.backends.optimal import get_optimal_backend
+    from tensorops.cli.backends import probe_best_first
+
+    problems: list[dict[str, str]] = []
+    configured = examine_configuration(problems)
+    native = examine_native(problems)
+    found = probe_best_first()
+    hardware = detect_hardware()
+    optimal = get_optimal_backend()
+    report = {
+        "versions": versions(),
+        "installation": examine_installation(),
+        "native": native,
+        "hardware": hardware.to_dict(),
+        "optimal": {"name": optimal.name, "reasons": list(optimal.reasons)},
+        "configuration": configured,
+        "plugins": plugins(),
+        "backends": [_row(backend, probed) for backend, probed in found],
+        "notes": [*hardware.notes, *notes_on_opencl(hardware)],
+        "problems": problems,
+    }
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        print_report(report, str(hardware))
+    if problems:
+        raise SystemExit(1)
+
+
+# ------------------------------------------------------------------------------------------- examining
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that every report of a defect needs."""
+    import platform
+
+    import numpy as np
+
+    import tensorops
+
+    return {
+        "tensorops": tensorops.__version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+    }
+
+
+def examine_installation() -> dict[str, Any]:
+    """Return where tensorops was imported from, and how it came there."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    import tensorops
+
+    folder = Path(tensorops.__file__).parent
+    source_tree = (folder.parent / "native" / "CMakeLists.txt").exists()
+    try:
+        origin = json.loads(distribution("tensorops").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        installed = "not installed"
+    else:
+        installed = "installed, editable" if origin.get("dir_info", {}).get("editable") else "installed"
+    if source_tree and installed != "installed, editable":
+        installed += ", but imported from its source tree"
+    return {"folder": str(folder), "source_tree": source_tree, "state": installed}
+
+
+def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
+    """Return what the compiled kernels were made for, or why they do not load."""
+    from tensorops import kernels
+
+    try:
+        reason = kernels.load("cpu")
+    except Exception as error:  # a setting that means nothing
+        reason = describe_error(error)
+    if reason:
+        variable = "TENSOROPS_CPU_TARGET"
+        remedy = f"unset {variable}" if variable in reason else resolve("cpu").remedy
+        problems.append({"problem": f"the compiled kernels do not load: {reason}", "remedy": remedy})
+        return {"loaded": False, "reason": reason}
+    from tensorops.kernels.cpu import _native
+
+    facts = {"target": _native.target(), "targets": _native.targets(), "num_threads": _native.num_threads() or None}
+    return {"loaded": True, "reason": None, "file": _native.__file__, **facts}
+
+
+def examine_configuration(problems: list[dict[str, str]]) -> dict[str, Any]:
+    """Return what is configured; what is wrong with it is added to the problems."""
+    from tensorops.backends.probing import probe
+
+    path = configuration.config_path()
+    set_here = {name: value for name, value in sorted(os.environ.items()) if name.startswith("TENSOROPS_")}
+    facts: dict[str, Any] = {
+        "file": None if path is None else str(path),
+        "file_exists": path is not None and path.exists(),
+        "environment": set_here,
+        "unknown_variables": [name for name in set_here if name not in VARIABLES],
+    }
+    try:
+        found = configuration.read()
+    except ValueError as error:
+        remedies = [f"unset {name}" for name in set_here if f"environment variable {name}" in str(error)]
+        if not remedies:
+            unset = f", or unset {CONFIG}" if CONFIG in set_here else ""
+            remedies = [f"mend the file, or write an empty one with: tensorops config --reset{unset}"]
+        problems.append({"problem": str(error), "remedy": remedies[0]})
+        return facts | {"problem": str(error)}
+    name = found.force_backend or found.preferred_backend
+    if name != AUTO and (failed := probe(resolve(name))).reason:
+        how = "forced" if found.force_backend else "preferred"
+        source = found.sources.get(f"{'force' if found.force_backend else 'preferred'}_backend", "the configuration")
+        another = f"choose another: {_remedy_of(source)}"
+        problems.append(
+            {
+                "problem": f"backend {name!r} is {how} by {source} and not available: {failed.reason}",
+                "remedy": f"{failed.remedy}; or {another}" if failed.remedy else another,
+            }
+        )
+    values = {
+        field: getattr(found, field)
+        for field in ("preferred_backend", "force_backend", "backend_priority", "devices", "num_threads")
+    }
+    return facts | values | {"sources": dict(found.sources), "problem": None}
+
+
+def _remedy_of(source: str) -> str:
+    return f"unset {source}" if source.startswith("TENSOROPS_") else "tensorops config --backend=auto --no-force"
+
+
+def plugins() -> list[dict[str, str | None]]:
+    """Return the backends that other distributions bring, and why one failed to load."""
+    from importlib.metadata import entry_points
+
+    found: list[dict[str, str | None]] = []
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: (p.name, p.value)):
+        owner = point.dist.name if point.dist is not None else point.value
+        failed = (BACKENDS[row] for row in (f"{point.name}@{owner}", point.name) if row in BACKENDS)
+        reason = next((b.missing for b in failed if b.missing.startswith(f"the plug-in of {owner} failed")), None)
+        found.append({"name": point.name, "value": point.value, "distribution": owner, "reason": reason})
+    return found
+
+
+def notes_on_opencl(hardware: Hardware) -> list[str]:
+    """Return what is odd about the OpenCL drivers, though nothing fails for it."""
+    processors = [d for d in hardware.opencl_devices if d.platform == POCL and d.kind == "cpu"]
+    if len(processors) < 2:
+        return []
+    return [
+        f"OpenCL lists the processor {len(processors)} times, as several copies of PoCL are installed (the system's "
+        "and a package of pip's, perhaps); programs that take the first one do not know which: uninstall all but one"
+    ]
+
+
+def _row(backend: Backend, probed: Probe) -> dict[str, Any]:
+    from tensorops.backends.information import describe_row
+
+    return {**describe_row(backend, probed), "planned": bool(backend.missing)}
+
+
+# -------------------------------------------------------------------------------------------- printing
+
+
+def print_report(report: dict[str, Any], hardware: str) -> None:
+    """Print the report for people; lines are not broken, so that commands in them can be copied."""
+    console = Console(soft_wrap=True, highlight=False)
+
+    def section(title: str, *lines: str) -> None:
+        console.print(f"\n[bold]{title}[/]")
+        for line in lines:
+            console.print(f"  {line}")
+
+    installation, native, optimal = report["installation"], report["native"], report["optimal"]
+    section("Versions", *(f"{name} {escape(version)}" for name, version in report["versions"].items()))
+    section("Installation", f"{installation['state']}: {escape(installation['folder'])}", _native_line(native))
+    section("Hardware", *map(escape, hardware.splitlines()))
+    section("Best backend here", f"[bold]{optimal['name']}[/]", *map(escape, optimal["reasons"]))
+    section("Configuration", *map(escape, _configuration_lines(report["configuration"])))
+    if report["plugins"]:
+        section("Plug-ins", *map(_plugin_line, report["plugins"]))
+    section("Backends", *map(_backend_lines, report["backends"]))
+    if report["notes"]:
+        section("Notes", *map(escape, report["notes"]))
+    if report["problems"]:
+        lines = (f"[red]*[/] {escape(p['problem'])}\n    to mend it: {escape(p['remedy'])}" for p in report["problems"])
+        section("Problems", *lines)
+    else:
+        console.print("\n[green]No problems.[/]")
+
+
+def _native_line(native: dict[str, Any]) -> str:
+    if not native["loaded"]:
+        return f"compiled kernels: [red]no[/]: {escape(native['reason'])}"
+    threads = f"; at most {native['num_threads']} threads" if native["num_threads"] else ""
+    return f"compiled kernels: {native['target']}, of {', '.join(native['targets'])}{threads}"
+
+
+def _configuration_lines(found: dict[str, Any]) -> list[str]:
+    exists = "exists" if found["file_exists"] else "does not exist"
+    lines = [f"file: {found['file']} ({exists})" if found["file"] else f"file: none, as {CONFIG} is set, but empty"]
+    lines += [
+        f"{name}={value}" + ("  (tensorops reads no such variable)" if name in found["unknown_variables"] else "")
+        for name, value in found["environment"].items()
+    ]
+    if not found["problem"]:
+        lines.append(f"preferred: {found['preferred_backend']}; forced: {found['force_backend'] or 'none'}")
+    return lines
+
+
+def _plugin_line(plugin: dict[str, str | None]) -> str:
+    failed = f"[red]failed[/]: {escape(plugin['reason'])}" if plugin["reason"] else "[green]loaded[/]"
+    return f"{plugin['name']} of {plugin['distribution']}: {failed}"
+
+
+def _backend_lines(row: dict[str, Any]) -> str:
+    if row["available"]:
+        return f"[green]works[/]    {row['name']}"
+    remedy = f"\n             to mend it: {escape(row['remedy'])}" if row["remedy"] else ""
+    word = "[dim]planned[/]" if row["planned"] else "[yellow]missing[/]"
+    return f"{word}  {row['name']}: {escape(row['reason'])}{remedy}"
