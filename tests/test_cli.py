@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
+import re
 import zipfile
 
 import pytest
 
 import make_gguf
+import support
+from command_line import run
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
 pytest.importorskip("gguf")
 
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TENSOROPS_")}
-    return subprocess.run(
-        [sys.executable, "-m", "tensorops", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**clean, "COLUMNS": "200", "JAX_PLATFORMS": "cpu", **environment},
-    )
+from tensorops._namespaces import NAMESPACES
 
 
 @pytest.fixture(scope="module")
@@ -36,28 +27,106 @@ def model(tmp_path_factory):
     return str(path)
 
 
+def test_every_subcommand_is_listed_with_a_line_about_it():
+    result = run("--help")
+    assert result.returncode == 0, result.stderr
+    for name in ("backends", "bench", "config", "demo", "doctor", "generate", "selftest"):
+        assert re.search(rf"^  {name} +[A-Z]", result.stdout, flags=re.MULTILINE), name
+
+
+def test_starting_loads_no_array_library_but_numpy():
+    packages = sorted({package for row in NAMESPACES.values() for package in row.packages} - {"numpy"})
+    code = f"import sys, tensorops.cli._app; print([name for name in {packages} if name in sys.modules])"
+    assert support.python(code).stdout.strip() == "[]"
+
+
+# --- backends ----------------------------------------------------------------------------------------
+
+
 def test_backends_as_json_agrees_with_the_library():
     import tensorops
-    from tensorops.backends.registry import BACKENDS
+    from tensorops.backends.information import best_first
 
     result = run("backends", "--json")
     assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout)["backends"]
-    assert [row["name"] for row in rows] == list(BACKENDS)
-    assert tuple(row["name"] for row in rows if row["available"]) == tensorops.get_available_backends()
-    assert all(bool(row["reason"]) != row["available"] for row in rows)
+    said = json.loads(result.stdout)
+    rows = {row["name"]: row for row in said["backends"]}
+    assert list(rows) == [backend.name for backend in best_first()]
+    assert tuple(name for name, row in rows.items() if row["available"]) == tensorops.get_available_backends()
+    assert rows["numpy"]["aliases"] == ["python"]
+    assert rows["numpy"]["verified"]
+    for row in rows.values():
+        assert row["available"] == (row["reason"] is None) == (row["verified"] is not None)
+    assert said["problem"] is None
 
 
-def test_backends_as_a_table_names_every_backend_and_provider():
+def test_backends_as_json_has_the_providers():
+    from tensorops.kernels import PROVIDERS, load
+
+    said = json.loads(run("backends", "--json").stdout)["providers"]
+    assert said == [{"name": name, "available": not load(name), "reason": load(name) or None} for name in PROVIDERS]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all"]])
+def test_backends_as_a_table_names_every_backend_and_provider(arguments):
     from tensorops.backends.registry import BACKENDS
     from tensorops.kernels import PROVIDERS
 
-    result = run("backends")
+    result = run("backends", *arguments, COLUMNS="100")
     assert result.returncode == 0, result.stderr
-    for name in BACKENDS:
-        assert name in result.stdout
+    table, _, rest = result.stdout.partition("└")
+    for backend in BACKENDS.values():
+        assert backend.name in (table if arguments or not backend.missing else rest)
     for name in PROVIDERS:
-        assert f"kernels of {name}:" in result.stdout
+        assert f"kernels of {name}:" in rest
+    assert ("nnpack: NNPACK is retired" in rest) is not bool(arguments)
+    assert max(map(len, table.splitlines())) <= 100
+
+
+def test_a_provider_that_fails_to_load_does_not_fail_the_list():
+    support.require_provider("cpu")
+    result = run("backends", TENSOROPS_CPU_TARGET="z80")
+    assert result.returncode == 0, result.stderr
+    assert "kernels of cpu: unavailable: ValueError: environment variable TENSOROPS_CPU_TARGET is z80" in result.stdout
+
+
+# --- a configuration that cannot be applied ----------------------------------------------------------
+
+
+@pytest.fixture(params=["broken", "missing"])
+def bad_configuration(request, tmp_path):
+    """A configuration file that keeps tensorops from being imported, and what is wrong with it."""
+    path = tmp_path / "config.json"
+    path.write_text({"broken": '{"preferred": 1}', "missing": '{"force_backend": "nnpack"}'}[request.param])
+    said = {"broken": "line 1: unknown key 'preferred'", "missing": "backend 'nnpack' is not available: NNPACK"}
+    return str(path), said[request.param]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("generate", "hello"), ("generate", "hello", "--backend=numpy"), ("demo",), ("bench", "silu"), ("selftest",)],
+)
+def test_what_computes_refuses_a_configuration_that_cannot_be_applied(bad_configuration, arguments):
+    path, words = bad_configuration
+    result = run(*arguments, TENSOROPS_CONFIG=path)
+    assert result.returncode == 1
+    assert words in result.stderr
+    assert "`tensorops doctor` says how to mend it" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_backends_goes_on_and_shows_it(bad_configuration):
+    path, words = bad_configuration
+    result = run("backends", TENSOROPS_CONFIG=path)
+    assert result.returncode == 0
+    assert "Warning: the configuration is not in force: " in result.stderr
+    assert words in result.stderr
+    assert "numpy" in result.stdout
+    assert words in json.loads(run("backends", "--json", TENSOROPS_CONFIG=path).stdout)["problem"]
+
+
+# --- generate and demo -------------------------------------------------------------------------------
 
 
 def test_generate_streams_what_the_model_says(model):
@@ -91,6 +160,25 @@ def test_an_unavailable_backend_is_an_error_with_its_reason(model):
     assert "backend 'opencl' is not available: " in result.stderr
 
 
+def test_generate_computes_with_the_configured_backend(model, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"preferred_backend": "array_api_strict"}')
+    support.require("array_api_strict")
+    arguments = ("generate", "hello", "--model", model, "--max-new-tokens", "2")
+    assert "array_api_strict: 2 tokens" in run(*arguments, TENSOROPS_CONFIG=str(path)).stderr
+    assert "numpy: 2 tokens" in run(*arguments, TENSOROPS_CONFIG=str(path), TENSOROPS_BACKEND="numpy").stderr
+    assert "numpy: 2 tokens" in run(*arguments, "--backend", "numpy", TENSOROPS_CONFIG=str(path)).stderr
+
+
+def test_generate_tells_of_a_fallback(model):
+    arguments = ("generate", "hello", "--model", model, "--max-new-tokens", "2")
+    result = run(*arguments, TENSOROPS_BACKEND="nnpack", TENSOROPS_PRIORITY="numpy")
+    assert result.returncode == 0, result.stderr
+    assert "Warning: backend 'nnpack' is not available" in result.stderr
+    assert "'numpy' computes instead" in result.stderr
+    assert "numpy: 2 tokens" in result.stderr
+
+
 def test_a_model_that_is_none_is_an_error(tmp_path):
     path = tmp_path / "no.gguf"
     path.write_bytes(b"GGUX" + bytes(100))
@@ -104,6 +192,26 @@ def test_demo_runs_the_same_tokens_everywhere(model):
     result = run("demo", "--model", model, "--max-new-tokens", "4", "--prompt", "hello")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "The same 4 tokens on all" in result.stdout
+
+
+def test_demo_runs_the_named_backends_only(model):
+    arguments = ("demo", "--model", model, "--max-new-tokens", "2", "--prompt", "hello")
+    result = run(*arguments, "--backend", "python", "--backend", "array_api_strict", "--backend", "numpy")
+    support.require("array_api_strict")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "The same 2 tokens on all 2 backends." in result.stdout
+    refused = run(*arguments, "--backend", "nnpack")
+    assert refused.returncode == 1
+    assert "backend 'nnpack' is not available: NNPACK is retired" in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_demo_runs_the_configured_backend_only(model):
+    arguments = ("demo", "--model", model, "--max-new-tokens", "2", "--prompt", "hello")
+    result = run(*arguments, TENSOROPS_BACKEND="numpy")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "numpy is configured; --all runs every backend" in result.stdout
+    assert "on all" not in result.stdout
 
 
 def test_without_network_and_cache_the_message_says_how_to_point_to_a_file(tmp_path):

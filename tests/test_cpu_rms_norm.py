@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import pathlib
+import platform
 import re
 import weakref
 
@@ -511,6 +512,48 @@ def test_statistics_go_up_and_down(pool):
     assert pool.memory_stats() == start
 
 
+def test_the_peak_is_the_highest_in_use(pool):
+    pool.reset_peak()
+    start = pool.memory_stats()
+    assert start["peak"] == start["in_use"]
+    first = result_of(MIB)
+    second = result_of(2 * MIB)
+    most = pool.memory_stats()["in_use"]
+    assert most >= start["in_use"] + 3 * MIB
+    del second
+    third = result_of(256 * KIB)
+    assert pool.memory_stats()["peak"] == most
+    again = result_of(2 * MIB)  # from what was kept: it counts as well
+    most = pool.memory_stats()["in_use"]
+    assert pool.memory_stats()["peak"] == most
+    del again, third
+    pool.reset_peak()
+    now = pool.memory_stats()
+    assert now["peak"] == now["in_use"] < most
+    del first
+    assert pool.memory_stats()["peak"] == now["peak"]
+
+
+def test_emptying_says_what_it_freed(pool):
+    assert pool.empty_cache() == 0
+    results = [result_of(MIB) for _ in range(3)]
+    assert pool.empty_cache() == 0
+    del results
+    kept = pool.memory_stats()["cached"]
+    assert kept >= 3 * MIB
+    assert pool.empty_cache() == kept
+    assert pool.memory_stats()["cached"] == 0
+
+
+def test_memory_that_there_is_not_counts_nowhere(pool):
+    pool.reset_peak()
+    start = pool.memory_stats()
+    too_large = np.broadcast_to(np.ones(1024, np.float32), (1 << 40, 1024))
+    with pytest.raises(MemoryError):
+        _native.rms_norm(too_large)
+    assert pool.memory_stats() == start
+
+
 def test_small_results_are_not_the_pools_affair(pool):
     start = pool.memory_stats()
     y = result_of(32 * KIB)
@@ -607,6 +650,77 @@ def test_the_pool_serves_many_threads(pool):
     gc.collect()
     assert pool.memory_stats()["in_use"] == start
     assert pool.memory_stats()["cached"] <= 4 * MIB
+
+
+# --- the processor and its threads -------------------------------------------------------------------
+
+X86_FLAGS = {
+    "sse4_2": ("sse4_2",),
+    "avx": ("avx",),
+    "avx2": ("avx2",),
+    "fma": ("fma",),
+    "f16c": ("f16c",),
+    "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "avx512_bf16": ("avx512_bf16",),
+    "avx512_fp16": ("avx512_fp16",),
+    "avx512_vnni": ("avx512_vnni",),
+    "avx_vnni": ("avx_vnni",),
+    "amx_tile": ("amx_tile",),
+    "amx_int8": ("amx_int8",),
+    "amx_bf16": ("amx_bf16",),
+}
+ARM_FLAGS = {
+    "neon": ("asimd",),
+    "fp16": ("fphp", "asimdhp"),
+    "dotprod": ("asimddp",),
+    "bf16": ("bf16",),
+    "i8mm": ("i8mm",),
+    "sve": ("sve",),
+    "sve2": ("sve2",),
+}
+
+
+def test_features_are_those_that_linux_lists():
+    """The kernel of Linux asks the processor as well, and leaves out what it does not save the registers of."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    known = {"x86_64": X86_FLAGS, "aarch64": ARM_FLAGS}.get(platform.machine())
+    if not cpuinfo.exists() or known is None:
+        pytest.skip("this system lists no features")
+    listed = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)[1].split()
+    expected = [name for name, flags in known.items() if set(flags) <= set(listed)]
+    assert _native.cpu_features() == expected
+
+
+def test_features_agree_with_the_targets():
+    features = _native.cpu_features()
+    assert len(set(features)) == len(features)
+    if "v3" in TARGETS:
+        assert {"sse4_2", "avx", "avx2", "fma"} <= set(features)
+    assert ("v4" in TARGETS) == ("avx512" in features)
+
+
+def test_the_bound_of_threads_is_kept():
+    bound = _native.num_threads()
+    try:
+        _native.set_num_threads(3)
+        assert _native.num_threads() == 3
+        with pytest.raises(ValueError, match=r"^the number of threads must be at least 0$"):
+            _native.set_num_threads(-1)
+        assert _native.num_threads() == 3
+    finally:
+        _native.set_num_threads(bound)
+
+
+def test_results_do_not_depend_on_the_bound(rng):
+    x = random(rng, (257, 2049), "float32")
+    bound = _native.num_threads()
+    try:
+        _native.set_num_threads(1)
+        alone = _native.rms_norm(x)
+        _native.set_num_threads(2)
+        assert_identical(_native.rms_norm(x), alone)
+    finally:
+        _native.set_num_threads(bound)
 
 
 # --- the environment ---------------------------------------------------------------------------------

@@ -172,10 +172,10 @@ def tried(monkeypatch):
     names = []
     compute = probing._compute
 
-    def slowly(backend):
+    def slowly(backend, configured):
         names.append(backend.name)
         time.sleep(0.2)
-        return compute(backend)
+        return compute(backend, configured)
 
     monkeypatch.setattr(probing, "_compute", slowly)
     return names

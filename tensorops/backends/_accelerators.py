@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tensorops.backends._accelerator import Accelerator, visible
 from tensorops.backends._machine import Machine, as_int, sysctl
+from tensorops.backends._nvidia import generation
 
 GIB = 1 << 30
 
@@ -50,7 +51,7 @@ def _below(machine: Machine, path: Path) -> str:
 
 # ------------------------------------------------------------------------------------------------------- TPUs
 
-# By the number of the device on the PCI bus. Google's network and storage devices have the same vendor.
+# By the number of the device on the PCI bus.
 _TPU_DEVICES = {"0x0027": "v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "v7"}
 _TPU_GIBIBYTES = {"v2": 16, "v3": 32, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "v7": 192}
 
@@ -67,7 +68,7 @@ def tpu_version(text: str) -> str | None:
 def detect_tpu(machine: Machine, notes: list[str]) -> list[Accelerator]:
     """Return the TPU chips whose device files are there; an environment variable alone makes none."""
     told = machine.environment.get("TPU_ACCELERATOR_TYPE", "")
-    on_the_bus = [_TPU_DEVICES[number] for number in _google_devices(machine) if number in _TPU_DEVICES]
+    on_the_bus = _tpus_on_the_bus(machine)
     files = [p for p in machine.glob("dev/accel[0-9]*") if p.name.removeprefix("accel").isdecimal()]
     if not files and on_the_bus:
         files = [p for p in machine.glob("dev/vfio/[0-9]*") if p.name.isdecimal()]
@@ -76,17 +77,22 @@ def detect_tpu(machine: Machine, notes: list[str]) -> list[Accelerator]:
         if told:
             notes.append(f"TPU_ACCELERATOR_TYPE is {told}, but there is no device file of a TPU")
         return []
-    # v2 and v3 have one number on the bus; what the environment says is finer, and newer than this table.
-    version = tpu_version(told) or next(iter(on_the_bus), None)
+    version = next(iter(on_the_bus), None)
+    if version in (None, "v3"):  # newer than this table, or v2, which has the same number
+        version = tpu_version(told) or version
     gibibytes = _TPU_GIBIBYTES.get(version or "")
     name = f"TPU {version}" if version else "TPU"
     found_by = _below(machine, files[0].parent)
     return [Accelerator("tpu", name, gibibytes and gibibytes * GIB, f"/{found_by}", None, version) for _ in files]
 
 
-def _google_devices(machine: Machine) -> list[str]:
-    vendors = machine.glob("sys/bus/pci/devices/*/vendor")
-    return [machine.read(path.with_name("device")) for path in vendors if machine.read(path) == "0x1ae0"]
+def _tpus_on_the_bus(machine: Machine) -> list[str | None]:
+    found = []
+    for path in machine.glob("sys/bus/pci/devices/*/vendor"):
+        storage_or_network = machine.read(path.with_name("class")).startswith(("0x01", "0x02"))
+        if machine.read(path) == "0x1ae0" and not storage_or_network:
+            found.append(_TPU_DEVICES.get(machine.read(path.with_name("device"))))
+    return found
 
 
 # ------------------------------------------------------------------------------------------ Trainium, Inferentia
@@ -144,7 +150,8 @@ def detect_jax(machine: Machine, notes: list[str]) -> list[Accelerator]:
             kind = "rocm"
         if kind == "cuda":
             major, _, minor = str(getattr(device, "compute_capability", "")).partition(".")
-            found.append(Accelerator("cuda", device.device_kind, None, "jax", as_int(major + minor)))
+            capability = as_int(major + minor)
+            found.append(Accelerator(kind, device.device_kind, None, "jax", capability, generation(capability)))
         elif kind:
             version = tpu_version(device.device_kind) if kind == "tpu" else None
             found.append(Accelerator(kind, device.device_kind, None, "jax", None, version))

@@ -75,12 +75,12 @@ _ARM_PARTS = {
 }
 
 
-def detect_cpu(machine: Machine) -> CPU:
+def detect_cpu(machine: Machine, notes: list[str]) -> CPU:
     """Return what a machine's processor is; what cannot be found out keeps its default."""
     architecture = machine.architecture.lower()
     architecture = ARCHITECTURES.get(architecture, architecture)
     if machine.system == "Linux":
-        return _linux(machine, architecture)
+        return _linux(machine, architecture, notes)
     if machine.system == "Darwin":
         return _darwin(machine, architecture)
     features = machine.cpu_features | ({"neon"} if architecture == "aarch64" else set())
@@ -96,7 +96,7 @@ def _named(flags: Iterable[str], names: Mapping[str, set[str]]) -> frozenset[str
 # ------------------------------------------------------------------------------------------------------ Linux
 
 
-def _linux(machine: Machine, architecture: str) -> CPU:
+def _linux(machine: Machine, architecture: str, notes: list[str]) -> CPU:
     info: dict[str, str] = {}
     processors = set()
     for line in machine.read("proc/cpuinfo").splitlines():
@@ -104,6 +104,8 @@ def _linux(machine: Machine, architecture: str) -> CPU:
         info.setdefault(key.strip(), value.strip())
         if key.strip() == "processor" and value.strip().isdecimal():
             processors.add(int(value))
+    if not processors:
+        notes.append("/proc/cpuinfo cannot be read, or names no processor")
     usable = machine.usable_cpus or frozenset(processors) or frozenset({0})
     logical = min(len(usable), _cpu_quota(machine) or len(usable))
     physical = _physical_cores(machine, usable)

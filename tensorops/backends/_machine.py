@@ -183,10 +183,9 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _usable_cpus() -> frozenset[int] | None:
-    if sys.platform == "linux":
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
+def _usable_cpus() -> frozenset[int]:
+    affinity = getattr(os, "sched_getaffinity", None)  # of Linux alone
+    return frozenset(affinity(0) if affinity else range(os.cpu_count() or 1))
 
 
 def _compiled_cpu_features() -> frozenset[str]:
@@ -202,13 +201,15 @@ def _compiled_cpu_features() -> frozenset[str]:
 
 
 def _processor_name() -> str:
+    name = ""  # elsewhere a file tells it, or sysctl
     if sys.platform == "win32":
         import winreg
 
+        name = platform.processor()
         path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
         with contextlib.suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
-            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
-    return platform.processor()
+            name = str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+    return name
 
 
 class _MemoryStatus(ctypes.Structure):

@@ -27,8 +27,7 @@ def listing(cl: Any) -> dict[str, list[Any]]:
         return {"devices": devices, "notes": [f"OpenCL: {error}"]}
     for platform in platforms:
         try:
-            for device in platform.get_devices():
-                devices.append(_facts(cl, platform, device))
+            devices += [_facts(cl, platform, device) for device in platform.get_devices()]
         except Exception as error:  # a platform without a device raises as well
             notes.append(f"OpenCL platform {_text(platform)}: {error}")
     return {"devices": devices, "notes": notes}

@@ -11,7 +11,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from tensorops.backends import _accelerators, _opencl
@@ -85,7 +85,7 @@ class Hardware:
     device_name: str = ""
     device_count: int = 1
     total_memory_gb: float | None = None
-    cpu: CPU = CPU()
+    cpu: CPU = field(default_factory=CPU)
     gpu_architecture: str | None = None
     compute_capability: int | None = None
     tpu_version: str | None = None
@@ -155,9 +155,9 @@ def detect_hardware(*, refresh: bool = False) -> Hardware:
 
     Examples
     --------
-    >>> import tensorops
-    >>> hardware = tensorops.backends.hardware.detect_hardware()
-    >>> hardware.cpu.logical_cores >= 1 and hardware is tensorops.backends.hardware.detect_hardware()
+    >>> from tensorops.backends.hardware import detect_hardware
+    >>> hardware = detect_hardware()
+    >>> hardware.cpu.logical_cores >= 1 and hardware is detect_hardware()
     True
     """
     if refresh:
@@ -174,19 +174,19 @@ def detect(machine: Machine) -> Hardware:
     """Find out what a machine is made of."""
     notes: list[str] = []
 
-    def attempt(what: str, find: Callable[[], T], otherwise: T) -> T:
+    def attempt(what: str, find: Callable[[], T]) -> T | None:
         try:
             return find()
         except DetectionError as error:
             notes.append(str(error))
         except Exception as error:  # whatever a driver or an odd file leads to, the rest is still worth knowing
             notes.append(f"{what}: {type(error).__name__}: {error}")
-        return otherwise
+        return None
 
     name = machine.architecture.lower()
     bare = CPU(machine.processor, ARCHITECTURES.get(name, name), logical_cores=len(machine.usable_cpus or {0}))
-    cpu = attempt("processor", lambda: detect_cpu(machine), bare)
-    opencl = attempt("OpenCL", lambda: _opencl_devices(machine, notes), ())
+    cpu = attempt("processor", lambda: detect_cpu(machine, notes)) or bare
+    opencl = attempt("OpenCL", lambda: _opencl_devices(machine, notes)) or ()
     found: list[Accelerator] = []
     for what, find in (
         ("NVIDIA", detect_nvidia),
@@ -198,7 +198,7 @@ def detect(machine: Machine) -> Hardware:
         ("mlx", _accelerators.detect_mlx),
     ):
         kinds = {a.kind for a in found}
-        more = attempt(what, functools.partial(find, machine, notes), [])
+        more = attempt(what, functools.partial(find, machine, notes)) or []
         found += [a for a in more if a.kind not in kinds]  # not what the operating system told of already
     found += [Accelerator("opencl", d.name, d.memory, "pyopencl") for d in opencl if d.kind in ("gpu", "accelerator")]
     return _summary(cpu, tuple(found), opencl, tuple(notes))

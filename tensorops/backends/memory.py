@@ -118,12 +118,8 @@ def _runtimes(name: str | None) -> list[Runtime]:
     """Return whom a call is for: the backend named or in force, or each library that has been imported."""
     if name is not None or in_force().backend is not None:
         return [_runtime(name)]
-    by_memory: dict[tuple[str, bool], Runtime] = {}
-    for backend in all_backends().values():
-        runtime = runtime_of(backend)
-        if runtime.loaded:  # several backends share a library, but only those with kernels of "cpu" its pool
-            by_memory.setdefault((backend.namespace.name, "cpu" in backend.providers), runtime)
-    return list(by_memory.values())
+    runtimes = [runtime_of(backend) for backend in all_backends().values()]
+    return list({runtime.memory: runtime for runtime in runtimes if runtime.loaded}.values())
 
 
 def _runtime(name: str | None) -> Runtime:
@@ -227,11 +223,11 @@ class MemoryMonitor:
         if failure is not None and error is None:  # an error of the block matters more
             raise failure
 
-    def note_peak(self, nbytes: int | None) -> None:
+    def _note_peak(self, nbytes: int | None) -> None:
         """Take in a peak that the library counted."""
         self._counted = _highest([self._counted, nbytes])
 
-    def note_sample(self, sample: tuple[float, int | None, int | None]) -> None:
+    def _note_sample(self, sample: tuple[float, int | None, int | None]) -> None:
         """Take in what was seen at one look."""
         self._samples.append(sample)
 
@@ -261,16 +257,16 @@ class _Watch:
 
     def begin(self) -> None:
         self._read = self._runtime.gauge()
+        self._began = time.perf_counter()
+        self._look()
         with self._lock:
-            running = self._running.setdefault(self._runtime.name, [])
+            running = self._running.setdefault(self._runtime.memory, [])
             counted = self._runtime.memory_stats().peak
             self._counts = self._runtime.reset_peak()
             if self._counts:
                 for outer in running:
-                    outer._monitor.note_peak(counted)
+                    outer._monitor._note_peak(counted)
             running.append(self)
-        self._began = time.perf_counter()
-        self._look()
         self._thread.start()
 
     def finish(self) -> Exception | None:
@@ -278,13 +274,13 @@ class _Watch:
         self._stop.set()
         self._thread.join()
         with self._lock:
-            self._running[self._runtime.name].remove(self)
-        if self._failure is None:
-            try:
-                self._look()
-                self._monitor.note_peak(self.counted())
-            except Exception as error:  # kept for the end of the block, whose own error goes first
-                self._failure = error
+            if self._failure is None:
+                try:
+                    self._look()
+                    self._monitor._note_peak(self.counted())
+                except Exception as error:  # kept for the end of the block, whose own error goes first
+                    self._failure = error
+            self._running[self._runtime.memory].remove(self)
         return self._failure
 
     def counted(self) -> int | None:
@@ -293,7 +289,7 @@ class _Watch:
 
     def _look(self) -> None:
         in_use, resident = self._read(), _host.resident_bytes()
-        self._monitor.note_sample((time.perf_counter() - self._began, in_use, resident))
+        self._monitor._note_sample((time.perf_counter() - self._began, in_use, resident))
 
     def _look_on(self) -> None:
         while not self._stop.wait(self._interval):

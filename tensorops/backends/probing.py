@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from tensorops.backends.configuration import CHOICES, CONFIG, Configuration
 from tensorops.backends.registry import Backend, BackendUnavailableError, describe_error, resolve
 
 SECONDS = 60.0
@@ -55,7 +56,7 @@ _locks: dict[str, threading.RLock] = {}
 _locks_lock = threading.Lock()
 
 
-def probe(backend: Backend, *, refresh: bool = False) -> Probe:
+def probe(backend: Backend, *, refresh: bool = False, configured: Configuration | None = None) -> Probe:
     """Return what came of trying a backend; tried once and kept, unless `refresh`."""
     found = _probes.get(backend.name)
     if found is not None and not refresh:
@@ -63,7 +64,7 @@ def probe(backend: Backend, *, refresh: bool = False) -> Probe:
     with _lock_of(backend):
         found = _probes.get(backend.name)
         if found is None or refresh:
-            found = _probes[backend.name] = _try(backend)
+            found = _probes[backend.name] = _try(backend, configured)
     return found
 
 
@@ -106,18 +107,28 @@ def describe(backend: Backend, found: Probe) -> str:
     return f"backend {backend.name!r} is not available: {found.reason}{remedy}"
 
 
-def probe_here(backend: Backend) -> Probe:
-    """Return what came of trying a backend in this very process."""
+def probe_here(backend: Backend, configured: Configuration | None = None) -> Probe:
+    """Return what came of trying a backend in this very process, its device configured as the file says."""
     found = _probes.get(backend.name)  # the usual case, without a lock
     if found is not None and (found.here or found.reason):
         return found
-    found = probe(backend)
+    found = probe(backend, configured=configured)
     if found.reason or found.here:
         return found
     with _lock_of(backend):
-        _configure(backend)
-        found = _probes[backend.name] = _compute(backend)
+        found = _probes[backend.name]
+        if not found.here and not found.reason:
+            found = _probes[backend.name] = _compute(backend, configured)
     return found
+
+
+def _renew_locks() -> None:
+    global _locks, _locks_lock
+    _locks, _locks_lock = {}, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # a lock that another thread held in the parent would never be released
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _lock_of(backend: Backend) -> threading.RLock:
@@ -125,7 +136,7 @@ def _lock_of(backend: Backend) -> threading.RLock:
         return _locks.setdefault(backend.name, threading.RLock())
 
 
-def _try(backend: Backend) -> Probe:
+def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
     missing = backend.missing or backend.namespace.missing
     if missing:
         return Probe(missing, backend.remedy)
@@ -144,25 +155,30 @@ def _try(backend: Backend) -> Probe:
         found = _compute_elsewhere(backend)
         if found is not None:
             return found
-    _configure(backend)
-    return _compute(backend)
+    return _compute(backend, configured)
 
 
-def _configure(backend: Backend) -> None:
+def _configure(backend: Backend, configured: Configuration | None) -> None:
     """Apply what the configuration file says of the backend's device, before the library starts it."""
     from tensorops.backends.settings import process
 
-    if options := process.configuration.devices.get(backend.name):
+    if options := (configured or process.configuration).devices.get(backend.name):
         from tensorops.backends.devices import apply_configured
 
         apply_configured(backend.name, options)
 
 
-def _compute(backend: Backend) -> Probe:
+def _compute(backend: Backend, configured: Configuration | None) -> Probe:
     """Compute something tiny on a backend, in this process, and look at the result."""
     try:
+        _configure(backend, configured)
+    except Exception as error:
+        return Probe(f"its configured device was refused with {describe_error(error)}", "tensorops config --show")
+    try:
         reason = _wrong_result(backend)
-    except Exception as error:  # a broken installation may raise anything at all: it becomes the reason
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a broken installation may raise anything at all: it becomes the reason
         reason = f"computing rms_norm with {backend.namespace.name} failed with {describe_error(error)}"
     if reason:
         return Probe(reason, backend.remedy)
@@ -231,8 +247,6 @@ def _compute_elsewhere(backend: Backend) -> Probe | None:
 
 def _environment() -> dict[str, str]:
     """Return the environment of the process that tries a backend: this one's, without its choice of a backend."""
-    from tensorops.backends.configuration import CHOICES, CONFIG
-
     kept = {key: value for key, value in os.environ.items() if key not in CHOICES}
     # Trying must not take the memory of a GPU that this program is about to use.
     return kept | {CONFIG: "", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}

@@ -8,6 +8,7 @@ below, wants to see all of them, or brings an array of a library that none of th
 from __future__ import annotations
 
 import difflib
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -197,7 +198,16 @@ BACKENDS: dict[str, Backend] = {
 
 _by_any_name = {name: b for b in BACKENDS.values() for name in (b.name, *b.aliases)}
 _lock = threading.RLock()
-_plugins_loaded = False
+_plugins_loaded = _plugins_loading = False
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # a lock that another thread held in the parent would never be released
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:
@@ -281,25 +291,31 @@ def register_backend(backend: Backend) -> None:
 
 def load_plugins() -> None:
     """Register the backends of other distributions, once; one that fails becomes a row that says why."""
-    global _plugins_loaded
-    if _plugins_loaded:
+    if not _plugins_loaded:
+        with _lock:
+            _load_plugins_once()
+
+
+def _load_plugins_once() -> None:
+    global _plugins_loaded, _plugins_loading
+    if _plugins_loaded or _plugins_loading:  # an entry point's module may itself ask for a backend
         return
-    with _lock:
-        if _plugins_loaded:
-            return
-        _plugins_loaded = True  # first, since an entry point's module may itself ask for a backend
-        from importlib.metadata import entry_points
+    _plugins_loading = True
+    from importlib.metadata import entry_points
 
-        for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: (p.name, p.value)):
-            owner = point.dist.name if point.dist is not None else point.value
-            try:
-                found = point.load()
-                register_backend(found if isinstance(found, Backend) else found())
-            except Exception as error:  # another author's code may raise anything: it must not take tensorops along
-                _register_failure(point.name, owner, error)
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: (p.name, p.value)):
+        owner = point.dist.name if point.dist is not None else point.value
+        try:
+            found = point.load()
+            register_backend(found if isinstance(found, Backend) else found())
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # another author's code may raise anything: it must not take tensorops along
+            _register_failure(point.name, owner, error)
+    _plugins_loaded = True
 
 
-def _register_failure(name: str, owner: str, error: Exception) -> None:
+def _register_failure(name: str, owner: str, error: BaseException) -> None:
     reason = f"the plug-in of {owner} failed to load: {describe_error(error)}"
     row = name if name not in _by_any_name else f"{name}@{owner}"
     nowhere = Namespace.unusable(row, reason)

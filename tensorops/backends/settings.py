@@ -8,6 +8,7 @@ from its configuration; `bind_settings` carries what is in force here along.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import warnings
@@ -81,7 +82,17 @@ class _Process:
 
 
 process = _Process()
-_lock = threading.RLock()
+_lock = threading.Lock()  # held for assignments only
+_reloading = threading.Lock()
+
+
+def _renew_locks() -> None:
+    global _lock, _reloading
+    _lock, _reloading = threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # a lock that another thread held in the parent would never be released
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def in_force() -> Settings:
@@ -102,13 +113,20 @@ def _replace_default(settings: Settings) -> None:
 
 
 def _resolve_default() -> Settings:
-    with _lock:
-        if process.settings is UNRESOLVED:
-            found, warning = _default_of(process.configuration, process.chosen)
+    """Find the process's default. No lock is held while backends are tried: that takes long, or calls others' code."""
+    while True:
+        with _lock:
+            if process.settings is not UNRESOLVED:
+                return process.settings
+            configured, chosen = process.configuration, process.chosen
+        found, warning = _default_of(configured, chosen)
+        with _lock:
+            if process.settings is not UNRESOLVED or (configured, chosen) != (process.configuration, process.chosen):
+                continue  # another thread was faster, or the configuration has changed meanwhile
             _replace_default(found)
-            if warning:
-                warnings.warn(warning, BackendFallbackWarning, stacklevel=_callers_level())
-        return process.settings
+        if warning:
+            warnings.warn(warning, BackendFallbackWarning, stacklevel=_callers_level())
+        return found
 
 
 @lru_cache(maxsize=128)
@@ -123,7 +141,7 @@ def _default_of(configured: Configuration, chosen: str | None) -> tuple[Settings
     if name == AUTO:
         return Settings(), ""
     preferred = resolve(name)
-    found = probe_here(preferred)
+    found = probe_here(preferred, configured)
     if not found.reason:
         return _shared(preferred, None), ""
     failure = describe(preferred, found)
@@ -138,7 +156,7 @@ def _next_in_priority(preferred: Backend, failure: str, configured: Configuratio
         backend = resolve(name)
         if backend is preferred:
             continue
-        found = probe_here(backend)
+        found = probe_here(backend, configured)
         if not found.reason:
             source = configured.sources.get("preferred_backend", "the configuration")
             return _shared(backend, None), (
@@ -214,21 +232,17 @@ def reload_config() -> None:
     >>> tensorops.get_default_backend()
     'auto'
     """
-    found = configuration.read()
-    with _lock:
-        before = process.configuration
-        process.configuration = found
-        try:
-            settings = UNRESOLVED
-            if found.force_backend is not None and process.chosen is None:
-                settings, _ = _default_of(found, None)
-            elif process.chosen is None and found.preferred_backend == AUTO:
-                settings = Settings()
-        except BaseException:
-            process.configuration = before
-            raise
-        process.problem = None
-        _replace_default(settings)
+    with _reloading:
+        found = configuration.read()
+        settings = UNRESOLVED
+        if found.force_backend is not None:
+            settings, _ = _default_of(found, None)
+        elif found.preferred_backend == AUTO:
+            settings = Settings()
+        with _lock:
+            process.configuration, process.problem = found, None
+            if process.chosen is None:
+                _replace_default(settings)
     kernels.configure_loaded()
 
 
@@ -259,8 +273,8 @@ def set_default_backend(name: str | None) -> None:
     >>> tensorops.set_default_backend(None)
     """
     chosen = None if name is None else configuration.backend_name(name)
+    settings, _ = (UNRESOLVED, "") if chosen is None else _default_of(process.configuration, chosen)
     with _lock:
-        settings, _ = (UNRESOLVED, "") if chosen is None else _default_of(Configuration(), chosen)
         process.chosen = chosen
         _replace_default(settings)
 
@@ -293,7 +307,20 @@ def activate(settings: Settings) -> Iterator[Settings]:
     try:
         yield settings
     finally:
+        _take_back(token)
+
+
+def _take_back(token: Token[Settings]) -> None:
+    try:
         current.reset(token)
+    except (ValueError, RuntimeError):
+        # Entered in another context: a notebook may run each cell in a copy, and a copy may be left as well.
+        current.set(INHERITED if token.old_value is Token.MISSING else token.old_value)
+
+
+_entered: ContextVar[tuple[tuple[set_backend, Token[Settings]], ...]] = ContextVar("tensorops.entered", default=())
+"""The blocks that are open here and what takes each back. One object may be entered by several threads, and by a
+recursive function again and again."""
 
 
 class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as contextlib.suppress does
@@ -342,9 +369,6 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
             for kernel in kernels:
                 require_provider(kernel)
         self._settings = _shared(first_available(wanted), None if kernels is None else tuple(kernels))
-        # A decorator's one object may be entered by several threads, and by a recursive function again and
-        # again: each entry's token is kept in its own context.
-        self._tokens: ContextVar[tuple[Token[Settings], ...]] = ContextVar("tensorops.tokens", default=())
 
     def __call__(self, function: F) -> F:
         """Return `function`, with this choice in force whenever it runs."""
@@ -359,18 +383,17 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         inherited = self._settings
         if (log := current.get().log) is not None:
             inherited = Settings(inherited.backend, inherited.kernels, log)
-        self._tokens.set((*self._tokens.get(), current.set(inherited)))
+        _entered.set((*_entered.get(), (self, current.set(inherited))))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        entered = self._tokens.get()
-        if not entered:  # entered in a context that is gone, as a notebook's cells may each have their own
-            return
-        *outer, token = entered
-        self._tokens.set(tuple(outer))
-        try:
-            current.reset(token)
-        except ValueError:  # entered in the context that this one was copied from
-            current.set(INHERITED if token.old_value is Token.MISSING else token.old_value)
+        entered = _entered.get()
+        for i in reversed(range(len(entered))):
+            block, token = entered[i]
+            if block is self:
+                _entered.set(entered[:i] + entered[i + 1 :])
+                _take_back(token)
+                return
+        # Entered in a context that is gone, as where each cell of a notebook has its own: nothing to take back.
 
 
 class _Bound(Generic[P, R]):

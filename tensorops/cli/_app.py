@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tensorops import __version__
-from tensorops.cli import backends, bench, config, demo, doctor, generate
+from tensorops.cli import backends, bench, config, demo, doctor, generate, selftest
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,3 +20,4 @@ app.add_command(config.config)
 app.add_command(demo.demo)
 app.add_command(doctor.doctor)
 app.add_command(generate.generate)
+app.add_command(selftest.selftest)

@@ -20,6 +20,7 @@ METHOD = (
 )
 BASELINE = "numpy"  # its backend runs generic bodies only
 LEAST_ROUNDS = 3
+REST = 0.005  # seconds in which the threads of the library that computed before this one go to sleep
 BATCHES = 15  # into which the seconds of a measurement are divided
 
 
@@ -57,6 +58,8 @@ class Candidate:
         import tensorops
 
         with tensorops.set_backend(self.backend.name):
+            time.sleep(REST)
+            self.call()
             start = time.perf_counter()
             for _ in range(self.calls):
                 self.call()
@@ -107,7 +110,8 @@ def measure(work: Workload, wanted: list[Measurement], seconds: float) -> None:
     if not candidates:
         return
     for candidate in candidates:
-        candidate.calls = max(1, int(seconds / BATCHES / max(candidate.time(), 1e-9)))
+        quickest = min(candidate.time() for _ in range(LEAST_ROUNDS))
+        candidate.calls = max(1, int(seconds / BATCHES / max(quickest, 1e-9)))
     times: list[list[float]] = [[] for _ in candidates]
     end = time.perf_counter() + seconds * len(candidates)
     while len(times[0]) < LEAST_ROUNDS or time.perf_counter() < end:

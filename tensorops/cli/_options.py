@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from tensorops.backends.registry import Backend, BackendUnavailableError, resolve
+from tensorops.backends.registry import Backend, resolve
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -47,6 +47,19 @@ def configuration_problem() -> str:
     return "" if process.problem is None else str(process.problem)
 
 
+def apply_configuration() -> tuple[str | None, str]:
+    """Read the configuration anew and apply it; return the name of the backend in force, or none and the reason."""
+    from tensorops.backends.settings import BackendFallbackWarning, get_backend, reload_config
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BackendFallbackWarning)  # who asks says what is unavailable, and why
+        try:
+            reload_config()
+            return get_backend(), ""
+        except (ValueError, RuntimeError) as error:
+            return None, str(error)
+
+
 def require_configuration() -> None:
     """Refuse to compute under a configuration that could not be applied; `config` and `doctor` go on with one."""
     if problem := configuration_problem():
@@ -55,10 +68,12 @@ def require_configuration() -> None:
 
 def require_available(backend: Backend) -> None:
     """Refuse a backend that cannot compute here, with the reason and the remedy."""
-    from tensorops.backends.probing import describe, probe
+    from tensorops.backends.probing import first_available
 
-    if (found := probe(backend)).reason:
-        raise click.ClickException(describe(backend, found))
+    try:
+        first_available([backend])
+    except (RuntimeError, ValueError) as error:  # its options in the configuration may be at fault as well
+        raise click.ClickException(str(error)) from None
 
 
 def configured_backend() -> Backend | None:
@@ -69,7 +84,7 @@ def configured_backend() -> Backend | None:
         warnings.simplefilter("always", BackendFallbackWarning)
         try:
             chosen = in_force().backend
-        except BackendUnavailableError as error:
+        except (RuntimeError, ValueError) as error:
             raise click.ClickException(str(error)) from None
     for warning in said:
         warn(warning.message)

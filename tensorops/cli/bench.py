@@ -22,6 +22,7 @@ from tensorops.cli._options import (
     messages,
     require_available,
     require_configuration,
+    warn,
     write_atomically,
 )
 
@@ -50,6 +51,7 @@ def circumstances(backends: tuple[Backend, ...], dtype: str, seconds: float) -> 
         "versions": versions,
         "platform": platform.platform(),
         "threads": threads(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # by other programs, and by this
         "environment": {name: value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")},
         "hardware": detect_hardware().to_dict(),
         "dtype": dtype,
@@ -80,7 +82,7 @@ def print_report(report: dict[str, Any], found: list[Measurement]) -> None:
     console.print(f"{cpu}, {report['threads']} threads; {report['date']}\n{versions}", highlight=False, soft_wrap=True)
     table = Table(title=f"{report['dtype']}, {report['seconds_per_measurement']:g} s per measurement")
     for column in ("operator", "rows x features", "backend", "kernel"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for column in ("median", "GB/s", "x numpy"):
         table.add_column(column, justify="right", no_wrap=True)
     last = None
@@ -95,11 +97,30 @@ def print_report(report: dict[str, Any], found: list[Measurement]) -> None:
         table.add_row(*(case if case != last else ("", "")), row.backend, kernel, *figures)
         last = case
     console.print(table)
+    for words, backends in reasons(found).items():
+        console.print(f"{words[0]} on {', '.join(backends)}: {escape(words[1])}", soft_wrap=True, highlight=False)
+    console.print(f"[dim]{METHOD}[/]")
+
+
+def reasons(found: list[Measurement]) -> dict[tuple[str, str], list[str]]:
+    """Return what could not be measured and why, each with its backends."""
+    said: dict[tuple[str, str], list[str]] = {}
     for row in found:
         if row.reason:
-            case_words = f"{row.operator} {row.rows}x{row.features}"
-            console.print(f"{case_words} on {row.backend}: {escape(row.reason)}", soft_wrap=True, highlight=False)
-    console.print(f"[dim]{METHOD}[/]")
+            said.setdefault((f"{row.operator} {row.rows}x{row.features}", row.reason), []).append(row.backend)
+    return said
+
+
+def warn_of_unsteady(found: list[Measurement]) -> None:
+    """Say which times vary much from round to round, as they do while other programs compute."""
+    unsteady = [
+        f"{row.operator} {row.rows}x{row.features} on {row.backend}"
+        for row in found
+        if row.quartiles and row.quartiles[1] > 1.5 * row.quartiles[0]
+    ]
+    if unsteady:
+        more = f" and {len(unsteady) - 3} others" if len(unsteady) > 3 else ""
+        warn(f"times vary by more than half between rounds, is the machine busy? {', '.join(unsteady[:3])}{more}")
 
 
 def duration(seconds: float) -> str:
@@ -107,7 +128,7 @@ def duration(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
+    return f"{seconds / 1e-6:.3g} µs"
 
 
 # ---------------------------------------------------------------------------------------------- command
@@ -175,6 +196,7 @@ def bench(
     text = json.dumps({**report, "results": [asdict(row) for row in found]}, indent=2) + "\n"
     if output is not None:
         write_atomically(output, text)
+    warn_of_unsteady(found)
     if as_json:
         click.echo(text, nl=False)
     else:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tensorops.backends import configuration
 from tensorops.backends.configuration import AUTO, CONFIG, Configuration
-from tensorops.cli._options import messages, warn
+from tensorops.cli._options import apply_configuration, messages, warn
 
 FIELDS = {
     "preferred_backend": "preferred backend",
@@ -122,7 +122,7 @@ def _show(path: Path | None, changes: dict[str, Any], as_json: bool) -> None:
         found = configuration.read()
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    name, problem = _in_force()
+    name, problem = apply_configuration()
     _warn_of_overrides(found, changes)
     _warn_of_unavailable(found, changes)
     if as_json:
@@ -134,9 +134,13 @@ def _show(path: Path | None, changes: dict[str, Any], as_json: bool) -> None:
     console = Console()
     console.print(_table(found))
     console.print(f"file: {_describe_file(path)}", soft_wrap=True, highlight=False)
-    verdict = f"[bold]{name}[/]" if name else f"[red]none[/], importing tensorops raises: {escape(problem)}"
-    remark = ": operators compute where their arrays live" if name == AUTO else ""
-    console.print(f"in force: {verdict}{remark}", soft_wrap=True, highlight=False)
+    console.print(f"in force: {_verdict(name, problem, found)}", soft_wrap=True, highlight=False)
+
+
+def _verdict(name: str | None, problem: str, found: Configuration) -> str:
+    if name is not None:
+        return f"[bold]{name}[/]" + (": operators compute where their arrays live" if name == AUTO else "")
+    return f"[red]none[/], {'importing' if found.force_backend else 'using'} tensorops raises: {escape(problem)}"
 
 
 def _table(found: Configuration) -> Table:
@@ -161,21 +165,6 @@ def _describe_file(path: Path | None) -> str:
     if path is None:
         return f"none, as {CONFIG} is set, but empty"
     return f"{escape(str(path))} ({'exists' if path.exists() else 'does not exist'})"
-
-
-def _in_force() -> tuple[str | None, str]:
-    """Apply the configuration; return the name of the backend it leads to, or none and the reason."""
-    import warnings
-
-    from tensorops.backends.settings import BackendFallbackWarning, get_backend, reload_config
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BackendFallbackWarning)  # the same is said of every unavailable backend
-        try:
-            reload_config()
-            return get_backend(), ""
-        except (RuntimeError, ValueError) as error:
-            return None, str(error)
 
 
 _OVERRIDING = {

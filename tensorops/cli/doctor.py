@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from tensorops.backends import configuration
-from tensorops.backends.configuration import AUTO, CONFIG, VARIABLES
+from tensorops.backends.configuration import AUTO, CONFIG, VARIABLES, Configuration
 from tensorops.backends.probing import Probe
 from tensorops.backends.registry import BACKENDS, ENTRY_POINTS, Backend, describe_error, resolve
+from tensorops.cli._options import apply_configuration
 
 if TYPE_CHECKING:
     from tensorops.backends.hardware import Hardware
@@ -119,8 +120,6 @@ def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
 
 def examine_configuration(problems: list[dict[str, str]]) -> dict[str, Any]:
     """Return what is configured; what is wrong with it is added to the problems."""
-    from tensorops.backends.probing import probe
-
     path = configuration.config_path()
     set_here = {name: value for name, value in sorted(os.environ.items()) if name.startswith("TENSOROPS_")}
     facts: dict[str, Any] = {
@@ -138,22 +137,45 @@ def examine_configuration(problems: list[dict[str, str]]) -> dict[str, Any]:
             remedies = [f"mend the file, or write an empty one with: tensorops config --reset{unset}"]
         problems.append({"problem": str(error), "remedy": remedies[0]})
         return facts | {"problem": str(error)}
-    name = found.force_backend or found.preferred_backend
-    if name != AUTO and (failed := probe(resolve(name))).reason:
-        how = "forced" if found.force_backend else "preferred"
-        source = found.sources.get(f"{'force' if found.force_backend else 'preferred'}_backend", "the configuration")
-        another = f"choose another: {_remedy_of(source)}"
-        problems.append(
-            {
-                "problem": f"backend {name!r} is {how} by {source} and not available: {failed.reason}",
-                "remedy": f"{failed.remedy}; or {another}" if failed.remedy else another,
-            }
-        )
+    name, failure = apply_configuration()
+    problems += problem_with_choice(found, failure)
+    problems += problems_with_devices(found)
     values = {
         field: getattr(found, field)
         for field in ("preferred_backend", "force_backend", "backend_priority", "devices", "num_threads")
     }
-    return facts | values | {"sources": dict(found.sources), "problem": None}
+    return facts | values | {"sources": dict(found.sources), "in_force": name, "problem": failure or None}
+
+
+def problem_with_choice(found: Configuration, failure: str) -> list[dict[str, str]]:
+    """Return what keeps the preferred or forced backend from computing, if it cannot."""
+    from tensorops.backends.probing import probe
+
+    name = found.force_backend or found.preferred_backend
+    if name == AUTO:
+        return [{"problem": failure, "remedy": "mend what it names"}] if failure else []
+    how = "forced" if found.force_backend else "preferred"
+    source = found.sources.get("force_backend" if found.force_backend else "preferred_backend", "the configuration")
+    another = f"choose another: {_remedy_of(source)}"
+    if (failed := probe(resolve(name))).reason:
+        said = f"backend {name!r} is {how} by {source} and not available: {failed.reason}"
+        return [{"problem": said, "remedy": f"{failed.remedy}; or {another}" if failed.remedy else another}]
+    return [{"problem": failure, "remedy": f"change what is configured for it; or {another}"}] if failure else []
+
+
+def problems_with_devices(found: Configuration) -> list[dict[str, str]]:
+    """Return which options of devices cannot be honoured; those of the backend in force have been applied."""
+    from tensorops.backends.probing import probe_here
+
+    where = found.sources.get("devices", "the configuration")
+    problems = []
+    for name in found.devices:
+        if name != (found.force_backend or found.preferred_backend):
+            tried = probe_here(resolve(name))
+            if tried.reason and tried.remedy.startswith("tensorops config"):  # else it is not to be had here anyway
+                said = f"{where}: devices: {name}: {tried.reason}"
+                problems.append({"problem": said, "remedy": f"take that option out of {where}"})
+    return problems
 
 
 def _remedy_of(source: str) -> str:
@@ -234,7 +256,7 @@ def _configuration_lines(found: dict[str, Any]) -> list[str]:
         f"{name}={value}" + ("  (tensorops reads no such variable)" if name in found["unknown_variables"] else "")
         for name, value in found["environment"].items()
     ]
-    if not found["problem"]:
+    if "preferred_backend" in found:
         lines.append(f"preferred: {found['preferred_backend']}; forced: {found['force_backend'] or 'none'}")
     return lines
 
@@ -247,6 +269,7 @@ def _plugin_line(plugin: dict[str, str | None]) -> str:
 def _backend_lines(row: dict[str, Any]) -> str:
     if row["available"]:
         return f"[green]works[/]    {row['name']}"
+    if row["planned"]:
+        return f"[dim]planned[/]  {row['name']}: {escape(row['reason'])}; instead: {escape(row['remedy'] or 'nothing')}"
     remedy = f"\n             to mend it: {escape(row['remedy'])}" if row["remedy"] else ""
-    word = "[dim]planned[/]" if row["planned"] else "[yellow]missing[/]"
-    return f"{word}  {row['name']}: {escape(row['reason'])}{remedy}"
+    return f"[yellow]missing[/]  {row['name']}: {escape(row['reason'])}{remedy}"

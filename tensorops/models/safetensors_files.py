@@ -48,7 +48,6 @@ DTYPES = {
     "BF16": "bfloat16",
     "F32": "float32",
     "F64": "float64",
-    "C64": "complex64",
 }
 """The format's names of the dtypes that are written and read."""
 
@@ -62,7 +61,8 @@ def save_safetensors(tree: Any, path: str | os.PathLike[str], *, metadata: Mappi
     ----------
     tree : array, dict, list, tuple or dataclass instance
         Containers may be nested; keys are strings or integers. Besides arrays they may hold numbers, strings, truth
-        values and ``None``. Lazy arrays are computed.
+        values and ``None``. Arrays are of float16, bfloat16, float32, float64, integers or truth values; lazy ones are
+        computed. An array that stands in several places is written as often.
     path : str or path-like
         The file. It is written atomically: whoever reads at that time sees the old one or the new one.
     metadata : mapping of str to str, optional
@@ -180,8 +180,7 @@ class _Writer:
                 f"dtypes: {', '.join(DTYPES.values())}"
             )
         name = self._unused(path or "tensor")
-        # The library writes memory as it lies there.
-        self.arrays[name] = np.asarray(host, dtype=host.dtype.newbyteorder("="), order="C")
+        self.arrays[name] = np.asarray(host, order="C")  # the library takes memory as it lies there
         return name
 
     def _unused(self, path: str) -> str:

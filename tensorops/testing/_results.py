@@ -15,7 +15,7 @@ from tensorops.testing.assertions import DTYPES, assert_matches, ulp_error
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TOLERANCE = {"float16": 8.0, "bfloat16": 8.0, "float32": 1024.0, "float64": 1024.0}
+TOLERANCE = {"float16": 8.0, "bfloat16": 8.0, "float32": 256.0, "float64": 256.0}
 """By how many `eps` of its dtype an element may be off, in proportion to the largest of the array.
 
 Far more than rounding takes, and far less than a wrong formula, a wrong axis or a narrower dtype inside makes.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from tensorops import kernels
 from tensorops._operator import GENERIC, OPERATORS, Operator
 from tensorops.backends.probing import first_available
-from tensorops.backends.registry import Backend, resolve
+from tensorops.backends.registry import Backend, nearest, resolve
 from tensorops.testing._libraries import SLOW, dtypes_held, holding, is_compiled, there
 from tensorops.testing._running import check_refusal, check_result, run
 from tensorops.testing.assertions import DTYPES
@@ -204,7 +204,7 @@ def conformance(
 
     Examples
     --------
-    >>> from tensorops.testing import conformance
+    >>> from tensorops.testing.conformance import conformance
     >>> outcomes = conformance("numpy", operators=["relu"], dtypes=["float32"], implementations=["generic"])
     >>> print(next(outcomes))
     relu generic float32 typical: passed
@@ -305,7 +305,7 @@ def _selected(kind: str, wanted: Collection[str] | None, valid: Collection[str])
         raise TypeError(f"{kind}s is a collection of names, not one string")
     for name in wanted:
         if name not in valid:
-            raise ValueError(f"unknown {kind} {name!r}; valid names: {', '.join(valid)}")
+            raise ValueError(f"unknown {kind} {name!r}{nearest(name, valid)}; valid names: {', '.join(valid)}")
     return tuple(name for name in valid if name in wanted)
 
 

@@ -157,6 +157,11 @@ class Runtime:
         """Whether the library has been imported into this process."""
         return self.row.array_type.partition(":")[0] in sys.modules
 
+    @property
+    def memory(self) -> str:
+        """Whose memory it counts; the same for backends that share it."""
+        return self.row.name
+
     def load(self) -> None:
         """Import the library.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,11 @@ class CupyRuntime(Runtime):
 
     CUDA has one current device for each thread. Other devices are left alone: asking about one would start it.
     """
+
+    @property
+    def loaded(self) -> bool:
+        """Whether CuPy has been imported into this process and has a GPU: other libraries import it without one."""
+        return super().loaded and bool(sys.modules["cupy"].is_available())
 
     def do_facts(self) -> DeviceFacts:
         import cupy

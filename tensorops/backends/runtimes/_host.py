@@ -76,20 +76,25 @@ if sys.platform == "win32":
 
 else:
 
-    class _Usage(ctypes.Structure):  # rusage_info_v0 of macOS; getrusage knows only the highest resident size
-        _fields_ = (
-            ("uuid", ctypes.c_uint8 * 16),
-            ("before", ctypes.c_uint64 * 6),
-            ("resident", ctypes.c_uint64),
-            ("after", ctypes.c_uint64 * 3),
-        )
+    def _physical() -> int | None:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
-    def _resident() -> int | None:
-        if sys.platform == "darwin":
+    if sys.platform == "darwin":
+
+        class _Usage(ctypes.Structure):  # rusage_info_v0; getrusage knows only the highest resident size
+            _fields_ = (
+                ("uuid", ctypes.c_uint8 * 16),
+                ("before", ctypes.c_uint64 * 6),
+                ("resident", ctypes.c_uint64),
+                ("after", ctypes.c_uint64 * 3),
+            )
+
+        def _resident() -> int | None:
             usage = _Usage()
             failed = ctypes.CDLL(None).proc_pid_rusage(os.getpid(), 0, ctypes.byref(usage))
             return None if failed else int(usage.resident)
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    def _physical() -> int | None:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+
+        def _resident() -> int | None:
+            return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -31,6 +31,11 @@ class NumpyRuntime(Runtime):
         """Whether the library, and for ``cpu`` the compiled kernels, have been imported into this process."""
         return super().loaded and ("cpu" not in self.backend.providers or self._native is not None)
 
+    @property
+    def memory(self) -> str:
+        """Whose memory it counts: that of the pool of results, or Python's."""
+        return "pool" if "cpu" in self.backend.providers else "python"
+
     def load(self) -> None:
         """Import the library, and for ``cpu`` the compiled kernels.
 

@@ -1,0 +1,117 @@
+"""A made-up CuPy for tests of what is asked of it: two GPUs of compute capability 9.0 and 7.5, and a memory pool.
+
+It shows that the right functions are called with the right values, and nothing about a real GPU.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+
+MIB = 1024 * 1024
+TOTAL = 1000 * MIB
+
+
+class Pool:
+    """CuPy's memory pool: bytes used and free, a limit, and what was asked for."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.used, self.free, self.used_on = module, 0, 0, None
+        self.limits = {0: 0, 1: 0}
+
+    def used_bytes(self) -> int:
+        return self.used if self.used_on is None else self.used_on[self.module.current]
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def total_bytes(self) -> int:
+        return self.used + self.free
+
+    def free_all_blocks(self) -> None:
+        self.free = 0
+
+    def get_limit(self) -> int:
+        return self.limits[self.module.current]
+
+    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
+        assert fraction is None
+        self.limits[self.module.current] = size
+
+    def malloc(self, nbytes: int) -> object:
+        limit = self.get_limit()
+        if nbytes > self.module.memory or (limit and self.total_bytes() + nbytes > limit):
+            raise MemoryError(f"out of memory allocating {nbytes} bytes")
+        self.module.calls.append(("malloc", nbytes))
+        self.free += nbytes
+        return object()
+
+
+def make() -> Any:
+    """Return a module that looks like CuPy."""
+    module: Any = types.ModuleType("cupy")
+    module.__version__ = "99.1"
+    module.current, module.calls, module.memory = 0, [], TOTAL
+    module.capability = {0: "90", 1: "75"}
+    module.pool = Pool(module)
+
+    class Device:
+        def __init__(self, index: int | None = None) -> None:
+            self.id = module.current if index is None else index
+
+        @property
+        def compute_capability(self) -> str:
+            return module.capability[self.id]
+
+        def use(self) -> None:
+            module.current = self.id
+
+        def synchronize(self) -> None:
+            module.calls.append(("synchronize", self.id))
+
+        def __enter__(self) -> None:
+            self.outer, module.current = module.current, self.id
+
+        def __exit__(self, *_: object) -> None:
+            module.current = self.outer
+
+    runtime = types.SimpleNamespace(
+        getDeviceCount=lambda: 2,
+        getDeviceProperties=lambda index: {
+            "name": b"Fake H100",
+            "multiProcessorCount": 132,
+            "totalGlobalMem": TOTAL,
+            "sharedMemPerBlock": 49152,
+            "sharedMemPerBlockOptin": 232448,
+        },
+        runtimeGetVersion=lambda: 13000,
+        driverGetVersion=lambda: 13010,
+        memGetInfo=lambda: (TOTAL // 2, TOTAL),
+    )
+    module.allocator = module.pool.malloc
+    module.cuda = types.SimpleNamespace(Device=Device, runtime=runtime, get_allocator=lambda: module.allocator)
+    module.get_default_memory_pool = lambda: module.pool
+    module.is_available = lambda: True
+    module.dtype = np.dtype
+
+    class Array(np.ndarray):
+        pass
+
+    def asarray(a: Any) -> Any:
+        if a.dtype.kind == "V":
+            raise TypeError("no such dtype")
+        return np.asarray(a).view(Array)
+
+    module.ndarray, module.asarray = Array, asarray
+    module.compute_types = {"float32": 0}
+    routines = types.SimpleNamespace(
+        COMPUTE_TYPE_FP32=4,
+        COMPUTE_TYPE_TF32=7,
+        get_compute_type=lambda dtype: module.compute_types[dtype.name],
+        set_compute_type=lambda dtype, value: module.compute_types.update({dtype.name: value}),
+    )
+    module._core = types.ModuleType("cupy._core")
+    module._core._routines_linalg = routines
+    return module

@@ -1,0 +1,303 @@
+"""``tensorops bench``: what it measures, what it says of it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+import support
+from command_line import run
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from click.testing import CliRunner
+
+import tensorops as tp
+from tensorops._operator import OPERATORS
+from tensorops.cli import _measuring, bench
+from tensorops.cli._app import app
+from tensorops.testing import BENCHMARK_SHAPES, DTYPES
+from tensorops.testing.workloads import SIZES, WORKLOADS, Workload, wait_for, workload
+
+QUICK = ("--seconds", "0.001")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["bench", *arguments, *QUICK], env={"COLUMNS": "100"})
+
+
+def measured(*arguments):
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+# --- what it measures --------------------------------------------------------------------------------
+
+
+def test_one_operator_in_numbers():
+    (row,) = measured("rms_norm", "--backend", "python", "--size", "3x64")["results"]
+    assert (row["operator"], row["backend"], row["kernel"]) == ("rms_norm", "numpy", "generic")
+    assert (row["rows"], row["features"], row["dtype"]) == (3, 64, "float32")
+    assert row["bytes"] == (3 * 64 + 64 + 3 * 64) * 4  # x, weight and the result
+    assert row["gigabytes_per_second"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
+    assert row["speedup"] == 1.0
+    assert row["quartiles"][0] <= row["seconds"] <= row["quartiles"][1]
+    assert row["rounds"] >= _measuring.LEAST_ROUNDS
+    assert row["reason"] is None
+
+
+def test_it_names_the_kernel_that_ran():
+    support.require_provider("cpu")
+    rows = measured("rms_norm", "silu", "--backend", "cpu", "--size", "small")["results"]
+    expected = {"rms_norm": "cpu", "silu": "cpu" if "cpu" in OPERATORS["silu"].kernels else "generic"}
+    assert {row["operator"]: row["kernel"] for row in rows} == expected
+
+
+def test_operators_by_sizes_by_backends_each_once():
+    support.require("array_api_strict")
+    chosen = ("--backend", "numpy", "--backend", "array_api_strict", "--backend", "python")
+    sizes = ("--size", "small", "--size", "2x32", "--size", "1x64")
+    rows = measured("relu", "silu", "relu", *chosen, *sizes)["results"]
+    expected = [
+        (operator, rows, features, backend)
+        for operator in ("relu", "silu")
+        for rows, features in ((1, 64), (2, 32))
+        for backend in ("numpy", "array_api_strict")
+    ]
+    assert [(r["operator"], r["rows"], r["features"], r["backend"]) for r in rows] == expected
+
+
+def test_a_slower_body_is_seen_to_be_slower(monkeypatch):
+    """The figures are those of the calls: one that sleeps takes so long, and NumPy's body is faster by that much."""
+
+    def call_of(found, work):
+        pause = {"numpy": 0.002, "array_api_strict": 0.02}[found.backend]
+        return _measuring.Candidate(tp.backends.resolve(found.backend), lambda: time.sleep(pause), found)
+
+    support.require("array_api_strict")
+    monkeypatch.setattr(_measuring, "prepare", call_of)
+    (row,) = measured("relu", "--backend", "array_api_strict", "--size", "small")["results"]
+    assert 0.02 <= row["seconds"] < 0.2
+    assert 0.01 < row["speedup"] < 0.9  # 0.1 on a machine that does nothing else
+
+
+def test_rounds_are_interleaved(monkeypatch):
+    turns = []
+
+    def call_of(found, work):
+        return _measuring.Candidate(tp.backends.resolve(found.backend), lambda: turns.append(found.backend), found)
+
+    support.require("array_api_strict")
+    monkeypatch.setattr(_measuring, "prepare", call_of)
+    monkeypatch.setattr(_measuring, "BATCHES", 10**9)  # one call in every round
+    wanted = [_measuring.Measurement("relu", name, 1, 64, "float32") for name in ("numpy", "array_api_strict")]
+    _measuring.measure(Workload(()), wanted, 1e-9)
+    calibrated = 2 * 2 * _measuring.LEAST_ROUNDS
+    assert turns[calibrated:] == ["numpy"] * 2 + ["array_api_strict"] * 2 + turns[calibrated + 4 :]
+    assert turns[calibrated:] == turns[calibrated : calibrated + 4] * wanted[0].rounds
+
+
+@pytest.mark.parametrize("library", ["jax", "mlx", "torch", "dask"])
+def test_the_result_is_waited_for(library, monkeypatch):
+    """What comes out of a measured call has been computed, and by the library that was named."""
+    support.require(library)
+    made = []
+    original = wait_for
+
+    def noted(result):
+        made.append(result)
+        return original(result)
+
+    monkeypatch.setattr("tensorops.testing.workloads.wait_for", noted)
+    (row,) = measured("silu", "--backend", support.backend_of(library).name, "--size", "small")["results"]
+    assert row["reason"] is None
+    results = [result for result in made if type(result).__module__.partition(".")[0] != "numpy"]
+    assert len(results) > row["rounds"]
+    x = workload("silu", *SIZES["small"]).args[0]
+    for result in results[:2]:
+        np.testing.assert_allclose(support.back(result), x / (1 + np.exp(-x)), rtol=1e-5)
+
+
+def test_waiting_computes_a_lazy_graph():
+    """A result that was only promised would make every lazy library infinitely fast."""
+    support.require("dask")
+    import dask.array as da
+
+    computed = []
+    promised = da.from_array(np.ones(4)).map_blocks(lambda block: computed.append(block.size) or block, dtype=float)
+    computed.clear()  # of what dask tried to find out about the function
+    wait_for((promised, None))
+    assert computed == [4]
+
+
+def test_arrays_of_an_unknown_library_are_read_to_be_waited_for(monkeypatch):
+    from tensorops.testing import workloads
+
+    monkeypatch.delitem(workloads._WAIT, "numpy")
+    read = []
+    row = tp.backends.NAMESPACES["numpy"]
+    monkeypatch.setitem(row.__dict__, "to_numpy", lambda x: read.append(x))
+    x = np.ones(2)
+    assert wait_for([x])[0] is x
+    assert len(read) == 1
+
+
+# --- what it says of it ------------------------------------------------------------------------------
+
+
+def test_a_result_file_says_what_its_figures_mean(tmp_path):
+    path = tmp_path / "result.json"
+    arguments = ("bench", "relu", "--backend=numpy", "--size=small", "--seconds=0.001", f"--output={path}")
+    result = run(*arguments, OMP_NUM_THREADS="1")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert shlex.split(report["command"]) == ["tensorops", *arguments]
+    assert report["versions"]["numpy"] == np.__version__
+    assert report["versions"]["tensorops"] == tp.__version__
+    assert report["environment"]["OMP_NUM_THREADS"] == "1"
+    assert timedelta(0) <= datetime.now(UTC) - datetime.fromisoformat(report["date"]) < timedelta(minutes=5)
+    assert report["hardware"]["cpu"]["logical_cores"] >= report["threads"] >= 1
+    assert "median" in report["method"]
+    assert len(report["results"]) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
+    # The table says the same.
+    cells = [
+        [cell.strip() for cell in line.strip("│").split("│")] for line in result.stdout.splitlines() if "│" in line
+    ]
+    (row,) = report["results"]
+    figures = [bench.duration(row["seconds"]), f"{row['gigabytes_per_second']:.2f}", "1.00"]
+    assert cells == [["relu", "1x64", "numpy", "generic", *figures]]
+    assert report["hardware"]["cpu"]["name"] in result.stdout
+    assert f"numpy {np.__version__}" in result.stdout
+
+
+def test_threads_are_those_that_the_kernels_may_use():
+    support.require_provider("cpu")
+    result = run("bench", "relu", "--backend=cpu", "--size=small", *QUICK, "--json", TENSOROPS_NUM_THREADS="1")
+    assert json.loads(result.stdout)["threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(2.5, "2.5 s"), (0.00123, "1.23 ms"), (4.56e-5, "45.6 µs"), (1e-9, "0.001 µs")]
+)
+def test_durations(seconds, words):
+    assert bench.duration(seconds) == words
+
+
+def test_by_default_what_is_available_but_for_tests(monkeypatch):
+    assert {b.name for b in bench._available()} == set(tp.get_available_backends()) - {"array_api_strict"}
+
+
+def test_unsteady_times_are_told_of(monkeypatch):
+    unsteady = _measuring.Measurement("relu", "numpy", 1, 64, "float32", quartiles=(1.0, 1.6))
+    said = []
+    monkeypatch.setattr(bench, "warn", said.append)
+    bench.warn_of_unsteady([unsteady, _measuring.Measurement("silu", "numpy", 1, 64, "float32", quartiles=(1.0, 1.1))])
+    assert said == ["times vary by more than half between rounds, is the machine busy? relu 1x64 on numpy"]
+
+
+# --- what it refuses ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["rmsnorm"], 2, "unknown operator 'rmsnorm' (did you mean 'rms_norm'?); valid names: silu, "),
+        (["--backend=nunpy"], 2, "unknown backend 'nunpy' (did you mean 'numpy'?)"),
+        (["--backend=nnpack"], 1, "backend 'nnpack' is not available: NNPACK is retired"),
+        (["--size=0x64"], 2, "'0x64' is no size; valid: small, decode, prefill, large, or rows and features"),
+        (["--size=tiny"], 2, "'tiny' is no size"),
+        (["--dtype=float8"], 2, "'float8' is not one of"),
+        (["--seconds=0"], 2, "0.0 is not in the range x>0"),
+    ],
+)
+def test_what_means_nothing_is_refused(arguments, code, message):
+    result = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "300"})
+    assert result.exit_code == code
+    assert message in result.stderr
+
+
+def test_a_file_in_no_folder_is_refused_before_anything_is_measured(tmp_path):
+    result = invoke("--output", str(tmp_path / "none" / "result.json"))
+    assert result.exit_code == 2
+    assert f"there is no folder {tmp_path / 'none'}" in result.stderr
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
+    path = tmp_path / "result.json"
+    path.write_text("before")
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)  # root may write everywhere
+    result = invoke("relu", "--backend=numpy", "--size=small", "--output", str(path))
+    assert result.exit_code == 1
+    assert f"{path} cannot be written: " in result.stderr
+    assert path.read_text() == "before"
+
+
+def test_a_size_that_an_operator_cannot_have_is_a_row_with_the_reason():
+    (row,) = measured("rope", "--backend=numpy", "--size=2x100")["results"]
+    assert row["seconds"] is None
+    assert row["reason"] == "its features must be a multiple of 64, got 100"
+    result = invoke("rope", "--backend=numpy", "--size=2x100")
+    assert "rope 2x100 on numpy: its features must be a multiple of 64, got 100" in result.stdout
+
+
+def test_a_dtype_that_a_library_lacks_is_a_row_with_the_reason():
+    support.require("jax")
+    rows = measured("relu", "--backend=jax", "--backend=numpy", "--size=small", "--dtype=float64")["results"]
+    assert [row["seconds"] is None for row in rows] == [True, False]
+    assert "jax holds float64 only if jax_enable_x64 is set" in rows[0]["reason"]
+    assert rows[1]["reason"] is None
+
+
+# --- workloads ---------------------------------------------------------------------------------------
+
+
+def test_every_operator_has_a_workload():
+    assert set(WORKLOADS) == set(OPERATORS)
+
+
+def test_sizes_are_those_of_the_benchmarks():
+    assert set(SIZES.values()) <= set(BENCHMARK_SHAPES)
+
+
+@pytest.mark.parametrize("operator", WORKLOADS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_workloads_are_arguments_that_operators_take(operator, dtype):
+    work = workload(operator, 2, 64, dtype)
+    again = workload(operator, 2, 64, dtype)
+    result = OPERATORS[operator].generic(*work.args, **work.options)
+    for array, same in zip(work.args, again.args, strict=True):
+        np.testing.assert_array_equal(array, same)
+    floating = [x for x in support.arrays_in([result]) if x.dtype.kind not in "iu"]
+    assert all(np.isfinite(np.asarray(x, dtype=np.float64)).all() for x in floating)
+    assert {x.dtype.name for x in floating} <= {dtype}
+
+
+@pytest.mark.parametrize(
+    ("operator", "read"),
+    [("embedding", 4 * (2 + 2 * 64)), ("linear", 4 * (2 * 64 + 64 * 64)), ("quantize", 4 * 2 * 64)],
+)
+def test_only_what_must_be_read_counts(operator, read):
+    work = workload(operator, 2, 64)
+    assert sum(x.nbytes for x in work.args) - work.unread == read
+
+
+def test_scores_beyond_reason_are_no_workload():
+    with pytest.raises(ValueError, match=r"^the scores of 2048 queries and 2048 keys are a benchmark of memory$"):
+        workload("scaled_dot_product_attention", 2048, 4096)
+
+
+def test_an_unknown_workload():
+    with pytest.raises(ValueError, match=r"^no workload for 'rmsnorm'; there are workloads for silu, "):
+        workload("rmsnorm", 1, 64)

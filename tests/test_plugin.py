@@ -1,0 +1,304 @@
+"""A backend of another distribution: installed, found by its entry point, used; and what broken ones do.
+
+Everything runs in programs of its own, with the plug-in on the path, so that nothing of it stays here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import support
+
+EXAMPLE = pathlib.Path(__file__).parent / "plugin_example"
+
+PRELUDE = """
+import sys
+import numpy as np
+import tensorops as tp
+
+X = np.linspace(-2, 2, 6, dtype=np.float32)
+
+def loaded():
+    return sorted(name for name in sys.modules if name.partition(".")[0] == "tensorops_tiny")
+"""
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """Install the example as users do, into a folder of its own."""
+    for package in ("pip", "setuptools"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed, the example cannot be built")
+    folder = tmp_path_factory.mktemp("plugin")
+    source, target = folder / "source", folder / "site"
+    shutil.copytree(EXAMPLE, source)  # building writes into it
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--no-compile"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *options, "--target", str(target), str(source)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, process.stderr
+    return target
+
+
+def run(code, *folders, **environment):
+    """Run code with folders on the path and return what it printed."""
+    path = os.pathsep.join(map(str, folders))
+    result = support.python(PRELUDE + code, PYTHONPATH=path, **environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+# --- a sound plug-in ---------------------------------------------------------------------------------
+
+
+def test_importing_tensorops_loads_no_plugin(installed):
+    code = """
+print(loaded())
+tp.silu(X)
+with tp.set_backend("numpy"):
+    tp.silu(X)
+print(loaded())
+tp.is_backend_available("tiny")
+print("tensorops_tiny" in loaded())
+"""
+    assert run(code, installed) == ["[]", "[]", "True"]
+
+
+def test_naming_the_backend_loads_it_and_runs_its_kernel(installed):
+    code = """
+with tp.set_backend("tiny"), tp.trace() as log:
+    y = tp.silu(X)
+    n = tp.rms_norm(X)
+print(type(y).__name__, np.allclose(y, X / (1 + np.exp(-X))), np.allclose(n, X / np.sqrt(np.mean(X * X) + 1e-6)))
+for record in log:
+    print(record.operator, record.kernel, record.namespace, len(record.transfers))
+"""
+    assert run(code, installed) == ["ndarray True True", "silu tiny tiny 2", "rms_norm generic tiny 2"]
+
+
+def test_its_arrays_are_recognised_without_naming_it(installed):
+    code = """
+from tensorops_tiny.array import Array
+x = Array(X)
+with tp.trace() as log:
+    y, n = tp.silu(x), tp.rms_norm(x)
+print(tp.get_backend(), type(y) is Array, type(n) is Array)
+print([(r.operator, r.kernel, r.namespace, r.transfers) for r in log])
+print(tp.get_namespace(x).__name__)
+print(tp.silu.explain(Array(X.astype(np.float16))))
+"""
+    assert run(code, installed) == [
+        "auto True True",
+        "[('silu', 'tiny', 'tiny', ()), ('rms_norm', 'generic', 'tiny', ())]",
+        "tensorops_tiny.xp",
+        "silu: generic on tiny (backend auto)",
+        "  not tiny: x has dtype float16, the kernel takes float32 and float64",
+    ]
+
+
+def test_arrays_of_two_libraries_do_not_meet(installed):
+    code = """
+from tensorops_tiny.array import Array
+try:
+    tp.swiglu(Array(X), X)
+except TypeError as error:
+    print(error)
+print(type(tp.to_backend({"x": [X]}, "tiny")["x"][0]) is Array)
+"""
+    said, moved = run(code, installed)
+    assert said.startswith("swiglu: gate is an array of tiny, but up of numpy; ")
+    assert moved == "True"
+
+
+def test_lists_and_queries_show_it(installed):
+    code = """
+print("tiny" in tp.get_available_backends(), tp.is_backend_available("tiny"))
+print("a tiny array library, as an example" in tp.list_backends())
+info = tp.get_backend_info("tiny")
+print(info["backend"], info["dtypes"], info["reason"], info["verified"] is not None)
+try:
+    tp.set_backend("tinny")
+except ValueError as error:
+    print("did you mean 'tiny'?" in str(error))
+"""
+    available, listed, info, suggested = run(code, installed)
+    assert (available, listed, suggested) == ("True True", "True", "True")
+    assert info.startswith("tiny ")
+    assert info.endswith(" None True")
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        assert f"'{dtype}'" in info
+
+
+def test_the_environment_may_name_it(installed):
+    code = "print(tp.get_backend()); print(type(tp.silu(X)).__name__)"
+    assert run(code, installed, TENSOROPS_BACKEND="tiny") == ["tiny", "ndarray"]
+
+
+def test_its_own_tests_pass(installed):
+    """They are the two lines that authors of backends are told to write."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    environment = {**os.environ, "PYTHONPATH": str(installed), "TENSOROPS_CONFIG": ""}
+    folder = installed.parent / "source"
+    process = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "1 passed" in process.stdout
+
+
+def test_conformance_runs_its_kernel_and_sees_a_wrong_one(installed):
+    code = """
+from dataclasses import replace
+from tensorops.testing import check_conformance
+report = check_conformance("tiny", operators=["silu"])
+print(sorted({(o.implementation, o.status) for o in report.outcomes}))
+kernel = tp.silu.kernels["tiny"]
+tp.silu._kernels["tiny"] = replace(kernel, function=lambda x: kernel.function(x) * 1.01)
+try:
+    check_conformance("tiny", operators=["silu"], dtypes=["float32"])
+except AssertionError as error:
+    print(str(error).splitlines()[1])
+"""
+    passed, failed = run(code, installed)
+    assert passed == "[('generic', 'passed'), ('tiny', 'passed'), ('tiny', 'refused')]"
+    assert failed == "silu tiny float32 typical: failed: 256 of 256 elements differ (tolerance 8 eps, eps = 1.19e-07)"
+
+
+# --- broken plug-ins ---------------------------------------------------------------------------------
+
+
+def write_plugin(folder, name, value, source):
+    """Write a distribution as an installer leaves it: one module, and its entry point."""
+    module = value.partition(":")[0]
+    folder.joinpath(f"{module}.py").write_text(source, encoding="utf-8")
+    information = folder / f"{module}_distribution-1.0.dist-info"
+    information.mkdir()
+    information.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}-distribution\nVersion: 1.0\n")
+    information.joinpath("entry_points.txt").write_text(f"[tensorops.backends]\n{name} = {value}\n")
+
+
+ROW = """
+from tensorops.backends import NAMESPACES, Backend
+backend = Backend({name!r}, NAMESPACES["numpy"], "one more", isolated=False{more})
+"""
+
+BROKEN = {
+    "import_raises": ("odd:backend", "raise OSError('the driver is too old')", "OSError: the driver is too old"),
+    "module_missing": ("odd:nothing", "backend = None", "AttributeError: "),
+    "no_backend": ("odd:backend", "backend = 3", "TypeError: "),
+    "function_returns_no_backend": (
+        "odd:backend",
+        "def backend():\n    return 'odd'",
+        "TypeError: register_backend: expected a tensorops.backends.Backend",
+    ),
+    "name_is_taken": (
+        "odd:backend",
+        ROW.format(name="numpy", more=""),
+        "ValueError: register_backend: the name 'numpy' already means the backend 'numpy'",
+    ),
+    "alias_is_taken": (
+        "odd:backend",
+        ROW.format(name="odd", more=", aliases=('nvidia',)"),
+        "ValueError: register_backend: the name 'nvidia' already means the backend 'cuda'",
+    ),
+    "provider_without_package": (
+        "odd:backend",
+        ROW.format(name="odd", more=", providers=('odd',)"),
+        "ValueError: register_backend: 'odd' names the provider 'odd', but kernel_packages does not",
+    ),
+}
+
+LOOK = """
+print(tp.is_backend_available("numpy"), tp.is_backend_available("odd"))
+print(tp.get_backend_info("odd")["reason"])
+for call in (lambda: tp.set_backend("odd"), lambda: tp.to_backend(X, "odd")):
+    try:
+        call()
+    except tp.BackendUnavailableError as error:
+        print(error)
+with tp.set_backend("numpy"), tp.trace() as log:
+    print(np.array_equal(tp.relu(X), np.maximum(X, 0)), log[0].namespace)
+"""
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_plugin_is_a_row_with_the_reason(tmp_path, broken):
+    value, source, reason = BROKEN[broken]
+    write_plugin(tmp_path, "odd", value, source)
+    available, why, named, moved, computed = run(LOOK, tmp_path)
+    assert available == "True False"
+    expected = f"the plug-in of odd-distribution failed to load: {reason}"
+    assert why.startswith(expected)
+    assert named.startswith(f"backend 'odd' is not available: {expected}")
+    assert moved == named
+    assert computed == "True numpy"
+
+
+def test_a_broken_plugin_is_in_the_list(tmp_path):
+    write_plugin(tmp_path, "odd", "odd:backend", "raise OSError('on purpose')")
+    code = "print('odd' in tp.get_available_backends()); print(tp.list_backends(verbose=True))"
+    available, *table = run(code, tmp_path)
+    assert available == "False"
+    words = " ".join(" ".join(table).split())  # the table's lines are broken where they end
+    assert "odd no" in words
+    assert "the plug-in of odd-distribution failed to load: OSError: on purpose" in words
+
+
+def test_an_entry_point_with_a_taken_name_gets_a_name_of_its_own(tmp_path):
+    write_plugin(tmp_path, "numpy", "odd:backend", "raise OSError('on purpose')")
+    code = """
+print([name for name in tp.backends.registry.all_backends() if "numpy" in name])
+print(tp.is_backend_available("numpy"))
+"""
+    names, available = run(code, tmp_path)
+    assert names == "['numpy', 'numpy@odd-distribution']"
+    assert available == "True"
+
+
+def test_a_broken_plugin_leaves_a_sound_one_alone(tmp_path, installed):
+    write_plugin(tmp_path, "odd", "odd:backend", "raise OSError('on purpose')")
+    code = "print(tp.is_backend_available('tiny'), tp.is_backend_available('odd'))"
+    assert run(code, tmp_path, installed) == ["True False"]
+
+
+def test_a_broken_plugin_is_named_by_the_command_line(tmp_path):
+    pytest.importorskip("click")
+    pytest.importorskip("rich")
+    write_plugin(tmp_path, "odd", "odd:backend", "raise OSError('on purpose')")
+    command = [sys.executable, "-m", "tensorops", "backends", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TENSOROPS_CONFIG": ""}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, process.stderr
+    assert "the plug-in of odd-distribution failed to load: OSError: on purpose" in process.stdout
+
+
+def test_a_function_may_return_the_backend(tmp_path):
+    source = (
+        "def backend():\n    "
+        + ROW.format(name="odd", more="").strip().replace("\n", "\n    ")
+        + "\n    return backend"
+    )
+    write_plugin(tmp_path, "odd", "odd:backend", source)
+    assert run("print(tp.is_backend_available('odd'))", tmp_path) == ["True"]
+
+
+def test_kernels_that_do_not_load_leave_the_generic_bodies(tmp_path):
+    more = ", providers=('odd',), kernel_packages={'odd': 'odd_kernels'}"
+    write_plugin(tmp_path, "odd", "odd:backend", ROW.format(name="odd", more=more))
+    tmp_path.joinpath("odd_kernels.py").write_text("raise OSError('the driver is too old')")
+    code = """
+with tp.set_backend("odd"), tp.trace() as log:
+    y = tp.silu(X)
+    explained = tp.silu.explain(X)
+print(np.allclose(y, X / (1 + np.exp(-X))), log[0].kernel)
+print(explained.refused)
+"""
+    computed, refused = run(code, tmp_path)
+    assert computed == "True generic"
+    assert refused == "{'odd': 'OSError: the driver is too old'}"

@@ -1,0 +1,349 @@
+"""Comparing what a function computes on several backends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+from tensorops import kernels
+from tensorops.backends.validate import validate
+from tensorops.testing import DTYPES
+
+X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
+W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
+
+
+def identity(x):
+    return x
+
+
+def one_row(*args, **kwargs):
+    (row,) = validate(*args, **{"backends": ["numpy"], **kwargs}).rows
+    return row
+
+
+def on_strict_only(wrong, right=identity):
+    """Return a function that is wrong on one backend."""
+
+    def function(x):
+        return (wrong if tp.get_backend() == "array_api_strict" else right)(x)
+
+    return function
+
+
+# --- what is compared with what ----------------------------------------------------------------------
+
+
+def test_an_operator_is_compared_with_its_float64_reference():
+    row = one_row(tp.rms_norm, X, W)
+    assert (row.backend, row.dtype, row.status, row.compared_with) == ("numpy", "float32", "ran", "reference")
+    y = np.asarray(tp.rms_norm.generic(X, W), dtype=np.float64)
+    x = X.astype(np.float64)
+    expected = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * W
+    assert row.max_relative_error == pytest.approx(np.max(np.abs(y - expected) / np.abs(expected)), rel=1e-6)
+    assert row.max_ulp == pytest.approx(row.max_relative_error / 2**-23)
+    assert validate(tp.rms_norm, X, W, backends=["numpy"]).reference == "the float64 reference of rms_norm"
+
+
+def test_errors_are_in_units_of_the_results_dtype():
+    def off(x):
+        return x * (1 + 2.0**-20)
+
+    row = one_row(off, np.ones(3, dtype=np.float32), reference=identity)
+    assert (row.status, row.max_ulp, row.max_relative_error) == ("ran", 8.0, 2.0**-20)
+    row = one_row(off, np.ones(3), reference=identity)
+    assert (row.status, row.max_ulp, row.max_relative_error) == ("differs", 2.0**32, 2.0**-20)
+
+
+def test_the_reference_sees_the_rounded_inputs_in_float64():
+    seen = []
+
+    def reference(x, ids, *, scale):
+        seen.append((x.dtype.name, float(x[0]), ids.dtype.name, scale))
+        return x
+
+    row = one_row(
+        lambda x, ids, *, scale: x, np.array([0.1]), np.array([1]), scale=2, dtypes=["float16"], reference=reference
+    )
+    assert seen == [("float64", float(np.float16(0.1)), "int64", 2)]
+    assert (row.dtype, row.max_ulp) == ("float16", 0.0)
+
+
+def test_without_a_reference_the_first_backend_that_ran_is_it():
+    support.require("array_api_strict")
+
+    def fails_on_numpy(x):
+        if tp.get_backend() == "numpy":
+            raise ZeroDivisionError("on purpose")
+        return x
+
+    report = validate(fails_on_numpy, X, backends=["numpy", "array_api_strict", "dask"])
+    first, second, third = report.rows
+    assert (first.status, first.reason) == ("failed", "ZeroDivisionError: on purpose")
+    assert (second.status, second.compared_with, second.max_ulp) == ("ran", "", None)
+    assert report.reference == "the first backend that ran: array_api_strict"
+    assert not report.ok
+    if not support.why_not("dask"):
+        assert (third.status, third.compared_with, third.max_ulp) == ("ran", "array_api_strict", 0.0)
+
+
+def test_a_reference_goes_before_that_of_an_operator():
+    row = one_row(tp.relu, X, reference=lambda x: 2 * np.maximum(x, 0))
+    assert row.status == "differs"
+    assert row.max_relative_error == pytest.approx(0.5)
+
+
+def test_a_new_operator_has_no_reference():
+    def doubled(x: Array) -> Array:  # noqa: F821 - the annotation is read as it is written
+        return x + x
+
+    with support.temporary_operator(doubled) as operator:
+        report = validate(operator, X, backends=["numpy", "cpu"])
+    assert report.rows[0].compared_with == ""
+    assert report.rows[0].kernels == {"doubled": ("generic",)}
+
+
+def test_a_reference_that_raises_leaves_nothing_to_compare_with():
+    def broken(x):
+        raise ZeroDivisionError("on purpose")
+
+    row = one_row(identity, X, reference=broken)
+    assert row.status == "failed"
+    assert row.reason == "nothing to compare with: the reference raised ZeroDivisionError: on purpose"
+
+
+# --- backends and dtypes -----------------------------------------------------------------------------
+
+
+def test_every_available_backend_but_the_strictest_runs_by_default():
+    report = validate(tp.silu, X)
+    expected = [name for name in tp.get_available_backends() if name != "array_api_strict"]
+    assert [row.backend for row in report.rows] == expected
+    assert {row.status for row in report.rows} == {"ran"}
+    assert report.ok
+    assert all(row.max_ulp < 8 for row in report.rows)
+
+
+def test_the_kernels_that_ran_are_named():
+    support.require_provider("cpu")
+    cpu, numpy = validate(tp.rms_norm, X, W, backends=["cpu", "numpy"]).rows
+    assert cpu.kernels == {"rms_norm": ("cpu",)}
+    assert numpy.kernels == {"rms_norm": ("generic",)}
+
+
+def test_an_alias_names_the_backend():
+    assert one_row(tp.relu, X, backends=["python", "numpy"]).backend == "numpy"
+
+
+def test_an_unavailable_backend_is_a_row_with_the_reason(unavailable):
+    name, reason = unavailable
+    report = validate(tp.relu, X, backends=["numpy", name])
+    assert [row.status for row in report.rows] == ["ran", "unavailable"]
+    assert f"backend '{name}' is not available: {reason}" in report.rows[1].reason
+    assert not report.ok
+
+
+def test_all_dtypes_are_cast_to():
+    report = validate(tp.rms_norm, X.astype(np.float64), W, backends=["numpy"], dtypes="all")
+    assert [row.dtype for row in report.rows] == list(DTYPES)
+    assert {row.status for row in report.rows} == {"ran"}
+
+
+def test_a_dtype_that_a_backend_lacks_is_refused():
+    support.require("array_api_strict")
+    report = validate(tp.relu, X, backends=["numpy", "array_api_strict"], dtypes=["float16", "float64"])
+    assert [(row.dtype, row.backend, row.status) for row in report.rows] == [
+        ("float16", "numpy", "ran"),
+        ("float16", "array_api_strict", "refused"),
+        ("float64", "numpy", "ran"),
+        ("float64", "array_api_strict", "ran"),
+    ]
+    assert "float16" in report.rows[1].reason
+    assert report.ok
+    assert not validate(tp.relu, X, backends=["array_api_strict"], dtypes=["float16"]).ok
+
+
+def test_jax_says_why_it_holds_no_float64():
+    support.require("jax")
+    row = one_row(tp.relu, X.astype(np.float64), backends=["jax"])
+    assert (row.dtype, row.status) == ("float64", "refused")
+    assert "jax_enable_x64" in row.reason
+
+
+def test_a_known_limit_of_a_library_is_named():
+    support.require("mlx")
+    with support.holding("mlx", "float64"):
+        row = one_row(tp.silu, X.astype(np.float64), backends=["mlx"])
+    assert row.status == "differs"
+    assert row.reason.endswith("a known limit: mlx computes silu in float64 only as exactly as in float32")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"backends": ["nunpy"]}, ValueError, r"^unknown backend 'nunpy' \(did you mean 'numpy'\?\)"),
+        ({"backends": "numpy"}, TypeError, r"^validate: backends is a collection of names, not one string"),
+        ({"dtypes": ["float8"]}, ValueError, r"^validate: unknown dtype 'float8'; valid names: float16, bfloat16"),
+        ({"dtypes": "float32"}, TypeError, r"^validate: dtypes is a collection of names or \"all\", not one string"),
+    ],
+)
+def test_unknown_names_are_errors_before_anything_runs(options, kind, message):
+    ran = []
+    with pytest.raises(kind, match=message):
+        validate(ran.append, X, **{"backends": ["numpy"], **options})
+    assert ran == []
+
+
+# --- arguments and results ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Layer:
+    weight: object
+    name: str
+
+
+def test_arrays_are_found_in_nested_arguments_of_any_library():
+    library = next((name for name in ("jax", "torch", "dask") if not support.why_not(name)), "numpy")
+    weight = support.there(W, library)
+
+    def function(layers, x, *, options):
+        (layer,) = layers["layers"]
+        return tp.rms_norm(x, layer.weight, options[0])
+
+    report = validate(
+        function, {"layers": [Layer(weight, "first")]}, X, options=(1e-3,), backends=["array_api_strict", "numpy"]
+    )
+    assert [row.status for row in report.rows] == ["ran", "ran"]
+    assert report.rows[0].kernels == {"rms_norm": ("generic",)}
+    assert report.ok
+
+
+def test_a_function_that_writes_to_its_argument_does_so_alone():
+    def doubles(x):
+        x *= 2
+        return x
+
+    x = np.ones(3, dtype=np.float32)
+    report = validate(doubles, x, backends=["numpy", "cpu"], reference=lambda x: 2 * x)
+    assert all(row.max_ulp == 0.0 for row in report.rows if row.status == "ran")
+    assert report.rows[0].status == "ran"
+    np.testing.assert_array_equal(x, 1)
+
+
+def test_results_may_be_nested():
+    support.require("array_api_strict")
+
+    def function(x):
+        xp = tp.get_namespace(x)
+        return {"y": (x, None), "n": [xp.argmax(x, axis=-1), 3], "s": float(xp.sum(x)), "b": xp.any(x > 0)}
+
+    report = validate(function, X + 1, backends=["numpy", "array_api_strict"])
+    assert report.ok, str(report)
+    assert report.rows[1].max_ulp <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "reason"),
+    [
+        (lambda x: x + 1, identity, r"the result: 8 of 8 elements differ \(tolerance 256 eps"),
+        (lambda x: (x, x + 1), lambda x: (x, x), r"^the result\[1\]: 8 of 8 elements differ"),
+        (lambda x: x[:1, :], identity, r"^the result: shape is \(1, 4\), expected \(2, 4\)"),
+        (lambda x: (x,), lambda x: (x, x), r"^the result has 1 parts, expected 2"),
+        (lambda x: (x, None), lambda x: (x, x), r"^the result\[1\] is NoneType, expected an array or a number"),
+        (lambda x: {"a": x}, lambda x: {"b": x}, r"^the result has the keys \['a'\], not \['b'\]"),
+        (lambda x: "x", identity, r"^the result is str, expected an array or a number"),
+        (lambda x: x > 0, lambda x: x > 1, r"^the result: 2 of 8 elements differ, and must be equal"),
+        (lambda x: x > 0, identity, r"^the result: dtype is bool, expected a floating one"),
+        (lambda x: x / 0, identity, r"^the result: 8 of 8 elements differ"),
+        (lambda x: 1.5, lambda x: 1.0, r"^the result: 1 of 1 elements differ"),
+        (lambda x: 3, lambda x: 2, r"^the result: 1 of 1 elements differ, and must be equal"),
+        (lambda x: 1j, lambda x: 1.0 + 0j, r"^the result: 2 of 2 elements differ"),
+    ],
+)
+def test_a_result_that_differs_is_one(wrong, right, reason):
+    support.require("array_api_strict")
+    report = validate(on_strict_only(wrong, right), X, backends=["numpy", "array_api_strict"])
+    first, second = report.rows
+    assert first.status == "ran"
+    assert second.status == "differs"
+    assert second.compared_with == "numpy"
+    assert second.max_ulp > 1000
+    assert not report.ok
+    assert re.search(reason, second.reason), second.reason
+
+
+def test_a_narrower_dtype_inside_is_found():
+    def narrow(x):
+        return x.astype(np.float16).astype(np.float32)
+
+    row = one_row(narrow, np.array([1 + 2.0**-12, 1.5], dtype=np.float32), reference=identity)
+    assert row.status == "differs"
+    assert row.max_relative_error == pytest.approx(2.0**-12, rel=1e-3)
+
+
+def test_nan_and_infinity_are_values():
+    x = np.array([np.nan, np.inf, -np.inf, 1.0], dtype=np.float32)
+    assert one_row(identity, x, reference=identity).max_ulp == 0.0
+    row = one_row(lambda x: np.nan_to_num(x), x, reference=identity)
+    assert row.status == "differs"
+    assert math.isinf(row.max_ulp)
+
+
+def test_a_lazy_result_that_fails_is_a_row():
+    support.require("dask")
+
+    def fails(x):
+        def block(b):
+            raise ZeroDivisionError("in a block")
+
+        return x.map_blocks(block, dtype=x.dtype, meta=x._meta)
+
+    row = one_row(fails, X, backends=["dask"])
+    assert (row.status, row.reason) == ("failed", "ZeroDivisionError: in a block")
+
+
+# --- the report --------------------------------------------------------------------------------------
+
+
+def test_the_report_is_a_table_for_people(unavailable):
+    report = validate(tp.rms_norm, X, W, backends=["numpy", unavailable[0]])
+    title, head, *rows = str(report).splitlines()
+    assert title == "rms_norm, compared with the float64 reference of rms_norm"
+    assert head.split()[:3] == ["backend", "dtype", "status"]
+    assert [row.split()[0] for row in rows] == ["numpy", unavailable[0]]
+    for row, status in zip(rows, ("ran", "unavailable"), strict=True):
+        assert row[head.index("status") :].startswith(status)
+    assert rows[0][head.index("kernels") :].startswith("rms_norm: generic")
+    assert rows[1][head.index("reason") :].startswith("backend")
+
+
+def test_the_report_is_json_for_programs():
+    support.require("array_api_strict")
+    function = on_strict_only(lambda x: x / 0)
+    report = validate(function, X, backends=["numpy", "array_api_strict"])
+    read = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert (read["function"], read["reference"]) == ("function", "the first backend that ran: numpy")
+    assert read["ok"] is False
+    assert [row["status"] for row in read["rows"]] == ["ran", "differs"]
+    assert math.isinf(report.rows[1].max_ulp)
+    assert read["rows"][1]["max_ulp"] is None
+    assert set(read["rows"][0]) == {field.name for field in dataclasses.fields(report.rows[0])}
+
+
+def test_rows_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one_row(tp.relu, X).status = "ran"
+
+
+def test_the_compiled_kernels_are_what_was_loaded():
+    """The rows of the backend `cpu` must not say more than the provider can do."""
+    (row,) = validate(tp.rms_norm, X, W, backends=["cpu"]).rows
+    assert row.status == ("unavailable" if kernels.load("cpu") else "ran")
