@@ -26,7 +26,22 @@ from tensorops.backends import (
     to_backend,
     trace,
 )
+from tensorops.backends.devices import (
+    ConfigurationError,
+    CPUConfig,
+    CUDAConfig,
+    JAXConfig,
+    MLXConfig,
+    OpenCLConfig,
+    configure,
+    get_config,
+)
+from tensorops.backends.hardware import Hardware, detect_hardware
+from tensorops.backends.memory import MemoryMonitor, empty_cache, get_memory_stats, synchronize
+from tensorops.backends.optimal import OptimalBackend, get_optimal_backend
+from tensorops.backends.runtimes import MemoryStats
 from tensorops.backends.settings import start as _start
+from tensorops.backends.validate import ValidationReport, validate
 from tensorops.ops.activation import (
     geglu,
     gelu,
@@ -52,23 +67,40 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendFallbackWarning",
     "BackendUnavailableError",
+    "CPUConfig",
+    "CUDAConfig",
+    "ConfigurationError",
     "Explanation",
+    "Hardware",
+    "JAXConfig",
     "KernelRefusedError",
+    "MLXConfig",
+    "MemoryMonitor",
+    "MemoryStats",
+    "OpenCLConfig",
+    "OptimalBackend",
     "Record",
     "Trace",
     "Transfer",
+    "ValidationReport",
     "add_rms_norm",
     "bind_settings",
+    "configure",
     "cross_entropy",
     "dequantize",
+    "detect_hardware",
     "embedding",
+    "empty_cache",
     "geglu",
     "gelu",
     "get_available_backends",
     "get_backend",
     "get_backend_info",
+    "get_config",
     "get_default_backend",
+    "get_memory_stats",
     "get_namespace",
+    "get_optimal_backend",
     "is_backend_available",
     "layer_norm",
     "linear",
@@ -91,8 +123,10 @@ __all__ = [
     "softmax",
     "softplus",
     "swiglu",
+    "synchronize",
     "to_backend",
     "trace",
+    "validate",
 ]
 
 _start()

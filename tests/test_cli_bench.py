@@ -53,6 +53,11 @@ def test_one_operator_in_numbers():
     assert row["reason"] is None
 
 
+def test_rows_that_nobody_looks_up_do_not_count():
+    (row,) = measured("embedding", "--backend=numpy", "--size=2x64")["results"]
+    assert row["bytes"] == 2 * 4 + 2 * (2 * 64 * 4)  # the indices, the rows of the table, and the result
+
+
 def test_it_names_the_kernel_that_ran():
     support.require_provider("cpu")
     rows = measured("rms_norm", "silu", "--backend", "cpu", "--size", "small")["results"]

@@ -29,6 +29,7 @@ ctypes.PyDLL(None).sleep(3600)
 """
 CRASHES = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
 EXITS = "raise SystemExit(7)"
+EXITS_AT_ONCE = "import os\nos._exit(7)"
 RAISES = 'raise RuntimeError("the driver is\\ntoo old")'
 NO_LIBRARY = "import ctypes\nctypes.CDLL('libcuda_of_nowhere.so.1')"
 RAISES_NOTHING_OF_EXCEPTION = 'class Odd(BaseException):\n    pass\nraise Odd("odd")'
@@ -59,7 +60,8 @@ except tensorops.BackendUnavailableError as error:
 BROKEN = {
     "hangs": (HANGS, "gave no answer within 2 seconds"),
     "raises": (RAISES, "failed with RuntimeError: the driver is"),
-    "exits": (EXITS, "exited with 7"),
+    "exits at once": (EXITS_AT_ONCE, "exited with 7"),
+    "exits": (EXITS, "failed with SystemExit: 7"),
 }
 if sys.platform != "win32":
     BROKEN["hangs holding the interpreter"] = (HANGS_HOLDING_THE_INTERPRETER, "gave no answer within 2 seconds")
@@ -84,21 +86,17 @@ def test_a_broken_package_is_a_reason(name, how, tmp_path):
 def test_listing_all_goes_on_while_one_hangs(tmp_path):
     """The others are tried at the same time, and all are listed."""
     code = """
-    import time
     import tensorops
     from tensorops.backends import probing
     probing.SECONDS = 20.0
-    start = time.monotonic()
     print(*tensorops.get_available_backends())
-    print(time.monotonic() - start < 40)
     print(tensorops.list_backends(verbose=True))
     """
     result = run(code, tmp_path, "cupy", HANGS)
     assert result.returncode == 0, result.stderr
-    names, in_time, *table = result.stdout.splitlines()
+    names, *table = result.stdout.splitlines()
     assert "numpy" in names.split()
     assert "cuda" not in names.split()
-    assert in_time == "True"
     assert "not available: computing rms_norm with cupy gave no answer within 20 seconds" in " ".join(
         line.strip() for line in table
     )

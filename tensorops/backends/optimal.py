@@ -109,15 +109,12 @@ def ranked(hardware: Hardware | None = None, priority: Sequence[str] = ()) -> tu
     ValueError
         If `priority` has an unknown name; the valid ones are listed.
     """
-    wanted = [resolve(name).name for name in _candidates(detect_hardware() if hardware is None else hardware, priority)]
-    last = [name for name in ("numpy", "array_api_strict") if name not in map(_canonical, priority)]
-    front = [name for name in wanted if name not in last]
+    candidates = _candidates(detect_hardware() if hardware is None else hardware, priority)
+    asked_for = [resolve(name).name for name in priority]
+    last = [name for name in ("numpy", "array_api_strict") if name not in asked_for]
+    front = [name for name in candidates if name not in last]
     others = [name for name in all_backends() if name not in front and name not in last]
     return (*front, *others, *last)
-
-
-def _canonical(name: str) -> str:
-    return resolve(name).name
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def probe_all(backends: Iterable[Backend], *, refresh: bool = False) -> dict[str
     rows = list(backends)
     if not refresh and all(b.name in _probes for b in rows):
         return {b.name: _probes[b.name] for b in rows}
-    with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 2), thread_name_prefix="tensorops-probe") as pool:
+    with ThreadPoolExecutor(max_workers=4, thread_name_prefix="tensorops-probe") as pool:
         return dict(zip((b.name for b in rows), pool.map(lambda b: probe(b, refresh=refresh), rows), strict=True))
 
 
@@ -162,6 +162,8 @@ def _configure(backend: Backend, configured: Configuration | None) -> None:
     """Apply what the configuration file says of the backend's device, before the library starts it."""
     from tensorops.backends.settings import process
 
+    if backend.name == "cpu":  # its package does so when it is loaded, as arrays lead there without a backend, too
+        return
     if options := (configured or process.configuration).devices.get(backend.name):
         from tensorops.backends.devices import apply_configured
 

@@ -122,12 +122,11 @@ BACKENDS: dict[str, Backend] = {
             remedy="nothing yet; its arrays can be computed with as NumPy arrays: x.get()",
         ),
         Backend(
-            "dask",
+            "dask",  # importing it imports CuPy as well, where that is installed
             NAMESPACES["dask"],
             "Dask arrays: chunked, lazy, larger than memory",
             remedy="pip install --upgrade 'tensorops[dask]'",
             tested=_ON_EVERY_CHANGE,
-            isolated=False,
         ),
         Backend(
             "numpy",

@@ -167,10 +167,9 @@ def _next_in_priority(preferred: Backend, failure: str, configured: Configuratio
 
 
 def _best_first() -> tuple[str, ...]:
-    from tensorops.backends.hardware import detect_hardware
     from tensorops.backends.optimal import ranked
 
-    return ranked(detect_hardware())
+    return ranked()
 
 
 class BackendFallbackWarning(UserWarning):

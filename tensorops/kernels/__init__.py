@@ -50,5 +50,6 @@ def load(provider: str) -> str:
 
 def configure_loaded() -> None:
     """Pass the configuration on to the compiled kernels, if they are loaded."""
-    if (cpu := sys.modules.get(PROVIDERS["cpu"])) is not None:
-        cpu.configure()
+    # While another thread is still importing it there is no such function; the import itself will configure it.
+    if (configure := getattr(sys.modules.get(PROVIDERS["cpu"]), "configure", None)) is not None:
+        configure()
