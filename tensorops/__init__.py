@@ -4,6 +4,11 @@ An operator takes arrays of NumPy, CuPy, JAX, MLX, PyTorch, Dask or any other li
 they live with the best kernel there is, and returns the same kind. `set_backend` chooses who computes instead.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tensorops._operator import Explanation, KernelRefusedError
 from tensorops.backends import (
     BackendFallbackWarning,
@@ -12,13 +17,9 @@ from tensorops.backends import (
     Trace,
     Transfer,
     bind_settings,
-    get_available_backends,
     get_backend,
-    get_backend_info,
     get_default_backend,
     get_namespace,
-    is_backend_available,
-    list_backends,
     register_backend,
     reload_config,
     set_backend,
@@ -26,22 +27,7 @@ from tensorops.backends import (
     to_backend,
     trace,
 )
-from tensorops.backends.devices import (
-    ConfigurationError,
-    CPUConfig,
-    CUDAConfig,
-    JAXConfig,
-    MLXConfig,
-    OpenCLConfig,
-    configure,
-    get_config,
-)
-from tensorops.backends.hardware import Hardware, detect_hardware
-from tensorops.backends.memory import MemoryMonitor, empty_cache, get_memory_stats, synchronize
-from tensorops.backends.optimal import OptimalBackend, get_optimal_backend
-from tensorops.backends.runtimes import MemoryStats
 from tensorops.backends.settings import start as _start
-from tensorops.backends.validate import ValidationReport, validate
 from tensorops.ops.activation import (
     geglu,
     gelu,
@@ -61,6 +47,29 @@ from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm
 from tensorops.ops.positional import rope
 from tensorops.ops.quantization import dequantize, quantize, quantized_linear
 from tensorops.ops.sampling import sample
+
+if TYPE_CHECKING:
+    from tensorops.backends.devices import (
+        ConfigurationError,
+        CPUConfig,
+        CUDAConfig,
+        JAXConfig,
+        MLXConfig,
+        OpenCLConfig,
+        configure,
+        get_config,
+    )
+    from tensorops.backends.hardware import Hardware, detect_hardware
+    from tensorops.backends.information import (
+        get_available_backends,
+        get_backend_info,
+        is_backend_available,
+        list_backends,
+    )
+    from tensorops.backends.memory import MemoryMonitor, empty_cache, get_memory_stats, synchronize
+    from tensorops.backends.optimal import OptimalBackend, get_optimal_backend
+    from tensorops.backends.runtimes import MemoryStats
+    from tensorops.backends.validate import ValidationReport, validate
 
 __version__ = "0.1.0"
 
@@ -128,5 +137,29 @@ __all__ = [
     "trace",
     "validate",
 ]
+
+# What is seldom needed is imported when it is first asked for: importing tensorops takes little longer than NumPy.
+_LATER = {
+    "devices": "CPUConfig CUDAConfig ConfigurationError JAXConfig MLXConfig OpenCLConfig configure get_config",
+    "hardware": "Hardware detect_hardware",
+    "information": "get_available_backends get_backend_info is_backend_available list_backends",
+    "memory": "MemoryMonitor empty_cache get_memory_stats synchronize",
+    "optimal": "OptimalBackend get_optimal_backend",
+    "runtimes": "MemoryStats",
+    "validate": "ValidationReport validate",
+}
+_MODULE_OF = {name: f"tensorops.backends.{module}" for module, names in _LATER.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tensorops' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 _start()

@@ -6,8 +6,9 @@ Helpers that tests import stand in `support`.
 import os
 
 # Before tensorops is imported: the tests choose backends themselves, and read no configuration of this machine's user.
-for variable in ("TENSOROPS_BACKEND", "TENSOROPS_PRIORITY", "TENSOROPS_FORCE"):
-    os.environ.pop(variable, None)
+os.environ.pop("TENSOROPS_BACKEND", None)
+os.environ.pop("TENSOROPS_PRIORITY", None)
+os.environ.pop("TENSOROPS_FORCE", None)
 os.environ["TENSOROPS_CONFIG"] = ""
 # Programs that tests start must import what is installed, as this one does, not the sources they stand beside.
 os.environ["PYTHONSAFEPATH"] = "1"

@@ -387,6 +387,18 @@ def test_the_usual_place_is_the_users_configuration_folder(tmp_path):
     )
 
 
+def test_the_usual_place_is_the_one_that_platformdirs_gives(tmp_path, monkeypatch):
+    platformdirs = pytest.importorskip("platformdirs")
+    monkeypatch.delenv("TENSOROPS_CONFIG")
+    for folder in (None, str(tmp_path), ""):
+        if folder is None:
+            monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+        else:
+            monkeypatch.setenv("XDG_CONFIG_HOME", folder)
+        expected = platformdirs.user_config_path("tensorops", appauthor=False) / "config.json"
+        assert configuration.config_path() == expected
+
+
 # --- changes without a restart -----------------------------------------------------------------------
 
 

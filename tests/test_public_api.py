@@ -85,7 +85,19 @@ def imports(path):
 
 
 def test_all_is_what_is_public():
-    assert set(tp.__all__) == public_names(tp)
+    for name in tp.__all__:  # some are imported by this
+        assert getattr(tp, name) is not None
+    assert set(tp.__all__) == public_names(tp) - {"TYPE_CHECKING", "Any", "annotations"}
+    assert set(tp.__all__) <= set(dir(tp))
+    with pytest.raises(AttributeError, match=r"^module 'tensorops' has no attribute 'rms_nrom'$"):
+        tp.rms_nrom  # noqa: B018
+
+
+def test_what_is_imported_later_is_what_types_are_checked_with():
+    """The package lists these names twice: for who reads the types, and for who asks for the name."""
+    (block,) = [n for n in ast.parse(pathlib.Path(tp.__file__).read_text()).body if isinstance(n, ast.If)]
+    checked = {alias.name: node.module for node in block.body for alias in node.names}
+    assert checked == tp._MODULE_OF
     assert len(tp.__all__) == len(set(tp.__all__))
     assert tp.__all__ == sorted(tp.__all__)
 

@@ -11,12 +11,6 @@ from tensorops._namespaces import NAMESPACES, common_namespace, move, namespace_
 from tensorops._namespaces import Namespace as Namespace
 from tensorops._typing import Array
 from tensorops._typing import Namespace as ArrayNamespace
-from tensorops.backends.information import (
-    get_available_backends,
-    get_backend_info,
-    is_backend_available,
-    list_backends,
-)
 from tensorops.backends.probing import first_available
 from tensorops.backends.registry import BACKENDS, Backend, BackendUnavailableError, register_backend, resolve
 from tensorops.backends.settings import (
@@ -44,13 +38,9 @@ __all__ = [
     "Trace",
     "Transfer",
     "bind_settings",
-    "get_available_backends",
     "get_backend",
-    "get_backend_info",
     "get_default_backend",
     "get_namespace",
-    "is_backend_available",
-    "list_backends",
     "register_backend",
     "reload_config",
     "set_backend",

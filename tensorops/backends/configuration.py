@@ -16,12 +16,15 @@ says where it stands and what is valid.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorops.backends.registry import nearest, resolve
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 AUTO = "auto"
 
@@ -69,12 +72,27 @@ class Configuration:
 
 def config_path() -> Path | None:
     """Return where the configuration file is looked for, or ``None`` if ``TENSOROPS_CONFIG`` is set, but empty."""
-    named = os.environ.get(CONFIG)
-    if named is not None:
-        return Path(named).expanduser() if named.strip() else None
-    import platformdirs
+    from pathlib import Path
 
-    return Path(platformdirs.user_config_path("tensorops", appauthor=False)) / "config.json"
+    path = _path()
+    return Path(path) if path else None
+
+
+def _path() -> str:
+    named = os.environ.get(CONFIG)
+    if named is None:
+        return os.path.join(_user_folder(), "tensorops", "config.json")  # noqa: PTH118 - see _user_folder
+    return os.path.expanduser(named) if named.strip() else ""  # noqa: PTH111
+
+
+def _user_folder() -> str:
+    # The folder that platformdirs gives. It is looked at whenever tensorops is imported, and importing platformdirs and
+    # pathlib for that takes a sixth of the time that NumPy takes.
+    if sys.platform == "win32":
+        return os.environ.get("LOCALAPPDATA") or os.path.expanduser(r"~\AppData\Local")  # noqa: PTH111
+    if sys.platform == "darwin":
+        return os.path.expanduser("~/Library/Application Support")  # noqa: PTH111
+    return os.environ.get("XDG_CONFIG_HOME", "").strip() or os.path.expanduser("~/.config")  # noqa: PTH111
 
 
 def read() -> Configuration:
@@ -86,9 +104,22 @@ def read() -> Configuration:
         If either says something that means nothing; the message names the variable, or the file and the line.
     """
     environment = _from_environment(os.environ)
-    path = config_path()
-    file = Configuration() if path is None else read_file(path, must_exist=CONFIG in os.environ)
+    file = Configuration()
+    named = CONFIG in os.environ
+    path = config_path() if named or _exists(_path()) else None
+    if path is not None:
+        file = read_file(path, must_exist=named)
     return _merged(environment, file)
+
+
+def _exists(path: str) -> bool:
+    try:
+        os.stat(path)  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass  # there is something that cannot be looked at: reading it will say what
+    return True
 
 
 # ----------------------------------------------------------------------------------------- the environment
@@ -285,6 +316,7 @@ def write_file(path: Path, configuration: Configuration) -> None:
     """
     import json
     import tempfile
+    from pathlib import Path
 
     entries: dict[str, Any] = {
         "preferred_backend": configuration.preferred_backend,

@@ -7,7 +7,6 @@ below, wants to see all of them, or brings an array of a library that none of th
 
 from __future__ import annotations
 
-import difflib
 import os
 import threading
 from collections.abc import Iterable, Mapping
@@ -211,6 +210,8 @@ if hasattr(os, "register_at_fork"):  # a lock that another thread held in the pa
 
 def nearest(name: object, valid: Iterable[str]) -> str:
     """Return `` (did you mean 'numpy'?)`` if one of the valid names is near, else an empty string."""
+    import difflib  # only for who has made a mistake
+
     close = difflib.get_close_matches(str(name), list(valid), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -19,7 +19,6 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import lru_cache
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -201,6 +200,8 @@ def start() -> None:
 
 def _is_our_command() -> bool:
     # The command line is what mends a configuration, so that it has to start with a broken one.
+    from pathlib import Path
+
     return Path(sys.argv[0] if sys.argv else "").stem == "tensorops" or (
         sys.argv[:1] == ["-m"] and "tensorops" in sys.orig_argv
     )

@@ -202,7 +202,7 @@ def _backends(names: Collection[str] | None) -> list[Backend]:
     if isinstance(names, str):
         raise TypeError("validate: backends is a collection of names, not one string")
     if names is None:
-        from tensorops.backends import get_available_backends
+        from tensorops.backends.information import get_available_backends
 
         names = [name for name in get_available_backends() if name != "array_api_strict"]
     return list(dict.fromkeys(map(resolve, names)))

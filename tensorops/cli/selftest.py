@@ -107,7 +107,7 @@ def selftest(named: tuple[Backend, ...], full: bool, as_json: bool) -> None:
 
 
 def _available() -> tuple[Backend, ...]:
-    from tensorops.backends import get_available_backends
+    from tensorops.backends.information import get_available_backends
 
     with messages.status("Probing backends ..."):
         return tuple(map(resolve, get_available_backends()))
