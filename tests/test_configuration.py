@@ -484,3 +484,21 @@ print(_native.num_threads())"""
     monkeypatch.delenv("TENSOROPS_NUM_THREADS")
     tp.reload_config()
     assert _native.num_threads() == before
+
+
+def test_changed_options_of_a_device_reach_a_backend_in_use(clean, tmp_path, monkeypatch):
+    support.require("mlx")
+    path = tmp_path / "config.json"
+    monkeypatch.setenv("TENSOROPS_CONFIG", str(path))
+    with tp.set_backend("mlx"):
+        limits = []
+        for options in ({"cache_bytes": 2**20}, {"cache_bytes": 2**21}, {}):
+            path.write_text(json.dumps({"devices": {"mlx": options}}))
+            tp.reload_config()
+            limits.append(tp.get_config("mlx").cache_bytes)
+        assert limits == [2**20, 2**21, None]
+        before = process.configuration
+        path.write_text(json.dumps({"devices": {"mlx": {"max_memory_fraction": 0.5}}}))
+        with pytest.raises(tp.ConfigurationError, match=r"^backend 'mlx': max_memory_fraction cannot be kept"):
+            tp.reload_config()
+        assert process.configuration is before

@@ -43,12 +43,15 @@ class Probe:
         When it computed correctly.
     here : bool
         Whether it did so in this process.
+    misconfigured : bool
+        Whether the reason is what was configured for its device.
     """
 
     reason: str = ""
     remedy: str = ""
     verified: datetime | None = None
     here: bool = False
+    misconfigured: bool = False
 
 
 _probes: dict[str, Probe] = {}
@@ -170,12 +173,29 @@ def _configure(backend: Backend, configured: Configuration | None) -> None:
         apply_configured(backend.name, options)
 
 
+def reconfigure(before: Configuration, after: Configuration) -> None:
+    """Apply changed options of devices to the backends that have already been used; all of them or none."""
+    from tensorops.backends.devices import apply_configured
+
+    used = [name for name in {**before.devices, **after.devices} if name in _probes and _probes[name].here]
+    done = []
+    try:
+        for name in used:
+            apply_configured(name, after.devices.get(name, {}))
+            done.append(name)
+    except BaseException:
+        for name in done:
+            apply_configured(name, before.devices.get(name, {}))
+        raise
+
+
 def _compute(backend: Backend, configured: Configuration | None) -> Probe:
     """Compute something tiny on a backend, in this process, and look at the result."""
     try:
         _configure(backend, configured)
     except Exception as error:
-        return Probe(f"its configured device was refused with {describe_error(error)}", "tensorops config --show")
+        reason = f"its configured device was refused with {describe_error(error)}"
+        return Probe(reason, "tensorops config --show", misconfigured=True)
     try:
         reason = _wrong_result(backend)
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from tensorops import kernels
 from tensorops.backends import configuration
 from tensorops.backends.configuration import AUTO, Configuration
-from tensorops.backends.probing import describe, first_available, probe_here
+from tensorops.backends.probing import describe, first_available, probe_here, reconfigure
 from tensorops.backends.registry import Backend, BackendUnavailableError, resolve
 from tensorops.backends.trace import Trace
 
@@ -219,6 +219,8 @@ def reload_config() -> None:
         If a variable or the file says something that means nothing. The configuration is then as it was.
     BackendUnavailableError
         If a backend is forced and cannot compute here. The configuration is then as it was.
+    ConfigurationError
+        If a backend that is in use cannot honour changed options of its device. The configuration is then as it was.
 
     Examples
     --------
@@ -239,6 +241,7 @@ def reload_config() -> None:
             settings, _ = _default_of(found, None)
         elif found.preferred_backend == AUTO:
             settings = Settings()
+        reconfigure(process.configuration, found)
         with _lock:
             process.configuration, process.problem = found, None
             if process.chosen is None:

@@ -172,7 +172,7 @@ def problems_with_devices(found: Configuration) -> list[dict[str, str]]:
     for name in found.devices:
         if name != (found.force_backend or found.preferred_backend):
             tried = probe_here(resolve(name))
-            if tried.reason and tried.remedy.startswith("tensorops config"):  # else it is not to be had here anyway
+            if tried.misconfigured:  # any other reason is not the configuration's
                 said = f"{where}: devices: {name}: {tried.reason}"
                 problems.append({"problem": said, "remedy": f"take that option out of {where}"})
     return problems
