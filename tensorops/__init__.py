@@ -27,7 +27,7 @@ from tensorops.backends import (
     to_backend,
     trace,
 )
-from tensorops.backends.settings import start as _start
+from tensorops.backends.default import start as _start
 from tensorops.ops.activation import (
     geglu,
     gelu,

@@ -26,8 +26,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from tensorops import _dtypes, kernels
 from tensorops._namespaces import NAMESPACES, Namespace, describe_type, move, namespace_of
+from tensorops.backends.default import in_force
 from tensorops.backends.registry import load_plugins, nearest
-from tensorops.backends.settings import Settings, current, in_force
+from tensorops.backends.settings import Settings, current
 from tensorops.backends.trace import Record, Transfer
 
 P = ParamSpec("P")

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -14,9 +15,9 @@ import support
 import tensorops as tp
 from tensorops.backends import configuration
 from tensorops.backends.configuration import Configuration, read_file, write_file
+from tensorops.backends.default import process
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
-from tensorops.backends.settings import process
 
 # --- who comes before whom ---------------------------------------------------------------------------
 
@@ -144,6 +145,37 @@ def test_the_environment_comes_before_a_forced_backend_of_the_file(unavailable, 
         assert result.stdout.split() == [expected, "True"], result.stderr
 
 
+def test_naming_the_forced_backend_does_not_lift_the_force(unavailable, tmp_path):
+    name, _ = unavailable
+    for alias in (name, *BACKENDS[name].aliases):
+        result = run(IMPORT, file={"force_backend": name}, folder=tmp_path, TENSOROPS_BACKEND=alias)
+        assert f"BackendUnavailableError: backend '{name}' is not available" in last_line(result)
+
+
+PROGRAMS = {
+    "a package that gets our name as an argument": ("-m", "mypkg", "tensorops"),
+    "a script that has our name": ("tensorops",),
+}
+
+
+@pytest.mark.parametrize("how", PROGRAMS)
+def test_force_holds_in_every_program(how, unavailable, tmp_path):
+    """The command line starts under a broken configuration. What only looks like it must not compute."""
+    (tmp_path / "mypkg").mkdir()
+    body = "import tensorops, numpy\ntensorops.silu(numpy.ones(3))\nprint('computed')"
+    (tmp_path / "mypkg" / "__init__.py").write_text(body)
+    (tmp_path / "mypkg" / "__main__.py").write_text("")
+    (tmp_path / "tensorops").write_text(body)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TENSOROPS_")}
+    clean |= {"TENSOROPS_CONFIG": "", "TENSOROPS_BACKEND": unavailable[0], "TENSOROPS_FORCE": "1"}
+    clean |= {"PYTHONPATH": str(tmp_path)} if "-m" in PROGRAMS[how] else {}
+    arguments = [str(tmp_path / "tensorops")] if how == "a script that has our name" else PROGRAMS[how]
+    done = subprocess.run([sys.executable, *arguments], env=clean, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "computed" not in done.stdout
+    assert "BackendUnavailableError: backend " in last_line(done)
+
+
 def test_force_without_a_name_is_an_error():
     result = run("import tensorops", TENSOROPS_FORCE="1")
     assert "TENSOROPS_FORCE is 1, but no backend is named: set TENSOROPS_BACKEND" in last_line(result)
@@ -242,6 +274,7 @@ OF_THE_ENVIRONMENT = {
     "TENSOROPS_BACKND": {
         "numpy": "unknown environment variable TENSOROPS_BACKND (did you mean 'TENSOROPS_BACKEND'?); those that ",
     },
+    "TENSOROPS_SERVICES": {"x": "unknown environment variable TENSOROPS_SERVICES "},
     "TENSOROPS_CONFIG": {"/nowhere/at/all.json": "configuration file /nowhere/at/all.json does not exist; "},
 }
 for _name, _values in IN_THE_ENVIRONMENT.items():
@@ -253,6 +286,12 @@ def test_a_mistake_in_the_environment_is_an_error_at_import(name, value):
     result = run("import tensorops", **{name: value})
     assert result.returncode != 0
     assert last_line(result).startswith(f"ValueError: {OF_THE_ENVIRONMENT[name][value]}")
+
+
+def test_what_kubernetes_sets_is_nobodys_mistake():
+    names = ("TENSOROPS_SERVICE_HOST", "TENSOROPS_SERVICE_PORT_HTTP", "TENSOROPS_PORT", "TENSOROPS_PORT_80_TCP_ADDR")
+    result = run("import tensorops; print('imported')", **dict.fromkeys(names, "10.0.0.1"))
+    assert result.stdout.split() == ["imported"], result.stderr
 
 
 MISTAKES = {
@@ -278,6 +317,18 @@ MISTAKES = {
     "name twice in the priority": ('{"backend_priority": ["cpp", "cpu"]}', "backend 'cpu' stands there twice"),
     "devices of the wrong type": ('{"devices": []}', "line 1: devices: expected an object"),
     "unknown device": ('{"devices": {"cqu": {}}}', "line 1: devices: unknown backend 'cqu' (did you mean 'cpu'?)"),
+    "unknown option further down": (
+        '{"devices": {\n"jax": {"precision": "high"},\n"cpu": {\n"num_threads": 1,\n"num_thread": 1}}}',
+        "line 5: devices: ",
+    ),
+    "wrong value of an option": (
+        '{"preferred_backend": "cpu", "devices": {\n"mlx": {"cache_bytes": 1},\n"cpu": {\n"cache_bytes": "x"}}}',
+        "line 4: devices: cpu: cache_bytes is 'x', expected ",
+    ),
+    "option twice": (
+        '{"devices": {"jax": {},\n"mlx": {"cache_bytes": 1},\n"cpu": {"cache_bytes": 2,\n"cache_bytes": 3}}}',
+        "line 4: the key 'cache_bytes' stands there twice",
+    ),
     "unknown option": ('{"devices": {"cpu": {"num_thread": 1}}}', "(did you mean 'num_threads'?)"),
 }
 
@@ -484,6 +535,77 @@ print(_native.num_threads())"""
     monkeypatch.delenv("TENSOROPS_NUM_THREADS")
     tp.reload_config()
     assert _native.num_threads() == before
+
+
+def test_a_refused_option_is_forgotten_when_it_is_gone(clean, tmp_path, monkeypatch):
+    support.require("mlx")
+    path = tmp_path / "config.json"
+    monkeypatch.setenv("TENSOROPS_CONFIG", str(path))
+    code = """
+import os, sys, pathlib, tensorops as tp
+path = pathlib.Path(os.environ["TENSOROPS_CONFIG"])
+path.write_text('{"devices": {"mlx": {"max_memory_fraction": 0.5}}}')
+tp.reload_config()
+try:
+    tp.set_backend("mlx")
+except tp.BackendUnavailableError as error:
+    print(error)
+path.write_text("{}")
+tp.reload_config()
+with tp.set_backend("mlx"):
+    print(tp.get_backend(), tp.is_backend_available("mlx"))
+"""
+    result = run(code, TENSOROPS_CONFIG=str(path), file="{}", folder=tmp_path)
+    refused, worked = result.stdout.splitlines()
+    assert "max_memory_fraction cannot be kept" in refused
+    assert worked == "mlx True"
+
+
+def test_a_failed_reload_leaves_the_compiled_kernels_as_they_were(clean, tmp_path, monkeypatch):
+    support.require("mlx")
+    support.require_provider("cpu")
+    from tensorops.kernels.cpu import _native
+
+    path = tmp_path / "config.json"
+    monkeypatch.setenv("TENSOROPS_CONFIG", str(path))
+    monkeypatch.setenv("TENSOROPS_NUM_THREADS", "1")
+    path.write_text('{"devices": {"cpu": {"cache_bytes": 1048576}}}')
+    tp.reload_config()
+    with tp.set_backend("mlx"):
+        pass
+    stats = _native.num_threads(), _native.memory_stats()["limit"]
+    assert stats == (1, 1048576)
+    path.write_text('{"devices": {"cpu": {"num_threads": 2}, "mlx": {"max_memory_fraction": 0.5}}}')
+    with pytest.raises(tp.ConfigurationError):
+        tp.reload_config()
+    assert (_native.num_threads(), _native.memory_stats()["limit"]) == stats
+
+
+def test_a_reload_while_a_backend_is_tried_reaches_its_device(clean, tmp_path, monkeypatch):
+    support.require("mlx")
+    from tensorops.backends import probing
+
+    path = tmp_path / "config.json"
+    monkeypatch.setenv("TENSOROPS_CONFIG", str(path))
+    path.write_text('{"devices": {"mlx": {"cache_bytes": 1048576}}}')
+    tp.reload_config()
+    computing, reloaded = threading.Event(), threading.Event()
+    wrong_result = probing._wrong_result
+
+    def slowly(backend):
+        computing.set()
+        assert reloaded.wait(60)
+        return wrong_result(backend)
+
+    monkeypatch.setattr(probing, "_wrong_result", slowly)
+    thread = threading.Thread(target=lambda: probing._compute(BACKENDS["mlx"], None))
+    thread.start()
+    assert computing.wait(60)
+    path.write_text('{"devices": {"mlx": {"cache_bytes": 2097152}}}')
+    tp.reload_config()
+    reloaded.set()
+    thread.join(60)
+    assert tp.get_config("mlx").cache_bytes == 2097152
 
 
 def test_changed_options_of_a_device_reach_a_backend_in_use(clean, tmp_path, monkeypatch):

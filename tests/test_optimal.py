@@ -165,7 +165,7 @@ def test_aliases_mean_their_backend():
 
 def test_the_configured_priority_is_the_default(monkeypatch):
     from tensorops.backends.configuration import Configuration
-    from tensorops.backends.settings import process
+    from tensorops.backends.default import process
 
     monkeypatch.setattr(process, "configuration", Configuration(backend_priority=("dask",)))
     assert get_optimal_backend(Hardware(), available=everything).name == "dask"

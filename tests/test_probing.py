@@ -247,9 +247,9 @@ def test_without_a_way_to_start_processes_it_is_tried_here(monkeypatch):
     support.require("mlx")
     code = """
     import subprocess, sys
-    def run(*args, **kwargs):
+    def start(*args, **kwargs):
         raise OSError("no processes here")
-    subprocess.run = run
+    subprocess.Popen = start
     import tensorops
     print(tensorops.is_backend_available("mlx"), "mlx.core" in sys.modules)
     sys.executable = None
@@ -271,6 +271,67 @@ def test_probe_all_is_probe_of_each():
     names = ["numpy", "array_api_strict", "nnpack"]
     rows = [BACKENDS[n] for n in names]
     assert probe_all(rows) == {n: probe(BACKENDS[n]) for n in names}
+
+
+def test_odd_entries_of_the_path_do_no_harm():
+    support.require("mlx")
+    code = """
+    import pathlib, sys
+    sys.path.append(pathlib.Path("/nowhere"))
+    import tensorops
+    print(tensorops.is_backend_available("mlx"))
+    """
+    result = support.python(textwrap.dedent(code))
+    assert result.stdout.split() == ["True"], result.stderr
+
+
+PRINTS = """
+import subprocess, sys
+sys.stdout.write("no newline at the end")
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(20)"])  # keeps what it inherited open
+raise ImportError("for another reason")
+"""
+
+
+def test_what_a_library_prints_or_starts_does_no_harm(tmp_path):
+    result = run(REASON.format(name="cuda"), tmp_path, "cupy", PRINTS)
+    assert "failed with ImportError: for another reason" in result.stdout.splitlines()[0], result.stderr
+
+
+def test_another_process_gets_the_options_of_the_device(tmp_path):
+    """Otherwise it would try another device than the one that is going to be used."""
+    support.require("jax")
+    file = tmp_path / "config.json"
+    file.write_text('{"devices": {"jax": {"platform": "cpu"}, "mlx": {"max_memory_fraction": 0.5}}}')
+    code = """
+    import sys
+    from tensorops.backends import probing, registry
+    for name in ("jax", "mlx"):
+        found = probing.probe(registry.resolve(name))
+        print(found.reason or "computed", "|", found.remedy, "|", found.misconfigured)
+    print("jax" in sys.modules)
+    """
+    variables = {"TENSOROPS_CONFIG": str(file), "JAX_PLATFORMS": "no_such_platform"}
+    result = support.python(textwrap.dedent(code), **variables)
+    jax, mlx, imported = result.stdout.splitlines()
+    assert jax == "computed |  | False"
+    assert imported == "False"
+    if not support.why_not("mlx"):
+        assert mlx.startswith("its configured device was refused with ConfigurationError: backend 'mlx': max_memory")
+        assert mlx.endswith("| change devices.mlx in the configuration file | True")
+
+
+def test_a_wrong_cpu_target_is_mended_by_unsetting_it():
+    support.require_provider("cpu")
+    code = """
+    from tensorops.backends import probing, registry
+    found = probing.probe(registry.resolve("cpu"))
+    print(found.reason, "|", found.remedy)
+    """
+    result = support.python(textwrap.dedent(code), TENSOROPS_CPU_TARGET="avx3")
+    reason, _, remedy = result.stdout.strip().partition(" | ")
+    assert "TENSOROPS_CPU_TARGET is avx3" in reason
+    assert remedy == "unset TENSOROPS_CPU_TARGET"
 
 
 def test_nothing_is_tried_at_import():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import multiprocessing
 import pickle
 import re
@@ -82,6 +83,45 @@ def test_one_set_backend_object_may_be_entered_again_and_again():
             assert tp.get_backend() == "numpy"
         assert tp.get_backend() == "numpy"
     assert tp.get_backend() == "auto"
+
+
+def test_blocks_of_generators_may_end_in_any_order():
+    support.require("array_api_strict")
+
+    def block(name):
+        with tp.set_backend(name):
+            yield
+
+    for order in ((0, 1), (1, 0)):
+        blocks = [block("numpy"), block("array_api_strict")]
+        for b in blocks:
+            next(b)
+        assert tp.get_backend() == "array_api_strict"
+        blocks[order[0]].close()
+        assert tp.get_backend() == ("array_api_strict" if order[0] == 0 else "numpy")
+        blocks[order[1]].close()
+        assert tp.get_backend() == "auto"
+
+
+def test_what_would_run_later_is_refused_however_it_is_wrapped():
+    async def coroutine():
+        return tp.get_backend()
+
+    class Callable:
+        async def __call__(self):
+            return tp.get_backend()
+
+    def generator():
+        yield
+
+    for function in (coroutine, functools.partial(coroutine), Callable(), generator):
+        with pytest.raises(TypeError, match=r"^set_backend: .* is a generator or coroutine function"):
+            tp.set_backend("numpy")(function)
+        with pytest.raises(TypeError, match=r"^bind_settings: .* is a generator or coroutine function"):
+            tp.bind_settings(function)
+    with pytest.raises(TypeError, match=r"^set_backend: Callable is a class; decorate its methods"):
+        tp.set_backend("numpy")(Callable)
+    assert tp.bind_settings(functools.partial(tp.get_backend))() == "auto"
 
 
 def test_set_backend_refuses_functions_whose_body_runs_later():

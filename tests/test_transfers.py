@@ -391,3 +391,38 @@ def test_a_dtype_that_is_not_held_is_an_error(library, array):
         tp.to_backend(array, library)
     with tp.set_backend(library), pytest.raises(TypeError, match=r"^silu: x"):
         tp.silu(array)
+
+
+# --- containers --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    w: np.ndarray
+    scale: dataclasses.InitVar[float]
+    cached: np.ndarray = dataclasses.field(init=False)
+
+    def __post_init__(self, scale):
+        object.__setattr__(self, "cached", self.w * scale)
+
+
+class Parameters(dict):
+    @property
+    def w(self):
+        return self["w"]
+
+
+def test_to_backend_keeps_what_containers_are(elsewhere):
+    name = support.backend_of(elsewhere.name).name
+    x = np.ones(3, dtype=np.float32)
+    tree = {"n": collections.Counter(a=2), "d": Derived(x, 2.0), "p": Parameters(w=x), "tied": [x, x]}
+    tree["o"] = collections.OrderedDict(b=x, a=x)
+    moved = tp.to_backend(tree, name)
+    assert moved["n"] == collections.Counter(a=2)
+    assert elsewhere.owns(moved["d"].cached)
+    np.testing.assert_array_equal(support.back(moved["d"].cached), [2, 2, 2])
+    assert type(moved["p"]) is Parameters
+    assert elsewhere.owns(moved["p"].w)
+    assert list(moved["o"]) == ["b", "a"]
+    assert moved["tied"][0] is moved["tied"][1] is moved["p"].w
+    assert tree["d"].w is x, "the original is as it was"

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from typing import Any, TypeVar
 
 from tensorops._dtypes import dtype_name, nbytes
 from tensorops._namespaces import NAMESPACES, common_namespace, move, namespace_of
 from tensorops._namespaces import Namespace as Namespace
+from tensorops._trees import map_arrays
 from tensorops._typing import Array
 from tensorops._typing import Namespace as ArrayNamespace
-from tensorops.backends.probing import first_available
-from tensorops.backends.registry import BACKENDS, Backend, BackendUnavailableError, register_backend, resolve
-from tensorops.backends.settings import (
+from tensorops.backends.blocks import bind_settings, get_backend, set_backend, trace
+from tensorops.backends.default import (
     BackendFallbackWarning,
-    bind_settings,
-    current,
-    get_backend,
     get_default_backend,
     in_force,
     reload_config,
-    set_backend,
     set_default_backend,
-    trace,
 )
+from tensorops.backends.probing import first_available
+from tensorops.backends.registry import BACKENDS, Backend, BackendUnavailableError, register_backend, resolve
+from tensorops.backends.settings import current
 from tensorops.backends.trace import Record, Trace, Transfer
 
 __all__ = [
@@ -89,7 +85,8 @@ def to_backend(tree: T, name: str) -> T:
     Parameters
     ----------
     tree : array, dict, list, tuple or dataclass instance
-        Containers may be nested; what is no array stays as it is.
+        Containers may be nested, and may be of subclasses; what is no array stays as it is, and an array that stands
+        in several places stays one.
     name : str
         A backend's name or alias.
 
@@ -117,27 +114,12 @@ def to_backend(tree: T, name: str) -> T:
     target = first_available([resolve(name)]).namespace
     log = current.get().log
 
-    def visit(node: Any) -> Any:
-        source = namespace_of(node)
-        if source is not None:
-            moved = move(node, target)
-            if log is not None and source is not target:
-                transfer = Transfer(source.name, target.name, nbytes(node))
-                log.append(
-                    Record("to_backend", "-", target.name, (tuple(node.shape),), (dtype_name(node),), (transfer,))
-                )
-            return moved
-        if isinstance(node, dict):
-            copied = copy.copy(node)  # keeps what a subclass holds besides its items
-            copied.update((key, visit(value)) for key, value in node.items())
-            return copied
-        if isinstance(node, tuple) and hasattr(node, "_fields"):
-            return type(node)(*map(visit, node))
-        if isinstance(node, list | tuple):
-            return type(node)(map(visit, node))
-        if dataclasses.is_dataclass(node) and not isinstance(node, type):
-            moved_fields = {f.name: visit(getattr(node, f.name)) for f in dataclasses.fields(node) if f.init}
-            return dataclasses.replace(node, **moved_fields)
-        return node
+    def there(x: Any) -> Any:
+        moved = move(x, target)
+        source = namespace_of(x)
+        if log is not None and source is not None and source is not target:
+            transfer = Transfer(source.name, target.name, nbytes(x))
+            log.append(Record("to_backend", "-", target.name, (tuple(x.shape),), (dtype_name(x),), (transfer,)))
+        return moved
 
-    return visit(tree)  # type: ignore[no-any-return]
+    return map_arrays(there, tree)

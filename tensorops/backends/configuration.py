@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tensorops._files import write_atomically
 from tensorops.backends.registry import nearest, resolve
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ VARIABLES: dict[str, str] = {
     "TENSOROPS_MODEL": "the model file that the command line runs",
 }
 """Every environment variable that tensorops reads, and what it says."""
+# Kubernetes sets these in every container beside a service that is called tensorops.
+_OF_KUBERNETES = ("TENSOROPS_SERVICE_", "TENSOROPS_PORT")
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,11 @@ def _exists(path: str) -> bool:
 
 def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields that the environment sets, and ``force`` if it says anything of that."""
-    unknown = [name for name in variables if name.startswith("TENSOROPS_") and name not in VARIABLES]
+    unknown = [
+        name
+        for name in variables
+        if name.startswith("TENSOROPS_") and name not in VARIABLES and not name.startswith(_OF_KUBERNETES)
+    ]
     if unknown:
         raise ValueError(
             f"unknown environment variable {unknown[0]}{nearest(unknown[0], VARIABLES)}; those that tensorops reads: "
@@ -163,7 +170,7 @@ def _merged(environment: dict[str, Any], file: Configuration) -> Configuration:
     sources.update({name: f"TENSOROPS_{v}" for name, v in _VARIABLE_OF.items() if name in environment})
     named = "preferred_backend" in environment
     preferred = environment.get("preferred_backend", file.preferred_backend)
-    forced = None if named else file.force_backend  # whoever names another backend does not mean the forced one
+    forced = None if named and preferred != file.force_backend else file.force_backend  # who names another lifts it
     if "force" in environment:
         forced = None
         if environment["force"]:
@@ -175,11 +182,14 @@ def _merged(environment: dict[str, Any], file: Configuration) -> Configuration:
             sources["force_backend"] = "TENSOROPS_FORCE"
     if forced is None:
         sources.pop("force_backend", None)
+    devices = dict(file.devices)
+    if "num_threads" in environment:
+        devices["cpu"] = {**devices.get("cpu", {}), "num_threads": environment["num_threads"]}
     return Configuration(
         preferred_backend=preferred,
         backend_priority=environment.get("backend_priority", file.backend_priority),
         force_backend=forced,
-        devices=file.devices,
+        devices=devices,
         num_threads=environment.get("num_threads"),
         sources=sources,
     )
@@ -216,6 +226,14 @@ def _force(name: object) -> str | None:
     return None if name is None else backend_name(name, auto=False)
 
 
+class _MistakeAtError(ValueError):
+    """A mistake below a key of the file, and the keys that lead to it."""
+
+    def __init__(self, message: str, *keys: str) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
 def _devices(options: object) -> dict[str, dict[str, Any]]:
     from tensorops.backends.devices import device_config
 
@@ -223,8 +241,15 @@ def _devices(options: object) -> dict[str, dict[str, Any]]:
         raise ValueError(f"expected an object with a backend's name for each key, got {options!r}")
     found = {}
     for name, values in options.items():
-        backend = backend_name(name, auto=False)
-        device_config(backend, values)  # its errors name the key and what is valid
+        keys = [name]
+        try:
+            backend = backend_name(name, auto=False)
+            for key in values if isinstance(values, dict) else ():
+                keys[1:] = [key]
+                device_config(backend, {key: values[key]})  # its errors name the option and what is valid
+            device_config(backend, values)
+        except ValueError as error:
+            raise _MistakeAtError(str(error), *keys) from None
         found[backend] = dict(values)
     return found
 
@@ -261,15 +286,15 @@ def read_file(path: Path, *, must_exist: bool = True) -> Configuration:
     found = {}
     for key, value in entries.items():
         if key not in KEYS:
-            where = _line_of(text, key)
             raise ValueError(
-                f"configuration file {path}, line {where}: unknown key {key!r}{nearest(key, KEYS)}; valid keys: "
-                f"{', '.join(KEYS)}"
+                f"configuration file {path}, line {_line_of(text, key)}: unknown key {key!r}{nearest(key, KEYS)}; "
+                f"valid keys: {', '.join(KEYS)}"
             )
         try:
             found[key] = KEYS[key](value)
         except ValueError as error:
-            raise ValueError(f"configuration file {path}, line {_line_of(text, key)}: {key}: {error}") from None
+            line = _line_of(text, key, *getattr(error, "keys", ()))
+            raise ValueError(f"configuration file {path}, line {line}: {key}: {error}") from None
     return Configuration(**found, sources=dict.fromkeys(found, str(path)))
 
 
@@ -281,7 +306,8 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         if len(entries) < len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"line {_line_of(text, twice)}: the key {twice!r} stands there twice")
+            last = text.count("\n", 0, text.rindex(json.dumps(twice))) + 1
+            raise ValueError(f"line {last}: the key {twice!r} stands there twice")
         return entries
 
     try:
@@ -291,19 +317,22 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
             f"configuration file {path}, line {error.lineno}, column {error.colno}: this is no JSON: {error.msg}"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"configuration file {path}: {error}") from None
+        raise ValueError(f"configuration file {path}, {error}") from None
     if not isinstance(entries, dict):
         raise ValueError(f"configuration file {path}, line 1: expected an object with the keys {', '.join(KEYS)}")
     return entries
 
 
-def _line_of(text: str, key: str) -> int:
-    """Return the line in which a key stands; the parser knows no positions of what it read."""
+def _line_of(text: str, *keys: str) -> int:
+    """Return the line in which a key stands, each looked for behind the one before; the parser tells no positions."""
     import json
     import re
 
-    found = re.search(rf"{re.escape(json.dumps(key))}\s*:", text) or re.search(re.escape(json.dumps(key)), text)
-    return text.count("\n", 0, found.start()) + 1 if found else 1
+    at = 0
+    for key in keys:
+        found = re.compile(rf"{re.escape(json.dumps(key))}\s*:").search(text, at)
+        at = found.start() if found else at
+    return text.count("\n", 0, at) + 1
 
 
 def write_file(path: Path, configuration: Configuration) -> None:
@@ -315,8 +344,6 @@ def write_file(path: Path, configuration: Configuration) -> None:
         If the folder or the file cannot be written; the old file is then as it was.
     """
     import json
-    import tempfile
-    from pathlib import Path
 
     entries: dict[str, Any] = {
         "preferred_backend": configuration.preferred_backend,
@@ -325,17 +352,4 @@ def write_file(path: Path, configuration: Configuration) -> None:
     }
     if configuration.devices:
         entries["devices"] = {name: dict(options) for name, options in configuration.devices.items()}
-    target = path.resolve()  # a link stays one: what it points at is replaced
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(entries, stream, indent=2)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).chmod(target.stat().st_mode & 0o777 if target.exists() else 0o644)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(path, json.dumps(entries, indent=2) + "\n")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from dataclasses import replace
 from typing import Any
 
+from tensorops.backends.blocks import get_backend
 from tensorops.backends.configuration import AUTO
-from tensorops.backends.probing import Probe, probe, probe_all
+from tensorops.backends.default import in_force, process
+from tensorops.backends.probing import Probe, probe, probe_all, probe_here
 from tensorops.backends.registry import Backend, all_backends, resolve
-from tensorops.backends.settings import get_backend, in_force, process
 
 
 def best_first() -> tuple[Backend, ...]:
@@ -23,8 +25,8 @@ def best_first() -> tuple[Backend, ...]:
 def get_available_backends(*, refresh: bool = False) -> tuple[str, ...]:
     """Return the names of the backends that can compute here, best first.
 
-    Each was tried by a tiny checked computation, once: in a process of its own where a driver might hang, and with a
-    limit of time.
+    Each was tried by a tiny checked computation, once. What this program has not imported itself was tried in a process
+    of its own, with a limit of time, as its driver might hang.
 
     Parameters
     ----------
@@ -108,8 +110,11 @@ def get_backend_info(name: str | None = None) -> dict[str, Any]:
         backend = resolve("cpu") if in_use is None else in_use
     else:
         backend = resolve(name)
-    found = probe(backend)
-    facts = DeviceFacts() if found.reason else runtime_of(backend).facts()
+    found = probe_here(backend)  # and not elsewhere: asking a library for its device starts it in this process
+    try:
+        facts = DeviceFacts() if found.reason else runtime_of(backend).facts()
+    except RuntimeError as error:  # it computes, and yet fails to describe itself
+        found, facts = replace(found, reason=str(error)), DeviceFacts()
     config = get_config(backend.name)
     return {
         "backend": backend.name,

@@ -6,10 +6,10 @@ import threading
 import time
 from types import TracebackType
 
+from tensorops.backends.default import in_force
 from tensorops.backends.probing import first_available
 from tensorops.backends.registry import all_backends, resolve
 from tensorops.backends.runtimes import MemoryStats, Runtime, _host, runtime_of
-from tensorops.backends.settings import in_force
 
 
 def synchronize(name: str | None = None) -> None:

@@ -206,7 +206,7 @@ def get_optimal_backend(
     if hardware is None:
         hardware = detect_hardware()
     if priority is None:
-        from tensorops.backends.settings import process
+        from tensorops.backends.default import process
 
         priority = process.configuration.backend_priority
     reason_against = _unavailable_reason if available is None else available

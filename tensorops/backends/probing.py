@@ -11,22 +11,27 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from tensorops.backends.configuration import CHOICES, CONFIG, Configuration
 from tensorops.backends.registry import Backend, BackendUnavailableError, describe_error, resolve
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 SECONDS = 60.0
 """How long a backend may take to answer in a process of its own; importing a large library from a slow disk counts."""
 
-_MARK = "tensorops-probe:"
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tensorops.backends.probing import answer; answer(sys.argv[2])"
+    "from tensorops.backends.probing import answer; answer(*sys.argv[2:])"
 )
 _UNKNOWN = 3  # the child's exit status for a backend that only this process has registered
+_NO_ANSWER = 2**31  # no exit status
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,9 @@ class Probe:
 _probes: dict[str, Probe] = {}
 _locks: dict[str, threading.RLock] = {}
 _locks_lock = threading.Lock()
+_applying = threading.RLock()  # options of devices change together with the configuration that they come from
+_used: set[str] = set()  # backends whose devices were configured in this process
+_optioned: set[str] = set()  # those of them for which anything was ever configured
 
 
 def probe(backend: Backend, *, refresh: bool = False, configured: Configuration | None = None) -> Probe:
@@ -126,8 +134,8 @@ def probe_here(backend: Backend, configured: Configuration | None = None) -> Pro
 
 
 def _renew_locks() -> None:
-    global _locks, _locks_lock
-    _locks, _locks_lock = {}, threading.Lock()
+    global _locks, _locks_lock, _applying
+    _locks, _locks_lock, _applying = {}, threading.Lock(), threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # a lock that another thread held in the parent would never be released
@@ -155,47 +163,63 @@ def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
             f"{package} is not installed", f"pip install 'tensorops[{extra}]'" if extra else f"pip install {package}"
         )
     if backend.isolated and package not in sys.modules:
-        found = _compute_elsewhere(backend)
+        found = _compute_elsewhere(backend, configured)
         if found is not None:
             return found
     return _compute(backend, configured)
 
 
-def _configure(backend: Backend, configured: Configuration | None) -> None:
-    """Apply what the configuration file says of the backend's device, before the library starts it."""
-    from tensorops.backends.settings import process
+def configure_device(backend: Backend, configured: Configuration | None = None) -> None:
+    """Apply what is configured for a backend's device, before the library starts it."""
+    from tensorops.backends.default import process
 
-    if backend.name == "cpu":  # its package does so when it is loaded, as arrays lead there without a backend, too
-        return
-    if options := (configured or process.configuration).devices.get(backend.name):
+    with _applying:
+        _apply(backend.name, configured or process.configuration)
+        _used.add(backend.name)
+
+
+def _apply(name: str, configured: Configuration) -> None:
+    options = configured.devices.get(name, {})
+    if options or name in _optioned:
         from tensorops.backends.devices import apply_configured
 
-        apply_configured(backend.name, options)
+        apply_configured(name, options)
+        _optioned.add(name)
 
 
-def reconfigure(before: Configuration, after: Configuration) -> None:
-    """Apply changed options of devices to the backends that have already been used; all of them or none."""
-    from tensorops.backends.devices import apply_configured
+@contextmanager
+def reconfigured(before: Configuration, after: Configuration) -> Iterator[None]:
+    """Apply changed options to the devices in use: all of them or, also if the block fails, none.
 
-    used = [name for name in {**before.devices, **after.devices} if name in _probes and _probes[name].here]
-    done = []
-    try:
-        for name in used:
-            apply_configured(name, after.devices.get(name, {}))
-            done.append(name)
-    except BaseException:
-        for name in done:
-            apply_configured(name, before.devices.get(name, {}))
-        raise
+    The block replaces the process's configuration, so that no device can be configured in between.
+    """
+    with _applying:
+        done = []
+        try:
+            for name in _used:
+                done.append(name)
+                _apply(name, after)
+            yield
+        except BaseException:
+            for name in done:
+                _apply(name, before)
+            raise
+
+
+def forget_misconfigured() -> None:
+    """Let backends be tried again whose devices were configured to what they cannot do."""
+    for name in [name for name, found in _probes.items() if found.misconfigured]:
+        _probes.pop(name, None)
 
 
 def _compute(backend: Backend, configured: Configuration | None) -> Probe:
     """Compute something tiny on a backend, in this process, and look at the result."""
     try:
-        _configure(backend, configured)
+        if backend.name != "cpu":  # its package does so when it is loaded, as arrays lead there without a backend, too
+            configure_device(backend, configured)
     except Exception as error:
         reason = f"its configured device was refused with {describe_error(error)}"
-        return Probe(reason, "tensorops config --show", misconfigured=True)
+        return Probe(reason, f"change devices.{backend.name} in the configuration file", misconfigured=True)
     try:
         reason = _wrong_result(backend)
     except KeyboardInterrupt:
@@ -203,7 +227,8 @@ def _compute(backend: Backend, configured: Configuration | None) -> Probe:
     except BaseException as error:  # a broken installation may raise anything at all: it becomes the reason
         reason = f"computing rms_norm with {backend.namespace.name} failed with {describe_error(error)}"
     if reason:
-        return Probe(reason, backend.remedy)
+        variable = "TENSOROPS_CPU_TARGET"
+        return Probe(reason, f"unset {variable}" if f"environment variable {variable}" in reason else backend.remedy)
     return Probe(verified=datetime.now(UTC), here=True)
 
 
@@ -227,44 +252,64 @@ def _wrong_result(backend: Backend) -> str:
 # ------------------------------------------------------------------------------------ in a process of its own
 
 
-def _compute_elsewhere(backend: Backend) -> Probe | None:
+def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Probe | None:
     """Compute in a process of its own; ``None`` if none can be started, or it does not know this backend."""
+    import json
+    import tempfile
+    from pathlib import Path
+
+    from tensorops.backends.default import process
+
     if not sys.executable or getattr(sys, "frozen", False):
         return None
-    import json
+    options = (configured or process.configuration).devices.get(backend.name, {})
+    with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
+        answer_file, complaints = Path(folder, "answer"), Path(folder, "complaints")
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        arguments = [json.dumps(path), backend.name, json.dumps(options, default=str), str(answer_file)]
+        status = _run([sys.executable, "-W", "ignore", "-c", _CHILD, *arguments], complaints)
+        if status is None or status == _UNKNOWN:
+            return None
+        with_what = f"computing rms_norm with {backend.namespace.name}"
+        if status == _NO_ANSWER:
+            return Probe(f"{with_what} gave no answer within {SECONDS:g} seconds", backend.remedy)
+        if status or not answer_file.exists():
+            said = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
+            how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
+            return Probe(f"a process {with_what} {how} ({said[-1].strip()})", backend.remedy)
+        said_so = json.loads(answer_file.read_text(encoding="utf-8"))
+    verified = said_so.pop("verified")
+    return Probe(**said_so, verified=verified and datetime.fromisoformat(verified))
+
+
+def _run(command: list[str], complaints: Path) -> int | None:
+    """Run a command and return its exit status, ``None`` if it cannot be started."""
+    import contextlib
     import subprocess
 
-    command = [sys.executable, "-W", "ignore", "-c", _CHILD, json.dumps(sys.path), backend.name]
     try:
-        done = subprocess.run(  # noqa: S603 - this interpreter, with arguments of our own
-            command,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        reason = f"computing rms_norm with {backend.namespace.name} gave no answer within {SECONDS:g} seconds"
-        return Probe(reason, backend.remedy)
+        # Into a file and not a pipe: a helper process that a library starts would keep a pipe open.
+        with complaints.open("wb") as stream:
+            process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments of our own
+                command,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stream,
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            )
     except OSError:
         return None
-    if done.returncode == _UNKNOWN:
-        return None
-    answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if done.returncode or not answers:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"exited with {done.returncode}"
-        return Probe(
-            f"a process computing rms_norm with {backend.namespace.name} {how} ({last.strip()})", backend.remedy
-        )
-    said = json.loads(answers[-1].removeprefix(_MARK))
-    if said["reason"]:
-        return Probe(said["reason"], said["remedy"])
-    return Probe(verified=datetime.fromisoformat(said["verified"]))
+    try:
+        return process.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        # A process that waits for a hung driver does not end even then, and must not make us wait for it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        if process.returncode is None:
+            process.returncode = -9  # nobody will wait for it: else its destructor would warn of that
+        return _NO_ANSWER
 
 
 def _environment() -> dict[str, str]:
@@ -274,17 +319,18 @@ def _environment() -> dict[str, str]:
     return kept | {CONFIG: "", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-def answer(name: str) -> None:
-    """Try a backend and print the outcome; what the process of its own runs."""
+def answer(name: str, options: str, path: str) -> None:
+    """Try a backend and write the outcome to a file; what the process of its own runs."""
     import json
+    from pathlib import Path
 
     try:
         backend = resolve(name)
     except ValueError:
         raise SystemExit(_UNKNOWN) from None
-    found = _try(replace(backend, isolated=False))
-    said = {"reason": found.reason, "remedy": found.remedy}
-    if found.verified is not None:
-        said["verified"] = found.verified.isoformat()
-    print(_MARK + json.dumps(said), flush=True)  # noqa: T201
+    configured = Configuration(devices={name: json.loads(options)})
+    found = _try(replace(backend, isolated=False), configured)
+    verified = found.verified and found.verified.isoformat()
+    said = {"reason": found.reason, "remedy": found.remedy, "misconfigured": found.misconfigured, "verified": verified}
+    Path(path).write_text(json.dumps(said), encoding="utf-8")
     os._exit(0)  # what libraries do when a process ends properly takes time, and proves nothing

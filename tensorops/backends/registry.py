@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tensorops import kernels
 from tensorops._namespaces import NAMESPACES, Namespace, register_namespace
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "tensorops.backends"
 
@@ -198,6 +202,11 @@ _by_any_name = {name: b for b in BACKENDS.values() for name in (b.name, *b.alias
 _lock = threading.RLock()
 _plugins_loaded = _plugins_loading = False
 
+plugins: dict[str, str] = {}
+"""The rows that other distributions brought, or tried to bring, and the name of each one's distribution."""
+plugin_failures: dict[str, str] = {}
+"""Why a row of `plugins` is not what its distribution meant."""
+
 
 def _renew_lock() -> None:
     global _lock
@@ -212,7 +221,7 @@ def nearest(name: object, valid: Iterable[str]) -> str:
     """Return `` (did you mean 'numpy'?)`` if one of the valid names is near, else an empty string."""
     import difflib  # only for who has made a mistake
 
-    close = difflib.get_close_matches(str(name), list(valid), n=1)
+    close = difflib.get_close_matches(name, list(valid), n=1) if isinstance(name, str) else []
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -274,17 +283,20 @@ def register_backend(backend: Backend) -> None:
         names = (backend.name, *backend.aliases)
         for name in names:
             if not isinstance(name, str) or not name.isidentifier() or name == "auto":
-                raise ValueError(f"register_backend: {name!r} cannot be a backend's name: letters, digits and _ only")
+                raise ValueError(
+                    f"register_backend: {name!r} cannot be a backend's name: it is 'auto', or no Python identifier"
+                )
             if (taken := _by_any_name.get(name)) is not None and taken is not backend:
                 raise ValueError(f"register_backend: the name {name!r} already means the backend {taken.name!r}")
-        kernels.register_providers(backend.kernel_packages)
         for provider in (*backend.providers, *backend.namespace.providers):
-            if provider not in kernels.PROVIDERS:
+            if provider not in kernels.PROVIDERS and provider not in backend.kernel_packages:
                 raise ValueError(
                     f"register_backend: {backend.name!r} names the provider {provider!r}, but kernel_packages does not "
                     f"say which package registers its kernels"
                 )
+        kernels.require_new_providers(backend.kernel_packages)
         register_namespace(backend.namespace)
+        kernels.PROVIDERS.update(backend.kernel_packages)
         BACKENDS[backend.name] = backend
         _by_any_name.update(dict.fromkeys(names, backend))
 
@@ -301,18 +313,38 @@ def _load_plugins_once() -> None:
     if _plugins_loaded or _plugins_loading:  # an entry point's module may itself ask for a backend
         return
     _plugins_loading = True
-    from importlib.metadata import entry_points
+    try:
+        for owner, point in _entry_points():
+            try:
+                found = point.load()
+                backend = found if isinstance(found, Backend) else found()
+                register_backend(backend)
+                plugins[backend.name] = owner
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # another author's code may raise anything
+                _register_failure(point.name, owner, error)
+        _plugins_loaded = True
+    finally:
+        _plugins_loading = False
 
-    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: (p.name, p.value)):
-        owner = point.dist.name if point.dist is not None else point.value
+
+def _entry_points() -> Iterator[tuple[str, EntryPoint]]:
+    """Return the entry points of this group and the distribution of each; broken ones of others are passed over."""
+    from importlib.metadata import distributions
+
+    seen = set()
+    for distribution in distributions():
         try:
-            found = point.load()
-            register_backend(found if isinstance(found, Backend) else found())
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # another author's code may raise anything: it must not take tensorops along
-            _register_failure(point.name, owner, error)
-    _plugins_loaded = True
+            if ENTRY_POINTS not in (distribution.read_text("entry_points.txt") or ""):
+                continue
+            owner = distribution.metadata["Name"]
+            points = [point for point in distribution.entry_points if point.group == ENTRY_POINTS]
+        except Exception:  # noqa: S112 - what cannot be read as a distribution is none
+            continue
+        if owner not in seen:  # the first on the path is the one that is imported
+            seen.add(owner)
+            yield from ((owner, point) for point in points)
 
 
 def _register_failure(name: str, owner: str, error: BaseException) -> None:
@@ -321,6 +353,7 @@ def _register_failure(name: str, owner: str, error: BaseException) -> None:
     nowhere = Namespace.unusable(row, reason)
     backend = Backend(row, nowhere, f"a plug-in of {owner}", missing=reason, remedy=f"pip install --upgrade {owner}")
     BACKENDS[row] = _by_any_name[row] = backend
+    plugins[row], plugin_failures[row] = owner, reason
 
 
 def describe_error(error: BaseException) -> str:

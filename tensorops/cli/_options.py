@@ -42,14 +42,15 @@ def backend_names(context: click.Context, parameter: click.Parameter, values: tu
 
 def configuration_problem() -> str:
     """Return what keeps the configuration from being applied, or an empty string."""
-    from tensorops.backends.settings import process
+    from tensorops.backends.default import process
 
     return "" if process.problem is None else str(process.problem)
 
 
 def apply_configuration() -> tuple[str | None, str]:
     """Read the configuration anew and apply it; return the name of the backend in force, or none and the reason."""
-    from tensorops.backends.settings import BackendFallbackWarning, get_backend, reload_config
+    from tensorops.backends.blocks import get_backend
+    from tensorops.backends.default import BackendFallbackWarning, reload_config
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BackendFallbackWarning)  # who asks says what is unavailable, and why
@@ -78,7 +79,7 @@ def require_available(backend: Backend) -> None:
 
 def configured_backend() -> Backend | None:
     """Return the backend that the configuration puts in force, if it names one; a fallback is told of."""
-    from tensorops.backends.settings import BackendFallbackWarning, in_force
+    from tensorops.backends.default import BackendFallbackWarning, in_force
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", BackendFallbackWarning)

@@ -7,7 +7,6 @@ library by itself: its launchers do, when they run.
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
 
 PROVIDERS: dict[str, str] = {
@@ -19,18 +18,11 @@ PROVIDERS: dict[str, str] = {
 _reasons: dict[str, str] = {}
 
 
-def register_providers(packages: Mapping[str, str]) -> None:
-    """Make providers of another distribution known.
-
-    Raises
-    ------
-    ValueError
-        If a provider of that name is known already, with another package.
-    """
+def require_new_providers(packages: Mapping[str, str]) -> None:
+    """Raise `ValueError` if a provider is known already, with another package."""
     for provider, package in packages.items():
         if provider == "generic" or PROVIDERS.get(provider, package) != package:
             raise ValueError(f"the provider of kernels {provider!r} is already known")
-    PROVIDERS.update(packages)
 
 
 def load(provider: str) -> str:
@@ -46,10 +38,3 @@ def load(provider: str) -> str:
                 raise
             _reasons[provider] = f"{type(error).__name__}: {error}"  # another author's package may raise anything
     return _reasons[provider]
-
-
-def configure_loaded() -> None:
-    """Pass the configuration on to the compiled kernels, if they are loaded."""
-    # While another thread is still importing it there is no such function; the import itself will configure it.
-    if (configure := getattr(sys.modules.get(PROVIDERS["cpu"]), "configure", None)) is not None:
-        configure()

@@ -1,6 +1,5 @@
 """Kernels in C++ for arrays in host memory; the sources are in ``native/cpu``."""
 
-import sys
 from pathlib import Path
 
 try:
@@ -26,17 +25,11 @@ from tensorops.kernels.cpu import normalization
 
 
 def configure() -> None:
-    """Apply what the configuration says of the compiled kernels; when they are loaded, and when it changes."""
-    from tensorops.backends.settings import process
+    """Apply what is configured for the compiled kernels, once they are loaded."""
+    from tensorops.backends import probing
+    from tensorops.backends.registry import resolve
 
-    configured = process.configuration
-    options = dict(configured.devices.get("cpu", {}))
-    if configured.num_threads is not None:  # the environment comes before the file
-        options["num_threads"] = configured.num_threads
-    if options or "tensorops.backends.devices" in sys.modules:  # something is, or was, other than usual
-        from tensorops.backends import devices
-
-        devices.apply_configured("cpu", options)
+    probing.configure_device(resolve("cpu"))
 
 
 configure()

@@ -1,0 +1,46 @@
+"""Nested containers of arrays: the one walk through them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tensorops._namespaces import namespace_of
+
+T = TypeVar("T")
+
+
+def map_arrays(function: Callable[[Any], Any], tree: T) -> T:
+    """Return nested containers with `function` applied to each array in them.
+
+    Dicts, lists, tuples and dataclass instances are walked through and copied, subclasses included, with whatever else
+    they hold. An array that stands in several places is asked for once, so that it stays one. What is no array stays
+    as it is.
+    """
+    done: dict[int, Any] = {}
+
+    def visit(node: Any) -> Any:
+        if namespace_of(node) is not None:
+            if id(node) not in done:
+                done[id(node)] = function(node)
+            return done[id(node)]
+        if isinstance(node, dict):
+            copied = copy.copy(node)
+            for key, value in node.items():
+                copied[key] = visit(value)
+            return copied
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            return type(node)(*map(visit, node))
+        if isinstance(node, list | tuple):
+            return type(node)(map(visit, node))
+        if dataclasses.is_dataclass(node) and not isinstance(node, type):
+            instance: Any = copy.copy(node)
+            for field in dataclasses.fields(node):
+                if hasattr(node, field.name):
+                    object.__setattr__(instance, field.name, visit(getattr(node, field.name)))  # it may be frozen
+            return instance
+        return node
+
+    return visit(tree)  # type: ignore[no-any-return]
