@@ -115,7 +115,10 @@ def test_a_forced_backend_that_is_missing_is_an_error_at_import(how, unavailable
     variables["environment and file"] = {"TENSOROPS_FORCE": "1"}
     result = run("import tensorops", file=file, folder=tmp_path, **variables.get(how, {}))
     assert result.returncode != 0
-    line = last_line(result)
+    line, _, way_out = last_line(result).rpartition("; ")
+    source = str(tmp_path / "config.json") if how == "file" else "TENSOROPS_FORCE"
+    mend = "tensorops config --no-force" if how == "file" else "unset TENSOROPS_FORCE"
+    assert way_out == f"{source} forces it, to do without: {mend}"
     assert line.startswith(
         "tensorops.backends.registry.BackendUnavailableError: "
         f"backend '{name}' is not available: {reason}; to mend it: "
@@ -242,6 +245,13 @@ def test_a_priority_of_missing_backends_only_is_an_error(unavailable):
         "import tensorops; tensorops.get_backend()", TENSOROPS_BACKEND=unavailable[0], TENSOROPS_PRIORITY=unavailable[0]
     )
     assert "BackendUnavailableError: backend " in last_line(result)
+    assert last_line(result).endswith("; TENSOROPS_PRIORITY names no other")
+
+
+def test_an_empty_variable_is_as_good_as_unset():
+    names = ("TENSOROPS_BACKEND", "TENSOROPS_PRIORITY", "TENSOROPS_FORCE", "TENSOROPS_NUM_THREADS")
+    result = run(IMPORT, **dict.fromkeys(names, ""))
+    assert result.stdout.split() == ["auto", "True"], result.stderr
 
 
 def test_a_priority_orders_the_available_backends():
@@ -257,19 +267,20 @@ def test_a_priority_orders_the_available_backends():
 IN_THE_ENVIRONMENT = {
     "TENSOROPS_BACKEND": {
         "nunpy": "unknown backend 'nunpy' (did you mean 'numpy'?)",
-        "": "unknown backend ''",
     },
     "TENSOROPS_PRIORITY": {
         "numpy,jaxx": "unknown backend 'jaxx' (did you mean 'jax'?)",
         "numpy,auto": "unknown backend 'auto'",
+        "numpy,,jax": "unknown backend ''",
         "numpy,python": "backend 'numpy' stands there twice",
     },
 }
 OF_THE_ENVIRONMENT = {
     "TENSOROPS_FORCE": {"yes": "environment variable TENSOROPS_FORCE is 'yes', valid: 1, 0"},
     "TENSOROPS_NUM_THREADS": {
-        "0": "environment variable TENSOROPS_NUM_THREADS is '0', expected a number from 1",
-        "two": "environment variable TENSOROPS_NUM_THREADS is 'two', expected a number from 1",
+        "0": "environment variable TENSOROPS_NUM_THREADS is '0', expected a number from 1 to 65536",
+        "two": "environment variable TENSOROPS_NUM_THREADS is 'two', expected a number from 1 to 65536",
+        "99999": "environment variable TENSOROPS_NUM_THREADS is '99999', expected a number from 1 to 65536",
     },
     "TENSOROPS_BACKND": {
         "numpy": "unknown environment variable TENSOROPS_BACKND (did you mean 'TENSOROPS_BACKEND'?); those that ",
@@ -308,6 +319,7 @@ MISTAKES = {
         "line 3: preferred_backend: unknown backend 'nunpy' (did you mean 'numpy'?); valid names: ",
     ),
     "name of the wrong type": ('{"preferred_backend": 3}', "line 1: preferred_backend: unknown backend 3"),
+    "forced true": ('{"force_backend": true}', "line 1: force_backend: expected a backend's name or null, got True"),
     "forced auto": ('{"force_backend": "auto"}', "line 1: force_backend: unknown backend 'auto'"),
     "priority of the wrong type": ('{"backend_priority": "numpy"}', "line 1: backend_priority: expected a list of "),
     "unknown name in the priority": (

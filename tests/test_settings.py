@@ -47,6 +47,22 @@ def test_set_backend_ends_with_an_error():
     assert tp.get_backend() == "auto"
 
 
+def test_a_block_may_be_auto():
+    with tp.set_backend("numpy"), tp.set_backend("auto"):
+        assert tp.get_backend() == "auto"
+        assert tp.rms_norm.explain(X).kernel == ("generic" if kernels.load("cpu") else "cpu")
+    with tp.set_backend("auto", kernels=["generic"]):
+        assert tp.rms_norm.explain(X).kernel == "generic"
+
+
+def test_a_block_that_nobody_entered_says_so():
+    assert repr(tp.set_backend("numpy")) == (
+        "<set_backend 'numpy': holds within a `with` block or a decorated function; "
+        "for the whole process: set_default_backend('numpy')>"
+    )
+    assert tp.get_backend() == "auto"
+
+
 def test_an_alias_means_the_backend():
     with tp.set_backend("python"):
         assert tp.get_backend() == "numpy"
@@ -140,7 +156,7 @@ def test_set_backend_refuses_functions_whose_body_runs_later():
 
 
 @pytest.mark.parametrize(
-    ("typo", "meant"), [("nunpy", "numpy"), ("torhc", "torch"), ("array_api_stric", "array_api_strict")]
+    ("typo", "meant"), [("nunpy", "numpy"), ("JAX", "jax"), ("torhc", "torch"), ("array_api_stric", "array_api_strict")]
 )
 def test_an_unknown_name_lists_the_valid_ones_and_suggests(typo, meant):
     for call in (

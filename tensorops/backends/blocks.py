@@ -15,6 +15,7 @@ from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgenerato
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from tensorops.backends.configuration import AUTO
 from tensorops.backends.default import in_force, name_of
 from tensorops.backends.probing import first_available
 from tensorops.backends.registry import resolve
@@ -63,7 +64,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
     Parameters
     ----------
     name : str
-        A backend's name or alias, see `get_available_backends`.
+        A backend's name or alias, see `get_available_backends`; ``"auto"`` computes where the arrays live.
     fallback : sequence of str, optional
         Backends to take instead, in this order, if `name` is not available.
     kernels : sequence of str, optional
@@ -90,7 +91,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
     def __init__(self, name: str, *, fallback: Sequence[str] = (), kernels: Sequence[str] | None = None) -> None:
         if isinstance(fallback, str) or isinstance(kernels, str):
             raise TypeError("set_backend: fallback and kernels are sequences of names, not one string")
-        wanted = [resolve(n) for n in (name, *fallback)]
+        wanted = [resolve(n) for n in (name, *fallback) if n != AUTO]
         if kernels is not None and not kernels:
             raise ValueError("set_backend: kernels is empty, expected at least one provider's name")
         if kernels is not None:
@@ -98,7 +99,8 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
 
             for kernel in kernels:
                 require_provider(kernel)
-        self._settings = settings_of(first_available(wanted), None if kernels is None else tuple(kernels))
+        backend = None if name == AUTO else first_available(wanted)
+        self._settings = settings_of(backend, None if kernels is None else tuple(kernels))
 
     def __call__(self, function: F) -> F:
         """Return `function`, with this choice in force whenever it runs."""
@@ -106,6 +108,13 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
             raise TypeError(f"set_backend: {function.__name__} is a class; decorate its methods")
         _require_plain_function("set_backend", function)
         return super().__call__(function)
+
+    def __repr__(self) -> str:
+        name = name_of(self._settings)
+        return (
+            f"<set_backend {name!r}: holds within a `with` block or a decorated function; "
+            f"for the whole process: set_default_backend({name!r})>"
+        )
 
     def __enter__(self) -> None:
         before = current.get()

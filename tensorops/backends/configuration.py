@@ -141,10 +141,11 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
             f"{', '.join(VARIABLES)}"
         )
     found: dict[str, Any] = {}
+    variables = {name: value for name, value in variables.items() if value.strip()}  # empty is as good as unset
     if "TENSOROPS_BACKEND" in variables:
         found["preferred_backend"] = _in("TENSOROPS_BACKEND", lambda: backend_name(variables["TENSOROPS_BACKEND"]))
     if "TENSOROPS_PRIORITY" in variables:
-        names = [name.strip() for name in variables["TENSOROPS_PRIORITY"].split(",") if name.strip()]
+        names = [name.strip() for name in variables["TENSOROPS_PRIORITY"].split(",")]
         found["backend_priority"] = _in("TENSOROPS_PRIORITY", lambda: priority(names))
     if "TENSOROPS_FORCE" in variables:
         if variables["TENSOROPS_FORCE"] not in ("0", "1"):
@@ -153,7 +154,9 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     if "TENSOROPS_NUM_THREADS" in variables:
         text = variables["TENSOROPS_NUM_THREADS"]
         if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 2**16:
-            raise ValueError(f"environment variable TENSOROPS_NUM_THREADS is {text!r}, expected a number from 1")
+            raise ValueError(
+                f"environment variable TENSOROPS_NUM_THREADS is {text!r}, expected a number from 1 to 65536"
+            )
         found["num_threads"] = int(text)
     return found
 
@@ -223,6 +226,8 @@ def priority(names: object) -> tuple[str, ...]:
 
 
 def _force(name: object) -> str | None:
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f"expected a backend's name or null, got {name!r}")
     return None if name is None else backend_name(name, auto=False)
 
 
@@ -271,6 +276,8 @@ def read_file(path: Path, *, must_exist: bool = True) -> Configuration:
     ValueError
         If it cannot be read or says something that means nothing, with its path, the line and the valid values.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"configuration file {path} cannot be read: it is no file")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -314,7 +321,8 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         entries = json.loads(text, object_pairs_hook=no_duplicates)
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"configuration file {path}, line {error.lineno}, column {error.colno}: this is no JSON: {error.msg}"
+            f"configuration file {path}, line {error.lineno}, column {error.colno}: this is no JSON: {error.msg}; "
+            "`tensorops config --reset` writes it anew"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"configuration file {path}, {error}") from None

@@ -97,8 +97,12 @@ def _default_of(configured: Configuration, chosen: str | None) -> tuple[Settings
     if not found.reason:
         return settings_of(preferred), ""
     failure = probing.describe(preferred, found)
-    if chosen or configured.force_backend:
+    if chosen:
         raise BackendUnavailableError(failure)
+    if configured.force_backend:
+        source = configured.sources.get("force_backend", "the configuration")
+        way_out = f"unset {source}" if source in configuration.VARIABLES else "tensorops config --no-force"
+        raise BackendUnavailableError(f"{failure}; {source} forces it, to do without: {way_out}")
     return _next_in_priority(preferred, failure, configured)
 
 
@@ -115,7 +119,8 @@ def _next_in_priority(preferred: Backend, failure: str, configured: Configuratio
                 f"{'; '.join(failures)}; {source} prefers {preferred.name!r}, and {backend.name!r} computes instead"
             )
         failures.append(probing.describe(backend, found))
-    raise BackendUnavailableError("; ".join(failures))
+    source = configured.sources.get("backend_priority", "the configuration")
+    raise BackendUnavailableError(f"{'; '.join(failures)}; {source} names no other")
 
 
 def _best_first() -> tuple[str, ...]:

@@ -67,7 +67,10 @@ class Backend:
 
 
 _ON_EVERY_CHANGE = "x86-64 Linux, on every change"
-_COMPILER = "install a C++ compiler (Debian: apt-get install g++), then: pip install --force-reinstall tensorops"
+_COMPILER = (
+    "install a C++ compiler (Debian: apt-get install g++), and then tensorops again, from where it was installed, with "
+    "pip's option --force-reinstall"
+)
 
 
 def _planned(name: str, namespace: str, summary: str, missing: str, remedy: str, *aliases: str) -> Backend:
@@ -221,8 +224,9 @@ def nearest(name: object, valid: Iterable[str]) -> str:
     """Return `` (did you mean 'numpy'?)`` if one of the valid names is near, else an empty string."""
     import difflib  # only for who has made a mistake
 
-    close = difflib.get_close_matches(name, list(valid), n=1) if isinstance(name, str) else []
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    by_lower = {v.lower(): v for v in valid}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1) if isinstance(name, str) else []
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
 def resolve(name: object) -> Backend:
@@ -277,8 +281,12 @@ def register_backend(backend: Backend) -> None:
         ...
     ValueError: register_backend: the name 'python' already means the backend 'numpy'
     """
-    if not isinstance(getattr(backend, "namespace", None), Namespace):
-        raise TypeError(f"register_backend: expected a tensorops.backends.Backend with a Namespace, got {backend!r}")
+    lists = [getattr(backend, name, None) for name in ("aliases", "providers")]
+    if not isinstance(getattr(backend, "namespace", None), Namespace) or any(isinstance(names, str) for names in lists):
+        raise TypeError(
+            f"register_backend: expected a tensorops.backends.Backend with a Namespace, and tuples of "
+            f"names, got {backend!r}"
+        )
     with _lock:
         names = (backend.name, *backend.aliases)
         for name in names:
@@ -317,6 +325,8 @@ def _load_plugins_once() -> None:
         for owner, point in _entry_points():
             try:
                 found = point.load()
+                if not isinstance(found, Backend) and not callable(found):
+                    raise TypeError(f"the entry point is no Backend, and no function that returns one: {found!r}")
                 backend = found if isinstance(found, Backend) else found()
                 register_backend(backend)
                 plugins[backend.name] = owner

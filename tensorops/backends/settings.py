@@ -52,7 +52,7 @@ current: ContextVar[Settings] = ContextVar("tensorops.settings", default=INHERIT
 
 
 @lru_cache(maxsize=128)
-def settings_of(backend: Backend, kernels: tuple[str, ...] | None = None) -> Settings:
+def settings_of(backend: Backend | None, kernels: tuple[str, ...] | None = None) -> Settings:
     """Return one object for equal settings, so that entering a block again finds its plans made."""
     return Settings(backend, kernels)
 
