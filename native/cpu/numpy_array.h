@@ -6,6 +6,11 @@
 
 #include <nanobind/nanobind.h>
 
+// One table of NumPy's functions for all files; module.cpp fills it.
+#define PY_ARRAY_UNIQUE_SYMBOL tensorops_numpy
+#if !defined(TENSOROPS_IMPORTS_NUMPY)
+#define NO_IMPORT_ARRAY
+#endif
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
 #include <numpy/arrayobject.h>

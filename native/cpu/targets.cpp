@@ -7,8 +7,9 @@ namespace tensorops {
 #define TENSOROPS_DECLARE_KERNELS(target) \
     namespace target {                    \
     void rms_norm(const RmsNorm&);        \
+    void activation(const Activation&);   \
     }
-#define TENSOROPS_KERNELS(target) {#target, target::rms_norm}
+#define TENSOROPS_KERNELS(target) {#target, target::rms_norm, target::activation}
 
 #if defined(TENSOROPS_HAS_v4)
 TENSOROPS_DECLARE_KERNELS(v4)

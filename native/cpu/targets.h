@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "activation.h"
 #include "rms_norm.h"
 
 namespace tensorops {
@@ -12,6 +13,7 @@ namespace tensorops {
 struct Target {
     const char* name;
     void (*rms_norm)(const RmsNorm&);
+    void (*activation)(const Activation&);
 };
 
 // The names of the targets that this machine can run, best first.

@@ -1,0 +1,177 @@
+// Elementwise functions: relu, sigmoid, silu, softplus, gelu in both forms, and the gated units swiglu and geglu.
+//
+// Work: the elements go to threads in contiguous spans, whatever the rows; arrays that are contiguous are one row.
+// Precision: float64 in float64, everything else in float32, see vector_math.h.
+// Bytes: each element once in (a gated unit: two), once out, which is a copy's.
+#include "activation.h"
+
+#include "parallel.h"
+#include "simd.h"
+#include "vector_math.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {
+
+struct Relu {
+    template <class V>
+    V operator()(V x) const {
+        return x <= 0 ? V{} : x;  // NaN passes
+    }
+};
+struct Sigmoid {
+    template <class V>
+    V operator()(V x) const {
+        return sigmoid(x);
+    }
+};
+struct Silu {
+    template <class V>
+    V operator()(V x) const {
+        return x * sigmoid(x);
+    }
+};
+struct Softplus {
+    template <class V>
+    V operator()(V x) const {
+        return (x > 0 ? x : V{}) + log1p_unit(exp(-absolute(x)));
+    }
+};
+struct Gelu {
+    template <class V>
+    V operator()(V x) const {
+        return x * normal_cdf(x);
+    }
+};
+struct GeluTanh {
+    // (1 + tanh(u)) / 2 is sigmoid(2 u), which does not cancel; beyond ±100 it is 0 or 1 in any dtype
+    template <class V>
+    V operator()(V x) const {
+        V b = x > 100 ? V{} + 100 : x;
+        b = b < -100 ? V{} - 100 : b;
+        const V u = b * (b * b * static_cast<decltype(x[0] + 0)>(0.044715) + 1);
+        return x * sigmoid(u * static_cast<decltype(x[0] + 0)>(1.5957691216057307117));
+    }
+};
+template <class F>
+struct Gated {
+    template <class V>
+    V operator()(V gate, V up) const {
+        return F{}(gate)*up;
+    }
+};
+
+template <bool kStream, class T, class V>
+inline void put(T* p, V v) {
+    if constexpr (kStream)
+        stream(p, v);
+    else
+        store(p, v);
+}
+
+// y = f(x...) for n elements, the last few through a buffer of one vector
+template <bool kStream, class F, class T, class... X>
+void span(T* y, std::int64_t n, const X*... x) {
+    constexpr std::int64_t lanes = kVectorBytes / sizeof(Compute<T>);
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) put<kStream>(y + i, F{}(load(x + i)...));
+    if (i < n) {
+        const std::size_t bytes = static_cast<std::size_t>(n - i) * sizeof(T);
+        const auto padded = [bytes](const T* p) {
+            T part[lanes] = {};
+            std::memcpy(part, p, bytes);
+            return load(part);
+        };
+        T part[lanes];
+        store(part, F{}(padded(x + i)...));
+        std::memcpy(y + i, part, bytes);
+    }
+}
+
+// Elements [begin, end) of the arrays, row by row
+template <bool kStream, class F, class T, class... R>
+void elements(T* y, std::int64_t length, std::int64_t begin, std::int64_t end, const R&... rows) {
+    while (begin < end) {
+        const std::int64_t row = begin / length, from = begin % length;
+        const std::int64_t n = end - begin < length - from ? end - begin : length - from;
+        span<kStream, F>(y + begin, n, reinterpret_cast<const T*>(rows.row(row)) + from...);
+        begin += n;
+    }
+}
+
+template <class F, class T, class... R>
+void run(const Activation& op, const R&... rows) {
+    T* y = reinterpret_cast<T*>(op.y);
+    const std::int64_t total = op.x.count * op.x.length, length = op.x.length;
+    const auto work = [&](std::int64_t begin, std::int64_t end) {
+        if (op.streaming) {
+            elements<true, F>(y, length, begin, end, rows...);
+            stream_fence();
+        } else {
+            elements<false, F>(y, length, begin, end, rows...);
+        }
+    };
+    const int threads = threads_for(total / 64, (1 + sizeof...(R)) * total * static_cast<std::int64_t>(sizeof(T)));
+    if (threads == 1) return work(0, total);
+#pragma omp parallel num_threads(threads)
+    {
+        const Share mine = share_of(total);
+        work(mine.begin, mine.end);
+    }
+}
+
+template <class F>
+void unary(const Activation& op) {
+    switch (op.dtype) {
+        case Dtype::float64:
+            return run<F, double>(op, op.x);
+        case Dtype::float32:
+            return run<F, float>(op, op.x);
+        case Dtype::float16:
+            return run<F, Float16>(op, op.x);
+        case Dtype::bfloat16:
+            return run<F, BFloat16>(op, op.x);
+        case Dtype::other:
+            return;  // the binding has refused it
+    }
+}
+
+template <class F>
+void gated(const Activation& op) {
+    switch (op.dtype) {
+        case Dtype::float64:
+            return run<Gated<F>, double>(op, op.x, op.up);
+        case Dtype::float32:
+            return run<Gated<F>, float>(op, op.x, op.up);
+        case Dtype::float16:
+            return run<Gated<F>, Float16>(op, op.x, op.up);
+        case Dtype::bfloat16:
+            return run<Gated<F>, BFloat16>(op, op.x, op.up);
+        case Dtype::other:
+            return;
+    }
+}
+
+}  // namespace
+
+void activation(const Activation& op) {
+    switch (op.function) {
+        case Function::relu:
+            return unary<Relu>(op);
+        case Function::sigmoid:
+            return unary<Sigmoid>(op);
+        case Function::silu:
+            return unary<Silu>(op);
+        case Function::softplus:
+            return unary<Softplus>(op);
+        case Function::gelu:
+            return unary<Gelu>(op);
+        case Function::gelu_tanh:
+            return unary<GeluTanh>(op);
+        case Function::swiglu:
+            return gated<Silu>(op);
+        case Function::geglu:
+            return gated<Gelu>(op);
+    }
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

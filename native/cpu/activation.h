@@ -1,0 +1,20 @@
+// Elementwise functions of one array, and of a gate and an array.
+#pragma once
+
+#include "elements.h"
+#include "rows.h"
+
+namespace tensorops {
+
+enum class Function : int { relu, sigmoid, silu, softplus, gelu, gelu_tanh, swiglu, geglu };
+
+struct Activation {
+    Function function;
+    Rows x;   // the gate of a gated unit
+    Rows up;  // of the same shape; for a gated unit only
+    char* y;  // C-contiguous
+    Dtype dtype;
+    bool streaming;  // write past the caches; y is aligned to 64 bytes
+};
+
+}  // namespace tensorops

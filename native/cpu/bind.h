@@ -1,0 +1,33 @@
+// Bindings: arguments are checked, results made, kernels called. One file for each family of operators.
+//
+// For each kernel two functions are bound. `name_supports` returns None or the reason why the kernel does not take the
+// arguments; `name` asks the same question, and returns NotImplemented where the answer is a reason.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "numpy_array.h"
+
+namespace tensorops {
+
+// Results above this size are written past the caches: they would evict everything, themselves included, before
+// anybody reads them. A few times a usual second-level cache; not tuned for any machine.
+constexpr std::int64_t kStreamBytes = 8 * 1024 * 1024;
+// Below this size a call is over before another thread could make use of the interpreter.
+constexpr std::int64_t kGilBytes = 64 * 1024;
+
+// Calls a kernel that moves so many bytes, with the interpreter released if that takes long.
+template <class F>
+void compute(std::int64_t bytes, F kernel) {
+    if (bytes < kGilBytes) return kernel();
+    nb::gil_scoped_release released;
+    kernel();
+}
+
+inline nb::object none_or(const Reason& reason) { return reason.empty() ? nb::none() : nb::object(nb::cast(reason)); }
+
+void bind_activation(nb::module_& m);
+void bind_normalization(nb::module_& m);
+
+}  // namespace tensorops

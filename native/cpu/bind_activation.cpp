@@ -1,0 +1,110 @@
+// Bindings of elementwise functions.
+#include "bind.h"
+#include "targets.h"
+
+namespace tensorops {
+
+using namespace nb::literals;
+
+namespace {
+
+Reason refuse_elements(const char* name, nb::handle x) {
+    if (Reason reason = refuse_array(name, x); !reason.empty()) return reason;
+    if (PyArray_NDIM(as_array(x)) == 0) return std::string(name) + " has 0 dimensions";
+    if (!last_axis_contiguous(as_array(x))) return "the last axis of " + std::string(name) + " is not contiguous";
+    return {};
+}
+
+Reason refuse_gated(nb::handle gate, nb::handle up) {
+    if (Reason reason = refuse_elements("gate", gate); !reason.empty()) return reason;
+    if (Reason reason = refuse_elements("up", up); !reason.empty()) return reason;
+    PyArrayObject *a = as_array(gate), *b = as_array(up);
+    if (dtype_of(a) != dtype_of(b)) return "gate and up differ in dtype";
+    if (!PyArray_SAMESHAPE(a, b)) return "gate and up differ in shape";
+    return {};
+}
+
+Reason refuse_gelu(nb::handle x, const std::string& approximate) {
+    if (approximate != "none" && approximate != "tanh") return "approximate is neither 'none' nor 'tanh'";
+    return refuse_elements("x", x);
+}
+
+// Arrays that are contiguous are one row: elements then go to threads whatever the shape.
+Rows elements_of(PyArrayObject* a) {
+    if (!PyArray_IS_C_CONTIGUOUS(a)) return rows_of(a);
+    Rows rows{};
+    rows.data = PyArray_BYTES(a);
+    rows.count = 1;
+    rows.length = PyArray_SIZE(a);
+    return rows;
+}
+
+nb::object activate(Function function, nb::handle x, nb::handle up = {}) {
+    PyArrayObject* a = as_array(x);
+    nb::object y = empty_like(a);
+    const std::int64_t bytes = PyArray_SIZE(a) * PyArray_ITEMSIZE(a);
+    if (bytes == 0) return y;
+    Activation op{};
+    op.function = function;
+    op.dtype = dtype_of(a);
+    op.y = PyArray_BYTES(as_array(y));
+    if (!up.is_valid()) {
+        op.x = elements_of(a);
+    } else if (PyArrayObject* b = as_array(up); PyArray_IS_C_CONTIGUOUS(a) && PyArray_IS_C_CONTIGUOUS(b)) {
+        op.x = elements_of(a);
+        op.up = elements_of(b);
+    } else {  // both by the same rows
+        op.x = rows_of(a);
+        op.up = rows_of(b);
+    }
+    const bool aligned = op.x.count == 1 || op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
+    op.streaming = bytes >= kStreamBytes && aligned;
+    compute(bytes, [&op] { target().activation(op); });
+    return y;
+}
+
+template <Function kFunction>
+void bind_unary(nb::module_& m, const char* name, const char* supports) {
+    m.def(
+        name,
+        [](nb::handle x) {
+            return refuse_elements("x", x).empty() ? activate(kFunction, x) : nb::borrow(Py_NotImplemented);
+        },
+        "x"_a);
+    m.def(supports, [](nb::handle x) { return none_or(refuse_elements("x", x)); }, "x"_a);
+}
+
+template <Function kFunction>
+void bind_gated(nb::module_& m, const char* name, const char* supports) {
+    m.def(
+        name,
+        [](nb::handle gate, nb::handle up) {
+            return refuse_gated(gate, up).empty() ? activate(kFunction, gate, up) : nb::borrow(Py_NotImplemented);
+        },
+        "gate"_a, "up"_a);
+    m.def(supports, [](nb::handle gate, nb::handle up) { return none_or(refuse_gated(gate, up)); }, "gate"_a, "up"_a);
+}
+
+}  // namespace
+
+void bind_activation(nb::module_& m) {
+    bind_unary<Function::relu>(m, "relu", "relu_supports");
+    bind_unary<Function::sigmoid>(m, "sigmoid", "sigmoid_supports");
+    bind_unary<Function::silu>(m, "silu", "silu_supports");
+    bind_unary<Function::softplus>(m, "softplus", "softplus_supports");
+    bind_gated<Function::swiglu>(m, "swiglu", "swiglu_supports");
+    bind_gated<Function::geglu>(m, "geglu", "geglu_supports");
+    m.def(
+        "gelu",
+        [](nb::handle x, const std::string& approximate) {
+            if (!refuse_gelu(x, approximate).empty()) return nb::object(nb::borrow(Py_NotImplemented));
+            return activate(approximate == "none" ? Function::gelu : Function::gelu_tanh, x);
+        },
+        "x"_a, nb::kw_only(), "approximate"_a = "none");
+    m.def(
+        "gelu_supports",
+        [](nb::handle x, const std::string& approximate) { return none_or(refuse_gelu(x, approximate)); }, "x"_a,
+        nb::kw_only(), "approximate"_a = "none");
+}
+
+}  // namespace tensorops

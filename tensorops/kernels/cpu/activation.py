@@ -1,0 +1,14 @@
+"""Elementwise activations on the CPU; see ``native/cpu/activation.cpp``."""
+
+from __future__ import annotations
+
+from tensorops.kernels.cpu import _native
+from tensorops.ops.activation import geglu, gelu, relu, sigmoid, silu, softplus, swiglu
+
+relu.kernel("cpu", supports=_native.relu_supports, declines=True)(_native.relu)
+sigmoid.kernel("cpu", supports=_native.sigmoid_supports, declines=True)(_native.sigmoid)
+silu.kernel("cpu", supports=_native.silu_supports, declines=True)(_native.silu)
+softplus.kernel("cpu", supports=_native.softplus_supports, declines=True)(_native.softplus)
+gelu.kernel("cpu", supports=_native.gelu_supports, declines=True)(_native.gelu)
+swiglu.kernel("cpu", supports=_native.swiglu_supports, declines=True)(_native.swiglu)
+geglu.kernel("cpu", supports=_native.geglu_supports, declines=True)(_native.geglu)
