@@ -60,14 +60,6 @@ struct Gated {
     }
 };
 
-template <bool kStream, class T, class V>
-inline void put(T* p, V v) {
-    if constexpr (kStream)
-        stream(p, v);
-    else
-        store(p, v);
-}
-
 // y = f(x...) for n elements, the last few through a buffer of one vector
 template <bool kStream, class F, class T, class... X>
 void span(T* y, std::int64_t n, const X*... x) {
@@ -75,15 +67,7 @@ void span(T* y, std::int64_t n, const X*... x) {
     std::int64_t i = 0;
     for (; i + lanes <= n; i += lanes) put<kStream>(y + i, F{}(load(x + i)...));
     if (i < n) {
-        const std::size_t bytes = static_cast<std::size_t>(n - i) * sizeof(T);
-        const auto padded = [bytes](const T* p) {
-            T part[lanes] = {};
-            std::memcpy(part, p, bytes);
-            return load(part);
-        };
-        T part[lanes];
-        store(part, F{}(padded(x + i)...));
-        std::memcpy(y + i, part, bytes);
+        store_part(y + i, F{}(load_part(x + i, n - i)...), n - i);
     }
 }
 
@@ -114,7 +98,7 @@ void run(const Activation& op, const R&... rows) {
     if (threads == 1) return work(0, total);
 #pragma omp parallel num_threads(threads)
     {
-        const Share mine = share_of(total);
+        const Share mine = share_of(total, 64);  // results that are aligned to a line of the cache stay so
         work(mine.begin, mine.end);
     }
 }

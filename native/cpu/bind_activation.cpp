@@ -85,6 +85,59 @@ void bind_gated(nb::module_& m, const char* name, const char* supports) {
     m.def(supports, [](nb::handle gate, nb::handle up) { return none_or(refuse_gated(gate, up)); }, "gate"_a, "up"_a);
 }
 
+Reason refuse_softmax(nb::handle x, nb::handle axis, nb::handle where = nb::none()) {
+    if (Reason reason = refuse_elements("x", x); !reason.empty()) return reason;
+    if (!is_last_axis(axis, PyArray_NDIM(as_array(x)))) return "axis is not the last of x";
+    if (!where.is_none()) return "where is given";
+    return {};
+}
+
+Reason refuse_logsumexp(nb::handle x, nb::handle axis) {
+    if (Reason reason = refuse_softmax(x, axis); !reason.empty()) return reason;
+    PyArrayObject* a = as_array(x);
+    return PyArray_DIM(a, PyArray_NDIM(a) - 1) == 0 ? "the last axis of x is empty" : Reason{};
+}
+
+void normalize(Normalized kind, PyArrayObject* a, nb::handle y) {
+    const std::int64_t bytes = PyArray_SIZE(a) * PyArray_ITEMSIZE(a);
+    if (bytes == 0) return;
+    Softmax op{};
+    op.kind = kind;
+    op.x = rows_of(a);
+    op.y = PyArray_BYTES(as_array(y));
+    op.dtype = dtype_of(a);
+    op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
+    compute(bytes, [&op] { target().softmax(op); });
+}
+
+template <Normalized kKind>
+void bind_softmax(nb::module_& m, const char* name, const char* supports) {
+    m.def(
+        name,
+        [](nb::handle x, nb::handle axis, nb::handle where) {
+            if (!refuse_softmax(x, axis, where).empty()) return nb::object(nb::borrow(Py_NotImplemented));
+            nb::object y = empty_like(as_array(x));
+            normalize(kKind, as_array(x), y);
+            return y;
+        },
+        "x"_a, nb::kw_only(), "axis"_a = -1, "where"_a = nb::none());
+    m.def(
+        supports,
+        [](nb::handle x, nb::handle axis, nb::handle where) { return none_or(refuse_softmax(x, axis, where)); }, "x"_a,
+        nb::kw_only(), "axis"_a = -1, "where"_a = nb::none());
+}
+
+nb::object logsumexp(nb::handle x, nb::handle axis, bool keepdims) {
+    if (!refuse_logsumexp(x, axis).empty()) return nb::borrow(Py_NotImplemented);
+    PyArrayObject* a = as_array(x);
+    npy_intp shape[kMaxDims];
+    const int ndim = PyArray_NDIM(a);
+    for (int d = 0; d < ndim; ++d) shape[d] = d == ndim - 1 ? 1 : PyArray_DIM(a, d);
+    nb::object y = empty(keepdims ? ndim : ndim - 1, shape, PyArray_DESCR(a));
+    normalize(Normalized::logsumexp, a, y);
+    return y;
+}
+
 }  // namespace
 
 void bind_activation(nb::module_& m) {
@@ -94,6 +147,12 @@ void bind_activation(nb::module_& m) {
     bind_unary<Function::softplus>(m, "softplus", "softplus_supports");
     bind_gated<Function::swiglu>(m, "swiglu", "swiglu_supports");
     bind_gated<Function::geglu>(m, "geglu", "geglu_supports");
+    bind_softmax<Normalized::softmax>(m, "softmax", "softmax_supports");
+    bind_softmax<Normalized::log_softmax>(m, "log_softmax", "log_softmax_supports");
+    m.def("logsumexp", &logsumexp, "x"_a, nb::kw_only(), "axis"_a = -1, "keepdims"_a.noconvert() = false);
+    m.def(
+        "logsumexp_supports", [](nb::handle x, nb::handle axis, bool) { return none_or(refuse_logsumexp(x, axis)); },
+        "x"_a, nb::kw_only(), "axis"_a = -1, "keepdims"_a.noconvert() = false);
     m.def(
         "gelu",
         [](nb::handle x, const std::string& approximate) {

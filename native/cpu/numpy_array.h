@@ -78,15 +78,13 @@ inline Rows rows_of(PyArrayObject* a) {
     return rows;
 }
 
-// A new C-contiguous array of the shape and dtype of `like`; throws if there is no memory.
-inline nb::object empty_like(PyArrayObject* like) {
-    PyArray_Descr* descr = PyArray_DESCR(like);
+// A new C-contiguous array; throws if there is no memory.
+inline nb::object empty(int ndim, const npy_intp* shape, PyArray_Descr* descr) {
     Py_INCREF(descr);  // PyArray_NewFromDescr takes it over
-    const std::size_t bytes = static_cast<std::size_t>(PyArray_SIZE(like)) * PyArray_ITEMSIZE(like);
-    const int ndim = PyArray_NDIM(like);
+    std::size_t bytes = static_cast<std::size_t>(PyDataType_ELSIZE(descr));
+    for (int d = 0; d < ndim; ++d) bytes *= static_cast<std::size_t>(shape[d]);
     if (bytes < pool::kSmallest) {
-        PyObject* small =
-            PyArray_NewFromDescr(&PyArray_Type, descr, ndim, PyArray_DIMS(like), nullptr, nullptr, 0, nullptr);
+        PyObject* small = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, shape, nullptr, nullptr, 0, nullptr);
         if (!small) throw nb::python_error();
         return nb::steal(small);
     }
@@ -96,7 +94,7 @@ inline nb::object empty_like(PyArrayObject* like) {
         throw std::bad_alloc();
     }
     PyObject* array =
-        PyArray_NewFromDescr(&PyArray_Type, descr, ndim, PyArray_DIMS(like), nullptr, block, NPY_ARRAY_CARRAY, nullptr);
+        PyArray_NewFromDescr(&PyArray_Type, descr, ndim, shape, nullptr, block, NPY_ARRAY_CARRAY, nullptr);
     PyObject* owner = array
                           ? PyCapsule_New(block, nullptr,
                                           [](PyObject* capsule) {
@@ -115,6 +113,11 @@ inline nb::object empty_like(PyArrayObject* like) {
         throw nb::python_error();
     }
     return nb::steal(array);
+}
+
+// The same, of the shape and dtype of another.
+inline nb::object empty_like(PyArrayObject* like) {
+    return empty(PyArray_NDIM(like), PyArray_DIMS(like), PyArray_DESCR(like));
 }
 
 }  // namespace tensorops

@@ -35,19 +35,20 @@ inline int threads_for(std::int64_t rows, std::int64_t bytes) {
 #endif
 }
 
-// What the calling thread of a parallel region does of `total` elements: a contiguous part. Parts begin at multiples of
-// 64 elements, so that results which are aligned to a line of the cache stay so.
+// What the calling thread of a parallel region does of `total` elements or rows: a contiguous part that begins at a
+// multiple of `unit`.
 struct Share {
     std::int64_t begin, end;
 };
 
-inline Share share_of(std::int64_t total) {
+inline Share share_of(std::int64_t total, std::int64_t unit) {
 #if defined(_OPENMP)
     const std::int64_t threads = omp_get_num_threads(), mine = omp_get_thread_num();
-    const std::int64_t lines = (total + 63) / 64;
-    const std::int64_t begin = lines * mine / threads * 64, end = lines * (mine + 1) / threads * 64;
+    const std::int64_t units = (total + unit - 1) / unit;
+    const std::int64_t begin = units * mine / threads * unit, end = units * (mine + 1) / threads * unit;
     return {begin, end < total ? end : total};
 #else
+    (void)unit;
     return {0, total};
 #endif
 }

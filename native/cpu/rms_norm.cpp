@@ -71,14 +71,6 @@ void careful_row(const T* x, const W* weight, T* y, std::int64_t n, double eps, 
     }
 }
 
-template <bool kStream, class T, class V>
-inline void put(T* p, V v) {
-    if constexpr (kStream)
-        stream(p, v);
-    else
-        store(p, v);
-}
-
 template <bool kStream, class T, class W>
 void scale_row(const T* x, const W* weight, T* y, std::int64_t n, Compute<T> r, Compute<T> offset) {
     using C = Compute<T>;

@@ -169,6 +169,30 @@ inline void stream(T* p, V v) {
 #endif
 }
 
+template <bool kStream, class T, class V>
+inline void put(T* p, V v) {
+    if constexpr (kStream)
+        stream(p, v);
+    else
+        store(p, v);
+}
+
+// ---- fewer elements than a vector has, for the tail of a row
+
+template <class T>
+inline auto load_part(const T* p, std::int64_t n) {
+    T part[kVectorBytes / sizeof(Compute<T>)] = {};
+    std::memcpy(part, p, static_cast<std::size_t>(n) * sizeof(T));
+    return load(part);
+}
+
+template <class T, class V>
+inline void store_part(T* p, V v, std::int64_t n) {
+    T part[kVectorBytes / sizeof(Compute<T>)];
+    store(part, v);
+    std::memcpy(p, part, static_cast<std::size_t>(n) * sizeof(T));
+}
+
 // ---- one element, for the tail of a row: through a vector, so that it rounds as the others do
 
 template <class T>

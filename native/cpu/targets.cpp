@@ -8,8 +8,9 @@ namespace tensorops {
     namespace target {                    \
     void rms_norm(const RmsNorm&);        \
     void activation(const Activation&);   \
+    void softmax(const Softmax&);         \
     }
-#define TENSOROPS_KERNELS(target) {#target, target::rms_norm, target::activation}
+#define TENSOROPS_KERNELS(target) {#target, target::rms_norm, target::activation, target::softmax}
 
 #if defined(TENSOROPS_HAS_v4)
 TENSOROPS_DECLARE_KERNELS(v4)

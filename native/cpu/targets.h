@@ -6,6 +6,7 @@
 
 #include "activation.h"
 #include "rms_norm.h"
+#include "softmax.h"
 
 namespace tensorops {
 
@@ -14,6 +15,7 @@ struct Target {
     const char* name;
     void (*rms_norm)(const RmsNorm&);
     void (*activation)(const Activation&);
+    void (*softmax)(const Softmax&);
 };
 
 // The names of the targets that this machine can run, best first.
