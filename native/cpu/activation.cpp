@@ -33,7 +33,7 @@ struct Silu {
 struct Softplus {
     template <class V>
     V operator()(V x) const {
-        return (x > 0 ? x : V{}) + log1p_unit(exp(-absolute(x)));
+        return (x > 0 ? x : V{}) + log1p_unit(exp_of_negative(-absolute(x)));
     }
 };
 struct Gelu {
@@ -71,12 +71,25 @@ void span(T* y, std::int64_t n, const X*... x) {
     }
 }
 
+constexpr std::int64_t kBlock = 4096;
+
+template <class T>
+inline void fetch(const T* p, std::int64_t n) {
+    const char* bytes = reinterpret_cast<const char*>(p);
+    for (std::int64_t i = 0; i < n * static_cast<std::int64_t>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i);
+}
+
 // Elements [begin, end) of the arrays, row by row
 template <bool kStream, class F, class T, class... R>
 void elements(T* y, std::int64_t length, std::int64_t begin, std::int64_t end, const R&... rows) {
     while (begin < end) {
         const std::int64_t row = begin / length, from = begin % length;
-        const std::int64_t n = end - begin < length - from ? end - begin : length - from;
+        std::int64_t n = end - begin < length - from ? end - begin : length - from;
+        if constexpr (kStream) {
+            // A block is fetched first and then written at once: memory is slow to change between the two.
+            if (n > kBlock) n = kBlock;
+            (fetch(reinterpret_cast<const T*>(rows.row(row)) + from, n), ...);
+        }
         span<kStream, F>(y + begin, n, reinterpret_cast<const T*>(rows.row(row)) + from...);
         begin += n;
     }

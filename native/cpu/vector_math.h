@@ -20,46 +20,90 @@ inline Vec<double> by_lane(Vec<double> x, F f) {
     return x;
 }
 
-template <class V>
-inline V absolute(V x) {
-    return x < 0 ? -x : x;
+inline Vec<float> absolute(Vec<float> x) { return floats_of(bits_of(x) & 0x7fffffffu); }
+inline Vec<double> absolute(Vec<double> x) {
+    return by_lane(x, [](double a) { return std::fabs(a); });
 }
 
-// 2^k for k within [-126, 127]
-inline Vec<float> power_of_two(I32 k) { return reinterpret_cast<Vec<float>>((k + 127) << 23); }
+// The larger and the smaller of x and a bound; NaN stays NaN.
+inline Vec<float> at_least(Vec<float> x, float bound) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Vec<float>>(_mm512_max_ps(_mm512_set1_ps(bound), reinterpret_cast<__m512>(x)));
+#else
+    return x < bound ? Vec<float>{} + bound : x;
+#endif
+}
+inline Vec<float> at_most(Vec<float> x, float bound) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Vec<float>>(_mm512_min_ps(_mm512_set1_ps(bound), reinterpret_cast<__m512>(x)));
+#else
+    return x > bound ? Vec<float>{} + bound : x;
+#endif
+}
 
-// exp(x + tail) for a tail of at most a few units in the last place of x: what is left of a product that was rounded.
-inline Vec<float> exp(Vec<float> x, Vec<float> tail = Vec<float>{}) {
-    // Beyond these the result is infinity or 0 in any case; NaN passes both comparisons.
-    x = x > 89.0f ? Vec<float>{} + 89.0f : x;
-    x = x < -104.0f ? Vec<float>{} - 104.0f : x;
-    // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
-    const Vec<float> shifted = x * 0x1.715476p+0f + 0x1.8p23f;
-    const I32 n = reinterpret_cast<I32>(shifted) - 0x4b400000;
-    const Vec<float> k = shifted - 0x1.8p23f;
+// x times 2^k for a whole number k, rounded once where the result is below the normal numbers
+inline Vec<float> times_power_of_two(Vec<float> x, Vec<float> k) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Vec<float>>(_mm512_scalef_ps(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(k)));
+#else
+    // In two steps, of which the first stays among the normal numbers.
+    const I32 n = __builtin_convertvector(k, I32), half = n >> 1;
+    const Vec<float> first = reinterpret_cast<Vec<float>>((half + 127) << 23);
+    return x * first * reinterpret_cast<Vec<float>>((n - half + 127) << 23);
+#endif
+}
+
+// 1 / x for x from 1 to 2, correct to one unit in the last place
+inline Vec<float> reciprocal(Vec<float> x) {
+#if defined(__AVX512F__)
+    // One step of Newton's method from 14 bits is quicker than a division of so many lanes.
+    const Vec<float> r = reinterpret_cast<Vec<float>>(_mm512_rcp14_ps(reinterpret_cast<__m512>(x)));
+    return r * (1.0f - x * r) + r;
+#else
+    return 1.0f / x;
+#endif
+}
+
+// exp(x + tail(…)) within the bounds beyond which the result is infinity or 0 in any case; `tail` takes the reduced
+// argument and adds to it what is left of a product that was rounded.
+template <class F>
+inline Vec<float> bounded_exp(Vec<float> x, F tail) {
+    // Adding 1.5 * 2^23 rounds to a whole number.
+    const Vec<float> k = (x * 0x1.715476p+0f + 0x1.8p23f) - 0x1.8p23f;
     // ln 2 in two parts, the first of 15 bits: its product with k is exact with and without a fused multiply-add.
     Vec<float> r = x - k * 0x1.62e4p-1f;
-    r = r - k * 0x1.7f7d1cp-20f + tail;
+    r = tail(r - k * 0x1.7f7d1cp-20f);
     Vec<float> p = 0x1.6a234ap-10f * r + 0x1.123a6cp-7f;
     p = p * r + 0x1.5558f4p-5f;
     p = p * r + 0x1.55549p-3f;
     p = p * r + 0x1.fffffcp-2f;
     // 1 + r is kept in two parts, so that one rounding remains.
     const Vec<float> sum = r + 1.0f;
-    const Vec<float> e = sum + (p * (r * r) + (r - (sum - 1.0f)));
-    // In two steps, so that results below the normal numbers are rounded once, and infinity is reached at its bound.
-    const I32 half = n >> 1;
-    return e * power_of_two(half) * power_of_two(n - half);
+    return times_power_of_two(sum + (p * (r * r) + (r - (sum - 1.0f))), k);
+}
+inline Vec<float> exp(Vec<float> x) {
+    return bounded_exp(at_least(at_most(x, 89.0f), -104.0f), [](Vec<float> r) { return r; });
+}
+// The same for an x that is not positive, and for x + tail
+inline Vec<float> exp_of_negative(Vec<float> x) {
+    return bounded_exp(at_least(x, -104.0f), [](Vec<float> r) { return r; });
+}
+inline Vec<float> exp_of_negative(Vec<float> x, Vec<float> tail) {
+    return bounded_exp(at_least(x, -104.0f), [tail](Vec<float> r) { return r + tail; });
 }
 inline Vec<double> exp(Vec<double> x) {
     return by_lane(x, [](double a) { return std::exp(a); });
 }
+inline Vec<double> exp_of_negative(Vec<double> x) { return exp(x); }
 
 // 1 / (1 + exp(-x)), from an exponential that cannot overflow
-template <class V>
-inline V sigmoid(V x) {
-    const V e = exp(-absolute(x));
-    return (x >= 0 ? V{} + 1 : e) / (e + 1);
+inline Vec<float> sigmoid(Vec<float> x) {
+    const Vec<float> e = exp_of_negative(-absolute(x)), q = reciprocal(e + 1.0f);
+    return x >= 0 ? q : e * q;
+}
+inline Vec<double> sigmoid(Vec<double> x) {
+    const Vec<double> e = exp(-absolute(x));
+    return (x >= 0 ? Vec<double>{} + 1 : e) / (e + 1);
 }
 
 // log(1 + t) for t within [0, 1]: 2 atanh(t / (2 + t))
@@ -78,8 +122,7 @@ inline Vec<double> log1p_unit(Vec<double> t) {
 //
 // Near 0 it is 1/2 + x q(x²); beyond, exp(-x²/2) · t · p(t) with t = 1 / (1 + |x|/4), and 1 less that for positive x.
 inline Vec<float> normal_cdf(Vec<float> x) {
-    Vec<float> a = absolute(x);
-    a = a > 14.5f ? Vec<float>{} + 14.5f : a;  // exp(-14.5²/2) is 0 in float32
+    const Vec<float> a = at_most(absolute(x), 14.5f);  // exp(-14.5²/2) is 0 in float32
     const Vec<float> square = a * a;
     Vec<float> q = 0x1.a3c77cp-14f * square - 0x1.34bf2cp-10f;
     q = q * square + 0x1.46ba28p-7f;
@@ -98,12 +141,19 @@ inline Vec<float> normal_cdf(Vec<float> x) {
     // x² in two parts, since exp magnifies the rounding error of a large exponent; the head has 8 bits.
     const Vec<float> head = floats_of(bits_of(a) & 0xffff0000u);
     const Vec<float> rest = (head * head - square) + (a - head) * (a + head);
-    const Vec<float> tail = t * p * exp(-0.5f * square, -0.5f * rest);
+    const Vec<float> tail = t * p * exp_of_negative(-0.5f * square, -0.5f * rest);
     const Vec<float> centre = x * q + 0.5f;
     return a < 0.8f ? centre : (x < 0 ? tail : 1.0f - tail);
 }
 inline Vec<double> normal_cdf(Vec<double> x) {
-    return by_lane(x, [](double a) { return 0.5 * std::erfc(a * -0.70710678118654752440); });
+    return by_lane(x, [](double a) {
+        constexpr double kRoot = 0x1.6a09e667f3bcdp-1, kRest = -0x1.bdd3413b26456p-55;  // together 1 / sqrt 2
+        const double z = a * -kRoot;
+        if (!(std::fabs(a) < 40)) return 0.5 * std::erfc(z);
+        // erfc magnifies the rounding of a large z: what was rounded off, times its derivative
+        const double rest = std::fma(a, -kRoot, -z) - a * kRest;
+        return 0.5 * (std::erfc(z) - 0x1.20dd750429b6dp+0 * std::exp(-z * z) * rest);
+    });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET
