@@ -1,4 +1,4 @@
-// y = x / sqrt(mean(x²) + eps) · (weight + weight_offset), along rows.
+// y = x / sqrt(mean(x²) + eps) · (weight + weight_offset), along rows; add_rms_norm adds a residual to x first.
 //
 // Work: rows go to threads in contiguous blocks. A row is read twice, first for the sum, then for the result; the
 // second
@@ -85,6 +85,14 @@ void scale_row(const T* x, const W* weight, T* y, std::int64_t n, Compute<T> r, 
     }
 }
 
+template <class T>
+void add(const T* a, const T* b, T* sum, std::int64_t n) {
+    constexpr std::int64_t lanes = kVectorBytes / sizeof(Compute<T>);
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) store(sum + i, load(a + i) + load(b + i));
+    if (i < n) store_part(sum + i, load_part(a + i, n - i) + load_part(b + i, n - i), n - i);
+}
+
 template <class T, class W>
 void one_row(const RmsNorm& op, std::int64_t index) {
     using C = Compute<T>;
@@ -94,6 +102,11 @@ void one_row(const RmsNorm& op, std::int64_t index) {
     const T* x = reinterpret_cast<const T*>(op.x.row(index));
     const W* weight = reinterpret_cast<const W*>(op.weight);
     T* y = reinterpret_cast<T*>(op.y) + index * n;
+    if (op.sum) {
+        T* sum = reinterpret_cast<T*>(op.sum) + index * n;
+        add(x, reinterpret_cast<const T*>(op.residual.row(index)), sum, n);
+        x = sum;  // rounded, as the caller sees it
+    }
     const double mean = static_cast<double>(mean_square(x, n)) + op.eps;
     if (!(mean >= kSmall && mean <= kLarge)) {
         careful_row(x, weight, y, n, op.eps, op.weight_offset);
@@ -110,7 +123,7 @@ void one_row(const RmsNorm& op, std::int64_t index) {
 template <class T, class W>
 void all_rows(const RmsNorm& op) {
     const std::int64_t rows = op.x.count;
-    const int threads = threads_for(rows, 2 * rows * op.x.length * static_cast<std::int64_t>(sizeof(T)));
+    const int threads = threads_for(rows, (op.sum ? 4 : 2) * rows * op.x.length * static_cast<std::int64_t>(sizeof(T)));
     if (threads == 1) {
         for (std::int64_t i = 0; i < rows; ++i) one_row<T, W>(op, i);
         if (op.streaming) stream_fence();

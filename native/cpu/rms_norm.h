@@ -8,6 +8,8 @@ namespace tensorops {
 
 struct RmsNorm {
     Rows x;
+    Rows residual;       // of the same shape, if there is a sum
+    char* sum;           // rows one after another: x + residual, which is then normalized; or nullptr
     char* y;             // rows one after another, of the same element type as x
     const char* weight;  // one row, or nullptr
     Dtype x_dtype, weight_dtype;

@@ -7,10 +7,11 @@ namespace tensorops {
 #define TENSOROPS_DECLARE_KERNELS(target) \
     namespace target {                    \
     void rms_norm(const RmsNorm&);        \
+    void layer_norm(const LayerNorm&);    \
     void activation(const Activation&);   \
     void softmax(const Softmax&);         \
     }
-#define TENSOROPS_KERNELS(target) {#target, target::rms_norm, target::activation, target::softmax}
+#define TENSOROPS_KERNELS(target) {#target, target::rms_norm, target::layer_norm, target::activation, target::softmax}
 
 #if defined(TENSOROPS_HAS_v4)
 TENSOROPS_DECLARE_KERNELS(v4)

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "activation.h"
+#include "layer_norm.h"
 #include "rms_norm.h"
 #include "softmax.h"
 
@@ -14,6 +15,7 @@ namespace tensorops {
 struct Target {
     const char* name;
     void (*rms_norm)(const RmsNorm&);
+    void (*layer_norm)(const LayerNorm&);
     void (*activation)(const Activation&);
     void (*softmax)(const Softmax&);
 };

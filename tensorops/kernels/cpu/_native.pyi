@@ -28,6 +28,28 @@ def rms_norm(
 def rms_norm_supports(
     x: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
 ) -> str | None: ...
+def add_rms_norm(
+    x: Array, residual: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1
+) -> tuple[Array, Array]: ...
+def add_rms_norm_supports(
+    x: Array, residual: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1
+) -> str | None: ...
+def layer_norm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    axis: int | tuple[int, ...] = -1,
+) -> Array: ...
+def layer_norm_supports(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    axis: int | tuple[int, ...] = -1,
+) -> str | None: ...
 def targets() -> list[str]: ...
 def target() -> str: ...
 def use_target(name: str) -> None: ...

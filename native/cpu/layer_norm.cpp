@@ -1,0 +1,185 @@
+// y = (x - mean) / sqrt(mean((x - mean)²) + eps) · weight + bias, along rows.
+//
+// Work: rows go to threads in contiguous blocks. A row is read three times: for the mean, for the variance about it,
+// and
+//   for the result; the second and third time it comes from the first- or second-level cache.
+// Precision: float64 in float64, everything else in float32. The mean of the differences, which rounding leaves,
+// corrects
+//   both. If the variance leaves the range in which float32 squares neither overflow nor vanish, the row is done again
+//   in double precision, scaled by a power of two.
+// Bytes: each element once in, once out, which is a copy's.
+#include "layer_norm.h"
+
+#include <cmath>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {
+
+template <class C>
+struct Moments {
+    C mean;
+    double variance;
+};
+
+// The sum of f(x) over a row, in four vectors of partial sums.
+template <class T, class F>
+Compute<T> sum_over(const T* x, std::int64_t n, F f) {
+    using C = Compute<T>;
+    constexpr std::int64_t lanes = kVectorBytes / sizeof(C);
+    Vec<C> s0{}, s1{}, s2{}, s3{};
+    std::int64_t i = 0;
+    for (; i + 4 * lanes <= n; i += 4 * lanes) {
+        s0 += f(load(x + i));
+        s1 += f(load(x + i + lanes));
+        s2 += f(load(x + i + 2 * lanes));
+        s3 += f(load(x + i + 3 * lanes));
+    }
+    for (; i + lanes <= n; i += lanes) s0 += f(load(x + i));
+    C sum = sum_of_lanes<C>((s0 + s1) + (s2 + s3));
+    if (i < n) {
+        const Vec<C> last = f(load_part(x + i, n - i));
+        for (std::int64_t k = 0; k < n - i; ++k) sum += last[k];
+    }
+    return sum;
+}
+
+template <class T>
+Moments<Compute<T>> moments(const T* x, std::int64_t n) {
+    using C = Compute<T>;
+    const C count = static_cast<C>(n);
+    const C about = sum_over(x, n, [](Vec<C> a) { return a; }) / count;
+    // Both sums in one pass: of the differences, which rounding leaves, and of their squares.
+    constexpr std::int64_t lanes = kVectorBytes / sizeof(C);
+    Vec<C> d0{}, d1{}, s0{}, s1{};
+    std::int64_t i = 0;
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+        const Vec<C> a = load(x + i) - about, b = load(x + i + lanes) - about;
+        d0 += a;
+        d1 += b;
+        s0 += a * a;
+        s1 += b * b;
+    }
+    C difference = sum_of_lanes<C>(d0 + d1), square = sum_of_lanes<C>(s0 + s1);
+    for (; i < n; ++i) {
+        const C a = load_one(x + i) - about;
+        difference += a;
+        square += a * a;
+    }
+    const C left = difference / count;
+    return {about + left, static_cast<double>(square / count) - static_cast<double>(left) * static_cast<double>(left)};
+}
+
+// The row again, where squares leave the range: scaled by a power of two, in double.
+template <class T, class W>
+void careful_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t n, double eps) {
+    double largest = std::sqrt(eps);
+    bool finite = true;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const double a = std::fabs(static_cast<double>(load_one(x + i)));
+        finite = finite && std::isfinite(a);
+        if (a > largest) largest = a;
+    }
+    int exponent = finite && largest > 0 ? std::ilogb(largest) : 0;
+    if (exponent > 1021) exponent = 1021;  // 2^-exponent stays a normal number
+    if (exponent < -1021) exponent = -1021;
+    const double unit = std::ldexp(1.0, -exponent), count = static_cast<double>(n);
+    const auto scaled = [x, unit](std::int64_t i) { return static_cast<double>(load_one(x + i)) * unit; };
+    double sum = 0, square = 0;
+    for (std::int64_t i = 0; i < n; ++i) sum += scaled(i);
+    const double mean = sum / count;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const double a = scaled(i) - mean;
+        square += a * a;
+    }
+    const double root = std::sqrt(square / count + eps * unit * unit);
+    for (std::int64_t i = 0; i < n; ++i) {
+        double a = (scaled(i) - mean) / root;
+        if (weight) a *= static_cast<double>(load_one(weight + i));
+        if (bias) a += static_cast<double>(load_one(bias + i));
+        store_one(y + i, static_cast<Compute<T>>(a));
+    }
+}
+
+template <bool kStream, bool kWeight, bool kBias, class T, class W>
+void write_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t n, Compute<T> mean, Compute<T> r) {
+    using C = Compute<T>;
+    constexpr std::int64_t lanes = kVectorBytes / sizeof(C);
+    const auto result = [mean, r](Vec<C> a, auto w, auto b) {
+        Vec<C> v = (a - mean) * r;
+        if constexpr (kWeight) v *= w();
+        if constexpr (kBias) v += b();
+        return v;
+    };
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        put<kStream>(y + i, result(load(x + i), [&] { return load(weight + i); }, [&] { return load(bias + i); }));
+    if (i < n) {
+        const std::int64_t k = n - i;
+        const Vec<C> last = result(
+            load_part(x + i, k), [&] { return load_part(weight + i, k); }, [&] { return load_part(bias + i, k); });
+        store_part(y + i, last, k);
+    }
+}
+
+template <bool kStream, class T, class W>
+void one_row(const LayerNorm& op, std::int64_t index) {
+    using C = Compute<T>;
+    // Squares of float32 below 1e-38 vanish; they do not matter beside a variance of 1e-30.
+    constexpr double kSmall = sizeof(C) == 4 ? 1e-30 : 1e-290, kLarge = sizeof(C) == 4 ? 1e30 : 1e290;
+    const std::int64_t n = op.x.length;
+    const T* x = reinterpret_cast<const T*>(op.x.row(index));
+    const W* weight = reinterpret_cast<const W*>(op.weight);
+    const W* bias = reinterpret_cast<const W*>(op.bias);
+    T* y = reinterpret_cast<T*>(op.y) + index * n;
+    const Moments<C> m = moments(x, n);
+    const double spread = m.variance + op.eps;
+    if (!(spread >= kSmall && spread <= kLarge)) return careful_row(x, weight, bias, y, n, op.eps);
+    const C r = static_cast<C>(1.0 / std::sqrt(spread));
+    if (weight && bias) return write_row<kStream, true, true>(x, weight, bias, y, n, m.mean, r);
+    if (weight) return write_row<kStream, true, false>(x, weight, bias, y, n, m.mean, r);
+    if (bias) return write_row<kStream, false, true>(x, weight, bias, y, n, m.mean, r);
+    write_row<kStream, false, false>(x, weight, bias, y, n, m.mean, r);
+}
+
+template <class T, class W>
+void all_rows(const LayerNorm& op) {
+    const std::int64_t rows = op.x.count;
+    const auto work = [&op](std::int64_t begin, std::int64_t end) {
+        if (op.streaming) {
+            for (std::int64_t i = begin; i < end; ++i) one_row<true, T, W>(op, i);
+            stream_fence();
+        } else {
+            for (std::int64_t i = begin; i < end; ++i) one_row<false, T, W>(op, i);
+        }
+    };
+    const int threads = threads_for(rows, 2 * rows * op.x.length * static_cast<std::int64_t>(sizeof(T)));
+    if (threads == 1) return work(0, rows);
+#pragma omp parallel num_threads(threads)
+    {
+        const Share mine = share_of(rows, 1);
+        work(mine.begin, mine.end);
+    }
+}
+
+}  // namespace
+
+void layer_norm(const LayerNorm& op) {
+    const bool floats = op.parameter_dtype == Dtype::float32;
+    switch (op.x_dtype) {
+        case Dtype::float64:
+            return all_rows<double, double>(op);
+        case Dtype::float32:
+            return all_rows<float, float>(op);
+        case Dtype::float16:
+            return floats ? all_rows<Float16, float>(op) : all_rows<Float16, Float16>(op);
+        case Dtype::bfloat16:
+            return floats ? all_rows<BFloat16, float>(op) : all_rows<BFloat16, BFloat16>(op);
+        case Dtype::other:
+            return;  // the binding has refused it
+    }
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET
