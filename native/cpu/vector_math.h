@@ -41,7 +41,8 @@ inline Vec<float> at_most(Vec<float> x, float bound) {
 #endif
 }
 
-// x times 2^k for a whole number k, rounded once where the result is below the normal numbers
+// x times 2^k for a whole number k (with AVX-512: for its floor), rounded once where the result is below the normal
+// numbers
 inline Vec<float> times_power_of_two(Vec<float> x, Vec<float> k) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Vec<float>>(_mm512_scalef_ps(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(k)));
@@ -53,7 +54,7 @@ inline Vec<float> times_power_of_two(Vec<float> x, Vec<float> k) {
 #endif
 }
 
-// 1 / x for x from 1 to 2, correct to one unit in the last place
+// 1 / x for x far from the ends of the range, correct to one unit in the last place
 inline Vec<float> reciprocal(Vec<float> x) {
 #if defined(__AVX512F__)
     // One step of Newton's method from 14 bits is quicker than a division of so many lanes.
@@ -68,6 +69,19 @@ inline Vec<float> reciprocal(Vec<float> x) {
 // argument and adds to it what is left of a product that was rounded.
 template <class F>
 inline Vec<float> bounded_exp(Vec<float> x, F tail) {
+#if defined(__AVX512F__)
+    // In steps of 1/16: a register holds the powers of two between, and what remains needs three terms.
+    const __m512 powers =
+        _mm512_setr_ps(0x1p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fep+0f, 0x1.3dea64p+0f,
+                       0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
+                       0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f);
+    const Vec<float> shifted = x * 0x1.715476p+0f + 0x1.8p19f, y = shifted - 0x1.8p19f;
+    const Vec<float> r = tail(x - y * 0x1.62e43p-1f - y * -0x1.05c61p-29f);
+    const Vec<float> power =
+        reinterpret_cast<Vec<float>>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(shifted), powers));
+    const Vec<float> q = (r * 0x1.55563ap-3f + 0x1.00022p-1f) * (r * r) + r;
+    return times_power_of_two(power * q + power, y);
+#else
     // Adding 1.5 * 2^23 rounds to a whole number.
     const Vec<float> k = (x * 0x1.715476p+0f + 0x1.8p23f) - 0x1.8p23f;
     // ln 2 in two parts, the first of 15 bits: its product with k is exact with and without a fused multiply-add.
@@ -80,6 +94,7 @@ inline Vec<float> bounded_exp(Vec<float> x, F tail) {
     // 1 + r is kept in two parts, so that one rounding remains.
     const Vec<float> sum = r + 1.0f;
     return times_power_of_two(sum + (p * (r * r) + (r - (sum - 1.0f))), k);
+#endif
 }
 inline Vec<float> exp(Vec<float> x) {
     return bounded_exp(at_least(at_most(x, 89.0f), -104.0f), [](Vec<float> r) { return r; });
@@ -128,7 +143,7 @@ inline Vec<float> normal_cdf(Vec<float> x) {
     q = q * square + 0x1.46ba28p-7f;
     q = q * square - 0x1.1057e8p-4f;
     q = q * square + 0x1.988452p-2f;
-    const Vec<float> t = 1.0f / (a * 0.25f + 1.0f);
+    const Vec<float> t = reciprocal(a * 0.25f + 1.0f);
     Vec<float> p = 0x1.96655cp-6f * t - 0x1.a6af6ap-4f;
     p = p * t + 0x1.1a4eap-3f;
     p = p * t - 0x1.3824c4p-4f;
