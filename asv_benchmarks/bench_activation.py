@@ -1,8 +1,9 @@
 """Activations, element by element and along rows."""
 
 from tensorops.testing import BENCHMARK_SHAPES
+from tensorops.testing.workloads import workload
 
-from .common import Benchmark, family, implementations, normal, parameters
+from .common import Benchmark, family, implementations
 
 OPERATORS = family("activation")
 
@@ -12,10 +13,7 @@ class Activation(Benchmark):
     param_names = ("operator", "implementation", "shape", "dtype")
 
     def setup(self, operator, implementation, shape, dtype):
-        def rows():
-            return normal(*shape, dtype=dtype)
-
-        self.prepare(operator, implementation, parameters(operator, {"x": rows, "gate": rows, "up": rows}))
+        self.prepare(operator, implementation, workload(operator, *shape, dtype).args)
 
     def time_activation(self, operator, implementation, shape, dtype):
         self.call()

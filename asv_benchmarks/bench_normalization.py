@@ -3,8 +3,9 @@
 import numpy as np
 
 from tensorops.testing import BENCHMARK_SHAPES
+from tensorops.testing.workloads import workload
 
-from .common import Benchmark, family, implementations, normal, parameters
+from .common import Benchmark, family, implementations
 
 OPERATORS = family("normalization")
 
@@ -14,15 +15,7 @@ class Normalization(Benchmark):
     param_names = ("operator", "implementation", "shape", "dtype")
 
     def setup(self, operator, implementation, shape, dtype):
-        args = parameters(
-            operator,
-            {
-                "x": lambda: normal(*shape, dtype=dtype),
-                "residual": lambda: normal(*shape, dtype=dtype),
-                "weight": lambda: normal(shape[1], dtype=dtype),
-                "bias": lambda: normal(shape[1], dtype=dtype),
-            },
-        )
+        args = workload(operator, *shape, dtype).args
         if implementation == "copy":
             self.prepare_copy([x for x in args if x.shape == shape])
         else:

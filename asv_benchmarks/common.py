@@ -1,4 +1,4 @@
-"""What the benchmarks share: which implementations there are, inputs for them, and how to wait for a result.
+"""What the benchmarks share: which implementations there are, inputs for them, and calls that wait for the result.
 
 Everything is read from tensorops' registries, so that a new operator, kernel or array library is measured without a
 change here.
@@ -7,8 +7,7 @@ change here.
 from __future__ import annotations
 
 import importlib
-import inspect
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -20,13 +19,7 @@ from tensorops._operator import GENERIC, OPERATORS
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
 from tensorops.testing import DTYPES
-
-# Libraries that return before they have computed: what waits for a result.
-WAIT = {
-    "cupy": lambda y: importlib.import_module("cupy").cuda.get_current_stream().synchronize(),
-    "jax": lambda y: importlib.import_module("jax").block_until_ready(y),
-    "mlx": lambda y: importlib.import_module("mlx.core").eval(y),
-}
+from tensorops.testing.workloads import wait_for, waiter
 
 
 def family(name: str) -> list[str]:
@@ -50,11 +43,6 @@ def normal(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(DTYPES[dtype])
 
 
-def parameters(operator: str, values: dict[str, Callable[[], Any]]) -> list[Any]:
-    """Return the values of an operator's parameters that `values` knows how to make, in the operator's order."""
-    return [values[name]() for name in inspect.signature(OPERATORS[operator]).parameters if name in values]
-
-
 class Benchmark:
     """Calls an operator on arrays of some library; the time includes waiting for the result.
 
@@ -63,7 +51,7 @@ class Benchmark:
 
     timeout = 300
 
-    def prepare(self, operator: str, implementation: str, args: list[Any], **options: Any) -> None:
+    def prepare(self, operator: str, implementation: str, args: Iterable[Any], **options: Any) -> None:
         """Make ``self.call``; `args` and `options` may hold NumPy arrays, which are taken to the library."""
         namespace, provider = implementation.split("/")
         row = NAMESPACES[namespace]
@@ -81,11 +69,10 @@ class Benchmark:
         if namespace == "jax":
             fixed = {name: options.pop(name) for name in list(options) if namespace_of(options[name]) is None}
             function = importlib.import_module("jax").jit(partial(function, **fixed))
-        wait = WAIT.get(namespace)
-        if wait is None:
+        if waiter(row) is None:  # looking for arrays to wait for would take time of its own
             self.call = lambda: function(*args, **options)
         else:
-            self.call = lambda: wait(function(*args, **options))
+            self.call = lambda: wait_for(function(*args, **options))
         self.call()  # compiled, and its memory touched
 
     def teardown(self, *_: Any) -> None:

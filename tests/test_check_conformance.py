@@ -11,8 +11,9 @@ import pytest
 import support
 import tensorops as tp
 from tensorops._operator import OPERATORS, Kernel
+from tensorops._trees import map_arrays
 from tensorops.testing import CASES, DTYPES, INVALID, ConformanceReport, Outcome, check_conformance
-from tensorops.testing._libraries import arrays_in, map_arrays
+from tensorops.testing._libraries import arrays_in
 from tensorops.testing.conformance import conformance, subjects
 
 SILU = {"operators": ["silu"], "dtypes": ["float32"]}
@@ -227,6 +228,19 @@ def test_unknown_names_list_the_valid_ones(options, kind, message):
         check_conformance("numpy", **options)
     with pytest.raises(kind, match=message):
         conformance("numpy", **options)  # at once, not when the first outcome is taken
+
+
+def doubled(x: Array) -> Array:  # noqa: F821 - the annotation is read as it is written
+    return x + x
+
+
+def test_an_operator_of_ones_own_has_no_cases():
+    with support.temporary_operator(doubled):
+        assert {s.operator.__name__ for s in subjects("numpy")} == set(CASES)
+        with pytest.raises(ValueError, match=r"^operator 'doubled' has no cases to be tested with; .*: silu, "):
+            check_conformance("numpy", operators=["relu", "doubled"])
+        with pytest.raises(ValueError, match=r"^unknown operator 'doublet'; valid names: silu, "):
+            check_conformance("numpy", operators=["doublet"])
 
 
 def test_an_unknown_or_unavailable_backend_is_an_error(unavailable):

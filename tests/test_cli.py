@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -38,6 +41,64 @@ def test_starting_loads_no_array_library_but_numpy():
     packages = sorted({package for row in NAMESPACES.values() for package in row.packages} - {"numpy"})
     code = f"import sys, tensorops.cli._app; print([name for name in {packages} if name in sys.modules])"
     assert support.python(code).stdout.strip() == "[]"
+
+
+# --- when it is stopped ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "working"),
+    [(["selftest", "--backend=numpy"], "selftest.run"), (["bench", "relu", "--backend=numpy"], "bench._measure_all")],
+)
+def test_ctrl_c_is_one_line_and_exit_code_130(arguments, working):
+    module, function = working.split(".")
+    code = f"""
+import signal, sys
+from importlib import import_module
+from tensorops.cli import main
+module = import_module("tensorops.cli.{module}")
+module.{function} = lambda *_, **__: signal.raise_signal(signal.SIGINT)
+sys.argv = ["tensorops", *{arguments!r}]
+main()
+"""
+    result = support.python(code)
+    assert (result.returncode, result.stdout, result.stderr.strip()) == (130, "", "Interrupted.")
+
+
+def test_ctrl_c_while_it_starts():
+    code = """
+import sys
+from tensorops.cli import main
+
+class Interrupting:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting)
+main()
+"""
+    result = support.python(code)
+    assert (result.returncode, result.stdout, result.stderr.strip()) == (130, "", "Interrupted.")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="what a closed pipe does there is another matter")
+@pytest.mark.parametrize(
+    "arguments",
+    [["selftest", "--backend=numpy"], ["bench", "relu", "--backend=numpy", "--seconds=0.001", "--json"], ["backends"]],
+)
+def test_a_reader_that_has_gone_is_exit_code_1_without_a_traceback(arguments):
+    environment = {**os.environ, "TENSOROPS_CONFIG": ""}
+    command = [sys.executable, "-m", "tensorops", *arguments]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(300) == 1
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
 
 
 # --- backends ----------------------------------------------------------------------------------------

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,10 +23,12 @@ from click.testing import CliRunner
 
 import tensorops as tp
 from tensorops._operator import OPERATORS
+from tensorops.backends.registry import BACKENDS
+from tensorops.backends.runtimes import Runtime
 from tensorops.cli import _measuring, bench
 from tensorops.cli._app import app
 from tensorops.testing import BENCHMARK_SHAPES, DTYPES
-from tensorops.testing.workloads import SIZES, WORKLOADS, Workload, wait_for, workload
+from tensorops.testing.workloads import SIZES, WORKLOADS, Workload, wait_for, waiter, workload
 
 QUICK = ("--seconds", "0.001")
 
@@ -32,9 +37,9 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["bench", *arguments, *QUICK], env={"COLUMNS": "100"})
 
 
-def measured(*arguments):
+def measured(*arguments, code=0):
     result = invoke(*arguments, "--json")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return json.loads(result.stdout)
 
 
@@ -142,16 +147,43 @@ def test_waiting_computes_a_lazy_graph():
     assert computed == [4]
 
 
-def test_arrays_of_an_unknown_library_are_read_to_be_waited_for(monkeypatch):
-    from tensorops.testing import workloads
+@pytest.fixture
+def own_row(monkeypatch):
+    """Return a function that makes a library of its own, with a runtime or without, which takes NumPy's arrays."""
 
-    monkeypatch.delitem(workloads._WAIT, "numpy")
+    def make(**fields):
+        row = replace(tp.backends.NAMESPACES["numpy"], name="own", **fields)
+        monkeypatch.setitem(BACKENDS, "own", tp.backends.Backend("own", row, "one more"))
+        monkeypatch.setattr("tensorops._namespaces.namespace_of", lambda x: row)
+        return row
+
+    return make
+
+
+def test_arrays_of_a_library_without_a_runtime_are_read_to_be_waited_for(own_row):
     read = []
-    row = tp.backends.NAMESPACES["numpy"]
-    monkeypatch.setitem(row.__dict__, "to_numpy", lambda x: read.append(x))
-    x = np.ones(2)
-    assert wait_for([x])[0] is x
-    assert len(read) == 1
+    own_row(runtime="tensorops.backends.runtimes:Runtime", to_numpy=read.append)
+    x, y = np.ones(2), np.ones(3)
+    assert wait_for([x, y])[0] is x
+    assert [id(array) for array in read] == [id(x), id(y)]
+
+
+class Patient(Runtime):
+    waited: ClassVar = []
+
+    def do_synchronize(self):
+        self.waited.append(self.name)
+
+
+def test_a_runtime_knows_how_to_wait(own_row):
+    own_row(runtime=f"{__name__}:Patient", to_numpy=None)
+    wait_for(np.ones(2))
+    assert Patient.waited == ["own"]
+
+
+def test_eager_libraries_are_not_waited_for():
+    for name in ("numpy", "array_api_strict"):
+        assert waiter(tp.backends.NAMESPACES[name]) is None
 
 
 # --- what it says of it ------------------------------------------------------------------------------
@@ -218,8 +250,8 @@ def test_unsteady_times_are_told_of(monkeypatch):
         (["--backend=nunpy"], 2, "unknown backend 'nunpy' (did you mean 'numpy'?)"),
         (["--backend=nnpack"], 1, "backend 'nnpack' is not available: NNPACK is retired"),
         (["--size=0x64"], 2, "'0x64' is no size; valid: small, decode, prefill, large, or rows and features"),
-        (["--size=tiny"], 2, "'tiny' is no size"),
-        (["--dtype=float8"], 2, "'float8' is not one of"),
+        (["--size=prefil"], 2, "'prefil' is no size (did you mean 'prefill'?); valid: small, decode, "),
+        (["--dtype=flaot32"], 2, "unknown dtype 'flaot32' (did you mean 'float32'?); valid names: float16, bfloat16,"),
         (["--seconds=0"], 2, "0.0 is not in the range x>0"),
     ],
 )
@@ -233,6 +265,16 @@ def test_a_file_in_no_folder_is_refused_before_anything_is_measured(tmp_path):
     result = invoke("--output", str(tmp_path / "none" / "result.json"))
     assert result.exit_code == 2
     assert f"there is no folder {tmp_path / 'none'}" in result.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
+def test_a_link_to_the_file_stays_a_link(tmp_path):
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("before")
+    link.symlink_to(target)
+    assert invoke("relu", "--backend=numpy", "--size=small", "--output", str(link)).exit_code == 0
+    assert link.is_symlink()
+    assert json.loads(target.read_text(encoding="utf-8"))["results"]
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
@@ -250,11 +292,41 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
 
 
 def test_a_size_that_an_operator_cannot_have_is_a_row_with_the_reason():
-    (row,) = measured("rope", "--backend=numpy", "--size=2x100")["results"]
-    assert row["seconds"] is None
-    assert row["reason"] == "its features must be a multiple of 64, got 100"
-    result = invoke("rope", "--backend=numpy", "--size=2x100")
+    refused, timed = measured("rope", "relu", "--backend=numpy", "--size=2x100")["results"]
+    assert refused["seconds"] is None
+    assert refused["reason"] == "its features must be a multiple of 64, got 100"
+    assert timed["seconds"] > 0
+    result = invoke("rope", "relu", "--backend=numpy", "--size=2x100")
+    assert result.exit_code == 0
     assert "rope 2x100 on numpy: its features must be a multiple of 64, got 100" in result.stdout
+
+
+def test_nothing_that_could_be_timed_is_exit_code_1():
+    arguments = ("rope", "--backend=numpy", "--size=3x7")
+    (row,) = measured(*arguments, code=1)["results"]
+    assert row["seconds"] is None
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert "rope 3x7 on numpy: its features must be a multiple of 64, got 7" in result.stdout
+
+
+def test_without_a_baseline_there_is_no_speedup(monkeypatch):
+    support.require("array_api_strict")
+    prepare = _measuring.prepare
+
+    def fails_on_numpy(found, work):
+        if found.backend == "numpy":
+            raise MemoryError("on purpose")
+        return prepare(found, work)
+
+    monkeypatch.setattr(_measuring, "prepare", fails_on_numpy)
+    result = invoke("relu", "--backend=array_api_strict", "--backend=numpy", "--size=small")
+    assert result.exit_code == 0, result.output
+    line = next(line for line in result.stdout.splitlines() if "array_api_strict" in line and "│" in line)
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells[-1] == "-"
+    assert cells[-3].endswith("s")
+    assert "relu 1x64 on numpy: MemoryError: on purpose" in result.stdout
 
 
 def test_a_dtype_that_a_library_lacks_is_a_row_with_the_reason():
@@ -304,5 +376,6 @@ def test_scores_beyond_reason_are_no_workload():
 
 
 def test_an_unknown_workload():
-    with pytest.raises(ValueError, match=r"^no workload for 'rmsnorm'; there are workloads for silu, "):
-        workload("rmsnorm", 1, 64)
+    message = r"^no workload for 'sillu' \(did you mean 'silu'\?\); valid names: silu, "
+    with pytest.raises(ValueError, match=message):
+        workload("sillu", 1, 64)

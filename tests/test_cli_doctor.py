@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 
@@ -19,7 +18,7 @@ from click.testing import CliRunner
 
 import tensorops as tp
 from tensorops import kernels
-from tensorops.backends import registry
+from tensorops.backends import probing, registry
 from tensorops.backends.hardware import Hardware, OpenCLDevice, detect_hardware
 from tensorops.cli import doctor as module
 from tensorops.cli._app import app
@@ -166,6 +165,7 @@ def test_an_option_of_a_device_that_cannot_be_honoured(tmp_path, preferred):
 
 def test_kernels_that_do_not_load(doctor, monkeypatch):
     monkeypatch.setitem(kernels._reasons, "cpu", "there was no compiler")
+    monkeypatch.setattr(probing, "_probes", {})
     code, report = doctor()
     assert code == 1
     assert report["native"] == {"loaded": False, "reason": "there was no compiler"}
@@ -178,17 +178,18 @@ def test_a_target_that_this_processor_lacks():
     support.require_provider("cpu")
     result = run("doctor", "--json", TENSOROPS_CPU_TARGET="z80")
     assert result.returncode == 1
-    problem, remedy = problems(json.loads(result.stdout))[0]
+    report = json.loads(result.stdout)
+    problem, remedy = problems(report)[0]
     assert "environment variable TENSOROPS_CPU_TARGET is z80" in problem
-    assert remedy == "unset TENSOROPS_CPU_TARGET"
+    row = next(row for row in report["backends"] if row["name"] == "cpu")
+    assert remedy == row["remedy"] == "unset TENSOROPS_CPU_TARGET"
 
 
 class _Point:
     """An entry point of an installed distribution."""
 
-    def __init__(self, name, owner, loaded):
-        self.name, self.value, self.loaded = name, f"{owner}:backend", loaded
-        self.dist = type("Distribution", (), {"name": owner})
+    def __init__(self, name, loaded):
+        self.name, self.loaded = name, loaded
 
     def load(self):
         if isinstance(self.loaded, Exception):
@@ -198,22 +199,22 @@ class _Point:
 
 def test_plugins_and_why_one_failed(doctor, monkeypatch):
     good = registry.Backend("good", registry.NAMESPACES["numpy"], "NumPy again", isolated=False)
-    points = [_Point("bad", "bad-dist", ImportError("no such thing")), _Point("good", "good-dist", good)]
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: points if group == registry.ENTRY_POINTS else []
-    )
+    points = [
+        ("good-dist", _Point("entry", good)),
+        ("bad-dist", _Point("bad", ImportError("no such thing"))),
+        ("late-dist", _Point("numpy", ImportError("on purpose"))),
+    ]
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
     monkeypatch.setattr(registry, "_plugins_loaded", False)
-    monkeypatch.setattr(registry, "_plugins_loading", False)
-    for table in (registry.BACKENDS, registry._by_any_name):
-        for name in ("good", "bad"):
-            monkeypatch.delitem(table, name, raising=False)
-            monkeypatch.setitem(table, name, good)  # so that the table is as it was after the test
-            del table[name]
+    for table in ("BACKENDS", "_by_any_name", "plugins", "plugin_failures"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
     _, report = doctor()
     reason = "the plug-in of bad-dist failed to load: ImportError: no such thing"
+    late = "the plug-in of late-dist failed to load: ImportError: on purpose"
     assert report["plugins"] == [
-        {"name": "bad", "value": "bad-dist:backend", "distribution": "bad-dist", "reason": reason},
-        {"name": "good", "value": "good-dist:backend", "distribution": "good-dist", "reason": None},
+        {"name": "bad", "distribution": "bad-dist", "reason": reason},
+        {"name": "good", "distribution": "good-dist", "reason": None},
+        {"name": "numpy@late-dist", "distribution": "late-dist", "reason": late},
     ]
     row = next(row for row in report["backends"] if row["name"] == "bad")
     assert (row["reason"], row["remedy"]) == (reason, "pip install --upgrade bad-dist")

@@ -15,8 +15,9 @@ import support
 from tensorops import kernels
 from tensorops._namespaces import NAMESPACES
 from tensorops._operator import OPERATORS
+from tensorops._trees import map_arrays
 from tensorops.testing import CASES, DTYPES, REFERENCES
-from tensorops.testing._libraries import ONLY_AS_EXACT_AS_FLOAT32, map_arrays
+from tensorops.testing._libraries import ONLY_AS_EXACT_AS_FLOAT32
 from tensorops.testing._running import check_result, run_generic
 from tensorops.testing.conformance import subjects
 

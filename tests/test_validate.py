@@ -190,7 +190,11 @@ def test_a_known_limit_of_a_library_is_named():
     [
         ({"backends": ["nunpy"]}, ValueError, r"^unknown backend 'nunpy' \(did you mean 'numpy'\?\)"),
         ({"backends": "numpy"}, TypeError, r"^validate: backends is a collection of names, not one string"),
-        ({"dtypes": ["float8"]}, ValueError, r"^validate: unknown dtype 'float8'; valid names: float16, bfloat16"),
+        (
+            {"dtypes": ["flaot32"]},
+            ValueError,
+            r"^validate: unknown dtype 'flaot32' \(did you mean 'float32'\?\); valid names: float16, bfloat16, float32",
+        ),
         ({"dtypes": "float32"}, TypeError, r"^validate: dtypes is a collection of names or \"all\", not one string"),
     ],
 )
@@ -224,6 +228,25 @@ def test_arrays_are_found_in_nested_arguments_of_any_library():
     assert [row.status for row in report.rows] == ["ran", "ran"]
     assert report.rows[0].kernels == {"rms_norm": ("generic",)}
     assert report.ok
+
+
+class Weights(dict):
+    """A dict whose entries are attributes, too, as libraries of models have them."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_containers_stay_what_they_are():
+    def function(weights):
+        assert weights.tied is weights.w
+        return {"y": tp.relu(weights.w)}
+
+    w = W.copy()
+    report = validate(
+        function, Weights(w=w, tied=w), backends=["numpy", "cpu"], reference=lambda weights: {"y": weights.w}
+    )
+    assert report.rows[0].status == "ran", report.rows[0].reason
+    assert report.rows[0].max_ulp == 0.0
 
 
 def test_a_function_that_writes_to_its_argument_does_so_alone():
@@ -278,6 +301,90 @@ def test_a_result_that_differs_is_one(wrong, right, reason):
     assert second.max_ulp > 1000
     assert not report.ok
     assert re.search(reason, second.reason), second.reason
+
+
+def as_integer(x):
+    xp = tp.get_namespace(x)
+    return xp.astype(xp.round(x), xp.int32)
+
+
+def rounded(x):
+    return tp.get_namespace(x).round(x)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "reason"),
+    [
+        (as_integer, rounded, "the result: dtype is int32, expected a floating one"),
+        (rounded, as_integer, "the result: dtype is float32, expected an integer one"),
+        (lambda x: 0 * as_integer(x), lambda x: x > 9, "the result: dtype is int32, expected truth values"),
+        (lambda x: x > 9, lambda x: 0 * as_integer(x), "the result: dtype is bool, expected an integer one"),
+        (lambda x: 1.0, lambda x: 1.0 + 0j, "the result: dtype is float32, expected a complex one"),
+        (lambda x: 1, lambda x: 1.0, "the result: dtype is int64, expected a floating one"),
+    ],
+)
+def test_equal_values_of_another_kind_differ(wrong, right, reason):
+    support.require("array_api_strict")
+    _, row = validate(on_strict_only(wrong, right), X, backends=["numpy", "array_api_strict"]).rows
+    assert (row.status, row.reason) == ("differs", reason)
+    assert math.isinf(row.max_ulp)
+
+
+def test_signed_and_unsigned_integers_are_of_one_kind():
+    support.require("array_api_strict")
+    function = on_strict_only(lambda x: tp.get_namespace(x).astype(x, tp.get_namespace(x).uint8), as_integer)
+    assert validate(function, np.ones(3, dtype=np.float32), backends=["numpy", "array_api_strict"]).ok
+
+
+# --- results narrower than the inputs ----------------------------------------------------------------
+
+X64 = np.array([1.0, 1.5])  # in float32 they are the same
+
+
+def in_float32(x):
+    xp = tp.get_namespace(x)
+    return xp.astype(x, xp.float32)
+
+
+def test_an_operator_that_computes_in_less_than_its_inputs_differs(monkeypatch):
+    body = tp.relu._body
+    monkeypatch.setattr(tp.relu, "_body", lambda x: body(in_float32(x)))
+    row = one_row(tp.relu, X64)
+    assert (row.dtype, row.status, row.max_ulp) == ("float64", "differs", 0.0)
+    assert row.reason == "the result: dtype is float32, narrower than the inputs' float64"
+    assert one_row(tp.relu, X).status == "ran"
+
+
+def test_a_narrower_result_than_that_of_another_backend_differs():
+    support.require("array_api_strict")
+    _, row = validate(on_strict_only(in_float32), X64, backends=["numpy", "array_api_strict"]).rows
+    assert (row.status, row.compared_with) == ("differs", "numpy")
+    assert row.reason == "the result: dtype is float32, narrower than the inputs' float64"
+
+
+def test_nothing_is_compared_with_a_narrower_result():
+    support.require("array_api_strict")
+    function = on_strict_only(identity, in_float32)
+    report = validate(function, X64, backends=["numpy", "array_api_strict", "cpu"])
+    assert [row.status for row in report.rows[:2]] == ["differs", "ran"]
+    assert report.rows[0].reason == "dtype is float32, narrower than the inputs' float64"
+    assert report.rows[1].compared_with == ""
+
+
+def test_a_reference_may_be_as_narrow():
+    row = one_row(in_float32, X64, reference=lambda x: x.astype(np.float32))
+    assert (row.status, row.max_ulp) == ("ran", 0.0)
+
+
+def test_complex_results_are_as_wide_as_their_parts():
+    row = one_row(lambda x: (x * 1j).astype(np.complex64), X64, reference=lambda x: x * 1j)
+    assert row.reason == "the result: dtype is float32, narrower than the inputs' float64"
+    assert one_row(lambda x: x * 1j, X64, reference=lambda x: x * 1j).status == "ran"
+
+
+@pytest.mark.parametrize("inputs", [(np.array([1, 2]),), (np.ones(2, dtype=np.float32), np.ones(2))])
+def test_only_what_is_narrower_than_every_floating_input_is(inputs):
+    assert one_row(lambda x, *_: in_float32(x), *inputs).status == "ran"
 
 
 def test_a_narrower_dtype_inside_is_found():

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from tensorops.backends.registry import Backend, BackendUnavailableError, resolve
+from tensorops._trees import map_arrays
+from tensorops.backends.registry import Backend, BackendUnavailableError, nearest, resolve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -131,9 +132,10 @@ def validate(
 
     The arrays among the arguments are taken to each backend, which is then in force while `fn` runs. An operator is
     compared with its float64 reference, any other function with `reference` if there is one, or else with the first
-    backend that ran. A result counts as the same if it has the same structure and shapes, equal integers and truth
-    values, NaN and infinities where they belong, and if no element is off by more than 256 (half types: 8) units
-    of the dtype's resolution times the largest magnitude of the result; the errors themselves are in the report.
+    backend that ran. A result counts as the same if it has the same structure, shapes and kinds of dtypes, equal
+    integers and truth values, NaN and infinities where they belong, and if no element is off by more than 256 (half
+    types: 8) units of the dtype's resolution times the largest magnitude of the result; the errors themselves are in
+    the report. A result narrower than all floating inputs differs, unless that of `reference` is as narrow.
 
     Parameters
     ----------
@@ -219,7 +221,9 @@ def _dtypes(names: Collection[str] | None) -> list[str]:
         raise TypeError('validate: dtypes is a collection of names or "all", not one string')
     for name in names:
         if name not in DTYPES:
-            raise ValueError(f"validate: unknown dtype {name!r}; valid names: {', '.join(DTYPES)}")
+            raise ValueError(
+                f"validate: unknown dtype {name!r}{nearest(name, DTYPES)}; valid names: {', '.join(DTYPES)}"
+            )
     return list(dict.fromkeys(names))
 
 
@@ -239,11 +243,12 @@ def _validate_dtype(
     fn: Callable[..., Any], call: Any, backends: list[Backend], dtype: str, reference: Callable[..., Any] | None
 ) -> Iterator[ValidationRow]:
     """Run every backend in one dtype; without a reference the first result is what the others are compared with."""
-    from tensorops.testing._libraries import arrays_in, map_arrays
-    from tensorops.testing._results import is_float
+    from tensorops.testing._libraries import arrays_in
+    from tensorops.testing._results import is_float, narrowest, too_narrow
 
     given = call if dtype == AS_GIVEN else _cast(call, dtype)
     label = ", ".join(dict.fromkeys(x.dtype.name for x in arrays_in(given) if is_float(x))) or "-"
+    least = narrowest(given)
     expected = _Expected() if reference is None else _from_reference(reference, given)
     for backend in backends:
         own = map_arrays(np.copy, given)  # memory may be shared on the way there, and `fn` may write to it
@@ -251,7 +256,9 @@ def _validate_dtype(
         if row.status == "ran" and expected.problem:
             row = replace(row, status="failed", reason=expected.problem)
         elif row.status == "ran" and expected.source:
-            row = _compare(row, result, expected, _known_limit(fn, backend, label))
+            row = _compare(row, result, expected, least, _known_limit(fn, backend, label))
+        elif row.status == "ran" and (reason := too_narrow(result, least)):
+            row = replace(row, status="differs", reason=reason)
         elif row.status == "ran":
             expected = _Expected(backend.name, result)
         yield row
@@ -259,7 +266,6 @@ def _validate_dtype(
 
 def _cast(tree: Any, dtype: str) -> Any:
     from tensorops.testing import DTYPES
-    from tensorops.testing._libraries import map_arrays
     from tensorops.testing._results import is_float
 
     def cast(x: NDArray[Any]) -> NDArray[Any]:
@@ -319,11 +325,10 @@ def _known_limit(fn: Callable[..., Any], backend: Backend, dtype: str) -> str:
     return ""
 
 
-def _compare(row: ValidationRow, result: Any, expected: _Expected, known: str) -> ValidationRow:
+def _compare(row: ValidationRow, result: Any, expected: _Expected, least: str | None, known: str) -> ValidationRow:
     from tensorops.testing._results import compare
 
-    first = row.dtype.partition(",")[0]
-    found = compare(result, expected.value, "float64" if first == "-" else first)
+    found = compare(result, expected.value, least)
     return replace(
         row,
         status="differs" if found.reason else "ran",

@@ -92,25 +92,6 @@ def configured_backend() -> Backend | None:
     return chosen
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that whoever reads it sees the old one or the new one; an error names the path."""
-    import os
-    import tempfile
-
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise click.ClickException(f"{path} cannot be written: {error}") from None
-
-
 def model_options(command: C) -> C:
     """Add the options of commands that run a language model."""
     command = click.option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from tensorops._files import write_atomically
 from tensorops.backends.registry import Backend, nearest
 from tensorops.cli._measuring import METHOD, Measurement, measure
 from tensorops.cli._options import (
@@ -23,7 +25,6 @@ from tensorops.cli._options import (
     require_available,
     require_configuration,
     warn,
-    write_atomically,
 )
 
 # -------------------------------------------------------------------------------------------- reporting
@@ -92,7 +93,8 @@ def print_report(report: dict[str, Any], found: list[Measurement]) -> None:
             table.add_section()
         figures = ("-", "-", "-")
         if row.seconds is not None:
-            figures = (duration(row.seconds), f"{row.gigabytes_per_second:.2f}", f"{row.speedup:.2f}")
+            speedup = "-" if row.speedup is None else f"{row.speedup:.2f}"
+            figures = (duration(row.seconds), f"{row.gigabytes_per_second:.2f}", speedup)
         kernel = row.kernel or "-"
         table.add_row(*(case if case != last else ("", "")), row.backend, kernel, *figures)
         last = case
@@ -134,14 +136,23 @@ def duration(seconds: float) -> str:
 # ---------------------------------------------------------------------------------------------- command
 
 
+def _known(kind: str, name: str, valid: Collection[str]) -> str:
+    if name not in valid:
+        raise click.BadParameter(f"unknown {kind} {name!r}{nearest(name, valid)}; valid names: {', '.join(valid)}")
+    return name
+
+
+def _dtype(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    from tensorops.testing import DTYPES
+
+    return _known("dtype", value, DTYPES)
+
+
 def _operators(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     from tensorops.testing.workloads import WORKLOADS
 
     for name in values:
-        if name not in WORKLOADS:
-            raise click.BadParameter(
-                f"unknown operator {name!r}{nearest(name, WORKLOADS)}; valid names: {', '.join(WORKLOADS)}"
-            )
+        _known("operator", name, WORKLOADS)
     return tuple(dict.fromkeys(values)) or tuple(WORKLOADS)
 
 
@@ -153,7 +164,8 @@ def _sizes(context: click.Context, parameter: click.Parameter, values: tuple[str
         shape = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", value)
         if value not in SIZES and shape is None:
             raise click.BadParameter(
-                f"{value!r} is no size; valid: {', '.join(SIZES)}, or rows and features as 16x4096"
+                f"{value!r} is no size{nearest(value, SIZES)}; valid: {', '.join(SIZES)}, or rows and features as "
+                "16x4096"
             )
         found.append(SIZES[value] if shape is None else (int(shape[1]), int(shape[2])))
     return tuple(dict.fromkeys(found))
@@ -171,7 +183,7 @@ def _sizes(context: click.Context, parameter: click.Parameter, values: tuple[str
     metavar="SIZE",
     help="small, decode, prefill, large, or rows x features as in 16x4096. By default decode and prefill.",
 )
-@click.option("--dtype", type=click.Choice(["float16", "bfloat16", "float32", "float64"]), default="float32")
+@click.option("--dtype", callback=_dtype, default="float32", metavar="[float16|bfloat16|float32|float64]")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=0.3, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file, too.")
@@ -184,7 +196,10 @@ def bench(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Time OPERATORS, by default all, on every backend that computes here, beside NumPy's generic bodies."""
+    """Time OPERATORS, by default all, on every backend that computes here, beside NumPy's generic bodies.
+
+    The exit code is 1 if nothing could be timed.
+    """
     require_configuration()
     if output is not None and not output.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {output.absolute().parent}", param_hint="--output")
@@ -195,12 +210,17 @@ def bench(
     report = circumstances(backends, dtype, seconds)
     text = json.dumps({**report, "results": [asdict(row) for row in found]}, indent=2) + "\n"
     if output is not None:
-        write_atomically(output, text)
+        try:
+            write_atomically(output, text)
+        except OSError as error:
+            raise click.ClickException(f"{output} cannot be written: {error}") from None
     warn_of_unsteady(found)
     if as_json:
         click.echo(text, nl=False)
     else:
         print_report(report, found)
+    if all(row.seconds is None for row in found):
+        raise SystemExit(1)
 
 
 def _available() -> tuple[Backend, ...]:

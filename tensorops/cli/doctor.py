@@ -12,10 +12,10 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from tensorops.backends import configuration
+from tensorops.backends import configuration, registry
 from tensorops.backends.configuration import AUTO, CONFIG, VARIABLES, Configuration
 from tensorops.backends.probing import Probe
-from tensorops.backends.registry import BACKENDS, ENTRY_POINTS, Backend, describe_error, resolve
+from tensorops.backends.registry import Backend, describe_error, resolve
 from tensorops.cli._options import apply_configuration
 
 if TYPE_CHECKING:
@@ -102,14 +102,14 @@ def examine_installation() -> dict[str, Any]:
 def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
     """Return what the compiled kernels were made for, or why they do not load."""
     from tensorops import kernels
+    from tensorops.backends.probing import probe
 
     try:
         reason = kernels.load("cpu")
     except Exception as error:  # a setting that means nothing
         reason = describe_error(error)
     if reason:
-        variable = "TENSOROPS_CPU_TARGET"
-        remedy = f"unset {variable}" if variable in reason else resolve("cpu").remedy
+        remedy = probe(resolve("cpu")).remedy
         problems.append({"problem": f"the compiled kernels do not load: {reason}", "remedy": remedy})
         return {"loaded": False, "reason": reason}
     from tensorops.kernels.cpu import _native
@@ -184,15 +184,11 @@ def _remedy_of(source: str) -> str:
 
 def plugins() -> list[dict[str, str | None]]:
     """Return the backends that other distributions bring, and why one failed to load."""
-    from importlib.metadata import entry_points
-
-    found: list[dict[str, str | None]] = []
-    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: (p.name, p.value)):
-        owner = point.dist.name if point.dist is not None else point.value
-        failed = (BACKENDS[row] for row in (f"{point.name}@{owner}", point.name) if row in BACKENDS)
-        reason = next((b.missing for b in failed if b.missing.startswith(f"the plug-in of {owner} failed")), None)
-        found.append({"name": point.name, "value": point.value, "distribution": owner, "reason": reason})
-    return found
+    registry.load_plugins()
+    return [
+        {"name": name, "distribution": owner, "reason": registry.plugin_failures.get(name)}
+        for name, owner in sorted(registry.plugins.items())
+    ]
 
 
 def notes_on_opencl(hardware: Hardware) -> list[str]:

@@ -7,14 +7,14 @@ how its results are best computed. A library that is not named here gets what su
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorops._namespaces import Namespace, move, namespace_of
+from tensorops._trees import map_arrays
 from tensorops.testing.assertions import DTYPES
 
 if TYPE_CHECKING:
@@ -81,25 +81,8 @@ def dtypes_held(row: Namespace) -> tuple[str, ...]:
 # --- there and back ----------------------------------------------------------------------------------
 
 
-def map_arrays(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to every array in nested dicts, lists, tuples and dataclasses; the rest stays as it is."""
-    visit = functools.partial(map_arrays, function)
-    if namespace_of(tree) is not None:
-        return function(tree)
-    if isinstance(tree, dict):
-        return {key: visit(value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*map(visit, tree))
-    if isinstance(tree, list | tuple):
-        return type(tree)(map(visit, tree))
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        changed = {f.name: visit(getattr(tree, f.name)) for f in dataclasses.fields(tree) if f.init}
-        return dataclasses.replace(tree, **changed)
-    return tree
-
-
 def arrays_in(tree: Any) -> list[Any]:
-    """Return the arrays in nested containers, in order."""
+    """Return the arrays in nested containers, in order, each once."""
     found = []
 
     def note(x: Any) -> Any:

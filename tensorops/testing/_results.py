@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from tensorops.testing._libraries import arrays_in
 from tensorops.testing.assertions import DTYPES, assert_matches, ulp_error
 
 if TYPE_CHECKING:
@@ -36,10 +37,15 @@ def is_float(x: NDArray[Any]) -> bool:
     return x.dtype.name in DTYPES
 
 
-def compare(actual: Any, expected: Any, dtype: str) -> Difference:
-    """Compare two results of the same structure, on NumPy; `dtype` is that of Python's own numbers."""
+def compare(actual: Any, expected: Any, dtype: str | None) -> Difference:
+    """Compare two results of the same structure, on NumPy.
+
+    `dtype` is that of Python's own numbers, and the narrowest that arrays may have, unless those that are expected are
+    narrower themselves; ``None`` for float64, and any.
+    """
     try:
-        parts = [(path, _difference(a, e)) for path, a, e in _pairs(actual, expected, "the result", dtype)]
+        pairs = _pairs(actual, expected, "the result", dtype or "float64")
+        parts = [(path, _difference(a, e, dtype)) for path, a, e in pairs]
     except ValueError as error:
         return Difference(math.inf, math.inf, str(error))
     return Difference(
@@ -47,6 +53,23 @@ def compare(actual: Any, expected: Any, dtype: str) -> Difference:
         max((d.max_relative_error for _, d in parts), default=0.0),
         "; ".join(f"{path}: {d.reason}" for path, d in parts if d.reason),
     )
+
+
+def narrowest(tree: Any) -> str | None:
+    """Return the floating dtype of least resolution among the arrays of a tree; ``None`` without any."""
+    dtypes = [x.dtype for x in arrays_in(tree) if is_float(x)]
+    return max(dtypes, key=_eps).name if dtypes else None
+
+
+def too_narrow(result: Any, dtype: str | None) -> str:
+    """Say which dtype of a result is narrower than `dtype`, or return an empty string."""
+    parts = (x.real if x.dtype.kind == "c" else x for x in arrays_in(result))
+    return next(filter(None, (_too_narrow(x, dtype) for x in parts if is_float(x))), "")
+
+
+def _too_narrow(x: NDArray[Any], dtype: str | None) -> str:
+    narrower = dtype is not None and _eps(x.dtype) > _eps(DTYPES[dtype])
+    return f"dtype is {x.dtype.name}, narrower than the inputs' {dtype}" if narrower else ""
 
 
 def _pairs(actual: Any, expected: Any, path: str, dtype: str) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
@@ -81,28 +104,33 @@ def _array(x: Any, dtype: str) -> NDArray[Any]:
         return np.asarray(x, dtype=DTYPES[dtype]) if type(x) is float else np.asarray(x)
 
 
-def _difference(actual: NDArray[Any], expected: NDArray[Any]) -> Difference:
+def _difference(actual: NDArray[Any], expected: NDArray[Any], dtype: str | None) -> Difference:
     if actual.shape != expected.shape:
         return Difference(math.inf, math.inf, f"shape is {actual.shape}, expected {expected.shape}")
-    if "c" in actual.dtype.kind + expected.dtype.kind:
+    if (kind := _kind_of_dtype(expected)) != _kind_of_dtype(actual):
+        return Difference(math.inf, math.inf, f"dtype is {actual.dtype.name}, expected {kind}")
+    if actual.dtype.kind == "c":
         actual, expected = _real_and_imaginary(actual), _real_and_imaginary(expected)
-    if not is_float(actual):
-        if is_float(expected):
-            return Difference(math.inf, math.inf, f"dtype is {actual.dtype.name}, expected a floating one")
+    if not is_float(actual) or not is_float(expected):
         return _exact(actual, expected)
+    meant = _eps(expected.dtype) >= _eps(actual.dtype)
+    reason = "" if meant else _too_narrow(actual, dtype)
     # The reference holds more digits than the result; where two backends are compared, the coarser dtype counts.
-    unit = actual.dtype.name
-    if is_float(expected) and _eps(expected.dtype.name) > _eps(unit):
-        unit = expected.dtype.name
-    wide = expected.astype(np.float64)
+    unit = max(actual.dtype, expected.dtype, key=_eps).name
+    wide, eps = expected.astype(np.float64), _eps(DTYPES[unit])
     ulp = ulp_error(actual, wide, unit)
     try:
         with np.errstate(all="ignore"):
             rounded = actual.astype(DTYPES[unit])
         assert_matches(rounded, wide, unit, tolerance=TOLERANCE[unit], scale_axis=None)
     except AssertionError as error:
-        return Difference(ulp, ulp * _eps(unit), str(error))
-    return Difference(ulp, ulp * _eps(unit))
+        reason = reason or str(error)
+    return Difference(ulp, ulp * eps, reason)
+
+
+def _kind_of_dtype(x: NDArray[Any]) -> str:
+    kinds = {"b": "truth values", "i": "an integer one", "u": "an integer one", "c": "a complex one"}
+    return "a floating one" if is_float(x) else kinds.get(x.dtype.kind, x.dtype.name)
 
 
 def _exact(actual: NDArray[Any], expected: NDArray[Any]) -> Difference:
@@ -116,5 +144,5 @@ def _real_and_imaginary(x: NDArray[Any]) -> NDArray[Any]:
     return np.stack([x.real, x.imag])
 
 
-def _eps(dtype: str) -> float:
-    return float(ml_dtypes.finfo(DTYPES[dtype]).eps)
+def _eps(dtype: np.dtype[Any]) -> float:
+    return float(ml_dtypes.finfo(dtype).eps)

@@ -116,7 +116,7 @@ def check_conformance(
         Its name or an alias.
     operators, dtypes, implementations : collection of str, optional
         Only these operators, floating dtypes and implementations (``"generic"``, or a provider of the backend);
-        by default all that there are.
+        by default all that there are cases for.
 
     Returns
     -------
@@ -129,7 +129,7 @@ def check_conformance(
         If a case failed, none passed, or a kernel refused every case and so was not tested at all. The message lists
         operator, implementation, dtype, case and reason.
     ValueError
-        If a name is unknown; the valid ones are listed.
+        If a name is unknown, or the operator is one's own, for which there are no cases; the valid ones are listed.
     BackendUnavailableError
         If the backend cannot compute here, with the reason.
 
@@ -198,7 +198,7 @@ def conformance(
     Raises
     ------
     ValueError
-        If a name is unknown; the valid ones are listed.
+        If a name is unknown, or the operator is one's own, for which there are no cases; the valid ones are listed.
     BackendUnavailableError
         If the backend cannot compute here, with the reason.
 
@@ -279,7 +279,7 @@ def subjects(
     held = dtypes_held(chosen.namespace)
     some = quick and chosen.namespace.name in SLOW
     found = []
-    for name in _selected("operator", operators, OPERATORS):
+    for name in _tested(operators):
         operator = OPERATORS[name]
         for implementation in _selected("implementation", implementations, (GENERIC, *chosen.providers)):
             unloaded = "" if implementation == GENERIC else kernels.load(implementation)
@@ -295,6 +295,15 @@ def subjects(
 
 def _is_telling(case: Case) -> bool:
     return case is CASES[case.operator][0] or not case.tags.isdisjoint({"special", "empty"})
+
+
+def _tested(wanted: Collection[str] | None) -> tuple[str, ...]:
+    """Return the operators wanted, of those that have cases: one's own, made with `operator`, have none."""
+    tested = tuple(name for name in OPERATORS if name in CASES)
+    for name in wanted or ():
+        if name in OPERATORS and name not in tested:
+            raise ValueError(f"operator {name!r} has no cases to be tested with; those that have: {', '.join(tested)}")
+    return _selected("operator", wanted, tested)
 
 
 def _selected(kind: str, wanted: Collection[str] | None, valid: Collection[str]) -> tuple[str, ...]:

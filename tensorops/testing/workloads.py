@@ -5,16 +5,20 @@ Cases are small, and made to be difficult; workloads are large, and made to be o
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorops.testing.assertions import DTYPES
 
-__all__ = ["SIZES", "WORKLOADS", "Workload", "wait_for", "workload"]
+if TYPE_CHECKING:
+    from tensorops._namespaces import Namespace
+
+__all__ = ["SIZES", "WORKLOADS", "Workload", "wait_for", "waiter", "workload"]
 
 SIZES: dict[str, tuple[int, int]] = {
     "small": (1, 64),
@@ -161,26 +165,42 @@ def workload(operator: str, rows: int, features: int, dtype_name: str = "float32
     [(2, 64), (64, 64)]
     """
     if operator not in WORKLOADS:
-        raise ValueError(f"no workload for {operator!r}; there are workloads for {', '.join(WORKLOADS)}")
+        from tensorops.backends.registry import nearest
+
+        near = nearest(operator, WORKLOADS)
+        raise ValueError(f"no workload for {operator!r}{near}; valid names: {', '.join(WORKLOADS)}")
     return WORKLOADS[operator](_Maker(rows, features, dtype_name))
 
 
-# Libraries that return before they have computed, and what waits for arrays of theirs.
-_WAIT: dict[str, Callable[[list[Any]], Any]] = {
-    "cupy": lambda arrays: importlib.import_module("cupy").cuda.get_current_stream().synchronize(),
+# Libraries that compute what is asked for: waiting until they have done all that was submitted does not ask.
+_ASK: dict[str, Callable[[list[Any]], object]] = {
     "dask": lambda arrays: importlib.import_module("dask").compute(*arrays),
     "jax": lambda arrays: importlib.import_module("jax").block_until_ready(arrays),
     "mlx": lambda arrays: importlib.import_module("mlx.core").eval(arrays),
-    "torch": lambda arrays: arrays[0].is_cuda and importlib.import_module("torch").cuda.synchronize(),
-    "numpy": lambda arrays: None,
-    "array_api_strict": lambda arrays: None,
 }
+
+
+@functools.cache
+def waiter(row: Namespace) -> Callable[[list[Any]], object] | None:
+    """Return what waits for arrays of a library, or ``None`` if its results are there when it returns.
+
+    The runtime of the library knows how to wait; where nobody wrote one, arrays are copied to host memory.
+    """
+    from tensorops.backends.registry import BACKENDS
+    from tensorops.backends.runtimes import Runtime, runtime_of
+
+    if row.name in _ASK:
+        return _ASK[row.name]
+    backend = next((backend for backend in BACKENDS.values() if backend.namespace is row), None)
+    if backend is None or type(runtime := runtime_of(backend)) is Runtime:
+        return lambda arrays: [row.to_numpy(array) for array in arrays]
+    if type(runtime).do_synchronize is Runtime.do_synchronize:
+        return None
+    return lambda arrays: runtime.synchronize()
 
 
 def wait_for(result: Any) -> Any:
     """Return `result`, an array or several in nested containers, once it has been computed.
-
-    A library that is not tensorops' own tells nobody how to wait; its arrays are copied to host memory instead.
 
     Examples
     --------
@@ -194,10 +214,6 @@ def wait_for(result: Any) -> Any:
     if arrays := arrays_in(result):
         row = namespace_of(arrays[0])
         assert row is not None
-        wait = _WAIT.get(row.name)
-        if wait is not None:
+        if (wait := waiter(row)) is not None:
             wait(arrays)
-        else:
-            for array in arrays:
-                row.to_numpy(array)
     return result
