@@ -5,7 +5,7 @@ Everything runs in programs of its own, with the plug-in on the path, so that no
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import pathlib
 import shutil
@@ -34,7 +34,9 @@ def loaded():
 def installed(tmp_path_factory):
     """Install the example as users do, into a folder of its own."""
     for package in ("pip", "setuptools"):
-        if importlib.util.find_spec(package) is None:
+        try:  # not find_spec: asking for pip's would turn setuptools' replacement of distutils off in this process
+            importlib.metadata.distribution(package)
+        except importlib.metadata.PackageNotFoundError:
             pytest.skip(f"{package} is not installed, the example cannot be built")
     folder = tmp_path_factory.mktemp("plugin")
     source, target = folder / "source", folder / "site"
