@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -331,3 +332,55 @@ def test_monitors_in_several_threads_see_each_others_peaks(native):
         thread.join(30)
     assert peaks == [before + 2 * MIB]
     assert watched.peak == before + 4 * MIB
+
+
+BROKEN_RUNTIME = """
+import numpy as np
+import tensorops as tp
+from tensorops._namespaces import Namespace
+from tensorops.backends import Backend
+
+row = Namespace("mine", ("mine",), "mine:Array", "mine", np.asarray, np.asarray, runtime="no_such_module:Runtime")
+tp.register_backend(Backend("mine", row, "its library is not imported"))
+tp.synchronize()
+print(tp.empty_cache() is None or tp.empty_cache() >= 0)
+"""
+
+
+def test_a_plug_in_whose_library_nobody_imported_is_left_alone():
+    result = support.python(BROKEN_RUNTIME)
+    assert result.stdout.split() == ["True"], result.stderr
+
+
+FORKED = """
+import os, threading, warnings
+import tensorops as tp
+from tensorops.backends import devices, memory
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with devices._lock, memory._Watch._lock:
+        held.set()
+        done.wait()
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    import faulthandler
+    faulthandler.dump_traceback_later(20, exit=True)
+    with tp.MemoryMonitor("numpy"):
+        pass
+    with devices._lock:
+        os._exit(0)
+done.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_waits_for_no_thread_of_its_parent():
+    result = support.python(FORKED)
+    assert result.stdout.split() == ["0"], result.stderr

@@ -312,6 +312,15 @@ _in_force: dict[type[DeviceConfig], DeviceConfig] = {}
 _lock = threading.RLock()
 
 
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # a lock that another thread held in the parent would never be released
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def configure(config: DeviceConfig, backend: str | None = None) -> None:
     """Set options of a backend's device, now and for the whole process.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from types import TracebackType
@@ -118,8 +120,12 @@ def _runtimes(name: str | None) -> list[Runtime]:
     """Return whom a call is for: the backend named or in force, or each library that has been imported."""
     if name is not None or in_force().backend is not None:
         return [_runtime(name)]
-    runtimes = [runtime_of(backend) for backend in all_backends().values()]
-    return list({runtime.memory: runtime for runtime in runtimes if runtime.loaded}.values())
+    found: dict[str, Runtime] = {}
+    for backend in all_backends().values():
+        if backend.namespace.array_type.partition(":")[0] in sys.modules:  # else it has nothing to wait for or to free
+            runtime = runtime_of(backend)
+            found.setdefault(runtime.memory, runtime)
+    return list(found.values())
 
 
 def _runtime(name: str | None) -> Runtime:
@@ -280,7 +286,8 @@ class _Watch:
                     self._monitor._note_peak(self.counted())
                 except Exception as error:  # kept for the end of the block, whose own error goes first
                     self._failure = error
-            self._running[self._runtime.memory].remove(self)
+            if self in self._running.get(self._runtime.memory, ()):  # not in a child that was forked meanwhile
+                self._running[self._runtime.memory].remove(self)
         return self._failure
 
     def counted(self) -> int | None:
@@ -298,6 +305,15 @@ class _Watch:
             except Exception as error:  # kept for the end of the block
                 self._failure = error
                 return
+
+
+def _renew_after_fork() -> None:
+    _Watch._lock = threading.Lock()
+    _Watch._running = {}  # their threads stayed in the parent
+
+
+if hasattr(os, "register_at_fork"):  # a lock that another thread held in the parent would never be released
+    os.register_at_fork(after_in_child=_renew_after_fork)
 
 
 def _highest(values: list[int | None]) -> int | None:
