@@ -13,6 +13,9 @@ namespace tensorops {
     }
 #define TENSOROPS_KERNELS(target) {#target, target::rms_norm, target::layer_norm, target::activation, target::softmax}
 
+#if defined(TENSOROPS_HAS_v4_bf16)
+TENSOROPS_DECLARE_KERNELS(v4_bf16)
+#endif
 #if defined(TENSOROPS_HAS_v4)
 TENSOROPS_DECLARE_KERNELS(v4)
 #endif
@@ -33,14 +36,24 @@ struct Candidate {
     bool runnable;
 };
 
+#if defined(TENSOROPS_HAS_v4)
+bool has_v4() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 // Best first. The conditions are those of the x86-64 psABI's levels, as far as no processor has some without others;
 // __builtin_cpu_supports also asks whether the operating system saves the registers.
 const std::vector<Candidate>& candidates() {
     static const std::vector<Candidate> all = {
+#if defined(TENSOROPS_HAS_v4_bf16)
+        {TENSOROPS_KERNELS(v4_bf16),
+         has_v4() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")},
+#endif
 #if defined(TENSOROPS_HAS_v4)
-        {TENSOROPS_KERNELS(v4), __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                    __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                                    __builtin_cpu_supports("avx512vl")},
+        {TENSOROPS_KERNELS(v4), has_v4()},
 #endif
 #if defined(TENSOROPS_HAS_v3)
         {TENSOROPS_KERNELS(v3), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
