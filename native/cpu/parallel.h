@@ -35,6 +35,22 @@ inline int threads_for(std::int64_t rows, std::int64_t bytes) {
 #endif
 }
 
+// What a matrix of weights, each of so many bytes, times so many rows costs, in bytes moved by the operators that only
+// move them: multiplying for one row is bound by the weights' bytes, for many by arithmetic.
+inline std::int64_t matrix_work(std::int64_t rows, std::int64_t outputs, std::int64_t inputs, double weight_bytes) {
+    return static_cast<std::int64_t>(static_cast<double>(outputs * inputs) *
+                                     (4 * weight_bytes + static_cast<double>(rows)));
+}
+
+// The number of the calling thread of a parallel region, from 0 on.
+inline int thread_index() {
+#if defined(_OPENMP)
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
 // What the calling thread of a parallel region does of `total` elements or rows: a contiguous part that begins at a
 // multiple of `unit`.
 struct Share {

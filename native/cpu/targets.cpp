@@ -4,14 +4,20 @@
 
 namespace tensorops {
 
-#define TENSOROPS_DECLARE_KERNELS(target) \
-    namespace target {                    \
-    void rms_norm(const RmsNorm&);        \
-    void layer_norm(const LayerNorm&);    \
-    void activation(const Activation&);   \
-    void softmax(const Softmax&);         \
+#define TENSOROPS_DECLARE_KERNELS(target)          \
+    namespace target {                             \
+    void rms_norm(const RmsNorm&);                 \
+    void layer_norm(const LayerNorm&);             \
+    void linear(const Linear&);                    \
+    void quantized_linear(const QuantizedLinear&); \
+    void activation(const Activation&);            \
+    void softmax(const Softmax&);                  \
     }
-#define TENSOROPS_KERNELS(target) {#target, target::rms_norm, target::layer_norm, target::activation, target::softmax}
+#define TENSOROPS_KERNELS(target)                                     \
+    {                                                                 \
+        #target,        target::rms_norm,         target::layer_norm, \
+        target::linear, target::quantized_linear, target::activation, \
+        target::softmax}
 
 #if defined(TENSOROPS_HAS_v4_bf16)
 TENSOROPS_DECLARE_KERNELS(v4_bf16)

@@ -6,6 +6,7 @@
 
 #include "activation.h"
 #include "layer_norm.h"
+#include "linear.h"
 #include "rms_norm.h"
 #include "softmax.h"
 
@@ -16,6 +17,8 @@ struct Target {
     const char* name;
     void (*rms_norm)(const RmsNorm&);
     void (*layer_norm)(const LayerNorm&);
+    void (*linear)(const Linear&);
+    void (*quantized_linear)(const QuantizedLinear&);
     void (*activation)(const Activation&);
     void (*softmax)(const Softmax&);
 };

@@ -1,0 +1,158 @@
+// x · Wᵀ in float32: dot products of a few rows of x with a few rows of W at a time, both contiguous.
+//
+// A tile keeps one vector of partial sums for each pair of rows in a register, so that a vector that was loaded serves
+// several products, and nothing has to be transposed. For each tile row the weights' rows come from the second-level
+// cache: rows of x are taken in chunks, and outputs in blocks, whose sizes together fit in there.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "parallel.h"
+#include "rows.h"
+#include "scratch.h"
+#include "simd.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+#if defined(__AVX512F__)
+inline constexpr int kTileRows = 6, kTileColumns = 4;  // 24 of 32 registers hold sums
+#else
+inline constexpr int kTileRows = 4, kTileColumns = 3;  // 12 of 16 (aarch64: of 32)
+#endif
+inline constexpr std::int64_t kBlockOutputs = 8 * kTileColumns, kChunkRows = 24 * kTileRows;
+
+// out[r][c] = x[r] · w[c]
+template <int kRows, int kColumns, class X, class W>
+inline void dot_tile(const X* const* x, const W* const* w, std::int64_t n, float (*out)[kBlockOutputs]) {
+    constexpr std::int64_t lanes = kFloats;
+    Vec<float> sum[kRows][kColumns] = {};
+    const auto add = [&](auto load_x, auto load_w) {
+        Vec<float> b[kColumns];
+#pragma GCC unroll 8
+        for (int c = 0; c < kColumns; ++c) b[c] = load_w(w[c]);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            const Vec<float> a = load_x(x[r]);
+#pragma GCC unroll 8
+            for (int c = 0; c < kColumns; ++c) sum[r][c] += a * b[c];
+        }
+    };
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes)
+        add([i](const X* p) { return load(p + i); }, [i](const W* p) { return load(p + i); });
+    if (i < n)
+        add([i, n](const X* p) { return load_part(p + i, n - i); },
+            [i, n](const W* p) { return load_part(p + i, n - i); });
+    for (int r = 0; r < kRows; ++r)
+        for (int c = 0; c < kColumns; ++c) out[r][c] = sum_of_lanes<float>(sum[r][c]);
+}
+
+// Stores a row of results, with the bias if there is one.
+template <class T>
+inline void store_outputs(T* y, const float* sums, const float* bias, std::int64_t n) {
+    constexpr std::int64_t lanes = kFloats;
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) store(y + i, bias ? load(sums + i) + load(bias + i) : load(sums + i));
+    if (i == n) return;
+    const Vec<float> rest = load_part(sums + i, n - i);
+    store_part(y + i, bias ? rest + load_part(bias + i, n - i) : rest, n - i);
+}
+
+// A block of outputs for some rows of x; the rows of W are given as pointers.
+template <int kRows, class T, class X, class W>
+void block_of_outputs(const X* const* x, T* const* y, const W* const* w, std::int64_t outputs, const float* bias,
+                      std::int64_t n) {
+    float out[kRows][kBlockOutputs];
+    for (std::int64_t c = 0; c < outputs; c += kTileColumns)
+        dot_tile<kRows, kTileColumns>(x, w + c, n, reinterpret_cast<float (*)[kBlockOutputs]>(&out[0][c]));
+    for (int r = 0; r < kRows; ++r) store_outputs(y[r], out[r], bias, outputs);
+}
+
+template <class T, class X, class W>
+void block_of_outputs(std::int64_t rows, const X* const* x, T* const* y, const W* const* w, std::int64_t outputs,
+                      const float* bias, std::int64_t n) {
+    static_assert(kTileRows <= 6);
+    switch (rows) {
+        case 1:
+            return block_of_outputs<1>(x, y, w, outputs, bias, n);
+        case 2:
+            return block_of_outputs<2>(x, y, w, outputs, bias, n);
+        case 3:
+            return block_of_outputs<3>(x, y, w, outputs, bias, n);
+        case 4:
+            return block_of_outputs<4>(x, y, w, outputs, bias, n);
+#if defined(__AVX512F__)
+        case 5:
+            return block_of_outputs<5>(x, y, w, outputs, bias, n);
+        case 6:
+            return block_of_outputs<6>(x, y, w, outputs, bias, n);
+#endif
+    }
+}
+
+// Elements as float32.
+template <class T>
+inline void widen(const T* from, float* to, std::int64_t n) {
+    constexpr std::int64_t lanes = kFloats;
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) store(to + i, load(from + i));
+    if (i < n) store_part(to + i, load_part(from + i, n - i), n - i);
+}
+
+inline void widen(Dtype dtype, const char* from, float* to, std::int64_t n) {
+    if (dtype == Dtype::float16) return widen(reinterpret_cast<const Float16*>(from), to, n);
+    if (dtype == Dtype::bfloat16) return widen(reinterpret_cast<const BFloat16*>(from), to, n);
+    widen(reinterpret_cast<const float*>(from), to, n);
+}
+
+// y = x · Wᵀ + bias, where row(index, buffer) returns a pointer to a row of W, in the buffer if it has to be made, and
+// prepare(from, to) makes float32 of a row of x; without it rows of x are taken as they are.
+//
+// Work: blocks of outputs go to threads as they become free.
+struct AsItIs {};
+
+template <class T, class W, class Row, class Prepare>
+void products_with_rows(const Rows& x, T* y, std::int64_t outputs, const float* bias, Row row, Prepare prepare,
+                        int threads) {
+    constexpr bool kPrepares = !is_same<Prepare, AsItIs>;
+    using X = std::conditional_t<kPrepares, float, T>;
+    const std::int64_t n = x.length, rows = std::min(x.count, kChunkRows);
+    const std::int64_t line = whole_lines(n * static_cast<std::int64_t>(sizeof(float)));
+    const Scratch scratch(line * (kBlockOutputs * threads + (kPrepares ? rows : 0)));
+    for (std::int64_t begin = 0; begin < x.count; begin += rows) {
+        const std::int64_t count = std::min(rows, x.count - begin);
+        const auto x_row = [&](std::int64_t r) -> const X* {
+            if constexpr (kPrepares) return scratch.at<float>(line * (kBlockOutputs * threads + r));
+            return reinterpret_cast<const X*>(x.row(begin + r));
+        };
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+            if constexpr (kPrepares) {
+#pragma omp for schedule(static)
+                for (std::int64_t r = 0; r < count; ++r)
+                    prepare(reinterpret_cast<const T*>(x.row(begin + r)), const_cast<float*>(x_row(r)));
+            }
+#pragma omp for schedule(dynamic)
+            for (std::int64_t first = 0; first < outputs; first += kBlockOutputs) {
+                const std::int64_t width = std::min(kBlockOutputs, outputs - first);
+                const W* w[kBlockOutputs + kTileColumns];
+                for (std::int64_t c = 0; c < width; ++c)
+                    w[c] = row(first + c, scratch.at<float>(line * (kBlockOutputs * thread_index() + c)));
+                std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // a tile is whole, its rest unused
+                for (std::int64_t r = 0; r < count; r += kTileRows) {
+                    const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
+                    const X* from[kTileRows];
+                    T* to[kTileRows];
+                    for (std::int64_t i = 0; i < height; ++i) {
+                        from[i] = x_row(r + i);
+                        to[i] = y + (begin + r + i) * outputs + first;
+                    }
+                    block_of_outputs(height, from, to, w, width, bias ? bias + first : nullptr, n);
+                }
+            }
+        }
+    }
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

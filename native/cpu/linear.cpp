@@ -1,0 +1,69 @@
+// y = x · Wᵀ + bias for weights in float32 and half types.
+//
+// Work: see dot_tiles.h. A row or two read every weight once and go at the memory's speed; half types are then widened
+//   in registers, and for more rows once for all of them.
+// Precision: products and sums in float32, one rounding to the dtype of x.
+// Bytes: the weights once for every chunk of rows.
+#include "linear.h"
+
+#include "dot_tiles.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {
+
+constexpr std::int64_t kFewRows = 2;
+
+template <class T, class W>
+void products(const Linear& op) {
+    const std::int64_t n = op.x.length;
+    const Scratch scratch(op.bias ? op.outputs * static_cast<std::int64_t>(sizeof(float)) : 0);
+    float* bias = op.bias ? scratch.at<float>(0) : nullptr;
+    if (bias) widen(op.bias_dtype, op.bias, bias, op.outputs);
+    T* y = reinterpret_cast<T*>(op.y);
+    const std::int64_t blocks = (op.outputs + kBlockOutputs - 1) / kBlockOutputs;
+    const int threads = threads_for(blocks, matrix_work(op.x.count, op.outputs, n, sizeof(W)));
+    const auto weight = [&op](std::int64_t i) { return reinterpret_cast<const W*>(op.weight + i * op.weight_stride); };
+    const auto as_it_is = [weight](std::int64_t i, float*) { return weight(i); };
+    const auto widened = [weight, n](std::int64_t i, float* buffer) {
+        widen(weight(i), buffer, n);
+        return buffer;
+    };
+    const auto widen_x = [n](const T* from, float* to) { widen(from, to, n); };
+    if (op.x.count <= kFewRows)
+        products_with_rows<T, W>(op.x, y, op.outputs, bias, as_it_is, AsItIs{}, threads);
+    else if constexpr (sizeof(T) == 4 && sizeof(W) == 4)
+        products_with_rows<T, W>(op.x, y, op.outputs, bias, as_it_is, AsItIs{}, threads);
+    else if constexpr (sizeof(T) == 4)
+        products_with_rows<T, float>(op.x, y, op.outputs, bias, widened, AsItIs{}, threads);
+    else if constexpr (sizeof(W) == 4)
+        products_with_rows<T, float>(op.x, y, op.outputs, bias, as_it_is, widen_x, threads);
+    else
+        products_with_rows<T, float>(op.x, y, op.outputs, bias, widened, widen_x, threads);
+}
+
+template <class T>
+void products_of(const Linear& op) {
+    switch (op.weight_dtype) {
+        case Dtype::float16:
+            return products<T, Float16>(op);
+        case Dtype::bfloat16:
+            return products<T, BFloat16>(op);
+        default:
+            return products<T, float>(op);
+    }
+}
+
+}  // namespace
+
+void linear(const Linear& op) {
+    switch (op.x_dtype) {
+        case Dtype::float16:
+            return products_of<Float16>(op);
+        case Dtype::bfloat16:
+            return products_of<BFloat16>(op);
+        default:
+            return products_of<float>(op);
+    }
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

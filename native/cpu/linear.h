@@ -1,0 +1,32 @@
+// What the bindings know of the kernels in linear.cpp and quantized_linear.cpp.
+#pragma once
+
+#include "elements.h"
+#include "rows.h"
+
+namespace tensorops {
+
+// y = x · Wᵀ + bias
+struct Linear {
+    Rows x;
+    const char* weight;          // rows of contiguous elements, one for each output
+    std::int64_t weight_stride;  // from one row to the next, in bytes
+    std::int64_t outputs;
+    const char* bias;  // one element for each output, or nullptr
+    char* y;           // rows one after another, of the same element type as x
+    Dtype x_dtype, weight_dtype, bias_dtype;
+};
+
+// y = x · Wᵀ with W = scales · q + biases; scales and biases belong to groups of neighbours in a row
+struct QuantizedLinear {
+    Rows x;
+    const char* weight;           // rows of packed integers, as weight_stride says
+    const char *scales, *biases;  // without biases the integers are int8, else unsigned
+    std::int64_t weight_stride, scale_stride, bias_stride;
+    std::int64_t outputs, group_size;
+    int bits;
+    char* y;
+    Dtype x_dtype, scale_dtype;
+};
+
+}  // namespace tensorops
