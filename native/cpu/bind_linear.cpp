@@ -86,9 +86,9 @@ Reason refuse_quantized_linear(nb::handle x, nb::handle weight, nb::handle scale
     if (PyArray_TYPE(w) != NPY_UINT8) return "weight does not have dtype uint8";
     if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
     if (biases.is_none() && bits != 8) return "biases are missing";
+    if (PyArray_SIZE(a) == 0 || PyArray_SIZE(w) == 0) return "x or weight is empty";
     if (group_size < 1 || group_size > PyArray_SIZE(a) || group_size * bits % 8 != 0)
         return "group_size does not fit x";
-    if (PyArray_SIZE(a) == 0 || PyArray_SIZE(w) == 0) return "x or weight is empty";
     if (PyArray_NDIM(w) != 2) return "weight does not have 2 dimensions";
     const npy_intp outputs = PyArray_DIM(w, 0), columns = length_of(a);
     if (columns % group_size != 0) return "the last axis of x is no multiple of group_size";

@@ -1,0 +1,289 @@
+"""Linear maps in C++: every SIMD target, number of rows, format of weights and layout.
+
+That they are chosen, and agree with the references on all cases, is tested in `test_conformance`.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tensorops as tp
+from tensorops import kernels
+from tensorops.testing import DTYPES, REFERENCES
+
+WHY_NOT = kernels.load("cpu")
+if WHY_NOT:
+    TARGETS = []
+else:
+    from tensorops.kernels.cpu import _native
+
+    TARGETS = _native.targets()
+
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"cpu: {WHY_NOT}")
+
+SHORT = ("float16", "bfloat16", "float32")
+FORMATS = {"4": (4, True), "8": (8, True), "8 symmetric": (8, False)}
+
+
+@pytest.fixture(params=TARGETS)
+def target(request):
+    """Every target that this machine can run, one after another."""
+    in_use = _native.target()
+    _native.use_target(request.param)
+    yield request.param
+    _native.use_target(in_use)
+
+
+def normal(rng, *shape, dtype="float32"):
+    return rng.standard_normal(shape).astype(DTYPES[dtype])
+
+
+def quantized(rng, outputs, inputs, form="4", group_size=32, dtype="float32"):
+    """Return weights, scales and biases, and the options that go with them."""
+    bits, affine = FORMATS[form]
+    weight = rng.integers(0, 256, (outputs, inputs * bits // 8), dtype=np.uint8)
+    scales = (rng.random((outputs, inputs // group_size)) * 0.01 + 0.001).astype(DTYPES[dtype])
+    biases = (rng.standard_normal(scales.shape) * 0.05).astype(DTYPES[dtype]) if affine else None
+    return (weight, scales, biases), {"bits": bits, "group_size": group_size}
+
+
+def assert_close(y, x, weight, bias=0.0, *, magnitude=None):
+    """Assert that sums are as exact as float32 makes them: beside the sum of the products' absolute values."""
+    x, weight, bias = (np.asarray(a, dtype=np.float64) for a in (x, weight, bias))
+    expected = x @ weight.T + bias
+    magnitude = np.abs(weight) if magnitude is None else magnitude
+    bound = 6 * 2.0**-24 * (np.abs(x) @ magnitude.T + np.abs(bias))
+    bound = bound + epsilon(y.dtype) / 2 * np.abs(expected) * 1.01
+    assert y.shape == expected.shape
+    np.testing.assert_array_less(np.abs(y.astype(np.float64) - expected), bound + 1e-30)
+
+
+def epsilon(dtype):
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def assert_quantized(y, x, parts, options):
+    weight = REFERENCES["dequantize"](*parts, **options)
+    assert_close(y, x, weight, magnitude=magnitude(parts, options))
+
+
+def magnitude(parts, options):
+    """Return what the weights would be if nothing cancelled in ``scales * q + biases``."""
+    weight, scales, biases = parts
+    return np.abs(
+        REFERENCES["dequantize"](weight, np.abs(scales), None if biases is None else np.abs(biases), **options)
+    )
+
+
+def bits_of(a):
+    return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")
+
+
+# ------------------------------------------------------------------------------------------------ linear
+
+
+@pytest.mark.parametrize("weight_dtype", SHORT)
+@pytest.mark.parametrize("dtype", SHORT)
+def test_every_number_of_rows_and_length(target, dtype, weight_dtype, rng):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 8):
+        for inputs, outputs in ((1, 1), (5, 3), (16, 33), (67, 32), (130, 100)):
+            x, w = normal(rng, rows, inputs, dtype=dtype), normal(rng, outputs, inputs, dtype=weight_dtype)
+            bias = normal(rng, outputs, dtype=weight_dtype)
+            assert_close(_native.linear(x, w), x, w)
+            assert_close(_native.linear(x, w, bias), x, w, bias)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_many_rows_in_chunks(target, dtype, rng):
+    x, w = normal(rng, 331, 50, dtype=dtype), normal(rng, 70, 50, dtype=dtype)
+    assert_close(_native.linear(x, w), x, w)
+
+
+def test_linear_takes_any_layout_with_a_contiguous_last_axis(target, rng):
+    x = normal(rng, 3, 4, 40)
+    w, bias = normal(rng, 20, 2, 40), normal(rng, 20)
+    for part in (x[::-1, ::2], x[:, 1:2], np.broadcast_to(x[:1, :1], (2, 3, 40)), x.transpose(1, 0, 2)[1:3, :2]):
+        y = _native.linear(part, w[::-1, 1], bias)
+        assert y is not NotImplemented
+        assert y.shape == (*part.shape[:-1], 20)
+        np.testing.assert_array_equal(bits_of(y), bits_of(_native.linear(part.copy(), w[::-1, 1].copy(), bias)))
+        assert_close(y.reshape(-1, 20), part.reshape(-1, 40), w[::-1, 1], bias)
+
+
+def test_several_threads_and_one_give_the_same_bits(target, rng):
+    x, w = normal(rng, 2, 1024), normal(rng, 2000, 1024)
+    parts, options = quantized(rng, 2000, 1024)
+    together = _native.linear(x, w), _native.quantized_linear(x, *parts, **options)
+    bound = _native.num_threads()
+    _native.set_num_threads(1)
+    try:
+        alone = _native.linear(x, w), _native.quantized_linear(x, *parts, **options)
+    finally:
+        _native.set_num_threads(bound)
+    for a, b in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(bits_of(a), bits_of(b))
+    assert_close(together[0], x, w)
+    assert_quantized(together[1], x, parts, options)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x, w, b: (x.astype(np.float64), w, b), "x has dtype float64, whose products numpy.matmul computes"),
+        (lambda x, w, b: (x, w.astype(np.float64), b), "weight has dtype float64"),
+        (lambda x, w, b: (x, w, b.astype(np.float64)), "bias has dtype float64"),
+        (lambda x, w, b: (x[0, 0], w, b), "x is not a numpy.ndarray"),
+        (lambda x, w, b: (np.asarray(x[0, 0]), w, b), "x has 0 dimensions"),
+        (lambda x, w, b: (x[:, ::2], w[:, ::2].copy(), b), "the last axis of x is not contiguous"),
+        (lambda x, w, b: (x, np.asfortranarray(w), b), "the last axis of weight is not contiguous"),
+        (lambda x, w, b: (x, w[0], b), "weight does not have 2 dimensions"),
+        (lambda x, w, b: (x, w[:, :6], b), "weight has shape (5, 6), not (5, 8)"),
+        (lambda x, w, b: (x, w, b[:3]), "bias does not have one element for each row of weight"),
+        (lambda x, w, b: (x, w, b[None]), "bias does not have one element for each row of weight"),
+        (lambda x, w, b: (x, w, np.repeat(b, 2)[::2]), "bias is not contiguous"),
+        (lambda x, w, b: (x[:0], w, b), "x or weight is empty"),
+        (lambda x, w, b: (x, w[:0], b[:0]), "x or weight is empty"),
+        (lambda x, w, b: (x[:, :0], w[:, :0], b), "x or weight is empty"),
+        (lambda x, w, b: (np.ones((9, 8), np.float32), w, b), "x has more than 8 rows"),
+    ],
+)
+def test_linear_says_what_it_refuses(change, reason, rng):
+    args = change(normal(rng, 2, 8), normal(rng, 5, 8), normal(rng, 5))
+    assert str(_native.linear_supports(*args)).startswith(reason)
+    assert _native.linear(*args) is NotImplemented
+
+
+# -------------------------------------------------------------------------------------- quantized_linear
+
+
+@pytest.mark.parametrize("group_size", [2, 8, 16, 32, 48, 64, 128, 512, 1024])
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_and_number_of_rows(target, form, group_size, rng):
+    for groups in (1, 3, 5):
+        if group_size * groups > 2048:
+            continue
+        for outputs in (1, 17, 81):
+            parts, options = quantized(rng, outputs, group_size * groups, form, group_size)
+            for rows in (1, 2, 3, 4, 5, 11, 53):
+                x = normal(rng, rows, group_size * groups)
+                y = _native.quantized_linear(x, *parts, **options)
+                assert y.dtype == np.float32
+                assert_quantized(y, x, parts, options)
+
+
+@pytest.mark.parametrize("scale_dtype", SHORT)
+@pytest.mark.parametrize("dtype", SHORT)
+@pytest.mark.parametrize("form", FORMATS)
+def test_dtypes_of_x_and_scales(target, form, dtype, scale_dtype, rng):
+    parts, options = quantized(rng, 40, 576, form, 32, scale_dtype)
+    for rows in (1, 4, 60):
+        x = normal(rng, rows, 576, dtype=dtype)
+        y = _native.quantized_linear(x, *parts, **options)
+        assert y.dtype == x.dtype
+        assert_quantized(y, x, parts, options)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_quantized_weights_of_any_layout(target, form, rng):
+    (weight, scales, biases), options = quantized(rng, 60, 192, form)
+    room = np.zeros((60, weight.shape[1] + 3), np.uint8)
+    room[:, 3:] = weight
+    for rows in (1, 3, 50):
+        x = normal(rng, rows, 192)
+        strided = (room[::-2, 3:], scales[::-2], None if biases is None else biases[::-2])
+        y = _native.quantized_linear(x, *strided, **options)
+        copies = tuple(None if a is None else a.copy() for a in strided)
+        np.testing.assert_array_equal(bits_of(y), bits_of(_native.quantized_linear(x, *copies, **options)))
+        assert_quantized(y, x, strided, options)
+        batch = np.broadcast_to(x, (2, rows, 192))
+        assert _native.quantized_linear(batch, *strided, **options).shape == (2, rows, 30)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_numbers_of_any_size(target, form, rng):
+    """Fixed-point numbers have a scale for each 32 neighbours: small ones beside large ones keep their digits."""
+    parts, options = quantized(rng, 40, 256, form)
+    for exponents in ((0, 0), (-30, 30), (-37, -33), (-44, -38), (30, 36), (-45, 36)):
+        sizes = 10.0 ** np.repeat(rng.integers(exponents[0], exponents[1] + 1, 8), 32)
+        x = (rng.standard_normal((2, 256)) * sizes).astype(np.float32)
+        y = _native.quantized_linear(x, *parts, **options)
+        expected = REFERENCES["quantized_linear"](x, *parts, **options)
+        bound = np.abs(x).astype(np.float64) @ magnitude(parts, options).T
+        np.testing.assert_array_less(np.abs(y - expected), 6 * 2.0**-24 * bound + 2e-44)
+    # Each group by itself, whatever the others are: a scale for the whole row would leave nothing of the small ones.
+    x = np.zeros((1, 256), np.float32)
+    x[0, :32], x[0, 32:64] = 1e-12 * rng.standard_normal(32), 1e9
+    _, scales, biases = parts
+    scales[:, 1] = 0
+    if biases is not None:
+        biases[:, 1] = 0
+    assert_quantized(_native.quantized_linear(x, *parts, **options), x, parts, options)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_special_values_multiply_the_weights_themselves(target, form, special, rng):
+    """Infinity times an integer 0 would be NaN where infinity times the weight is not."""
+    (weight, scales, biases), options = quantized(rng, 50, 64, form)
+    weight[:25] = 0
+    x = normal(rng, 2, 64)
+    x[1, 5] = special
+    y = _native.quantized_linear(x, weight, scales, biases, **options)
+    with np.errstate(invalid="ignore"):
+        expected = REFERENCES["quantized_linear"](x, weight, scales, biases, **options)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+    np.testing.assert_array_equal(y[~np.isfinite(expected)], expected[~np.isfinite(expected)])
+    assert_quantized(y[:1], x[:1], (weight, scales, biases), options)
+
+
+def test_the_largest_number_of_a_group_keeps_its_sign(target):
+    """It fills all digits: one unit more would wrap around."""
+    parts = np.full((1, 16), 0x11, np.uint8), np.ones((1, 1), np.float32), np.zeros((1, 1), np.float32)
+    for x0 in np.linspace(1, 2, 4001, dtype=np.float32):
+        x = np.zeros((1, 32), np.float32)
+        x[0, 3] = x0
+        for sign in (1, -1):
+            y = _native.quantized_linear(sign * x, *parts)
+            assert abs(float(y[0, 0]) - sign * float(x0)) <= 2.0**-22
+
+
+def test_vectors_and_plain_calls(rng):
+    (weight, scales, biases), _ = quantized(rng, 7, 64)
+    x = normal(rng, 64)
+    with tp.trace() as log:
+        y = tp.quantized_linear(x, weight, scales, biases)
+        z = tp.linear(x, normal(rng, 3, 64))
+    assert [(r.operator, r.kernel) for r in log] == [("quantized_linear", "cpu"), ("linear", "cpu")]
+    assert (y.shape, z.shape) == ((7,), (3,))
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    [
+        (lambda x, w, s, b: (x.astype(np.float64), w, s, b), {}, "x has dtype float64"),
+        (lambda x, w, s, b: (x, w.view(np.int8), s, b), {}, "weight does not have dtype uint8"),
+        (lambda x, w, s, b: (x, w.tolist(), s, b), {}, "weight is not a numpy.ndarray"),
+        (lambda x, w, s, b: (x, w, s, None), {}, "biases are missing"),
+        (lambda x, w, s, b: (x, w, s, b.astype(np.float16)), {}, "biases has another dtype than scales"),
+        (lambda x, w, s, b: (x, w, s.astype(np.float64), b), {}, "scales has dtype float64"),
+        (lambda x, w, s, b: (x, w, s[:3], b), {}, "scales has shape (3, 2), not (5, 2)"),
+        (lambda x, w, s, b: (x, w, s, b[:, :1]), {}, "biases has shape (5, 1), not (5, 2)"),
+        (lambda x, w, s, b: (x, w[:, :30], s, b), {}, "weight has shape (5, 30), not (5, 32)"),
+        (lambda x, w, s, b: (x, np.asfortranarray(w), s, b), {}, "the last axis of weight is not contiguous"),
+        (lambda x, w, s, b: (x[:, ::2], w, s, b), {}, "the last axis of x is not contiguous"),
+        (lambda x, w, s, b: (x[:0], w, s, b), {}, "x or weight is empty"),
+        (lambda x, w, s, b: (x, w[:0], s[:0], b[:0]), {}, "x or weight is empty"),
+        (lambda x, w, s, b: (x, w, s, b), {"bits": 2}, "bits is neither 4 nor 8"),
+        (lambda x, w, s, b: (x, w, s, b), {"group_size": 0}, "group_size does not fit x"),
+        (lambda x, w, s, b: (x, w, s, b), {"group_size": 3}, "group_size does not fit x"),
+        (lambda x, w, s, b: (x, w, s, b), {"group_size": 2**40}, "group_size does not fit x"),
+        (lambda x, w, s, b: (x, w, s, b), {"group_size": 48}, "the last axis of x is no multiple of group_size"),
+    ],
+)
+def test_quantized_linear_says_what_it_refuses(change, options, reason, rng):
+    parts, _ = quantized(rng, 5, 64)
+    args = change(normal(rng, 2, 64), *parts)
+    assert str(_native.quantized_linear_supports(*args, **options)).startswith(reason)
+    assert _native.quantized_linear(*args, **options) is NotImplemented
