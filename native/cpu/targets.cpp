@@ -10,8 +10,10 @@ namespace tensorops {
     void layer_norm(const LayerNorm&);    \
     void activation(const Activation&);   \
     void softmax(const Softmax&);         \
+    void attention(const Attention&);     \
     }
-#define TENSOROPS_KERNELS(target) {#target, target::rms_norm, target::layer_norm, target::activation, target::softmax}
+#define TENSOROPS_KERNELS(target) \
+    {#target, target::rms_norm, target::layer_norm, target::activation, target::softmax, target::attention}
 
 #if defined(TENSOROPS_HAS_v4_bf16)
 TENSOROPS_DECLARE_KERNELS(v4_bf16)

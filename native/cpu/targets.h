@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "activation.h"
+#include "attention.h"
 #include "layer_norm.h"
 #include "rms_norm.h"
 #include "softmax.h"
@@ -18,6 +19,7 @@ struct Target {
     void (*layer_norm)(const LayerNorm&);
     void (*activation)(const Activation&);
     void (*softmax)(const Softmax&);
+    void (*attention)(const Attention&);
 };
 
 // The names of the targets that this machine can run, best first.

@@ -21,7 +21,7 @@ except ImportError as error:
         raise ValueError(f"environment variable {error}") from None
     raise
 
-from tensorops.kernels.cpu import activation, normalization
+from tensorops.kernels.cpu import activation, attention, normalization
 
 
 def configure() -> None:
@@ -34,4 +34,4 @@ def configure() -> None:
 
 configure()
 
-__all__ = ["activation", "configure", "normalization"]
+__all__ = ["activation", "attention", "configure", "normalization"]
