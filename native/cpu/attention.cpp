@@ -1,6 +1,6 @@
 // y = softmax(scale q·kᵀ) v, with masks, a soft cap and sinks, for every head.
 //
-// Work: the query rows of all heads that share a key head are taken together, in blocks of at most 96 rows; a block
+// Work: the query rows of all heads that share a key head are taken together, in blocks of at most 144 rows; a block
 //   goes through the keys in tiles of 128 and keeps the scores of one tile. Where there are few blocks, the keys are
 //   split into spans as well, whose results are merged; into how many depends on the shapes alone, so that the number
 //   of threads makes no difference to a result. Threads take blocks as they come. Tiles in which a block may attend to
@@ -9,7 +9,7 @@
 //   keys first; a register block is then 6 rows by 4 vectors of keys (by 2 where there are 16 registers).
 // Precision: float64 in float64, everything else in float32. Weights are exp(s - largest so far), divided by a power of
 //   two near the number of keys: a sum of so many values would overflow before it is divided by the sum of weights.
-// Bytes: decoding reads each key and value once for all heads that share them. A block of 96 rows is bound by
+// Bytes: decoding reads each key and value once for all heads that share them. A block of 144 rows is bound by
 //   arithmetic: 4 · dim operations for each query and key.
 #include "attention.h"
 
@@ -34,7 +34,7 @@ constexpr int kColumns = 4;  // vectors of it: 24 sums, 4 operands and a broadca
 #else
 constexpr int kColumns = 2;  // 12 sums, 2 operands and a broadcast fit 16
 #endif
-constexpr std::int64_t kGroups = 16, kBlockRows = kGroups * kRows;
+constexpr std::int64_t kGroups = 24, kBlockRows = kGroups * kRows;
 constexpr std::int64_t kTile = 128;
 constexpr std::int64_t kDirectRows = 8;
 constexpr std::int64_t kSpanTiles = 4, kEnoughItems = 32;
@@ -52,15 +52,17 @@ inline const T* at(const char* p) {
 // ---- register blocks
 
 // sums[r][c] += a(r, i) · b(i, c) for i below n; b's vectors lie in rows so many bytes apart.
-template <std::int64_t kStep, std::int64_t kRow, int R, int N, class S>
-inline void multiply_add(Vec<Compute<S>> (&sums)[R][N], const Compute<S>* a, const char* b, std::int64_t b_stride,
-                         std::int64_t n) {
+template <std::int64_t kStep, std::int64_t kRow, std::size_t R, std::size_t N, class S>
+inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[R][N], const Compute<S>* a,
+                                                        const char* b, std::int64_t b_stride, std::int64_t n) {
     constexpr std::size_t lanes = kLanes<Compute<S>>;
     for (std::int64_t i = 0; i < n; ++i, b += b_stride, a += kStep) {
         Vec<Compute<S>> column[N];
-        for (int c = 0; c < N; ++c) column[c] = load(at<S>(b) + c * lanes);
-        for (int r = 0; r < R; ++r)
-            for (int c = 0; c < N; ++c) sums[r][c] += a[r * kRow] * column[c];
+        for_each<N>([&](auto c) { column[c] = load(at<S>(b) + c * lanes); });
+        for_each<R>([&](auto r) {
+            const Compute<S> x = a[r * kRow];
+            for_each<N>([&](auto c) { sums[r][c] += x * column[c]; });
+        });
     }
 }
 
@@ -70,11 +72,10 @@ void weigh_block(const Compute<S>* weights, const char* v, std::int64_t v_stride
                  const Compute<S>* correction, Compute<S>* y, std::int64_t width) {
     constexpr std::size_t lanes = kLanes<Compute<S>>;
     Vec<Compute<S>> sums[R][N];
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < N; ++c) sums[r][c] = load(y + r * width + c * lanes) * correction[r];
+    for_each<R>(
+        [&](auto r) { for_each<N>([&](auto c) { sums[r][c] = load(y + r * width + c * lanes) * correction[r]; }); });
     multiply_add<1, kTile, R, N, S>(sums, weights, v, v_stride, keys);
-    for (int r = 0; r < R; ++r)
-        for (int c = 0; c < N; ++c) store(y + r * width + c * lanes, sums[r][c]);
+    for_each<R>([&](auto r) { for_each<N>([&](auto c) { store(y + r * width + c * lanes, sums[r][c]); }); });
 }
 
 template <class S>
@@ -97,11 +98,12 @@ Weigh<S> weigh_for(int rows, int columns) {
 template <class C>
 void score_panel(const C* q, const C* panel, std::int64_t dim, C* scores) {
     constexpr std::size_t lanes = kLanes<C>;
-    Vec<C> sums[kRows][kColumns] = {};
+    Vec<C> sums[kRows][kColumns];
+    for_each<kRows>([&](auto r) { for_each<kColumns>([&](auto c) { sums[r][c] = Vec<C>{}; }); });
     multiply_add<kRows, 1, kRows, kColumns, C>(sums, q, reinterpret_cast<const char*>(panel), sizeof(Vec<C>) * kColumns,
                                                dim);
-    for (int r = 0; r < kRows; ++r)
-        for (int c = 0; c < kColumns; ++c) store(scores + r * kTile + c * lanes, sums[r][c]);
+    for_each<kRows>(
+        [&](auto r) { for_each<kColumns>([&](auto c) { store(scores + r * kTile + c * lanes, sums[r][c]); }); });
 }
 
 // Scores of some rows with n keys where they lie, as many keys at a time as a vector has lanes; dim is a multiple of
@@ -115,12 +117,13 @@ void score_direct(const Compute<T>* q, std::int64_t rows, const char* k, std::in
         const char* row[lanes];
         for (std::int64_t j = 0; j < lanes; ++j) row[j] = k + std::min(key + j, n - 1) * stride;
         for (std::int64_t r = 0; r < rows; ++r) {
-            Vec<C> sums[lanes] = {};
+            Vec<C> sums[lanes];
+            for_each<lanes>([&](auto j) { sums[j] = Vec<C>{}; });
             for (std::int64_t i = 0; i < dim; i += lanes) {
                 const Vec<C> a = load(q + r * dim + i);
-                for (std::int64_t j = 0; j < lanes; ++j) sums[j] += a * load(at<T>(row[j]) + i);
+                for_each<lanes>([&](auto j) { sums[j] += a * load(at<T>(row[j]) + i); });
             }
-            store(scores + r * kTile + key, sums_of_rows<C>(sums));
+            store(scores + r * kTile + key, join_lanes<C>(sums, [](Vec<C> a, Vec<C> b) { return a + b; }));
         }
     }
 }
@@ -228,10 +231,7 @@ struct Plan {
         spans = std::max<std::int64_t>(1, std::min(wanted, tiles / kSpanTiles));
         items = units * spans;
         width = round_up(op.value_dim, lanes);
-        // Values are multiplied where they lie if that is as good as a copy: whole vectors, few conversions, and rows
-        // that do not all fall into the same places of the cache.
-        const bool near = op.v_stride[2] == op.value_dim * static_cast<std::int64_t>(sizeof(T));
-        packs_values = op.value_dim != width || (!direct && !(sizeof(T) == sizeof(C) && near));
+        packs_values = !direct || op.value_dim != width;
         scale = static_cast<C>(op.scale);
         unit = static_cast<C>(std::ldexp(1.0, -std::ilogb(static_cast<double>(op.keys) * 2 - 1)));
     }
@@ -239,13 +239,14 @@ struct Plan {
     std::int64_t padded_rows() const { return direct ? block_rows : round_up(block_rows, kRows); }
     // Elements of each part of a thread's memory; all are multiples of a vector's
     std::int64_t query_size() const { return round_up(padded_rows() * op.dim, lanes); }
-    std::int64_t key_size() const { return direct ? 0 : kTile * op.dim; }
-    std::int64_t value_size() const { return packs_values ? kTile * width : 0; }
+    std::int64_t key_size() const { return direct ? 0 : panel * op.dim; }
+    std::int64_t value_size() const { return packs_values ? kTile * panel : 0; }
     std::int64_t score_size() const { return padded_rows() * kTile; }
     std::int64_t result_size() const { return padded_rows() * width; }
     std::int64_t sum_size() const { return padded_rows() * lanes; }
+    std::int64_t top_size() const { return round_up(padded_rows(), lanes) * lanes; }
     std::int64_t thread_size() const {
-        return query_size() + key_size() + value_size() + score_size() + result_size() + sum_size();
+        return query_size() + key_size() + value_size() + score_size() + result_size() + sum_size() + top_size();
     }
     // What a span leaves for the merge: for each row its values, its largest score and its sum of weights
     std::int64_t partial_size() const { return spans == 1 ? 0 : round_up(block_rows * (width + 2), lanes); }
@@ -295,6 +296,7 @@ class Worker {
         scores_ = values_ + plan.value_size();
         y_ = scores_ + plan.score_size();
         sums_ = y_ + plan.result_size();
+        tops_ = sums_ + plan.sum_size();
     }
 
     // Blocks are taken from the last, which under causality have most to do.
@@ -347,7 +349,9 @@ class Worker {
         count_ = std::min(plan_.block_rows, plan_.rows - first_);
         groups_ = (count_ + kRows - 1) / kRows;
         for (std::int64_t r = 0; r < count_; ++r) begin_row(r);
-        for (std::int64_t r = count_; r < plan_.padded_rows(); ++r) correction_[r] = 1;
+        std::fill(largest_, largest_ + kBlockRows, kNothing<C>);
+        std::fill(correction_, correction_ + kBlockRows, C{1});
+        std::fill(tops_, tops_ + plan_.top_size(), kNothing<C>);
         std::fill(y_, y_ + plan_.result_size(), C{0});
         std::fill(sums_, sums_ + plan_.sum_size(), C{0});
         find_limits();
@@ -370,8 +374,6 @@ class Worker {
         high_[r] = std::max<std::int64_t>(high, 0);
         mask_[r] =
             op_.mask + batch_ * op_.mask_stride[0] + head_of(r) * op_.mask_stride[1] + query * op_.mask_stride[2];
-        largest_[r] = kNothing<C>;
-        correction_[r] = 1;
     }
 
     void find_limits() {
@@ -423,10 +425,16 @@ class Worker {
             all = {std::min(all.begin, ranges_[g].begin), std::max(all.end, ranges_[g].end)};
         }
         score(start, n, all);
-        for (std::int64_t g = 0; g < groups_; ++g)
-            for (std::int64_t r = g * kRows; r < std::min(count_, (g + 1) * kRows); ++r)
-                if (ranges_[g].end > ranges_[g].begin) exponentiate(r, start, n, ranges_[g]);
+        for_each_row([&](std::int64_t r, Range range) { mask_row(r, start, n, range); });
+        raise_largest();
+        for_each_row([&](std::int64_t r, Range range) { exponentiate(r, range); });
         weigh(start, n);
+    }
+
+    template <class F>
+    void for_each_row(F f) const {
+        for (std::int64_t g = 0; g < groups_; ++g)
+            for (std::int64_t r = g * kRows; r < std::min(count_, (g + 1) * kRows); ++r) f(r, ranges_[g]);
     }
 
     static Range part_of(Range limits, std::int64_t start, std::int64_t n) {
@@ -488,51 +496,73 @@ class Worker {
         }
     }
 
-    // One panel of keys, transposed; zeros beyond n.
+    // One panel of keys, transposed; the last of n again beyond it.
     void pack_keys(const char* k, std::int64_t n) {
         constexpr std::int64_t panel = Plan<T>::panel;
-        for (std::int64_t i = 0; i < op_.dim; i += lanes) {
-            const std::int64_t features = std::min(lanes, op_.dim - i);
-            for (std::int64_t key = 0; key < panel; key += lanes) {
+        for (std::int64_t key = 0; key < panel; key += lanes) {
+            const T* from[lanes];
+            for (std::int64_t j = 0; j < lanes; ++j) from[j] = at<T>(k + std::min(key + j, n - 1) * op_.k_stride[2]);
+            for (std::int64_t i = 0; i < op_.dim; i += lanes) {
+                const std::int64_t features = std::min(lanes, op_.dim - i);
                 V rows[lanes];
-                for (std::int64_t j = 0; j < lanes; ++j) {
-                    const T* p = at<T>(k + (key + j) * op_.k_stride[2]) + i;
-                    rows[j] = key + j >= n ? V{} : features == lanes ? load(p) : load_part(p, features);
-                }
+                if (features == lanes)
+                    for_each<lanes>([&](auto j) { rows[j] = load(from[j] + i); });
+                else
+                    for_each<lanes>([&](auto j) { rows[j] = load_part(from[j] + i, features); });
                 transpose<C>(rows);
-                for (std::int64_t j = 0; j < features; ++j) store(keys_ + (i + j) * panel + key, rows[j]);
+                C* out = keys_ + i * panel + key;
+                for_each<lanes>([&](auto j) {
+                    if (static_cast<std::int64_t>(j) < features) store(out + j * panel, rows[j]);
+                });
             }
         }
     }
 
     // ------------------------------------------------------------------ softmax, one tile after another
 
-    static C correction_of(C before, C after) {
-        if (before == after) return 1;  // infinities would give NaN
-        return exp_of_negative(V{} + (before - after))[0];
+    static V correction_of(V before, V after) {
+        const V one = V{} + C{1};
+        return before == after ? one : exp_of_negative(before - after);  // infinities would give NaN
     }
+    static C correction_of(C before, C after) { return correction_of(V{} + before, V{} + after)[0]; }
 
-    // Turns the scores of a row into weights, and keeps account of the largest score and the sum of weights.
-    void exponentiate(std::int64_t r, std::int64_t start, std::int64_t n, Range range) {
+    static V larger(V a, V b) { return a < b ? b : a; }  // a NaN in b is passed over: it shows in the sum
+
+    // Caps and masks the scores of a row, and finds the largest of every so many.
+    void mask_row(std::int64_t r, std::int64_t start, std::int64_t n, Range range) {
         C* s = scores_ + r * kTile;
         const std::int64_t begin = range.begin, end = round_up(range.end, lanes);
-        if (op_.softcap != 0) cap(s, begin, end);
-        if (op_.mask_kind != MaskKind::none)
-            apply_mask(op_, mask_[r] + start * op_.mask_stride[3], s, begin, range.end);
-        for (std::int64_t j = begin; j < std::min(low_[r] - start, end); ++j) s[j] = kNothing<C>;
-        for (std::int64_t j = std::max(std::min(high_[r] - start, n), begin); j < end; ++j) s[j] = kNothing<C>;
-
         V top = V{} + kNothing<C>;
-        for (std::int64_t j = begin; j < end; j += lanes) {
-            const V x = load(s + j);
-            top = top < x ? x : top;  // a NaN in x is passed over: it shows in the sum
+        if (end > begin) {
+            if (op_.softcap != 0) cap(s, begin, end);
+            if (op_.mask_kind != MaskKind::none)
+                apply_mask(op_, mask_[r] + start * op_.mask_stride[3], s, begin, range.end);
+            const std::int64_t low = std::min(low_[r] - start, end), high = std::min(high_[r] - start, n);
+            for (std::int64_t j = begin; j < low; ++j) s[j] = kNothing<C>;
+            for (std::int64_t j = std::max(high, begin); j < end; ++j) s[j] = kNothing<C>;
+            for (std::int64_t j = begin; j < end; j += lanes) top = larger(top, load(s + j));
         }
-        const C largest = std::max(largest_[r], largest_lane<C>(top));
-        correction_[r] = correction_of(largest_[r], largest);
-        largest_[r] = largest;
-        const C shift = largest == kNothing<C> ? C{0} : largest;
+        store(tops_ + r * lanes, top);
+    }
+
+    // Takes the new scores into account, as many rows at a time as a vector has lanes.
+    void raise_largest() {
+        for (std::int64_t r = 0; r < count_; r += lanes) {
+            V tops[lanes];
+            for_each<lanes>([&](auto i) { tops[i] = load(tops_ + (r + static_cast<std::int64_t>(i)) * lanes); });
+            const V before = load(largest_ + r), after = larger(before, join_lanes<C>(tops, larger));
+            store(correction_ + r, correction_of(before, after));
+            store(largest_ + r, after);
+        }
+    }
+
+    // Turns the scores of a row into weights, and adds them up.
+    void exponentiate(std::int64_t r, Range range) {
+        if (range.end <= range.begin) return;
+        C* s = scores_ + r * kTile;
+        const C shift = largest_[r] == kNothing<C> ? C{0} : largest_[r];
         V sum = load(sums_ + r * lanes) * correction_[r];
-        for (std::int64_t j = begin; j < end; j += lanes) {
+        for (std::int64_t j = range.begin; j < range.end; j += lanes) {
             const V weight = exp_of_negative(load(s + j) - shift) * plan_.unit;
             store(s + j, weight);
             sum += weight;
@@ -547,33 +577,42 @@ class Worker {
 
     // ------------------------------------------------------------------ values
 
+    // Values go panel by panel through the first-level cache: a panel is kColumns vectors of features.
     void weigh(std::int64_t start, std::int64_t n) {
-        const char* v = v_ + start * op_.v_stride[2];
-        if (!plan_.packs_values) return weigh_from<T>(v, op_.v_stride[2]);
-        for (std::int64_t j = 0; j < n; ++j) {
-            const T* row = at<T>(v + j * op_.v_stride[2]);
-            for (std::int64_t i = 0; i < plan_.width; i += lanes) {
-                const std::int64_t rest = op_.value_dim - i;
-                store(values_ + j * plan_.width + i, rest >= lanes ? load(row + i) : load_part(row + i, rest));
+        constexpr std::int64_t panel = kColumns * lanes;
+        for (std::int64_t i = 0; i < plan_.width; i += panel) {
+            const int columns = static_cast<int>(std::min(panel, plan_.width - i) / lanes);
+            const char* v = v_ + start * op_.v_stride[2] + i * static_cast<std::int64_t>(sizeof(T));
+            if (plan_.packs_values) {
+                pack_values(v, n, op_.value_dim - i, columns);
+                weigh_panel<C>(reinterpret_cast<const char*>(values_), columns * sizeof(V), i, columns);
+            } else {
+                weigh_panel<T>(v, op_.v_stride[2], i, columns);
             }
         }
-        weigh_from<C>(reinterpret_cast<const char*>(values_), plan_.width * static_cast<std::int64_t>(sizeof(C)));
+    }
+
+    void pack_values(const char* v, std::int64_t n, std::int64_t features, int columns) {
+        C* out = values_;
+        for (std::int64_t key = 0; key < n; ++key) {
+            const T* row = at<T>(v + key * op_.v_stride[2]);
+            for (std::int64_t c = 0; c < columns; ++c, out += lanes) {
+                const std::int64_t rest = features - c * lanes;
+                store(out, rest >= lanes ? load(row + c * lanes) : load_part(row + c * lanes, rest));
+            }
+        }
     }
 
     template <class S>
-    void weigh_from(const char* v, std::int64_t stride) {
-        for (std::int64_t i = 0; i < plan_.width; i += kColumns * lanes) {
-            const int columns = static_cast<int>(std::min<std::int64_t>(kColumns, (plan_.width - i) / lanes));
-            for (std::int64_t g = 0; g < groups_; ++g) {
-                const Range range = ranges_[g];
-                if (range.end <= range.begin) continue;
-                const std::int64_t row = g * kRows,
-                                   rows = plan_.direct ? std::min<std::int64_t>(kRows, count_ - row) : kRows;
-                weigh_for<S>(static_cast<int>(rows), columns)(
-                    scores_ + row * kTile + range.begin,
-                    v + range.begin * stride + i * static_cast<std::int64_t>(sizeof(S)), stride,
-                    range.end - range.begin, correction_ + row, y_ + row * plan_.width + i, plan_.width);
-            }
+    void weigh_panel(const char* v, std::int64_t stride, std::int64_t first, int columns) {
+        for (std::int64_t g = 0; g < groups_; ++g) {
+            const Range range = ranges_[g];
+            if (range.end <= range.begin) continue;
+            const std::int64_t row = g * kRows;
+            const int rows = plan_.direct ? static_cast<int>(std::min<std::int64_t>(kRows, count_ - row)) : kRows;
+            weigh_for<S>(rows, columns)(scores_ + row * kTile + range.begin, v + range.begin * stride, stride,
+                                        range.end - range.begin, correction_ + row, y_ + row * plan_.width + first,
+                                        plan_.width);
         }
     }
 
@@ -606,7 +645,7 @@ class Worker {
 
     const Plan<T>& plan_;
     const Attention& op_;
-    C *queries_, *keys_, *values_, *scores_, *y_, *sums_;
+    C *queries_, *keys_, *values_, *scores_, *y_, *sums_, *tops_;
     std::uint8_t* flags_;
     C* partials_;
 

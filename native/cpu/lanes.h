@@ -1,4 +1,4 @@
-// Vectors whose lanes change places: transposition, and sums and maxima over lanes.
+// Vectors whose lanes change places: transposition, and what is summed up over lanes, for many vectors at once.
 #pragma once
 
 #include <utility>
@@ -36,40 +36,40 @@ inline V alternate(V a, V b, std::index_sequence<k...>) {
     return pick(a, b, std::index_sequence<kHalf*(n / 2) + k / 2 + k % 2 * n...>{});
 }
 
-// Rows become columns: as many vectors as a vector has lanes.
-template <class C>
-inline void transpose(Vec<C> (&rows)[kLanes<C>]) {
+// f(0), f(1) … f(N - 1) with indices that are constants: an array of vectors then stays in registers.
+template <class F, std::size_t... k>
+inline __attribute__((always_inline)) void for_each(std::index_sequence<k...>, F f) {
+    (f(std::integral_constant<std::size_t, k>{}), ...);
+}
+template <std::size_t N, class F>
+inline __attribute__((always_inline)) void for_each(F f) {
+    for_each(std::make_index_sequence<N>{}, f);
+}
+
+// Rows become columns: as many vectors as a vector has lanes. The first N of them are still to be interleaved.
+template <class C, std::size_t N = kLanes<C>>
+inline __attribute__((always_inline)) void transpose(Vec<C> (&rows)[kLanes<C>]) {
     constexpr std::size_t n = kLanes<C>;
     constexpr auto all = std::make_index_sequence<n>{};
-    for (std::size_t done = 1; done < n; done *= 2) {
-        Vec<C> next[n];
-        for (std::size_t i = 0; i < n / 2; ++i) {
-            next[2 * i] = alternate<0>(rows[i], rows[i + n / 2], all);
-            next[2 * i + 1] = alternate<1>(rows[i], rows[i + n / 2], all);
-        }
-        for (std::size_t i = 0; i < n; ++i) rows[i] = next[i];
-    }
+    Vec<C> next[n];
+    for_each<n / 2>([&](auto i) {
+        next[2 * i] = alternate<0>(rows[i], rows[i + n / 2], all);
+        next[2 * i + 1] = alternate<1>(rows[i], rows[i + n / 2], all);
+    });
+    for_each<n>([&](auto i) { rows[i] = next[i]; });
+    if constexpr (N > 2) transpose<C, N / 2>(rows);
 }
 
-// Lane i of the result is the sum of the lanes of rows[i].
-template <class C>
-inline Vec<C> sums_of_rows(Vec<C> (&rows)[kLanes<C>]) {
+// Lane i of the result is what `join` makes of all lanes of rows[i], two at a time. The first N are still to be joined.
+template <class C, std::size_t N = kLanes<C>, class F>
+inline __attribute__((always_inline)) Vec<C> join_lanes(Vec<C> (&rows)[kLanes<C>], F join) {
     constexpr auto all = std::make_index_sequence<kLanes<C>>{};
-    for (std::size_t n = kLanes<C> / 2; n > 0; n /= 2)
-        for (std::size_t i = 0; i < n; ++i)
-            rows[i] = even_lanes(rows[2 * i], rows[2 * i + 1], all) + odd_lanes(rows[2 * i], rows[2 * i + 1], all);
+    for_each<N / 2>([&](auto i) {
+        const Vec<C> a = rows[2 * i], b = rows[2 * i + 1];
+        rows[i] = join(even_lanes(a, b, all), odd_lanes(a, b, all));
+    });
+    if constexpr (N > 2) return join_lanes<C, N / 2>(rows, join);
     return rows[0];
-}
-
-// The largest lane; which one of NaN is not said.
-template <class C>
-inline C largest_lane(Vec<C> v) {
-    constexpr auto all = std::make_index_sequence<kLanes<C>>{};
-    for (std::size_t n = kLanes<C>; n > 1; n /= 2) {
-        const Vec<C> a = even_lanes(v, v, all), b = odd_lanes(v, v, all);
-        v = a < b ? b : a;
-    }
-    return v[0];
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET
