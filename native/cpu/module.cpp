@@ -66,6 +66,7 @@ NB_MODULE(_native, m) {
 #endif
 
     bind_activation(m);
+    bind_attention(m);
     bind_linear(m);
     bind_normalization(m);
 

@@ -4,35 +4,28 @@
 
 namespace tensorops {
 
-#define TENSOROPS_DECLARE_KERNELS(target)          \
-    namespace target {                             \
-    void rms_norm(const RmsNorm&);                 \
-    void layer_norm(const LayerNorm&);             \
-    void linear(const Linear&);                    \
-    void quantized_linear(const QuantizedLinear&); \
-    void activation(const Activation&);            \
-    void softmax(const Softmax&);                  \
+#define TENSOROPS_DECLARE(kernel, Arguments) void kernel(const Arguments&);
+#define TENSOROPS_FUNCTION(kernel, Arguments) kernel,
+#define TENSOROPS_DECLARE_TARGET(target)                                                 \
+    namespace target {                                                                   \
+    TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_DECLARE)                                         \
+    constexpr Target kTarget = {#target, TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
     }
-#define TENSOROPS_KERNELS(target)                                     \
-    {                                                                 \
-        #target,        target::rms_norm,         target::layer_norm, \
-        target::linear, target::quantized_linear, target::activation, \
-        target::softmax}
 
 #if defined(TENSOROPS_HAS_v4_bf16)
-TENSOROPS_DECLARE_KERNELS(v4_bf16)
+TENSOROPS_DECLARE_TARGET(v4_bf16)
 #endif
 #if defined(TENSOROPS_HAS_v4)
-TENSOROPS_DECLARE_KERNELS(v4)
+TENSOROPS_DECLARE_TARGET(v4)
 #endif
 #if defined(TENSOROPS_HAS_v3)
-TENSOROPS_DECLARE_KERNELS(v3)
+TENSOROPS_DECLARE_TARGET(v3)
 #endif
 #if defined(TENSOROPS_HAS_v2)
-TENSOROPS_DECLARE_KERNELS(v2)
+TENSOROPS_DECLARE_TARGET(v2)
 #endif
 #if defined(TENSOROPS_HAS_baseline)
-TENSOROPS_DECLARE_KERNELS(baseline)
+TENSOROPS_DECLARE_TARGET(baseline)
 #endif
 
 namespace {
@@ -55,21 +48,20 @@ bool has_v4() {
 const std::vector<Candidate>& candidates() {
     static const std::vector<Candidate> all = {
 #if defined(TENSOROPS_HAS_v4_bf16)
-        {TENSOROPS_KERNELS(v4_bf16),
-         has_v4() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")},
+        {v4_bf16::kTarget, has_v4() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")},
 #endif
 #if defined(TENSOROPS_HAS_v4)
-        {TENSOROPS_KERNELS(v4), has_v4()},
+        {v4::kTarget, has_v4()},
 #endif
 #if defined(TENSOROPS_HAS_v3)
-        {TENSOROPS_KERNELS(v3), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                                    __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2")},
+        {v3::kTarget, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                          __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2")},
 #endif
 #if defined(TENSOROPS_HAS_v2)
-        {TENSOROPS_KERNELS(v2), __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt")},
+        {v2::kTarget, __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt")},
 #endif
 #if defined(TENSOROPS_HAS_baseline)
-        {TENSOROPS_KERNELS(baseline), true},
+        {baseline::kTarget, true},
 #endif
     };
     return all;

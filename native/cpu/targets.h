@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "activation.h"
+#include "attention.h"
 #include "layer_norm.h"
 #include "linear.h"
 #include "rms_norm.h"
@@ -12,15 +13,22 @@
 
 namespace tensorops {
 
-// The kernels of one target. A new kernel adds a line here and two in targets.cpp.
+// Every kernel and the struct of its arguments.
+#define TENSOROPS_FOR_EACH_KERNEL(DO)     \
+    DO(activation, Activation)            \
+    DO(attention, Attention)              \
+    DO(layer_norm, LayerNorm)             \
+    DO(linear, Linear)                    \
+    DO(quantized_linear, QuantizedLinear) \
+    DO(rms_norm, RmsNorm)                 \
+    DO(softmax, Softmax)
+
+// The kernels of one target.
 struct Target {
     const char* name;
-    void (*rms_norm)(const RmsNorm&);
-    void (*layer_norm)(const LayerNorm&);
-    void (*linear)(const Linear&);
-    void (*quantized_linear)(const QuantizedLinear&);
-    void (*activation)(const Activation&);
-    void (*softmax)(const Softmax&);
+#define TENSOROPS_MEMBER(kernel, Arguments) void (*kernel)(const Arguments&);
+    TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_MEMBER)
+#undef TENSOROPS_MEMBER
 };
 
 // The names of the targets that this machine can run, best first.

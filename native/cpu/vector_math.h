@@ -122,6 +122,19 @@ inline Vec<double> sigmoid(Vec<double> x) {
     return (x >= 0 ? Vec<double>{} + 1 : e) / (e + 1);
 }
 
+// tanh: near 0 a polynomial in x², as the quotient would cancel
+inline Vec<float> tanh(Vec<float> x) {
+    const Vec<float> a = absolute(x), u = x * x;
+    Vec<float> p = 0x1.1a7c08p-6f * u - 0x1.b28c76p-5f;
+    p = p * u + 0x1.10e9fcp-3f;
+    p = p * u - 0x1.5554d6p-2f;
+    const Vec<float> e = exp_of_negative(-2.0f * a), q = (1.0f - e) / (1.0f + e);
+    return a < 0.5f ? x + x * (u * p) : (x < 0 ? -q : q);
+}
+inline Vec<double> tanh(Vec<double> x) {
+    return by_lane(x, [](double a) { return std::tanh(a); });
+}
+
 // log(1 + t) for t within [0, 1]: 2 atanh(s) with s = t / (2 + t), written as t less what rounding cannot hurt much
 inline Vec<float> log1p_unit(Vec<float> t) {
     const Vec<float> s = t / (t + 2.0f), u = s * s;

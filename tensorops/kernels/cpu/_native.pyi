@@ -58,6 +58,30 @@ def layer_norm_supports(
     *,
     axis: int | tuple[int, ...] = -1,
 ) -> str | None: ...
+def scaled_dot_product_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+) -> Array: ...
+def scaled_dot_product_attention_supports(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+) -> str | None: ...
 def targets() -> list[str]: ...
 def target() -> str: ...
 def use_target(name: str) -> None: ...

@@ -1,0 +1,708 @@
+// y = softmax(scale q·kᵀ) v, with masks, a soft cap and sinks, for every head.
+//
+// Work: the query rows of all heads that share a key head are taken together, in blocks of at most 144 rows; a block
+//   goes through the keys in tiles of 128 and keeps the scores of one tile. Where there are few blocks, the keys are
+//   split into spans as well, whose results are merged; into how many depends on the shapes alone, so that the number
+//   of threads makes no difference to a result. Threads take blocks as they come. Tiles in which a block may attend to
+//   nothing are passed over, unless they hold values that are not finite: these turn a weight of 0 into NaN.
+// Scores: up to 8 rows (decoding) are multiplied with the keys where these lie. More are worth transposing the tile of
+//   keys first; a register block is then 6 rows by 4 vectors of keys (by 2 where there are 16 registers).
+// Precision: float64 in float64, everything else in float32. Weights are exp(s - largest so far), divided by a power of
+//   two near the number of keys: a sum of so many values would overflow before it is divided by the sum of weights.
+// Bytes: decoding reads each key and value once for all heads that share them. A block of 144 rows is bound by
+//   arithmetic: 4 · dim operations for each query and key.
+#include "attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <new>
+
+#include "lanes.h"
+#include "parallel.h"
+#include "pool.h"
+#include "simd.h"
+#include "vector_math.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {
+
+constexpr int kRows = 6;  // of a register block
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kColumns = 4;  // vectors of it: 24 sums, 4 operands and a broadcast fit 32 registers
+#else
+constexpr int kColumns = 2;  // 12 sums, 2 operands and a broadcast fit 16
+#endif
+constexpr std::int64_t kGroups = 24, kBlockRows = kGroups * kRows;
+constexpr std::int64_t kTile = 128;
+constexpr std::int64_t kDirectRows = 8;
+constexpr std::int64_t kSpanTiles = 4, kEnoughItems = 32;
+
+template <class C>
+constexpr C kNothing = -std::numeric_limits<C>::infinity();
+
+inline std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+template <class T>
+inline const T* at(const char* p) {
+    return reinterpret_cast<const T*>(p);
+}
+
+// ---- register blocks
+
+// sums[r][c] += a(r, i) · b(i, c) for i below n; b's vectors lie in rows so many bytes apart.
+template <std::int64_t kStep, std::int64_t kRow, std::size_t R, std::size_t N, class S>
+inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[R][N], const Compute<S>* a,
+                                                        const char* b, std::int64_t b_stride, std::int64_t n) {
+    constexpr std::size_t lanes = kLanes<Compute<S>>;
+    for (std::int64_t i = 0; i < n; ++i, b += b_stride, a += kStep) {
+        Vec<Compute<S>> column[N];
+        for_each<N>([&](auto c) { column[c] = load(at<S>(b) + c * lanes); });
+        for_each<R>([&](auto r) {
+            const Compute<S> x = a[r * kRow];
+            for_each<N>([&](auto c) { sums[r][c] += x * column[c]; });
+        });
+    }
+}
+
+// y[r] = y[r] · correction[r] + Σ weights(r, key) · value(key), for N vectors of features.
+template <class S, int R, int N>
+void weigh_block(const Compute<S>* weights, const char* v, std::int64_t v_stride, std::int64_t keys,
+                 const Compute<S>* correction, Compute<S>* y, std::int64_t width) {
+    constexpr std::size_t lanes = kLanes<Compute<S>>;
+    Vec<Compute<S>> sums[R][N];
+    for_each<R>(
+        [&](auto r) { for_each<N>([&](auto c) { sums[r][c] = load(y + r * width + c * lanes) * correction[r]; }); });
+    multiply_add<1, kTile, R, N, S>(sums, weights, v, v_stride, keys);
+    for_each<R>([&](auto r) { for_each<N>([&](auto c) { store(y + r * width + c * lanes, sums[r][c]); }); });
+}
+
+template <class S>
+using Weigh = void (*)(const Compute<S>*, const char*, std::int64_t, std::int64_t, const Compute<S>*, Compute<S>*,
+                       std::int64_t);
+
+// The block for so many rows and vectors of features.
+template <class S, int R = kRows, int N = kColumns>
+Weigh<S> weigh_for(int rows, int columns) {
+    if constexpr (R > 1) {
+        if (rows < R) return weigh_for<S, R - 1, N>(rows, columns);
+    }
+    if constexpr (N > 1) {
+        if (columns < N) return weigh_for<S, R, N - 1>(rows, columns);
+    }
+    return &weigh_block<S, R, N>;
+}
+
+// Scores of kRows rows with one panel of transposed keys.
+template <class C>
+void score_panel(const C* q, const C* panel, std::int64_t dim, C* scores) {
+    constexpr std::size_t lanes = kLanes<C>;
+    Vec<C> sums[kRows][kColumns];
+    for_each<kRows>([&](auto r) { for_each<kColumns>([&](auto c) { sums[r][c] = Vec<C>{}; }); });
+    multiply_add<kRows, 1, kRows, kColumns, C>(sums, q, reinterpret_cast<const char*>(panel), sizeof(Vec<C>) * kColumns,
+                                               dim);
+    for_each<kRows>(
+        [&](auto r) { for_each<kColumns>([&](auto c) { store(scores + r * kTile + c * lanes, sums[r][c]); }); });
+}
+
+// Scores of some rows with n keys where they lie, as many keys at a time as a vector has lanes; dim is a multiple of
+// the lanes.
+template <class T>
+void score_direct(const Compute<T>* q, std::int64_t rows, const char* k, std::int64_t stride, std::int64_t n,
+                  std::int64_t dim, Compute<T>* scores) {
+    using C = Compute<T>;
+    constexpr std::int64_t lanes = kLanes<C>;
+    for (std::int64_t key = 0; key < n; key += lanes) {
+        const char* row[lanes];
+        for (std::int64_t j = 0; j < lanes; ++j) row[j] = k + std::min(key + j, n - 1) * stride;
+        for (std::int64_t r = 0; r < rows; ++r) {
+            Vec<C> sums[lanes];
+            for_each<lanes>([&](auto j) { sums[j] = Vec<C>{}; });
+            for (std::int64_t i = 0; i < dim; i += lanes) {
+                const Vec<C> a = load(q + r * dim + i);
+                for_each<lanes>([&](auto j) { sums[j] += a * load(at<T>(row[j]) + i); });
+            }
+            store(scores + r * kTile + key, join_lanes<C>(sums, [](Vec<C> a, Vec<C> b) { return a + b; }));
+        }
+    }
+}
+
+// ---- masks
+
+// As many bytes as a vector has lanes
+template <class C>
+struct BytesOf {
+    typedef std::uint8_t type __attribute__((vector_size(kLanes<float>)));
+};
+template <>
+struct BytesOf<double> {
+    typedef std::uint8_t type __attribute__((vector_size(kLanes<double>)));
+};
+
+template <class C>
+inline Vec<C> where_allowed(const char* allowed, Vec<C> scores) {
+    using Words = decltype(scores < scores);
+    const auto words = __builtin_convertvector(load_bits<typename BytesOf<C>::type>(allowed), Words);
+    return words != 0 ? scores : Vec<C>{} + kNothing<C>;
+}
+
+template <class C>
+void apply_bool_mask(const char* allowed, std::int64_t stride, C* s, std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t lanes = kLanes<C>;
+    std::int64_t j = begin;
+    if (stride == 1)
+        for (; j + lanes <= end; j += lanes) store(s + j, where_allowed<C>(allowed + j, load(s + j)));
+    for (; j < end; ++j)
+        if (!allowed[j * stride]) s[j] = kNothing<C>;
+}
+
+template <class M, class C>
+void add_mask(const char* mask, std::int64_t stride, C* s, std::int64_t begin, std::int64_t end) {
+    std::int64_t j = begin;
+    if constexpr (is_same<Compute<M>, C>) {
+        constexpr std::int64_t lanes = kLanes<C>;
+        if (stride == sizeof(M))
+            for (; j + lanes <= end; j += lanes) store(s + j, load(s + j) + load(at<M>(mask) + j));
+    }
+    for (; j < end; ++j) s[j] += static_cast<C>(load_one(at<M>(mask + j * stride)));
+}
+
+template <class C>
+C load_as(const char* p, Dtype dtype) {
+    switch (dtype) {
+        case Dtype::float64:
+            return static_cast<C>(load_one(at<double>(p)));
+        case Dtype::float32:
+            return static_cast<C>(load_one(at<float>(p)));
+        case Dtype::float16:
+            return static_cast<C>(load_one(at<Float16>(p)));
+        case Dtype::bfloat16:
+            return static_cast<C>(load_one(at<BFloat16>(p)));
+        case Dtype::other:
+            break;  // the binding has refused it
+    }
+    return 0;
+}
+
+template <class C>
+void apply_mask(const Attention& op, const char* mask, C* s, std::int64_t begin, std::int64_t end) {
+    const std::int64_t stride = op.mask_stride[3];
+    if (op.mask_kind == MaskKind::boolean) return apply_bool_mask(mask, stride, s, begin, end);
+    switch (op.mask_dtype) {
+        case Dtype::float64:
+            return add_mask<double>(mask, stride, s, begin, end);
+        case Dtype::float32:
+            return add_mask<float>(mask, stride, s, begin, end);
+        case Dtype::float16:
+            return add_mask<Float16>(mask, stride, s, begin, end);
+        case Dtype::bfloat16:
+            return add_mask<BFloat16>(mask, stride, s, begin, end);
+        case Dtype::other:
+            return;
+    }
+}
+
+// ---- the work, cut into items
+
+template <class T>
+struct Plan {
+    using C = Compute<T>;
+    static constexpr std::int64_t lanes = kLanes<C>;
+    static constexpr std::int64_t panel = kColumns * lanes;  // keys of a panel
+
+    const Attention& op;
+    std::int64_t rows;        // of one key head
+    std::int64_t block_rows;  // at most, of one item; a multiple of kRows unless direct
+    std::int64_t blocks;      // of one key head
+    std::int64_t tiles, spans, items;
+    std::int64_t width;  // value_dim in whole vectors
+    bool direct, packs_values;
+    C scale, unit;  // unit: the power of two by which weights are multiplied
+
+    explicit Plan(const Attention& attention) : op(attention) {
+        rows = op.heads / op.kv_heads * op.queries;
+        direct = rows <= kDirectRows && op.dim % lanes == 0;
+        block_rows = direct ? rows : std::min(kBlockRows, round_up(rows, kRows));
+        blocks = (rows + block_rows - 1) / block_rows;
+        tiles = (op.keys + kTile - 1) / kTile;
+        const std::int64_t units = op.batch * op.kv_heads * blocks;
+        const std::int64_t wanted = (kEnoughItems + units - 1) / units;
+        spans = std::max<std::int64_t>(1, std::min(wanted, tiles / kSpanTiles));
+        items = units * spans;
+        width = round_up(op.value_dim, lanes);
+        packs_values = !direct || op.value_dim != width;
+        scale = static_cast<C>(op.scale);
+        unit = static_cast<C>(std::ldexp(1.0, -std::ilogb(static_cast<double>(op.keys) * 2 - 1)));
+    }
+
+    std::int64_t padded_rows() const { return direct ? block_rows : round_up(block_rows, kRows); }
+    // Elements of each part of a thread's memory; all are multiples of a vector's
+    std::int64_t query_size() const { return round_up(padded_rows() * op.dim, lanes); }
+    std::int64_t key_size() const { return direct ? 0 : panel * op.dim; }
+    std::int64_t value_size() const { return packs_values ? kTile * panel : 0; }
+    std::int64_t score_size() const { return padded_rows() * kTile; }
+    std::int64_t result_size() const { return padded_rows() * width; }
+    std::int64_t sum_size() const { return padded_rows() * lanes; }
+    std::int64_t top_size() const { return round_up(padded_rows(), lanes) * lanes; }
+    std::int64_t thread_size() const {
+        return query_size() + key_size() + value_size() + score_size() + result_size() + sum_size() + top_size();
+    }
+    // What a span leaves for the merge: for each row its values, its largest score and its sum of weights
+    std::int64_t partial_size() const { return spans == 1 ? 0 : round_up(block_rows * (width + 2), lanes); }
+    std::int64_t flags_size() const { return round_up(op.batch * op.kv_heads * tiles, 64); }  // bytes
+};
+
+// Memory that is gone after the call: a little on the stack, more from the pool.
+class Scratch {
+  public:
+    explicit Scratch(std::size_t bytes) : bytes_(bytes) {
+        if (bytes <= sizeof little_) return;
+        block_ = pool::take(bytes);
+        if (!block_) throw std::bad_alloc();
+    }
+    ~Scratch() {
+        if (block_) pool::give(block_, bytes_);
+    }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    char* data() { return block_ ? static_cast<char*>(block_) : little_; }
+
+  private:
+    alignas(64) char little_[16 * 1024];
+    void* block_ = nullptr;
+    std::size_t bytes_;
+};
+
+// ---- one thread's work
+
+// Keys of a tile: from begin, a multiple of the lanes, to end.
+struct Range {
+    std::int64_t begin, end;
+};
+
+template <class T>
+class Worker {
+    using C = Compute<T>;
+    using V = Vec<C>;
+    static constexpr std::int64_t lanes = kLanes<C>;
+
+  public:
+    Worker(const Plan<T>& plan, C* memory, std::uint8_t* flags, C* partials)
+        : plan_(plan), op_(plan.op), flags_(flags), partials_(partials) {
+        queries_ = memory;
+        keys_ = queries_ + plan.query_size();
+        values_ = keys_ + plan.key_size();
+        scores_ = values_ + plan.value_size();
+        y_ = scores_ + plan.score_size();
+        sums_ = y_ + plan.result_size();
+        tops_ = sums_ + plan.sum_size();
+    }
+
+    // Blocks are taken from the last, which under causality have most to do.
+    void run(std::int64_t item) {
+        const std::int64_t span = item % plan_.spans;
+        begin_block(item / plan_.spans);
+        const std::int64_t first = plan_.tiles * span / plan_.spans, last = plan_.tiles * (span + 1) / plan_.spans;
+        for (std::int64_t tile = first; tile < last; ++tile) one_tile(tile);
+        for (std::int64_t r = 0; r < count_; ++r) {
+            const C sum = sum_of_lanes<C>(load(sums_ + r * lanes));
+            if (plan_.spans == 1)
+                finish(r, largest_[r], sum, y_ + r * plan_.width);
+            else
+                keep(partials_ + item * plan_.partial_size(), r, sum);
+        }
+    }
+
+    // Puts the spans of a block together.
+    void merge(std::int64_t block) {
+        begin_block(block);
+        const std::int64_t stride = plan_.partial_size(), width = plan_.width;
+        const C* first = partials_ + block * plan_.spans * stride;
+        for (std::int64_t r = 0; r < count_; ++r) {
+            const std::int64_t state = plan_.block_rows * width + 2 * r;
+            C largest = kNothing<C>, sum = 0;
+            for (std::int64_t s = 0; s < plan_.spans; ++s) largest = std::max(largest, first[s * stride + state]);
+            C* y = y_ + r * width;
+            for (std::int64_t s = 0; s < plan_.spans; ++s) {
+                const C* part = first + s * stride;
+                const C weight = correction_of(part[state], largest);
+                sum += part[state + 1] * weight;
+                for (std::int64_t i = 0; i < width; i += lanes)
+                    store(y + i, load(y + i) + load(part + r * width + i) * weight);
+            }
+            finish(r, largest, sum, y);
+        }
+    }
+
+  private:
+    // ------------------------------------------------------------------ a block of rows
+
+    void begin_block(std::int64_t index) {
+        const std::int64_t block = plan_.blocks - 1 - index % plan_.blocks;
+        head_index_ = index / plan_.blocks;
+        batch_ = head_index_ / op_.kv_heads;
+        kv_head_ = head_index_ % op_.kv_heads;
+        k_ = op_.k + batch_ * op_.k_stride[0] + kv_head_ * op_.k_stride[1];
+        v_ = op_.v + batch_ * op_.v_stride[0] + kv_head_ * op_.v_stride[1];
+        first_ = block * plan_.block_rows;
+        count_ = std::min(plan_.block_rows, plan_.rows - first_);
+        groups_ = (count_ + kRows - 1) / kRows;
+        for (std::int64_t r = 0; r < count_; ++r) begin_row(r);
+        std::fill(largest_, largest_ + kBlockRows, kNothing<C>);
+        std::fill(correction_, correction_ + kBlockRows, C{1});
+        std::fill(tops_, tops_ + plan_.top_size(), kNothing<C>);
+        std::fill(y_, y_ + plan_.result_size(), C{0});
+        std::fill(sums_, sums_ + plan_.sum_size(), C{0});
+        find_limits();
+        pack_queries();
+    }
+
+    std::int64_t head_of(std::int64_t r) const {
+        return kv_head_ * (op_.heads / op_.kv_heads) + (first_ + r) / op_.queries;
+    }
+    std::int64_t query_of(std::int64_t r) const { return (first_ + r) % op_.queries; }
+
+    // The keys to which causality and the window let a row attend: low_ to high_.
+    void begin_row(std::int64_t r) {
+        const std::int64_t query = query_of(r), position = query + op_.keys - op_.queries;
+        const std::int64_t window = op_.window;
+        low_[r] = window ? std::max<std::int64_t>(0, position - window + 1) : 0;
+        std::int64_t high = op_.keys;
+        if (window) high = std::min(high, position + window);
+        if (op_.is_causal) high = std::min(high, position + 1);
+        high_[r] = std::max<std::int64_t>(high, 0);
+        mask_[r] =
+            op_.mask + batch_ * op_.mask_stride[0] + head_of(r) * op_.mask_stride[1] + query * op_.mask_stride[2];
+    }
+
+    void find_limits() {
+        most_low_ = 0;
+        least_high_ = op_.keys;
+        limits_ = {op_.keys, 0};
+        for (std::int64_t g = 0; g < groups_; ++g) {
+            Range& limits = group_limits_[g] = {op_.keys, 0};
+            for (std::int64_t r = g * kRows; r < std::min(count_, (g + 1) * kRows); ++r) {
+                limits = {std::min(limits.begin, low_[r]), std::max(limits.end, high_[r])};
+                most_low_ = std::max(most_low_, low_[r]);
+                least_high_ = std::min(least_high_, high_[r]);
+            }
+            limits_ = {std::min(limits_.begin, limits.begin), std::max(limits_.end, limits.end)};
+        }
+    }
+
+    // Scaled and widened: row by row if direct, else in groups of kRows that lie next to each other.
+    void pack_queries() {
+        const std::int64_t dim = op_.dim;
+        if (!plan_.direct) std::fill(queries_, queries_ + plan_.query_size(), C{0});
+        for (std::int64_t r = 0; r < count_; ++r) {
+            const T* q =
+                at<T>(op_.q + batch_ * op_.q_stride[0] + head_of(r) * op_.q_stride[1] + query_of(r) * op_.q_stride[2]);
+            C* out = plan_.direct ? queries_ + r * dim : queries_ + r / kRows * kRows * dim + r % kRows;
+            for (std::int64_t i = 0; i < dim; i += lanes) {
+                const std::int64_t n = std::min(lanes, dim - i);
+                const V x = (n == lanes ? load(q + i) : load_part(q + i, n)) * plan_.scale;
+                if (plan_.direct)
+                    store(out + i, x);
+                else
+                    for (std::int64_t j = 0; j < n; ++j) out[(i + j) * kRows] = x[j];
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------ a tile of keys
+
+    void one_tile(std::int64_t tile) {
+        const std::int64_t start = tile * kTile, n = std::min(kTile, op_.keys - start);
+        const bool whole = most_low_ <= start && least_high_ >= start + n;
+        const bool hidden = limits_.end <= start || limits_.begin >= start + n || mask_hides(start, n);
+        // Where all values are finite, those of weight 0 need no look.
+        const bool narrow = (!whole || hidden) && values_are_finite(tile, start, n);
+        if (hidden && narrow) return;
+        Range all{kTile, 0};
+        for (std::int64_t g = 0; g < groups_; ++g) {
+            ranges_[g] = narrow ? part_of(group_limits_[g], start, n) : Range{0, n};
+            all = {std::min(all.begin, ranges_[g].begin), std::max(all.end, ranges_[g].end)};
+        }
+        score(start, n, all);
+        for_each_row([&](std::int64_t r, Range range) { mask_row(r, start, n, range); });
+        raise_largest();
+        for_each_row([&](std::int64_t r, Range range) { exponentiate(r, range); });
+        weigh(start, n);
+    }
+
+    template <class F>
+    void for_each_row(F f) const {
+        for (std::int64_t g = 0; g < groups_; ++g)
+            for (std::int64_t r = g * kRows; r < std::min(count_, (g + 1) * kRows); ++r) f(r, ranges_[g]);
+    }
+
+    static Range part_of(Range limits, std::int64_t start, std::int64_t n) {
+        const std::int64_t begin = std::max<std::int64_t>(limits.begin - start, 0),
+                           end = std::min(limits.end - start, n);
+        if (begin >= end) return {0, 0};
+        return {begin / lanes * lanes, end};
+    }
+
+    bool mask_hides(std::int64_t start, std::int64_t n) const {
+        if (op_.mask_kind != MaskKind::boolean) return false;
+        const std::int64_t stride = op_.mask_stride[3];
+        for (std::int64_t r = 0; r < count_; ++r) {
+            if (r > 0 && mask_[r] == mask_[r - 1]) continue;
+            const char* p = mask_[r] + start * stride;
+            char any = 0;
+            if (stride == 1)
+                for (std::int64_t j = 0; j < n; ++j) any |= p[j];
+            else
+                for (std::int64_t j = 0; j < n; ++j) any |= p[j * stride];
+            if (any) return false;
+        }
+        return true;
+    }
+
+    // Looked at once for each tile and head; threads that do so at the same time find the same.
+    bool values_are_finite(std::int64_t tile, std::int64_t start, std::int64_t n) {
+        enum : std::uint8_t { unknown, finite, not_finite };
+        std::uint8_t* flag = flags_ + head_index_ * plan_.tiles + tile;
+        std::uint8_t known = __atomic_load_n(flag, __ATOMIC_RELAXED);
+        if (known == unknown) {
+            V zero{};
+            for (std::int64_t j = 0; j < n; ++j) {
+                const T* v = at<T>(v_ + (start + j) * op_.v_stride[2]);
+                std::int64_t i = 0;
+                for (; i + lanes <= op_.value_dim; i += lanes) zero += load(v + i) * C{0};
+                if (i < op_.value_dim) zero += load_part(v + i, op_.value_dim - i) * C{0};
+            }
+            known = sum_of_lanes<C>(zero) == 0 ? finite : not_finite;
+            __atomic_store_n(flag, known, __ATOMIC_RELAXED);
+        }
+        return known == finite;
+    }
+
+    // ------------------------------------------------------------------ scores
+
+    void score(std::int64_t start, std::int64_t n, Range range) {
+        if (range.end <= range.begin) return;
+        const char* k = k_ + start * op_.k_stride[2];
+        if (plan_.direct)
+            return score_direct<T>(queries_, count_, k + range.begin * op_.k_stride[2], op_.k_stride[2],
+                                   range.end - range.begin, op_.dim, scores_ + range.begin);
+        constexpr std::int64_t panel = Plan<T>::panel;
+        for (std::int64_t p = range.begin / panel * panel; p < range.end; p += panel) {
+            pack_keys(k + p * op_.k_stride[2], n - p);
+            for (std::int64_t g = 0; g < groups_; ++g)
+                if (ranges_[g].begin < p + panel && ranges_[g].end > p)
+                    score_panel(queries_ + g * kRows * op_.dim, keys_, op_.dim, scores_ + g * kRows * kTile + p);
+        }
+    }
+
+    // One panel of keys, transposed; the last of n again beyond it.
+    void pack_keys(const char* k, std::int64_t n) {
+        constexpr std::int64_t panel = Plan<T>::panel;
+        for (std::int64_t key = 0; key < panel; key += lanes) {
+            const T* from[lanes];
+            for (std::int64_t j = 0; j < lanes; ++j) from[j] = at<T>(k + std::min(key + j, n - 1) * op_.k_stride[2]);
+            for (std::int64_t i = 0; i < op_.dim; i += lanes) {
+                const std::int64_t features = std::min(lanes, op_.dim - i);
+                V rows[lanes];
+                if (features == lanes)
+                    for_each<lanes>([&](auto j) { rows[j] = load(from[j] + i); });
+                else
+                    for_each<lanes>([&](auto j) { rows[j] = load_part(from[j] + i, features); });
+                transpose<C>(rows);
+                C* out = keys_ + i * panel + key;
+                for_each<lanes>([&](auto j) {
+                    if (static_cast<std::int64_t>(j) < features) store(out + j * panel, rows[j]);
+                });
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------ softmax, one tile after another
+
+    static V correction_of(V before, V after) {
+        const V one = V{} + C{1};
+        return before == after ? one : exp_of_negative(before - after);  // infinities would give NaN
+    }
+    static C correction_of(C before, C after) { return correction_of(V{} + before, V{} + after)[0]; }
+
+    static V larger(V a, V b) { return a < b ? b : a; }  // a NaN in b is passed over: it shows in the sum
+
+    // Caps and masks the scores of a row, and finds the largest of every so many.
+    void mask_row(std::int64_t r, std::int64_t start, std::int64_t n, Range range) {
+        C* s = scores_ + r * kTile;
+        const std::int64_t begin = range.begin, end = round_up(range.end, lanes);
+        V top = V{} + kNothing<C>;
+        if (end > begin) {
+            if (op_.softcap != 0) cap(s, begin, end);
+            if (op_.mask_kind != MaskKind::none)
+                apply_mask(op_, mask_[r] + start * op_.mask_stride[3], s, begin, range.end);
+            const std::int64_t low = std::min(low_[r] - start, end), high = std::min(high_[r] - start, n);
+            for (std::int64_t j = begin; j < low; ++j) s[j] = kNothing<C>;
+            for (std::int64_t j = std::max(high, begin); j < end; ++j) s[j] = kNothing<C>;
+            for (std::int64_t j = begin; j < end; j += lanes) top = larger(top, load(s + j));
+        }
+        store(tops_ + r * lanes, top);
+    }
+
+    // Takes the new scores into account, as many rows at a time as a vector has lanes.
+    void raise_largest() {
+        for (std::int64_t r = 0; r < count_; r += lanes) {
+            V tops[lanes];
+            for_each<lanes>([&](auto i) { tops[i] = load(tops_ + (r + static_cast<std::int64_t>(i)) * lanes); });
+            const V before = load(largest_ + r), after = larger(before, join_lanes<C>(tops, larger));
+            store(correction_ + r, correction_of(before, after));
+            store(largest_ + r, after);
+        }
+    }
+
+    // Turns the scores of a row into weights, and adds them up.
+    void exponentiate(std::int64_t r, Range range) {
+        if (range.end <= range.begin) return;
+        C* s = scores_ + r * kTile;
+        const C shift = largest_[r] == kNothing<C> ? C{0} : largest_[r];
+        V sum = load(sums_ + r * lanes) * correction_[r];
+        for (std::int64_t j = range.begin; j < range.end; j += lanes) {
+            const V weight = exp_of_negative(load(s + j) - shift) * plan_.unit;
+            store(s + j, weight);
+            sum += weight;
+        }
+        store(sums_ + r * lanes, sum);
+    }
+
+    void cap(C* s, std::int64_t begin, std::int64_t end) const {
+        const C bound = static_cast<C>(op_.softcap);
+        for (std::int64_t j = begin; j < end; j += lanes) store(s + j, tanh(load(s + j) / bound) * bound);
+    }
+
+    // ------------------------------------------------------------------ values
+
+    // Values go panel by panel through the first-level cache: a panel is kColumns vectors of features.
+    void weigh(std::int64_t start, std::int64_t n) {
+        constexpr std::int64_t panel = kColumns * lanes;
+        for (std::int64_t i = 0; i < plan_.width; i += panel) {
+            const int columns = static_cast<int>(std::min(panel, plan_.width - i) / lanes);
+            const char* v = v_ + start * op_.v_stride[2] + i * static_cast<std::int64_t>(sizeof(T));
+            if (plan_.packs_values) {
+                pack_values(v, n, op_.value_dim - i, columns);
+                weigh_panel<C>(reinterpret_cast<const char*>(values_), columns * sizeof(V), i, columns);
+            } else {
+                weigh_panel<T>(v, op_.v_stride[2], i, columns);
+            }
+        }
+    }
+
+    void pack_values(const char* v, std::int64_t n, std::int64_t features, int columns) {
+        C* out = values_;
+        for (std::int64_t key = 0; key < n; ++key) {
+            const T* row = at<T>(v + key * op_.v_stride[2]);
+            for (std::int64_t c = 0; c < columns; ++c, out += lanes) {
+                const std::int64_t rest = features - c * lanes;
+                store(out, rest >= lanes ? load(row + c * lanes) : load_part(row + c * lanes, rest));
+            }
+        }
+    }
+
+    template <class S>
+    void weigh_panel(const char* v, std::int64_t stride, std::int64_t first, int columns) {
+        for (std::int64_t g = 0; g < groups_; ++g) {
+            const Range range = ranges_[g];
+            if (range.end <= range.begin) continue;
+            const std::int64_t row = g * kRows;
+            const int rows = plan_.direct ? static_cast<int>(std::min<std::int64_t>(kRows, count_ - row)) : kRows;
+            weigh_for<S>(rows, columns)(scores_ + row * kTile + range.begin, v + range.begin * stride, stride,
+                                        range.end - range.begin, correction_ + row, y_ + row * plan_.width + first,
+                                        plan_.width);
+        }
+    }
+
+    // ------------------------------------------------------------------ results
+
+    void keep(C* partial, std::int64_t r, C sum) const {
+        const std::int64_t width = plan_.width;
+        std::copy(y_ + r * width, y_ + (r + 1) * width, partial + r * width);
+        partial[plan_.block_rows * width + 2 * r] = largest_[r];
+        partial[plan_.block_rows * width + 2 * r + 1] = sum;
+    }
+
+    // Divides a row by its sum of weights, to which a sink adds.
+    void finish(std::int64_t r, C largest, C sum, const C* y) const {
+        C factor = 1;
+        const std::int64_t head = head_of(r);
+        if (op_.sinks) {
+            const C sink = load_as<C>(op_.sinks + head * op_.sinks_stride, op_.sinks_dtype);
+            const C top = largest < sink ? sink : largest, shift = top == kNothing<C> ? C{0} : top;
+            factor = correction_of(largest, top);
+            sum = sum * factor + std::exp(sink - shift) * plan_.unit;
+        }
+        if (sum != 0) factor /= sum;
+        T* out =
+            reinterpret_cast<T*>(op_.y) + ((batch_ * op_.heads + head) * op_.queries + query_of(r)) * op_.value_dim;
+        std::int64_t i = 0;
+        for (; i + lanes <= op_.value_dim; i += lanes) store(out + i, load(y + i) * factor);
+        if (i < op_.value_dim) store_part(out + i, load(y + i) * factor, op_.value_dim - i);
+    }
+
+    const Plan<T>& plan_;
+    const Attention& op_;
+    C *queries_, *keys_, *values_, *scores_, *y_, *sums_, *tops_;
+    std::uint8_t* flags_;
+    C* partials_;
+
+    // The block at hand
+    std::int64_t head_index_, batch_, kv_head_, first_, count_, groups_;
+    const char *k_, *v_;
+    std::int64_t most_low_, least_high_;
+    Range limits_, group_limits_[kGroups], ranges_[kGroups];
+    std::int64_t low_[kBlockRows], high_[kBlockRows];
+    const char* mask_[kBlockRows];
+    C largest_[kBlockRows], correction_[kBlockRows];
+};
+
+template <class T>
+void attend(const Attention& op) {
+    using C = Compute<T>;
+    const Plan<T> plan(op);
+    const int threads = threads_for(plan.items, op.work);
+    const std::int64_t of_threads = threads * plan.thread_size(), of_spans = plan.items * plan.partial_size();
+    const std::int64_t flags = plan.flags_size();
+    Scratch scratch(static_cast<std::size_t>(flags + (of_threads + of_spans) * static_cast<std::int64_t>(sizeof(C))));
+    std::uint8_t* known = reinterpret_cast<std::uint8_t*>(scratch.data());
+    std::fill(known, known + flags, std::uint8_t{0});
+    C* memory = reinterpret_cast<C*>(scratch.data() + flags);
+    C* partials = memory + of_threads;
+    if (threads == 1) {
+        Worker<T> worker(plan, memory, known, partials);
+        for (std::int64_t i = 0; i < plan.items; ++i) worker.run(i);
+    } else {
+        std::atomic<std::int64_t> workers{0};
+#pragma omp parallel num_threads(threads)
+        {
+            Worker<T> worker(plan, memory + workers.fetch_add(1) * plan.thread_size(), known, partials);
+#pragma omp for schedule(dynamic)
+            for (std::int64_t i = 0; i < plan.items; ++i) worker.run(i);
+        }
+    }
+    if (plan.spans == 1) return;
+    Worker<T> worker(plan, memory, known, partials);
+    for (std::int64_t i = 0; i < plan.items / plan.spans; ++i) worker.merge(i);
+}
+
+}  // namespace
+
+void attention(const Attention& op) {
+    switch (op.dtype) {
+        case Dtype::float64:
+            return attend<double>(op);
+        case Dtype::float32:
+            return attend<float>(op);
+        case Dtype::float16:
+            return attend<Float16>(op);
+        case Dtype::bfloat16:
+            return attend<BFloat16>(op);
+        case Dtype::other:
+            return;  // the binding has refused it
+    }
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

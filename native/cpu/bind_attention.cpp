@@ -1,0 +1,211 @@
+// Bindings of attention.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "bind.h"
+#include "targets.h"
+
+namespace tensorops {
+
+using namespace nb::literals;
+
+namespace {
+
+// Beyond these, products with a number leave the range of float32 in ways that the operator's body need not share.
+constexpr double kSmallest = 1e-30, kLargest = 1e30;
+constexpr std::int64_t kWidest = 16384;  // features of a head: a thread keeps 128 rows of them
+
+// An operator's arguments as they came.
+struct Arguments {
+    nb::handle q, k, v, mask, is_causal, scale, window, softcap, sinks;
+};
+
+Reason refuse_heads(const char* name, nb::handle h) {
+    if (Reason reason = refuse_array(name, h); !reason.empty()) return reason;
+    PyArrayObject* a = as_array(h);
+    if (PyArray_NDIM(a) != 4)
+        return std::string(name) + " has " + std::to_string(PyArray_NDIM(a)) + " dimensions, not 4";
+    if (PyArray_SIZE(a) != 0 && !last_axis_contiguous(a))
+        return "the last axis of " + std::string(name) + " is not contiguous";
+    if (PyArray_DIM(a, 3) > kWidest)
+        return std::string(name) + " has more than " + std::to_string(kWidest) + " features";
+    return {};
+}
+
+Reason refuse_shapes(PyArrayObject* q, PyArrayObject* k, PyArrayObject* v) {
+    const npy_intp *of_q = PyArray_DIMS(q), *of_k = PyArray_DIMS(k), *of_v = PyArray_DIMS(v);
+    if (dtype_of(q) != dtype_of(k) || dtype_of(q) != dtype_of(v)) return "q, k and v differ in dtype";
+    if (of_q[0] != of_k[0] || of_q[0] != of_v[0]) return "q, k and v differ in batch size";
+    if (of_q[3] != of_k[3]) return "q and k differ in head dimension";
+    if (of_k[1] != of_v[1] || of_k[2] != of_v[2]) return "k and v differ in heads or keys";
+    if (of_k[1] == 0 || of_q[1] % of_k[1] != 0) return "the heads of k do not divide those of q";
+    if (of_q[3] == 0) return "the head dimension is 0";
+    return {};
+}
+
+Reason refuse_mask(nb::handle h, const npy_intp* scores) {
+    if (h.is_none()) return {};
+    if (!PyArray_CheckExact(h.ptr())) return "mask is not a numpy.ndarray";
+    PyArrayObject* a = as_array(h);
+    if (PyArray_TYPE(a) != NPY_BOOL) {
+        if (Reason reason = refuse_array("mask", h); !reason.empty()) return reason;
+    }
+    const int ndim = PyArray_NDIM(a);
+    if (ndim > 4) return "mask has more than 4 dimensions";
+    for (int d = 0; d < ndim; ++d) {
+        const npy_intp n = PyArray_DIM(a, d);
+        if (n != 1 && n != scores[4 - ndim + d]) return "mask does not broadcast to (batch, heads, queries, keys)";
+    }
+    return {};
+}
+
+Reason refuse_sinks(nb::handle h, npy_intp heads) {
+    if (h.is_none()) return {};
+    if (Reason reason = refuse_array("sinks", h); !reason.empty()) return reason;
+    PyArrayObject* a = as_array(h);
+    if (PyArray_NDIM(a) != 1 || PyArray_DIM(a, 0) != heads) return "sinks does not have one element for each head of q";
+    return {};
+}
+
+// A Python number, or a NumPy scalar; false if it is anything else or too large.
+bool read_number(nb::handle h, double* value) {
+    PyObject* p = h.ptr();
+    if (!PyFloat_Check(p) && !PyLong_CheckExact(p) && !PyArray_IsScalar(p, Floating)) return false;
+    *value = PyFloat_AsDouble(p);
+    if (*value == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return false;
+    }
+    return true;
+}
+
+Reason read_scale(nb::handle h, npy_intp dim, double* scale) {
+    if (h.is_none()) {
+        *scale = 1 / std::sqrt(static_cast<double>(dim));
+        return {};
+    }
+    if (!read_number(h, scale)) return "scale is not a number";
+    const double size = std::fabs(*scale);
+    if (size != 0 && !(size >= kSmallest && size <= kLargest)) return "scale is not a usual number";
+    return {};
+}
+
+Reason read_softcap(nb::handle h, double* softcap) {
+    *softcap = 0;
+    if (h.is_none()) return {};
+    if (!read_number(h, softcap)) return "softcap is not a number";
+    if (!(*softcap >= kSmallest && *softcap <= kLargest)) return "softcap is not a usual positive number";
+    return {};
+}
+
+Reason read_window(nb::handle h, std::int64_t* window) {
+    *window = 0;
+    if (h.is_none()) return {};
+    if (!PyLong_CheckExact(h.ptr())) return "window is not an int";
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(h.ptr(), &overflow);
+    if (overflow != 0 || value < 1 || value > (1LL << 62)) return "window is not a usual positive number";
+    *window = value;
+    return {};
+}
+
+// Fills in what is read from numbers on the way.
+Reason refuse_attention(const Arguments& a, Attention* op) {
+    if (Reason reason = refuse_heads("q", a.q); !reason.empty()) return reason;
+    if (Reason reason = refuse_heads("k", a.k); !reason.empty()) return reason;
+    if (Reason reason = refuse_heads("v", a.v); !reason.empty()) return reason;
+    PyArrayObject *q = as_array(a.q), *k = as_array(a.k), *v = as_array(a.v);
+    if (Reason reason = refuse_shapes(q, k, v); !reason.empty()) return reason;
+    const npy_intp scores[4] = {PyArray_DIM(q, 0), PyArray_DIM(q, 1), PyArray_DIM(q, 2), PyArray_DIM(k, 2)};
+    if (Reason reason = refuse_mask(a.mask, scores); !reason.empty()) return reason;
+    if (Reason reason = refuse_sinks(a.sinks, scores[1]); !reason.empty()) return reason;
+    if (!PyBool_Check(a.is_causal.ptr())) return "is_causal is not a bool";
+    op->is_causal = a.is_causal.ptr() == Py_True;
+    if (Reason reason = read_scale(a.scale, PyArray_DIM(q, 3), &op->scale); !reason.empty()) return reason;
+    if (Reason reason = read_softcap(a.softcap, &op->softcap); !reason.empty()) return reason;
+    return read_window(a.window, &op->window);
+}
+
+void set_mask(Attention& op, nb::handle mask) {
+    if (mask.is_none()) return;
+    PyArrayObject* a = as_array(mask);
+    const int ndim = PyArray_NDIM(a);
+    op.mask = PyArray_BYTES(a);
+    op.mask_dtype = dtype_of(a);
+    op.mask_kind = PyArray_TYPE(a) == NPY_BOOL ? MaskKind::boolean : MaskKind::floating;
+    for (int d = 0; d < ndim; ++d)
+        if (PyArray_DIM(a, d) != 1) op.mask_stride[4 - ndim + d] = PyArray_STRIDE(a, d);
+}
+
+// Bytes that must move, or as many operations as take their time: about two for each byte.
+std::int64_t work_of(const Attention& op, std::int64_t item) {
+    const double features = static_cast<double>(op.dim + op.value_dim);
+    const double kv_rows = static_cast<double>(op.batch * op.kv_heads) * static_cast<double>(op.keys);
+    const double rows = static_cast<double>(op.batch * op.heads) * static_cast<double>(op.queries);
+    const double bytes = (kv_rows + rows) * features * static_cast<double>(item);
+    const double work = std::max(bytes, rows * static_cast<double>(op.keys) * features);
+    return static_cast<std::int64_t>(std::min(work, 1e18));
+}
+
+nb::object attention(const Arguments& a) {
+    Attention op{};
+    if (!refuse_attention(a, &op).empty()) return nb::borrow(Py_NotImplemented);
+    PyArrayObject *q = as_array(a.q), *k = as_array(a.k), *v = as_array(a.v);
+    const npy_intp shape[4] = {PyArray_DIM(q, 0), PyArray_DIM(q, 1), PyArray_DIM(q, 2), PyArray_DIM(v, 3)};
+    nb::object y = empty(4, shape, PyArray_DESCR(q));
+    if (PyArray_SIZE(as_array(y)) == 0) return y;
+    op.y = PyArray_BYTES(as_array(y));
+    if (PyArray_DIM(k, 2) == 0) {
+        std::memset(op.y, 0, static_cast<std::size_t>(PyArray_NBYTES(as_array(y))));
+        return y;
+    }
+    op.q = PyArray_BYTES(q);
+    op.k = PyArray_BYTES(k);
+    op.v = PyArray_BYTES(v);
+    std::copy_n(PyArray_STRIDES(q), 3, op.q_stride);
+    std::copy_n(PyArray_STRIDES(k), 3, op.k_stride);
+    std::copy_n(PyArray_STRIDES(v), 3, op.v_stride);
+    op.batch = shape[0];
+    op.heads = shape[1];
+    op.kv_heads = PyArray_DIM(k, 1);
+    op.queries = shape[2];
+    op.keys = PyArray_DIM(k, 2);
+    op.dim = PyArray_DIM(q, 3);
+    op.value_dim = shape[3];
+    op.dtype = dtype_of(q);
+    set_mask(op, a.mask);
+    if (!a.sinks.is_none()) {
+        op.sinks = PyArray_BYTES(as_array(a.sinks));
+        op.sinks_stride = PyArray_STRIDE(as_array(a.sinks), 0);
+        op.sinks_dtype = dtype_of(as_array(a.sinks));
+    }
+    op.work = work_of(op, PyArray_ITEMSIZE(q));
+    compute(op.work, [&op] { target().attention(op); });
+    return y;
+}
+
+// Binds a function of the operator's arguments.
+template <class F>
+void bind_with_arguments(nb::module_& m, const char* name, F function) {
+    m.def(
+        name,
+        [function](nb::handle q, nb::handle k, nb::handle v, nb::handle mask, nb::handle is_causal, nb::handle scale,
+                   nb::handle window, nb::handle softcap, nb::handle sinks) {
+            return function(Arguments{q, k, v, mask, is_causal, scale, window, softcap, sinks});
+        },
+        "q"_a, "k"_a, "v"_a, nb::kw_only(), "mask"_a = nb::none(), "is_causal"_a = false, "scale"_a = nb::none(),
+        "window"_a = nb::none(), "softcap"_a = nb::none(), "sinks"_a = nb::none());
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+    bind_with_arguments(m, "scaled_dot_product_attention", [](const Arguments& a) { return attention(a); });
+    bind_with_arguments(m, "scaled_dot_product_attention_supports", [](const Arguments& a) {
+        Attention op{};
+        return none_or(refuse_attention(a, &op));
+    });
+}
+
+}  // namespace tensorops

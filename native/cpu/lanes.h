@@ -1,0 +1,75 @@
+// Vectors whose lanes change places: transposition, and what is summed up over lanes, for many vectors at once.
+#pragma once
+
+#include <utility>
+
+#include "simd.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+template <class C>
+inline constexpr std::size_t kLanes = kVectorBytes / sizeof(C);
+
+// Lanes of two vectors, a's numbered from 0 and b's after them.
+template <class V, std::size_t... kIndex>
+inline V pick(V a, V b, std::index_sequence<kIndex...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, static_cast<int>(kIndex)...);
+#else
+    using Index = decltype(a < b);  // integers of the lanes' width
+    return __builtin_shuffle(a, b, Index{kIndex...});
+#endif
+}
+
+template <class V, std::size_t... k>
+inline V even_lanes(V a, V b, std::index_sequence<k...>) {
+    return pick(a, b, std::index_sequence<2 * k...>{});
+}
+template <class V, std::size_t... k>
+inline V odd_lanes(V a, V b, std::index_sequence<k...>) {
+    return pick(a, b, std::index_sequence<2 * k + 1 ...>{});
+}
+// a0 b0 a1 b1 …: the first or the second half of that
+template <std::size_t kHalf, class V, std::size_t... k>
+inline V alternate(V a, V b, std::index_sequence<k...>) {
+    constexpr std::size_t n = sizeof...(k);
+    return pick(a, b, std::index_sequence<kHalf*(n / 2) + k / 2 + k % 2 * n...>{});
+}
+
+// f(0), f(1) … f(N - 1) with indices that are constants: an array of vectors then stays in registers.
+template <class F, std::size_t... k>
+inline __attribute__((always_inline)) void for_each(std::index_sequence<k...>, F f) {
+    (f(std::integral_constant<std::size_t, k>{}), ...);
+}
+template <std::size_t N, class F>
+inline __attribute__((always_inline)) void for_each(F f) {
+    for_each(std::make_index_sequence<N>{}, f);
+}
+
+// Rows become columns: as many vectors as a vector has lanes. The first N of them are still to be interleaved.
+template <class C, std::size_t N = kLanes<C>>
+inline __attribute__((always_inline)) void transpose(Vec<C> (&rows)[kLanes<C>]) {
+    constexpr std::size_t n = kLanes<C>;
+    constexpr auto all = std::make_index_sequence<n>{};
+    Vec<C> next[n];
+    for_each<n / 2>([&](auto i) {
+        next[2 * i] = alternate<0>(rows[i], rows[i + n / 2], all);
+        next[2 * i + 1] = alternate<1>(rows[i], rows[i + n / 2], all);
+    });
+    for_each<n>([&](auto i) { rows[i] = next[i]; });
+    if constexpr (N > 2) transpose<C, N / 2>(rows);
+}
+
+// Lane i of the result is what `join` makes of all lanes of rows[i], two at a time. The first N are still to be joined.
+template <class C, std::size_t N = kLanes<C>, class F>
+inline __attribute__((always_inline)) Vec<C> join_lanes(Vec<C> (&rows)[kLanes<C>], F join) {
+    constexpr auto all = std::make_index_sequence<kLanes<C>>{};
+    for_each<N / 2>([&](auto i) {
+        const Vec<C> a = rows[2 * i], b = rows[2 * i + 1];
+        rows[i] = join(even_lanes(a, b, all), odd_lanes(a, b, all));
+    });
+    if constexpr (N > 2) return join_lanes<C, N / 2>(rows, join);
+    return rows[0];
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET
