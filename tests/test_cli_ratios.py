@@ -234,7 +234,8 @@ def test_everybody_is_timed_in_turns(monkeypatch):
     one_round = [name for name in names for _ in range(2)]  # one call to warm up
     assert turns == one_round * (1 + _measuring.LEAST_ROUNDS)
     assert list(line.seconds) == list(line.quartiles) == list(names)
-    assert all(lower <= line.seconds[name] <= upper for name, (lower, upper) in line.quartiles.items())
+    for name, (lower, upper) in line.quartiles.items():
+        assert line.quickest[name] <= lower <= line.seconds[name] <= upper
 
 
 def test_the_table_in_numbers(small, stubbed):
@@ -268,6 +269,20 @@ def test_the_table_for_people(small, stubbed):
     assert rows[2][3:7] == ["", "", "2.12/1.50", "0.50/0.50"]
     assert rows[3][3:] == ["2 s", "100%", "4.50"]
     assert "above 1 if ours is faster" in " ".join(result.stdout.split())
+
+
+def test_times_that_vary_are_marked(small, monkeypatch):
+    def fill_in(line, calls, _):
+        for name in calls:
+            line.seconds[name] = 1.0
+            line.quartiles[name] = (1.0, 1.6 if name == "copy" and line.shape == "3x48" else 1.4)
+
+    monkeypatch.setattr(_ratios, "fill_in", fill_in)
+    assert [row["unsteady"] for row in compared("silu")["rows"]] == [False, True]
+    result = invoke("silu")
+    assert "3x48 ~" in result.stdout
+    assert "1x64 ~" not in result.stdout
+    assert "times vary by more than half between rounds, is the machine busy? silu 3x48 (~)" in result.stderr
 
 
 def test_a_whole_run_is_sound(small):

@@ -27,7 +27,7 @@ class Contender:
 
 @dataclass
 class Line:
-    """A task on arrays of one size: the median seconds of everybody who did it, and why others did not.
+    """A task on arrays of one size: the seconds of everybody who did it, medians of rounds, and why others did not.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Line:
         Which implementation of the operator ran.
     copies : float
         How many copies of its largest array move as many bytes.
-    seconds, quartiles : dict
+    seconds, quickest, quartiles : dict
         By name: the operator, the copy and the peers.
     missing : dict of str to str
         The peers that took no part, with the reason, which is empty where a peer has no form of the task.
@@ -48,6 +48,7 @@ class Line:
     kernel: str
     copies: float
     seconds: dict[str, float] = field(default_factory=dict)
+    quickest: dict[str, float] = field(default_factory=dict)
     quartiles: dict[str, tuple[float, float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -61,9 +62,14 @@ class Line:
         """The time of each peer / the operator's."""
         return {name: t / self.seconds[OURS] for name, t in self.seconds.items() if name not in (OURS, COPY)}
 
+    @property
+    def unsteady(self) -> bool:
+        """Whether somebody's times vary much from round to round, as they do while other programs compute."""
+        return any(upper > 1.5 * lower for lower, upper in self.quartiles.values())
+
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON, with what is computed of it."""
-        return vars(self) | {"of_copy": self.of_copy, "ratios": self.ratios}
+        return vars(self) | {"of_copy": self.of_copy, "ratios": self.ratios, "unsteady": self.unsteady}
 
 
 def compare(name: str, task: peers.Task, rows: int, features: int, dtype: str, seconds: float) -> Line:
@@ -105,7 +111,7 @@ def fill_in(line: Line, calls: dict[str, Callable[[], Any]], seconds: float) -> 
     times = _measuring.in_rounds([Contender(call) for call in calls.values()], seconds)
     for name, samples in zip(calls, times, strict=True):
         lower, line.seconds[name], upper = statistics.quantiles(samples, n=4, method="inclusive")
-        line.quartiles[name] = (lower, upper)
+        line.quartiles[name], line.quickest[name] = (lower, upper), min(samples)
 
 
 def summarise(lines: Sequence[Line]) -> dict[str, dict[str, dict[str, float]]]:

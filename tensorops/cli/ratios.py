@@ -153,7 +153,8 @@ def _table(title: str, lines: list[_ratios.Line], *, summary: bool) -> Table:
         for line in of_task:
             figures = (line.ratios.get(peer) for peer in names)
             first = task if line is of_task[0] else ""
-            cells = (first, line.shape, line.kernel, bench.duration(line.seconds[_ratios.OURS]))
+            shape = f"{line.shape} ~" if line.unsteady else line.shape
+            cells = (first, shape, line.kernel, bench.duration(line.seconds[_ratios.OURS]))
             table.add_row(*cells, f"{line.of_copy:.0%}", *("-" if r is None else f"{r:.2f}" for r in figures))
         if summary:
             ends = (totals[task].get(peer) for peer in names)
@@ -170,14 +171,10 @@ def _reasons(lines: Iterable[_ratios.Line]) -> list[str]:
 
 def _warn_of_unsteady(lines: Iterable[_ratios.Line]) -> None:
     """Say for which lines the machine was busy with something else."""
-    unsteady = [
-        f"{line.task} {line.shape}"
-        for line in lines
-        if any(upper > 1.5 * lower for lower, upper in line.quartiles.values())
-    ]
+    unsteady = [f"{line.task} {line.shape}" for line in lines if line.unsteady]
     if unsteady:
         more = f" and {len(unsteady) - 3} others" if len(unsteady) > 3 else ""
-        warn(f"times vary by more than half between rounds, is the machine busy? {', '.join(unsteady[:3])}{more}")
+        warn(f"times vary by more than half between rounds, is the machine busy? {', '.join(unsteady[:3])}{more} (~)")
 
 
 def _print_model(console: Console, line: _ratios_model.ModelLine) -> None:
