@@ -271,6 +271,13 @@ def test_the_table_for_people(small, stubbed):
     assert "above 1 if ours is faster" in " ".join(result.stdout.split())
 
 
+def test_no_digit_is_cut_off(small, stubbed):
+    support.require("torch")
+    result = CliRunner().invoke(app, ["ratios", "silu"], env={"COLUMNS": "60"})
+    assert "…" not in result.stdout
+    assert "2.12/1.50" in result.stdout
+
+
 def test_times_that_vary_are_marked(small, monkeypatch):
     def fill_in(line, calls, _):
         for name in calls:

@@ -23,6 +23,7 @@ METHOD = (
     "copy of the bytes that must be read and written / ours. The others: their time / ours, above 1 if ours is faster. "
     "torch out= and the copy write into memory that is there already."
 )
+WIDTH = 120
 SECTIONS = ("rows", "attention", "model")
 
 
@@ -124,6 +125,8 @@ def _to_json(found: dict[str, Any]) -> dict[str, Any]:
 
 def _print(found: dict[str, Any], report: dict[str, Any]) -> None:
     console = Console()
+    if not console.is_terminal:  # a file has no width, and a table that is cut off loses digits
+        console.width = max(console.width, WIDTH)
     lines = [*found.get("rows", ()), *found.get("attention", ())]
     if "rows" in found:
         console.print(_table(f"NumPy arrays, {report['dtype']}", found["rows"], summary=True))
@@ -143,9 +146,9 @@ def _table(title: str, lines: list[_ratios.Line], *, summary: bool) -> Table:
     table = Table(title=title)
     names = [peer for peer in peers.PEERS if any(peer in line.seconds for line in lines)]
     for column in ("operator", "shape", "kernel"):
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, overflow="fold")
     for column in ("ours", "of copy", *names):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right", overflow="fold")
     totals = _ratios.summarise(lines)
     for task in totals:
         table.add_section()
