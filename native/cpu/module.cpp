@@ -21,9 +21,6 @@ using namespace nb::literals;
 
 namespace tensorops {
 
-bool fork_happened = false;
-std::atomic<int> thread_bound{0};
-
 namespace {
 
 void choose_target() {

@@ -12,10 +12,10 @@
 
 namespace tensorops {
 
-extern bool fork_happened;
+inline bool fork_happened = false;
 
 // At most so many threads, beside OpenMP's own bound; 0: OpenMP's alone. Any thread may set it while others compute.
-extern std::atomic<int> thread_bound;
+inline std::atomic<int> thread_bound{0};
 
 // Below this many bytes per thread, waking a thread costs what it saves: rms_norm that moves 256 KiB took 3.4 µs on one
 // thread and 3.3 µs on two, one that moves 768 KiB 11.9 and 6.9 (medians of 4000 calls, 2 cores with AVX-512).
