@@ -38,5 +38,6 @@ inline bool is_last_axis(nb::handle axis, int ndim) {
 
 void bind_activation(nb::module_& m);
 void bind_normalization(nb::module_& m);
+void bind_xla(nb::module_& m);
 
 }  // namespace tensorops

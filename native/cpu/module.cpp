@@ -22,6 +22,7 @@ using namespace nb::literals;
 namespace tensorops {
 
 bool fork_happened = false;
+thread_local bool one_thread = false;
 std::atomic<int> thread_bound{0};
 
 namespace {
@@ -67,6 +68,7 @@ NB_MODULE(_native, m) {
 
     bind_activation(m);
     bind_normalization(m);
+    bind_xla(m);
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("target", [] { return std::string(target().name); }, "The target in use.");

@@ -102,6 +102,7 @@ BACKENDS: dict[str, Backend] = {
             "jax",
             NAMESPACES["jax"],
             "JAX on its default device",
+            providers=("xla",),
             remedy="pip install --upgrade 'tensorops[jax]'",
             tested=_ON_EVERY_CHANGE,
         ),
