@@ -119,6 +119,7 @@ BACKENDS: dict[str, Backend] = {
             "torch",
             NAMESPACES["torch"],
             "PyTorch tensors",
+            providers=("torch_cpu",),
             remedy="pip install --upgrade 'tensorops[torch]'",
             tested=_ON_EVERY_CHANGE,
         ),
