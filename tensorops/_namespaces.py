@@ -285,6 +285,7 @@ NAMESPACES: dict[str, Namespace] = {
             to_numpy=_jax_to_numpy,
             from_numpy=_jax_from_numpy,
             runtime="tensorops.backends.runtimes:JaxRuntime",
+            providers=("xla",),
             extra="jax",
         ),
         Namespace(
@@ -307,6 +308,7 @@ NAMESPACES: dict[str, Namespace] = {
             to_numpy=_torch_to_numpy,
             from_numpy=_torch_from_numpy,
             runtime="tensorops.backends.runtimes:TorchRuntime",
+            providers=("torch_cpu",),
             device=lambda x: x.device,
             extra="torch",
         ),

@@ -14,6 +14,9 @@ namespace tensorops {
 
 inline bool fork_happened = false;
 
+// Whether kernels that this thread calls are to stay on it, as somebody else shares out the work.
+inline thread_local bool one_thread = false;
+
 // At most so many threads, beside OpenMP's own bound; 0: OpenMP's alone. Any thread may set it while others compute.
 inline std::atomic<int> thread_bound{0};
 
@@ -23,7 +26,7 @@ inline constexpr std::int64_t kBytesPerThread = 128 * 1024;
 
 inline int threads_for(std::int64_t rows, std::int64_t bytes) {
 #if defined(_OPENMP)
-    if (bytes < 2 * kBytesPerThread || rows < 2 || fork_happened || omp_in_parallel()) return 1;
+    if (bytes < 2 * kBytesPerThread || rows < 2 || fork_happened || one_thread || omp_in_parallel()) return 1;
     std::int64_t n = omp_get_max_threads();
     if (const int bound = thread_bound.load(std::memory_order_relaxed); bound > 0 && n > bound) n = bound;
     if (n > bytes / kBytesPerThread) n = bytes / kBytesPerThread;

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 PROVIDERS: dict[str, str] = {
     "cpu": "tensorops.kernels.cpu",
     "mlx": "tensorops.kernels.mlx",
+    "torch_cpu": "tensorops.kernels.torch_cpu",
+    "xla": "tensorops.kernels.xla",
 }
 """Every provider and the package that registers its kernels."""
 
