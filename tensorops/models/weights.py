@@ -44,13 +44,17 @@ def load(tensor: Tensor, backend: str) -> Array | QuantizedWeight:
     """
     if len(tensor.shape) == 2 and tensor.is_quantized:
         quantized = tensor.quantized()
-        x = tp.to_backend(np.zeros((1, tensor.shape[1]), dtype=np.float32), backend)
-        for candidate in (_with_half_scales(quantized), quantized):
-            w = tp.to_backend(candidate, backend)
-            choice = tp.quantized_linear.explain(x, w.weight, w.scales, w.biases, bits=w.bits, group_size=w.group_size)
-            if choice.kernel != "generic":
-                return w
+        w = tp.to_backend(quantized, backend)
+        if (kernel := _kernel_for(w, backend)) != "generic":
+            if (half := _with_half_scales(quantized)) is not quantized:
+                half = tp.to_backend(half, backend)
+            return half if _kernel_for(half, backend) == kernel else w
     return tp.to_backend(tensor.dequantize(), backend)
+
+
+def _kernel_for(w: QuantizedWeight, backend: str) -> str:
+    x = tp.to_backend(np.zeros((1, w.shape[1]), dtype=np.float32), backend)
+    return tp.quantized_linear.explain(x, w.weight, w.scales, w.biases, bits=w.bits, group_size=w.group_size).kernel
 
 
 def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:
