@@ -40,6 +40,7 @@ void bind_activation(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_normalization(nb::module_& m);
+void bind_positional(nb::module_& m);
 void bind_xla(nb::module_& m);
 
 }  // namespace tensorops

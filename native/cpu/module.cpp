@@ -66,6 +66,7 @@ NB_MODULE(_native, m) {
     bind_attention(m);
     bind_linear(m);
     bind_normalization(m);
+    bind_positional(m);
     bind_xla(m);
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");

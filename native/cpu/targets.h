@@ -9,6 +9,7 @@
 #include "layer_norm.h"
 #include "linear.h"
 #include "rms_norm.h"
+#include "rope.h"
 #include "softmax.h"
 
 namespace tensorops {
@@ -21,6 +22,7 @@ namespace tensorops {
     DO(linear, Linear)                    \
     DO(quantized_linear, QuantizedLinear) \
     DO(rms_norm, RmsNorm)                 \
+    DO(rope, Rope)                        \
     DO(softmax, Softmax)
 
 // The kernels of one target.

@@ -83,6 +83,24 @@ def scaled_dot_product_attention_supports(
     sinks: Array | None = None,
 ) -> str | None: ...
 def xla_handlers() -> dict[str, object]: ...
+def rope(
+    x: Array,
+    positions: Array,
+    *,
+    base: float = 10000.0,
+    freqs: Array | None = None,
+    interleaved: bool = False,
+    dims: int | None = None,
+) -> Array: ...
+def rope_supports(
+    x: Array,
+    positions: Array,
+    *,
+    base: float = 10000.0,
+    freqs: Array | None = None,
+    interleaved: bool = False,
+    dims: int | None = None,
+) -> str | None: ...
 def targets() -> list[str]: ...
 def target() -> str: ...
 def use_target(name: str) -> None: ...
