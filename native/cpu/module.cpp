@@ -69,6 +69,7 @@ NB_MODULE(_native, m) {
     bind_attention(m);
     bind_linear(m);
     bind_normalization(m);
+    bind_quantization(m);
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("target", [] { return std::string(target().name); }, "The target in use.");
