@@ -18,23 +18,85 @@
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
-// Integers for the lanes of a vector of C: two in a word of 64 bits, one in one of 32, and in bytes.
-template <class C>
-struct IntegersOf {
-    static constexpr std::size_t lanes = kLanes<C>;
-    typedef std::uint64_t Pairs __attribute__((vector_size(lanes / 2 * 8)));
-    typedef std::int32_t Words __attribute__((vector_size(lanes * 4)));
-    typedef std::uint8_t Bytes __attribute__((vector_size(lanes)));
-    typedef std::int8_t SignedBytes __attribute__((vector_size(lanes)));
-    typedef std::uint8_t HalfBytes __attribute__((vector_size(lanes / 2)));
-};
+// Integers for the lanes of a vector of float: two in a word of 64 bits, one in one of 32, and in bytes.
+typedef std::uint64_t Pairs __attribute__((vector_size(kVectorBytes)));
+typedef std::int32_t Words __attribute__((vector_size(kVectorBytes)));
+typedef std::uint8_t Bytes __attribute__((vector_size(kFloats)));
+typedef std::int8_t SignedBytes __attribute__((vector_size(kFloats)));
+typedef std::uint8_t HalfBytes __attribute__((vector_size(kFloats / 2)));
+
+// Bytes to words and back in one instruction: GCC 12 takes conversions of whole vectors apart.
+
+inline Pairs bytes_to_pairs(const std::uint8_t* p) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Pairs>(_mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Pairs>(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load_bits<std::int32_t>(p))));
+#else
+    return __builtin_convertvector(load_bits<HalfBytes>(p), Pairs);
+#endif
+}
+
+template <bool kSigned>
+inline Words bytes_to_words(const std::uint8_t* p) {
+#if defined(__AVX512F__)
+    const __m128i bytes = load_bits<__m128i>(p);
+    return reinterpret_cast<Words>(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return reinterpret_cast<Words>(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#elif defined(__SSE4_1__)
+    const __m128i bytes = _mm_cvtsi32_si128(load_bits<std::int32_t>(p));
+    return reinterpret_cast<Words>(kSigned ? _mm_cvtepi8_epi32(bytes) : _mm_cvtepu8_epi32(bytes));
+#else
+    using Either = std::conditional_t<kSigned, SignedBytes, Bytes>;
+    return __builtin_convertvector(load_bits<Either>(p), Words);
+#endif
+}
+
+// The lowest bytes of words.
+inline void store_bytes(std::uint8_t* p, U32 words) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(words)));
+#elif defined(__AVX2__)
+    const __m256i v = reinterpret_cast<__m256i>(words & 255u);
+    const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(halves, halves));
+#elif defined(__SSE4_1__)
+    const __m128i v = reinterpret_cast<__m128i>(words & 255u), halves = _mm_packus_epi32(v, v);
+    const std::int32_t bytes = _mm_cvtsi128_si32(_mm_packus_epi16(halves, halves));
+    std::memcpy(p, &bytes, sizeof bytes);
+#else
+    const auto bytes = __builtin_convertvector(words & 255u, Bytes);
+    std::memcpy(p, &bytes, sizeof bytes);
+#endif
+}
+
+// The lowest bytes of words of 64 bits.
+inline void store_bytes(std::uint8_t* p, Pairs pairs) {
+#if defined(__AVX512F__)
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm512_cvtepi64_epi8(reinterpret_cast<__m512i>(pairs)));
+#elif defined(__AVX2__)
+    const __m256i first = _mm256_set1_epi64x(0x0800);  // bytes 0 and 8 of either half
+    const __m256i v = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(pairs), first);
+    const __m128i halves = _mm_unpacklo_epi16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    const std::int32_t bytes = _mm_cvtsi128_si32(halves);
+    std::memcpy(p, &bytes, sizeof bytes);
+#elif defined(__SSE4_1__)
+    const __m128i v = _mm_shuffle_epi8(reinterpret_cast<__m128i>(pairs), _mm_set1_epi64x(0x0800));
+    const auto bytes = static_cast<std::int16_t>(_mm_cvtsi128_si32(v));
+    std::memcpy(p, &bytes, sizeof bytes);
+#else
+    const auto bytes = __builtin_convertvector(pairs, HalfBytes);
+    std::memcpy(p, &bytes, sizeof bytes);
+#endif
+}
 
 // ---------------------------------------------------------------------------------------------------- dequantize
 
 // A vector of packed integers.
 template <class C, int kBits, bool kSigned>
 inline Vec<C> unpack(const std::uint8_t* packed) {
-    using I = IntegersOf<C>;
     if constexpr (sizeof(C) == 8) {
         Vec<C> v{};
         for (std::size_t i = 0; i < kLanes<C>; ++i) {
@@ -44,12 +106,10 @@ inline Vec<C> unpack(const std::uint8_t* packed) {
         return v;
     } else if constexpr (kBits == 4) {
         // Each byte becomes 64 bits, of which the upper word takes the high half.
-        const auto bytes = __builtin_convertvector(load_bits<typename I::HalfBytes>(packed), typename I::Pairs);
-        const auto words = (bytes | (bytes << 28)) & 0x0000000f0000000fu;
-        return __builtin_convertvector(reinterpret_cast<typename I::Words>(words), Vec<C>);
+        const Pairs bytes = bytes_to_pairs(packed), words = (bytes | (bytes << 28)) & 0x0000000f0000000fu;
+        return __builtin_convertvector(reinterpret_cast<Words>(words), Vec<C>);
     } else {
-        using Bytes = std::conditional_t<kSigned, typename I::SignedBytes, typename I::Bytes>;
-        return __builtin_convertvector(__builtin_convertvector(load_bits<Bytes>(packed), typename I::Words), Vec<C>);
+        return __builtin_convertvector(bytes_to_words<kSigned>(packed), Vec<C>);
     }
 }
 
@@ -131,7 +191,6 @@ inline void for_vectors(const T* x, std::int64_t n, F f) {
 // Whole numbers 0 … 255, or -127 … 127 in two's complement, as the lowest bytes of lanes.
 template <class C, int kBits>
 inline void pack(Vec<C> whole, std::uint8_t* packed) {
-    using I = IntegersOf<C>;
     constexpr std::size_t lanes = kLanes<C>;
     // In such a sum the last bits count ones.
     const Vec<C> sum = whole + (sizeof(C) == 4 ? C(0x1.8p23) : C(0x1.8p52));
@@ -141,12 +200,10 @@ inline void pack(Vec<C> whole, std::uint8_t* packed) {
         for (std::size_t i = 0; i < lanes; i += 8 / kBits)
             packed[i * kBits / 8] = static_cast<std::uint8_t>(kBits == 4 ? (bits[i] & 15) | bits[i + 1] << 4 : bits[i]);
     } else if constexpr (kBits == 4) {
-        const auto pairs = reinterpret_cast<typename I::Pairs>(bits_of(sum) & 15u);
-        const auto bytes = __builtin_convertvector(pairs | (pairs >> 28), typename I::HalfBytes);
-        std::memcpy(packed, &bytes, sizeof bytes);
+        const auto pairs = reinterpret_cast<Pairs>(bits_of(sum) & 15u);
+        store_bytes(packed, pairs | (pairs >> 28));
     } else {
-        const auto bytes = __builtin_convertvector(bits_of(sum) & 255u, typename I::Bytes);
-        std::memcpy(packed, &bytes, sizeof bytes);
+        store_bytes(packed, bits_of(sum));
     }
 }
 
