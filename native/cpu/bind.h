@@ -42,5 +42,6 @@ void bind_linear(nb::module_& m);
 void bind_normalization(nb::module_& m);
 void bind_positional(nb::module_& m);
 void bind_xla(nb::module_& m);
+void bind_quantization(nb::module_& m);
 
 }  // namespace tensorops

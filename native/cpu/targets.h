@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "layer_norm.h"
 #include "linear.h"
+#include "quantize.h"
 #include "rms_norm.h"
 #include "rope.h"
 #include "softmax.h"
@@ -18,8 +19,10 @@ namespace tensorops {
 #define TENSOROPS_FOR_EACH_KERNEL(DO)     \
     DO(activation, Activation)            \
     DO(attention, Attention)              \
+    DO(dequantize, Dequantize)            \
     DO(layer_norm, LayerNorm)             \
     DO(linear, Linear)                    \
+    DO(quantize, Quantize)                \
     DO(quantized_linear, QuantizedLinear) \
     DO(rms_norm, RmsNorm)                 \
     DO(rope, Rope)                        \

@@ -24,6 +24,26 @@ def logsumexp(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = Fa
 def logsumexp_supports(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = False) -> str | None: ...
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array: ...
 def linear_supports(x: Array, weight: Array, bias: Array | None = None) -> str | None: ...
+def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> tuple[Array, Array, Array | None]: ...
+def quantize_supports(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> str | None: ...
+def dequantize(
+    weight: Array,
+    scales: Array,
+    biases: Array | None = None,
+    *,
+    bits: int = 4,
+    group_size: int = 32,
+    mode: str = "affine",
+) -> Array: ...
+def dequantize_supports(
+    weight: Array,
+    scales: Array,
+    biases: Array | None = None,
+    *,
+    bits: int = 4,
+    group_size: int = 32,
+    mode: str = "affine",
+) -> str | None: ...
 def quantized_linear(
     x: Array, weight: Array, scales: Array, biases: Array | None = None, *, bits: int = 4, group_size: int = 32
 ) -> Array: ...
