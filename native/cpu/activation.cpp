@@ -60,15 +60,10 @@ struct Gated {
     }
 };
 
-// y = f(x...) for n elements, the last few through a buffer of one vector
+// y = f(x...) for n elements. By itself, as its constants then stay in registers.
 template <bool kStream, class F, class T, class... X>
-void span(T* y, std::int64_t n, const X*... x) {
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(Compute<T>);
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) put<kStream>(y + i, F{}(load(x + i)...));
-    if (i < n) {
-        store_part(y + i, F{}(load_part(x + i, n - i)...), n - i);
-    }
+[[gnu::noinline, gnu::flatten]] void span(T* y, std::int64_t n, const X*... x) {
+    put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return F{}(load_some(x + i, k)...); });
 }
 
 constexpr std::int64_t kBlock = 4096;

@@ -106,22 +106,12 @@ void careful_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t 
 template <bool kStream, bool kWeight, bool kBias, class T, class W>
 void write_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t n, Compute<T> mean, Compute<T> r) {
     using C = Compute<T>;
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(C);
-    const auto result = [mean, r](Vec<C> a, auto w, auto b) {
-        Vec<C> v = (a - mean) * r;
-        if constexpr (kWeight) v *= w();
-        if constexpr (kBias) v += b();
+    put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
+        Vec<C> v = (load_some(x + i, k) - mean) * r;
+        if constexpr (kWeight) v *= load_some(weight + i, k);
+        if constexpr (kBias) v += load_some(bias + i, k);
         return v;
-    };
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
-        put<kStream>(y + i, result(load(x + i), [&] { return load(weight + i); }, [&] { return load(bias + i); }));
-    if (i < n) {
-        const std::int64_t k = n - i;
-        const Vec<C> last = result(
-            load_part(x + i, k), [&] { return load_part(weight + i, k); }, [&] { return load_part(bias + i, k); });
-        store_part(y + i, last, k);
-    }
+    });
 }
 
 template <bool kStream, class T, class W>

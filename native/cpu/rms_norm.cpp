@@ -73,24 +73,17 @@ void careful_row(const T* x, const W* weight, T* y, std::int64_t n, double eps, 
 
 template <bool kStream, class T, class W>
 void scale_row(const T* x, const W* weight, T* y, std::int64_t n, Compute<T> r, Compute<T> offset) {
-    using C = Compute<T>;
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(C);
-    std::int64_t i = 0;
-    if (weight) {
-        for (; i + lanes <= n; i += lanes) put<kStream>(y + i, load(x + i) * r * (load(weight + i) + offset));
-        for (; i < n; ++i) store_one(y + i, load_one(x + i) * r * (load_one(weight + i) + offset));
-    } else {
-        for (; i + lanes <= n; i += lanes) put<kStream>(y + i, load(x + i) * r);
-        for (; i < n; ++i) store_one(y + i, load_one(x + i) * r);
-    }
+    if (weight)
+        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
+            return load_some(x + i, k) * r * (load_some(weight + i, k) + offset);
+        });
+    else
+        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) * r; });
 }
 
 template <class T>
 void add(const T* a, const T* b, T* sum, std::int64_t n) {
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(Compute<T>);
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) store(sum + i, load(a + i) + load(b + i));
-    if (i < n) store_part(sum + i, load_part(a + i, n - i) + load_part(b + i, n - i), n - i);
+    put_row<false>(sum, n, [=](std::int64_t i, std::int64_t k) { return load_some(a + i, k) + load_some(b + i, k); });
 }
 
 template <class T, class W>

@@ -21,9 +21,6 @@ namespace {
 constexpr std::int64_t kBufferBytes = 64 * 1024;  // of the stack of each thread
 constexpr std::int64_t kBlock = 4096;
 
-template <class C>
-constexpr std::int64_t kLanes = kVectorBytes / sizeof(C);
-
 template <class V>
 inline V larger(V a, V b) {
     return a < b ? b : a;  // a NaN in b is passed over: it shows in the sum
@@ -96,19 +93,6 @@ double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute
     return total;
 }
 
-template <bool kStream, class T, class F>
-inline void for_row(T* y, std::int64_t n, F f) {
-    constexpr std::int64_t lanes = kLanes<Compute<T>>;
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) put<kStream>(y + i, f(i, lanes));
-    if (i < n) store_part(y + i, f(i, n - i), n - i);
-}
-
-template <class T>
-inline auto load_some(const T* p, std::int64_t n) {
-    return n == kLanes<Compute<T>> ? load(p) : load_part(p, n);
-}
-
 template <bool kStream, class T>
 void one_row(const Softmax& op, std::int64_t index) {
     using C = Compute<T>;
@@ -124,17 +108,17 @@ void one_row(const Softmax& op, std::int64_t index) {
     y += index * n;
     if (op.kind == Normalized::log_softmax) {
         const C log_total = static_cast<C>(std::log(sum_of_exponentials<T>(x, n, largest, nullptr)));
-        return for_row<kStream>(
+        return put_row<kStream>(
             y, n, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) - largest - log_total; });
     }
     alignas(64) C buffer[kBufferBytes / sizeof(C)];
     if (n <= static_cast<std::int64_t>(kBufferBytes / sizeof(C))) {
         const C scale = static_cast<C>(1 / sum_of_exponentials<T>(x, n, largest, buffer));
         const C* e = buffer;
-        for_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return load_some(e + i, k) * scale; });
+        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return load_some(e + i, k) * scale; });
     } else {
         const C scale = static_cast<C>(1 / sum_of_exponentials<T>(x, n, largest, nullptr));
-        for_row<kStream>(y, n,
+        put_row<kStream>(y, n,
                          [=](std::int64_t i, std::int64_t k) { return exp(load_some(x + i, k) - largest) * scale; });
     }
 }
