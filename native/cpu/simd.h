@@ -287,6 +287,15 @@ inline void store_one(T* p, Compute<T> x) {
     std::memcpy(p, lanes, sizeof(T));
 }
 
+// The sum of a vector's elements: of its halves, then of the halves of that, and so on.
+#if defined(__x86_64__)
+inline float sum_of_lanes(__m128 v) {
+    const __m128 pairs = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
+}
+inline double sum_of_lanes(__m128d v) { return _mm_cvtsd_f64(_mm_add_sd(v, _mm_unpackhi_pd(v, v))); }
+#endif
+
 template <class T>
 inline T sum_of_lanes(Vec<T> v) {
 #if defined(__AVX512F__)
@@ -294,6 +303,19 @@ inline T sum_of_lanes(Vec<T> v) {
         return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
     else
         return _mm512_reduce_add_pd(reinterpret_cast<__m512d>(v));
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4) {
+        const __m256 a = reinterpret_cast<__m256>(v);
+        return sum_of_lanes(_mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
+    } else {
+        const __m256d a = reinterpret_cast<__m256d>(v);
+        return sum_of_lanes(_mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1)));
+    }
+#elif defined(__x86_64__)
+    if constexpr (sizeof(T) == 4)
+        return sum_of_lanes(reinterpret_cast<__m128>(v));
+    else
+        return sum_of_lanes(reinterpret_cast<__m128d>(v));
 #else
     constexpr std::size_t lanes = kVectorBytes / sizeof(T);
     T part[lanes];
@@ -302,6 +324,23 @@ inline T sum_of_lanes(Vec<T> v) {
         for (std::size_t i = 0; i < half; ++i) part[i] += part[i + half];
     return part[0];
 #endif
+}
+
+// The sum of f(i, k) over a row, in four vectors of partial sums; f makes the vector of the elements from i on, of
+// which k count and the others are 0.
+template <class T, class F>
+inline Compute<T> sum_of_row(std::int64_t n, F f) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    Vec<Compute<T>> s0{}, s1{}, s2{}, s3{};
+    std::int64_t i = 0;
+    for (; i + 4 * lanes <= n; i += 4 * lanes) {
+        s0 += f(i, lanes);
+        s1 += f(i + lanes, lanes);
+        s2 += f(i + 2 * lanes, lanes);
+        s3 += f(i + 3 * lanes, lanes);
+    }
+    for (; i < n; i += lanes) s0 += f(i, n - i < lanes ? n - i : lanes);
+    return sum_of_lanes<Compute<T>>((s0 + s1) + (s2 + s3));
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -122,6 +122,34 @@ inline Vec<double> sigmoid(Vec<double> x) {
     return (x >= 0 ? Vec<double>{} + 1 : e) / (e + 1);
 }
 
+#if defined(__AVX512F__)
+// log(1 + t) / t for t within [0, 1], by polynomials of degree 3 in 15 t - k about k = 0 … 15. Largest relative error:
+// 5e-8, of which half is the rounding of the constant terms.
+alignas(64) inline constexpr float kLog1p[4][16] = {
+    {0x1p+0f, 0x1.efa7e6p-1f, 0x1.e0a06p-1f, 0x1.d2be42p-1f, 0x1.c5dddp-1f, 0x1.b9e132p-1f, 0x1.aeaf38p-1f,
+     0x1.a4327cp-1f, 0x1.9a58a4p-1f, 0x1.9111dcp-1f, 0x1.885068p-1f, 0x1.800848p-1f, 0x1.782ef8p-1f, 0x1.70bb2ep-1f,
+     0x1.69a4bp-1f, 0x1.62e43p-1f},
+    {-0x1.1110e4p-5f, -0x1.f4fca8p-6f, -0x1.cdc9c6p-6f, -0x1.ab7b9ep-6f, -0x1.8d3f56p-6f, -0x1.726e0ap-6f,
+     -0x1.5a81f2p-6f, -0x1.450ebp-6f, -0x1.31bb9cp-6f, -0x1.203f8p-6f, -0x1.105d74p-6f, -0x1.01e262p-6f,
+     -0x1.e94658p-7f, -0x1.d0f654p-7f, -0x1.ba961p-7f, -0x1.a5ef34p-7f},
+    {0x1.841652p-10f, 0x1.4fec32p-10f, 0x1.24ec14p-10f, 0x1.0143dap-10f, 0x1.c7079cp-11f, 0x1.94c3a6p-11f,
+     0x1.6a35b8p-11f, 0x1.458a7ap-11f, 0x1.25dd22p-11f, 0x1.0a6d02p-11f, 0x1.e4d68ep-12f, 0x1.baf556p-12f,
+     0x1.95bc36p-12f, 0x1.74d2dap-12f, 0x1.57d8d4p-12f, 0x1.3de734p-12f},
+    {-0x1.275bb2p-14f, -0x1.f9a092p-15f, -0x1.a03954p-15f, -0x1.5a402ep-15f, -0x1.22e328p-15f, -0x1.ecec32p-16f,
+     -0x1.a51034p-16f, -0x1.6a1b4ap-16f, -0x1.396c7cp-16f, -0x1.10eb08p-16f, -0x1.ddce1ap-17f, -0x1.a48a76p-17f,
+     -0x1.73b53ep-17f, -0x1.49ff06p-17f, -0x1.26546ep-17f, -0x1.fc8a2p-18f},
+};
+inline Vec<float> log1p_unit(Vec<float> t) {
+    const Vec<float> shifted = t * 15.0f + 0x1.8p23f, d = t * 15.0f - (shifted - 0x1.8p23f);
+    const auto about = [shifted](const float* values) {
+        return reinterpret_cast<Vec<float>>(
+            _mm512_permutexvar_ps(reinterpret_cast<__m512i>(shifted), _mm512_load_ps(values)));
+    };
+    Vec<float> p = about(kLog1p[3]) * d + about(kLog1p[2]);
+    p = p * d + about(kLog1p[1]);
+    return t * (p * d + about(kLog1p[0]));
+}
+#else
 // log(1 + t) for t within [0, 1]: 2 atanh(s) with s = t / (2 + t), written as t less what rounding cannot hurt much
 inline Vec<float> log1p_unit(Vec<float> t) {
     const Vec<float> s = t / (t + 2.0f), u = s * s;
@@ -130,6 +158,7 @@ inline Vec<float> log1p_unit(Vec<float> t) {
     p = p * u + 0x1.5555p-1f;
     return t - s * (t - u * p);
 }
+#endif
 inline Vec<double> log1p_unit(Vec<double> t) {
     return by_lane(t, [](double a) { return std::log1p(a); });
 }
