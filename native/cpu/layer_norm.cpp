@@ -1,12 +1,11 @@
 // y = (x - mean) / sqrt(mean((x - mean)²) + eps) · weight + bias, along rows.
 //
-// Work: rows go to threads in contiguous blocks. A row is read three times: for the mean, for the variance about it,
-// and
-//   for the result; the second and third time it comes from the first- or second-level cache.
-// Precision: float64 in float64, everything else in float32. The mean of the differences, which rounding leaves,
-// corrects
-//   both. If the variance leaves the range in which float32 squares neither overflow nor vanish, the row is done again
-//   in double precision, scaled by a power of two.
+// Work: rows go to threads in contiguous blocks. A row is read twice, for its moments and for the result; the second
+//   time it comes from the first- or second-level cache. Moments are taken about the mean of the row's first elements;
+//   where that is further than a standard deviation from the row's, they are taken again about the mean of all.
+// Precision: float64 in float64, everything else in float32. The mean of the differences corrects both moments. If the
+//   variance leaves the range in which float32 squares neither overflow nor vanish, the row is done again in double
+//   precision, scaled by a power of two.
 // Bytes: each element once in, once out, which is a copy's.
 #include "layer_norm.h"
 
