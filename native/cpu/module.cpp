@@ -65,6 +65,7 @@ NB_MODULE(_native, m) {
     bind_activation(m);
     bind_attention(m);
     bind_linear(m);
+    bind_lookup(m);
     bind_normalization(m);
     bind_positional(m);
     bind_xla(m);

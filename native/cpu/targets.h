@@ -6,6 +6,7 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "cross_entropy.h"
 #include "layer_norm.h"
 #include "linear.h"
 #include "quantize.h"
@@ -20,6 +21,7 @@ namespace tensorops {
     DO(activation, Activation)            \
     DO(attention, Attention)              \
     DO(dequantize, Dequantize)            \
+    DO(cross_entropy, CrossEntropy)       \
     DO(layer_norm, LayerNorm)             \
     DO(linear, Linear)                    \
     DO(quantize, Quantize)                \
