@@ -110,15 +110,17 @@ inline void store(double* p, Vec<double> v) { std::memcpy(p, &v, sizeof v); }
 
 #if defined(__AVX512BF16__)
 // The instructions that round to bfloat16 take subnormal numbers for zeros.
-inline bool has_subnormal(Vec<float> v) {
+inline bool has_subnormal(Vec<float> a, Vec<float> b) {
     constexpr int kSubnormal = 0x20;
-    return __builtin_expect(_mm512_fpclass_ps_mask(reinterpret_cast<__m512>(v), kSubnormal) != 0, 0);
+    const __mmask16 of_a = _mm512_fpclass_ps_mask(reinterpret_cast<__m512>(a), kSubnormal);
+    const __mmask16 of_b = _mm512_fpclass_ps_mask(reinterpret_cast<__m512>(b), kSubnormal);
+    return __builtin_expect(!_kortestz_mask16_u8(of_a, of_b), 0);
 }
 #endif
 
 inline U16 round_to_bfloat16(Vec<float> v) {
 #if defined(__AVX512BF16__)
-    if (!has_subnormal(v)) return reinterpret_cast<U16>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(v)));
+    if (!has_subnormal(v, v)) return reinterpret_cast<U16>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(v)));
 #endif
     const U32 b = bits_of(v);
     const U32 rounded = b + 0x7fffu + ((b >> 16) & 1u);
@@ -211,7 +213,7 @@ template <bool kStream, class T, class V>
 inline void put_two(T* p, V a, V b) {
 #if defined(__AVX512BF16__)
     if constexpr (is_same<T, BFloat16>) {
-        if (!has_subnormal(a) && !has_subnormal(b)) {
+        if (!has_subnormal(a, b)) {
             const __m512i bits = reinterpret_cast<__m512i>(
                 _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a)));
             if constexpr (kStream) return stream_bits(p, bits);
