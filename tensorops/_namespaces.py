@@ -198,6 +198,10 @@ def _cupy_to_numpy(x: Array) -> np.ndarray[Any, Any]:
 def _cupy_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     import cupy
 
+    if device is None and "tensorops.backends.devices" in sys.modules:  # else nobody can have configured one
+        from tensorops.backends.devices import enter_gpu
+
+        enter_gpu(lambda index: cupy.cuda.Device(index).use())  # what follows in this thread computes there, too
     with contextlib.nullcontext() if device is None else device:
         return cupy.asarray(a)
 

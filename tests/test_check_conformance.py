@@ -150,7 +150,7 @@ def test_a_refusal_that_is_none_is_found(wrong_body):
     wrong_body(lambda x: silu(np.asarray(x, dtype=np.float32)))
     found = failures(**SILU)
     assert set(found) == {"invalid: integer_x", "invalid: bool_x"}
-    assert found["invalid: integer_x"] == r"plain: raised nothing, expected TypeError: ^silu: (x)\b"
+    assert found["invalid: integer_x"] == r"under_backend: raised nothing, expected TypeError: ^silu: (x)\b"
 
 
 def test_a_refusal_in_other_words_is_found(wrong_body):
@@ -160,7 +160,10 @@ def test_a_refusal_in_other_words_is_found(wrong_body):
         return silu(x)
 
     wrong_body(body)
-    assert failures(**SILU)["invalid: bool_x"] == r"plain: the message is 'no', expected it to match '^silu: (x)\\b'"
+    assert (
+        failures(**SILU)["invalid: bool_x"]
+        == r"under_backend: the message is 'no', expected it to match '^silu: (x)\\b'"
+    )
 
 
 # --- kernels -----------------------------------------------------------------------------------------

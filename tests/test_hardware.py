@@ -367,6 +367,25 @@ def test_hidden_gpus_do_not_count(machine, listed, names):
     assert found.notes == ((f"CUDA_VISIBLE_DEVICES={listed} hides {hidden} of 2 devices",) if hidden else ())
 
 
+@pytest.mark.parametrize(
+    ("environment", "names", "guessed"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ["NVIDIA H100 80GB HBM3"], True),
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, ["Tesla T4", "NVIDIA H100 80GB HBM3"], True),
+        ({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, ["NVIDIA H100 80GB HBM3"], True),
+        ({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ["Tesla T4"], False),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-55555555"}, ["Tesla T4"], False),
+        ({}, ["Tesla T4", "NVIDIA H100 80GB HBM3"], False),
+    ],
+)
+def test_cuda_counts_from_the_fastest_gpu(machine, environment, names, guessed):
+    """The driver lists them by their place on the bus, where the slow one comes first here."""
+    smi = commands(nvidia_smi=f"{GPUS['T4'][0]}\n{GPUS['H100'][0]}\n")
+    found = detect(machine(LAPTOP, run=smi, environment=environment))
+    assert [a.name for a in found.accelerators] == names
+    assert any("counts GPUs from the fastest on, and which that is was guessed" in n for n in found.notes) is guessed
+
+
 def test_the_variable_makes_no_gpu(machine):
     found = detect(machine(LAPTOP, environment={"CUDA_VISIBLE_DEVICES": "0"}))
     assert (found.hardware_type, found.notes) == ("cpu", ())
@@ -753,6 +772,18 @@ def test_this_machine_is_looked_at_once():
     assert 1 <= found.cpu.logical_cores <= (os.cpu_count() or 1)
     assert found.cpu.name
     assert found.cpu.memory is None or found.cpu.memory > 1 << 28
+
+
+def test_the_processor_alone_is_what_detection_says():
+    found = detect_hardware(refresh=True)
+    assert hardware.detect_processor() == found.cpu
+    assert hardware.detect_processor() is hardware.detect_processor()
+
+
+def test_memory_is_known_where_no_file_tells(machine):
+    assert detect(machine({"proc/cpuinfo": "processor : 0\n"}, memory=3 * GIB)).cpu.memory == 3 * GIB
+    sysctl = commands(sysctl="machdep.cpu.brand_string: Apple M1\n")
+    assert detect(machine(system="Darwin", architecture="arm64", run=sysctl, memory=3 * GIB)).cpu.memory == 3 * GIB
 
 
 def test_everything_is_json():

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+import fake_cupy
 import support
 import tensorops as tp
 from tensorops.backends import memory
@@ -218,6 +219,29 @@ def test_a_library_without_a_count_is_looked_at(counted):
     assert 0 <= seconds[0] < seconds[-1] < 60
 
 
+def test_a_long_block_keeps_a_bounded_number_of_samples(counted, monkeypatch):
+    monkeypatch.setattr(memory, "MOST_SAMPLES", 16)
+    monitor = MemoryMonitor("numpy", interval=3600)
+    with monitor:
+        watch = monitor._watch
+        for look in range(1, 1000):
+            before, interval = len(monitor.samples), watch._interval
+            counted.in_use = 5000 if look == 801 else look  # a peak whose sample is dropped
+            watch._look()
+            assert monitor.end == counted.in_use
+            full = before == 16
+            assert (len(monitor.samples), watch._interval) == ((9, 2 * interval) if full else (before + 1, interval))
+        counted.in_use = 77
+    assert (monitor.start, monitor.peak, monitor.end) == (100, 5000, 77)
+    assert 5000 not in [in_use for _, in_use, _ in monitor.samples]
+    seconds = [t for t, _, _ in monitor.samples]
+    assert seconds == sorted(seconds)
+    assert "(1001 looks in" in str(monitor)
+    with monitor:
+        pass
+    assert (len(monitor.samples), monitor.peak) == (2, 77)
+
+
 def test_the_process_is_watched_too(counted):
     if MemoryMonitor("numpy").peak_resident is None and sys.platform not in ("linux", "darwin", "win32"):
         pytest.skip("this system does not tell")
@@ -350,6 +374,54 @@ print(tp.empty_cache() is None or tp.empty_cache() >= 0)
 def test_a_plug_in_whose_library_nobody_imported_is_left_alone():
     result = support.python(BROKEN_RUNTIME)
     assert result.stdout.split() == ["True"], result.stderr
+
+
+IMPORTED = """
+import sys, types
+import numpy as np
+import tensorops as tp
+from tensorops._namespaces import Namespace
+from tensorops.backends import Backend
+from tensorops.backends.runtimes import NumpyRuntime
+
+sys.modules["mine"] = types.ModuleType("mine")
+row = Namespace("mine", ("mine",), "mine:Array", "mine", np.asarray, np.asarray, runtime="no_such_module:Runtime")
+for name in ("mine", "second"):
+    tp.register_backend(Backend(name, row, "its runtime's module is missing"))
+asked = []
+NumpyRuntime.do_synchronize = lambda self: asked.append(self.name)
+NumpyRuntime.do_empty_cache = lambda self: asked.append(self.name)
+for function in (tp.synchronize, tp.empty_cache):
+    try:
+        function()
+    except RuntimeError as error:
+        print(error)
+    print(len(asked) > 0)
+    asked.clear()
+"""
+
+
+def test_a_plug_in_that_fails_keeps_no_other_library_from_being_asked():
+    result = support.python(IMPORTED)
+    assert result.returncode == 0, result.stderr
+    error, others, *again = result.stdout.splitlines()
+    reason = "making no_such_module:Runtime failed with ModuleNotFoundError: No module named 'no_such_module'"
+    assert error == f"backend 'mine': {reason}; backend 'second': {reason}"
+    assert others == "True"
+    assert again == [error, others]
+
+
+def test_a_cupy_without_a_gpu_is_not_waited_for(monkeypatch):
+    """Other libraries import CuPy on machines that have no GPU."""
+    made = fake_cupy.make()
+    made.is_available = lambda: False
+    monkeypatch.setitem(sys.modules, "cupy", made)
+    synchronize()
+    empty_cache()
+    assert made.calls == []
+    made.is_available = lambda: True
+    synchronize()
+    assert made.calls == [("synchronize", 0)]
 
 
 FORKED = """

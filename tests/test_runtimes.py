@@ -17,6 +17,8 @@ import fake_cupy
 import support
 from tensorops import _dtypes, kernels
 from tensorops._namespaces import NAMESPACES
+from tensorops.backends import hardware
+from tensorops.backends._machine import Machine
 from tensorops.backends.devices import ConfigurationError, CUDAConfig, DeviceConfig
 from tensorops.backends.registry import Backend, resolve
 from tensorops.backends.runtimes import (
@@ -65,7 +67,29 @@ def test_every_row_names_a_runtime():
 
 def test_a_row_that_names_something_else_is_an_error():
     row = types.SimpleNamespace(name="odd", runtime="tensorops.backends.trace:Trace")
-    with pytest.raises(TypeError, match=r"^tensorops.backends.trace:Trace of backend 'odd' is no tensorops Runtime$"):
+    with pytest.raises(RuntimeError, match=r"^backend 'odd': tensorops.backends.trace:Trace is no tensorops Runtime$"):
+        runtime_of(Backend("odd", row, ""))
+    row.runtime = "types:SimpleNamespace"
+    with pytest.raises(RuntimeError, match=r"^backend 'odd': making types:SimpleNamespace failed with TypeError: "):
+        runtime_of(Backend("odd", row, ""))
+    row.runtime = "builtins:id"
+    with pytest.raises(RuntimeError, match=r"^backend 'odd': builtins:id is no tensorops Runtime$"):
+        runtime_of(Backend("odd", row, ""))
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("no_such_module:Runtime", "ModuleNotFoundError: No module named 'no_such_module'"),
+        (
+            "tensorops.backends.runtimes:NoSuchClass",
+            "AttributeError: module 'tensorops.backends.runtimes' has no attrib",
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_had_names_the_backend(path, error):
+    row = types.SimpleNamespace(name="odd", runtime=path)
+    with pytest.raises(RuntimeError, match=rf"^backend 'odd': making {path} failed with {error}"):
         runtime_of(Backend("odd", row, ""))
 
 
@@ -185,7 +209,7 @@ def test_the_pool_of_results_is_cpus_and_not_numpys():
     during = cpu.memory_stats()
     assert during.in_use - before.in_use == y.nbytes == MIB
     assert during.peak >= during.in_use
-    assert during.total == _host.physical_bytes()
+    assert during.total == _host.memory_bytes()
     del y
     after = cpu.memory_stats()
     assert (after.in_use, after.cached) == (before.in_use, MIB)
@@ -268,7 +292,7 @@ def test_torch_tells_nothing_of_the_processors_memory():
     torch = runtime("torch")
     if sys.modules["torch"].cuda.is_initialized():
         pytest.skip("CUDA is in use")
-    assert torch.memory_stats() == MemoryStats("torch", "cpu", total=_host.physical_bytes())
+    assert torch.memory_stats() == MemoryStats("torch", "cpu", total=_host.memory_bytes())
     assert torch.empty_cache() == 0
     assert torch.reset_peak() is False
 
@@ -302,7 +326,7 @@ def test_resident_memory_grows_with_what_is_touched():
     a = np.ones(64 * MIB, np.uint8)
     assert 48 * MIB <= _host.resident_bytes() - before <= 80 * MIB
     assert a.all()
-    assert before < _host.physical_bytes()
+    assert before < _host.memory_bytes()
 
 
 def test_a_system_that_tells_nothing(monkeypatch):
@@ -310,9 +334,29 @@ def test_a_system_that_tells_nothing(monkeypatch):
         raise OSError
 
     monkeypatch.setattr(_host, "_resident", fail)
-    monkeypatch.setattr(_host, "_physical", fail)
     assert _host.resident_bytes() is None
-    assert _host.physical_bytes() is None
+
+
+def test_figures_of_the_host_are_those_of_its_container(monkeypatch, tmp_path):
+    """What `docker run --memory --cpus` leaves, for every library that computes on the processor."""
+    files = {
+        "proc/cpuinfo": "".join(f"processor : {n}\nmodel name : Made Up 9000\n\n" for n in range(8)),
+        "proc/meminfo": "MemTotal: 32768000 kB\n",
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/memory.max": f"{512 * MIB}\n",
+        "sys/fs/cgroup/cpu.max": "250000 100000\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    here = Machine("Linux", "x86_64", root=tmp_path, usable_cpus=frozenset(range(8)))
+    monkeypatch.setattr(Machine, "here", classmethod(lambda cls: here))
+    monkeypatch.setattr(hardware, "detect_processor", hardware.detect_processor.__wrapped__)
+    assert (_host.memory_bytes(), _host.processors(), _host.processor_name()) == (512 * MIB, 3, "Made Up 9000")
+    assert runtime("numpy").memory_stats().total == 512 * MIB
+    for name in ("numpy", "torch"):
+        facts = runtime(name).facts()
+        assert (facts.max_memory, facts.compute_units, facts.device_name) == (512 * MIB, 3, "Made Up 9000")
 
 
 # --- waiting -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 import support
 import tensorops as tp
+from command_line import run as run_command
 from tensorops._operator import OPERATORS
 from tensorops.backends.registry import resolve
 from tensorops.testing.conformance import subjects
@@ -40,6 +41,15 @@ def test_all_right_is_exit_code_0():
     assert [cell.strip() for cell in row.split("│")][1:6] == ["numpy", "generic", str(planned("numpy")), "0", "0"]
     assert "All right on 1 backends." in result.stdout
     assert "quick run" not in result.stdout
+
+
+def test_bodies_need_no_compiled_kernels():
+    support.require_provider("cpu")
+    result = run_command("selftest", "--backend", "numpy", TENSOROPS_CPU_TARGET="z80")
+    assert result.returncode == 0, result.stdout[-2000:]
+    result = run_command("selftest", "--backend", "cpu", TENSOROPS_CPU_TARGET="z80")
+    assert result.returncode == 1
+    assert "TENSOROPS_CPU_TARGET is z80" in result.stderr
 
 
 def test_the_table_fits_a_narrow_terminal():

@@ -205,6 +205,19 @@ def test_unknown_names_are_errors_before_anything_runs(options, kind, message):
     assert ran == []
 
 
+def test_a_name_is_no_function():
+    with pytest.raises(TypeError, match=r"^validate: expected a function, such as tensorops.rms_norm, got 'rms_norm'$"):
+        validate("rms_norm", X, backends=["numpy"])
+
+
+@pytest.mark.parametrize(("args", "options"), [((), {}), ((1.0, [2, None]), {"x": "text"})])
+def test_arguments_without_an_array_are_an_error(args, options):
+    ran = []
+    with pytest.raises(TypeError, match=r"^validate: there is no array among the arguments for append, at least one"):
+        validate(ran.append, *args, backends=["numpy"], **options)
+    assert ran == []
+
+
 # --- arguments and results ---------------------------------------------------------------------------
 
 

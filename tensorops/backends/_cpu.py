@@ -44,8 +44,6 @@ class CPU:
     memory: int | None = None
 
 
-ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
-
 # What Linux calls them, where that differs or several make one.
 _LINUX_FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -77,15 +75,24 @@ _ARM_PARTS = {
 
 def detect_cpu(machine: Machine, notes: list[str]) -> CPU:
     """Return what a machine's processor is; what cannot be found out keeps its default."""
-    architecture = machine.architecture.lower()
-    architecture = ARCHITECTURES.get(architecture, architecture)
     if machine.system == "Linux":
-        return _linux(machine, architecture, notes)
+        return _linux(machine, _architecture(machine), notes)
     if machine.system == "Darwin":
-        return _darwin(machine, architecture)
+        return _darwin(machine, _architecture(machine))
+    return bare_cpu(machine)
+
+
+def bare_cpu(machine: Machine) -> CPU:
+    """Return what is known of a processor without any file or command."""
+    architecture = _architecture(machine)
     features = machine.cpu_features | ({"neon"} if architecture == "aarch64" else set())
     logical = len(machine.usable_cpus or {0})
     return CPU(machine.processor, architecture, None, logical, features, memory=machine.memory)
+
+
+def _architecture(machine: Machine) -> str:
+    name = machine.architecture.lower()
+    return {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
 def _named(flags: Iterable[str], names: Mapping[str, set[str]]) -> frozenset[str]:
@@ -147,7 +154,7 @@ def _linux_caches(machine: Machine, cpu: int) -> dict[str, int]:
 
 def _linux_memory(machine: Machine) -> int | None:
     total = re.search(r"^MemTotal:\s+([0-9]+) kB", machine.read("proc/meminfo"), re.MULTILINE)
-    limits = [int(total[1]) << 10] if total else []
+    limits = [int(total[1]) << 10] if total else [machine.memory] if machine.memory else []
     for folder in _control_groups(machine, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = as_int(machine.read(str(folder / name)))  # "max" is no number
@@ -218,5 +225,5 @@ def _darwin(machine: Machine, architecture: str) -> CPU:
         logical_cores=as_int(said.get("hw.logicalcpu")) or len(machine.usable_cpus or {0}),
         features=features,
         caches={name: size for name, text in sizes.items() if (size := as_int(text))},
-        memory=as_int(said.get("hw.memsize")),
+        memory=as_int(said.get("hw.memsize")) or machine.memory,
     )

@@ -95,7 +95,7 @@ class Machine:
             processor=_processor_name(),
             usable_cpus=_usable_cpus(),
             cpu_features=_compiled_cpu_features(),
-            memory=_windows_memory(),
+            memory=_main_memory(),
         )
 
     def read(self, path: str | Path) -> str:
@@ -223,9 +223,11 @@ class _MemoryStatus(ctypes.Structure):
     )
 
 
-def _windows_memory() -> int | None:
+def _main_memory() -> int | None:
     if sys.platform == "win32":
         status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
-        if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
-            return int(status.total)
-    return None
+        return int(status.total) if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else None
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):  # the system knows no such figure
+        return None

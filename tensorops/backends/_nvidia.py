@@ -43,7 +43,28 @@ def detect_nvidia(machine: Machine, notes: list[str]) -> list[Accelerator]:
         found = _ask_command(machine, notes)
     if not found and _on_the_bus(machine):
         notes.append("an NVIDIA GPU is on the PCI bus, but no driver of NVIDIA's answers for it")
-    return visible(found, machine, notes, "CUDA_VISIBLE_DEVICES")
+    return visible(_as_cuda_counts(found, machine, notes), machine, notes, "CUDA_VISIBLE_DEVICES")
+
+
+def _as_cuda_counts(found: list[Accelerator], machine: Machine, notes: list[str]) -> list[Accelerator]:
+    """Return the GPUs in the order of CUDA's numbers for them: the driver lists them by their place on the PCI bus.
+
+    Left to itself CUDA begins with the fastest, and does not tell by what it goes.
+    """
+
+    def speed(gpu: Accelerator) -> tuple[int, int]:
+        return gpu.compute_capability or 0, gpu.memory or 0
+
+    listed = machine.environment.get("CUDA_VISIBLE_DEVICES", "")
+    by_number = any(entry.strip().isdecimal() for entry in listed.split(","))
+    by_speed = sorted(found, key=speed, reverse=True)
+    if not by_number or by_speed == found or machine.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return found
+    notes.append(
+        f"CUDA_VISIBLE_DEVICES={listed} counts GPUs from the fastest on, and which that is was guessed; "
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID makes it certain"
+    )
+    return by_speed
 
 
 def _on_the_bus(machine: Machine) -> bool:

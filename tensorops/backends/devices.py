@@ -108,7 +108,8 @@ class CUDAConfig(DeviceConfig):
     Parameters
     ----------
     device : int, default 0
-        Which GPU. CUDA has one current device for each thread: this sets that of the calling thread.
+        Which GPU. CUDA has one current device for each thread: this sets that of the calling thread, and that of
+        every other one when tensorops first uses CuPy there. After that the program may choose another one.
     pool_initial_bytes : int, optional
         How much memory the pool takes at once.
     pool_growth : bool, default True
@@ -309,6 +310,7 @@ def _class_of(backend: Backend) -> type[DeviceConfig]:
 _chosen: dict[type[DeviceConfig], DeviceConfig] = {}
 _configured: dict[type[DeviceConfig], DeviceConfig] = {}
 _in_force: dict[type[DeviceConfig], DeviceConfig] = {}
+_thread = threading.local()  # .gpu: which GPU the configuration has made this thread's current one
 _lock = threading.RLock()
 
 
@@ -427,6 +429,14 @@ def get_config(name: str) -> DeviceConfig | None:
     return None if config_class is None else _in_force.get(config_class, config_class())
 
 
+def enter_gpu(use: Callable[[int], object]) -> None:
+    """Make the configured GPU the current one of the calling thread, the first time that it is asked for there."""
+    config = _in_force.get(CUDAConfig)
+    if isinstance(config, CUDAConfig) and getattr(_thread, "gpu", None) != config.device:
+        use(config.device)
+        _thread.gpu = config.device
+
+
 def _refuse(backend: Backend, config: DeviceConfig) -> None:
     if reason := config.refusal():
         raise ConfigurationError(f"backend {backend.name!r}: {reason}")
@@ -463,3 +473,5 @@ def _apply(backend: Backend, chosen: DeviceConfig, configured: DeviceConfig) -> 
     _refuse(backend, merged)
     runtime_of(backend).configure(merged)
     _in_force[type(merged)] = merged
+    if isinstance(merged, CUDAConfig):
+        _thread.gpu = merged.device

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tensorops.backends import _accelerators, _opencl
 from tensorops.backends._accelerator import Accelerator
-from tensorops.backends._cpu import ARCHITECTURES, CPU, detect_cpu
+from tensorops.backends._cpu import CPU, bare_cpu, detect_cpu
 from tensorops.backends._machine import DetectionError, Machine
 from tensorops.backends._nvidia import detect_nvidia
 
@@ -162,6 +162,7 @@ def detect_hardware(*, refresh: bool = False) -> Hardware:
     """
     if refresh:
         _detect_here.cache_clear()
+        detect_processor.cache_clear()
     return _detect_here()
 
 
@@ -170,23 +171,17 @@ def _detect_here() -> Hardware:
     return detect(Machine.here())
 
 
+@functools.cache
+def detect_processor() -> CPU:
+    """Return what `detect_hardware` says of the processor; without asking drivers, some of which answer late."""
+    return _processor(Machine.here(), [])
+
+
 def detect(machine: Machine) -> Hardware:
     """Find out what a machine is made of."""
     notes: list[str] = []
-
-    def attempt(what: str, find: Callable[[], T]) -> T | None:
-        try:
-            return find()
-        except DetectionError as error:
-            notes.append(str(error))
-        except Exception as error:  # whatever a driver or an odd file leads to, the rest is still worth knowing
-            notes.append(f"{what}: {type(error).__name__}: {error}")
-        return None
-
-    name = machine.architecture.lower()
-    bare = CPU(machine.processor, ARCHITECTURES.get(name, name), logical_cores=len(machine.usable_cpus or {0}))
-    cpu = attempt("processor", lambda: detect_cpu(machine, notes)) or bare
-    opencl = attempt("OpenCL", lambda: _opencl_devices(machine, notes)) or ()
+    cpu = _processor(machine, notes)
+    opencl = _attempt("OpenCL", _opencl_devices, machine, notes) or ()
     found: list[Accelerator] = []
     for what, find in (
         ("NVIDIA", detect_nvidia),
@@ -198,10 +193,24 @@ def detect(machine: Machine) -> Hardware:
         ("mlx", _accelerators.detect_mlx),
     ):
         kinds = {a.kind for a in found}
-        more = attempt(what, functools.partial(find, machine, notes)) or []
+        more = _attempt(what, find, machine, notes) or []
         found += [a for a in more if a.kind not in kinds]  # not what the operating system told of already
     found += [Accelerator("opencl", d.name, d.memory, "pyopencl") for d in opencl if d.kind in ("gpu", "accelerator")]
     return _summary(cpu, tuple(found), opencl, tuple(notes))
+
+
+def _attempt(what: str, find: Callable[[Machine, list[str]], T], machine: Machine, notes: list[str]) -> T | None:
+    try:
+        return find(machine, notes)
+    except DetectionError as error:
+        notes.append(str(error))
+    except Exception as error:  # whatever a driver or an odd file leads to, the rest is still worth knowing
+        notes.append(f"{what}: {type(error).__name__}: {error}")
+    return None
+
+
+def _processor(machine: Machine, notes: list[str]) -> CPU:
+    return _attempt("processor", detect_cpu, machine, notes) or bare_cpu(machine)
 
 
 def _summary(

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import TypeAlias, TypeVar
 
 from tensorops.backends.default import in_force
 from tensorops.backends.probing import first_available
 from tensorops.backends.registry import all_backends, resolve
-from tensorops.backends.runtimes import MemoryStats, Runtime, _host, runtime_of
+from tensorops.backends.runtimes import MemoryStats, Runtime, _host, is_loaded, runtime_of
+
+T = TypeVar("T")
+
+Sample: TypeAlias = tuple[float, int | None, int | None]
+
+MOST_SAMPLES = 10_000  # that a monitor keeps: a block may run for days
 
 
 def synchronize(name: str | None = None) -> None:
@@ -34,9 +41,10 @@ def synchronize(name: str | None = None) -> None:
 
     Notes
     -----
-    What is waited for: on ``cuda``, the current device; on ``jax``, every array that is alive, and ordered effects; on
-    ``mlx``, the default streams of this thread (an array that nobody evaluated stays unevaluated); on ``torch``, every
-    GPU in use; on ``opencl``, the queues of the arrays that are alive. The others compute before a call returns.
+    What is waited for: on ``cuda``, the current device of this thread; on ``jax``, every array that is alive, and
+    ordered effects; on ``mlx``, the default streams of this thread (an array that nobody evaluated stays unevaluated);
+    on ``torch``, every GPU in use; on ``opencl``, the queues of the arrays that are alive. The others compute before a
+    call returns.
 
     Examples
     --------
@@ -44,8 +52,7 @@ def synchronize(name: str | None = None) -> None:
     >>> from tensorops.backends.memory import synchronize
     >>> synchronize("numpy")
     """
-    for runtime in _runtimes(name):
-        runtime.synchronize()
+    _of_each(name, lambda runtime: runtime.synchronize())
 
 
 def get_memory_stats(name: str | None = None) -> MemoryStats:
@@ -111,21 +118,34 @@ def empty_cache(name: str | None = None) -> int | None:
     >>> empty_cache("numpy")
     0
     """
-    freed = [runtime.empty_cache() for runtime in _runtimes(name)]
+    freed = _of_each(name, lambda runtime: runtime.empty_cache())
     known = [nbytes for nbytes in freed if nbytes is not None]
     return sum(known) if known else None
 
 
-def _runtimes(name: str | None) -> list[Runtime]:
-    """Return whom a call is for: the backend named or in force, or each library that has been imported."""
+def _of_each(name: str | None, ask: Callable[[Runtime], T]) -> list[T]:
+    """Ask the backend named or in force, or each library that has been imported.
+
+    Of those that share a memory the first is asked. One that fails keeps no other from being asked.
+    """
     if name is not None or in_force().backend is not None:
-        return [_runtime(name)]
-    found: dict[str, Runtime] = {}
+        return [ask(_runtime(name))]
+    answers: list[T] = []
+    failures: list[RuntimeError] = []
+    asked: set[str] = set()
     for backend in all_backends().values():
-        if backend.namespace.array_type.partition(":")[0] in sys.modules:  # else it has nothing to wait for or to free
+        if not is_loaded(backend.namespace):  # its runtime's module is perhaps not even there
+            continue
+        try:
             runtime = runtime_of(backend)
-            found.setdefault(runtime.memory, runtime)
-    return list(found.values())
+            if runtime.loaded and runtime.memory not in asked:
+                asked.add(runtime.memory)
+                answers.append(ask(runtime))
+        except RuntimeError as error:  # it names the backend
+            failures.append(error)
+    if failures:
+        raise RuntimeError("; ".join(map(str, failures))) from failures[0]
+    return answers
 
 
 def _runtime(name: str | None) -> Runtime:
@@ -145,7 +165,8 @@ class MemoryMonitor:
     name : str, optional
         A backend's name or alias; by default the backend in force where the block begins, or with ``"auto"`` ``cpu``.
     interval : float, default 0.01
-        Seconds between two looks.
+        Seconds between two looks. It doubles whenever there are 10,000 samples, and every other one of
+        these is dropped.
 
     Attributes
     ----------
@@ -181,13 +202,19 @@ class MemoryMonitor:
         if name is not None:
             resolve(name)
         self._name, self._interval = name, interval
-        self._samples: list[tuple[float, int | None, int | None]] = []
-        self._counted: int | None = None  # the highest peak that the library itself counted
+        self._clear()
         self._watch: _Watch | None = None
         self._backend = name
 
+    def _clear(self) -> None:
+        self._samples: list[Sample] = []
+        self._looks = 0
+        self._seen: int | None = None  # the most bytes in use at any look
+        self._seen_resident: int | None = None
+        self._counted: int | None = None  # the highest peak that the library itself counted
+
     @property
-    def samples(self) -> tuple[tuple[float, int | None, int | None], ...]:
+    def samples(self) -> tuple[Sample, ...]:
         """Seconds since the start, bytes in use, and bytes that the process occupies."""
         return tuple(self._samples)
 
@@ -205,18 +232,19 @@ class MemoryMonitor:
     def peak(self) -> int | None:
         """The most bytes in use."""
         counted = self._watch.counted() if self._watch is not None else None
-        return _highest([in_use for _, in_use, _ in self.samples] + [self._counted, counted])
+        return _highest(self._seen, self._counted, counted)
 
     @property
     def peak_resident(self) -> int | None:
         """The most bytes that the process was seen to occupy."""
-        return _highest([resident for _, _, resident in self.samples])
+        return self._seen_resident
 
     def __enter__(self) -> MemoryMonitor:
         if self._watch is not None:
             raise RuntimeError("MemoryMonitor: this object watches a block already; make another one for the inner")
         runtime = _runtime(self._name)
-        self._backend, self._samples, self._counted = runtime.name, [], None
+        self._backend = runtime.name
+        self._clear()
         watch = _Watch(self, runtime, self._interval)
         watch.begin()
         self._watch = watch
@@ -231,11 +259,18 @@ class MemoryMonitor:
 
     def _note_peak(self, nbytes: int | None) -> None:
         """Take in a peak that the library counted."""
-        self._counted = _highest([self._counted, nbytes])
+        self._counted = _highest(self._counted, nbytes)
 
-    def _note_sample(self, sample: tuple[float, int | None, int | None]) -> None:
-        """Take in what was seen at one look."""
+    def _note_sample(self, sample: Sample) -> bool:
+        """Take in what was seen at one look; tell whether every other sample was dropped for it."""
+        _, in_use, resident = sample
+        self._seen, self._seen_resident = _highest(self._seen, in_use), _highest(self._seen_resident, resident)
+        self._looks += 1
+        full = len(self._samples) >= MOST_SAMPLES
+        if full:
+            self._samples = self._samples[::2]  # a new list: other threads may be reading the old one
         self._samples.append(sample)
+        return full
 
     def __str__(self) -> str:
         if not self._samples:
@@ -243,7 +278,7 @@ class MemoryMonitor:
         start, peak, end, resident = map(_readable, (self.start, self.peak, self.end, self.peak_resident))
         return (
             f"{self._backend}: {start} in use at the start, {peak} at the peak, {end} at the end; "
-            f"process {resident} at the peak ({len(self._samples)} looks in {self._samples[-1][0]:.2f} s)"
+            f"process {resident} at the peak ({self._looks} looks in {self._samples[-1][0]:.2f} s)"
         )
 
 
@@ -296,7 +331,8 @@ class _Watch:
 
     def _look(self) -> None:
         in_use, resident = self._read(), _host.resident_bytes()
-        self._monitor._note_sample((time.perf_counter() - self._began, in_use, resident))
+        if self._monitor._note_sample((time.perf_counter() - self._began, in_use, resident)):
+            self._interval *= 2
 
     def _look_on(self) -> None:
         while not self._stop.wait(self._interval):
@@ -316,7 +352,7 @@ if hasattr(os, "register_at_fork"):  # a lock that another thread held in the pa
     os.register_at_fork(after_in_child=_renew_after_fork)
 
 
-def _highest(values: list[int | None]) -> int | None:
+def _highest(*values: int | None) -> int | None:
     return max((v for v in values if v is not None), default=None)
 
 

@@ -163,7 +163,7 @@ def validate(
     ValueError
         If a backend or a dtype is unknown; the valid ones are listed, and nothing has run.
     TypeError
-        If `backends` or `dtypes` is one string.
+        If `fn` cannot be called, there is no array among its arguments, or `backends` or `dtypes` is one string.
 
     Examples
     --------
@@ -174,12 +174,16 @@ def validate(
     >>> report.ok, report.rows[0].dtype, report.rows[0].max_ulp < 4
     (True, 'float32', True)
     """
-    from tensorops.testing._libraries import back
+    from tensorops.testing._libraries import arrays_in, back
 
+    if not callable(fn):
+        raise TypeError(f"validate: expected a function, such as tensorops.rms_norm, got {fn!r}")
     chosen, wanted = _backends(backends), _dtypes(dtypes)
     name = getattr(fn, "__name__", type(fn).__name__)
     reference, described = _reference(fn, name, reference)
     call = back((args, kwargs))
+    if not arrays_in(call):
+        raise TypeError(f"validate: there is no array among the arguments for {name}, at least one is expected")
     rows = [row for dtype in wanted for row in _validate_dtype(fn, call, chosen, dtype, reference)]
     if reference is None and (first := dict.fromkeys(row.compared_with for row in rows if row.compared_with)):
         described = f"{described}: {', '.join(first)}"

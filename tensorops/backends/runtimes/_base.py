@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensorops import _dtypes
+from tensorops._namespaces import Namespace
 from tensorops.backends.devices import ConfigurationError, DeviceConfig
 from tensorops.backends.registry import Backend, describe_error
 
@@ -129,6 +130,11 @@ class Change:
         return undo
 
 
+def is_loaded(row: Namespace) -> bool:
+    """Tell whether a row's library has been imported into this process."""
+    return row.array_type.partition(":")[0] in sys.modules
+
+
 class Runtime:
     """A library's device and memory, as far as they are known of any library.
 
@@ -155,7 +161,7 @@ class Runtime:
     @property
     def loaded(self) -> bool:
         """Whether the library has been imported into this process."""
-        return self.row.array_type.partition(":")[0] in sys.modules
+        return is_loaded(self.row)
 
     @property
     def memory(self) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorops.backends.devices import ConfigurationError, CUDAConfig, DeviceConfig
+from tensorops.backends.devices import ConfigurationError, CUDAConfig, DeviceConfig, enter_gpu
 from tensorops.backends.runtimes._base import Change, DeviceFacts, MemoryStats, Runtime
 
 _ROUNDING = 512  # CuPy's pool allocates in multiples of it
@@ -27,7 +27,7 @@ class CupyRuntime(Runtime):
     def do_facts(self) -> DeviceFacts:
         import cupy
 
-        device = cupy.cuda.Device()
+        device = _current(cupy)
         properties = cupy.cuda.runtime.getDeviceProperties(device.id)
         name = properties["name"]
         return DeviceFacts(
@@ -48,15 +48,15 @@ class CupyRuntime(Runtime):
     def do_synchronize(self) -> None:
         import cupy
 
-        cupy.cuda.Device().synchronize()
+        _current(cupy).synchronize()
 
     def do_memory_stats(self) -> MemoryStats:
         import cupy
 
-        pool = cupy.get_default_memory_pool()
+        device, pool = _current(cupy), cupy.get_default_memory_pool()
         return MemoryStats(
             self.name,
-            f"cuda:{cupy.cuda.Device().id}",
+            f"cuda:{device.id}",
             in_use=pool.used_bytes(),
             cached=pool.free_bytes(),
             limit=pool.get_limit() or None,  # 0 stands for none
@@ -66,6 +66,7 @@ class CupyRuntime(Runtime):
     def do_empty_cache(self) -> int | None:
         import cupy
 
+        _current(cupy)
         pool = cupy.get_default_memory_pool()
         before = pool.total_bytes()
         pool.free_all_blocks()
@@ -74,7 +75,7 @@ class CupyRuntime(Runtime):
     def do_gauge(self) -> Callable[[], int | None]:
         import cupy
 
-        device, pool = cupy.cuda.Device(), cupy.get_default_memory_pool()
+        device, pool = _current(cupy), cupy.get_default_memory_pool()
 
         def read() -> int:
             with device:  # of the thread that began, which the one that reads does not share
@@ -99,6 +100,12 @@ class CupyRuntime(Runtime):
             *_pool_changes(cupy, config),
             _precision_change(cupy, config),
         )
+
+
+def _current(cupy: Any) -> Any:
+    """Return the GPU of the calling thread; in a thread that tensorops meets for the first time, the configured one."""
+    enter_gpu(lambda index: cupy.cuda.Device(index).use())
+    return cupy.cuda.Device()
 
 
 def _pool_changes(cupy: Any, config: CUDAConfig) -> list[Change]:

@@ -40,7 +40,7 @@ class JaxRuntime(Runtime):
         return DeviceFacts(
             compute_capability=None if capability is None else int(str(capability).replace(".", "")),
             compute_units=_host.processors() if host else getattr(device, "core_count", None),
-            max_memory=_host.physical_bytes() if host else stats.get("bytes_limit"),
+            max_memory=_host.memory_bytes() if host else stats.get("bytes_limit"),
             device_count=len(jax.devices(device.platform)),
             device_name=_host.processor_name() if host else device.device_kind,
             dtypes=self.held_dtypes(),
@@ -68,7 +68,7 @@ class JaxRuntime(Runtime):
         if stats is None:
             host = device.platform == "cpu"
             in_use = sum(x.nbytes for x in _living_arrays(jax, device.platform))
-            return MemoryStats(self.name, str(device), in_use=in_use, total=_host.physical_bytes() if host else None)
+            return MemoryStats(self.name, str(device), in_use=in_use, total=_host.memory_bytes() if host else None)
         in_use = stats.get("bytes_in_use")
         pool = stats.get("pool_bytes")
         return MemoryStats(
@@ -181,7 +181,18 @@ def _runs_on(jax: Any, platform: str) -> bool:
     try:
         return bool(jax.default_backend() == _started_as(platform))
     except Exception as error:
-        raise ConfigurationError(f"JAX has no platform {platform!r} here: {describe_error(error)}") from error
+        said = f": {describe_error(error)}" if str(error).strip() else ""  # a missing plug-in fails without a word
+        raise ConfigurationError(f"JAX has no platform {platform!r} here{said}{_known_platforms()}") from error
+
+
+def _known_platforms() -> str:
+    """Return which platforms this installation of JAX has code for; JAX says so nowhere in public."""
+    try:
+        from jax._src import xla_bridge
+
+        return f"; it is installed with: {', '.join(sorted(xla_bridge._backend_factories))}"
+    except (ImportError, AttributeError):
+        return ""
 
 
 def _environment(name: str, value: str) -> Change:

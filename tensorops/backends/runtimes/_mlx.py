@@ -28,7 +28,7 @@ class MlxRuntime(Runtime):
         dtypes = self.held_dtypes()
         return DeviceFacts(
             compute_units=_host.processors() if host else None,
-            max_memory=int(info["memory_size"]) if "memory_size" in info else _host.physical_bytes(),
+            max_memory=int(info["memory_size"]) if "memory_size" in info and not host else _host.memory_bytes(),
             device_count=mx.device_count(device.type) if hasattr(mx, "device_count") else None,
             device_name=info.get("device_name") or (_host.processor_name() if host else None),
             # A GPU lets float64 be made, and then computes nothing with it.
@@ -52,7 +52,7 @@ class MlxRuntime(Runtime):
             in_use=mx.get_active_memory(),
             peak=mx.get_peak_memory(),
             cached=mx.get_cache_memory(),
-            total=_host.physical_bytes(),
+            total=_host.memory_bytes(),
         )
 
     def do_empty_cache(self) -> int | None:

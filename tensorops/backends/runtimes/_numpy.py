@@ -57,7 +57,7 @@ class NumpyRuntime(Runtime):
             versions["kernels"] = f"compiled for {self._native.target()}"
         return DeviceFacts(
             compute_units=_host.processors(),
-            max_memory=_host.physical_bytes(),
+            max_memory=_host.memory_bytes(),
             device_count=1,
             device_name=_host.processor_name(),
             dtypes=self.held_dtypes(),
@@ -65,7 +65,7 @@ class NumpyRuntime(Runtime):
         )
 
     def do_memory_stats(self) -> MemoryStats:
-        total = _host.physical_bytes()
+        total = _host.memory_bytes()
         if self._native is not None:
             return MemoryStats(self.name, "cpu", total=total, **self._native.memory_stats())
         if not tracemalloc.is_tracing():

@@ -24,7 +24,7 @@ class TorchRuntime(Runtime):
             host = device.type == "cpu"
             return DeviceFacts(
                 compute_units=_host.processors() if host else None,
-                max_memory=_host.physical_bytes() if host else None,
+                max_memory=_host.memory_bytes() if host else None,
                 device_count=1,
                 device_name=_host.processor_name() if host else device.type,
                 dtypes=self.held_dtypes(),
@@ -54,7 +54,7 @@ class TorchRuntime(Runtime):
         import torch
 
         if not torch.cuda.is_initialized():
-            return MemoryStats(self.name, "cpu", total=_host.physical_bytes())
+            return MemoryStats(self.name, "cpu", total=_host.memory_bytes())
         device = torch.cuda.current_device()
         in_use = torch.cuda.memory_allocated(device)
         return MemoryStats(
