@@ -113,7 +113,7 @@ nb::object cross_entropy(nb::handle logits, nb::handle targets, const std::strin
     nb::object y = empty(one ? 0 : PyArray_NDIM(x) - 1, PyArray_DIMS(x), PyArray_DESCR(x));
     op.y = PyArray_BYTES(as_array(y));
     compute(PyArray_NBYTES(x), [&op] { target().cross_entropy(op); });
-    return nb::steal(PyArray_Return(as_array(y.release())));  // a number of NumPy's, where there is no axis
+    return one ? nb::steal(PyArray_Return(as_array(y.release()))) : y;  // a number of NumPy's, as sums return it
 }
 
 // The same question, and the targets' range, which only a look at them answers.
