@@ -41,5 +41,6 @@ void bind_attention(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_normalization(nb::module_& m);
 void bind_quantization(nb::module_& m);
+void bind_sampling(nb::module_& m);
 
 }  // namespace tensorops

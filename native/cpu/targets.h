@@ -10,6 +10,7 @@
 #include "linear.h"
 #include "quantize.h"
 #include "rms_norm.h"
+#include "sample.h"
 #include "softmax.h"
 
 namespace tensorops {
@@ -24,6 +25,7 @@ namespace tensorops {
     DO(quantize, Quantize)                \
     DO(quantized_linear, QuantizedLinear) \
     DO(rms_norm, RmsNorm)                 \
+    DO(sample, Sample)                    \
     DO(softmax, Softmax)
 
 // The kernels of one target.

@@ -21,7 +21,7 @@ except ImportError as error:
         raise ValueError(f"environment variable {error}") from None
     raise
 
-from tensorops.kernels.cpu import activation, attention, linear, normalization, quantization
+from tensorops.kernels.cpu import activation, attention, linear, normalization, quantization, sampling
 
 
 def configure() -> None:
@@ -34,4 +34,4 @@ def configure() -> None:
 
 configure()
 
-__all__ = ["activation", "attention", "configure", "linear", "normalization", "quantization"]
+__all__ = ["activation", "attention", "configure", "linear", "normalization", "quantization", "sampling"]
