@@ -44,5 +44,6 @@ void bind_normalization(nb::module_& m);
 void bind_positional(nb::module_& m);
 void bind_xla(nb::module_& m);
 void bind_quantization(nb::module_& m);
+void bind_sampling(nb::module_& m);
 
 }  // namespace tensorops

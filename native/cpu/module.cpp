@@ -70,6 +70,7 @@ NB_MODULE(_native, m) {
     bind_positional(m);
     bind_xla(m);
     bind_quantization(m);
+    bind_sampling(m);
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("target", [] { return std::string(target().name); }, "The target in use.");

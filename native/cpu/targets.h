@@ -12,6 +12,7 @@
 #include "quantize.h"
 #include "rms_norm.h"
 #include "rope.h"
+#include "sample.h"
 #include "softmax.h"
 
 namespace tensorops {
@@ -28,6 +29,7 @@ namespace tensorops {
     DO(quantized_linear, QuantizedLinear) \
     DO(rms_norm, RmsNorm)                 \
     DO(rope, Rope)                        \
+    DO(sample, Sample)                    \
     DO(softmax, Softmax)
 
 // The kernels of one target.

@@ -1,5 +1,7 @@
 """Types of the compiled module; its functions are bound in ``native/cpu/module.cpp``."""
 
+import numpy as np
+
 from tensorops._typing import Array
 
 def relu(x: Array) -> Array: ...
@@ -77,6 +79,24 @@ def layer_norm_supports(
     eps: float = 1e-5,
     *,
     axis: int | tuple[int, ...] = -1,
+) -> str | None: ...
+def sample(
+    logits: Array,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    rng: np.random.Generator | Array | None = None,
+) -> Array: ...
+def sample_supports(
+    logits: Array,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    rng: np.random.Generator | Array | None = None,
 ) -> str | None: ...
 def scaled_dot_product_attention(
     q: Array,
