@@ -33,7 +33,7 @@ def model(tmp_path_factory):
 def test_every_subcommand_is_listed_with_a_line_about_it():
     result = run("--help")
     assert result.returncode == 0, result.stderr
-    for name in ("backends", "bench", "config", "demo", "doctor", "generate", "selftest"):
+    for name in ("backends", "bench", "config", "demo", "doctor", "generate", "ratios", "selftest"):
         assert re.search(rf"^  {name} +[A-Z]", result.stdout, flags=re.MULTILINE), name
 
 

@@ -109,7 +109,7 @@ def test_rounds_are_interleaved(monkeypatch):
     monkeypatch.setattr(_measuring, "BATCHES", 10**9)  # one call in every round
     wanted = [_measuring.Measurement("relu", name, 1, 64, "float32") for name in ("numpy", "array_api_strict")]
     _measuring.measure(Workload(()), wanted, 1e-9)
-    calibrated = 2 * 2 * _measuring.LEAST_ROUNDS
+    calibrated = 2 * 2
     assert turns[calibrated:] == ["numpy"] * 2 + ["array_api_strict"] * 2 + turns[calibrated + 4 :]
     assert turns[calibrated:] == turns[calibrated : calibrated + 4] * wanted[0].rounds
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tensorops import __version__
-from tensorops.cli import INTERRUPTED, backends, bench, config, demo, doctor, generate, selftest
+from tensorops.cli import INTERRUPTED, backends, bench, config, demo, doctor, generate, ratios, selftest
 
 
 class _Group(click.Group):
@@ -33,4 +33,5 @@ app.add_command(config.config)
 app.add_command(demo.demo)
 app.add_command(doctor.doctor)
 app.add_command(generate.generate)
+app.add_command(ratios.ratios)
 app.add_command(selftest.selftest)

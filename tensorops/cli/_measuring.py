@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tensorops.backends.registry import Backend, describe_error, resolve
 
@@ -58,12 +58,41 @@ class Candidate:
         import tensorops
 
         with tensorops.set_backend(self.backend.name):
-            time.sleep(REST)
-            self.call()
-            start = time.perf_counter()
-            for _ in range(self.calls):
-                self.call()
-            return (time.perf_counter() - start) / self.calls
+            return time_batch(self.call, self.calls)
+
+
+class Timed(Protocol):
+    """What `in_rounds` needs: how many calls make a batch, and how long one of them takes."""
+
+    calls: int
+
+    def time(self) -> float:
+        """Return the seconds that one call takes, the average of a batch."""
+
+
+def time_batch(call: Callable[[], Any], calls: int) -> float:
+    """Return the seconds that one call takes, the average of a batch after one that warms up."""
+    time.sleep(REST)
+    call()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
+
+
+def in_rounds(timed: Sequence[Timed], seconds: float) -> list[list[float]]:
+    """Time several things in turns, each for about so many seconds; return the times of each, one a round."""
+    for one in timed:
+        quickest = one.time()
+        if quickest < seconds / BATCHES:  # else a batch is one call, however long it takes
+            quickest = min(quickest, one.time(), one.time())
+        one.calls = max(1, int(seconds / BATCHES / max(quickest, 1e-9)))
+    times: list[list[float]] = [[] for _ in timed]
+    end = time.perf_counter() + seconds * len(timed)
+    while len(times[0]) < LEAST_ROUNDS or time.perf_counter() < end:
+        for one, samples in zip(timed, times, strict=True):
+            samples.append(one.time())
+    return times
 
 
 def prepare(found: Measurement, work: Workload) -> Candidate:
@@ -109,15 +138,7 @@ def measure(work: Workload, wanted: list[Measurement], seconds: float) -> None:
             found.reason = describe_error(error)
     if not candidates:
         return
-    for candidate in candidates:
-        quickest = min(candidate.time() for _ in range(LEAST_ROUNDS))
-        candidate.calls = max(1, int(seconds / BATCHES / max(quickest, 1e-9)))
-    times: list[list[float]] = [[] for _ in candidates]
-    end = time.perf_counter() + seconds * len(candidates)
-    while len(times[0]) < LEAST_ROUNDS or time.perf_counter() < end:
-        for candidate, samples in zip(candidates, times, strict=True):
-            samples.append(candidate.time())
-    for candidate, samples in zip(candidates, times, strict=True):
+    for candidate, samples in zip(candidates, in_rounds(candidates, seconds), strict=True):
         _fill_in(candidate, samples)
     baseline = next((c.found.seconds for c in candidates if c.found.backend == BASELINE), None)
     for candidate in candidates:

@@ -75,12 +75,18 @@ def threads() -> int:
     return min(_native.num_threads() or usable, usable)
 
 
-def print_report(report: dict[str, Any], found: list[Measurement]) -> None:
-    """Print the table that people see, under the circumstances."""
-    console = Console()
+def print_circumstances(report: dict[str, Any]) -> None:
+    """Print in two lines what people need to know of `circumstances`."""
     cpu = report["hardware"]["cpu"]["name"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    console.print(f"{cpu}, {report['threads']} threads; {report['date']}\n{versions}", highlight=False, soft_wrap=True)
+    said = f"{cpu}, {report['threads']} threads; {report['date']}\n{versions}"
+    Console().print(said, highlight=False, soft_wrap=True)
+
+
+def print_report(report: dict[str, Any], found: list[Measurement]) -> None:
+    """Print the table that people see, under the circumstances."""
+    print_circumstances(report)
+    console = Console()
     table = Table(title=f"{report['dtype']}, {report['seconds_per_measurement']:g} s per measurement")
     for column in ("operator", "rows x features", "backend", "kernel"):
         table.add_column(column, overflow="fold")
@@ -136,23 +142,25 @@ def duration(seconds: float) -> str:
 # ---------------------------------------------------------------------------------------------- command
 
 
-def _known(kind: str, name: str, valid: Collection[str]) -> str:
+def known(kind: str, name: str, valid: Collection[str]) -> str:
+    """Return a name if it is valid; else it is a usage error that lists the valid ones."""
     if name not in valid:
         raise click.BadParameter(f"unknown {kind} {name!r}{nearest(name, valid)}; valid names: {', '.join(valid)}")
     return name
 
 
-def _dtype(context: click.Context, parameter: click.Parameter, value: str) -> str:
+def dtype_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Check the name of a floating dtype."""
     from tensorops.testing import DTYPES
 
-    return _known("dtype", value, DTYPES)
+    return known("dtype", value, DTYPES)
 
 
 def _operators(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     from tensorops.testing.workloads import WORKLOADS
 
     for name in values:
-        _known("operator", name, WORKLOADS)
+        known("operator", name, WORKLOADS)
     return tuple(dict.fromkeys(values)) or tuple(WORKLOADS)
 
 
@@ -183,7 +191,7 @@ def _sizes(context: click.Context, parameter: click.Parameter, values: tuple[str
     metavar="SIZE",
     help="small, decode, prefill, large, or rows x features as in 16x4096. By default decode and prefill.",
 )
-@click.option("--dtype", callback=_dtype, default="float32", metavar="[float16|bfloat16|float32|float64]")
+@click.option("--dtype", callback=dtype_name, default="float32", metavar="[float16|bfloat16|float32|float64]")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=0.3, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file, too.")

@@ -1,0 +1,58 @@
+"""A process in which llama.cpp runs a model: it reads what to do, line by line, and answers with seconds.
+
+It stands alone, as a library that crashes must not take the comparison with it. A line is a JSON list: the tokens of a
+prompt, and how many to add; the answer is a list of the seconds of the prompt and of each token after it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+
+def load(path: str, context: int, threads: int) -> Any:
+    """Return the model, its weights as they are in the file."""
+    import llama_cpp
+    from llama_cpp import llama_cpp as low_level
+
+    defaults = low_level.llama_model_default_params
+
+    def without_repacking() -> Any:  # its AMX kernels do not ask the system for the tiles' registers, and crash
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+
+    low_level.llama_model_default_params = without_repacking
+    return llama_cpp.Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+
+def run(model: Any, prompt: list[int], count: int) -> list[float]:
+    """Read a prompt and add the likeliest tokens; return the seconds that each of these steps took."""
+    import numpy as np
+
+    model.reset()
+    seconds = []
+    tokens = prompt
+    for _ in range(count + 1):
+        start = time.perf_counter()
+        model.eval(tokens)
+        logits = np.ctypeslib.as_array(model._ctx.get_logits(), shape=(model.n_vocab(),))
+        tokens = [int(logits.argmax())]
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    path, context, threads = sys.argv[1:]
+    model = load(path, int(context), int(threads))
+    for line in sys.stdin:
+        prompt, count = json.loads(line)
+        sys.stdout.write(json.dumps(run(model, prompt, count)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
