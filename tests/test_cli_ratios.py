@@ -112,7 +112,8 @@ def test_peers_compute_what_the_reference_does(peer, dtype):
         try:
             call = peers.prepare(peer, name, arrays, ours)
         except PeerMissingError as error:
-            assert str(error) == ""
+            if str(error):  # otherwise there is merely no such function
+                raise
             lacking.add(name)
             continue
         peers.require_same(call(), ours, "again")
