@@ -4,8 +4,8 @@
 //   * The largest logit: one pass, which also keeps the maxima of small parts of the row.
 //   * top_k: the k-th largest of those maxima is a lower bound for the k-th largest logit. A pass collects what reaches
 //     it, usually little more than k candidates, and only these are looked at from there on.
-//   * top_p: sums of weights by the leading bits of their exponentials, that is, a histogram; then the same for the one
-//     bin that the threshold is in, until the bin holds one value.
+//   * top_p: sums of weights by their leading bits, that is, a histogram; then the same for the one bin that the
+//     threshold is in, until the bin holds one value. Weights too small to matter are left out.
 //   * The draw: sums of weights in blocks, of which one is looked at element by element.
 // Precision: float64 in float64, everything else in float32, as the generic body; but sums are taken in double, over
 //   blocks that are summed in vectors. Where a uniform number or top_p falls within the rounding error of the body's
@@ -258,6 +258,7 @@ inline std::uint32_t float_bits(float w) {
     return bits;
 }
 inline std::uint32_t float_bits(double w) { return float_bits(static_cast<float>(w)); }
+inline U32 float_bits(Vec<float> w) { return bits_of(w); }
 
 // Adds weights to their bins. Neighbours have histograms of their own, as one addition must not wait for another.
 template <class C>
@@ -272,33 +273,32 @@ void add_to_bins(const C* weights, std::int64_t n, Bins bins, double* sums) {
     for (i = 0; i < Bins::kCount; ++i) sums[i] = (apart[0][i] + apart[1][i]) + (apart[2][i] + apart[3][i]);
 }
 
-// Copies the weights of the chosen bin to `to`, which has room for a vector more, and may be where they come from.
-std::int64_t copy_bin(const float* weights, std::int64_t n, Bins bins, float* to) {
-    const auto bin = static_cast<std::uint32_t>(bins.chosen);
+// Copies the weights that are wanted to `to`, which has room for a vector more, and may be where they come from.
+template <class C, class F>
+std::int64_t copy_where(const C* weights, std::int64_t n, C* to, F wanted) {
     std::int64_t count = 0, i = 0;
+    if constexpr (sizeof(C) == 4) {
+        constexpr std::int64_t lanes = kLanes<C>;
+        for (; i + lanes <= n; i += lanes) {
+            const Vec<float> v = load(weights + i);
+            const auto mask = wanted(v);
 #if defined(__AVX512F__)
-    for (; i + 16 <= n; i += 16) {
-        const Vec<float> v = load(weights + i);
-        const auto of_bin = reinterpret_cast<__m512i>(bins.number(bits_of(v)));
-        const __mmask16 mask = _mm512_cmpeq_epi32_mask(of_bin, _mm512_set1_epi32(static_cast<int>(bin)));
-        _mm512_storeu_ps(to + count, _mm512_maskz_compress_ps(mask, reinterpret_cast<__m512>(v)));
-        count += __builtin_popcount(mask);
-    }
+            const __mmask16 bits = _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask));
+            _mm512_storeu_ps(to + count, _mm512_maskz_compress_ps(bits, reinterpret_cast<__m512>(v)));
+            count += __builtin_popcount(bits);
+#else
+            if (!any(mask)) continue;
+            for (std::int64_t lane = 0; lane < lanes; ++lane) {
+                to[count] = v[lane];
+                count -= mask[lane];
+            }
 #endif
-    for (; i < n; ++i) {
-        const float w = weights[i];
-        to[count] = w;
-        count += bins.number(float_bits(w)) == bin;
+        }
     }
-    return count;
-}
-std::int64_t copy_bin(const double* weights, std::int64_t n, Bins bins, double* to) {
-    const auto bin = static_cast<std::uint32_t>(bins.chosen);
-    std::int64_t count = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-        const double w = weights[i];
+    for (; i < n; ++i) {
+        const C w = weights[i];
         to[count] = w;
-        count += bins.number(float_bits(w)) == bin;
+        count += wanted(w);
     }
     return count;
 }
@@ -325,21 +325,23 @@ double sum_of(const C* weights, std::int64_t n) {
 template <class C>
 C smallest_of_top_p(const C* weights, std::int64_t n, double top_p, C* room) {
     double larger = 0;  // the sum of what is larger than all in `room`
-    const double enough = top_p * sum_of(weights, n);
-    std::copy(weights, weights + (n <= kFew ? n : 0), room);
+    const double total = sum_of(weights, n), enough = top_p * total;
+    // So small that all together are less than what may go.
+    const C negligible = static_cast<C>(0.99 * (total - enough) / static_cast<double>(n));
+    n = copy_where(weights, n, room, [negligible](auto w) { return w >= negligible; });
     for (Bins bins; n > kFew; bins = bins.within(bins.chosen)) {
         double sums[Bins::kCount];
-        add_to_bins(weights, n, bins, sums);
+        add_to_bins(room, n, bins, sums);
         for (std::int64_t bin = 0; bin < Bins::kCount; ++bin) {
             if (sums[bin] == 0) continue;
             bins.chosen = bin;
             if (larger + sums[bin] >= enough) break;
             larger += sums[bin];
         }
-        n = copy_bin(weights, n, bins, room);
+        const auto bin = static_cast<std::uint32_t>(bins.chosen);
+        n = copy_where(room, n, room, [bins, bin](auto w) { return bins.number(float_bits(w)) == bin; });
         if (sizeof(C) == 4 && bins.exact()) return room[0];
         if (bins.exact()) break;
-        weights = room;
     }
     std::sort(room, room + n, std::greater<C>());
     C smallest = room[0];
