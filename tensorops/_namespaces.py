@@ -289,6 +289,7 @@ NAMESPACES: dict[str, Namespace] = {
             to_numpy=_jax_to_numpy,
             from_numpy=_jax_from_numpy,
             runtime="tensorops.backends.runtimes:JaxRuntime",
+            providers=("xla",),
             extra="jax",
         ),
         Namespace(
@@ -311,6 +312,7 @@ NAMESPACES: dict[str, Namespace] = {
             to_numpy=_torch_to_numpy,
             from_numpy=_torch_from_numpy,
             runtime="tensorops.backends.runtimes:TorchRuntime",
+            providers=("torch_cpu",),
             device=lambda x: x.device,
             extra="torch",
         ),

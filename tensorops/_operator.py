@@ -178,7 +178,7 @@ class Operator(Generic[P, R]):
     @property
     def kernels(self) -> dict[str, Kernel]:
         """The registered kernels by provider; loads every provider that can be loaded."""
-        for provider in tuple(kernels.PROVIDERS):
+        for provider in kernels.PROVIDERS.copy():
             kernels.load(provider)
         return dict(self._kernels)
 
@@ -262,7 +262,7 @@ class Operator(Generic[P, R]):
             ):
                 raise TypeError(
                     f"{self.__name__}: {name} is {describe_type(value)}, expected an array of "
-                    f"{', '.join(n.name for n in NAMESPACES.values() if not n.missing)}"
+                    f"{', '.join(n.name for n in NAMESPACES.copy().values() if not n.missing)}"
                 )
 
     def _require_one_namespace(self, inputs: dict[str, Any]) -> None:

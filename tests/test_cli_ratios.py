@@ -100,7 +100,7 @@ def test_peers_compute_what_the_reference_does(peer, dtype):
         pytest.skip(f"{peer} is not installed")
     if (peer, dtype) in {("numexpr", "float16"), ("numexpr", "bfloat16"), ("jax.jit", "float64")}:
         pytest.skip("a dtype that it lacks, see below")
-    lacking = {}
+    lacking = set()
     for name in (*ROWS, *ATTENTION):
         task = small_task(name)
         arrays = task.work(5, 64, dtype).args
@@ -112,12 +112,14 @@ def test_peers_compute_what_the_reference_does(peer, dtype):
         try:
             call = peers.prepare(peer, name, arrays, ours)
         except PeerMissingError as error:
-            lacking[name] = str(error)
+            if str(error):  # otherwise there is merely no such function
+                raise
+            lacking.add(name)
             continue
         peers.require_same(call(), ours, "again")
         for array, same in zip(arrays, before, strict=True):
             np.testing.assert_array_equal(array, same)
-    assert lacking == dict.fromkeys(LACKS[peer], "")
+    assert lacking == LACKS[peer]
 
 
 @pytest.mark.parametrize("name", [*ROWS, *ATTENTION])

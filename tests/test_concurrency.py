@@ -22,7 +22,8 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops.backends import configuration
+from tensorops import kernels
+from tensorops.backends import configuration, probing
 
 X = np.linspace(-2.0, 2.0, 24, dtype=np.float32).reshape(4, 6)
 RMS_NORM = X / np.sqrt((X.astype(np.float64) ** 2).mean(axis=-1, keepdims=True) + 1e-6)
@@ -362,6 +363,53 @@ def test_of_two_threads_that_reload_the_one_that_read_later_decides(default):
         other_is_done.set()
         slow.result(60)
     assert tp.get_backend() == "numpy"
+
+
+BROKEN = """
+import time
+import {counter} as counter
+
+counter.attempts += 1
+counter.begun.set()
+time.sleep(0.3)  # long enough for another thread to wait for this import
+raise ImportError("attempt %d" % counter.attempts)
+"""
+
+
+def test_of_a_provider_that_cannot_be_loaded_all_threads_learn_the_first_reason(default, tmp_path):
+    default.syspath_prepend(tmp_path)
+    (tmp_path / "counter_of_attempts.py").write_text("import threading\nattempts, begun = 0, threading.Event()\n")
+    (tmp_path / "broken_provider.py").write_text(BROKEN.format(counter="counter_of_attempts"))
+    import counter_of_attempts
+
+    default.setitem(kernels.PROVIDERS, "broken", "broken_provider")
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(kernels.load, "broken")
+            assert counter_of_attempts.begun.wait(60)
+            second = pool.submit(kernels.load, "broken")
+            assert first.result(60) == "attempt 1"
+            assert second.result(60) == "attempt 1"
+        assert kernels.load("broken") == "attempt 1"
+    finally:
+        kernels._reasons.pop("broken", None)
+        del sys.modules["counter_of_attempts"]
+
+
+def test_backends_may_be_tried_while_others_are_forgotten():
+    names = [f"made_up_{i}" for i in range(50)]
+
+    def try_them():
+        for name in names:
+            probing._probes[name] = probing.Probe("refused", misconfigured=True)
+        for name in names:
+            probing._probes.pop(name, None)
+
+    try:
+        Crowd().run(try_them, probing.forget_misconfigured, probing.forget_misconfigured)
+    finally:
+        for name in names:
+            probing._probes.pop(name, None)
 
 
 # --- tasks -------------------------------------------------------------------------------------------

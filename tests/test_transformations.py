@@ -258,7 +258,7 @@ def test_jax_backend_in_force_under_jit():
     with tp.set_backend("jax"), tp.trace() as log:
         y = jax.jit(tp.rms_norm)(x)
     assert isinstance(y, jax.Array)
-    assert [(r.kernel, r.namespace, r.transfers) for r in log] == [("generic", "jax", ())]
+    assert [(r.kernel, r.namespace, r.transfers) for r in log] == [("xla", "jax", ())]
 
 
 def test_jax_ids_are_data_under_jit_and_vmap():

@@ -33,7 +33,7 @@ struct Silu {
 struct Softplus {
     template <class V>
     V operator()(V x) const {
-        return (x > 0 ? x : V{}) + log1p_unit(exp_of_negative(-absolute(x)));
+        return at_least(x, 0) + log1p_unit(exp_of_negative(negative(x)));
     }
 };
 struct Gelu {
@@ -43,13 +43,12 @@ struct Gelu {
     }
 };
 struct GeluTanh {
-    // (1 + tanh(u)) / 2 is sigmoid(2 u), which does not cancel; beyond ±100 it is 0 or 1 in any dtype
+    // (1 + tanh(u)) / 2 is sigmoid(2 u), which does not cancel, and 0 or 1 where u overflows
     template <class V>
     V operator()(V x) const {
-        V b = x > 100 ? V{} + 100 : x;
-        b = b < -100 ? V{} - 100 : b;
-        const V u = b * (b * b * static_cast<decltype(x[0] + 0)>(0.044715) + 1);
-        return x * sigmoid(u * static_cast<decltype(x[0] + 0)>(1.5957691216057307117));
+        using C = decltype(x[0] + 0);
+        constexpr double k = 1.5957691216057307117;  // 2 sqrt(2 / pi)
+        return x * sigmoid(x * (x * x * static_cast<C>(k * 0.044715) + static_cast<C>(k)));
     }
 };
 template <class F>
@@ -60,15 +59,10 @@ struct Gated {
     }
 };
 
-// y = f(x...) for n elements, the last few through a buffer of one vector
+// y = f(x...) for n elements. By itself, as its constants then stay in registers.
 template <bool kStream, class F, class T, class... X>
-void span(T* y, std::int64_t n, const X*... x) {
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(Compute<T>);
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) put<kStream>(y + i, F{}(load(x + i)...));
-    if (i < n) {
-        store_part(y + i, F{}(load_part(x + i, n - i)...), n - i);
-    }
+[[gnu::noinline, gnu::flatten]] void span(T* y, std::int64_t n, const X*... x) {
+    put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return F{}(load_some(x + i, k)...); });
 }
 
 constexpr std::int64_t kBlock = 4096;

@@ -35,8 +35,9 @@ constexpr int kColumns = 4;  // vectors of it: 24 sums, 4 operands and a broadca
 constexpr int kColumns = 2;  // 12 sums, 2 operands and a broadcast fit 16
 #endif
 constexpr std::int64_t kGroups = 24, kBlockRows = kGroups * kRows;
-constexpr std::int64_t kTile = 128;
-constexpr std::int64_t kDirectRows = 8;
+constexpr std::int64_t kTile = 128;      // keys
+constexpr std::int64_t kDirectRows = 8;  // up to which keys are not transposed
+// With fewer items than kEnoughItems, the keys are split into spans of at least kSpanTiles tiles.
 constexpr std::int64_t kSpanTiles = 4, kEnoughItems = 32;
 
 template <class C>

@@ -7,9 +7,6 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-template <class C>
-inline constexpr std::size_t kLanes = kVectorBytes / sizeof(C);
-
 // Lanes of two vectors, a's numbered from 0 and b's after them.
 template <class V, std::size_t... kIndex>
 inline V pick(V a, V b, std::index_sequence<kIndex...>) {

@@ -1,12 +1,11 @@
 // y = (x - mean) / sqrt(mean((x - mean)²) + eps) · weight + bias, along rows.
 //
-// Work: rows go to threads in contiguous blocks. A row is read three times: for the mean, for the variance about it,
-// and
-//   for the result; the second and third time it comes from the first- or second-level cache.
-// Precision: float64 in float64, everything else in float32. The mean of the differences, which rounding leaves,
-// corrects
-//   both. If the variance leaves the range in which float32 squares neither overflow nor vanish, the row is done again
-//   in double precision, scaled by a power of two.
+// Work: rows go to threads in contiguous blocks. A row is read twice, for its moments and for the result; the second
+//   time it comes from the first- or second-level cache. Moments are taken about the mean of the row's first elements;
+//   where that is further than a standard deviation from the row's, they are taken again about the mean of all.
+// Precision: float64 in float64, everything else in float32. The mean of the differences corrects both moments. If the
+//   variance leaves the range in which float32 squares neither overflow nor vanish, the row is done again in double
+//   precision, scaled by a power of two.
 // Bytes: each element once in, once out, which is a copy's.
 #include "layer_norm.h"
 
@@ -24,35 +23,17 @@ struct Moments {
     double variance;
 };
 
-// The sum of f(x) over a row, in four vectors of partial sums.
-template <class T, class F>
-Compute<T> sum_over(const T* x, std::int64_t n, F f) {
-    using C = Compute<T>;
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(C);
-    Vec<C> s0{}, s1{}, s2{}, s3{};
-    std::int64_t i = 0;
-    for (; i + 4 * lanes <= n; i += 4 * lanes) {
-        s0 += f(load(x + i));
-        s1 += f(load(x + i + lanes));
-        s2 += f(load(x + i + 2 * lanes));
-        s3 += f(load(x + i + 3 * lanes));
-    }
-    for (; i + lanes <= n; i += lanes) s0 += f(load(x + i));
-    C sum = sum_of_lanes<C>((s0 + s1) + (s2 + s3));
-    if (i < n) {
-        const Vec<C> last = f(load_part(x + i, n - i));
-        for (std::int64_t k = 0; k < n - i; ++k) sum += last[k];
-    }
-    return sum;
+template <class T>
+Compute<T> mean(const T* x, std::int64_t n) {
+    return sum_of_row<T>(n, [x](std::int64_t i, std::int64_t k) { return load_some(x + i, k); }) /
+           static_cast<Compute<T>>(n);
 }
 
+// Mean and variance, by way of the differences from a value: the nearer it is to the mean, the less rounding hurts.
 template <class T>
-Moments<Compute<T>> moments(const T* x, std::int64_t n) {
+Moments<Compute<T>> moments_about(const T* x, std::int64_t n, Compute<T> about) {
     using C = Compute<T>;
-    const C count = static_cast<C>(n);
-    const C about = sum_over(x, n, [](Vec<C> a) { return a; }) / count;
-    // Both sums in one pass: of the differences, which rounding leaves, and of their squares.
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(C);
+    constexpr std::int64_t lanes = kLanes<T>;
     Vec<C> d0{}, d1{}, s0{}, s1{};
     std::int64_t i = 0;
     for (; i + 2 * lanes <= n; i += 2 * lanes) {
@@ -68,8 +49,21 @@ Moments<Compute<T>> moments(const T* x, std::int64_t n) {
         difference += a;
         square += a * a;
     }
-    const C left = difference / count;
+    const C count = static_cast<C>(n), left = difference / count;
     return {about + left, static_cast<double>(square / count) - static_cast<double>(left) * static_cast<double>(left)};
+}
+
+template <class T>
+Moments<Compute<T>> moments(const T* x, std::int64_t n) {
+    using C = Compute<T>;
+    // About the mean of the first few elements, which is usually as good as about the mean.
+    if (constexpr std::int64_t few = 4 * kLanes<T>; n >= 4 * few) {
+        const C about = mean(x, few);
+        const Moments<C> m = moments_about(x, n, about);
+        const double distance = static_cast<double>(m.mean) - static_cast<double>(about);
+        if (distance * distance <= m.variance) return m;
+    }
+    return moments_about(x, n, mean(x, n));
 }
 
 // The row again, where squares leave the range: scaled by a power of two, in double.
@@ -106,22 +100,12 @@ void careful_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t 
 template <bool kStream, bool kWeight, bool kBias, class T, class W>
 void write_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t n, Compute<T> mean, Compute<T> r) {
     using C = Compute<T>;
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(C);
-    const auto result = [mean, r](Vec<C> a, auto w, auto b) {
-        Vec<C> v = (a - mean) * r;
-        if constexpr (kWeight) v *= w();
-        if constexpr (kBias) v += b();
+    put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
+        Vec<C> v = (load_some(x + i, k) - mean) * r;
+        if constexpr (kWeight) v *= load_some(weight + i, k);
+        if constexpr (kBias) v += load_some(bias + i, k);
         return v;
-    };
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
-        put<kStream>(y + i, result(load(x + i), [&] { return load(weight + i); }, [&] { return load(bias + i); }));
-    if (i < n) {
-        const std::int64_t k = n - i;
-        const Vec<C> last = result(
-            load_part(x + i, k), [&] { return load_part(weight + i, k); }, [&] { return load_part(bias + i, k); });
-        store_part(y + i, last, k);
-    }
+    });
 }
 
 template <bool kStream, class T, class W>

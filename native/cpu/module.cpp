@@ -21,9 +21,6 @@ using namespace nb::literals;
 
 namespace tensorops {
 
-bool fork_happened = false;
-std::atomic<int> thread_bound{0};
-
 namespace {
 
 void choose_target() {
@@ -68,7 +65,12 @@ NB_MODULE(_native, m) {
     bind_activation(m);
     bind_attention(m);
     bind_linear(m);
+    bind_lookup(m);
     bind_normalization(m);
+    bind_positional(m);
+    bind_xla(m);
+    bind_quantization(m);
+    bind_sampling(m);
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("target", [] { return std::string(target().name); }, "The target in use.");

@@ -12,10 +12,13 @@
 
 namespace tensorops {
 
-extern bool fork_happened;
+inline bool fork_happened = false;
+
+// Whether kernels that this thread calls are to stay on it, as somebody else shares out the work.
+inline thread_local bool one_thread = false;
 
 // At most so many threads, beside OpenMP's own bound; 0: OpenMP's alone. Any thread may set it while others compute.
-extern std::atomic<int> thread_bound;
+inline std::atomic<int> thread_bound{0};
 
 // Below this many bytes per thread, waking a thread costs what it saves: rms_norm that moves 256 KiB took 3.4 µs on one
 // thread and 3.3 µs on two, one that moves 768 KiB 11.9 and 6.9 (medians of 4000 calls, 2 cores with AVX-512).
@@ -23,7 +26,7 @@ inline constexpr std::int64_t kBytesPerThread = 128 * 1024;
 
 inline int threads_for(std::int64_t rows, std::int64_t bytes) {
 #if defined(_OPENMP)
-    if (bytes < 2 * kBytesPerThread || rows < 2 || fork_happened || omp_in_parallel()) return 1;
+    if (bytes < 2 * kBytesPerThread || rows < 2 || fork_happened || one_thread || omp_in_parallel()) return 1;
     std::int64_t n = omp_get_max_threads();
     if (const int bound = thread_bound.load(std::memory_order_relaxed); bound > 0 && n > bound) n = bound;
     if (n > bytes / kBytesPerThread) n = bytes / kBytesPerThread;

@@ -20,28 +20,11 @@ namespace {
 
 template <class T>
 Compute<T> mean_square(const T* x, std::int64_t n) {
-    using C = Compute<T>;
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(C);
-    Vec<C> s0{}, s1{}, s2{}, s3{};
-    std::int64_t i = 0;
-    for (; i + 4 * lanes <= n; i += 4 * lanes) {
-        const Vec<C> a = load(x + i), b = load(x + i + lanes);
-        const Vec<C> c = load(x + i + 2 * lanes), d = load(x + i + 3 * lanes);
-        s0 += a * a;
-        s1 += b * b;
-        s2 += c * c;
-        s3 += d * d;
-    }
-    for (; i + lanes <= n; i += lanes) {
-        const Vec<C> a = load(x + i);
-        s0 += a * a;
-    }
-    C sum = sum_of_lanes<C>((s0 + s1) + (s2 + s3));
-    for (; i < n; ++i) {
-        const C a = load_one(x + i);
-        sum += a * a;
-    }
-    return sum / static_cast<C>(n);
+    const auto square = [x](std::int64_t i, std::int64_t k) {
+        const auto a = load_some(x + i, k);
+        return a * a;
+    };
+    return sum_of_row<T>(n, square) / static_cast<Compute<T>>(n);
 }
 
 // The row again, where squares leave the range: scaled by a power of two, summed and multiplied in double.
@@ -73,24 +56,12 @@ void careful_row(const T* x, const W* weight, T* y, std::int64_t n, double eps, 
 
 template <bool kStream, class T, class W>
 void scale_row(const T* x, const W* weight, T* y, std::int64_t n, Compute<T> r, Compute<T> offset) {
-    using C = Compute<T>;
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(C);
-    std::int64_t i = 0;
-    if (weight) {
-        for (; i + lanes <= n; i += lanes) put<kStream>(y + i, load(x + i) * r * (load(weight + i) + offset));
-        for (; i < n; ++i) store_one(y + i, load_one(x + i) * r * (load_one(weight + i) + offset));
-    } else {
-        for (; i + lanes <= n; i += lanes) put<kStream>(y + i, load(x + i) * r);
-        for (; i < n; ++i) store_one(y + i, load_one(x + i) * r);
-    }
-}
-
-template <class T>
-void add(const T* a, const T* b, T* sum, std::int64_t n) {
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(Compute<T>);
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) store(sum + i, load(a + i) + load(b + i));
-    if (i < n) store_part(sum + i, load_part(a + i, n - i) + load_part(b + i, n - i), n - i);
+    if (weight)
+        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
+            return load_some(x + i, k) * r * (load_some(weight + i, k) + offset);
+        });
+    else
+        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) * r; });
 }
 
 template <class T, class W>
@@ -104,7 +75,9 @@ void one_row(const RmsNorm& op, std::int64_t index) {
     T* y = reinterpret_cast<T*>(op.y) + index * n;
     if (op.sum) {
         T* sum = reinterpret_cast<T*>(op.sum) + index * n;
-        add(x, reinterpret_cast<const T*>(op.residual.row(index)), sum, n);
+        const T* residual = reinterpret_cast<const T*>(op.residual.row(index));
+        put_row<false>(
+            sum, n, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) + load_some(residual + i, k); });
         x = sum;  // rounded, as the caller sees it
     }
     const double mean = static_cast<double>(mean_square(x, n)) + op.eps;

@@ -44,6 +44,9 @@ template <class T>
 using Vec = typename VecOf<T>::type;
 
 inline constexpr std::size_t kFloats = kVectorBytes / sizeof(float);
+// How many elements of an array of T fill a vector
+template <class T>
+inline constexpr std::int64_t kLanes = kVectorBytes / sizeof(Compute<T>);
 typedef std::uint32_t U32 __attribute__((vector_size(kVectorBytes)));
 typedef std::uint16_t U16 __attribute__((vector_size(kVectorBytes / 2)));
 
@@ -62,7 +65,26 @@ inline Vec<float> floats_of(U32 v) { return reinterpret_cast<Vec<float>>(v); }
 inline Vec<float> load(const float* p) { return load_bits<Vec<float>>(p); }
 inline Vec<double> load(const double* p) { return load_bits<Vec<double>>(p); }
 
-inline Vec<float> load(const BFloat16* p) { return floats_of(__builtin_convertvector(load_bits<U16>(p), U32) << 16); }
+// 16 bits widened with zeros, and narrowed where the upper ones are zero. GCC's own conversions take twice as long.
+inline U32 widened(const void* p) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<U32>(_mm512_cvtepu16_epi32(load_bits<__m256i>(p)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<U32>(_mm256_cvtepu16_epi32(load_bits<__m128i>(p)));
+#else
+    return __builtin_convertvector(load_bits<U16>(p), U32);
+#endif
+}
+inline U16 narrowed(U32 v) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i both = reinterpret_cast<__m256i>(v), packed = _mm256_packus_epi32(both, both);
+    return reinterpret_cast<U16>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#else
+    return __builtin_convertvector(v, U16);
+#endif
+}
+
+inline Vec<float> load(const BFloat16* p) { return floats_of(widened(p) << 16); }
 
 inline Vec<float> load(const Float16* p) {
 #if defined(__AVX512F__)
@@ -72,7 +94,7 @@ inline Vec<float> load(const Float16* p) {
 #elif defined(__aarch64__)
     return reinterpret_cast<Vec<float>>(vcvt_f32_f16(load_bits<float16x4_t>(p)));
 #else
-    const U32 h = __builtin_convertvector(load_bits<U16>(p), U32);
+    const U32 h = widened(p);
     const U32 sign = (h & 0x8000u) << 16, magnitude = h & 0x7fffu;
     // A product with 2^112 rebases the exponent, subnormals included; infinity and NaN are put right after.
     const Vec<float> scaled = floats_of(magnitude << 13) * 0x1p112f;
@@ -86,11 +108,24 @@ inline Vec<float> load(const Float16* p) {
 inline void store(float* p, Vec<float> v) { std::memcpy(p, &v, sizeof v); }
 inline void store(double* p, Vec<double> v) { std::memcpy(p, &v, sizeof v); }
 
+#if defined(__AVX512BF16__)
+// The instructions that round to bfloat16 take subnormal numbers for zeros.
+inline bool has_subnormal(Vec<float> a, Vec<float> b) {
+    constexpr int kSubnormal = 0x20;
+    const __mmask16 of_a = _mm512_fpclass_ps_mask(reinterpret_cast<__m512>(a), kSubnormal);
+    const __mmask16 of_b = _mm512_fpclass_ps_mask(reinterpret_cast<__m512>(b), kSubnormal);
+    return __builtin_expect(!_kortestz_mask16_u8(of_a, of_b), 0);
+}
+#endif
+
 inline U16 round_to_bfloat16(Vec<float> v) {
+#if defined(__AVX512BF16__)
+    if (!has_subnormal(v, v)) return reinterpret_cast<U16>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(v)));
+#endif
     const U32 b = bits_of(v);
-    const U32 rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
-    const U32 quiet_nan = (b >> 16) | 0x40u;  // rounding could carry a NaN into infinity
-    return __builtin_convertvector((b & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded, U16);
+    const U32 rounded = b + 0x7fffu + ((b >> 16) & 1u);
+    const U32 quiet_nan = b | 0x400000u;  // rounding could carry a NaN into infinity
+    return narrowed((v != v ? quiet_nan : rounded) >> 16);
 }
 
 inline U16 round_to_float16(Vec<float> v) {
@@ -144,16 +179,12 @@ inline void stream_fence() {}
 template <class T, class V>
 inline void stream(T* p, V v) {
 #if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 2) {
-        __m256i bits;
-        if constexpr (is_same<T, BFloat16>)
-            bits = reinterpret_cast<__m256i>(round_to_bfloat16(v));
-        else
-            bits = reinterpret_cast<__m256i>(round_to_float16(v));
-        stream_bits(p, bits);
-    } else {
+    if constexpr (is_same<T, BFloat16>)
+        stream_bits(p, reinterpret_cast<__m256i>(round_to_bfloat16(v)));
+    else if constexpr (is_same<T, Float16>)
+        stream_bits(p, reinterpret_cast<__m256i>(round_to_float16(v)));
+    else
         stream_bits(p, reinterpret_cast<__m512i>(v));
-    }
 #elif defined(__AVX2__)
     if constexpr (sizeof(T) == 2)
         store(p, v);
@@ -177,6 +208,24 @@ inline void put(T* p, V v) {
         store(p, v);
 }
 
+// The same for two vectors, one after another
+template <bool kStream, class T, class V>
+inline void put_two(T* p, V a, V b) {
+#if defined(__AVX512BF16__)
+    if constexpr (is_same<T, BFloat16>) {
+        if (!has_subnormal(a, b)) {
+            const __m512i bits = reinterpret_cast<__m512i>(
+                _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a)));
+            if constexpr (kStream) return stream_bits(p, bits);
+            std::memcpy(p, &bits, sizeof bits);
+            return;
+        }
+    }
+#endif
+    put<kStream>(p, a);
+    put<kStream>(p + kLanes<T>, b);
+}
+
 // ---- fewer elements than a vector has, for the tail of a row
 
 template <class T>
@@ -191,6 +240,31 @@ inline void store_part(T* p, V v, std::int64_t n) {
     T part[kVectorBytes / sizeof(Compute<T>)];
     store(part, v);
     std::memcpy(p, part, static_cast<std::size_t>(n) * sizeof(T));
+}
+
+template <class T>
+inline auto load_some(const T* p, std::int64_t n) {
+    return n == kLanes<T> ? load(p) : load_part(p, n);
+}
+
+// ---- a row of n results: f(i, k) makes the vector of those from i on, of which k are wanted
+
+template <bool kStream, class T, class F>
+inline void put_row(T* y, std::int64_t n, F f) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    std::int64_t i = 0;
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+        const auto a = f(i, lanes), b = f(i + lanes, lanes);
+        put_two<kStream>(y + i, a, b);
+    }
+    for (; i < n; i += lanes) {
+        const std::int64_t k = n - i < lanes ? n - i : lanes;
+        const auto v = f(i, k);
+        if (k == lanes)
+            put<kStream>(y + i, v);
+        else
+            store_part(y + i, v, k);
+    }
 }
 
 // ---- one element, for the tail of a row: through a vector, so that it rounds as the others do
@@ -215,14 +289,60 @@ inline void store_one(T* p, Compute<T> x) {
     std::memcpy(p, lanes, sizeof(T));
 }
 
+// The sum of a vector's elements: of its halves, then of the halves of that, and so on.
+#if defined(__x86_64__)
+inline float sum_of_lanes(__m128 v) {
+    const __m128 pairs = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    return _mm_cvtss_f32(_mm_add_ss(pairs, _mm_shuffle_ps(pairs, pairs, 1)));
+}
+inline double sum_of_lanes(__m128d v) { return _mm_cvtsd_f64(_mm_add_sd(v, _mm_unpackhi_pd(v, v))); }
+#endif
+
 template <class T>
 inline T sum_of_lanes(Vec<T> v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
+    else
+        return _mm512_reduce_add_pd(reinterpret_cast<__m512d>(v));
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4) {
+        const __m256 a = reinterpret_cast<__m256>(v);
+        return sum_of_lanes(_mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
+    } else {
+        const __m256d a = reinterpret_cast<__m256d>(v);
+        return sum_of_lanes(_mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1)));
+    }
+#elif defined(__x86_64__)
+    if constexpr (sizeof(T) == 4)
+        return sum_of_lanes(reinterpret_cast<__m128>(v));
+    else
+        return sum_of_lanes(reinterpret_cast<__m128d>(v));
+#else
     constexpr std::size_t lanes = kVectorBytes / sizeof(T);
     T part[lanes];
     std::memcpy(part, &v, sizeof v);
     for (std::size_t half = lanes / 2; half > 0; half /= 2)
         for (std::size_t i = 0; i < half; ++i) part[i] += part[i + half];
     return part[0];
+#endif
+}
+
+// The sum of f(i, k) over a row, in four vectors of partial sums; f makes the vector of the elements from i on, of
+// which k count and the others are 0.
+template <class T, class F>
+inline Compute<T> sum_of_row(std::int64_t n, F f) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    Vec<Compute<T>> s0{}, s1{}, s2{}, s3{};
+    std::int64_t i = 0;
+    for (; i + 4 * lanes <= n; i += 4 * lanes) {
+        s0 += f(i, lanes);
+        s1 += f(i + lanes, lanes);
+        s2 += f(i + 2 * lanes, lanes);
+        s3 += f(i + 3 * lanes, lanes);
+    }
+    for (; i < n; i += lanes) s0 += f(i, n - i < lanes ? n - i : lanes);
+    return sum_of_lanes<Compute<T>>((s0 + s1) + (s2 + s3));
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

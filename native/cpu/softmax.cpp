@@ -11,102 +11,19 @@
 #include <cmath>
 #include <limits>
 
+#include "exponentials.h"
 #include "parallel.h"
-#include "simd.h"
-#include "vector_math.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
 constexpr std::int64_t kBufferBytes = 64 * 1024;  // of the stack of each thread
-constexpr std::int64_t kBlock = 4096;
-
-template <class C>
-constexpr std::int64_t kLanes = kVectorBytes / sizeof(C);
-
-template <class V>
-inline V larger(V a, V b) {
-    return a < b ? b : a;  // a NaN in b is passed over: it shows in the sum
-}
-
+// The value, unless a row has a NaN
 template <class T>
-Compute<T> maximum(const T* x, std::int64_t n) {
-    using C = Compute<T>;
-    constexpr std::int64_t lanes = kLanes<C>;
-    const Vec<C> lowest = Vec<C>{} - std::numeric_limits<C>::infinity();
-    Vec<C> m0 = lowest, m1 = lowest, m2 = lowest, m3 = lowest;
-    std::int64_t i = 0;
-    for (; i + 4 * lanes <= n; i += 4 * lanes) {
-        m0 = larger(m0, load(x + i));
-        m1 = larger(m1, load(x + i + lanes));
-        m2 = larger(m2, load(x + i + 2 * lanes));
-        m3 = larger(m3, load(x + i + 3 * lanes));
-    }
-    for (; i + lanes <= n; i += lanes) m0 = larger(m0, load(x + i));
-    const Vec<C> m = larger(larger(m0, m1), larger(m2, m3));
-    C largest = m[0];
-    for (std::int64_t k = 1; k < lanes; ++k) largest = m[k] > largest ? m[k] : largest;
-    for (; i < n; ++i) {
-        const C a = load_one(x + i);
-        largest = a > largest ? a : largest;
-    }
-    return largest;
-}
-
-// The last n elements of a row, fewer than a vector has, as exponentials; 0 in the other lanes.
-template <class T>
-inline Vec<Compute<T>> last_exponentials(const T* x, std::int64_t n, Compute<T> shift) {
-    Vec<Compute<T>> e = exp(load_part(x, n) - shift);
-    for (std::int64_t k = n; k < kLanes<Compute<T>>; ++k) e[k] = 0;
-    return e;
-}
-
-// The sum of exp(x - shift); kept as well, if there is a buffer.
-template <class T>
-double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute<T>* buffer) {
-    using C = Compute<T>;
-    constexpr std::int64_t lanes = kLanes<C>;
-    double total = 0;
-    std::int64_t i = 0;
-    while (i + lanes <= n) {
-        const std::int64_t end = n - i > kBlock ? i + kBlock : n;
-        Vec<C> s0{}, s1{};
-        for (; i + 2 * lanes <= end; i += 2 * lanes) {
-            const Vec<C> a = exp(load(x + i) - shift), b = exp(load(x + i + lanes) - shift);
-            if (buffer) {
-                store(buffer + i, a);
-                store(buffer + i + lanes, b);
-            }
-            s0 += a;
-            s1 += b;
-        }
-        if (i + lanes <= end) {
-            const Vec<C> a = exp(load(x + i) - shift);
-            if (buffer) store(buffer + i, a);
-            s0 += a;
-            i += lanes;
-        }
-        total += static_cast<double>(sum_of_lanes<C>(s0 + s1));
-    }
-    if (i < n) {
-        const Vec<C> e = last_exponentials(x + i, n - i, shift);
-        if (buffer) store_part(buffer + i, e, n - i);
-        total += static_cast<double>(sum_of_lanes<C>(e));
-    }
-    return total;
-}
-
-template <bool kStream, class T, class F>
-inline void for_row(T* y, std::int64_t n, F f) {
-    constexpr std::int64_t lanes = kLanes<Compute<T>>;
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) put<kStream>(y + i, f(i, lanes));
-    if (i < n) store_part(y + i, f(i, n - i), n - i);
-}
-
-template <class T>
-inline auto load_some(const T* p, std::int64_t n) {
-    return n == kLanes<Compute<T>> ? load(p) : load_part(p, n);
+Compute<T> nan_or(Compute<T> value, const T* x, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i)
+        if (const Compute<T> a = load_one(x + i); a != a) return a;
+    return value;
 }
 
 template <bool kStream, class T>
@@ -117,6 +34,7 @@ void one_row(const Softmax& op, std::int64_t index) {
     T* y = reinterpret_cast<T*>(op.y);
     const C largest = maximum(x, n);
     if (op.kind == Normalized::logsumexp) {
+        if (largest == std::numeric_limits<C>::infinity()) return store_one(y + index, nan_or(largest, x, n));
         const C shift = std::isfinite(largest) ? largest : 0;
         const double total = std::log(sum_of_exponentials<T>(x, n, shift, nullptr)) + static_cast<double>(shift);
         return store_one(y + index, static_cast<C>(total));
@@ -124,18 +42,19 @@ void one_row(const Softmax& op, std::int64_t index) {
     y += index * n;
     if (op.kind == Normalized::log_softmax) {
         const C log_total = static_cast<C>(std::log(sum_of_exponentials<T>(x, n, largest, nullptr)));
-        return for_row<kStream>(
+        return put_row<kStream>(
             y, n, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) - largest - log_total; });
     }
     alignas(64) C buffer[kBufferBytes / sizeof(C)];
     if (n <= static_cast<std::int64_t>(kBufferBytes / sizeof(C))) {
         const C scale = static_cast<C>(1 / sum_of_exponentials<T>(x, n, largest, buffer));
         const C* e = buffer;
-        for_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return load_some(e + i, k) * scale; });
+        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return load_some(e + i, k) * scale; });
     } else {
         const C scale = static_cast<C>(1 / sum_of_exponentials<T>(x, n, largest, nullptr));
-        for_row<kStream>(y, n,
-                         [=](std::int64_t i, std::int64_t k) { return exp(load_some(x + i, k) - largest) * scale; });
+        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
+            return exp_of_negative(load_some(x + i, k) - largest) * scale;
+        });
     }
 }
 

@@ -6,9 +6,13 @@
 
 #include "activation.h"
 #include "attention.h"
+#include "cross_entropy.h"
 #include "layer_norm.h"
 #include "linear.h"
+#include "quantize.h"
 #include "rms_norm.h"
+#include "rope.h"
+#include "sample.h"
 #include "softmax.h"
 
 namespace tensorops {
@@ -17,10 +21,15 @@ namespace tensorops {
 #define TENSOROPS_FOR_EACH_KERNEL(DO)     \
     DO(activation, Activation)            \
     DO(attention, Attention)              \
+    DO(dequantize, Dequantize)            \
+    DO(cross_entropy, CrossEntropy)       \
     DO(layer_norm, LayerNorm)             \
     DO(linear, Linear)                    \
+    DO(quantize, Quantize)                \
     DO(quantized_linear, QuantizedLinear) \
     DO(rms_norm, RmsNorm)                 \
+    DO(rope, Rope)                        \
+    DO(sample, Sample)                    \
     DO(softmax, Softmax)
 
 // The kernels of one target.

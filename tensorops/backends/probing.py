@@ -208,8 +208,9 @@ def reconfigured(before: Configuration, after: Configuration) -> Iterator[None]:
 
 def forget_misconfigured() -> None:
     """Let backends be tried again whose devices were configured to what they cannot do."""
-    for name in [name for name, found in _probes.items() if found.misconfigured]:
-        _probes.pop(name, None)
+    for name, found in _probes.copy().items():  # other threads may be trying backends
+        if found.misconfigured:
+            _probes.pop(name, None)
 
 
 def _compute(backend: Backend, configured: Configuration | None) -> Probe:

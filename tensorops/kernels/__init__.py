@@ -12,6 +12,8 @@ from collections.abc import Mapping
 PROVIDERS: dict[str, str] = {
     "cpu": "tensorops.kernels.cpu",
     "mlx": "tensorops.kernels.mlx",
+    "torch_cpu": "tensorops.kernels.torch_cpu",
+    "xla": "tensorops.kernels.xla",
 }
 """Every provider and the package that registers its kernels."""
 
@@ -27,14 +29,17 @@ def require_new_providers(packages: Mapping[str, str]) -> None:
 
 def load(provider: str) -> str:
     """Register a provider's kernels, once; return why it cannot be loaded, or an empty string."""
-    if provider not in _reasons:
+    reason = _reasons.get(provider)
+    if reason is None:
+        reason = ""
         try:
             importlib.import_module(PROVIDERS[provider])
-            _reasons[provider] = ""
         except ImportError as error:
-            _reasons[provider] = str(error)
+            reason = str(error)
         except Exception as error:
             if PROVIDERS[provider].partition(".")[0] == "tensorops":
                 raise
-            _reasons[provider] = f"{type(error).__name__}: {error}"  # another author's package may raise anything
-    return _reasons[provider]
+            reason = f"{type(error).__name__}: {error}"  # another author's package may raise anything
+        # What a first attempt left behind may make that of a thread which waited for it fail in another way.
+        reason = _reasons.setdefault(provider, reason)
+    return reason

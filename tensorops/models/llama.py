@@ -67,28 +67,28 @@ def forward(
     keys, values : list of array
         With the new tokens in place.
     """
+    xp = tp.get_namespace(ids)
     x = embed(ids, weights["embedding"], config.dim)
     slots = Slots(positions, keys[0].shape[1], start)
     new_keys, new_values = [], []
     for w, old_keys, old_values in zip(weights["blocks"], keys, values, strict=True):
         h = tp.rms_norm(x, w["attn_norm"], config.eps)
-        q = _heads(linear(h, w["attn_q"]), config.heads)
-        k = _heads(linear(h, w["attn_k"]), config.kv_heads)
-        v = _heads(linear(h, w["attn_v"]), config.kv_heads)
+        q = _heads(xp, linear(h, w["attn_q"]), config.heads)
+        k = _heads(xp, linear(h, w["attn_k"]), config.kv_heads)
+        v = _heads(xp, linear(h, w["attn_v"]), config.kv_heads)
         q, k = (_rotate(config, weights, each, positions) for each in (q, k))
-        new_keys.append(slots.place(old_keys, k))
-        new_values.append(slots.place(old_values, v))
-        h = linear(_attend(q, new_keys[-1], new_values[-1], slots.mask), w["attn_output"])
+        new_keys.append(slots.place(old_keys, k[0, ...]))
+        new_values.append(slots.place(old_values, v[0, ...]))
+        h = linear(_attend(xp, q, new_keys[-1], new_values[-1], slots.mask), w["attn_output"])
         h, x = tp.add_rms_norm(h, x, w["ffn_norm"], config.eps)
         x = x + linear(tp.swiglu(linear(h, w["ffn_gate"]), linear(h, w["ffn_up"])), w["ffn_down"])
     return tp.rms_norm(x, weights["norm"], config.eps), new_keys, new_values
 
 
-def _heads(x: Array, heads: int) -> Array:
-    """Return (heads, tokens, head_dim) from (tokens, heads * head_dim)."""
-    xp = tp.get_namespace(x)
+def _heads(xp: Any, x: Array, heads: int) -> Array:
+    """Return (1, heads, tokens, head_dim) from (tokens, heads * head_dim)."""
     tokens, features = x.shape
-    return xp.permute_dims(xp.reshape(x, (tokens, heads, features // heads)), (1, 0, 2))
+    return xp.permute_dims(xp.reshape(x, (1, tokens, heads, features // heads)), (0, 2, 1, 3))
 
 
 def _rotate(config: LlamaConfig, weights: dict[str, Any], x: Array, positions: Array) -> Array:
@@ -96,12 +96,10 @@ def _rotate(config: LlamaConfig, weights: dict[str, Any], x: Array, positions: A
     return tp.rope(x, positions, base=config.rope_base, freqs=weights["frequencies"], interleaved=True)
 
 
-def _attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
-    """Return (tokens, heads * head_dim) from queries, keys and values of (heads, …, head_dim)."""
-    xp = tp.get_namespace(q)
-    heads, tokens, head_dim = q.shape
-    batch = [xp.expand_dims(x, axis=0) for x in (q, k, v)]
-    y = tp.scaled_dot_product_attention(*batch, mask=mask)
+def _attend(xp: Any, q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """Return (tokens, heads * head_dim) from queries (1, heads, …) and slots of keys and values (heads, …)."""
+    _, heads, tokens, head_dim = q.shape
+    y = tp.scaled_dot_product_attention(q, k[None, ...], v[None, ...], mask=mask)
     return xp.reshape(xp.permute_dims(y, (0, 2, 1, 3)), (tokens, heads * head_dim))
 
 

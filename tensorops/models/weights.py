@@ -7,6 +7,7 @@ consists of arrays alone: that is what compilers such as ``jax.jit`` and ``mx.co
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,12 +43,27 @@ def load(tensor: Tensor, backend: str) -> Array | QuantizedWeight:
         The weight.
     """
     if len(tensor.shape) == 2 and tensor.is_quantized:
-        w = tp.to_backend(tensor.quantized(), backend)
-        x = tp.to_backend(np.zeros((1, tensor.shape[1]), dtype=np.float32), backend)
-        choice = tp.quantized_linear.explain(x, w.weight, w.scales, w.biases, bits=w.bits, group_size=w.group_size)
-        if choice.kernel != "generic":
-            return w
+        quantized = tensor.quantized()
+        w = tp.to_backend(quantized, backend)
+        if (kernel := _kernel_for(w, backend)) != "generic":
+            if (half := _with_half_scales(quantized)) is not quantized:
+                half = tp.to_backend(half, backend)
+            return half if _kernel_for(half, backend) == kernel else w
     return tp.to_backend(tensor.dequantize(), backend)
+
+
+def _kernel_for(w: QuantizedWeight, backend: str) -> str:
+    x = tp.to_backend(np.zeros((1, w.shape[1]), dtype=np.float32), backend)
+    return tp.quantized_linear.explain(x, w.weight, w.scales, w.biases, bits=w.bits, group_size=w.group_size).kernel
+
+
+def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:
+    """Return the weight with scales and biases in float16, as files store them, unless that changes a value."""
+    with np.errstate(over="ignore"):
+        scales = w.scales.astype(np.float16)
+        biases = None if w.biases is None else w.biases.astype(np.float16)
+    exact = np.array_equal(scales, w.scales) and (biases is None or np.array_equal(biases, w.biases))
+    return replace(w, scales=scales, biases=biases) if exact else w
 
 
 def arrange(
@@ -106,9 +122,10 @@ def embed(ids: Array, matrix: Matrix, dim: int) -> Array:
         return tp.embedding(ids, matrix)
     # Only the rows that are needed become float32; the matrix stays small.
     xp = tp.get_namespace(ids)
-    rows = [None if part is None else xp.take(part, ids, axis=0) for part in matrix]
+    weight, *parameters = [None if part is None else xp.take(part, ids, axis=0) for part in matrix]
+    wide = [None if part is None else xp.astype(part, xp.float32, copy=False) for part in parameters]
     bits, group_size = _format(matrix, dim)
-    return tp.dequantize(*rows, bits=bits, group_size=group_size)
+    return tp.dequantize(weight, *wide, bits=bits, group_size=group_size)
 
 
 def _plain(weight: Array | QuantizedWeight) -> Matrix:

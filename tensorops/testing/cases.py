@@ -810,7 +810,7 @@ def _sample() -> Iterator[Case]:
     def logits(r: np.random.Generator, n: int, *batch: int) -> NDArray[np.float64]:
         # Distinct multiples of 1/4, exact in every dtype: all of them draw the same index.
         values = np.broadcast_to(np.arange(n) / 4 - n // 8, (*batch, n))
-        return np.asarray(r.permuted(values, axis=-1))
+        return np.ascontiguousarray(r.permuted(values, axis=-1))  # which keeps the order of what was broadcast
 
     uniforms = np.array([0.01, 0.3, 0.72, 0.97])
     for name, options in {

@@ -21,7 +21,16 @@ except ImportError as error:
         raise ValueError(f"environment variable {error}") from None
     raise
 
-from tensorops.kernels.cpu import activation, attention, linear, normalization, quantization
+from tensorops.kernels.cpu import (
+    activation,
+    attention,
+    linear,
+    loss,
+    normalization,
+    positional,
+    quantization,
+    sampling,
+)
 
 
 def configure() -> None:
@@ -34,4 +43,14 @@ def configure() -> None:
 
 configure()
 
-__all__ = ["activation", "attention", "configure", "linear", "normalization", "quantization"]
+__all__ = [
+    "activation",
+    "attention",
+    "configure",
+    "linear",
+    "loss",
+    "normalization",
+    "positional",
+    "quantization",
+    "sampling",
+]

@@ -1,5 +1,7 @@
 """Types of the compiled module; its functions are bound in ``native/cpu/module.cpp``."""
 
+import numpy as np
+
 from tensorops._typing import Array
 
 def relu(x: Array) -> Array: ...
@@ -24,6 +26,26 @@ def logsumexp(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = Fa
 def logsumexp_supports(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = False) -> str | None: ...
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array: ...
 def linear_supports(x: Array, weight: Array, bias: Array | None = None) -> str | None: ...
+def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> tuple[Array, Array, Array | None]: ...
+def quantize_supports(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> str | None: ...
+def dequantize(
+    weight: Array,
+    scales: Array,
+    biases: Array | None = None,
+    *,
+    bits: int = 4,
+    group_size: int = 32,
+    mode: str = "affine",
+) -> Array: ...
+def dequantize_supports(
+    weight: Array,
+    scales: Array,
+    biases: Array | None = None,
+    *,
+    bits: int = 4,
+    group_size: int = 32,
+    mode: str = "affine",
+) -> str | None: ...
 def quantized_linear(
     x: Array, weight: Array, scales: Array, biases: Array | None = None, *, bits: int = 4, group_size: int = 32
 ) -> Array: ...
@@ -58,6 +80,24 @@ def layer_norm_supports(
     *,
     axis: int | tuple[int, ...] = -1,
 ) -> str | None: ...
+def sample(
+    logits: Array,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    rng: np.random.Generator | Array | None = None,
+) -> Array: ...
+def sample_supports(
+    logits: Array,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    rng: np.random.Generator | Array | None = None,
+) -> str | None: ...
 def scaled_dot_product_attention(
     q: Array,
     k: Array,
@@ -81,6 +121,43 @@ def scaled_dot_product_attention_supports(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
+) -> str | None: ...
+def xla_handlers() -> dict[str, object]: ...
+def rope(
+    x: Array,
+    positions: Array,
+    *,
+    base: float = 10000.0,
+    freqs: Array | None = None,
+    interleaved: bool = False,
+    dims: int | None = None,
+) -> Array: ...
+def rope_supports(
+    x: Array,
+    positions: Array,
+    *,
+    base: float = 10000.0,
+    freqs: Array | None = None,
+    interleaved: bool = False,
+    dims: int | None = None,
+) -> str | None: ...
+def embedding(ids: Array, weight: Array) -> Array: ...
+def embedding_supports(ids: Array, weight: Array) -> str | None: ...
+def cross_entropy(
+    logits: Array,
+    targets: Array,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Array: ...
+def cross_entropy_supports(
+    logits: Array,
+    targets: Array,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
 ) -> str | None: ...
 def targets() -> list[str]: ...
 def target() -> str: ...

@@ -1,0 +1,134 @@
+// Bindings of quantization; quantized_linear is bound with the other linear maps.
+#include "bind.h"
+#include "targets.h"
+
+namespace tensorops {
+
+using namespace nb::literals;
+
+namespace {
+
+Reason refuse_format(int bits, std::int64_t group_size, const std::string& mode, npy_intp columns) {
+    if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
+    if (mode != "affine" && mode != "symmetric") return "mode is neither 'affine' nor 'symmetric'";
+    if (group_size < 1 || group_size > columns || columns % group_size != 0) return "group_size does not divide a row";
+    return group_size * bits % 8 == 0 ? Reason{} : "group_size does not fill whole bytes";
+}
+
+Reason refuse_matrix(const char* name, PyArrayObject* a) {
+    if (PyArray_NDIM(a) != 2) return std::string(name) + " does not have 2 dimensions";
+    if (PyArray_SIZE(a) == 0) return std::string(name) + " is empty";
+    return last_axis_contiguous(a) ? Reason{} : "the last axis of " + std::string(name) + " is not contiguous";
+}
+
+Reason refuse_quantize(nb::handle w, int bits, std::int64_t group_size, const std::string& mode) {
+    if (Reason reason = refuse_array("w", w); !reason.empty()) return reason;
+    if (Reason reason = refuse_matrix("w", as_array(w)); !reason.empty()) return reason;
+    if (mode == "symmetric" && bits != 8) return "mode 'symmetric' has 8 bits";
+    return refuse_format(bits, group_size, mode, PyArray_DIM(as_array(w), 1));
+}
+
+Reason refuse_parameter(const char* name, nb::handle h, npy_intp rows, npy_intp groups) {
+    if (Reason reason = refuse_array(name, h); !reason.empty()) return reason;
+    PyArrayObject* a = as_array(h);
+    if (Reason reason = refuse_matrix(name, a); !reason.empty()) return reason;
+    if (PyArray_DIM(a, 0) == rows && PyArray_DIM(a, 1) == groups) return {};
+    return std::string(name) + " does not have one element for each group";
+}
+
+Reason refuse_dequantize(nb::handle weight, nb::handle scales, nb::handle biases, int bits, std::int64_t group_size,
+                         const std::string& mode) {
+    if (!PyArray_CheckExact(weight.ptr())) return "weight is not a numpy.ndarray";
+    PyArrayObject* w = as_array(weight);
+    if (PyArray_TYPE(w) != NPY_UINT8) return "weight does not have dtype uint8";
+    if (Reason reason = refuse_matrix("weight", w); !reason.empty()) return reason;
+    if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
+    const npy_intp rows = PyArray_DIM(w, 0), columns = PyArray_DIM(w, 1) * (8 / bits);
+    if (Reason reason = refuse_format(bits, group_size, mode, columns); !reason.empty()) return reason;
+    if (Reason reason = refuse_parameter("scales", scales, rows, columns / group_size); !reason.empty()) return reason;
+    if (biases.is_none()) return bits == 8 ? Reason{} : "biases are missing";
+    if (mode == "symmetric") return "mode 'symmetric' has no biases";
+    if (Reason reason = refuse_parameter("biases", biases, rows, columns / group_size); !reason.empty()) return reason;
+    return dtype_of(as_array(biases)) == dtype_of(as_array(scales)) ? Reason{} : "biases has another dtype than scales";
+}
+
+nb::object empty_bytes(npy_intp rows, npy_intp columns) {
+    const npy_intp shape[] = {rows, columns};
+    nb::object descr = nb::steal(reinterpret_cast<PyObject*>(PyArray_DescrFromType(NPY_UINT8)));
+    return empty(2, shape, reinterpret_cast<PyArray_Descr*>(descr.ptr()));
+}
+
+nb::object quantize(nb::handle w, int bits, std::int64_t group_size, const std::string& mode) {
+    if (!refuse_quantize(w, bits, group_size, mode).empty()) return nb::borrow(Py_NotImplemented);
+    PyArrayObject* a = as_array(w);
+    Quantize op{};
+    op.w = PyArray_BYTES(a);
+    op.w_stride = PyArray_STRIDE(a, 0);
+    op.rows = PyArray_DIM(a, 0);
+    op.columns = PyArray_DIM(a, 1);
+    op.group_size = group_size;
+    op.bits = bits;
+    op.dtype = dtype_of(a);
+    const npy_intp groups[] = {op.rows, op.columns / group_size};
+    nb::object weight = empty_bytes(op.rows, op.columns * bits / 8);
+    nb::object scales = empty(2, groups, PyArray_DESCR(a));
+    nb::object biases = mode == "affine" ? empty(2, groups, PyArray_DESCR(a)) : nb::none();
+    op.weight = PyArray_BYTES(as_array(weight));
+    op.scales = PyArray_BYTES(as_array(scales));
+    op.biases = biases.is_none() ? nullptr : PyArray_BYTES(as_array(biases));
+    compute(PyArray_NBYTES(a), [&op] { target().quantize(op); });
+    return nb::make_tuple(weight, scales, biases);
+}
+
+nb::object dequantize(nb::handle weight, nb::handle scales, nb::handle biases, int bits, std::int64_t group_size,
+                      const std::string& mode) {
+    if (!refuse_dequantize(weight, scales, biases, bits, group_size, mode).empty())
+        return nb::borrow(Py_NotImplemented);
+    PyArrayObject *q = as_array(weight), *s = as_array(scales);
+    Dequantize op{};
+    op.weight = PyArray_BYTES(q);
+    op.weight_stride = PyArray_STRIDE(q, 0);
+    op.scales = PyArray_BYTES(s);
+    op.scale_stride = PyArray_STRIDE(s, 0);
+    if (!biases.is_none()) {
+        op.biases = PyArray_BYTES(as_array(biases));
+        op.bias_stride = PyArray_STRIDE(as_array(biases), 0);
+    }
+    op.rows = PyArray_DIM(q, 0);
+    op.columns = PyArray_DIM(q, 1) * (8 / bits);
+    op.group_size = group_size;
+    op.bits = bits;
+    op.dtype = dtype_of(s);
+    const npy_intp shape[] = {op.rows, op.columns};
+    nb::object w = empty(2, shape, PyArray_DESCR(s));
+    op.w = PyArray_BYTES(as_array(w));
+    const npy_intp bytes = PyArray_NBYTES(as_array(w));
+    op.streaming = bytes >= kStreamBytes && group_size % 16 == 0;
+    compute(bytes, [&op] { target().dequantize(op); });
+    return w;
+}
+
+}  // namespace
+
+void bind_quantization(nb::module_& m) {
+    m.def("quantize", &quantize, "w"_a, nb::kw_only(), "bits"_a.noconvert(), "group_size"_a.noconvert(),
+          "mode"_a = "affine");
+    m.def(
+        "quantize_supports",
+        [](nb::handle w, int bits, std::int64_t group_size, const std::string& mode) {
+            return none_or(refuse_quantize(w, bits, group_size, mode));
+        },
+        "w"_a, nb::kw_only(), "bits"_a.noconvert(), "group_size"_a.noconvert(), "mode"_a = "affine");
+    m.def("dequantize", &dequantize, "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(),
+          "bits"_a.noconvert() = 4, "group_size"_a.noconvert() = 32, "mode"_a = "affine");
+    m.def(
+        "dequantize_supports",
+        [](nb::handle weight, nb::handle scales, nb::handle biases, int bits, std::int64_t group_size,
+           const std::string& mode) {
+            return none_or(refuse_dequantize(weight, scales, biases, bits, group_size, mode));
+        },
+        "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(), "bits"_a.noconvert() = 4,
+        "group_size"_a.noconvert() = 32, "mode"_a = "affine");
+}
+
+}  // namespace tensorops

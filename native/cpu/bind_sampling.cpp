@@ -1,0 +1,139 @@
+// Binding of sampling.
+#include <cmath>
+#include <limits>
+
+#include "bind.h"
+#include "targets.h"
+
+namespace tensorops {
+
+using namespace nb::literals;
+
+namespace {
+
+PyTypeObject* generator_type = nullptr;  // numpy.random.Generator, set when the module is loaded
+
+static_assert(sizeof(npy_intp) == sizeof(std::int64_t));
+
+// The options as numbers; `reason` says why they are none, or none that the operator takes.
+struct Options {
+    double temperature = 1, top_p = 1, min_p = 0;
+    std::int64_t top_k = 0;
+    Reason reason;
+
+    Options(nb::handle temperature_, nb::handle top_k_, nb::handle top_p_, nb::handle min_p_) {
+        constexpr double infinity = std::numeric_limits<double>::infinity();
+        read("temperature", temperature_, temperature);
+        if (!top_p_.is_none()) read("top_p", top_p_, top_p);
+        if (!min_p_.is_none()) read("min_p", min_p_, min_p);
+        if (!top_k_.is_none()) read_top_k(top_k_);
+        if (!reason.empty()) return;
+        if (!(temperature >= 0 && temperature < infinity)) reason = "temperature is not 0 or more";
+        if (!(top_p > 0 && top_p <= 1)) reason = "top_p is not within 0 … 1";
+        if (!(min_p >= 0 && min_p <= 1)) reason = "min_p is not within 0 … 1";
+    }
+
+  private:
+    // NumPy's scalars are refused: they would take part in the choice of the dtype.
+    void read(const char* name, nb::handle from, double& to) {
+        if (!PyFloat_CheckExact(from.ptr()) && !PyLong_CheckExact(from.ptr())) {
+            reason = std::string(name) + " is neither a float nor an int";
+            return;
+        }
+        to = PyFloat_AsDouble(from.ptr());
+        if (!PyErr_Occurred()) return;
+        PyErr_Clear();
+        reason = std::string(name) + " is too large an int";
+    }
+
+    void read_top_k(nb::handle from) {
+        int overflow = 0;
+        const long long value = PyLong_CheckExact(from.ptr()) ? PyLong_AsLongLongAndOverflow(from.ptr(), &overflow) : 0;
+        if (overflow > 0) return;  // more than there are candidates
+        if (value < 1) reason = "top_k is not an int of at least 1";
+        top_k = value;
+    }
+};
+
+Reason refuse_uniforms(PyArrayObject* logits, nb::handle rng) {
+    if (rng.is_none()) return "rng is missing";
+    if (Py_TYPE(rng.ptr()) == generator_type) return {};
+    if (Reason reason = refuse_array("rng", rng); !reason.empty()) return reason;
+    PyArrayObject* u = as_array(rng);
+    const int outer = PyArray_NDIM(logits) - 1;
+    if (PyArray_NDIM(u) != outer || !PyArray_CompareLists(PyArray_DIMS(u), PyArray_DIMS(logits), outer))
+        return "rng does not have one element for each row of logits";
+    return PyArray_IS_C_CONTIGUOUS(u) ? Reason{} : "rng is not contiguous";
+}
+
+Reason refuse_sample(nb::handle logits, const Options& options, nb::handle rng) {
+    if (Reason reason = refuse_array("logits", logits); !reason.empty()) return reason;
+    PyArrayObject* x = as_array(logits);
+    if (PyArray_NDIM(x) == 0) return "logits has 0 dimensions";
+    if (PyArray_SIZE(x) == 0) return "logits is empty";
+    if (!last_axis_contiguous(x)) return "the last axis of logits is not contiguous";
+    if (!options.reason.empty()) return options.reason;
+    if (options.temperature == 0) {
+        const bool usual = rng.is_none() || Py_TYPE(rng.ptr()) == generator_type || PyArray_CheckExact(rng.ptr());
+        return usual ? Reason{} : "rng is neither a numpy.random.Generator nor a numpy.ndarray";
+    }
+    if (dtype_of(x) != Dtype::float64) {
+        const float temperature = static_cast<float>(options.temperature);
+        if (!(temperature > 0 && std::isfinite(temperature))) return "temperature is beyond the range of float32";
+        if (static_cast<float>(options.top_p) == 0) return "top_p is beyond the range of float32";
+    }
+    return refuse_uniforms(x, rng);
+}
+
+// One number for each row, drawn as the generic body draws them.
+nb::object draw_uniforms(nb::handle generator, PyArrayObject* logits) {
+    const int outer = PyArray_NDIM(logits) - 1;
+    nb::object shape = nb::steal(PyArray_IntTupleFromIntp(outer, PyArray_DIMS(logits)));
+    nb::object float32 = nb::steal(reinterpret_cast<PyObject*>(PyArray_DescrFromType(NPY_FLOAT32)));
+    nb::object drawn = generator.attr("random")(shape, "dtype"_a = float32);
+    PyObject* array = PyArray_FROMANY(drawn.ptr(), NPY_FLOAT32, outer, outer, NPY_ARRAY_CARRAY_RO);
+    if (!array) throw nb::python_error();
+    return nb::steal(array);
+}
+
+nb::object sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
+                  nb::handle rng) {
+    const Options options(temperature, top_k, top_p, min_p);
+    if (!refuse_sample(logits, options, rng).empty()) return nb::borrow(Py_NotImplemented);
+    PyArrayObject* x = as_array(logits);
+    nb::object descr = nb::steal(reinterpret_cast<PyObject*>(PyArray_DescrFromType(NPY_INTP)));
+    nb::object chosen = empty(PyArray_NDIM(x) - 1, PyArray_DIMS(x), reinterpret_cast<PyArray_Descr*>(descr.ptr()));
+    nb::object uniforms;
+    Sample op{};
+    op.logits = rows_of(x);
+    op.chosen = reinterpret_cast<std::int64_t*>(PyArray_BYTES(as_array(chosen)));
+    op.temperature = options.temperature;
+    op.top_k = options.top_k;
+    op.top_p = options.top_p;
+    op.min_p = options.min_p;
+    op.dtype = dtype_of(x);
+    if (options.temperature > 0) {
+        uniforms = Py_TYPE(rng.ptr()) == generator_type ? draw_uniforms(rng, x) : nb::borrow(rng);
+        op.uniform = PyArray_BYTES(as_array(uniforms));
+        op.uniform_dtype = dtype_of(as_array(uniforms));
+    }
+    compute(PyArray_NBYTES(x), [&op] { target().sample(op); });
+    return nb::steal(PyArray_Return(as_array(chosen.release())));  // a scalar for one row, as from numpy.argmax
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+    nb::object generator = nb::module_::import_("numpy.random").attr("Generator");
+    generator_type = reinterpret_cast<PyTypeObject*>(generator.release().ptr());
+    m.def("sample", &sample, "logits"_a, nb::kw_only(), "temperature"_a = 1.0, "top_k"_a = nb::none(),
+          "top_p"_a = nb::none(), "min_p"_a = nb::none(), "rng"_a = nb::none());
+    m.def(
+        "sample_supports",
+        [](nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
+           nb::handle rng) { return none_or(refuse_sample(logits, Options(temperature, top_k, top_p, min_p), rng)); },
+        "logits"_a, nb::kw_only(), "temperature"_a = 1.0, "top_k"_a = nb::none(), "top_p"_a = nb::none(),
+        "min_p"_a = nb::none(), "rng"_a = nb::none());
+}
+
+}  // namespace tensorops

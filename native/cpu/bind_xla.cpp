@@ -1,0 +1,370 @@
+// Kernels as XLA's foreign functions: what JAX calls on the CPU. XLA makes the results; the interpreter has no part in
+// it.
+//
+// tensorops/kernels/xla registers the handlers by name. A new kernel adds its function, and a line of kHandlers.
+//
+// Work is shared out over XLA's own threads: those of OpenMP would stand in their way, and spin while XLA's compute.
+// Nothing is written past the caches: XLA's memory is new to the process as a rule, and the system has just zeroed it.
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+
+#include "bind.h"
+#include "parallel.h"
+#include "targets.h"
+#include "xla_ffi.h"
+
+namespace tensorops {
+
+namespace {
+
+using xla::Buffer;
+
+// What is wrong with a call; nullptr if nothing. tensorops/kernels/xla refuses all of this before XLA sees the call.
+using Wrong = const char*;
+
+struct Call {
+    const xla::CallFrame& frame;
+
+    std::int64_t arguments() const { return frame.arguments.count; }
+    const Buffer& argument(std::int64_t i) const { return *static_cast<const Buffer*>(frame.arguments.items[i]); }
+    const Buffer& result(std::int64_t i = 0) const { return *static_cast<const Buffer*>(frame.results.items[i]); }
+
+    double number(const char* name, double otherwise) const {
+        const xla::Attributes& all = frame.attributes;
+        for (std::int64_t i = 0; i < all.count; ++i) {
+            if (std::string(all.names[i]->data, all.names[i]->length) != name || all.kinds[i] != xla::kScalar) continue;
+            const xla::Scalar& scalar = *static_cast<const xla::Scalar*>(all.items[i]);
+            if (scalar.dtype == xla::kFloat64) return *static_cast<const double*>(scalar.value);
+        }
+        return otherwise;
+    }
+};
+
+Dtype dtype_of(const Buffer& b) {
+    switch (b.dtype) {
+        case xla::kFloat16:
+            return Dtype::float16;
+        case xla::kBFloat16:
+            return Dtype::bfloat16;
+        case xla::kFloat32:
+            return Dtype::float32;
+        case xla::kFloat64:
+            return Dtype::float64;
+        default:
+            return Dtype::other;
+    }
+}
+
+std::int64_t itemsize(const Buffer& b) {
+    const Dtype dtype = dtype_of(b);
+    return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;
+}
+
+std::int64_t elements(const Buffer& b) {
+    std::int64_t n = 1;
+    for (std::int64_t d = 0; d < b.rank; ++d) n *= b.dims[d];
+    return n;
+}
+
+std::int64_t length(const Buffer& b) { return b.dims[b.rank - 1]; }
+
+bool same(const Buffer& a, const Buffer& b) {
+    if (a.dtype != b.dtype || a.rank != b.rank) return false;
+    for (std::int64_t d = 0; d < a.rank; ++d)
+        if (a.dims[d] != b.dims[d]) return false;
+    return true;
+}
+
+char* data(const Buffer& b) { return static_cast<char*>(b.data); }
+
+Rows rows_of(const Buffer& b) {
+    Rows rows{};
+    rows.data = data(b);
+    rows.count = elements(b) / length(b);
+    rows.length = length(b);
+    rows.outer = 1;
+    rows.shape[0] = rows.count;
+    rows.stride[0] = length(b) * itemsize(b);
+    return rows;
+}
+
+// Some of the elements, as one row whatever the shape
+Rows span_of(const Buffer& b, std::int64_t begin, std::int64_t end) {
+    Rows rows{};
+    rows.data = data(b) + begin * itemsize(b);
+    rows.count = 1;
+    rows.length = end - begin;
+    return rows;
+}
+
+// Parts of some work, which threads take one after another.
+struct Parts {
+    void (*work)(const void* op, std::int64_t part);
+    const void* op;
+    std::int64_t count;
+    std::atomic<std::int64_t> next{0};
+    std::mutex mutex;
+    std::condition_variable finished;
+    std::int64_t done = 0;
+
+    void run() {
+        std::int64_t mine = 0;
+        one_thread = true;
+        for (std::int64_t part; (part = next.fetch_add(1)) < count; ++mine) work(op, part);
+        one_thread = false;
+        if (mine == 0) return;
+        const std::lock_guard<std::mutex> lock(mutex);
+        done += mine;
+        if (done == count) finished.notify_one();
+    }
+    void wait() {
+        std::unique_lock<std::mutex> lock(mutex);
+        finished.wait(lock, [this] { return done == count; });
+    }
+};
+
+void take_parts(void* data) {
+    const std::unique_ptr<std::shared_ptr<Parts>> parts(static_cast<std::shared_ptr<Parts>*>(data));
+    (*parts)->run();  // a task that begins late finds none left, and touches nothing else
+}
+
+// Whether there was no error; XLA's object for it is freed.
+bool succeeded(const xla::CallFrame& frame, xla::Error* error) {
+    if (!error) return true;
+    xla::ErrorToDestroy unused{sizeof unused, nullptr, error};
+    frame.api->destroy_error(&unused);
+    return false;
+}
+
+std::int64_t threads_of(const xla::CallFrame& frame) {
+    if (frame.api->size < sizeof(xla::Api)) return 1;
+    std::int64_t threads = 1;
+    xla::NumThreadsArguments arguments{sizeof arguments, nullptr, frame.context, &threads};
+    return succeeded(frame, frame.api->num_threads(&arguments)) ? threads : 1;
+}
+
+// Calls work(op, part) for each part, on this thread and on those of XLA that have time.
+void share_out(const xla::CallFrame& frame, std::int64_t count, const void* op,
+               void (*work)(const void*, std::int64_t)) {
+    const auto parts = std::make_shared<Parts>();
+    parts->work = work;
+    parts->op = op;
+    parts->count = count;
+    for (std::int64_t helper = 1; helper < count; ++helper) {
+        auto shared = std::make_unique<std::shared_ptr<Parts>>(parts);
+        xla::ScheduleArguments arguments{sizeof arguments, nullptr, frame.context, take_parts, shared.get()};
+        if (!succeeded(frame, frame.api->schedule(&arguments))) break;
+        shared.release();  // the task's now
+    }
+    parts->run();
+    parts->wait();
+}
+
+std::int64_t bytes_of(const Buffer& b) { return elements(b) * itemsize(b); }
+
+// Calls kernel(begin, end) for parts of `total` rows or elements; each part begins at a multiple of `unit`.
+template <class F>
+void over_threads(const Call& call, std::int64_t total, std::int64_t unit, std::int64_t bytes, const F& kernel) {
+    const std::int64_t units = (total + unit - 1) / unit;
+    std::int64_t parts = bytes < 2 * kBytesPerThread ? 1 : threads_of(call.frame);
+    if (parts > bytes / kBytesPerThread) parts = bytes / kBytesPerThread;
+    if (parts > units) parts = units;
+    if (parts < 1) parts = 1;
+    const auto work = [&kernel, total, unit, units, parts](std::int64_t part) {
+        const std::int64_t begin = units * part / parts * unit, end = units * (part + 1) / parts * unit;
+        kernel(begin, end < total ? end : total);
+    };
+    share_out(call.frame, parts, &work,
+              [](const void* op, std::int64_t part) { (*static_cast<const decltype(work)*>(op))(part); });
+}
+
+void take_part(Rows& rows, std::int64_t begin, std::int64_t end) {
+    rows.data += begin * rows.stride[0];
+    rows.count = end - begin;
+}
+
+Wrong check_arrays(const Call& call, std::int64_t arrays) {
+    const Buffer& x = call.argument(0);
+    if (dtype_of(x) == Dtype::other) return "a dtype without a kernel";
+    if (x.rank == 0) return "an array of 0 dimensions";
+    for (std::int64_t i = 1; i < arrays; ++i)
+        if (!same(x, call.argument(i))) return "arrays that differ in shape or dtype";
+    return nullptr;
+}
+
+// Weights and biases, which come after the arrays: one element for each of a row.
+Wrong check_parameters(const Call& call, std::int64_t arrays) {
+    const Buffer& x = call.argument(0);
+    for (std::int64_t i = arrays; i < call.arguments(); ++i) {
+        const Buffer& p = call.argument(i);
+        const bool half = dtype_of(x) == Dtype::float16 || dtype_of(x) == Dtype::bfloat16;
+        if (p.rank != 1 || p.dims[0] != length(x)) return "a parameter that does not fit the last axis";
+        if (p.dtype != x.dtype && !(half && dtype_of(p) == Dtype::float32)) return "a parameter of another dtype";
+        if (p.dtype != call.argument(arrays).dtype) return "parameters that differ in dtype";
+    }
+    return nullptr;
+}
+
+template <Function kFunction, int kArrays>
+Wrong activation(const Call& call) {
+    if (call.arguments() != kArrays || call.frame.results.count != 1) return "another number of arrays";
+    if (Wrong wrong = check_arrays(call, kArrays)) return wrong;
+    const Buffer &x = call.argument(0), &y = call.result();
+    if (!same(x, y)) return "a result of another shape or dtype";
+    const std::int64_t total = elements(x);
+    if (total == 0) return nullptr;
+    Activation op{};
+    op.function = kFunction;
+    op.dtype = dtype_of(x);
+    over_threads(call, total, 64, (1 + kArrays) * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
+        Activation part = op;
+        part.x = span_of(x, begin, end);
+        if (kArrays == 2) part.up = span_of(call.argument(1), begin, end);
+        part.y = data(y) + begin * itemsize(y);
+        target().activation(part);
+    });
+    return nullptr;
+}
+
+template <Normalized kKind>
+Wrong softmax(const Call& call) {
+    if (call.arguments() != 1 || call.frame.results.count != 1) return "another number of arrays";
+    if (Wrong wrong = check_arrays(call, 1)) return wrong;
+    const Buffer &x = call.argument(0), &y = call.result();
+    const std::int64_t total = elements(x);
+    if (total == 0) return nullptr;
+    const std::int64_t expected = kKind == Normalized::logsumexp ? total / length(x) : total;
+    if (y.dtype != x.dtype || elements(y) != expected) return "a result of another shape or dtype";
+    Softmax op{};
+    op.kind = kKind;
+    op.x = rows_of(x);
+    op.dtype = dtype_of(x);
+    const std::int64_t row = bytes_of(y) / op.x.count;
+    over_threads(call, op.x.count, 1, 2 * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
+        Softmax part = op;
+        take_part(part.x, begin, end);
+        part.y = data(y) + begin * row;
+        target().softmax(part);
+    });
+    return nullptr;
+}
+
+template <int kArrays>
+Wrong rms_norm(const Call& call) {
+    if (call.arguments() < kArrays || call.arguments() > kArrays + 1 || call.frame.results.count != kArrays)
+        return "another number of arrays";
+    if (Wrong wrong = check_arrays(call, kArrays)) return wrong;
+    if (Wrong wrong = check_parameters(call, kArrays)) return wrong;
+    const Buffer &x = call.argument(0), &y = call.result(0);
+    if (!same(x, y) || !same(x, call.result(kArrays - 1))) return "a result of another shape or dtype";
+    if (elements(x) == 0) return nullptr;
+    const bool weighted = call.arguments() > kArrays;
+    RmsNorm op{};
+    op.x = rows_of(x);
+    if (kArrays == 2) op.residual = rows_of(call.argument(1));
+    op.weight = weighted ? data(call.argument(kArrays)) : nullptr;
+    op.x_dtype = dtype_of(x);
+    op.weight_dtype = weighted ? dtype_of(call.argument(kArrays)) : op.x_dtype;
+    op.eps = call.number("eps", 0);
+    op.weight_offset = call.number("weight_offset", 0);
+    const std::int64_t row = length(x) * itemsize(x);
+    over_threads(call, op.x.count, 1, 2 * kArrays * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
+        RmsNorm part = op;
+        take_part(part.x, begin, end);
+        if (kArrays == 2) {
+            take_part(part.residual, begin, end);
+            part.sum = data(call.result(1)) + begin * row;
+        }
+        part.y = data(y) + begin * row;
+        target().rms_norm(part);
+    });
+    return nullptr;
+}
+
+Wrong layer_norm(const Call& call) {
+    if (call.arguments() < 1 || call.arguments() > 3 || call.frame.results.count != 1)
+        return "another number of arrays";
+    if (Wrong wrong = check_arrays(call, 1)) return wrong;
+    if (Wrong wrong = check_parameters(call, 1)) return wrong;
+    const Buffer &x = call.argument(0), &y = call.result();
+    if (!same(x, y)) return "a result of another shape or dtype";
+    if (elements(x) == 0) return nullptr;
+    LayerNorm op{};
+    op.x = rows_of(x);
+    op.weight = call.arguments() > 1 ? data(call.argument(1)) : nullptr;
+    op.bias = call.arguments() > 2 ? data(call.argument(2)) : nullptr;
+    op.x_dtype = dtype_of(x);
+    op.parameter_dtype = call.arguments() > 1 ? dtype_of(call.argument(1)) : op.x_dtype;
+    op.eps = call.number("eps", 0);
+    const std::int64_t row = length(x) * itemsize(x);
+    over_threads(call, op.x.count, 1, 2 * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
+        LayerNorm part = op;
+        take_part(part.x, begin, end);
+        part.y = data(y) + begin * row;
+        target().layer_norm(part);
+    });
+    return nullptr;
+}
+
+xla::Error* error(const xla::CallFrame& frame, int code, const char* message) {
+    xla::ErrorArguments arguments{sizeof(xla::ErrorArguments), nullptr, message, code};
+    return frame.api->create_error(&arguments);
+}
+
+template <Wrong (*kKernel)(const Call&)>
+xla::Error* handle(xla::CallFrame* frame) {
+    for (xla::Extension* e = frame->extensions; e; e = e->next) {
+        if (e->type != xla::kMetadata) continue;
+        xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(e)->metadata;
+        metadata.version.major = xla::kMajor;
+        metadata.version.minor = xla::kMinor;
+        metadata.traits = 0;
+        return nullptr;
+    }
+    if (frame->stage != xla::kExecute) return nullptr;
+    if (frame->size < sizeof(xla::CallFrame) || frame->arguments.size < sizeof(xla::Buffers) ||
+        frame->results.size < sizeof(xla::Buffers) || frame->attributes.size < sizeof(xla::Attributes))
+        return error(*frame, xla::kInternal, "tensorops: XLA passes other structures than this version knows");
+    const Wrong wrong = kKernel(Call{*frame});
+    if (!wrong) return nullptr;
+    return error(*frame, xla::kInvalidArgument, (std::string("tensorops: a kernel was given ") + wrong).c_str());
+}
+
+struct NamedHandler {
+    const char* name;
+    xla::Handler* handler;
+};
+
+constexpr NamedHandler kHandlers[] = {
+    {"relu", handle<activation<Function::relu, 1>>},
+    {"sigmoid", handle<activation<Function::sigmoid, 1>>},
+    {"silu", handle<activation<Function::silu, 1>>},
+    {"softplus", handle<activation<Function::softplus, 1>>},
+    {"gelu", handle<activation<Function::gelu, 1>>},
+    {"gelu_tanh", handle<activation<Function::gelu_tanh, 1>>},
+    {"swiglu", handle<activation<Function::swiglu, 2>>},
+    {"geglu", handle<activation<Function::geglu, 2>>},
+    {"softmax", handle<softmax<Normalized::softmax>>},
+    {"log_softmax", handle<softmax<Normalized::log_softmax>>},
+    {"logsumexp", handle<softmax<Normalized::logsumexp>>},
+    {"rms_norm", handle<rms_norm<1>>},
+    {"add_rms_norm", handle<rms_norm<2>>},
+    {"layer_norm", handle<layer_norm>},
+};
+
+}  // namespace
+
+void bind_xla(nb::module_& m) {
+    m.def(
+        "xla_handlers",
+        [] {
+            nb::dict handlers;
+            for (const NamedHandler& h : kHandlers) handlers[h.name] = nb::capsule(reinterpret_cast<void*>(h.handler));
+            return handlers;
+        },
+        "The kernels as handlers of XLA's foreign function interface, in capsules by name.");
+}
+
+}  // namespace tensorops

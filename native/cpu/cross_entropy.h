@@ -1,0 +1,21 @@
+// What the binding knows of the kernel in cross_entropy.cpp.
+#pragma once
+
+#include "elements.h"
+#include "rows.h"
+
+namespace tensorops {
+
+enum class Reduction : int { mean, sum, none };
+
+struct CrossEntropy {
+    Rows logits;
+    const std::int64_t* targets;  // one for each row: within the row, or negative for one that costs nothing
+    double label_smoothing;
+    double* losses;  // room for one of each row
+    Reduction reduction;
+    char* y;  // the losses, or one number, in the dtype of the logits
+    Dtype dtype;
+};
+
+}  // namespace tensorops

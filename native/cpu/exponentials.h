@@ -1,0 +1,101 @@
+// The largest of a row and the sum of its exponentials, which softmax and cross_entropy share.
+#pragma once
+
+#include <limits>
+
+#include "simd.h"
+#include "vector_math.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+inline constexpr std::int64_t kSummed = 4096;
+
+template <class V>
+inline V larger(V a, V b) {
+    return a < b ? b : a;  // a NaN in b is passed over: it shows in the sum
+}
+
+// The largest of a vector without NaN.
+inline float largest_of_lanes(Vec<float> v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
+#else
+    float largest = v[0];
+    for (std::size_t k = 1; k < kFloats; ++k) largest = v[k] > largest ? v[k] : largest;
+    return largest;
+#endif
+}
+inline double largest_of_lanes(Vec<double> v) {
+    double largest = v[0];
+    for (std::int64_t k = 1; k < kLanes<double>; ++k) largest = v[k] > largest ? v[k] : largest;
+    return largest;
+}
+
+// The largest of a row; a NaN is passed over.
+template <class T>
+Compute<T> maximum(const T* x, std::int64_t n) {
+    using C = Compute<T>;
+    constexpr std::int64_t lanes = kLanes<C>;
+    const Vec<C> lowest = Vec<C>{} - std::numeric_limits<C>::infinity();
+    Vec<C> m0 = lowest, m1 = lowest, m2 = lowest, m3 = lowest;
+    std::int64_t i = 0;
+    for (; i + 4 * lanes <= n; i += 4 * lanes) {
+        m0 = larger(m0, load(x + i));
+        m1 = larger(m1, load(x + i + lanes));
+        m2 = larger(m2, load(x + i + 2 * lanes));
+        m3 = larger(m3, load(x + i + 3 * lanes));
+    }
+    for (; i + lanes <= n; i += lanes) m0 = larger(m0, load(x + i));
+    const Vec<C> m = larger(larger(m0, m1), larger(m2, m3));
+    C largest = largest_of_lanes(m);
+    for (; i < n; ++i) {
+        const C a = load_one(x + i);
+        largest = a > largest ? a : largest;
+    }
+    return largest;
+}
+
+// The last n elements of a row, fewer than a vector has, as exponentials; 0 in the other lanes.
+template <class T>
+inline Vec<Compute<T>> last_exponentials(const T* x, std::int64_t n, Compute<T> shift) {
+    Vec<Compute<T>> e = exp_of_negative(load_part(x, n) - shift);
+    for (std::int64_t k = n; k < kLanes<Compute<T>>; ++k) e[k] = 0;
+    return e;
+}
+
+// The sum of exp(x - shift); kept as well, if there is a buffer.
+template <class T>
+double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute<T>* buffer) {
+    using C = Compute<T>;
+    constexpr std::int64_t lanes = kLanes<C>;
+    double total = 0;
+    std::int64_t i = 0;
+    while (i + lanes <= n) {
+        const std::int64_t end = n - i > kSummed ? i + kSummed : n;
+        Vec<C> s0{}, s1{};
+        for (; i + 2 * lanes <= end; i += 2 * lanes) {
+            const Vec<C> a = exp_of_negative(load(x + i) - shift), b = exp_of_negative(load(x + i + lanes) - shift);
+            if (buffer) {
+                store(buffer + i, a);
+                store(buffer + i + lanes, b);
+            }
+            s0 += a;
+            s1 += b;
+        }
+        if (i + lanes <= end) {
+            const Vec<C> a = exp_of_negative(load(x + i) - shift);
+            if (buffer) store(buffer + i, a);
+            s0 += a;
+            i += lanes;
+        }
+        total += static_cast<double>(sum_of_lanes<C>(s0 + s1));
+    }
+    if (i < n) {
+        const Vec<C> e = last_exponentials(x + i, n - i, shift);
+        if (buffer) store_part(buffer + i, e, n - i);
+        total += static_cast<double>(sum_of_lanes<C>(e));
+    }
+    return total;
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

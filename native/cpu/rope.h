@@ -1,0 +1,22 @@
+// What the binding knows of the kernel in rope.cpp.
+#pragma once
+
+#include "elements.h"
+#include "rows.h"
+
+namespace tensorops {
+
+struct Rope {
+    char* y;     // rows one after another
+    Rows batch;  // of x: where each begins, with `heads` times `length` rows of contiguous features
+    std::int64_t head_stride, stride;  // of x, in bytes: from head to head, and from one position to the next
+    std::int64_t heads, length, features;
+    std::int64_t dims;          // how many features rotate
+    const double* positions;    // one for each row of a head
+    bool positions_of_batch;    // every batch has its own, one batch after another
+    const double* frequencies;  // dims / 2
+    bool interleaved;
+    Dtype dtype;
+};
+
+}  // namespace tensorops

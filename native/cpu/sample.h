@@ -1,0 +1,20 @@
+// What the bindings know of the kernel in sample.cpp.
+#pragma once
+
+#include "elements.h"
+#include "rows.h"
+
+namespace tensorops {
+
+struct Sample {
+    Rows logits;           // neither rows nor candidates are missing
+    std::int64_t* chosen;  // an index for each row
+    const char* uniform;   // a number for each row, one after another; nullptr: take the largest
+    double temperature;    // positive and finite, also in the dtype in which the kernel computes
+    std::int64_t top_k;    // 0: no restriction
+    double top_p;          // 1: no restriction
+    double min_p;          // 0: no restriction
+    Dtype dtype, uniform_dtype;
+};
+
+}  // namespace tensorops

@@ -1,0 +1,273 @@
+// The kernels without Python: lengths, alignments and element types on every target, against references written here.
+//
+//     kernels_test            rows of 1 to 300 elements, to and from the edges of readable memory
+//     kernels_test threads    larger ones, each from many threads at once
+//
+// A kernel is added as one function, in TESTS below. ThreadSanitizer sees no accesses of more than 16 bytes, so that of
+// the targets of x86 only v2 is fully under its eyes.
+#include "harness.h"
+
+namespace tensorops::tests {
+namespace {
+
+constexpr Real kRoot2 = 1.41421356237309504880168872420969808L;
+constexpr Real kRootOf2OverPi = 0.797884560802865355879892119868763737L;
+
+// Values of a row, given its inputs, each row of `length` elements.
+template <class F>
+Expected by_row(const Test& t, const Input& x, F row) {
+    Expected expected;
+    for (std::int64_t i = 0; i < t.rows; ++i) row(x.values.data() + i * t.length, expected);
+    return expected;
+}
+
+// The last row's largest value is the scale of its errors: elements near 0 are differences of such.
+void scale_by_largest(Expected& expected, std::int64_t length) {
+    const auto smaller = [](Real a, Real b) { return std::fabs(a) < std::fabs(b); };
+    const Real largest = *std::max_element(expected.value.end() - length, expected.value.end(), smaller);
+    expected.scale.resize(expected.value.size(), std::fabs(largest));
+}
+
+// Parameters of a row: None, of the dtype of x, and float32 beside half types.
+std::vector<std::vector<Input>> parameters(Test& t, int count) {
+    std::vector<std::vector<Input>> choices{{}};
+    for (Dtype dtype : {t.dtype, Dtype::float32}) {
+        if (dtype != t.dtype && t.dtype == Dtype::float64) continue;
+        choices.emplace_back();
+        for (int i = 0; i < count; ++i) choices.back().push_back(t.random(t.length, dtype, 1.0));
+        if (t.dtype == Dtype::float32) break;
+    }
+    return choices;
+}
+
+// Every few lengths, numbers whose squares leave the range of the type in which kernels compute.
+double spread_of_rows(const Test& t) {
+    if (t.length % 7 != 0) return 2.0;
+    return t.dtype == Dtype::float64 ? 1e-160 : t.dtype == Dtype::float16 ? 1e-3 : 1e-20;
+}
+
+Expected rms_norm_of(const Test& t, const Input& x, const std::vector<Input>& weight, double eps, double offset) {
+    return by_row(t, x, [&](const Real* row, Expected& expected) {
+        Real sum = 0;
+        for (std::int64_t i = 0; i < t.length; ++i) sum += row[i] * row[i];
+        const Real root = std::sqrt(sum / t.length + static_cast<Real>(eps));
+        for (std::int64_t i = 0; i < t.length; ++i)
+            expected.value.push_back(row[i] / root * (weight.empty() ? 1 : weight[0].values[i] + offset));
+    });
+}
+
+void rms_norm(Test& t) {
+    const Input x = t.random(t.rows * t.length, t.dtype, spread_of_rows(t));
+    const double eps = t.length % 7 ? 1e-6 : 0.0, offset = t.length % 2 ? 0.0 : 1.0;
+    for (const std::vector<Input>& weight : parameters(t, 1)) {
+        std::vector<Input> in{x};
+        in.insert(in.end(), weight.begin(), weight.end());
+        t.check("rms_norm", {8, 32}, in, rms_norm_of(t, x, weight, eps, offset), [&](const Test::Call& call) {
+            RmsNorm op{};
+            op.x = t.rows_at(call.in[0]);
+            op.y = call.out;
+            op.weight = weight.empty() ? nullptr : call.in[1];
+            op.x_dtype = t.dtype;
+            op.weight_dtype = weight.empty() ? t.dtype : weight[0].dtype;
+            op.eps = eps;
+            op.weight_offset = offset;
+            op.streaming = call.streaming;
+            target().rms_norm(op);
+        });
+    }
+}
+
+void add_rms_norm(Test& t) {
+    const Input x = t.random(t.rows * t.length), residual = t.random(t.rows * t.length);
+    Input sum = x;
+    const Format half = format_of(t.dtype), wide = format_of(t.dtype == Dtype::float64 ? t.dtype : Dtype::float32);
+    for (std::size_t i = 0; i < sum.values.size(); ++i)
+        sum.values[i] = rounded(half, rounded(wide, x.values[i] + residual.values[i]));
+    const auto check = [&](const char* name, Bound bound, const Expected& expected, char* RmsNorm::* result,
+                           char* RmsNorm::* other) {
+        t.check(name, bound, {x, residual}, expected, [&](const Test::Call& call) {
+            std::vector<char> elsewhere(sum.bytes() + 64);
+            RmsNorm op{};
+            op.x = t.rows_at(call.in[0]);
+            op.residual = t.rows_at(call.in[1]);
+            op.*result = call.out;
+            op.*other = elsewhere.data() + (64 - reinterpret_cast<std::uintptr_t>(elsewhere.data()) % 64);
+            op.x_dtype = op.weight_dtype = t.dtype;
+            op.eps = 1e-6;
+            op.streaming = call.streaming;
+            target().rms_norm(op);
+        });
+    };
+    check("add_rms_norm", {8, 8}, rms_norm_of(t, sum, {}, 1e-6, 0.0), &RmsNorm::y, &RmsNorm::sum);
+    check("add_rms_norm, the sum", {0, 0}, {sum.values, {}}, &RmsNorm::sum, &RmsNorm::y);
+}
+
+Expected layer_norm_of(const Test& t, const Input& x, const std::vector<Input>& parameters, double eps) {
+    return by_row(t, x, [&](const Real* row, Expected& expected) {
+        Real sum = 0, square = 0;
+        for (std::int64_t i = 0; i < t.length; ++i) sum += row[i];
+        const Real mean = sum / t.length;
+        for (std::int64_t i = 0; i < t.length; ++i) square += (row[i] - mean) * (row[i] - mean);
+        const Real root = std::sqrt(square / t.length + static_cast<Real>(eps));
+        for (std::int64_t i = 0; i < t.length; ++i) {
+            const Real y = (row[i] - mean) / root;
+            expected.value.push_back(parameters.empty() ? y : y * parameters[0].values[i] + parameters[1].values[i]);
+        }
+        scale_by_largest(expected, t.length);
+    });
+}
+
+void layer_norm(Test& t) {
+    const bool tiny = t.length % 7 == 0;
+    const Input x = t.random(t.rows * t.length, t.dtype, spread_of_rows(t));
+    const double eps = tiny ? 0.0 : 1e-5;
+    for (const std::vector<Input>& both : parameters(t, 2)) {
+        std::vector<Input> in{x};
+        in.insert(in.end(), both.begin(), both.end());
+        t.check("layer_norm", {8, 32}, in, layer_norm_of(t, x, both, eps), [&](const Test::Call& call) {
+            LayerNorm op{};
+            op.x = t.rows_at(call.in[0]);
+            op.y = call.out;
+            op.weight = both.empty() ? nullptr : call.in[1];
+            op.bias = both.empty() ? nullptr : call.in[2];
+            op.x_dtype = t.dtype;
+            op.parameter_dtype = both.empty() ? t.dtype : both[0].dtype;
+            op.eps = eps;
+            op.streaming = call.streaming;
+            target().layer_norm(op);
+        });
+    }
+}
+
+Real sigmoid(Real x) { return 1 / (1 + std::exp(-x)); }
+Real silu(Real x) { return x * sigmoid(x); }
+Real gelu(Real x) { return x * (std::erfc(-x / kRoot2) / 2); }
+
+struct Elementwise {
+    const char* name;
+    Function function;
+    Bound bound;
+    Real (*value)(Real x);
+    bool gated = false;
+};
+const Elementwise kElementwise[] = {
+    {"relu", Function::relu, {0, 0}, [](Real x) { return x <= 0 ? 0 : x; }},
+    {"sigmoid", Function::sigmoid, {4, 4}, sigmoid},
+    {"silu", Function::silu, {5, 5}, silu},
+    {"softplus",
+     Function::softplus,
+     {3, 3},
+     [](Real x) { return std::max(x, Real{0}) + std::log1p(std::exp(-std::fabs(x))); }},
+    {"gelu", Function::gelu, {8, 8}, gelu},
+    {"gelu_tanh",
+     Function::gelu_tanh,
+     {512, 512},  // whose exponential magnifies the rounding of a large argument
+     [](Real x) { return x * sigmoid(2 * kRootOf2OverPi * (x + 0.044715L * x * x * x)); }},
+    {"swiglu", Function::swiglu, {6, 6}, silu, true},
+    {"geglu", Function::geglu, {9, 9}, gelu, true},
+};
+
+// Numbers at which functions change their course, among others.
+void strew_extremes(Input& x) {
+    const Format f = format_of(x.dtype);
+    const Real largest = std::ldexp(2 - std::ldexp(Real{1}, -f.mantissa), f.bias), least = unit_at(f, 0);
+    const Real extremes[] = {0, -0.0L, INFINITY, -INFINITY, NAN, largest, -largest, least, -least, 20, -20, 100, -100};
+    std::size_t next = 0;
+    for (std::size_t i = 5; i < x.values.size(); i += 6) x.values[i] = extremes[next++ % std::size(extremes)];
+}
+
+void activation(Test& t) {
+    Input x = t.random(t.rows * t.length, t.dtype, 3.0);
+    const Input up = t.random(t.rows * t.length);
+    strew_extremes(x);
+    const Real least_normal = std::ldexp(Real{1}, 1 - format_of(t.dtype).bias);
+    for (const Elementwise& f : kElementwise) {
+        Expected expected;
+        for (std::size_t i = 0; i < x.values.size(); ++i) {
+            const Real factor = f.gated ? up.values[i] : 1;
+            expected.value.push_back(f.value(x.values[i]) * factor);
+            // A sigmoid below the normal numbers has fewer digits, and a product with it no more.
+            expected.scale.push_back(std::isfinite(x.values[i]) ? std::fabs(x.values[i] * factor) * least_normal : 0);
+        }
+        std::vector<Input> in{x};
+        if (f.gated) in.push_back(up);
+        t.check(f.name, f.bound, in, expected, [&](const Test::Call& call) {
+            Activation op{};
+            op.function = f.function;
+            op.x = t.rows_at(call.in[0]);
+            if (f.gated) op.up = t.rows_at(call.in[1]);
+            op.y = call.out;
+            op.dtype = t.dtype;
+            op.streaming = call.streaming;
+            target().activation(op);
+        });
+    }
+}
+
+void softmax(Test& t) {
+    const Input x = t.random(t.rows * t.length);
+    const auto expected_of = [&](Normalized kind) {
+        return by_row(t, x, [&](const Real* row, Expected& expected) {
+            const Real largest = *std::max_element(row, row + t.length);
+            Real sum = 0;
+            for (std::int64_t i = 0; i < t.length; ++i) sum += std::exp(row[i] - largest);
+            if (kind == Normalized::logsumexp) {
+                expected.value.push_back(largest + std::log(sum));
+                expected.scale.push_back(std::fabs(largest));
+                return;
+            }
+            for (std::int64_t i = 0; i < t.length; ++i) {
+                const Real difference = row[i] - largest;
+                expected.value.push_back(kind == Normalized::softmax ? std::exp(difference) / sum
+                                                                     : difference - std::log(sum));
+            }
+            if (kind == Normalized::log_softmax) scale_by_largest(expected, t.length);
+        });
+    };
+    for (auto [name, kind] : {std::pair{"softmax", Normalized::softmax},
+                              {"log_softmax", Normalized::log_softmax},
+                              {"logsumexp", Normalized::logsumexp}}) {
+        t.check(name, {24, 32}, {x}, expected_of(kind), [&, kind = kind](const Test::Call& call) {
+            Softmax op{};
+            op.kind = kind;
+            op.x = t.rows_at(call.in[0]);
+            op.y = call.out;
+            op.dtype = t.dtype;
+            op.streaming = call.streaming;
+            target().softmax(op);
+        });
+    }
+}
+
+constexpr void (*TESTS[])(Test&) = {rms_norm, add_rms_norm, layer_norm, activation, softmax};
+
+bool run(bool many_threads) {
+    Test t;
+    t.many_threads = many_threads;
+    t.rows = many_threads ? 33 : 2;
+    std::vector<std::int64_t> lengths;
+    if (many_threads)
+        lengths = {2048, 2051};  // one that may be written past the caches, one that may not
+    else
+        for (std::int64_t n = 1; n <= 300; n += n < 2 * 4 * 16 + 20 ? 1 : 11) lengths.push_back(n);
+    for (auto test : TESTS)
+        for (Dtype dtype : {Dtype::float16, Dtype::bfloat16, Dtype::float32, Dtype::float64})
+            for (std::int64_t length : lengths) {
+                t.dtype = dtype;
+                t.length = length;
+                test(t);
+            }
+    return t.report();
+}
+
+}  // namespace
+}  // namespace tensorops::tests
+
+int main(int argc, char** argv) {
+    const bool many_threads = argc == 2 && std::string(argv[1]) == "threads";
+    if (argc > 1 && !many_threads) {
+        std::fprintf(stderr, "usage: %s [threads]\n", argv[0]);
+        return 2;
+    }
+    return tensorops::tests::run(many_threads) ? 0 : 1;
+}

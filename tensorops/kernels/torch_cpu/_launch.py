@@ -1,0 +1,100 @@
+"""Torch tensors as NumPy arrays and back, where nobody but this call has to know of it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from tensorops._operator import Operator
+
+
+def register(operator: Operator[..., Any]) -> None:
+    """Register the operator's kernel of the provider ``cpu`` for torch tensors, too."""
+    compiled = operator._kernels["cpu"]
+
+    @functools.wraps(operator._body)
+    def supports(*args: Any, **kwargs: Any) -> str | None:
+        if reason := _refuse((*args, *kwargs.values())):
+            return reason
+        return compiled.supports(*_views(args), **dict(zip(kwargs, _views(kwargs.values()), strict=True)))
+
+    @functools.wraps(operator._body)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if _refuse((*args, *kwargs.values())):
+            return NotImplemented
+        result = compiled.function(*_views(args), **dict(zip(kwargs, _views(kwargs.values()), strict=True)))
+        if result is NotImplemented:
+            return result
+        return tuple(map(_tensor, result)) if type(result) is tuple else _tensor(result)
+
+    for function in (supports, kernel):
+        function.__module__ = _family(operator)
+    operator.kernel("torch_cpu", supports=supports, declines=True)(kernel)
+
+
+def _family(operator: Operator[..., Any]) -> str:
+    return f"tensorops.kernels.torch_cpu.{operator.__module__.rpartition('.')[2]}"
+
+
+def _refuse(arguments: tuple[Any, ...]) -> str | None:
+    """Return why the tensors among the arguments cannot be seen as NumPy arrays, or what else has to see the call."""
+    torch = _torch()
+    if reason := _observed():
+        return reason
+    recording = torch.is_grad_enabled()
+    for x in arguments:
+        if not isinstance(x, torch.Tensor):
+            if isinstance(x, np.ndarray):
+                return "an argument is a numpy.ndarray"
+            continue
+        if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
+            return f"an argument is a {type(x).__name__}"
+        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_neg() or x.is_conj():
+            return "an argument is not a dense tensor on the CPU"
+        if recording and x.requires_grad:
+            return "an argument requires grad"
+    return None
+
+
+def _observed() -> str | None:
+    torch = _torch()
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func transforms the call"
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return "a mode of torch sees every operation"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode derivatives are being taken"
+    return "torch.jit traces the call" if torch.jit.is_tracing() else None
+
+
+@functools.cache
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+@functools.cache
+def _bfloat16() -> Any:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def _views(arguments: Any) -> list[Any]:
+    torch = _torch()
+    return [_array(x, torch) if isinstance(x, torch.Tensor) else x for x in arguments]
+
+
+def _array(x: Any, torch: Any) -> Any:
+    x = x.detach() if x.requires_grad else x
+    return x.view(torch.int16).numpy().view(_bfloat16()) if x.dtype is torch.bfloat16 and x.ndim else x.numpy()
+
+
+def _tensor(y: Any) -> Any:
+    torch = _torch()
+    if y.dtype == _bfloat16():
+        return torch.from_numpy(y.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(y)

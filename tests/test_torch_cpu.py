@@ -1,0 +1,122 @@
+"""The compiled kernels on torch tensors: what they take, what sees the body instead, and who owns results."""
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+from tensorops._operator import OPERATORS
+from tensorops.testing import DTYPES, REFERENCES
+
+support.require("torch")
+support.require_provider("torch_cpu")
+
+import torch  # noqa: E402
+
+NAMES = [name for name, operator in OPERATORS.items() if "torch_cpu" in operator.kernels]
+X = torch.linspace(-3, 3, 40).reshape(4, 10)
+
+
+def close(actual, expected, tolerance=1e-5):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def reason(*args, operator=tp.silu, **kwargs):
+    return operator.explain(*args, **kwargs).refused.get("torch_cpu")
+
+
+def test_every_compiled_kernel_serves_torch():
+    assert set(NAMES) == {name for name, operator in OPERATORS.items() if "cpu" in operator.kernels}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_views_of_any_strides(dtype):
+    base = torch.linspace(-2, 2, 240).reshape(4, 6, 10).to(getattr(torch, dtype))
+    for x in (base, base[::2, :, 1:8], base.transpose(0, 1), base[:1].expand(5, 6, 10)):
+        assert reason(x) is None
+        y = tp.rms_norm(x, base[0, 0, : x.shape[-1]])
+        assert y.dtype == x.dtype
+        expected = REFERENCES["rms_norm"](support.back(x), support.back(base[0, 0, : x.shape[-1]]))
+        close(y.double(), torch.from_numpy(expected), 1e-5 if base.element_size() > 2 else 1e-2)
+    assert reason(base[..., ::2]) == "the last axis of x is not contiguous"
+
+
+def test_results_are_the_callers():
+    x = X.clone()
+    y = tp.silu(x)
+    kept = y.clone()
+    y2 = tp.silu(x + 1)
+    y2 += 1
+    assert torch.equal(y, kept)
+    assert torch.equal(x, X)
+    big = tp.silu(torch.ones(300, 1000))
+    view = big[3:]
+    del big
+    tp.silu(torch.zeros(300, 1000))
+    assert torch.equal(view, view[0, 0].expand(297, 1000))
+
+
+def test_gradients_are_recorded_by_the_body():
+    x = X.clone().requires_grad_()
+    assert reason(x) == "an argument requires grad"
+    assert reason(X, torch.nn.Parameter(X[0]), operator=tp.rms_norm) == "an argument requires grad"
+    assert reason(X, weight=X[0].clone().requires_grad_(), operator=tp.rms_norm) == "an argument requires grad"
+    tp.silu(X)  # leaves its plan
+    close(torch.autograd.grad(tp.silu(x).sum(), x)[0], torch.autograd.grad(tp.silu.generic(x).sum(), x)[0])
+    assert torch.autograd.gradgradcheck(tp.silu, X.double()[:2].requires_grad_())
+    with torch.no_grad():
+        assert reason(x) is None
+        assert not tp.silu(x).requires_grad
+        close(tp.rms_norm(X, torch.nn.Parameter(X[0])), tp.rms_norm.generic(X, X[0]))
+    with torch.inference_mode():
+        close(tp.silu(X), tp.silu.generic(X))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
+def test_forward_mode():
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(X, torch.ones_like(X))
+        assert reason(dual) == "forward-mode derivatives are being taken"
+        tangent = torch.autograd.forward_ad.unpack_dual(tp.silu(dual)).tangent
+    close(tangent, torch.func.jvp(tp.silu.generic, (X,), (torch.ones_like(X),))[1])
+
+
+def test_functional_transformations():
+    tp.silu(X)
+    found = []
+
+    def f(x):
+        found.append(reason(x))
+        return tp.silu(x)
+
+    close(torch.func.vmap(f)(X), tp.silu.generic(X))
+    close(torch.func.grad(lambda x: f(x).sum())(X), torch.func.grad(lambda x: tp.silu.generic(x).sum())(X))
+    close(torch.func.vmap(torch.func.grad(lambda x: f(x).sum()))(X), torch.func.grad(lambda x: f(x).sum())(X))
+    assert set(found) == {"torch.func transforms the call"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_records_operations_sees_them():
+    tp.silu(X)
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda x: tp.silu(x))(X)
+    close(graph(2 * X), tp.silu.generic(2 * X))
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = tp.silu(mode.from_tensor(X))
+    assert type(fake).__name__ == "FakeTensor"
+    compiled = torch.compile(lambda x: tp.silu(x), backend="eager", fullgraph=True)
+    close(compiled(X), tp.silu.generic(X))
+
+
+def test_tensors_that_numpy_cannot_share():
+    dense = "an argument is not a dense tensor on the CPU"
+    assert reason(X.to("meta")) == dense
+    assert reason(torch.complex(X, X).conj().imag) == dense
+    negative = torch.complex(X, X).conj().imag
+    close(tp.silu(negative), tp.silu.generic(-X))
+    for x in (X.int(), torch.complex(X, X).conj()):
+        with pytest.raises(TypeError, match=r"^silu: x "):
+            tp.silu(x)
+    with pytest.raises(TypeError, match=r"^rms_norm: x is an array of torch, but weight of numpy"):
+        tp.rms_norm(X, np.ones(10, dtype=np.float32))
+    scalar = torch.tensor(1.0, dtype=torch.bfloat16)
+    close(tp.silu(scalar), tp.silu.generic(scalar))
