@@ -162,7 +162,8 @@ void check(Test& t, const Case& c) {
 
 // (batch, heads, positions, features); positions and heads change places in memory for every other length.
 Input array(Test& t, std::int64_t batch, std::int64_t heads, std::int64_t positions, std::int64_t features) {
-    const std::vector<std::size_t> order = t.length % 2 ? std::vector<std::size_t>{0, 2, 1} : std::vector<std::size_t>{0, 1, 2};
+    const std::vector<std::size_t> order =
+        t.length % 2 ? std::vector<std::size_t>{0, 2, 1} : std::vector<std::size_t>{0, 1, 2};
     return laid_out(t.random(batch * heads * positions * features, t.dtype, 1.0), {batch, heads, positions, features},
                     order, t.length % 3 ? 0 : 7);
 }
@@ -174,7 +175,7 @@ void attention(Test& t) {
     const std::int64_t keys = t.length, dim = dims[keys % 7], value_dim = dims[(keys / 2 + 3) % 7];
     for (const std::int64_t queries : {std::int64_t{1}, std::int64_t{t.many_threads ? 20 : 7}})
         for (const Variant& variant : kVariants) {
-            if (t.many_threads && variant.window != 40) continue;  // the one with all of them
+            if (t.many_threads && variant.window != 40) continue;    // the one with all of them
             if (variant.infinite_value && queries > keys) continue;  // 0 or NaN where all keys are hidden
             const std::int64_t batch = keys > 300 ? 1 : 2, heads = 4, kv_heads = 2;
             Case c{variant, batch, heads, kv_heads, queries, keys, dim, value_dim, {}, {}, {}, {}, {}, 0.0};

@@ -76,9 +76,8 @@ struct Packing {
     int bits;
     bool is_signed;
 };
-constexpr Packing kPackings[] = {{"quantized_linear, 4", 4, false},
-                                 {"quantized_linear, 8", 8, false},
-                                 {"quantized_linear, int8", 8, true}};
+constexpr Packing kPackings[] = {
+    {"quantized_linear, 4", 4, false}, {"quantized_linear, 8", 8, false}, {"quantized_linear, int8", 8, true}};
 
 int unpacked(const Input& packed, Packing packing, std::size_t index) {
     const int byte = static_cast<int>(packed.values[packing.bits == 4 ? index / 2 : index]);

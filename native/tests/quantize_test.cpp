@@ -15,7 +15,6 @@ constexpr Packing kFormats[] = {{", 4", 4, false}, {", 8", 8, false}, {", int8",
 
 std::int64_t rows_for(const Test& t) { return t.many_threads ? t.rows : 3; }
 
-
 // C is the type of computation. Each operation is a statement, so that no two become one.
 template <class C>
 C dequantized(C scale, C bias, int q, bool is_signed) {
@@ -68,7 +67,8 @@ void pack(const std::vector<int>& codes, int bits, std::vector<char>& bytes) {
 void quantize(Test& t, Packing format, std::int64_t group_size) {
     const std::int64_t rows = rows_for(t), columns = t.length * group_size;
     Input w = laid_out(t.random(rows * columns), {rows, columns}, {0}, t.length % 3 ? 0 : 7);
-    for (std::int64_t i = 0; i < std::min(columns, group_size); ++i) w.values[static_cast<std::size_t>(i)] = 1;  // no extent
+    for (std::int64_t i = 0; i < std::min(columns, group_size); ++i)
+        w.values[static_cast<std::size_t>(i)] = 1;  // no extent
     if (t.length % 4 == 3) w.values.back() = t.length % 8 == 3 ? NAN : INFINITY;
     Expected scales, biases;
     std::vector<char> bytes;

@@ -41,7 +41,8 @@ void rope(Test& t) {
     Case c{2, 3, t.many_threads ? 16 : 3, t.length, 0, t.length % 4 < 2, t.length % 5 < 2, {}, {}, {}};
     c.dims = (t.length % 7 ? t.length : t.length / 2) / 2 * 2;
     if (c.dims == 0) return;
-    const std::vector<std::size_t> order = t.length % 2 ? std::vector<std::size_t>{0, 2, 1} : std::vector<std::size_t>{1, 0, 2};
+    const std::vector<std::size_t> order =
+        t.length % 2 ? std::vector<std::size_t>{0, 2, 1} : std::vector<std::size_t>{1, 0, 2};
     c.x = laid_out(t.random(c.batch * c.heads * c.length * c.features), {c.batch, c.heads, c.length, c.features}, order,
                    t.length % 3 ? 0 : 7);
     if (t.length % 6 == 5) c.x.values[static_cast<std::size_t>(t.length / 2)] = t.length % 12 == 5 ? INFINITY : NAN;
