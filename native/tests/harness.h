@@ -203,15 +203,16 @@ class Test {
                                       ? expected.value.size() * static_cast<std::size_t>(format_of(dtype).bytes)
                                       : expected.bytes.size();
         const bool may_stream = length * format_of(dtype).bytes % 64 == 0;
+        std::vector<Image> images = images_of(in);
         for (const std::string& target : runnable_targets()) {
             use_target(target);
             const auto compare = [&](const char* y) { return worst_error(y, expected); };
             const auto note = [&](Real error) { record(target, name, bound, error); };
             if (many_threads)
-                note(from_many_threads(in, bytes, may_stream, kernel, compare));
+                note(from_many_threads(images, bytes, may_stream, kernel, compare));
             else
                 for (Place place : {Place::at_start, Place::at_odd, Place::at_end})
-                    note(from_place(place, in, bytes, may_stream, kernel, compare));
+                    note(from_place(place, images, bytes, may_stream, kernel, compare));
         }
     }
 
@@ -238,13 +239,28 @@ class Test {
   private:
     using Compare = std::function<Real(const char*)>;
 
-    Real from_place(Place place, const std::vector<Input>& in, std::size_t bytes, bool may_stream, const Kernel& kernel,
+    // An input as it lies in memory: making it takes longer than most calls.
+    struct Image {
+        std::vector<char> bytes;
+        bool aligned;
+    };
+    static std::vector<Image> images_of(const std::vector<Input>& in) {
+        std::vector<Image> images;
+        for (const Input& input : in) {
+            images.push_back({std::vector<char>(input.bytes()), input.aligned});
+            input.put(images.back().bytes.data());
+        }
+        return images;
+    }
+
+    Real from_place(Place place, const std::vector<Image>& in, std::size_t bytes, bool may_stream, const Kernel& kernel,
                     const Compare& compare) {
         Call call{};
         for (std::size_t i = 0; i < in.size(); ++i) {
+            const std::size_t size = in[i].bytes.size();
             const bool moved = in[i].aligned && place == Place::at_odd;
-            call.in.push_back(memory(i + 1, in[i].bytes()).place(in[i].bytes(), moved ? Place::at_end : place));
-            in[i].put(call.in[i]);
+            call.in.push_back(memory(i + 1, size).place(size, moved ? Place::at_end : place));
+            std::copy(in[i].bytes.begin(), in[i].bytes.end(), call.in[i]);
         }
         Memory& result = memory(0, bytes);
         // A result is as aligned as NumPy's are, and to 64 bytes if it may be written past the caches.
@@ -265,16 +281,11 @@ class Test {
     }
 
     // The same call from eight threads at once, into memory of the pool, while another thread changes what may change.
-    Real from_many_threads(const std::vector<Input>& in, std::size_t bytes, bool may_stream, const Kernel& kernel,
+    Real from_many_threads(std::vector<Image>& in, std::size_t bytes, bool may_stream, const Kernel& kernel,
                            const Compare& compare) {
-        std::vector<std::vector<char>> arrays;
         Call call{};
         call.streaming = may_stream;
-        for (const Input& input : in) {
-            arrays.emplace_back(input.bytes());
-            input.put(arrays.back().data());
-        }
-        for (std::vector<char>& array : arrays) call.in.push_back(array.data());
+        for (Image& image : in) call.in.push_back(image.bytes.data());
         std::vector<char> alone(bytes + 64);
         Call first = call;
         first.out = alone.data() + (64 - reinterpret_cast<std::uintptr_t>(alone.data()) % 64);

@@ -266,6 +266,8 @@ bool run(bool many_threads, const std::vector<std::string>& names) {
     t.rows = many_threads ? 33 : 2;
     for (const Entry& entry : TESTS) {
         if (!names.empty() && std::find(names.begin(), names.end(), entry.name) == names.end()) continue;
+        std::printf("%s ...\n", entry.name);
+        std::fflush(stdout);  // before a crash
         for (Dtype dtype : {Dtype::float16, Dtype::bfloat16, Dtype::float32, Dtype::float64})
             for (std::int64_t length : lengths_of(entry, many_threads)) {
                 t.dtype = dtype;
