@@ -32,10 +32,11 @@ void compute_angles(const Rope& op, double position, Angles<C> angles) {
     }
 }
 
+// x may lie anywhere; y is aligned.
 template <class C>
 void rotate_halves(const C* x, C* y, std::int64_t n, Angles<C> angles) {
     for (std::int64_t i = 0; i < n; ++i) {
-        const C first = x[i], second = x[n + i], c = angles.cosines[i], s = angles.sines[i];
+        const C first = load_one(x + i), second = load_one(x + n + i), c = angles.cosines[i], s = angles.sines[i];
         y[i] = first * c - second * s;
         y[n + i] = second * c + first * s;
     }
@@ -44,7 +45,8 @@ void rotate_halves(const C* x, C* y, std::int64_t n, Angles<C> angles) {
 template <class C>
 void rotate_neighbours(const C* x, C* y, std::int64_t n, Angles<C> angles) {
     for (std::int64_t i = 0; i < n; ++i) {
-        const C first = x[2 * i], second = x[2 * i + 1], c = angles.cosines[i], s = angles.sines[i];
+        const C first = load_one(x + 2 * i), second = load_one(x + 2 * i + 1), c = angles.cosines[i],
+                s = angles.sines[i];
         y[2 * i] = first * c - second * s;
         y[2 * i + 1] = second * c + first * s;
     }
