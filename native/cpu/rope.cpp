@@ -11,6 +11,7 @@
 
 #include <cmath>
 
+#include "convert.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "simd.h"
@@ -52,22 +53,6 @@ void rotate_neighbours(const C* x, C* y, std::int64_t n, Angles<C> angles) {
     }
 }
 
-template <class T>
-void widen(const T* from, Compute<T>* to, std::int64_t n) {
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(Compute<T>);
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) store(to + i, load(from + i));
-    if (i < n) store_part(to + i, load_part(from + i, n - i), n - i);
-}
-
-template <class T>
-void narrow(const Compute<T>* from, T* to, std::int64_t n) {
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(Compute<T>);
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) store(to + i, load(from + i));
-    if (i < n) store_part(to + i, load_part(from + i, n - i), n - i);
-}
-
 // One row; `room` holds two of them in the type of computation, and is used for half types only.
 template <class T>
 void rotate_row(const Rope& op, const T* x, T* y, Angles<Compute<T>> angles, Compute<T>* room) {
@@ -79,9 +64,9 @@ void rotate_row(const Rope& op, const T* x, T* y, Angles<Compute<T>> angles, Com
     if constexpr (is_same<T, C>) {
         rotate(x, y);
     } else {
-        widen(x, room, op.dims);
+        convert(x, room, op.dims);
         rotate(room, room + op.dims);
-        narrow(room + op.dims, y, op.dims);
+        convert(room + op.dims, y, op.dims);
     }
     std::memcpy(y + op.dims, x + op.dims, static_cast<std::size_t>(op.features - op.dims) * sizeof(T));
 }
