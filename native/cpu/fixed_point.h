@@ -30,12 +30,12 @@ inline constexpr std::int64_t kLaneWeights = 32 / kBits;
 // A row of x as float32; for 4 bits first what low nibbles multiply, then what high ones do.
 template <class T>
 void arrange(const T* x, int bits, std::int64_t n, float* to) {
-    if (bits == 8) return widen(x, to, n);
+    if (bits == 8) return convert(x, to, n);
     constexpr std::int64_t kPiece = 256;
     float piece[kPiece];
     for (std::int64_t begin = 0; begin < n; begin += kPiece) {
         const std::int64_t pairs = std::min(kPiece, n - begin) / 2;
-        widen(x + begin, piece, 2 * pairs);
+        convert(x + begin, piece, 2 * pairs);
         float *low = to + begin / 2, *high = low + n / 2;
         for (std::int64_t i = 0; i < pairs; ++i) {
             low[i] = piece[2 * i];
@@ -155,7 +155,7 @@ typedef std::uint16_t Words __attribute__((vector_size(kVectorBytes)));
 inline constexpr bool kNibblesApart = false;
 template <class T>
 void arrange_for_products(const T* x, int, std::int64_t n, float* to) {
-    widen(x, to, n);
+    convert(x, to, n);
 }
 
 // A block of x, multiplied by a vector of packed integers, of which each word of 16 bits has some.
