@@ -324,6 +324,7 @@ NAMESPACES: dict[str, Namespace] = {
             to_numpy=_dask_to_numpy,
             from_numpy=_dask_from_numpy,
             runtime="tensorops.backends.runtimes:NumpyRuntime",
+            providers=("dask",),
             quiet=lambda: np.errstate(all="ignore"),
             lazy=True,
             extra="dask",
