@@ -32,6 +32,7 @@ from array_api_mlx._keys import get, put
 
 _VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 _HOST = (1, 0)
+_NUMBERS: tuple[Any, ...] = (bool, int, float, complex)
 
 
 def scalar_operand(value: Any, dtype: Any, function: str) -> Any:
@@ -46,8 +47,8 @@ def scalar_operand(value: Any, dtype: Any, function: str) -> Any:
     """
     target = SCALARS.get((type(value), dtype))
     if target is None:
-        for kind in (int, float, complex):  # NumPy's scalars are of subclasses of Python's
-            if isinstance(value, kind) and type(value) is not kind and not isinstance(value, bool):
+        for kind in _NUMBERS:  # NumPy's scalars are of subclasses of these
+            if isinstance(value, kind) and type(value) not in _NUMBERS:
                 return scalar_operand(kind(value), dtype, function)
         if isinstance(value, bool | int | float | complex):
             raise TypeError(
@@ -59,7 +60,7 @@ def scalar_operand(value: Any, dtype: Any, function: str) -> Any:
         return mx.array(float(value) if type(value) is int else value, dtype=target)
     if not limits[0] <= value <= limits[1]:
         raise OverflowError(f"{function}: {value} is out of bounds for {name_of(dtype)}")
-    return mx.array(value, dtype=target) if value < 1 << 63 else mx.array(np.uint64(value))
+    return mx.array(value, dtype=target) if value < 1 << 63 else mx.array(np.asarray(value, dtype=np.uint64))
 
 
 # ----------------------------------------------------------------------------------------- operators
@@ -101,7 +102,7 @@ def _binary(name: str, function: Callable[[Any, Any], Any], category: frozenset[
         a = self._array
         b = other._array if type(other) is Array else _other(other, a.dtype, name)
         if b is None:
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]
         if (a.dtype, b.dtype) not in pairs:
             raise cannot_promote(name, a.dtype, b.dtype, category)
         return Array(function(a, b))
@@ -120,7 +121,7 @@ def _changing(name: str, function: Callable[[Any, Any], Any], category: frozense
         a = self._array
         b = other._array if type(other) is Array else _other(other, a.dtype, name)
         if b is None:
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]
         if (a.dtype, b.dtype) not in pairs:
             raise cannot_promote(name, a.dtype, b.dtype, category)
         if pairs[a.dtype, b.dtype] != a.dtype:

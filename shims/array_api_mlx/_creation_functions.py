@@ -157,17 +157,17 @@ def _filled(shape: Any, value: Any, dtype: Any, function: str) -> Array:
     return Array(mx.broadcast_to(from_numpy(np.asarray(value), dtype), shape_of(shape)))
 
 
-def full(shape: Any, fill_value: complex, *, dtype: Any = None, device: Any = None) -> Array:
+def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array filled with one value, by default in the default dtype of its kind."""
     require_device(device, "full")
-    if isinstance(fill_value, Array | mx.array):
+    if isinstance(fill_value, (Array, mx.array)):
         return Array(mx.broadcast_to(_converted(fill_value, dtype, None)._array, shape_of(shape)))
     if dtype is None:
         return Array(mx.broadcast_to(_made_of(fill_value, None), shape_of(shape)))
     return _filled(shape, fill_value, require_dtype(dtype, "full"), "full")
 
 
-def full_like(x: Any, /, fill_value: complex, *, dtype: Any = None, device: Any = None) -> Array:
+def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Return an array of the shape and, unless it is given, the dtype of `x`, filled with one value."""
     a = unwrap(x, "full_like")
     return full(a.shape, fill_value, dtype=a.dtype if dtype is None else dtype, device=device)
@@ -214,7 +214,8 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
     target = mx.float32 if dtype is None else require_dtype(dtype, "eye")
     if not n_rows or not columns:
         return zeros((n_rows, columns), dtype=target)
-    on_diagonal = mx.arange(n_rows)[:, None] + k == mx.arange(columns)[None, :]
+    offset = max(-n_rows, min(columns, k))
+    on_diagonal = mx.arange(n_rows)[:, None] + offset == mx.arange(columns)[None, :]
     return Array(on_diagonal.astype(target))
 
 
@@ -242,9 +243,7 @@ def arange(
         if length and not (LIMITS[dtype][0] <= min(exact) and max(exact) <= LIMITS[dtype][1]):
             raise OverflowError(f"arange: the values from {first} to {last} are out of bounds for {name_of(dtype)}")
         steps = mx.arange(length).astype(dtype)
-        return Array(
-            steps * from_numpy(np.asarray(_wrapped(step, dtype))) + from_numpy(np.asarray(_wrapped(first, dtype)))
-        )
+        return Array(steps * from_numpy(_wrapped(step, dtype)) + from_numpy(_wrapped(first, dtype)))
     # MLX's own arange adds up in the dtype of the result, and float32 of many steps would drift.
     return Array(from_numpy(first + step * np.arange(length, dtype=np.float64), dtype))
 
@@ -254,14 +253,14 @@ def _fits(first: Any, last: Any, step: Any, dtype: Any) -> bool:
     return all(low <= value <= high for value in (first, last, step))
 
 
-def _wrapped(value: int, dtype: Any) -> np.generic:
+def _wrapped(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
     """Return an integer modulo the range of `dtype`, in which sums and products of it are right."""
-    return np.asarray(value % (1 << 8 * dtype.size), dtype=np.uint64).astype(_HOST_DTYPES[dtype])[()]  # type: ignore[no-any-return]
+    return np.asarray(value % (1 << 8 * dtype.size), dtype=np.uint64).astype(_HOST_DTYPES[dtype])
 
 
 def linspace(
-    start: complex,
-    stop: complex,
+    start: Any,
+    stop: Any,
     /,
     num: int,
     *,
@@ -301,5 +300,6 @@ def _triangle(x: Any, k: int, function: str, keeps: Any) -> Array:
     if a.ndim < 2:
         raise ValueError(f"{function}: x has {a.ndim} dimensions, expected at least 2")
     rows, columns = a.shape[-2:]
-    kept = keeps(mx.arange(columns)[None, :], mx.arange(rows)[:, None] + k)
+    offset = max(-rows, min(columns, k))
+    kept = keeps(mx.arange(columns)[None, :], mx.arange(rows)[:, None] + offset)
     return Array(mx.where(kept, a, mx.array(0, dtype=a.dtype)))

@@ -105,7 +105,7 @@ def _promotion_table() -> dict[tuple[Any, Any], Any]:
         if a == b:
             return a
         if {a, b} <= SIGNED or {a, b} <= UNSIGNED or {a, b} <= REAL_FLOATING or {a, b} in mixed_complex:
-            # MLX's own rules are the standard's here; mx.float16 and mx.bfloat16 meet in mx.float32.
+            # MLX's own rules are the standard's here; float16 and bfloat16 meet in float32.
             return mx.result_type(a, b)
         if {a, b} <= INTEGRAL and mx.uint64 not in (a, b):
             return mx.result_type(a, b)
@@ -135,11 +135,11 @@ SCALARS: dict[tuple[type, Any], Any] = {
 }
 """The dtype that a Python number takes on when it meets an array, by its type and the dtype of the array."""
 
-LIMITS = {dtype: (int(mx.iinfo(dtype).min), int(mx.iinfo(dtype).max)) for dtype in INTEGRAL}
+LIMITS: dict[Any, tuple[int, int]] = {dtype: (int(mx.iinfo(dtype).min), int(mx.iinfo(dtype).max)) for dtype in INTEGRAL}
 
-ACCUMULATOR = {
+ACCUMULATOR: dict[Any, Any] = {
     **{dtype: dtype for dtype in ALL},
-    **dict.fromkeys((bool, mx.int8, mx.int16), mx.int32),
+    **dict.fromkeys((mx.bool_, mx.int8, mx.int16), mx.int32),
     **dict.fromkeys((mx.uint8, mx.uint16), mx.uint32),
 }
 """The dtype of a sum or product: integers are no narrower than the default integer."""

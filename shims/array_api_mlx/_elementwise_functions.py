@@ -119,9 +119,7 @@ maximum = _binary("maximum", mx.maximum, REAL, "Return the greater of both, or N
 minimum = _binary("minimum", mx.minimum, REAL, "Return the lesser of both, or NaN if there is one.")
 multiply = _binary("multiply", mx.multiply, NUMERIC, "Return products.")
 negative = _unary("negative", mx.negative, NUMERIC, "Return elements with the other sign.")
-nextafter = _binary(
-    "nextafter", _arithmetic.nextafter, REAL_FLOATING, "Return the next numbers from `x1` towards `x2`."
-)
+nextafter = _binary("nextafter", _arithmetic.nextafter, REAL_FLOATING, "Return the number next to `x1` towards `x2`.")
 not_equal = _binary("not_equal", mx.not_equal, ALL, "Tell where elements are not equal.")
 positive = _unary("positive", lambda a: a, NUMERIC, "Return the elements.")
 pow = _binary("pow", _arithmetic.power, NUMERIC, "Return `x1` to the power of `x2`.")

@@ -1,4 +1,4 @@
-"""Indexing functions. MLX does not look whether indices are within bounds: beyond them there is no saying what is read."""
+"""Indexing functions. MLX does not look whether indices are within bounds: what is beyond them is undefined."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
     if a.ndim != places.ndim:
         raise ValueError(f"take_along_axis: x has {a.ndim} dimensions, and indices {places.ndim}")
     index = axis_of(axis, a.ndim, "take_along_axis")
-    others = mx.broadcast_shapes(*(s[:index] + (1,) + s[index + 1 :] for s in (a.shape, places.shape)))
-    a, places = (mx.broadcast_to(y, others[:index] + (y.shape[index],) + others[index + 1 :]) for y in (a, places))
+    others = mx.broadcast_shapes(*((*s[:index], 1, *s[index + 1 :]) for s in (a.shape, places.shape)))
+    a, places = (mx.broadcast_to(y, (*others[:index], y.shape[index], *others[index + 1 :])) for y in (a, places))
     return Array(mx.take_along_axis(a, places, axis=index))

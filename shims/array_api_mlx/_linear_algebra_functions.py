@@ -24,7 +24,7 @@ def _pair(x1: Any, x2: Any, function: str) -> tuple[Any, Any]:
 
 
 def matmul(x1: Any, x2: Any, /) -> Array:
-    """Return the matrix product, of stacks of matrices for each, and of a vector as a row in front or a column behind."""
+    """Return the matrix product, or that of each pair of two stacks; a vector is a row in front, a column behind."""
     return Array(_arithmetic.matmul(*_pair(x1, x2, "matmul")))
 
 

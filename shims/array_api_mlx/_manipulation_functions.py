@@ -159,7 +159,7 @@ def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...]
     if len(shifts) != len(axes):
         raise ValueError(f"roll: shift has {len(shifts)} numbers, and axis {len(axes)}")
     for by, along in zip(shifts, axes, strict=True):
-        a = mx.roll(a, by, axis=axis_of(along, a.ndim, "roll"))
+        a = mx.roll(a, by, axis_of(along, a.ndim, "roll"))
     return Array(a)
 
 

@@ -39,7 +39,7 @@ def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Ar
 
 
 def nonzero(x: Any, /) -> tuple[Array, ...]:
-    """Return where elements are not zero, one array for each axis; computes `x`, on whose values their length depends."""
+    """Return where elements are not zero, one array for each axis; computes `x`, as their length depends on it."""
     a = unwrap(x, "nonzero")
     if not a.ndim:
         raise ValueError("nonzero: x has no dimensions")

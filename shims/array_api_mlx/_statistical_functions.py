@@ -35,9 +35,7 @@ def _extreme(x: Any, function: str, reduce: Callable[..., Any], axis: Axis, keep
     a = unwrap_of(REAL, x, function)
     axes = axes_of(axis, a.ndim, function)
     if any(a.shape[each] == 0 for each in axes):
-        raise ValueError(
-            f"{function}: x has shape {a.shape}, and no elements along axis {axis} of which one could be it"
-        )
+        raise ValueError(f"{function}: x has shape {a.shape}, and no elements along axis {axis}")
     return Array(reduce(a, axis=axes, keepdims=keepdims))
 
 

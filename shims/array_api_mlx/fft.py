@@ -170,5 +170,5 @@ def ifftshift(x: Any, /, *, axes: int | Sequence[int] | None = None) -> Array:
 def _shifted(x: Any, axes: int | Sequence[int] | None, function: str, by: Callable[[int], int]) -> Array:
     a = unwrap(x, function)
     for index in axes_of(tuple(axes) if isinstance(axes, Sequence) else axes, a.ndim, function):
-        a = mx.roll(a, by(a.shape[index]), axis=index) if a.size else a
+        a = mx.roll(a, by(a.shape[index]), index) if a.size else a
     return Array(a)

@@ -159,7 +159,7 @@ def eigvals(x: Any, /) -> Array:
 
 
 def qr(x: Any, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
-    """Return orthonormal columns, and a triangular factor; through NumPy of complex matrices, and all with "complete"."""
+    """Return orthonormal columns, and a triangular factor; complex and "complete" ones through NumPy."""
     a = _matrices(x, "qr")
     if mode not in ("reduced", "complete"):
         raise ValueError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
