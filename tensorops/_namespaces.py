@@ -322,8 +322,10 @@ NAMESPACES: dict[str, Namespace] = {
         ),
         Namespace(
             name="mlx",
-            packages=("mlx",),
+            packages=("mlx", "array_api_mlx"),
             array_type="mlx.core:array",
+            wrapper="array_api_mlx:Array",
+            unwrapped=lambda x: x.mlx,
             standard="array_api_mlx",
             to_numpy=_mlx_to_numpy,
             from_numpy=_mlx_from_numpy,

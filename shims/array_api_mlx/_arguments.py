@@ -14,6 +14,7 @@ from array_api_mlx._dtypes import cannot_promote, wrong_category
 
 Shape = tuple[int, ...]
 Axis = int | tuple[int, ...] | None
+_ARRAYS = (Array, mx.array)
 
 
 def unwrap(x: Any, function: str, what: str = "x") -> Any:
@@ -43,7 +44,7 @@ def operands(
     """Return two arguments, one of which may be a Python number, as ``mx.array``s that promote."""
     if type(x1) is Array and type(x2) is Array:
         a, b = x1._array, x2._array
-    elif isinstance(x1, Array | mx.array):
+    elif isinstance(x1, _ARRAYS):
         a = unwrap(x1, function)
         b = scalar_operand(x2, a.dtype, function)
         b = unwrap(x2, function, "x2") if b is None else b

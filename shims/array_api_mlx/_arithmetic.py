@@ -158,7 +158,8 @@ def expm1(a: Any) -> Any:
     near = mx.expm1(x) * mx.cos(y) - constant(2, y) * half * half
     far = mx.where(mx.isinf(x), mx.real(mx.exp(a)) - constant(1, x), near)
     imag = mx.where(mx.isinf(x), mx.imag(mx.exp(a)), grown * mx.sin(y))
-    return as_complex(mx.where(turned, far, mx.expm1(x)), mx.where(turned, imag, y))
+    zero = constant(0, x)  # added to make 0 of -0
+    return as_complex(mx.where(turned, far, mx.expm1(x) + zero), mx.where(turned, imag, y))
 
 
 def log1p(a: Any) -> Any:
@@ -170,6 +171,15 @@ def log1p(a: Any) -> Any:
     near = constant(0.5, x) * mx.log1p(x * (constant(2, x) + x) + y * y)
     whole = mx.log(as_complex(x + constant(1, x), y))
     return as_complex(mx.where(small, near, mx.real(whole)), mx.where(mx.isnan(x) & (y == 0), y, mx.imag(whole)))
+
+
+def tanh(a: Any) -> Any:
+    """Return the hyperbolic tangent; its imaginary part has the sign of that of `a` at infinity, too."""
+    if a.dtype != mx.complex64:
+        return mx.tanh(a)
+    x, y = mx.real(a), mx.imag(a)
+    limit = as_complex(copysign(constant(1, x), x), copysign(constant(0, y), y))
+    return mx.where(mx.isinf(x) & mx.isfinite(y), limit, mx.tanh(a))
 
 
 def logaddexp(a: Any, b: Any) -> Any:

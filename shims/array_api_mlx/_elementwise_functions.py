@@ -135,7 +135,7 @@ square = _unary("square", mx.square, NUMERIC, "Return squares.")
 sqrt = _unary("sqrt", mx.sqrt, FLOATING, "Return the principal square root.")
 subtract = _binary("subtract", mx.subtract, NUMERIC, "Return differences.")
 tan = _unary("tan", mx.tan, FLOATING, "Return the tangent.")
-tanh = _unary("tanh", mx.tanh, FLOATING, "Return the hyperbolic tangent.")
+tanh = _unary("tanh", _arithmetic.tanh, FLOATING, "Return the hyperbolic tangent.")
 trunc = _unary("trunc", _only(REAL_FLOATING, mx.trunc), REAL, "Return the nearest integers in the direction of zero.")
 
 

@@ -18,6 +18,8 @@ def get(a: Any, key: Any) -> Any:
     """Return ``a[key]``."""
     if type(key) is slice:
         return a[_checked_slice(key)] if a.ndim else _too_many(1, a)
+    if type(key) is int and a.ndim and -a.shape[0] <= key < a.shape[0]:
+        return a[key]
     mask = _lone_mask(key)
     if mask is not None:
         positions = _positions(mask, a)

@@ -340,7 +340,7 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
         if axis_of(index, y.ndim, "cross") >= 0 and y.shape[index] != 3:
             raise ValueError(f"cross: axis {axis} of {name} has length {y.shape[index]}, expected 3")
     a, b = mx.broadcast_arrays(a, b)
-    (a0, a1, a2), (b0, b1, b2) = ([mx.take(y, k, axis=index) for k in range(3)] for y in (a, b))
+    (a0, a1, a2), (b0, b1, b2) = ([mx.moveaxis(y, index, 0)[k] for k in range(3)] for y in (a, b))
     return Array(mx.stack([a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0], axis=index))
 
 
