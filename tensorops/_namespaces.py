@@ -486,7 +486,7 @@ def has_host_values(x: Array) -> bool:
 
 
 def move(x: Array, target: Namespace, device: Any = None) -> Array:
-    """Take `x` to another library, sharing memory where both can, and keep its dtype.
+    """Take `x` to another library, sharing memory where both can, and keep its dtype; the result is in no wrapper.
 
     Raises
     ------
@@ -495,7 +495,7 @@ def move(x: Array, target: Namespace, device: Any = None) -> Array:
     """
     source = common_namespace(x)
     if source is target:
-        return x
+        return target.unwrap(x)
     moved = target.from_numpy(source.to_numpy(source.unwrap(x)), device)
     before, after = _dtypes.dtype_name(x), _dtypes.dtype_name(moved)
     if before != after and before not in _dtypes.INTEGER:  # integers are narrowed where their values allow
