@@ -35,8 +35,6 @@ class Line:
         What was done, and to what.
     kernel : str
         Which implementation of the operator ran.
-    copies : float
-        How many copies of its largest array move as many bytes.
     seconds, quickest, quartiles : dict
         By name: the operator, the copy and the peers.
     missing : dict of str to str
@@ -46,7 +44,6 @@ class Line:
     task: str
     shape: str
     kernel: str
-    copies: float
     seconds: dict[str, float] = field(default_factory=dict)
     quickest: dict[str, float] = field(default_factory=dict)
     quartiles: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -54,8 +51,8 @@ class Line:
 
     @property
     def of_copy(self) -> float:
-        """The time of a copy of the same bytes / the operator's."""
-        return self.seconds[COPY] * self.copies / self.seconds[OURS]
+        """The time of a copy that moves as many bytes / the operator's."""
+        return self.seconds[COPY] / self.seconds[OURS]
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -87,9 +84,10 @@ def compare(name: str, task: peers.Task, rows: int, features: int, dtype: str, s
     operator = OPERATORS[task.operator]
     with tensorops.set_backend("cpu"):
         kernel = operator.explain(*args, **task.options).kernel
-        line = Line(name, describe_shapes(args, task), kernel, task.copies)
+        line = Line(name, describe_shapes(args, task), kernel)
         ours = operator(*args, **task.options)
-        calls = {OURS: lambda: operator(*args, **task.options), COPY: peers.prepare_copy(args)}
+        copied = int(task.copies * max(a.nbytes for a in args))
+        calls = {OURS: lambda: operator(*args, **task.options), COPY: peers.prepare_copy(copied)}
         for peer in peers.PEERS:
             try:
                 calls[peer] = peers.prepare(peer, name, args, ours)

@@ -43,7 +43,7 @@ class Task:
     options : dict
         Its keyword arguments.
     copies : float
-        How many copies of its largest array move as many bytes: a copy reads one array and writes one.
+        The bytes that a copy must have to move as many, in units of its largest array: a copy reads one and writes one.
     shapes : tuple of tuple of int
         Of its arrays, where `workload` is not to choose them.
     """
@@ -342,9 +342,9 @@ def require_same(theirs: Any, ours: Any, what: str) -> None:
             raise PeerDiffersError(f"{what} is off by {error:.3g}, more than {bound:.3g}: it computes something else")
 
 
-def prepare_copy(arrays: tuple[Any, ...]) -> Call:
-    """Return a call that copies the largest array into memory that was written before: by torch, else by NumPy."""
-    x = max(arrays, key=lambda a: a.nbytes)
+def prepare_copy(nbytes: int) -> Call:
+    """Return a call that copies so many bytes into memory that was written before: by torch, else by NumPy."""
+    x = np.ones(nbytes // 4, np.float32)
     try:
         require_package("torch")
     except PeerMissingError:
