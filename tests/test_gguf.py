@@ -18,6 +18,8 @@ pytest.importorskip("jinja2")
 
 from make_gguf import llama_metadata, write_gguf, write_llama  # noqa: E402
 from tensorops.models import GGUFError, Llama, open_gguf  # noqa: E402
+from tensorops.models.blocks import QuantizedWeight  # noqa: E402
+from tensorops.models.weights import Memory  # noqa: E402
 from tensorops.testing import references  # noqa: E402
 
 if TYPE_CHECKING:
@@ -341,3 +343,38 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", llama_metadata(), {}, architecture="mamba")
     with pytest.raises(GGUFError, match=r"general\.architecture: 'mamba' is not supported, only 'llama'"):
         Llama.from_gguf(path)
+
+
+# --------------------------------------------------------------------------------------- memory of weights
+
+
+def test_small_weights_share_memory_and_large_ones_stay_where_they_are(matrix: np.ndarray) -> None:
+    memory = Memory(1 << 16)
+    scales, biases = np.float16([[1], [2]]), np.float16([[3], [4]])
+    quantized = QuantizedWeight(np.uint8([[5] * 16, [6] * 16]), scales, biases, 4, 32)
+    large = np.zeros(Memory.LARGE, dtype=np.uint8)
+    first, second = memory.copy(matrix), memory.copy(quantized)
+    assert memory.copy(large) is large
+    assert memory.copy(matrix[:0]).shape == (0, 96)
+    np.testing.assert_array_equal(first, matrix)
+    for name in ("weight", "scales", "biases"):
+        placed, given_ = getattr(second, name), getattr(quantized, name)
+        np.testing.assert_array_equal(placed, given_)
+        assert placed.dtype == given_.dtype
+        assert placed.flags.c_contiguous
+        assert placed.ctypes.data % Memory.LINE == 0
+        assert not np.shares_memory(placed, given_)
+    assert memory.copy(QuantizedWeight(quantized.weight, scales, None, 8, 32)).biases is None
+    span = second.biases.ctypes.data - first.ctypes.data
+    assert span == sum(-(-a.nbytes // 64) * 64 for a in (matrix, quantized.weight, scales))
+
+
+def test_memory_for_weights_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Memory, "PIECE", 1024)
+    monkeypatch.setattr(Memory, "LARGE", 512)
+    memory = Memory(1 << 16)
+    given_ = [np.full(100, i, dtype=np.float32) for i in range(9)]
+    placed = [memory.copy(a) for a in given_]
+    for a, b in zip(placed, given_, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert 2 < len({id(a.base) for a in placed}) < 9

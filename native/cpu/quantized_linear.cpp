@@ -206,6 +206,9 @@ struct ScaleOfLane {
     }
 };
 
+// How many bytes ahead weights are fetched. Their rows are short, and processors look ahead within a page only.
+constexpr std::int64_t kAhead = 2048;
+
 // One output for some rows.
 template <int kRows, int kBits, bool kSigned, class S>
 inline void one_output(const QuantizedLinear& op, const ScaleOfLane<kBits>& lanes, const FixedRow<kBits>* x,
@@ -215,6 +218,9 @@ inline void one_output(const QuantizedLinear& op, const ScaleOfLane<kBits>& lane
     const S *scales = reinterpret_cast<const S*>(o.scales), *biases = reinterpret_cast<const S*>(o.biases);
     const std::int64_t bytes = op.x.length * kBits / 8, groups = op.x.length / op.group_size;
     const std::int64_t groups_of_chunk = kChunk / op.group_size;
+    for (std::int64_t i = 0; i < bytes; i += 64) fetch(o.weight + kAhead + i);
+    fetch(o.scales + kAhead / 8);
+    if (!kSigned) fetch(o.biases + kAhead / 8);
     Vec<float> sum[kRows] = {};
     const auto add = [&](U32 packed, std::int64_t block, Vec<float> scale) {
         for (int r = 0; r < kRows; ++r) {

@@ -17,7 +17,7 @@ from ._errors import GGUFError
 from .cache import KVCache, Slots
 from .config import LlamaConfig
 from .gguf import open_gguf
-from .weights import arrange, embed, linear, load
+from .weights import Memory, arrange, embed, linear, load
 
 if TYPE_CHECKING:
     import os
@@ -188,8 +188,9 @@ class Llama:
         if misfit := config.find_misfit({name: tensor.shape for name, tensor in file.tensors.items()}):
             raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
         tokenizer = Tokenizer(file)
+        memory = Memory(sum(tensor.data.nbytes for tensor in file.tensors.values()))
         with tp.set_backend(backend):
-            weights = {name: load(tensor, backend) for name, tensor in file.tensors.items()}
+            weights = {name: load(tensor, backend, memory) for name, tensor in file.tensors.items()}
         return cls(config, weights, tokenizer, backend=backend, compile=compile)
 
     def new_cache(self) -> KVCache:
