@@ -60,7 +60,10 @@ def close(actual, expected, tolerance=2e-5):
 
 
 def test_every_kernel_is_here():
-    assert {name for name, operator in OPERATORS.items() if "xla" in operator.kernels} == set(ROWS)
+    assert {name for name, operator in OPERATORS.items() if "xla" in operator.kernels} == {
+        *ROWS,
+        "quantized_linear",
+    }
 
 
 def test_importing_the_provider_imports_no_jax():
@@ -163,6 +166,26 @@ REFUSED = [
     (lambda x: tp.layer_norm.explain(x, axis=(0, 1)), "axis is not the last of x"),
 ]
 
+PACKED, SCALES = np.zeros((5, 16), np.uint8), np.zeros((5, 1), np.float32)
+
+
+def explain_quantized(x, weight=PACKED, scales=SCALES, biases=SCALES, **options):
+    x = np.zeros((2, 32), np.float32) if x is X else x
+    return tp.quantized_linear.explain(*support.there((x, weight, scales, biases), "jax"), **options)
+
+
+REFUSED += [
+    (lambda x: explain_quantized(np.zeros((2, 32), np.int32)), "x has a dtype without a kernel"),
+    (lambda x: explain_quantized(X, PACKED.astype(np.int8)), "weight has a dtype without a kernel"),
+    (lambda x: explain_quantized(X, bits=3), "bits is neither 4 nor 8"),
+    (lambda x: explain_quantized(X, group_size=5), "group_size does not fit x"),
+    (lambda x: explain_quantized(X, PACKED[:, :8]), "weight does not fit the last axis of x"),
+    (lambda x: explain_quantized(X, PACKED[:0], SCALES[:0], SCALES[:0]), "x or weight is empty"),
+    (lambda x: explain_quantized(X, scales=SCALES[:4]), "scales does not have one element for each group"),
+    (lambda x: explain_quantized(X, biases=SCALES.astype(np.float16)), "biases has another dtype than scales"),
+    (lambda x: explain_quantized(X, np.zeros((5, 16), np.uint8), biases=None), "biases are missing"),
+]
+
 
 @pytest.mark.parametrize(("explain", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
 def test_refusals(explain, reason):
@@ -198,6 +221,9 @@ MALFORMED = {
     "weight-length": ("rms_norm", X, (X, X[0, :2])),
     "bias-dtype": ("layer_norm", X, (X, X[0], X[0].astype(np.float16))),
     "sum": ("logsumexp", X, (X,)),
+    "no-format": ("quantized_linear", X, (X, X.astype(np.uint8), X, X)),
+    "weight-dtype": ("quantized_linear", X, (X, X, X, X)),
+    "three-matrices": ("quantized_linear", X, (X, X)),
 }
 
 
@@ -209,6 +235,51 @@ def test_a_handler_touches_nothing_it_does_not_know(case):
     call = jax.ffi.ffi_call(f"tensorops.{name}", jax.ShapeDtypeStruct(like.shape, like.dtype))
     with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT: tensorops: a kernel was given"):
         jax.block_until_ready(call(*args))
+
+
+# --- quantized matrices ------------------------------------------------------------------------------
+
+
+def quantized(rng, shape, outputs, bits=4, mode="affine", dtype="float32", scales="float32"):
+    """Return arguments of quantized_linear on the CPU, and the options."""
+    w = rng.standard_normal((outputs, shape[-1]))
+    packed, s, b = REFERENCES["quantize"](w, bits=bits, group_size=32, mode=mode)
+    parameters = [None if a is None else a.astype(DTYPES[scales]) for a in (s, b)]
+    return [rng.standard_normal(shape).astype(DTYPES[dtype]), packed, *parameters], {"bits": bits, "group_size": 32}
+
+
+@pytest.mark.parametrize("scales", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("bits", "mode"), [(4, "affine"), (8, "affine"), (8, "symmetric")])
+def test_quantized_linear(bits, mode, dtype, scales, rng):
+    # One row that one thread takes, one that all share, few rows, and many.
+    for shape, outputs in (((32,), 3), ((1, 576), 1541), ((2, 3, 64), 40), ((200, 96), 130)):
+        args, options = quantized(rng, shape, outputs, bits, mode, dtype, scales)
+        there = support.there(args, "jax")
+        with tp.set_backend("jax", kernels=["xla"]):
+            y = tp.quantized_linear(*there, **options)
+        expected = REFERENCES["quantized_linear"](*args, **options)
+        assert y.dtype == args[0].dtype
+        size = (
+            np.abs(args[0].astype(np.float64))
+            @ np.abs(REFERENCES["dequantize"](*args[1:], **options).astype(np.float64)).T
+        )
+        unit = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+        error = np.abs(np.asarray(y, np.float64) - expected)
+        assert (error <= 16 * 2.0**-24 * size + unit * np.abs(expected)).all()
+        assert calls("quantized_linear", functools.partial(tp.quantized_linear, **options), *there)
+
+
+def test_transformations_of_quantized_linear(rng):
+    args, options = quantized(rng, (4, 3, 64), 5)
+    x, *matrix = support.there(args, "jax")
+    f = lambda x: tp.quantized_linear(x, *matrix, **options)  # noqa: E731
+    g = lambda x: tp.quantized_linear.generic(x, *matrix, **options)  # noqa: E731
+    assert calls("quantized_linear", jax.vmap(f), x)
+    close(jax.vmap(f)(x), g(x), 1e-4)
+    close(jax.jit(jax.vmap(jax.grad(loss(f))))(x), jax.grad(loss(g))(x), 1e-4)
+    stacked = jax.vmap(lambda w: tp.quantized_linear(x, w, *matrix[1:], **options))(jnp.stack([matrix[0]] * 2))
+    close(stacked, jnp.stack([g(x)] * 2), 1e-4)
 
 
 # --- transformations ---------------------------------------------------------------------------------

@@ -6,6 +6,6 @@ exported ones, those that XLA itself splits over devices, and derivatives are ma
 """
 
 import tensorops.kernels.cpu  # noqa: F401 - its ImportError says why there is no compiled module
-from tensorops.kernels.xla import activation, normalization
+from tensorops.kernels.xla import activation, normalization, quantization
 
-__all__ = ["activation", "normalization"]
+__all__ = ["activation", "normalization", "quantization"]

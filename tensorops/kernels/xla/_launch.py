@@ -79,7 +79,7 @@ def refuse_arrays(**arrays: Array) -> str | None:
     """Return why the kernels do not take these arrays, which are to be of one shape and dtype."""
     (_, x), *others = arrays.items()
     for name, a in arrays.items():
-        if reason := _refuse_array(name, a):
+        if reason := refuse_array(name, a):
             return reason
     for name, a in others:
         if a.shape != x.shape or a.dtype != x.dtype:
@@ -87,12 +87,13 @@ def refuse_arrays(**arrays: Array) -> str | None:
     return _unusable() or None
 
 
-def _refuse_array(name: str, x: Array) -> str | None:
+def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES) -> str | None:
+    """Return why the kernels do not take an array, which is to have one of these dtypes."""
     import jax
 
     if not isinstance(x, jax.Array):
         return f"{name} is not a jax.Array"
-    if x.dtype.name not in _DTYPES:
+    if x.dtype.name not in dtypes:
         return f"{name} has a dtype without a kernel"
     if x.ndim == 0:
         return f"{name} has 0 dimensions"
@@ -125,7 +126,7 @@ def refuse_parameters(x: Array, **parameters: Array | None) -> str | None:
     """Return why weights or biases do not fit rows of x; ``None`` entries are left out."""
     given = {name: p for name, p in parameters.items() if p is not None}
     for name, p in given.items():
-        if reason := _refuse_array(name, p):
+        if reason := refuse_array(name, p):
             return reason
         if p.shape != x.shape[-1:]:
             return f"{name} does not have the shape of the last axis of x"
