@@ -1,0 +1,224 @@
+"""Calls: what is worked out once for the layouts of a call's arguments, and the launches.
+
+A *plan* holds a kernel whose lengths, strides and offsets are set, and the layout of the result. It is found by the
+operation and the layouts; a call that has a plan allocates, sets the buffers, enqueues, and does nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyopencl as cl
+from pyopencl import enqueue_nd_range_kernel
+
+from array_api_pyopencl import _codegen, _layout
+from array_api_pyopencl._codegen import CONTIGUOUS, INDIRECT, SINGLE, STRIDED, VALUE, Operand, Spec
+from array_api_pyopencl._devices import Device
+from array_api_pyopencl._dtypes import DType
+from array_api_pyopencl._layout import Layout
+
+MAX_PLANS = 4096  # for one device; then all are forgotten
+_INT32 = 2**31 - 1
+
+
+class Value:
+    """A Python scalar among the operands: its type, as an array would have it."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: DType) -> None:
+        self.dtype = dtype
+
+
+class Launch:
+    """A kernel whose scalar arguments are set, and the size of its launch."""
+
+    __slots__ = ("global_size", "kernel", "local_size", "slots")
+
+    def __init__(self, kernel: Any, global_size: tuple[int, ...] | None, local_size: tuple[int, ...] | None) -> None:
+        self.kernel = kernel
+        self.global_size = global_size  # None: there is nothing to compute
+        self.local_size = local_size
+        self.slots: list[int] = []  # the argument numbers of the buffers, or values, that each call sets
+
+    def run(self, device: Device, *buffers: Any) -> None:
+        """Enqueue it on `device` with these buffers, in the order of its slots."""
+        if self.global_size is None:
+            return
+        set_arg = self.kernel.set_arg
+        with device.lock:
+            for slot, buffer in zip(self.slots, buffers, strict=True):
+                set_arg(slot, buffer)
+            enqueue_nd_range_kernel(device.queue, self.kernel, self.global_size, self.local_size)
+
+
+def launch(
+    device: Device,
+    source: str,
+    name: str,
+    arguments: Sequence[Any],
+    size: Sequence[int],
+    group: tuple[int, ...] | None = None,
+) -> Launch:
+    """Return the launch of a kernel; a ``None`` among its arguments is a buffer that each call sets.
+
+    `size` is rounded up to whole groups: the kernel itself leaves out what is beyond.
+    """
+    kernel = cl.Kernel(device.program(source), name)
+    group = plain_group(device, size[0]) if group is None else group
+    whole = tuple(-(-n // g) * g for n, g in zip(size, group, strict=True))
+    made = Launch(kernel, whole if min(size) > 0 else None, group)
+    for i, argument in enumerate(arguments):
+        if argument is None:
+            made.slots.append(i)
+        else:
+            kernel.set_arg(i, argument)
+    return made
+
+
+def plain_group(device: Device, n: int) -> tuple[int, ...]:
+    """Return the group size of a one-dimensional launch: few different ones, as each may be compiled."""
+    if device.is_cpu and n >= 65536:  # a group is what one thread takes at a time
+        return (int(min(4096, device.cl_device.max_work_group_size)),)
+    return (device.work_group,)
+
+
+def square_group(device: Device, inner: int) -> tuple[int, ...]:
+    """Return the group size of a two-dimensional launch with so many work-items along its first dimension."""
+    limit = device.work_group
+    if device.is_cpu and inner >= 512 and device.cl_device.max_work_group_size >= 1024:
+        return (512, 2)
+    first = 64 if inner >= 32 else 8
+    return (min(first, limit), max(limit // first, 1))
+
+
+class Plan(NamedTuple):
+    """What a call with given layouts does."""
+
+    launch: Launch
+    layout: Layout  # of the result
+    pack: Any  # how a Python scalar becomes the kernel's argument, if one is among the operands
+
+
+def remember(device: Device, key: Any, plan: Any) -> Any:
+    """Keep a plan for the calls to come."""
+    if len(device.plans) >= MAX_PLANS:
+        device.plans.clear()
+    device.plans[key] = plan
+    return plan
+
+
+def elementwise(
+    device: Device,
+    expression: str,
+    computes: DType,
+    out: Layout,
+    operands: Sequence[Layout | Value],
+    meets: Sequence[DType],
+    *,
+    indirect: int | None = None,
+) -> Launch:
+    """Return the launch that computes an expression for every element of `out`.
+
+    Parameters
+    ----------
+    device
+        Where to compute.
+    expression, computes
+        C over the operands ``a``, ``b``, ``c``, and the type of its value.
+    out
+        The output's layout, which need not be contiguous.
+    operands
+        Layouts whose shapes broadcast to that of `out`, or Python scalars.
+    meets
+        The type to which each operand is converted when it is loaded.
+    indirect
+        The number of the operand whose element lies further on by the value of the first; -1 means the output.
+    """
+    for layout in (out, *operands):
+        device.require(layout.dtype)
+    sides: list[Layout | Value] = [out, *operands]
+    kinds = [_kind(side, out) for side in sides]
+    if indirect is not None:
+        kinds[indirect + 1] = INDIRECT
+    if any(k in (STRIDED, INDIRECT) for k in kinds):
+        lengths, strides = _steps(out, sides, kinds)
+    else:
+        lengths, strides = [out.size], []
+    wide = out.size > _INT32 or any(isinstance(s, Layout) and s.high > _INT32 for s in sides) or indirect is not None
+    described = [Operand(s.dtype, s.dtype if i == 0 else meets[i - 1], kinds[i]) for i, s in enumerate(sides)]
+    spec = Spec(expression, computes, described[0], tuple(described[1:]), len(lengths), wide)
+    index = np.int64 if wide else np.int32
+    arguments: list[Any] = []
+    for side in sides:
+        arguments += [None] if isinstance(side, Value) else [None, index(side.offset)]
+    arguments += [index(n) for n in lengths]
+    arguments += [index(s) for row in strides for s in row]
+    source = _codegen.elementwise_source(spec)
+    if not strides:
+        return launch(device, source, "elementwise", arguments, (out.size,))
+    inner = lengths[-1]
+    size = (inner, out.size // inner if inner else 0)
+    return launch(device, source, "elementwise", arguments, size, square_group(device, inner))
+
+
+def _kind(side: Layout | Value, out: Layout) -> str:
+    if isinstance(side, Value):
+        return VALUE
+    if side.size == 1:
+        return SINGLE
+    return CONTIGUOUS if side.contiguous and side.size == out.size else STRIDED
+
+
+def _steps(out: Layout, sides: Sequence[Layout | Value], kinds: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+    """Return the collapsed lengths, and the strides of the output and of the operands that have some.
+
+    There are one, two, four, eight … dimensions: each number is a kernel of its own.
+    """
+    steps = [
+        _layout.broadcast_strides(side.shape, side.strides, out.shape)
+        for side, kind in zip(sides, kinds, strict=True)
+        if kind in (STRIDED, INDIRECT) and isinstance(side, Layout)
+    ]
+    lengths, strides = _layout.collapse(out.shape, _layout.contiguous_strides(out.shape), *steps)
+    pad = 1
+    while pad < len(lengths):
+        pad *= 2
+    missing = pad - len(lengths)
+    return [1] * missing + lengths, [[0] * missing + row for row in strides[1:]]
+
+
+_PACK = {
+    "b": struct.Struct("B").pack,
+    "i1": struct.Struct("b").pack,
+    "i2": struct.Struct("h").pack,
+    "i4": struct.Struct("i").pack,
+    "i8": struct.Struct("q").pack,
+    "u1": struct.Struct("B").pack,
+    "u2": struct.Struct("H").pack,
+    "u4": struct.Struct("I").pack,
+    "u8": struct.Struct("Q").pack,
+    "f4": struct.Struct("f").pack,
+    "f8": struct.Struct("d").pack,
+}
+
+
+def packer(dtype: DType) -> Any:
+    """Return the function that makes of a Python scalar the bytes of a kernel's argument."""
+    if dtype.kind == "b":
+        return lambda value: b"\x01" if value else b"\x00"
+    fast = _PACK.get(dtype.str[1:])
+    if fast is None or dtype.kind == "f":  # a float beyond the type's range is an infinity, not an error
+        return lambda value: np.asarray(value, dtype).tobytes() if dtype.kind != "f" else _pack_float(value, dtype)
+    return fast
+
+
+def _pack_float(value: Any, dtype: DType) -> bytes:
+    try:
+        return _PACK[dtype.str[1:]](value)
+    except (OverflowError, KeyError):
+        with np.errstate(over="ignore"):
+            return np.asarray(float(value), np.float64).astype(dtype).tobytes()
