@@ -27,8 +27,7 @@ from array_api_pyopencl._creation_functions import (
     zeros_like,
 )
 from array_api_pyopencl._data_type_functions import astype, can_cast, finfo, iinfo, isdtype, result_type
-from array_api_pyopencl._devices import Device, default_device, devices
-from array_api_pyopencl._dtypes import (
+from array_api_pyopencl._data_types import (
     bool,
     complex64,
     complex128,
@@ -44,6 +43,7 @@ from array_api_pyopencl._dtypes import (
     uint32,
     uint64,
 )
+from array_api_pyopencl._devices import Device, default_device, devices
 from array_api_pyopencl._elementwise_functions import (
     abs,
     acos,

@@ -32,7 +32,7 @@ def result_dtype(name: str, dtype: DType) -> DType:
     return _dtypes.real_of(dtype) if name in _REAL_PARTS else dtype
 
 
-def unary(name: str, x: Any) -> Any:
+def unary(name: str, x: Any) -> _objects.Array:
     """Compute a function of one array."""
     if type(x) is not _objects.Array:
         raise TypeError(f"{name}: x is {type(x).__name__}, expected an array of array_api_pyopencl")
@@ -54,7 +54,7 @@ def _unary_plan(name: str, device: Device, x: Layout) -> Plan:
     return plan
 
 
-def binary(name: str, x1: Any, x2: Any) -> Any:
+def binary(name: str, x1: Any, x2: Any) -> _objects.Array:
     """Compute a function of two arrays, or of an array and a Python scalar."""
     array = _objects.Array
     if type(x1) is array:
@@ -78,7 +78,7 @@ def binary(name: str, x1: Any, x2: Any) -> Any:
     return compute(name, (x1, x2))
 
 
-def compute(name: str, operands: tuple[Any, ...], out: Any = None) -> Any:
+def compute(name: str, operands: tuple[Any, ...], out: Any = None) -> _objects.Array:
     """Do what `unary` and `binary` do, for operands of any kind; into `out` if that is given."""
     device, operands = meet(name, *operands)
     sides = [x._layout if isinstance(x, _objects.Array) else type(x) for x in operands]
@@ -165,7 +165,7 @@ def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
     return device, tuple(result)
 
 
-def _follow(name: str, device: Device, x: Any) -> Any:
+def _follow(name: str, device: Device, x: _objects.Array) -> _objects.Array:
     other = x._device
     if other == device:
         return x
@@ -188,7 +188,7 @@ def copy_between_queues(buffer: Any, source: Device, target: Device) -> Any:
     return copy
 
 
-def in_place(name: str, x: Any, other: Any) -> Any:
+def in_place(name: str, x: Any, other: Any) -> _objects.Array:
     """Compute ``x = name(x, other)`` into the memory of `x`.
 
     Raises
@@ -216,7 +216,7 @@ def overlaps(x: Any, y: Any) -> bool:
     return bool(x._layout.low <= y._layout.high and y._layout.low <= x._layout.high)
 
 
-def convert(x: Any, dtype: DType) -> Any:
+def convert(x: Any, dtype: DType) -> _objects.Array:
     """Return a new array with the values of `x` converted to `dtype`."""
     device = x._device
     key = ("convert", x._layout, dtype)
@@ -254,7 +254,7 @@ def assign(x: Any, y: Any) -> None:
     plan.launch.run(device, x._buffer, y._buffer)
 
 
-def empty(device: Device, dtype: DType, shape: tuple[int, ...]) -> Any:
+def empty(device: Device, dtype: DType, shape: tuple[int, ...]) -> _objects.Array:
     """Return a new array whose values are not set."""
     layout = _layout.contiguous(device.require(dtype), shape)
     return _objects.Array(device.allocate(layout.nbytes), layout, device)

@@ -87,7 +87,7 @@ def _converted(x: Array, dtype: DType | None, device: Any, copy: bool | None) ->
         x = _calls.convert(x, dtype)
     if moves:
         return x.to_device(device)
-    return _calls.compute("copy", (x,)) if copy and not converts else x  # type: ignore[no-any-return]
+    return _calls.compute("copy", (x,)) if copy and not converts else x
 
 
 def _on_host(obj: Any, dtype: DType | None, device: Device) -> np.ndarray[Any, Any]:
@@ -174,7 +174,7 @@ def empty(shape: Any, *, dtype: DType | None = None, device: Any = None) -> Arra
     """Return an array whose values are not set."""
     target = as_device(device)
     dtype = target.default_float if dtype is None else _dtypes.as_dtype(dtype)
-    return _calls.empty(target, dtype, _layout.as_shape(shape))  # type: ignore[no-any-return]
+    return _calls.empty(target, dtype, _layout.as_shape(shape))
 
 
 def full(shape: Any, fill_value: Any, *, dtype: DType | None = None, device: Any = None) -> Array:

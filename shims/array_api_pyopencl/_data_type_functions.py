@@ -25,17 +25,16 @@ def astype(x: Array, dtype: DType, /, *, copy: bool = True, device: Any = None) 
         If `x` is complex and `dtype` is not, or the device does not have `dtype`.
     """
     result = asarray(x, dtype=dtype, device=device)
-    return _calls.compute("copy", (result,)) if copy and result is x else result  # type: ignore[no-any-return]
+    return _calls.compute("copy", (result,)) if copy and result is x else result
 
 
 def can_cast(from_: DType | Array, to: DType, /) -> bool:
     """Tell whether the standard's promotion of `from_` and `to` is `to`."""
     source = from_.dtype if isinstance(from_, Array) else _dtypes.as_dtype(from_)
+    target = _dtypes.as_dtype(to)
     try:
-        return _dtypes.promote(source, _dtypes.as_dtype(to)) == to
+        return _dtypes.promote(source, target) == target
     except TypeError:
-        if not isinstance(to, np.dtype):
-            raise
         return False
 
 
@@ -92,6 +91,7 @@ def isdtype(dtype: DType, kind: Any) -> bool:
     ValueError
         If a kind is none of the standard's.
     """
+    dtype = _dtypes.as_dtype(dtype)
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from functools import cache, cached_property
@@ -177,11 +178,8 @@ def device_of_queue(queue: cl.CommandQueue) -> Device:
 @cache
 def devices() -> tuple[Device, ...]:
     """Return one device for each OpenCL device found, each with a context and a queue of its own."""
-    found = []
-    for platform in _platforms():
-        for device in platform.get_devices():
-            found.append(device_of_queue(cl.CommandQueue(cl.Context([device]))))
-    return tuple(found)
+    found = [device for platform in _platforms() for device in platform.get_devices()]
+    return tuple(device_of_queue(cl.CommandQueue(cl.Context([device]))) for device in found)
 
 
 def _platforms() -> list[Any]:
@@ -191,19 +189,26 @@ def _platforms() -> list[Any]:
         return []
 
 
-@cache
 def default_device() -> Device:
-    """Return the first device that is not a CPU, or else the first.
+    """Return the device that PyOpenCL chooses: the one that ``PYOPENCL_CTX`` names, else the first.
 
     Raises
     ------
     RuntimeError
         If there is no OpenCL device.
     """
+    return _default_device(os.environ.get("PYOPENCL_CTX", ""))
+
+
+@cache
+def _default_device(choice: str) -> Device:
     found = devices()
     if not found:
         raise RuntimeError("no OpenCL device was found; pip install pocl-binary-distribution brings one for CPUs")
-    return next((d for d in found if not d.is_cpu), found[0])
+    if not choice:
+        return found[0]
+    chosen = cl.choose_devices(interactive=False)[0]
+    return next(d for d in found if d.cl_device == chosen)
 
 
 def as_device(device: Any) -> Device:

@@ -23,7 +23,8 @@ def device_of(x: Any) -> tuple[int, int]:
 
 
 def _ordinal(device: Device) -> int:
-    return device.cl_device.platform.get_devices().index(device.cl_device)
+    found: list[cl.Device] = device.cl_device.platform.get_devices()
+    return found.index(device.cl_device)
 
 
 def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:

@@ -1,4 +1,8 @@
-"""The data types: NumPy's own dtype objects, which `pyopencl.array.Array` carries as well."""
+"""The data types: NumPy's own dtype objects, which `pyopencl.array.Array` carries as well.
+
+The namespace shows NumPy's scalar types in their place, as NumPy and CuPy do: an array's dtype is equal to one of them,
+and unlike a dtype object, ``numpy.float64`` is not equal to ``None``.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +69,15 @@ _COMPLEX_OF = {float16: complex64, float32: complex64, float64: complex128}
 
 
 def as_dtype(dtype: Any) -> DType:
-    """Return `dtype` if it is one of the standard's, in native byte order.
+    """Return `dtype` as a dtype object, if it is one of the standard's in native byte order.
 
     Raises
     ------
     TypeError
         If it is anything else.
     """
+    if isinstance(dtype, type) and issubclass(dtype, np.generic):
+        dtype = np.dtype(dtype)
     if isinstance(dtype, np.dtype) and dtype in C_TYPES:
         return dtype
     raise TypeError(f"{dtype!r} is not a data type of array_api_pyopencl: {', '.join(ALL)}")

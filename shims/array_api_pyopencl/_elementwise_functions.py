@@ -65,7 +65,7 @@ def bitwise_invert(x: Array, /) -> Array:
 
 
 def bitwise_left_shift(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the bits of `x1` moved up by `x2`; beyond the width nothing is left."""
+    """Return for each pair of elements the bits of `x1` moved up by `x2`, all lost beyond the width."""
     return binary("bitwise_left_shift", x1, x2)
 
 
@@ -75,7 +75,7 @@ def bitwise_or(x1: Any, x2: Any, /) -> Array:
 
 
 def bitwise_right_shift(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the bits of `x1` moved down by `x2`; a shift beyond the width leaves the sign."""
+    """Return for each pair of elements the bits of `x1` moved down by `x2`, all but the sign lost beyond the width."""
     return binary("bitwise_right_shift", x1, x2)
 
 
@@ -290,7 +290,7 @@ def positive(x: Array, /) -> Array:
 
 
 def pow(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements `x1` to the power `x2`; of integers with a negative exponent it is rounded to 0."""
+    """Return for each pair of elements `x1` to the power `x2`; for integers, a negative one rounds to 0."""
     return binary("pow", x1, x2)
 
 

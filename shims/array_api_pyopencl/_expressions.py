@@ -251,7 +251,7 @@ inline T c_exp(T a) {
 }
 inline T c_expm1(T a) {
   R x = a.x, y = a.y;
-  if (y == 0) return (T)(expm1(x), y);
+  if (y == 0) return (T)(x == 0 ? 0 : expm1(x), y);
   if (!isfinite(x) || !isfinite(y)) {
     T e = c_exp(a);
     return (T)(e.x - 1, e.y);
@@ -359,7 +359,7 @@ inline T c_asin(T a) {
   const R half_pi = (R)1.5707963267948966;
   if (isinf(y)) return (T)(isnan(x) ? x : isinf(x) ? copysign(half_pi / 2, x) : copysign((R)0, x), y);
   if (isinf(x)) return isnan(y) ? (T)(NAN, x) : (T)(copysign(half_pi, x), copysign((R)INFINITY, y));
-  if (isnan(x)) return y == 0 ? (T)(NAN, y) : (T)(NAN, NAN);
+  if (isnan(x)) return (T)(NAN, NAN);
   if (isnan(y)) return x == 0 ? (T)(x, NAN) : (T)(NAN, NAN);
   if (fmax(fabs(x), fabs(y)) > (R)1e6) {
     return (T)(copysign(atan2(fabs(x), fabs(y)), x), copysign(c_log_abs(x, y) + (R)0.6931471805599453, y));
@@ -369,9 +369,10 @@ inline T c_asin(T a) {
   if (hypot(x, y) < (R)1e-3) {  // the products above lose the digits of small numbers
     T square = c_mul(a, a);
     T cube = c_mul(square, a);
-    return a + cube * (R)0.16666666666666666 + c_mul(cube, square) * (R)0.075;
+    T sum = a + cube * (R)0.16666666666666666 + c_mul(cube, square) * (R)0.075;
+    return (T)(copysign(sum.x, x), copysign(sum.y, y));
   }
-  return (T)(re, copysign(im, y));
+  return (T)(copysign(re, x), copysign(im, y));
 }
 inline T c_asinh(T a) { return c_over_i(c_asin(c_times_i(a))); }
 inline T c_atanh(T a) {
@@ -412,20 +413,20 @@ inline T c_pow(T a, T b) {
 
 # The functions that a piece of generated code needs, found by the names in it; later ones call earlier ones.
 _LIBRARY = (
-    (r"\bi_(floor_divide|remainder)\b", _INTEGERS, ()),
-    (r"\bi_pow\b", _INTEGER_POW, ()),
-    (r"\bf_\w+", _FLOATS, ()),
-    (r"\bc_(mul|div|sign)\b", _COMPLEX, ()),
-    (r"\bc_(exp|expm1|sinh|cosh|tanh|sin|cos|tan)\b", _COMPLEX + _COMPLEX_EXP, ()),
-    (r"\bc_(log|log1p|sqrt|acos|acosh|asin|asinh|atan|atanh)\b", _COMPLEX + _COMPLEX_LOG, ()),
-    (r"\bc_pow\b", _COMPLEX + _COMPLEX_EXP + _COMPLEX_LOG + _COMPLEX_POW, ()),
+    (r"\bi_(floor_divide|remainder)\b", _INTEGERS),
+    (r"\bi_pow\b", _INTEGER_POW),
+    (r"\bf_\w+", _FLOATS),
+    (r"\bc_(mul|div|sign)\b", _COMPLEX),
+    (r"\bc_(exp|expm1|sinh|cosh|tanh|sin|cos|tan)\b", _COMPLEX + _COMPLEX_EXP),
+    (r"\bc_(log|log1p|sqrt|acos|acosh|asin|asinh|atan|atanh)\b", _COMPLEX + _COMPLEX_LOG),
+    (r"\bc_pow\b", _COMPLEX + _COMPLEX_EXP + _COMPLEX_LOG + _COMPLEX_POW),
 )
 
 
 def library(code: str, dtype: DType) -> str:
     """Return the definitions of the functions that `code`, whose operands are of `dtype`, calls."""
     parts: dict[str, None] = {}
-    for pattern, text, _ in _LIBRARY:
+    for pattern, text in _LIBRARY:
         if re.search(pattern, code):
             parts[text] = None
     longest = [t for t in parts if not any(t is not other and other.startswith(t) for other in parts)]

@@ -19,7 +19,7 @@ from array_api_pyopencl._launch import Plan, Value
 from array_api_pyopencl._layout import Shape
 
 
-def getitem(x: Any, key: Any) -> Any:
+def getitem(x: Any, key: Any) -> _objects.Array:
     """Return ``x[key]``."""
     keys = key if isinstance(key, tuple) else (key,)
     arrays = [k for k in keys if isinstance(k, _objects.Array)]
@@ -67,7 +67,7 @@ def _set(x: Any, value: Any) -> None:
         _calls.fill(x, value)
 
 
-def _broadcast(x: Any, shape: Shape) -> Any:
+def _broadcast(x: _objects.Array, shape: Shape) -> _objects.Array:
     if x.shape == shape:
         return x
     if _layout.broadcast_shapes(x.shape, shape) != shape:
@@ -78,7 +78,7 @@ def _broadcast(x: Any, shape: Shape) -> Any:
 # --------------------------------------------------------------------------------------- integers and slices
 
 
-def basic(x: Any, keys: Sequence[Any]) -> Any:
+def basic(x: _objects.Array, keys: Sequence[Any]) -> _objects.Array:
     """Return the view that a key of integers, slices, ``None`` and an ellipsis selects."""
     old = x._layout
     shape: list[int] = []
@@ -167,7 +167,7 @@ def _resolve(x: Any, keys: Sequence[Any]) -> tuple[Any, Any, int, Shape, Shape]:
     return view, offsets, place if adjacent else 0, strides, rest
 
 
-def offsets_of(device: Device, indices: Sequence[tuple[Any, int, int]]) -> Any:
+def offsets_of(device: Device, indices: Sequence[tuple[Any, int, int]]) -> _objects.Array:
     """Return how far from the start the elements lie that index arrays select.
 
     Parameters
@@ -222,7 +222,7 @@ def _offsets_source(dtype: DType, first: bool) -> str:
     return "\n".join(lines)
 
 
-def gather(x: Any, offsets: Any, strides: Shape, rest: Shape) -> Any:
+def gather(x: Any, offsets: Any, strides: Shape, rest: Shape) -> _objects.Array:
     """Return the elements of `x` that lie `offsets` from its start, with all of the remaining dimensions."""
     device = x._device
     out = _layout.contiguous(x.dtype, offsets.shape + rest)
@@ -240,7 +240,7 @@ def gather(x: Any, offsets: Any, strides: Shape, rest: Shape) -> Any:
 def scatter(x: Any, offsets: Any, strides: Shape, rest: Shape, value: Any) -> None:
     """Set the elements that `gather` would return; where offsets repeat, to one of the values."""
     device = x._device
-    elements, place = _around(x, offsets, strides, rest)
+    _, place = _around(x, offsets, strides, rest)
     out = _layout.layout(x.dtype, offsets.shape + rest, (0,) * offsets.ndim + strides, x._layout.offset)
     if isinstance(value, _objects.Array):
         if value._buffer is x._buffer:
@@ -263,19 +263,19 @@ def _around(x: Any, offsets: Any, strides: Shape, rest: Shape) -> tuple[Any, Any
     return elements, place
 
 
-def _put_axes(x: Any, count: int, place: int) -> Any:
+def _put_axes(x: Any, count: int, place: int) -> _objects.Array:
     """Move the first `count` dimensions behind the `place` next ones."""
     order = (*range(count, count + place), *range(count), *range(count + place, x.ndim))
     return _permute(x, order)
 
 
-def _take_axes(x: Any, count: int, place: int) -> Any:
+def _take_axes(x: Any, count: int, place: int) -> _objects.Array:
     """Undo `_put_axes`."""
     order = (*range(place, place + count), *range(place), *range(place + count, x.ndim))
     return _permute(x, order)
 
 
-def _permute(x: Any, order: Sequence[int]) -> Any:
+def _permute(x: _objects.Array, order: Sequence[int]) -> _objects.Array:
     shape, strides = x._layout.shape, x._layout.strides
     return x._view(tuple(shape[a] for a in order), tuple(strides[a] for a in order))
 
@@ -297,7 +297,7 @@ def _require_mask_fits(x: Any, mask: Any) -> None:
         raise IndexError(f"a mask of shape {mask.shape} does not fit an array of shape {x.shape}")
 
 
-def _offsets_of_mask(x: Any, mask: Any) -> Any:
+def _offsets_of_mask(x: Any, mask: Any) -> _objects.Array:
     _require_mask_fits(x, mask)
     _, (x, mask) = _calls.meet("__getitem__", x, mask)
     if mask.size == 0:
@@ -305,16 +305,13 @@ def _offsets_of_mask(x: Any, mask: Any) -> Any:
     positions = true_positions(mask)
     lengths, (steps,) = _layout.collapse(mask.shape, x._layout.strides[: mask.ndim])
     parts = unravel(positions, lengths)
-    if not parts:  # one element, or a mask of no dimensions
-        return _calls.binary("multiply", positions, 0)
-    total = None
+    total = _calls.binary("multiply", positions, 0)  # all there is, for a mask of no dimensions
     for part, step in zip(parts, steps, strict=True):
-        offset = _calls.binary("multiply", part, step)
-        total = offset if total is None else _calls.binary("add", total, offset)
+        total = _calls.binary("add", total, _calls.binary("multiply", part, step))
     return total
 
 
-def true_positions(mask: Any) -> Any:
+def true_positions(mask: Any) -> _objects.Array:
     """Return the positions of the true values of a mask, in C order, as if it had one dimension."""
     device = mask._device
     flat = _calls.compute("copy", (mask,))
@@ -374,7 +371,7 @@ def _set_masked(x: Any, mask: Any, value: Any) -> None:
     launch.run(device, x._buffer, x._buffer, condition._buffer, argument)
 
 
-def gather_along(x: Any, offsets: Any) -> Any:
+def gather_along(x: Any, offsets: Any) -> _objects.Array:
     """Return the elements of `x` that lie `offsets` further on, both broadcast to the shape of `offsets`."""
     device = x._device
     out = _layout.contiguous(x.dtype, offsets.shape)

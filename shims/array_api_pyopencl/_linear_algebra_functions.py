@@ -18,7 +18,7 @@ def matmul(x1: Array, x2: Array, /) -> Array:
     ValueError
         If the shapes do not match.
     """
-    return _products.matmul(x1, x2)  # type: ignore[no-any-return]
+    return _products.matmul(x1, x2)
 
 
 def matrix_transpose(x: Array, /) -> Array:

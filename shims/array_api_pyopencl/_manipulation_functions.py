@@ -121,10 +121,10 @@ def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Arr
         view = expand_dims(x, axis=axis + 1)
         view = broadcast_to(view, (*view.shape[: axis + 1], repeats, *view.shape[axis + 2 :]))
         return reshape(view, (*x.shape[:axis], n * repeats, *x.shape[axis + 1 :]), copy=True)
-    _, (x, repeats) = _calls.meet("repeat", x, repeats)
-    if repeats.shape != (n,) or repeats.dtype.kind not in "iu":
+    _, (x, counts) = _calls.meet("repeat", x, repeats)
+    if counts.shape != (n,) or counts.dtype.kind not in "iu":
         raise ValueError(f"repeat: repeats must be {n} integers, one for each element along the axis, or one integer")
-    ends = scan("sum", repeats, 0, _dtypes.int64)
+    ends = scan("sum", counts, 0, _dtypes.int64)
     total = int(ends[-1]) if n else 0
     sources = searchsorted(ends, arange(total, device=x.device), side="right")
     return x[(slice(None),) * axis + (sources,)]
@@ -145,7 +145,7 @@ def reshape(x: Array, /, shape: Shape, *, copy: bool | None = None) -> Array:
     if copy is False:
         raise ValueError(f"copy=False, but an array of shape {x.shape} with these strides must be copied")
     y = _calls.compute("copy", (x,))
-    return y._view(lengths, _layout.contiguous_strides(lengths), 0)  # type: ignore[no-any-return]
+    return y._view(lengths, _layout.contiguous_strides(lengths), 0)
 
 
 def _full_shape(x: Array, shape: tuple[int, ...]) -> Shape:
@@ -246,6 +246,19 @@ def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
 
 
 __all__ = [
-    *("broadcast_arrays", "broadcast_shapes", "broadcast_to", "concat", "expand_dims", "flip", "moveaxis"),
-    *("permute_dims", "repeat", "reshape", "roll", "squeeze", "stack", "tile", "unstack"),
+    "broadcast_arrays",
+    "broadcast_shapes",
+    "broadcast_to",
+    "concat",
+    "expand_dims",
+    "flip",
+    "moveaxis",
+    "permute_dims",
+    "repeat",
+    "reshape",
+    "roll",
+    "squeeze",
+    "stack",
+    "tile",
+    "unstack",
 ]

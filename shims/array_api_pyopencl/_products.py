@@ -23,7 +23,7 @@ _VECTOR = 16
 _FEW_ROWS = 8
 
 
-def matmul(x1: Any, x2: Any) -> Any:
+def matmul(x1: Any, x2: Any) -> _objects.Array:
     """Return the matrix product, see `array_api_pyopencl.matmul`."""
     _, (a, b) = _calls.meet("matmul", x1, x2)
     for x in (a, b):
@@ -44,7 +44,7 @@ def matmul(x1: Any, x2: Any) -> Any:
     return result._view(drop, _layout.contiguous_strides(drop)) if left or right else result
 
 
-def product(name: str, a: Any, b: Any, conjugate: bool = False) -> Any:
+def product(name: str, a: Any, b: Any, conjugate: bool = False) -> _objects.Array:
     """Return the product of matrices of matching shapes; of ``conj(a)`` and ``b``, if asked for."""
     if "b" in (a.dtype.kind, b.dtype.kind):
         raise TypeError(f"{name} is not defined for bool")

@@ -1,4 +1,4 @@
-"""Reductions as generated kernels: the kept dimensions run in parallel, and the reduced ones in parts where few are kept.
+"""Reductions as generated kernels: the kept dimensions run in parallel, the reduced ones in parts if few are kept.
 
 A work-item reduces one part for one element of the result; where there are parts, a second launch reduces them.
 On CPUs a part is a run of neighbours, which is read as vectors where it lies contiguously; elsewhere the parts are
@@ -74,7 +74,7 @@ def reduce(
     mean: Any = None,
     finish: str = "acc",
     scale: float = 0.0,
-) -> Any:
+) -> _objects.Array:
     """Return the reduction of `x` along some axes.
 
     Parameters
@@ -103,7 +103,8 @@ def reduce(
     if plan is None:
         make = _Plan(device, name, x._layout, axes, keepdims, accumulate, load, out, mean is not None, finish, scale)
         plan = _launch.remember(device, key, make)
-    return plan.run(device, x, mean)
+    result: _objects.Array = plan.run(device, x, mean)
+    return result
 
 
 class _Plan:
@@ -147,7 +148,7 @@ class _Plan:
         source = _Source(again, accumulate, finish, scale, device.is_cpu)
         self.second = source.launch(device, self.partial, _split(self.partial, (1,)), out, "copy", 1, False, last=True)
 
-    def run(self, device: Device, x: Any, mean: Any) -> Any:
+    def run(self, device: Device, x: Any, mean: Any) -> _objects.Array:
         result = _objects.Array(device.allocate(self.layout.nbytes), self.layout, device)
         extra = () if mean is None else (mean._buffer,)
         if self.layout.size == 0:
@@ -338,7 +339,7 @@ def heavy_group(device: Device, items: int) -> tuple[int, ...]:
 # --------------------------------------------------------------------------------- positions of extreme values
 
 
-def arg_reduce(better: str, x: Any, axis: int | None, keepdims: bool) -> Any:
+def arg_reduce(better: str, x: Any, axis: int | None, keepdims: bool) -> _objects.Array:
     """Return where along an axis, or in the whole array, the extreme value is first; ``better`` is ``>`` or ``<``."""
     if x.dtype.kind not in "iuf":
         raise TypeError(f"argmax and argmin are not defined for {x.dtype.name}")
@@ -364,9 +365,9 @@ def arg_reduce(better: str, x: Any, axis: int | None, keepdims: bool) -> Any:
 
 def _arg_launch(device: Device, better: str, x: Any, dims: _Shape, count: int, parts: int, again: bool) -> Launch:
     key = ("arg", better, x._layout, tuple(map(tuple, dims)), count, parts, again)
-    found = device.plans.get(key)
+    found: Launch | None = device.plans.get(key)
     if found is not None:
-        return found  # type: ignore[no-any-return]
+        return found
     items = int(np.prod(dims.kept, dtype=np.int64)) * parts
     arguments: list[Any] = [None, None, np.int64(x._layout.offset)]
     if again:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from array_api_pyopencl import _array_object as _objects
 from array_api_pyopencl import _calls, _codegen, _launch
 from array_api_pyopencl._dtypes import C_TYPES, DType
 from array_api_pyopencl._expressions import convert, library
@@ -19,7 +20,7 @@ _IDENTITY = {"sum": "0", "prod": "1"}
 _PART = 1024
 
 
-def scan(name: str, x: Any, axis: int, dtype: DType, include_initial: bool = False) -> Any:
+def scan(name: str, x: Any, axis: int, dtype: DType, include_initial: bool = False) -> _objects.Array:
     """Return the inclusive scan of `x` along an axis, computed in `dtype`; with the identity first, if asked for."""
     device = x._device
     device.require(dtype)

@@ -16,18 +16,18 @@ from array_api_pyopencl._sorting_functions import less
 
 def argmax(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """Return where the greatest element along an axis is first, or the first NaN; of all elements by default."""
-    return arg_reduce(">", x, axis, keepdims)  # type: ignore[no-any-return]
+    return arg_reduce(">", x, axis, keepdims)
 
 
 def argmin(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """Return where the least element along an axis is first, or the first NaN; of all elements by default."""
-    return arg_reduce("<", x, axis, keepdims)  # type: ignore[no-any-return]
+    return arg_reduce("<", x, axis, keepdims)
 
 
 def count_nonzero(x: Array, /, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
     """Return how many elements along axes are not 0."""
     axes = _layout.normalize_axes(axis, x.ndim)
-    return reduce("sum", x, axes, keepdims, _dtypes.int64, load="nonzero")  # type: ignore[no-any-return]
+    return reduce("sum", x, axes, keepdims, _dtypes.int64, load="nonzero")
 
 
 def nonzero(x: Array, /) -> tuple[Array, ...]:

@@ -87,7 +87,7 @@ def unique_values(x: Array, /) -> Array:
     """Return the distinct values in order."""
     ordered, _ = sort_pairs(reshape(x, (-1,)), 0, False, False)
     _, firsts = _first_of_each(ordered)
-    return _indexing.gather(ordered, firsts, (), ())  # type: ignore[no-any-return]
+    return _indexing.gather(ordered, firsts, (), ())
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
@@ -103,7 +103,7 @@ def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
     ordered, _ = sort_pairs(reshape(x2, (-1,)), 0, False, False)
     places = _calls.compute("minimum", (searchsorted(ordered, x1), ordered.size - 1))
     nearest = _indexing.gather(ordered, places, (), ())
-    return _calls.binary("not_equal" if invert else "equal", nearest, x1)  # type: ignore[no-any-return]
+    return _calls.binary("not_equal" if invert else "equal", nearest, x1)
 
 
 __all__ = ["isin", "unique_all", "unique_counts", "unique_inverse", "unique_values"]

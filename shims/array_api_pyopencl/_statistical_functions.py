@@ -35,13 +35,13 @@ def _sum_dtype(name: str, x: Array, dtype: DType | None) -> DType:
 def sum(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: bool = False) -> Array:
     """Return the sum along axes, along all of them by default; integers are summed in 64 bits."""
     dtype = _sum_dtype("sum", x, dtype)
-    return reduce("sum", x, _layout.normalize_axes(axis, x.ndim), keepdims, dtype)  # type: ignore[no-any-return]
+    return reduce("sum", x, _layout.normalize_axes(axis, x.ndim), keepdims, dtype)
 
 
 def prod(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: bool = False) -> Array:
     """Return the product along axes, along all of them by default; integers are multiplied in 64 bits."""
     dtype = _sum_dtype("prod", x, dtype)
-    return reduce("prod", x, _layout.normalize_axes(axis, x.ndim), keepdims, dtype)  # type: ignore[no-any-return]
+    return reduce("prod", x, _layout.normalize_axes(axis, x.ndim), keepdims, dtype)
 
 
 def max(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
@@ -53,7 +53,7 @@ def max(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
         If there are no elements.
     """
     _require("max", x, "iuf")
-    return reduce("max", x, _layout.normalize_axes(axis, x.ndim), keepdims, x.dtype)  # type: ignore[no-any-return]
+    return reduce("max", x, _layout.normalize_axes(axis, x.ndim), keepdims, x.dtype)
 
 
 def min(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
@@ -65,7 +65,7 @@ def min(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
         If there are no elements.
     """
     _require("min", x, "iuf")
-    return reduce("min", x, _layout.normalize_axes(axis, x.ndim), keepdims, x.dtype)  # type: ignore[no-any-return]
+    return reduce("min", x, _layout.normalize_axes(axis, x.ndim), keepdims, x.dtype)
 
 
 def _wide(dtype: DType) -> DType:
@@ -125,7 +125,7 @@ def _cumulative(op: str, name: str, x: Array, axis: int | None, dtype: Any, incl
         if x.ndim != 1:
             raise ValueError(f"{name}: axis must be given for an array of {x.ndim} dimensions")
         axis = 0
-    return scan(op, x, _layout.normalize_axis(axis, x.ndim), dtype, include_initial)  # type: ignore[no-any-return]
+    return scan(op, x, _layout.normalize_axis(axis, x.ndim), dtype, include_initial)
 
 
 __all__ = ["cumulative_prod", "cumulative_sum", "max", "mean", "min", "prod", "std", "sum", "var"]

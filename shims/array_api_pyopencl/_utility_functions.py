@@ -13,13 +13,13 @@ Axis = int | tuple[int, ...] | None
 def all(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Tell whether all elements along axes are true, that is, not 0."""
     axes = _layout.normalize_axes(axis, x.ndim)
-    return reduce("all", x, axes, keepdims, _dtypes.bool, load="nonzero")  # type: ignore[no-any-return]
+    return reduce("all", x, axes, keepdims, _dtypes.bool, load="nonzero")
 
 
 def any(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Tell whether any element along axes is true, that is, not 0."""
     axes = _layout.normalize_axes(axis, x.ndim)
-    return reduce("any", x, axes, keepdims, _dtypes.bool, load="nonzero")  # type: ignore[no-any-return]
+    return reduce("any", x, axes, keepdims, _dtypes.bool, load="nonzero")
 
 
 def diff(

@@ -17,7 +17,7 @@ from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._creation_functions import eye, zeros_like
 from array_api_pyopencl._data_type_functions import astype
 from array_api_pyopencl._dtypes import DType
-from array_api_pyopencl._linear_algebra_functions import matmul
+from array_api_pyopencl._linear_algebra_functions import matmul, matrix_transpose, tensordot, vecdot
 from array_api_pyopencl._manipulation_functions import broadcast_arrays, moveaxis, stack
 
 
@@ -311,7 +311,29 @@ def vector_norm(
 
 
 __all__ = [
-    *("cholesky", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "matmul", "matrix_norm"),
-    *("matrix_power", "matrix_rank", "matrix_transpose", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals"),
-    *("tensordot", "trace", "vecdot", "vector_norm"),
+    "cholesky",
+    "cross",
+    "det",
+    "diagonal",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "inv",
+    "matmul",
+    "matrix_norm",
+    "matrix_power",
+    "matrix_rank",
+    "matrix_transpose",
+    "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "svdvals",
+    "tensordot",
+    "trace",
+    "vecdot",
+    "vector_norm",
 ]
