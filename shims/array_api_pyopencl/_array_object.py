@@ -227,127 +227,127 @@ class Array:
         return _calls.unary("bitwise_invert", self)
 
     def __eq__(self, other: Any, /) -> Array:  # type: ignore[override]
-        return _calls.binary("equal", self, other) if _is_operand(other) else NotImplemented
+        return _calls.operator("equal", self, other)
 
     def __ne__(self, other: Any, /) -> Array:  # type: ignore[override]
-        return _calls.binary("not_equal", self, other) if _is_operand(other) else NotImplemented
+        return _calls.operator("not_equal", self, other)
 
-    def __lt__(self, other: Any, /) -> Array:
-        return _calls.binary("less", self, other) if _is_operand(other) else NotImplemented
+    def __lt__(self, other: Any, /) -> Any:
+        return _calls.operator("less", self, other)
 
-    def __le__(self, other: Any, /) -> Array:
-        return _calls.binary("less_equal", self, other) if _is_operand(other) else NotImplemented
+    def __le__(self, other: Any, /) -> Any:
+        return _calls.operator("less_equal", self, other)
 
-    def __gt__(self, other: Any, /) -> Array:
-        return _calls.binary("greater", self, other) if _is_operand(other) else NotImplemented
+    def __gt__(self, other: Any, /) -> Any:
+        return _calls.operator("greater", self, other)
 
-    def __ge__(self, other: Any, /) -> Array:
-        return _calls.binary("greater_equal", self, other) if _is_operand(other) else NotImplemented
+    def __ge__(self, other: Any, /) -> Any:
+        return _calls.operator("greater_equal", self, other)
 
-    def __add__(self, other: Any, /) -> Array:
-        return _calls.binary("add", self, other) if _is_operand(other) else NotImplemented
+    def __add__(self, other: Any, /) -> Any:
+        return _calls.operator("add", self, other)
 
-    def __radd__(self, other: Any, /) -> Array:
-        return _calls.binary("add", other, self) if _is_operand(other) else NotImplemented
+    def __radd__(self, other: Any, /) -> Any:
+        return _calls.operator("add", other, self)
 
     def __iadd__(self, other: Any, /) -> Array:
         return _calls.in_place("add", self, other) if _is_operand(other) else NotImplemented
 
-    def __sub__(self, other: Any, /) -> Array:
-        return _calls.binary("subtract", self, other) if _is_operand(other) else NotImplemented
+    def __sub__(self, other: Any, /) -> Any:
+        return _calls.operator("subtract", self, other)
 
-    def __rsub__(self, other: Any, /) -> Array:
-        return _calls.binary("subtract", other, self) if _is_operand(other) else NotImplemented
+    def __rsub__(self, other: Any, /) -> Any:
+        return _calls.operator("subtract", other, self)
 
     def __isub__(self, other: Any, /) -> Array:
         return _calls.in_place("subtract", self, other) if _is_operand(other) else NotImplemented
 
-    def __mul__(self, other: Any, /) -> Array:
-        return _calls.binary("multiply", self, other) if _is_operand(other) else NotImplemented
+    def __mul__(self, other: Any, /) -> Any:
+        return _calls.operator("multiply", self, other)
 
-    def __rmul__(self, other: Any, /) -> Array:
-        return _calls.binary("multiply", other, self) if _is_operand(other) else NotImplemented
+    def __rmul__(self, other: Any, /) -> Any:
+        return _calls.operator("multiply", other, self)
 
     def __imul__(self, other: Any, /) -> Array:
         return _calls.in_place("multiply", self, other) if _is_operand(other) else NotImplemented
 
-    def __truediv__(self, other: Any, /) -> Array:
-        return _calls.binary("divide", self, other) if _is_operand(other) else NotImplemented
+    def __truediv__(self, other: Any, /) -> Any:
+        return _calls.operator("divide", self, other)
 
-    def __rtruediv__(self, other: Any, /) -> Array:
-        return _calls.binary("divide", other, self) if _is_operand(other) else NotImplemented
+    def __rtruediv__(self, other: Any, /) -> Any:
+        return _calls.operator("divide", other, self)
 
     def __itruediv__(self, other: Any, /) -> Array:
         return _calls.in_place("divide", self, other) if _is_operand(other) else NotImplemented
 
-    def __floordiv__(self, other: Any, /) -> Array:
-        return _calls.binary("floor_divide", self, other) if _is_operand(other) else NotImplemented
+    def __floordiv__(self, other: Any, /) -> Any:
+        return _calls.operator("floor_divide", self, other)
 
-    def __rfloordiv__(self, other: Any, /) -> Array:
-        return _calls.binary("floor_divide", other, self) if _is_operand(other) else NotImplemented
+    def __rfloordiv__(self, other: Any, /) -> Any:
+        return _calls.operator("floor_divide", other, self)
 
     def __ifloordiv__(self, other: Any, /) -> Array:
         return _calls.in_place("floor_divide", self, other) if _is_operand(other) else NotImplemented
 
-    def __mod__(self, other: Any, /) -> Array:
-        return _calls.binary("remainder", self, other) if _is_operand(other) else NotImplemented
+    def __mod__(self, other: Any, /) -> Any:
+        return _calls.operator("remainder", self, other)
 
-    def __rmod__(self, other: Any, /) -> Array:
-        return _calls.binary("remainder", other, self) if _is_operand(other) else NotImplemented
+    def __rmod__(self, other: Any, /) -> Any:
+        return _calls.operator("remainder", other, self)
 
     def __imod__(self, other: Any, /) -> Array:
         return _calls.in_place("remainder", self, other) if _is_operand(other) else NotImplemented
 
-    def __pow__(self, other: Any, /) -> Array:
-        return _calls.binary("pow", self, other) if _is_operand(other) else NotImplemented
+    def __pow__(self, other: Any, /) -> Any:
+        return _calls.operator("pow", self, other)
 
-    def __rpow__(self, other: Any, /) -> Array:
-        return _calls.binary("pow", other, self) if _is_operand(other) else NotImplemented
+    def __rpow__(self, other: Any, /) -> Any:
+        return _calls.operator("pow", other, self)
 
     def __ipow__(self, other: Any, /) -> Array:
         return _calls.in_place("pow", self, other) if _is_operand(other) else NotImplemented
 
-    def __and__(self, other: Any, /) -> Array:
-        return _calls.binary("bitwise_and", self, other) if _is_operand(other) else NotImplemented
+    def __and__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_and", self, other)
 
-    def __rand__(self, other: Any, /) -> Array:
-        return _calls.binary("bitwise_and", other, self) if _is_operand(other) else NotImplemented
+    def __rand__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_and", other, self)
 
     def __iand__(self, other: Any, /) -> Array:
         return _calls.in_place("bitwise_and", self, other) if _is_operand(other) else NotImplemented
 
-    def __or__(self, other: Any, /) -> Array:
-        return _calls.binary("bitwise_or", self, other) if _is_operand(other) else NotImplemented
+    def __or__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_or", self, other)
 
-    def __ror__(self, other: Any, /) -> Array:
-        return _calls.binary("bitwise_or", other, self) if _is_operand(other) else NotImplemented
+    def __ror__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_or", other, self)
 
     def __ior__(self, other: Any, /) -> Array:
         return _calls.in_place("bitwise_or", self, other) if _is_operand(other) else NotImplemented
 
-    def __xor__(self, other: Any, /) -> Array:
-        return _calls.binary("bitwise_xor", self, other) if _is_operand(other) else NotImplemented
+    def __xor__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_xor", self, other)
 
-    def __rxor__(self, other: Any, /) -> Array:
-        return _calls.binary("bitwise_xor", other, self) if _is_operand(other) else NotImplemented
+    def __rxor__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_xor", other, self)
 
     def __ixor__(self, other: Any, /) -> Array:
         return _calls.in_place("bitwise_xor", self, other) if _is_operand(other) else NotImplemented
 
-    def __lshift__(self, other: Any, /) -> Array:
-        return _calls.binary("bitwise_left_shift", self, other) if _is_operand(other) else NotImplemented
+    def __lshift__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_left_shift", self, other)
 
-    def __rlshift__(self, other: Any, /) -> Array:
-        return _calls.binary("bitwise_left_shift", other, self) if _is_operand(other) else NotImplemented
+    def __rlshift__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_left_shift", other, self)
 
     def __ilshift__(self, other: Any, /) -> Array:
         return _calls.in_place("bitwise_left_shift", self, other) if _is_operand(other) else NotImplemented
 
-    def __rshift__(self, other: Any, /) -> Array:
-        return _calls.binary("bitwise_right_shift", self, other) if _is_operand(other) else NotImplemented
+    def __rshift__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_right_shift", self, other)
 
-    def __rrshift__(self, other: Any, /) -> Array:
-        return _calls.binary("bitwise_right_shift", other, self) if _is_operand(other) else NotImplemented
+    def __rrshift__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_right_shift", other, self)
 
     def __irshift__(self, other: Any, /) -> Array:
         return _calls.in_place("bitwise_right_shift", self, other) if _is_operand(other) else NotImplemented

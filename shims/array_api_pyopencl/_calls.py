@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyopencl as cl
+from pyopencl import enqueue_nd_range_kernel
 
 from array_api_pyopencl import _array_object as _objects
 from array_api_pyopencl import _dtypes, _launch, _layout
@@ -40,9 +41,13 @@ def unary(name: str, x: Any) -> _objects.Array:
     plan = device.plans.get((name, x._layout))
     if plan is None:
         plan = _unary_plan(name, device, x._layout)
-    layout = plan.layout
+    launch, layout, _ = plan
     buffer = device.allocate(layout.nbytes)
-    plan.launch.run(device, buffer, x._buffer)
+    if launch.global_size is not None:
+        to, first = launch.buffers
+        with device.lock:
+            launch.set_buffers((to, buffer, first, x._buffer))
+            enqueue_nd_range_kernel(device.queue, launch.kernel, launch.global_size, launch.local_size)
     return _objects.Array(buffer, layout, device)
 
 
@@ -55,27 +60,55 @@ def _unary_plan(name: str, device: Device, x: Layout) -> Plan:
 
 
 def binary(name: str, x1: Any, x2: Any) -> _objects.Array:
-    """Compute a function of two arrays, or of an array and a Python scalar."""
+    """Compute a function of two arrays, or of an array and a Python scalar.
+
+    Raises
+    ------
+    TypeError
+        If the arguments are neither, or the function is not defined for them.
+    """
+    result = operator(name, x1, x2)
+    return compute(name, (x1, x2)) if result is NotImplemented else result
+
+
+def operator(name: str, x1: Any, x2: Any) -> _objects.Array:
+    """Do what `binary` does, but return ``NotImplemented`` for what is neither an array nor a Python scalar."""
     array = _objects.Array
+    left: Any
+    right: Any
     if type(x1) is array:
         device = x1._device
-        if type(x2) is array:
-            if x2._device is device:
-                plan = device.plans.get((name, x1._layout, x2._layout))
-                if plan is not None:
-                    layout = plan.layout
-                    buffer = device.allocate(layout.nbytes)
-                    plan.launch.run(device, buffer, x1._buffer, x2._buffer)
-                    return array(buffer, layout, device)
-        else:
-            plan = device.plans.get((name, x1._layout, type(x2)))
-            if plan is not None:
-                value = packed(plan.pack, x2, x1.dtype)
-                layout = plan.layout
-                buffer = device.allocate(layout.nbytes)
-                plan.launch.run(device, buffer, x1._buffer, value)
-                return array(buffer, layout, device)
-    return compute(name, (x1, x2))
+        left, right = x1._layout, x2._layout if type(x2) is array and x2._device is device else type(x2)
+    elif type(x2) is array:
+        device = x2._device
+        left, right = type(x1), x2._layout
+    else:
+        return NotImplemented  # type: ignore[no-any-return]
+    plan = device.plans.get((name, left, right))
+    if plan is None:
+        return compute(name, (x1, x2)) if _are_operands(x1, x2) else NotImplemented
+    launch, layout, pack = plan
+    buffer = device.allocate(layout.nbytes)
+    if launch.global_size is None:
+        return array(buffer, layout, device)
+    if pack is None:
+        to, first, second = launch.buffers
+        with device.lock:
+            launch.set_buffers((to, buffer, first, x1._buffer, second, x2._buffer))
+            enqueue_nd_range_kernel(device.queue, launch.kernel, launch.global_size, launch.local_size)
+        return array(buffer, layout, device)
+    scalar, x = (x2, x1) if type(x1) is array else (x1, x2)
+    value = packed(pack, scalar, layout.dtype)
+    to, first = launch.buffers
+    with device.lock:
+        launch.set_buffers((to, buffer, first, x._buffer))
+        launch.set_values((launch.values[0], value))
+        enqueue_nd_range_kernel(device.queue, launch.kernel, launch.global_size, launch.local_size)
+    return array(buffer, layout, device)
+
+
+def _are_operands(*operands: Any) -> bool:
+    return all(isinstance(x, _objects.Array | bool | int | float | complex | np.generic) for x in operands)
 
 
 def compute(name: str, operands: tuple[Any, ...], out: Any = None) -> _objects.Array:
@@ -105,7 +138,7 @@ def _plan(name: str, device: Device, operands: tuple[Any, ...], out: Any) -> Pla
     layout = _layout.contiguous(computes, _layout.broadcast_shapes(*shapes)) if out is None else out._layout
     sides = [x._layout if isinstance(x, _objects.Array) else Value(dtype) for x in operands]
     launch = _launch.elementwise(device, text, computes, layout, sides, [dtype] * len(sides))
-    return Plan(launch, layout, _launch.packer(dtype))
+    return Plan(launch, layout, _launch.packer(dtype) if launch.values else None)
 
 
 def common_dtype(operands: tuple[Any, ...]) -> DType:

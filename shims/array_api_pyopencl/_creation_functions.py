@@ -12,7 +12,7 @@ from array_api_pyopencl import _calls, _dlpack, _dtypes, _launch, _layout
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._devices import Device, as_device, device_of_queue
 from array_api_pyopencl._dtypes import C_TYPES, DType
-from array_api_pyopencl._launch import Plan
+from array_api_pyopencl._launch import Plan, Value
 
 
 def asarray(obj: Any, /, *, dtype: DType | None = None, device: Any = None, copy: bool | None = None) -> Array:
@@ -291,7 +291,7 @@ def _sequence(device: Device, dtype: DType, count: int, start: Any, step: Any, l
     plan = device.plans.get(key)
     if plan is None:
         header = "#pragma OPENCL FP_CONTRACT OFF\n"
-        made = _launch.launch(device, header + text, "sequence", [None, np.int64(count), None, None, None], (count,))
+        made = _launch.launch(device, header + text, "sequence", [None, np.int64(count), Value, Value, Value], (count,))
         plan = _launch.remember(device, key, Plan(made, result._layout, None))
     numbers = [_wrapped(v, wide) for v in (start, step, start if last is None else last)]
     if last is None and count:

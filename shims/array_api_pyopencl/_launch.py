@@ -34,25 +34,50 @@ class Value:
 
 
 class Launch:
-    """A kernel whose scalar arguments are set, and the size of its launch."""
+    """A kernel whose lengths, strides and offsets are set, and the size of its launch."""
 
-    __slots__ = ("global_size", "kernel", "local_size", "slots")
+    __slots__ = ("buffers", "global_size", "kernel", "local_size", "set_buffers", "set_values", "values")
 
     def __init__(self, kernel: Any, global_size: tuple[int, ...] | None, local_size: tuple[int, ...] | None) -> None:
         self.kernel = kernel
         self.global_size = global_size  # None: there is nothing to compute
         self.local_size = local_size
-        self.slots: list[int] = []  # the argument numbers of the buffers, or values, that each call sets
+        self.buffers: list[int] = []  # the numbers of the arguments that each call sets: buffers
+        self.values: list[int] = []  # and Python scalars, as bytes
+        self.set_buffers = _setter(kernel, "_set_arg_multi")
+        self.set_values = _setter(kernel, "_set_arg_buf_multi")
 
-    def run(self, device: Device, *buffers: Any) -> None:
-        """Enqueue it on `device` with these buffers, in the order of its slots."""
+    def run(self, device: Device, *arguments: Any) -> None:
+        """Enqueue it on `device` with these buffers and packed scalars, in the order of the kernel's arguments."""
         if self.global_size is None:
             return
-        set_arg = self.kernel.set_arg
+        buffers = [x for x in arguments if type(x) is not bytes]
+        values = [x for x in arguments if type(x) is bytes]
         with device.lock:
-            for slot, buffer in zip(self.slots, buffers, strict=True):
-                set_arg(slot, buffer)
+            self.set_buffers(_interleaved(self.buffers, buffers))
+            if values:
+                self.set_values(_interleaved(self.values, values))
             enqueue_nd_range_kernel(device.queue, self.kernel, self.global_size, self.local_size)
+
+
+def _interleaved(slots: Sequence[int], values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(v for pair in zip(slots, values, strict=True) for v in pair)
+
+
+def _setter(kernel: Any, name: str) -> Any:
+    """Return what sets several arguments at once, given as number, value, and so on.
+
+    `Kernel.set_arg` looks for buffers first, and takes ten times as long for the bytes of a number.
+    """
+    several = getattr(kernel, name, None)
+    if several is not None:
+        return several
+
+    def one_by_one(pairs: tuple[Any, ...]) -> None:
+        for i in range(0, len(pairs), 2):
+            kernel.set_arg(pairs[i], pairs[i + 1])
+
+    return one_by_one
 
 
 def launch(
@@ -63,19 +88,25 @@ def launch(
     size: Sequence[int],
     group: tuple[int, ...] | None = None,
 ) -> Launch:
-    """Return the launch of a kernel; a ``None`` among its arguments is a buffer that each call sets.
+    """Return the launch of a kernel.
 
+    Among its arguments ``None`` is a buffer and `Value` a Python scalar, which each call sets; numbers are set now.
     `size` is rounded up to whole groups: the kernel itself leaves out what is beyond.
     """
     kernel = cl.Kernel(device.program(source), name)
     group = plain_group(device, size[0]) if group is None else group
     whole = tuple(-(-n // g) * g for n, g in zip(size, group, strict=True))
     made = Launch(kernel, whole if min(size) > 0 else None, group)
+    numbers = []
     for i, argument in enumerate(arguments):
         if argument is None:
-            made.slots.append(i)
+            made.buffers.append(i)
+        elif argument is Value:
+            made.values.append(i)
         else:
-            kernel.set_arg(i, argument)
+            numbers += [i, argument]
+    if numbers:
+        made.set_values(tuple(numbers))
     return made
 
 
@@ -86,13 +117,18 @@ def plain_group(device: Device, n: int) -> tuple[int, ...]:
     return (device.work_group,)
 
 
-def square_group(device: Device, inner: int) -> tuple[int, ...]:
-    """Return the group size of a two-dimensional launch with so many work-items along its first dimension."""
-    limit = device.work_group
-    if device.is_cpu and inner >= 512 and device.cl_device.max_work_group_size >= 1024:
-        return (512, 2)
-    first = 64 if inner >= 32 else 8
-    return (min(first, limit), max(limit // first, 1))
+def square_group(device: Device, inner: int, transposed: bool) -> tuple[int, ...]:
+    """Return the group size of a two-dimensional launch with so many work-items along its first dimension.
+
+    Where an operand is read across its rows, a square group reads whole lines of memory, one after the other.
+    """
+    limit = int(device.cl_device.max_work_group_size)
+    if device.is_cpu and inner >= 512 and not transposed:
+        return (min(512, limit), max(min(1024, limit) // 512, 1))
+    if device.is_cpu and inner >= 64 and limit >= 1024:
+        return (32, 32) if transposed else (64, 8)
+    first = min(16 if transposed else 64 if inner >= 32 else 8, device.work_group)
+    return (first, max(device.work_group // first, 1))
 
 
 class Plan(NamedTuple):
@@ -154,7 +190,7 @@ def elementwise(
     index = np.int64 if wide else np.int32
     arguments: list[Any] = []
     for side in sides:
-        arguments += [None] if isinstance(side, Value) else [None, index(side.offset)]
+        arguments += [Value] if isinstance(side, Value) else [None, index(side.offset)]
     arguments += [index(n) for n in lengths]
     arguments += [index(s) for row in strides for s in row]
     source = _codegen.elementwise_source(spec)
@@ -162,7 +198,8 @@ def elementwise(
         return launch(device, source, "elementwise", arguments, (out.size,))
     inner = lengths[-1]
     size = (inner, out.size // inner if inner else 0)
-    return launch(device, source, "elementwise", arguments, size, square_group(device, inner))
+    transposed = any(abs(row[-1]) > 8 for row in strides)
+    return launch(device, source, "elementwise", arguments, size, square_group(device, inner, transposed))
 
 
 def _kind(side: Layout | Value, out: Layout) -> str:

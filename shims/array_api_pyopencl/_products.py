@@ -82,7 +82,7 @@ def _plan(device: Device, a: Layout, b: Layout, dtype: DType, conjugate: bool) -
         _layout.broadcast_strides(b.shape[:-2], b.strides[:-2], batch),
     )
     (am, ak), (bk, bn) = a.strides[-2:], b.strides[-2:]
-    source = _Source(a.dtype, b.dtype, dtype, 4 if m >= 4 else 1, len(lengths), conjugate)
+    source = _Source(a.dtype, b.dtype, dtype, 8 if m >= 8 else 4 if m >= 4 else 1, len(lengths), conjugate)
     count = out.size // (m * n) if m and n else 0
     if dtype.kind != "c" and bn == 1 and n >= _VECTOR:
         text = _tile_source(source)
@@ -160,6 +160,8 @@ def _loaded(name: str, at: str, dtype: DType, acc: DType) -> str:
 def _dot_source(source: _Source) -> str:
     acc = _accumulator(source.dtype)
     t = C_TYPES[acc]
+    x, y = _loaded("a", "i", source.a, acc), _loaded("b", "i", source.b, acc)
+    multiplied = f"fma({x}, {y}, sums)" if acc.kind == "f" else f"sums + {x} * {y}"
     total = " + ".join(f"sums.s{digit}" for digit in "0123456789abcdef")
     return f"""{_head(source)}
   if (column >= n || row >= m) return;
@@ -168,7 +170,7 @@ def _dot_source(source: _Source) -> str:
   {t}{_VECTOR} sums = 0;
   long i = 0;
   for (; i + {_VECTOR} <= k; i += {_VECTOR}) {{
-    sums += {_loaded("a", "i", source.a, acc)} * {_loaded("b", "i", source.b, acc)};
+    sums = {multiplied};
   }}
   {t} sum = {total};
   for (; i < k; i++) sum += {convert("a[i]", source.a, acc)} * {convert("b[i]", source.b, acc)};
@@ -184,6 +186,10 @@ def _tile_source(source: _Source) -> str:
     scalar = convert("a{r}[i * ak]", source.a, acc)
     stored = "sum{r}" if acc == source.dtype else f"convert_{C_TYPES[source.dtype]}{_VECTOR}(sum{{r}})"
 
+    # Floating-point vectors are multiplied and added in one instruction, where the device has one.
+    spread = f"({t}{_VECTOR})({scalar})"
+    multiplied = f"fma({spread}, y, sum{{r}})" if acc.kind == "f" else f"sum{{r}} + {spread} * y"
+
     def each(text: str) -> str:
         return "\n".join(text.replace("{r}", str(r)) for r in rows)
 
@@ -196,7 +202,7 @@ def _tile_source(source: _Source) -> str:
 {each(f"    {t}{_VECTOR} sum{{r}} = 0;")}
     for (long i = 0; i < k; i++) {{
       {t}{_VECTOR} y = {_loaded("b", "i * bk + column", source.b, acc)};
-{each(f"      sum{{r}} += {scalar} * y;")}
+{each(f"      sum{{r}} = {multiplied};")}
     }}
 {each(f"    if (row + {{r}} < m) vstore{_VECTOR}({stored}, 0, out + (row + {{r}}) * n + column);")}
     return;

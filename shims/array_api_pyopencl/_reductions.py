@@ -216,6 +216,8 @@ class _Source(NamedTuple):
         results = int(np.prod(dims.kept, dtype=np.int64))
         count = int(np.prod(dims.reduced, dtype=np.int64))
         wide = max(x.high, x.size) > 2**31 - 1
+        if self.blocks and load == "copy" and self._columns_apply(x.dtype, dims):
+            return self._launch_columns(device, x, dims, out, parts, has_mean, wide, last=last)
         unit = dims.reduced_strides == [1] and self.blocks
         source = self.text(x.dtype, out, load, dims, wide, unit, has_mean, last)
         index = np.int64 if wide else np.int32
@@ -281,6 +283,93 @@ class _Source(NamedTuple):
             )
         )
 
+    def _columns_apply(self, dtype: DType, dims: _Shape) -> bool:
+        """Tell whether results that are neighbours come from neighbours in memory, and are better made together."""
+        kind = self.accumulate.kind
+        rows = dims.reduced_strides[-1] != 1 and dims.kept_strides[-1] == 1 and dims.kept[-1] >= _VECTOR
+        return rows and kind in REDUCTIONS[self.name].vector and kind != "b" and dtype.kind in "iuf"
+
+    def _launch_columns(
+        self, device: Device, x: Layout, dims: _Shape, out: DType, parts: int, has_mean: bool, wide: bool, *, last: bool
+    ) -> Launch:
+        results = int(np.prod(dims.kept, dtype=np.int64))
+        count = int(np.prod(dims.reduced, dtype=np.int64))
+        index = np.int64 if wide else np.int32
+        tiles = -(-dims.kept[-1] // _VECTOR)
+        items = results // dims.kept[-1] * tiles * parts
+        arguments: list[Any] = [None, None, index(x.offset)]
+        if has_mean:
+            arguments.append(None)
+        arguments += [index(n) for n in (items, parts, count, -(-count // parts), tiles)]
+        for numbers in dims:
+            arguments += [index(n) for n in numbers]
+        if last and "scale" in self.finish:
+            arguments.append(np.dtype(_dtypes.real_of(self.accumulate)).type(self.scale))
+        source = self._columns(x.dtype, out, dims, wide, has_mean, last)
+        return _launch.launch(device, source, "reduce", arguments, (items,), heavy_group(device, items))
+
+    def _columns(self, dtype: DType, out: DType, dims: _Shape, wide: bool, has_mean: bool, last: bool) -> str:
+        """Return the source of a kernel whose work-items make a vector of neighbouring results each."""
+        reduction = REDUCTIONS[self.name]
+        acc = C_TYPES[self.accumulate]
+        kind = self.accumulate.kind
+        nk, nr = len(dims.kept), len(dims.reduced)
+        finish = substitute(self.finish, self.accumulate) if last else "acc"
+        parameters = [f"__global {C_TYPES[out]}* out", f"__global const {C_TYPES[dtype]}* x", "idx start"]
+        parameters += [f"__global const {acc}* means"] * has_mean
+        parameters += ["idx items", "idx parts", "idx count", "idx chunk", "idx tiles"]
+        parameters += [f"idx {name}{d}" for name, n in (("k", nk), ("sk", nk), ("r", nr), ("sr", nr)) for d in range(n)]
+        if last and "scale" in self.finish:
+            parameters.append(f"{C_TYPES[_dtypes.real_of(self.accumulate)]} scale")
+        inner = nk - 1
+        at = " + ".join(f"q{d} * sr{d}" for d in range(nr))
+        vector = f"{acc}{_VECTOR}"
+        read = f"vload{_VECTOR}(0, x + start + {at})"
+        loaded = read if dtype == self.accumulate else f"convert_{vector}({read})"
+
+        def loop(kind_: str, value: str, combine: str) -> list[str]:
+            return [
+                f"    {kind_} acc = 0;",
+                "    for (idx i = first; i < end; i++) {",
+                *_unravel("i", "q", "r", nr),
+                f"      {kind_} v = {value};",
+                f"      v = {reduction.load};" if reduction.load != "v" else "",
+                f"      acc = i == first ? v : {combine};",
+                "    }",
+            ]
+
+        return "\n".join(
+            (
+                _codegen.header((dtype, out, self.accumulate), wide),
+                f"__kernel void reduce({', '.join(parameters)}) {{",
+                "  idx item = get_global_id(0);",
+                "  if (item >= items) return;",
+                "  idx part = item % parts, tile = item / parts % tiles, outer = item / parts / tiles;",
+                f"  idx column = tile * {_VECTOR}, j = outer * k{inner} + column;",
+                *_unravel("outer", "j", "k", inner),
+                *(f"  start += j{d} * sk{d};" for d in range(inner)),
+                "  start += column;",
+                "  idx first = part * chunk, end = min(first + chunk, count);",
+                f"  if (column + {_VECTOR} <= k{inner}) {{",
+                f"    {vector} m = vload{_VECTOR}(0, means + j);" if has_mean else "",
+                *loop(vector, loaded, reduction.vector[kind]),
+                f"    {acc} sums[{_VECTOR}];",
+                f"    vstore{_VECTOR}(acc, 0, sums);",
+                f"    for (int c = 0; c < {_VECTOR}; c++) {{",
+                f"      {acc} acc = sums[c];",
+                f"      out[(j + c) * parts + part] = {convert(f'({finish})', self.accumulate, out)};",
+                "    }",
+                "    return;",
+                "  }",
+                f"  for (; column < k{inner}; column++, j++, start++) {{",
+                f"    {acc} m = means[j];" if has_mean else "",
+                *loop(acc, convert(f"x[start + {at}]", dtype, self.accumulate), reduction.combine[kind]),
+                f"    out[j * parts + part] = {convert(f'({finish})', self.accumulate, out)};",
+                "  }",
+                "}",
+            )
+        )
+
     def _bounds(self) -> tuple[str, ...]:
         if self.blocks:
             return ("  idx i = part * chunk, end = min(i + chunk, count), step = 1;",)
@@ -321,7 +410,7 @@ def _join(vector: str, low: str, high: str) -> str:
 
 def _unravel(position: str, names: str, lengths: str, count: int) -> list[str]:
     """Split a position into indices, the last dimension being the fastest."""
-    if count == 1:
+    if count <= 1:
         return [f"  idx {names}0 = {position};"]
     lines = [f"  idx rest_{names} = {position};"]
     for d in range(count - 1, 0, -1):

@@ -47,7 +47,7 @@ def _first_of_each(ordered: Array) -> tuple[Array, Array]:
 
 def _counts(firsts: Array, size: int) -> Array:
     ends = concat([firsts, asarray([size], dtype=_dtypes.int64, device=firsts.device)])
-    return ends[1:] - ends[:-1]
+    return _calls.binary("subtract", ends[1:], ends[:-1])
 
 
 def unique_all(x: Array, /) -> UniqueAll:

@@ -1,4 +1,4 @@
-"""Sorting functions: a stable merge sort, in which every element finds its place by a binary search of its own."""
+"""Sorting functions: a stable merge sort, in which each work-item merges a piece of the result that it finds itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import numpy as np
 
 from array_api_pyopencl import _calls, _codegen, _dtypes, _launch, _layout
 from array_api_pyopencl._array_object import Array
+from array_api_pyopencl._devices import Device
 from array_api_pyopencl._dtypes import C_TYPES, DType
+from array_api_pyopencl._reductions import heavy_group
 
 _RUN = 16  # elements that one work-item sorts by insertion
 
@@ -65,16 +67,23 @@ def _sort_rows(keys: Array, positions: Array | None, descending: bool) -> tuple[
             other.append(_calls.empty(device, _dtypes.int64, keys.shape))
         now = [keys] if positions is None else [keys, positions]
         slots = [None] * (2 * len(now))
+        piece = _piece(device, keys.size)
+        items = keys.size // n * -(-n // piece)
+        group = heavy_group(device, items)
         while width < n:
-            launch = _launch.launch(
-                device, source, "merge", [*slots, np.int64(keys.size), np.int64(n), np.int64(width)], (keys.size,)
-            )
+            numbers = [np.int64(v) for v in (items, n, width, piece)]
+            launch = _launch.launch(device, source, "merge", [*slots, *numbers], (items,), group)
             launch.run(device, *(y._buffer for y in now), *(y._buffer for y in other))
             now, other = other, now
             width *= 2
         keys = now[0]
         positions = now[1] if positions is not None else None
     return keys, positions
+
+
+def _piece(device: Device, size: int) -> int:
+    """Return how many elements of the result a work-item merges."""
+    return max(_RUN, min(4096, size // device.parallelism))
 
 
 def less(dtype: DType) -> str:
@@ -119,23 +128,31 @@ __kernel void runs(__global {t}* keys, {only("__global long* positions,")} long 
 }}
 
 __kernel void merge(__global const {t}* keys, {only("__global const long* positions,")}
-                    __global {t}* keys_out, {only("__global long* positions_out,")} long items, long n, long width) {{
-  long item = get_global_id(0);
+                    __global {t}* keys_out, {only("__global long* positions_out,")}
+                    long items, long n, long width, long piece) {{
+  long item = get_global_id(0), per_row = (n + piece - 1) / piece;
   if (item >= items) return;
-  long i = item % n, row = item - i, first = i / (2 * width) * 2 * width;
-  long middle = min(first + width, n), end = min(first + 2 * width, n);
-  {t} key = keys[item];
-  int left = i < middle;
-  long low = left ? middle : first, high = left ? end : middle, from = low;
-  while (low < high) {{
-    long half_way = (low + high) / 2;
-    {t} other = keys[row + half_way];
-    if (left ? before(other, key) : !before(key, other)) low = half_way + 1;
-    else high = half_way;
+  long at = item % per_row * piece, end = min(at + piece, n), row = item / per_row * n;
+  keys += row;
+  keys_out += row;
+  {only("positions += row; positions_out += row;")}
+  while (at < end) {{
+    long first = at / (2 * width) * 2 * width, middle = min(first + width, n), last = min(first + 2 * width, n);
+    // Of the outputs before this one, `low` come from the left run: equal elements are taken from there first.
+    long before_at = at - first, low = max((long)0, before_at - (last - middle)), high = min(before_at, middle - first);
+    while (low < high) {{
+      long half_way = (low + high) / 2;
+      if (before(keys[middle + before_at - half_way - 1], keys[first + half_way])) high = half_way;
+      else low = half_way + 1;
+    }}
+    long i = first + low, j = middle + before_at - low, stop = min(end, last);
+    for (; at < stop; at++) {{
+      int right = i >= middle || (j < last && before(keys[j], keys[i]));
+      long from = right ? j++ : i++;
+      keys_out[at] = keys[from];
+      {only("positions_out[at] = positions[from];")}
+    }}
   }}
-  long to = row + first + (i - (left ? first : middle)) + (low - from);
-  keys_out[to] = key;
-  {only("positions_out[to] = positions[item];")}
 }}
 """
 

@@ -218,7 +218,7 @@ def outer(x1: Array, x2: Array, /) -> Array:
     """Return the products of all pairs of elements of two vectors."""
     if x1.ndim != 1 or x2.ndim != 1:
         raise ValueError(f"outer takes vectors, not shapes {x1.shape} and {x2.shape}")
-    return x1[:, None] * x2[None, :]
+    return _calls.binary("multiply", x1[:, None], x2[None, :])
 
 
 def pinv(x: Array, /, *, rtol: float | Array | None = None) -> Array:
