@@ -39,7 +39,7 @@ class Namespace:
     name
         What errors, `explain` and `trace` call it.
     packages
-        Top-level packages in which its array types are defined; the first is the one to import.
+        Top-level packages in which its array types are defined, `wrapper` included; the first is the one to import.
     array_type
         ``"module:name"`` of the type that all its arrays are instances of, tracers included.
     standard
@@ -48,6 +48,12 @@ class Namespace:
         Conversions through host memory; `from_numpy` takes the device to go to, or ``None``.
     subtypes
         ``"module:name"`` of other types that arrays have, where they must be known before the first array.
+    wrapper
+        ``"module:name"`` of the type that `standard` computes with, where the arrays themselves do not conform. Its
+        ``asarray`` wraps one of them. Operators take both: their bodies see wrappers, kernels see what is in them,
+        and the caller gets wrappers if there were any among the arguments.
+    unwrapped
+        What takes an array out of a wrapper.
     providers
         The providers of kernels for its arrays, best first.
     device
@@ -73,6 +79,8 @@ class Namespace:
     to_numpy: Callable[[Array], np.ndarray[Any, Any]]
     from_numpy: Callable[[np.ndarray[Any, Any], Any], Array]
     subtypes: tuple[str, ...] = ()
+    wrapper: str = ""
+    unwrapped: Callable[[Array], Array] = lambda x: x
     providers: tuple[str, ...] = ()
     device: Callable[[Array], Any] = lambda x: None
     quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
@@ -97,13 +105,33 @@ class Namespace:
         for path in (self.array_type, *self.subtypes):
             _BY_TYPE[_attribute(path)] = self
 
+    @cached_property
+    def _bare_type(self) -> Any:
+        return _attribute(self.array_type)
+
+    @cached_property
+    def _wrapper_type(self) -> Any:
+        return _attribute(self.wrapper) if self.wrapper else ()
+
+    def is_wrapper(self, x: object) -> bool:
+        """Tell whether `x` is one of this library's arrays in its `wrapper`."""
+        return isinstance(x, self._wrapper_type)
+
+    def wrap(self, x: Any) -> Any:
+        """Return an array as `standard` computes with it; anything else stays as it is."""
+        return self.xp.asarray(x) if self.wrapper and isinstance(x, self._bare_type) else x
+
+    def unwrap(self, x: Any) -> Any:
+        """Return the array in a wrapper; anything else stays as it is."""
+        return self.unwrapped(x) if isinstance(x, self._wrapper_type) else x
+
     def is_installed(self) -> bool:
         """Tell whether the library can be found, without importing it."""
         return importlib.util.find_spec(self.packages[0]) is not None
 
     def owns(self, x: object) -> bool:
         """Tell whether `x` is one of this library's arrays."""
-        return isinstance(x, _attribute(self.array_type))
+        return isinstance(x, (_attribute(self.array_type), self._wrapper_type))
 
 
 # --------------------------------------------------------------------------- transfers, one pair a library
@@ -446,7 +474,7 @@ def common_namespace(*arrays: Array | None) -> Namespace:
 def creation_device(x: Array) -> Any:
     """Return the device on which to create arrays that are to meet `x`; ``None`` for the default."""
     row = namespace_of(x)
-    return None if row is None else row.device(x)
+    return None if row is None else row.device(row.unwrap(x))
 
 
 def has_host_values(x: Array) -> bool:
@@ -466,7 +494,7 @@ def move(x: Array, target: Namespace, device: Any = None) -> Array:
     source = common_namespace(x)
     if source is target:
         return x
-    moved = target.from_numpy(source.to_numpy(x), device)
+    moved = target.from_numpy(source.to_numpy(source.unwrap(x)), device)
     before, after = _dtypes.dtype_name(x), _dtypes.dtype_name(moved)
     if before != after and before not in _dtypes.INTEGER:  # integers are narrowed where their values allow
         raise TypeError(f"{target.name} holds no {before}")

@@ -114,7 +114,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The arguments of one call, all in the namespace that computes."""
+    """The arguments of one call, all in the namespace that computes, and in none of its wrappers."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -123,6 +123,7 @@ class _Call:
     home: Namespace  # the caller's
     home_device: Any
     transfers: tuple[Transfer, ...]
+    wrapped: bool  # whether the caller's arrays were in wrappers, and the result is to be
 
 
 class Operator(Generic[P, R]):
@@ -213,19 +214,29 @@ class Operator(Generic[P, R]):
         call = self._prepare(settings, args, kwargs)
         kernel, refused = self._select(settings, call)
         if kernel is None:
-            with call.namespace.quiet():
-                result: Any = self._body(*call.args, **call.kwargs)
+            result: Any = self._run_body(call)
         else:
             result = kernel.function(*call.args, **call.kwargs)
         transfers = list(call.transfers)
         if call.home is not call.namespace:
             result = self._take_home(call, result, transfers)
+        if call.wrapped:
+            result = _each(call.home.wrap, result)
         if settings.log is not None:
             settings.log.append(self._record(call, kernel, tuple(transfers)))
-        elif kernel is not None and kernel.declines and args and not refused and not transfers:
+        elif kernel is not None and kernel.declines and args and not refused and not transfers and not call.wrapped:
             # The first choice for this type of array, and it says itself what it cannot take.
             settings.plans[self][type(args[0])] = kernel.function
         return result  # type: ignore[no-any-return]
+
+    def _run_body(self, call: _Call) -> Any:
+        namespace = call.namespace
+        with namespace.quiet():
+            if not namespace.wrapper:
+                return self._body(*call.args, **call.kwargs)
+            args = map(namespace.wrap, call.args)
+            kwargs = {name: namespace.wrap(value) for name, value in call.kwargs.items()}
+            return _each(namespace.unwrap, self._body(*args, **kwargs))
 
     def _prepare(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         try:
@@ -236,9 +247,12 @@ class Operator(Generic[P, R]):
         x = next(iter(inputs.values()))
         home = namespace_of(x)
         assert home is not None
+        wrapped = any(home.is_wrapper(value) for value in inputs.values())
         if settings.backend is None:
             self._require_one_namespace(inputs)
-            return _Call(bound.args, bound.kwargs, inputs, home, home, None, ())
+            if wrapped:
+                bound.arguments.update({name: home.unwrap(value) for name, value in inputs.items()})
+            return _Call(bound.args, bound.kwargs, inputs, home, home, None, (), wrapped)
         target = settings.backend.namespace
         transfers = []
         for name, value in inputs.items():
@@ -246,7 +260,10 @@ class Operator(Generic[P, R]):
                 assert source is not None
                 bound.arguments[name] = self._take_there(name, value, source, target)
                 transfers.append(Transfer(source.name, target.name, _dtypes.nbytes(value)))
-        return _Call(bound.args, bound.kwargs, inputs, target, home, home.device(x), tuple(transfers))
+            else:
+                bound.arguments[name] = target.unwrap(value)
+        device = home.device(home.unwrap(x))
+        return _Call(bound.args, bound.kwargs, inputs, target, home, device, tuple(transfers), wrapped)
 
     def _arrays_among(self, arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in arguments.items():
@@ -294,9 +311,7 @@ class Operator(Generic[P, R]):
             transfers.append(Transfer(call.namespace.name, call.home.name, _dtypes.nbytes(y)))
             return move(y, call.home, call.home_device)
 
-        if isinstance(result, tuple):
-            return tuple(None if y is None else back(y) for y in result)
-        return back(result)
+        return _each(back, result)
 
     def _select(self, settings: Settings, call: _Call) -> tuple[Kernel | None, dict[str, str]]:
         """Return the kernel to run (``None``: the body) and why the ones before it do not."""
@@ -338,6 +353,13 @@ class Operator(Generic[P, R]):
             dtypes=tuple(_dtypes.dtype_name(x) for x in call.inputs.values()),
             transfers=transfers,
         )
+
+
+def _each(function: Callable[[Any], Any], result: Any) -> Any:
+    """Return an operator's result with `function` applied to its arrays: one, or several and ``None`` in a tuple."""
+    if isinstance(result, tuple):
+        return tuple(None if y is None else function(y) for y in result)
+    return function(result)
 
 
 def operator(body: Callable[P, R]) -> Operator[P, R]:

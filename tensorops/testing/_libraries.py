@@ -120,5 +120,5 @@ def _to_numpy(x: Any) -> np.ndarray[Any, Any]:
         import dask
 
         with np.errstate(all="ignore"), dask.config.set(scheduler="synchronous"):
-            return row.to_numpy(x)
-    return row.to_numpy(x)
+            return row.to_numpy(row.unwrap(x))
+    return row.to_numpy(row.unwrap(x))

@@ -215,5 +215,5 @@ def wait_for(result: Any) -> Any:
         row = namespace_of(arrays[0])
         assert row is not None
         if (wait := waiter(row)) is not None:
-            wait(arrays)
+            wait([row.unwrap(array) for array in arrays])
     return result

@@ -1,0 +1,157 @@
+"""Operators on arrays of a library that does not conform, whose namespace computes with wrappers around them."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+from tensorops import _namespaces, kernels
+from tensorops._namespaces import Namespace, namespace_of
+from tensorops._typing import Array
+from tensorops.backends import Backend, registry
+
+X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
+W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
+
+
+class Bare:
+    """An array that can do nothing."""
+
+    __module__ = "bare"
+
+    def __init__(self, values):
+        self.values = values
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+
+
+class Wrapper(np.ndarray):
+    """An array that conforms, made of a bare one."""
+
+    __module__ = "wrapping_bare"
+
+
+def asarray(x):
+    assert type(x) is Bare
+    return x.values.view(Wrapper)
+
+
+def unwrapped(x):
+    assert type(x) is Wrapper
+    return Bare(np.asarray(x))
+
+
+def to_numpy(x):
+    assert type(x) is Bare
+    return x.values
+
+
+@pytest.fixture
+def row(monkeypatch):
+    monkeypatch.setitem(kernels.PROVIDERS, "adding", "adds")
+    monkeypatch.setitem(kernels._reasons, "adding", "")
+    bare, wrapping = types.ModuleType("bare"), types.ModuleType("wrapping_bare")
+    bare.Array = Bare
+    wrapping.Wrapper = Wrapper
+    wrapping.asarray = asarray
+    wrapping.__getattr__ = lambda name: getattr(np, name)
+    monkeypatch.setitem(sys.modules, "bare", bare)
+    monkeypatch.setitem(sys.modules, "wrapping_bare", wrapping)
+    for table in ("NAMESPACES", "_BY_PACKAGE", "_BY_TYPE"):
+        monkeypatch.setattr(_namespaces, table, getattr(_namespaces, table).copy())
+    row = Namespace(
+        name="bare",
+        packages=("bare", "wrapping_bare"),
+        array_type="bare:Array",
+        wrapper="wrapping_bare:Wrapper",
+        unwrapped=unwrapped,
+        standard="wrapping_bare",
+        to_numpy=to_numpy,
+        from_numpy=lambda a, device: Bare(a),
+        providers=("adding",),
+    )
+    _namespaces.register_namespace(row)
+    return row
+
+
+@pytest.fixture
+def adder(row):
+    """An operator that adds 1000 to a wrapper, and a kernel that adds 1 to a bare array if it has two dimensions."""
+
+    def adder(x: Array, y: Array | None = None) -> Array:
+        """Add."""
+        assert type(x) is Wrapper
+        assert y is None or type(y) is Wrapper
+        return x + 1000, None if y is None else y + 1000
+
+    def supports(x, y=None):
+        assert type(x) is Bare
+        assert y is None or type(y) is Bare
+        return None if x.ndim == 2 else "x has not two dimensions"
+
+    with support.temporary_operator(adder) as made:
+
+        @made.kernel("adding", supports=supports)
+        def _(x, y=None):
+            assert supports(x, y) is None
+            return Bare(x.values + 1), None if y is None else Bare(y.values + 1)
+
+        yield made
+
+
+def test_both_types_belong_to_the_library(row):
+    assert namespace_of(Bare(X)) is namespace_of(X.view(Wrapper)) is row
+    assert row.owns(Bare(X))
+    assert row.owns(X.view(Wrapper))
+    assert not row.owns(X)
+    assert tp.get_namespace(Bare(X), X.view(Wrapper)) is sys.modules["wrapping_bare"]
+
+
+@pytest.mark.parametrize("x", [X, W], ids=["kernel", "body"])
+def test_the_result_is_of_the_callers_type(adder, x):
+    expected = x + (1 if x is X else 1000)
+    for given, second in ((Bare(x), Bare(x)), (x.view(Wrapper), x.view(Wrapper)), (x.view(Wrapper), Bare(x))):
+        for result in adder(given, second):
+            assert type(result) is type(given)
+            np.testing.assert_array_equal(result.values if type(result) is Bare else result, expected)
+        assert adder(given)[1] is None
+        explanation = adder.explain(given, y=second)
+        assert explanation.kernel == ("adding" if x is X else "generic")
+        assert explanation.namespace == "bare"
+    mixed = adder(Bare(x), x.view(Wrapper))
+    assert [type(result) for result in mixed] == [Wrapper, Wrapper]
+
+
+def test_every_operator_on_wrappers_and_bare_arrays(row):
+    expected = tp.add_rms_norm.generic(X, X, W)
+    for result, wanted in zip(tp.add_rms_norm(Bare(X), Bare(X), Bare(W)), expected, strict=True):
+        assert type(result) is Bare
+        np.testing.assert_array_equal(result.values, wanted)
+    for result, wanted in zip(tp.add_rms_norm(*(a.view(Wrapper) for a in (X, X, W))), expected, strict=True):
+        assert type(result) is Wrapper
+        np.testing.assert_array_equal(result, wanted)
+
+
+def test_a_wrapper_is_taken_to_a_backend_and_comes_back_as_one(row):
+    with tp.set_backend("numpy"), tp.trace() as log:
+        wrapped, bare = tp.silu(X.view(Wrapper)), tp.silu(Bare(X))
+    assert type(wrapped) is Wrapper
+    assert type(bare) is Bare
+    np.testing.assert_array_equal(wrapped, tp.silu.generic(X))
+    np.testing.assert_array_equal(bare.values, tp.silu.generic(X))
+    assert [(t.source, t.target) for t in log[0].transfers] == [("bare", "numpy"), ("numpy", "bare")]
+
+
+def test_a_backend_of_wrappers_gets_other_libraries_arrays(row, monkeypatch):
+    backend = Backend("bare", row, "bare arrays", isolated=False)
+    monkeypatch.setattr(Namespace, "is_installed", lambda self: True)
+    monkeypatch.setitem(registry._by_any_name, "bare", backend)
+    with tp.set_backend("bare"):
+        assert type(tp.silu(X)) is np.ndarray
+        assert type(tp.silu(Bare(X))) is Bare
+        assert type(tp.silu(X.view(Wrapper))) is Wrapper
+        np.testing.assert_array_equal(tp.silu(X), tp.silu.generic(X))
