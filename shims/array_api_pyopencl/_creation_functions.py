@@ -8,10 +8,11 @@ from typing import Any, Literal
 import numpy as np
 import pyopencl.array
 
-from array_api_pyopencl import _calls, _dlpack, _dtypes, _launch, _layout
+from array_api_pyopencl import _calls, _codegen, _dlpack, _dtypes, _launch, _layout
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._devices import Device, as_device, device_of_queue
 from array_api_pyopencl._dtypes import C_TYPES, DType
+from array_api_pyopencl._expressions import convert
 from array_api_pyopencl._launch import Plan, Value
 
 
@@ -77,11 +78,11 @@ def wrap(x: Any) -> Array:
 
 def _converted(x: Array, dtype: DType | None, device: Any, copy: bool | None) -> Array:
     moves = device is not None and as_device(device) != x.device
-    converts = dtype is not None and _dtypes.as_dtype(dtype) != x.dtype
+    dtype = x.dtype if dtype is None else _dtypes.as_dtype(dtype)
+    converts = dtype != x.dtype
     if copy is False and (moves or converts):
         raise ValueError("copy=False, but the array is of another type or on another device")
     if converts:
-        assert dtype is not None
         if x.dtype.kind == "c" and dtype.kind != "c":
             raise TypeError(f"{x.dtype.name} cannot be converted to {dtype.name}; take the real part")
         x = _calls.convert(x, dtype)
@@ -284,13 +285,16 @@ def linspace(
 def _sequence(device: Device, dtype: DType, count: int, start: Any, step: Any, last: Any) -> Array:
     """Return ``start + i * step``, with `last` as the last value if it is given."""
     result: Array = _calls.empty(device, dtype, (count,))
-    wide = _dtypes.int64 if dtype.kind in "iu" else dtype
+    wide = _dtypes.int64 if dtype.kind in "iu" else np.promote_types(dtype, device.default_float)
     t = C_TYPES[wide]
     text = _SEQUENCE.replace("OUT", C_TYPES[dtype]).replace("WIDE", t)
+    text = text.replace(
+        "VALUE", convert("value", wide, dtype) if wide.kind != "c" else f"convert_{C_TYPES[dtype]}(value)"
+    )
     key = ("sequence", dtype, count)
     plan = device.plans.get(key)
     if plan is None:
-        header = "#pragma OPENCL FP_CONTRACT OFF\n"
+        header = _codegen.header((dtype, wide), True)
         made = _launch.launch(device, header + text, "sequence", [None, np.int64(count), Value, Value, Value], (count,))
         plan = _launch.remember(device, key, Plan(made, result._layout, None))
     numbers = [_wrapped(v, wide) for v in (start, step, start if last is None else last)]
@@ -311,7 +315,9 @@ def _wrapped(value: Any, dtype: DType) -> bytes:
 _SEQUENCE = """
 __kernel void sequence(__global OUT* out, long n, WIDE start, WIDE step, WIDE last) {
   long i = get_global_id(0);
-  if (i < n) out[i] = i == n - 1 ? (OUT)last : (OUT)(start + (WIDE)i * step);
+  if (i >= n) return;
+  WIDE value = i == n - 1 ? last : start + (WIDE)i * step;
+  out[i] = VALUE;
 }
 """
 

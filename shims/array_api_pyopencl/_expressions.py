@@ -286,7 +286,7 @@ inline T c_cosh(T a) {
 }
 inline T c_tanh(T a) {
   R x = a.x, y = a.y;
-  if (isinf(x)) return (T)(copysign((R)1, x), isfinite(y) ? copysign((R)0, sin(2 * y)) : copysign((R)0, y));
+  if (isinf(x)) return (T)(copysign((R)1, x), copysign((R)0, y));
   if (isnan(x)) return (T)(x, y == 0 ? y : (R)NAN);
   if (!isfinite(y)) return (T)(x == 0 ? x : (R)NAN, NAN);
   if (fabs(x) > 20) {
