@@ -338,8 +338,10 @@ NAMESPACES: dict[str, Namespace] = {
         ),
         Namespace(
             name="mlx",
-            packages=("mlx",),
+            packages=("mlx", "array_api_mlx"),
             array_type="mlx.core:array",
+            wrapper="array_api_mlx:Array",
+            unwrapped=lambda x: x.mlx,
             standard="array_api_mlx",
             to_numpy=_mlx_to_numpy,
             from_numpy=_mlx_from_numpy,
@@ -368,6 +370,7 @@ NAMESPACES: dict[str, Namespace] = {
             to_numpy=_dask_to_numpy,
             from_numpy=_dask_from_numpy,
             runtime="tensorops.backends.runtimes:NumpyRuntime",
+            providers=("dask",),
             quiet=lambda: np.errstate(all="ignore"),
             lazy=True,
             extra="dask",
@@ -500,7 +503,7 @@ def has_host_values(x: Array) -> bool:
 
 
 def move(x: Array, target: Namespace, device: Any = None) -> Array:
-    """Take `x` to another library, sharing memory where both can, and keep its dtype.
+    """Take `x` to another library, sharing memory where both can, and keep its dtype; the result is in no wrapper.
 
     Raises
     ------
@@ -509,7 +512,7 @@ def move(x: Array, target: Namespace, device: Any = None) -> Array:
     """
     source = common_namespace(x)
     if source is target:
-        return x
+        return target.unwrap(x)
     moved = target.from_numpy(source.to_numpy(source.unwrap(x)), device)
     before, after = _dtypes.dtype_name(x), _dtypes.dtype_name(moved)
     if before != after and before not in _dtypes.INTEGER:  # integers are narrowed where their values allow

@@ -46,10 +46,11 @@ def require_same_dtype(operator: str, **arrays: Array) -> None:
 
 
 def require_same_shape(operator: str, **arrays: Array) -> None:
-    """Raise `ValueError` unless all arrays have the shape of the first."""
+    """Raise `ValueError` unless all arrays have the shape of the first, as far as Dask knows theirs."""
     (first, x), *others = arrays.items()
     for name, other in others:
-        if tuple(other.shape) != tuple(x.shape):
+        sizes = zip(other.shape, x.shape, strict=False)
+        if other.ndim != x.ndim or any(n != m and n == n and m == m for n, m in sizes):  # an unknown size is NaN
             raise ValueError(f"{operator}: {name} has shape {tuple(other.shape)}, but {first} has {tuple(x.shape)}")
 
 

@@ -75,14 +75,14 @@ def why_not(namespace: str) -> str:
 def require(namespace: str) -> Namespace:
     """Return the row of a library, or skip the test with the reason why it cannot compute here."""
     if reason := why_not(namespace):
-        pytest.skip(f"{namespace}: {reason}")
+        pytest.skip(f"{namespace}: {reason}", allow_module_level=True)
     return NAMESPACES[namespace]
 
 
 def require_provider(provider: str) -> None:
     """Skip the test with the reason if a provider's kernels cannot be loaded."""
     if reason := kernels.load(provider):
-        pytest.skip(f"{provider}: {reason}")
+        pytest.skip(f"{provider}: {reason}", allow_module_level=True)
 
 
 def implementations(operator: Operator[..., Any], row: Namespace) -> tuple[str, ...]:

@@ -220,11 +220,12 @@ def test_the_normal_distribution_function_is_exact_to_two_units(target, low, hig
 
 
 def test_gelu_is_exact_on_both_sides_of_every_change_of_polynomial(target):
-    """1 + |x| chooses among 32 segments, eight to an octave."""
-    edges = np.array([2.0**octave * (1 + eighth / 8) - 1 for octave in range(4) for eighth in range(8)])
-    near = (edges[:, None] + np.linspace(-1e-5, 1e-5, 201)).ravel()
-    near = np.abs(near[np.abs(near) < 12.5]).astype(np.float32)
-    for x in (near, -near):
+    """Near 0 |x| chooses among segments of 3/16; from 5.9 on 1 + |x| chooses among eight to an octave."""
+    near = [3 / 16 * (k + 0.5) for k in range(32)]
+    far = [2.0**octave * (1 + eighth / 8) - 1 for octave in (2, 3) for eighth in range(8)]
+    around = (np.array(near + far)[:, None] + np.linspace(-1e-5, 1e-5, 201)).ravel()
+    around = around[around < 12.5].astype(np.float32)
+    for x in (around, -around):
         wide = x.astype(np.float64)
         expected = wide * normal_cdf(wide)
         assert ulp_error(_native.gelu(x), expected, "float32") <= (2.5 if target.startswith("v4") else 4.5)

@@ -5,6 +5,9 @@ That they are chosen, and agree with the references on all cases, is tested in `
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 
@@ -79,6 +82,41 @@ def test_embedding_says_what_it_refuses(change, reason, rng):
     assert _native.embedding(*args) is NotImplemented
 
 
+@contextlib.contextmanager
+def another_thread(write):
+    """Call `write` over and over in another thread for the length of a block."""
+    stop = threading.Event()
+
+    def run():
+        while not stop.is_set():
+            write()
+
+    writer = threading.Thread(target=run)
+    writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_ids_that_another_thread_writes_to(rng):
+    """What was checked is what is used: a row of the table, or a refusal, but no memory beyond."""
+    far = 2**40  # times the bytes of a row: nothing is mapped there
+    weight = np.arange(4, dtype=np.float32).repeat(512).reshape(4, 512)
+    ids = np.zeros(20_000, np.int64)  # 40 MB of rows: the interpreter is free meanwhile
+
+    def write():
+        ids.fill(3)
+        ids[-1] = far
+
+    with another_thread(write):
+        for _ in range(20):
+            ids[-1] = 0
+            y = _native.embedding(ids, weight)
+            assert y is NotImplemented or set(y[::50, 0]) <= {0, 3}
+
+
 # ----------------------------------------------------------------------------------------- cross_entropy
 
 
@@ -121,6 +159,45 @@ def test_targets_of_any_kind_and_what_is_ignored(kind, rng):
     assert_losses(logits, targets, "float32", ignore_index=3)
     assert np.isnan(_native.cross_entropy(logits, np.full(6, 7, kind), ignore_index=7))
     assert _native.cross_entropy(logits, np.full(6, 7, kind), ignore_index=7, reduction="sum") == 0
+
+
+def test_targets_that_another_thread_writes_to(rng):
+    logits = np.zeros((20_000, 500), np.float32)
+    targets = np.zeros(20_000, np.int64)
+
+    def write():
+        targets.fill(3)
+        targets[-1] = 2**60
+
+    with another_thread(write):
+        for _ in range(20):
+            targets[-1] = 0
+            y = _native.cross_entropy(logits, targets, reduction="none")
+            if y is not NotImplemented:
+                np.testing.assert_allclose(y, np.log(500), rtol=1e-6)
+
+
+@pytest.mark.parametrize("ignore_index", [-100, -1])
+def test_large_unsigned_targets_are_not_negative_ones(ignore_index, rng):
+    """As int64 they would be the index to be ignored."""
+    logits, targets = normal(rng, 3, 5), np.asarray([1, 2**64 + ignore_index, 2], np.uint64)
+    options = {"ignore_index": ignore_index}
+    assert _native.cross_entropy(logits, targets, **options) is NotImplemented
+    assert _native.cross_entropy_supports(logits, targets, **options) == "a target is out of range"
+    with pytest.raises(ValueError, match=rf"^cross_entropy: targets holds {2**64 + ignore_index}, outside of 0 … 4"):
+        tp.cross_entropy(logits, targets, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_are_of_the_body_s_kind(dtype, rng):
+    logits = normal(rng, 3, 5, dtype=dtype)
+    for args in ((logits, np.asarray([1, 2, 3])), (logits[0], np.asarray(2))):
+        for reduction in ("none", "sum", "mean"):
+            y = _native.cross_entropy(*args, reduction=reduction)
+            body = tp.cross_entropy.generic(*args, reduction=reduction)
+            assert (type(y), y.dtype, y.shape) == (type(body), body.dtype, body.shape)
+    row, body = _native.embedding(np.asarray(1), logits), tp.embedding.generic(np.asarray(1), logits)
+    assert (type(row), row.dtype, row.shape) == (type(body), body.dtype, body.shape)
 
 
 def test_special_logits(target):

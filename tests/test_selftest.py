@@ -126,7 +126,7 @@ def test_a_quick_run_says_what_it_leaves_out():
 def test_every_operator_is_in_a_quick_run():
     support.require("dask")
     chosen = subjects("dask", quick=True, dtypes=["float32"])
-    assert [subject.operator.__name__ for subject in chosen] == list(OPERATORS)
+    assert list(dict.fromkeys(subject.operator.__name__ for subject in chosen)) == list(OPERATORS)
     assert all(not subject.cases[0].tags for subject in chosen)
     assert all(subject.invalid for subject in chosen)
 

@@ -25,9 +25,8 @@ def reason(*args, operator=tp.silu, **kwargs):
     return operator.explain(*args, **kwargs).refused.get("torch_cpu")
 
 
-def test_every_activation_and_norm_serves_torch():
-    families = ("tensorops.ops.activation", "tensorops.ops.normalization")
-    assert set(NAMES) == {name for name, operator in OPERATORS.items() if operator.__module__ in families}
+def test_which_kernels_serve_torch():
+    assert set(OPERATORS) - set(NAMES) == {"linear", "sample"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,3 +120,43 @@ def test_tensors_that_numpy_cannot_share():
         tp.rms_norm(X, np.ones(10, dtype=np.float32))
     scalar = torch.tensor(1.0, dtype=torch.bfloat16)
     close(tp.silu(scalar), tp.silu.generic(scalar))
+
+
+def test_attention_records_gradients_and_takes_masks():
+    q = torch.linspace(-1, 1, 96).reshape(1, 4, 3, 8)
+    k = torch.linspace(1, -1, 128).reshape(1, 2, 8, 8)
+    mask = torch.arange(8) > torch.arange(3)[:, None]
+    operator = tp.scaled_dot_product_attention
+    assert reason(q, k, k, mask=mask, operator=operator) is None
+    expected = REFERENCES[operator.__name__](*map(support.back, (q, k, k)), mask=support.back(mask))
+    close(operator(q, k, k, mask=mask).double(), torch.from_numpy(expected))
+    k.requires_grad_()
+    assert reason(q, k, k, mask=mask, operator=operator) == "an argument requires grad"
+    (gradient,) = torch.autograd.grad(operator(q, k, k, mask=mask).sum(), k)
+    close(gradient, torch.autograd.grad(operator.generic(q, k, k, mask=mask).sum(), k)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_are_tensors_without_dimensions(dtype):
+    logits = X.to(getattr(torch, dtype))
+    targets = torch.tensor([1, 9, -100, 0])
+    assert reason(logits, targets, operator=tp.cross_entropy) is None
+    loss = tp.cross_entropy(logits, targets)
+    body = tp.cross_entropy.generic(logits, targets)
+    assert (type(loss), loss.shape, loss.dtype) == (type(body), body.shape, body.dtype)
+    expected = REFERENCES["cross_entropy"](support.back(logits), support.back(targets))
+    close(
+        loss.double(), torch.tensor(expected.item(), dtype=torch.float64), 1e-5 if logits.element_size() > 2 else 1e-2
+    )
+
+
+def test_quantized_tensors():
+    w = torch.linspace(-2, 2, 256).reshape(4, 64)
+    for mode, bits in (("affine", 4), ("symmetric", 8)):
+        packed, scales, biases = tp.quantize(w, bits=bits, group_size=32, mode=mode)
+        assert reason(packed, scales, biases, operator=tp.dequantize, bits=bits, group_size=32) is None
+        back = tp.dequantize(packed, scales, biases, bits=bits, group_size=32)
+        close(back, w, 0.2 if bits == 4 else 0.02)
+        y = tp.quantized_linear(X[:, :1].expand(4, 64), packed, scales, biases, bits=bits, group_size=32)
+        close(y, X[:, :1].expand(4, 64) @ back.T, 1e-4)
+    assert biases is None

@@ -19,14 +19,16 @@ Reason refuse_integers(const char* name, nb::handle h) {
     return PyArray_ISNOTSWAPPED(a) ? Reason{} : std::string(name) + " is in foreign byte order";
 }
 
-// Contiguous int64 of integers; those of uint64 beyond it become negative.
+// Contiguous int64 of integers; those of uint64 beyond it become negative. Always a copy: another thread may write to
+// the caller's integers between a look at them and their use.
 nb::object as_int64(nb::handle h) {
-    PyObject* wide = PyArray_FROMANY(h.ptr(), NPY_INT64, 0, 0, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST);
+    constexpr int copied = NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST | NPY_ARRAY_ENSURECOPY;
+    PyObject* wide = PyArray_FROMANY(h.ptr(), NPY_INT64, 0, 0, copied);
     if (!wide) throw nb::python_error();
     return nb::steal(wide);
 }
 
-const std::int64_t* int64s(const nb::object& a) { return static_cast<const std::int64_t*>(PyArray_DATA(as_array(a))); }
+std::int64_t* int64s(const nb::object& a) { return static_cast<std::int64_t*>(PyArray_DATA(as_array(a))); }
 
 // ---------------------------------------------------------------------------------------------------- embedding
 
@@ -39,7 +41,8 @@ Reason refuse_embedding(nb::handle ids, nb::handle weight, nb::object& wide_ids)
     if (PyArray_SIZE(w) == 0) return "weight is empty";
     if (!last_axis_contiguous(w)) return "the last axis of weight is not contiguous";
     wide_ids = as_int64(ids);
-    const std::int64_t count = PyArray_SIZE(i), rows = PyArray_DIM(w, 0), *id = int64s(wide_ids);
+    const std::int64_t count = PyArray_SIZE(i), rows = PyArray_DIM(w, 0);
+    const std::int64_t* id = int64s(wide_ids);
     const bool within = std::all_of(id, id + count, [rows](std::int64_t value) { return value >= 0 && value < rows; });
     return within ? Reason{} : "an id is out of range";
 }
@@ -55,7 +58,8 @@ nb::object embedding(nb::handle ids, nb::handle weight) {
     const std::int64_t bytes = PyArray_DIM(w, 1) * PyArray_ITEMSIZE(w), stride = PyArray_STRIDE(w, 0);
     const char* from = PyArray_BYTES(w);
     char* to = PyArray_BYTES(as_array(y));
-    const std::int64_t count = PyArray_SIZE(i), *id = int64s(wide_ids);
+    const std::int64_t count = PyArray_SIZE(i);
+    const std::int64_t* id = int64s(wide_ids);
     compute(count * bytes, [=] {
         for (std::int64_t k = 0; k < count; ++k)
             std::memcpy(to + k * bytes, from + id[k] * stride, static_cast<std::size_t>(bytes));
@@ -81,14 +85,14 @@ Reason refuse_cross_entropy(nb::handle logits, nb::handle targets, const std::st
 }
 
 // The targets with -1 for those to be ignored; false if another one is out of range.
-bool find_targets(const nb::object& targets, std::int64_t ignore_index, std::int64_t classes,
-                  std::vector<std::int64_t>& found) {
-    const std::int64_t* t = int64s(targets);
-    found.assign(t, t + PyArray_SIZE(as_array(targets)));
-    for (std::int64_t& target : found) {
-        if (target == ignore_index)
-            target = -1;
-        else if (target < 0 || target >= classes)
+bool find_targets(nb::handle targets, std::int64_t ignore_index, std::int64_t classes, nb::object& found) {
+    const bool is_unsigned = PyArray_ISUNSIGNED(as_array(targets));
+    found = as_int64(targets);
+    const std::int64_t count = PyArray_SIZE(as_array(found));
+    for (std::int64_t *target = int64s(found), *end = target + count; target != end; ++target) {
+        if (*target == ignore_index && !(is_unsigned && *target < 0))
+            *target = -1;
+        else if (*target < 0 || *target >= classes)
             return false;
     }
     return true;
@@ -99,12 +103,12 @@ nb::object cross_entropy(nb::handle logits, nb::handle targets, const std::strin
     if (!refuse_cross_entropy(logits, targets, reduction, label_smoothing).empty())
         return nb::borrow(Py_NotImplemented);
     PyArrayObject* x = as_array(logits);
-    std::vector<std::int64_t> found;
+    nb::object found;
     CrossEntropy op{};
     op.logits = rows_of(x);
-    if (!find_targets(as_int64(targets), ignore_index, op.logits.length, found)) return nb::borrow(Py_NotImplemented);
-    std::vector<double> losses(found.size());
-    op.targets = found.data();
+    if (!find_targets(targets, ignore_index, op.logits.length, found)) return nb::borrow(Py_NotImplemented);
+    std::vector<double> losses(static_cast<std::size_t>(op.logits.count));
+    op.targets = int64s(found);
     op.label_smoothing = label_smoothing;
     op.losses = losses.data();
     op.dtype = dtype_of(x);
@@ -121,9 +125,9 @@ nb::object cross_entropy_supports(nb::handle logits, nb::handle targets, const s
                                   std::int64_t ignore_index, double label_smoothing) {
     if (Reason reason = refuse_cross_entropy(logits, targets, reduction, label_smoothing); !reason.empty())
         return none_or(reason);
-    std::vector<std::int64_t> found;
+    nb::object found;
     PyArrayObject* x = as_array(logits);
-    const bool within = find_targets(as_int64(targets), ignore_index, PyArray_DIM(x, PyArray_NDIM(x) - 1), found);
+    const bool within = find_targets(targets, ignore_index, PyArray_DIM(x, PyArray_NDIM(x) - 1), found);
     return none_or(within ? Reason{} : "a target is out of range");
 }
 

@@ -36,7 +36,7 @@ double loss_of_row(const CrossEntropy& op, std::int64_t index) {
     if (target < 0) return 0;
     const T* x = reinterpret_cast<const T*>(op.logits.row(index));
     const C largest = maximum(x, n);
-    const double log_total = std::log(sum_of_exponentials<T>(x, n, largest, nullptr));
+    const double log_total = std::log(sum_of_exponentials<T>(x, n, largest, nullptr, x));
     double loss = log_total - static_cast<double>(load_one(x + target) - largest);
     if (op.label_smoothing != 0)
         loss = (1 - op.label_smoothing) * loss + op.label_smoothing * (log_total - mean_above(x, n, largest));

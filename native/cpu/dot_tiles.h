@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "convert.h"
 #include "parallel.h"
 #include "rows.h"
 #include "scratch.h"
@@ -92,18 +93,10 @@ void block_of_outputs(std::int64_t rows, const X* const* x, T* const* y, const W
 }
 
 // Elements as float32.
-template <class T>
-inline void widen(const T* from, float* to, std::int64_t n) {
-    constexpr std::int64_t lanes = kFloats;
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) store(to + i, load(from + i));
-    if (i < n) store_part(to + i, load_part(from + i, n - i), n - i);
-}
-
 inline void widen(Dtype dtype, const char* from, float* to, std::int64_t n) {
-    if (dtype == Dtype::float16) return widen(reinterpret_cast<const Float16*>(from), to, n);
-    if (dtype == Dtype::bfloat16) return widen(reinterpret_cast<const BFloat16*>(from), to, n);
-    widen(reinterpret_cast<const float*>(from), to, n);
+    if (dtype == Dtype::float16) return convert(reinterpret_cast<const Float16*>(from), to, n);
+    if (dtype == Dtype::bfloat16) return convert(reinterpret_cast<const BFloat16*>(from), to, n);
+    convert(reinterpret_cast<const float*>(from), to, n);
 }
 
 // y = x · Wᵀ + bias, where row(index, buffer) returns a pointer to a row of W, in the buffer if it has to be made, and

@@ -63,9 +63,9 @@ inline Vec<Compute<T>> last_exponentials(const T* x, std::int64_t n, Compute<T> 
     return e;
 }
 
-// The sum of exp(x - shift); kept as well, if there is a buffer.
+// The sum of exp(x - shift); kept as well, if there is a buffer. Meanwhile as much is fetched from `next` on.
 template <class T>
-double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute<T>* buffer) {
+double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute<T>* buffer, const T* next) {
     using C = Compute<T>;
     constexpr std::int64_t lanes = kLanes<C>;
     double total = 0;
@@ -74,6 +74,8 @@ double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute
         const std::int64_t end = n - i > kSummed ? i + kSummed : n;
         Vec<C> s0{}, s1{};
         for (; i + 2 * lanes <= end; i += 2 * lanes) {
+            fetch(next + i);
+            fetch(next + i + lanes);
             const Vec<C> a = exp_of_negative(load(x + i) - shift), b = exp_of_negative(load(x + i + lanes) - shift);
             if (buffer) {
                 store(buffer + i, a);

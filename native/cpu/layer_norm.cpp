@@ -1,8 +1,9 @@
 // y = (x - mean) / sqrt(mean((x - mean)²) + eps) · weight + bias, along rows.
 //
 // Work: rows go to threads in contiguous blocks. A row is read twice, for its moments and for the result; the second
-//   time it comes from the first- or second-level cache. Moments are taken about the mean of the row's first elements;
-//   where that is further than a standard deviation from the row's, they are taken again about the mean of all.
+//   time it comes from the first- or second-level cache, and the next row is fetched meanwhile. Moments are taken about
+//   the mean of the row's first elements; where that is further than a standard deviation from the row's, they are
+//   taken again about the mean of all.
 // Precision: float64 in float64, everything else in float32. The mean of the differences corrects both moments. If the
 //   variance leaves the range in which float32 squares neither overflow nor vanish, the row is done again in double
 //   precision, scaled by a power of two.
@@ -34,16 +35,18 @@ template <class T>
 Moments<Compute<T>> moments_about(const T* x, std::int64_t n, Compute<T> about) {
     using C = Compute<T>;
     constexpr std::int64_t lanes = kLanes<T>;
-    Vec<C> d0{}, d1{}, s0{}, s1{};
+    Vec<C> d[4] = {}, s[4] = {};
+    const auto take = [&](int j, std::int64_t at) {
+        const Vec<C> a = load(x + at) - about;
+        d[j] += a;
+        s[j] += a * a;
+    };
     std::int64_t i = 0;
-    for (; i + 2 * lanes <= n; i += 2 * lanes) {
-        const Vec<C> a = load(x + i) - about, b = load(x + i + lanes) - about;
-        d0 += a;
-        d1 += b;
-        s0 += a * a;
-        s1 += b * b;
-    }
-    C difference = sum_of_lanes<C>(d0 + d1), square = sum_of_lanes<C>(s0 + s1);
+    for (; i + 4 * lanes <= n; i += 4 * lanes)
+        for (int j = 0; j < 4; ++j) take(j, i + j * lanes);
+    for (; i + lanes <= n; i += lanes) take(0, i);
+    C difference = sum_of_lanes<C>((d[0] + d[1]) + (d[2] + d[3]));
+    C square = sum_of_lanes<C>((s[0] + s[1]) + (s[2] + s[3]));
     for (; i < n; ++i) {
         const C a = load_one(x + i) - about;
         difference += a;
@@ -98,9 +101,11 @@ void careful_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t 
 }
 
 template <bool kStream, bool kWeight, bool kBias, class T, class W>
-void write_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t n, Compute<T> mean, Compute<T> r) {
+void write_row(const T* x, const T* next, const W* weight, const W* bias, T* y, std::int64_t n, Compute<T> mean,
+               Compute<T> r) {
     using C = Compute<T>;
     put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
+        fetch(next + i);
         Vec<C> v = (load_some(x + i, k) - mean) * r;
         if constexpr (kWeight) v *= load_some(weight + i, k);
         if constexpr (kBias) v += load_some(bias + i, k);
@@ -115,6 +120,7 @@ void one_row(const LayerNorm& op, std::int64_t index) {
     constexpr double kSmall = sizeof(C) == 4 ? 1e-30 : 1e-290, kLarge = sizeof(C) == 4 ? 1e30 : 1e290;
     const std::int64_t n = op.x.length;
     const T* x = reinterpret_cast<const T*>(op.x.row(index));
+    const T* next = reinterpret_cast<const T*>(op.x.row(index + 1 < op.x.count ? index + 1 : index));
     const W* weight = reinterpret_cast<const W*>(op.weight);
     const W* bias = reinterpret_cast<const W*>(op.bias);
     T* y = reinterpret_cast<T*>(op.y) + index * n;
@@ -122,10 +128,10 @@ void one_row(const LayerNorm& op, std::int64_t index) {
     const double spread = m.variance + op.eps;
     if (!(spread >= kSmall && spread <= kLarge)) return careful_row(x, weight, bias, y, n, op.eps);
     const C r = static_cast<C>(1.0 / std::sqrt(spread));
-    if (weight && bias) return write_row<kStream, true, true>(x, weight, bias, y, n, m.mean, r);
-    if (weight) return write_row<kStream, true, false>(x, weight, bias, y, n, m.mean, r);
-    if (bias) return write_row<kStream, false, true>(x, weight, bias, y, n, m.mean, r);
-    write_row<kStream, false, false>(x, weight, bias, y, n, m.mean, r);
+    if (weight && bias) return write_row<kStream, true, true>(x, next, weight, bias, y, n, m.mean, r);
+    if (weight) return write_row<kStream, true, false>(x, next, weight, bias, y, n, m.mean, r);
+    if (bias) return write_row<kStream, false, true>(x, next, weight, bias, y, n, m.mean, r);
+    write_row<kStream, false, false>(x, next, weight, bias, y, n, m.mean, r);
 }
 
 template <class T, class W>

@@ -25,10 +25,10 @@ void products(const Linear& op) {
     const auto weight = [&op](std::int64_t i) { return reinterpret_cast<const W*>(op.weight + i * op.weight_stride); };
     const auto as_it_is = [weight](std::int64_t i, float*) { return weight(i); };
     const auto widened = [weight, n](std::int64_t i, float* buffer) {
-        widen(weight(i), buffer, n);
+        convert(weight(i), buffer, n);
         return buffer;
     };
-    const auto widen_x = [n](const T* from, float* to) { widen(from, to, n); };
+    const auto widen_x = [n](const T* from, float* to) { convert(from, to, n); };
     if (op.x.count <= kFewRows)
         products_with_rows<T, W>(op.x, y, op.outputs, bias, as_it_is, AsItIs{}, threads);
     else if constexpr (sizeof(T) == 4 && sizeof(W) == 4)

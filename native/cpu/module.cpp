@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdlib>
+#include <utility>
 #if !defined(_WIN32)
 #include <pthread.h>
 #endif
@@ -105,5 +106,8 @@ NB_MODULE(_native, m) {
             thread_bound = n;
         },
         "n"_a, "Bound the threads of these kernels, beside OpenMP's own bound; 0: no bound of their own.");
+    m.def(
+        "use_one_thread", [](bool only) { return std::exchange(one_thread, only); }, "only"_a,
+        "Whether kernels that this thread calls stay on it, as somebody else shares out the work; return what held.");
     m.def("num_threads", [] { return thread_bound.load(); }, "The bound that set_num_threads set; 0: none.");
 }

@@ -179,7 +179,7 @@ inline void for_vectors(const T* x, std::int64_t n, F f) {
     constexpr std::int64_t lanes = kLanes<Compute<T>>;
     if (n < lanes) {
         T part[lanes];
-        for (T& p : part) p = x[0];
+        for (T& p : part) std::memcpy(&p, x, sizeof p);  // x may lie anywhere
         std::memcpy(part, x, static_cast<std::size_t>(n) * sizeof(T));
         return f(load(part), 0);
     }

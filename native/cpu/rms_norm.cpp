@@ -1,8 +1,8 @@
 // y = x / sqrt(mean(x²) + eps) · (weight + weight_offset), along rows; add_rms_norm adds a residual to x first.
 //
-// Work: rows go to threads in contiguous blocks. A row is read twice, first for the sum, then for the result; the
-// second
-//   time it comes from the first- or second-level cache (16 KiB for 4096 floats).
+// Work: rows go to threads in contiguous blocks. A row is read twice, for the sum of squares and for the result; the
+//   second time it comes from the first- or second-level cache (16 KiB for 4096 floats), and the next row is fetched
+//   meanwhile. A sum with a residual is written while its squares are added up.
 // Precision: float64 in float64, everything else in float32, summed in four vectors of partial sums. If the mean
 //   square leaves the range in which float32 squares neither overflow nor vanish, the row is done again
 //   with a scaled sum in double precision: exact for any finite input, IEEE for the others.
@@ -25,6 +25,34 @@ Compute<T> mean_square(const T* x, std::int64_t n) {
         return a * a;
     };
     return sum_of_row<T>(n, square) / static_cast<Compute<T>>(n);
+}
+
+// Elements of x + residual, rounded as the caller sees them
+template <class T>
+inline auto sum_of_two(const T* x, const T* residual, std::int64_t k) {
+    return as_stored<T>(load_some(x, k) + load_some(residual, k));
+}
+
+// The mean square of x + residual, which is written down by the way
+template <bool kStream, class T>
+Compute<T> write_sum(const T* x, const T* residual, T* sum, std::int64_t n) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    Vec<Compute<T>> s0{}, s1{};
+    std::int64_t i = 0;
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+        const auto a = sum_of_two(x + i, residual + i, lanes),
+                   b = sum_of_two(x + i + lanes, residual + i + lanes, lanes);
+        put_two<kStream>(sum + i, a, b);
+        s0 += a * a;
+        s1 += b * b;
+    }
+    for (; i < n; i += lanes) {
+        const std::int64_t k = n - i < lanes ? n - i : lanes;
+        const auto a = sum_of_two(x + i, residual + i, k);
+        k == lanes ? store(sum + i, a) : store_part(sum + i, a, k);
+        s0 += a * a;
+    }
+    return sum_of_lanes<Compute<T>>(s0 + s1) / static_cast<Compute<T>>(n);
 }
 
 // The row again, where squares leave the range: scaled by a power of two, summed and multiplied in double.
@@ -54,59 +82,62 @@ void careful_row(const T* x, const W* weight, T* y, std::int64_t n, double eps, 
     }
 }
 
-template <bool kStream, class T, class W>
-void scale_row(const T* x, const W* weight, T* y, std::int64_t n, Compute<T> r, Compute<T> offset) {
+// y = value(i, k) · r · (weight + offset)
+template <bool kStream, class T, class W, class F>
+void scale_row(F value, const W* weight, T* y, std::int64_t n, Compute<T> r, Compute<T> offset) {
     if (weight)
         put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
-            return load_some(x + i, k) * r * (load_some(weight + i, k) + offset);
+            return value(i, k) * r * (load_some(weight + i, k) + offset);
         });
     else
-        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) * r; });
+        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return value(i, k) * r; });
 }
 
-template <class T, class W>
+template <bool kStream, class T, class W>
 void one_row(const RmsNorm& op, std::int64_t index) {
     using C = Compute<T>;
     // Squares of float32 below 1e-38 vanish; they do not matter beside a mean of 1e-30.
     constexpr double kSmall = sizeof(C) == 4 ? 1e-30 : 1e-290, kLarge = sizeof(C) == 4 ? 1e30 : 1e290;
-    const std::int64_t n = op.x.length;
-    const T* x = reinterpret_cast<const T*>(op.x.row(index));
+    const std::int64_t n = op.x.length, after = index + 1 < op.x.count ? index + 1 : index;
+    const T *x = reinterpret_cast<const T*>(op.x.row(index)), *next = reinterpret_cast<const T*>(op.x.row(after));
+    const T* residual = op.sum ? reinterpret_cast<const T*>(op.residual.row(index)) : nullptr;
     const W* weight = reinterpret_cast<const W*>(op.weight);
-    T* y = reinterpret_cast<T*>(op.y) + index * n;
-    if (op.sum) {
-        T* sum = reinterpret_cast<T*>(op.sum) + index * n;
-        const T* residual = reinterpret_cast<const T*>(op.residual.row(index));
-        put_row<false>(
-            sum, n, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) + load_some(residual + i, k); });
-        x = sum;  // rounded, as the caller sees it
-    }
-    const double mean = static_cast<double>(mean_square(x, n)) + op.eps;
-    if (!(mean >= kSmall && mean <= kLarge)) {
-        careful_row(x, weight, y, n, op.eps, op.weight_offset);
-        return;
-    }
-    const C r = static_cast<C>(1.0 / std::sqrt(mean));
-    const C offset = static_cast<C>(op.weight_offset);
-    if (op.streaming)
-        scale_row<true>(x, weight, y, n, r, offset);
+    T *y = reinterpret_cast<T*>(op.y) + index * n, *sum = op.sum ? reinterpret_cast<T*>(op.sum) + index * n : nullptr;
+    const C mean = sum ? write_sum<kStream>(x, residual, sum, n) : mean_square(x, n);
+    const double spread = static_cast<double>(mean) + op.eps;
+    if (!(spread >= kSmall && spread <= kLarge))
+        return careful_row(sum ? sum : x, weight, y, n, op.eps, op.weight_offset);
+    const C r = static_cast<C>(1.0 / std::sqrt(spread)), offset = static_cast<C>(op.weight_offset);
+    const T* from = sum && !kStream ? sum : x;
+    if (sum && kStream)  // a sum that went past the caches is quicker added again than read
+        scale_row<kStream>([=](std::int64_t i, std::int64_t k) { return sum_of_two(x + i, residual + i, k); }, weight,
+                           y, n, r, offset);
     else
-        scale_row<false>(x, weight, y, n, r, offset);
+        scale_row<kStream>(
+            [=](std::int64_t i, std::int64_t k) {
+                fetch(next + i);
+                return load_some(from + i, k);
+            },
+            weight, y, n, r, offset);
 }
 
 template <class T, class W>
 void all_rows(const RmsNorm& op) {
     const std::int64_t rows = op.x.count;
+    const auto work = [&op](std::int64_t begin, std::int64_t end) {
+        if (op.streaming) {
+            for (std::int64_t i = begin; i < end; ++i) one_row<true, T, W>(op, i);
+            stream_fence();
+        } else {
+            for (std::int64_t i = begin; i < end; ++i) one_row<false, T, W>(op, i);
+        }
+    };
     const int threads = threads_for(rows, (op.sum ? 4 : 2) * rows * op.x.length * static_cast<std::int64_t>(sizeof(T)));
-    if (threads == 1) {
-        for (std::int64_t i = 0; i < rows; ++i) one_row<T, W>(op, i);
-        if (op.streaming) stream_fence();
-        return;
-    }
+    if (threads == 1) return work(0, rows);
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
-        for (std::int64_t i = 0; i < rows; ++i) one_row<T, W>(op, i);
-        if (op.streaming) stream_fence();
+        const Share mine = share_of(rows, 1);
+        work(mine.begin, mine.end);
     }
 }
 

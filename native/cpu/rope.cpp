@@ -11,6 +11,7 @@
 
 #include <cmath>
 
+#include "convert.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "simd.h"
@@ -32,10 +33,11 @@ void compute_angles(const Rope& op, double position, Angles<C> angles) {
     }
 }
 
+// x may lie anywhere; y is aligned.
 template <class C>
 void rotate_halves(const C* x, C* y, std::int64_t n, Angles<C> angles) {
     for (std::int64_t i = 0; i < n; ++i) {
-        const C first = x[i], second = x[n + i], c = angles.cosines[i], s = angles.sines[i];
+        const C first = load_one(x + i), second = load_one(x + n + i), c = angles.cosines[i], s = angles.sines[i];
         y[i] = first * c - second * s;
         y[n + i] = second * c + first * s;
     }
@@ -44,26 +46,11 @@ void rotate_halves(const C* x, C* y, std::int64_t n, Angles<C> angles) {
 template <class C>
 void rotate_neighbours(const C* x, C* y, std::int64_t n, Angles<C> angles) {
     for (std::int64_t i = 0; i < n; ++i) {
-        const C first = x[2 * i], second = x[2 * i + 1], c = angles.cosines[i], s = angles.sines[i];
+        const C first = load_one(x + 2 * i), second = load_one(x + 2 * i + 1), c = angles.cosines[i],
+                s = angles.sines[i];
         y[2 * i] = first * c - second * s;
         y[2 * i + 1] = second * c + first * s;
     }
-}
-
-template <class T>
-void widen(const T* from, Compute<T>* to, std::int64_t n) {
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(Compute<T>);
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) store(to + i, load(from + i));
-    if (i < n) store_part(to + i, load_part(from + i, n - i), n - i);
-}
-
-template <class T>
-void narrow(const Compute<T>* from, T* to, std::int64_t n) {
-    constexpr std::int64_t lanes = kVectorBytes / sizeof(Compute<T>);
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) store(to + i, load(from + i));
-    if (i < n) store_part(to + i, load_part(from + i, n - i), n - i);
 }
 
 // One row; `room` holds two of them in the type of computation, and is used for half types only.
@@ -77,9 +64,9 @@ void rotate_row(const Rope& op, const T* x, T* y, Angles<Compute<T>> angles, Com
     if constexpr (is_same<T, C>) {
         rotate(x, y);
     } else {
-        widen(x, room, op.dims);
+        convert(x, room, op.dims);
         rotate(room, room + op.dims);
-        narrow(room + op.dims, y, op.dims);
+        convert(room + op.dims, y, op.dims);
     }
     std::memcpy(y + op.dims, x + op.dims, static_cast<std::size_t>(op.features - op.dims) * sizeof(T));
 }

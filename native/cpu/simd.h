@@ -226,6 +226,18 @@ inline void put_two(T* p, V a, V b) {
     put<kStream>(p + kLanes<T>, b);
 }
 
+// v as it reads back from an array of T
+template <class T, class V>
+inline V as_stored(V v) {
+    if constexpr (is_same<T, Compute<T>>) {
+        return v;
+    } else {
+        T part[kVectorBytes / sizeof(Compute<T>)];
+        store(part, v);
+        return load(part);
+    }
+}
+
 // ---- fewer elements than a vector has, for the tail of a row
 
 template <class T>
@@ -246,6 +258,10 @@ template <class T>
 inline auto load_some(const T* p, std::int64_t n) {
     return n == kLanes<T> ? load(p) : load_part(p, n);
 }
+
+// ---- fetch: what will be read soon, into the first-level cache; any address will do
+
+inline void fetch(const void* p) { __builtin_prefetch(p); }
 
 // ---- a row of n results: f(i, k) makes the vector of those from i on, of which k are wanted
 

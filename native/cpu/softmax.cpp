@@ -2,7 +2,7 @@
 //
 // Work: rows go to threads in contiguous blocks. A row is read for its maximum, and again for the exponentials, which
 //   softmax keeps in a buffer of its thread and then scales; rows that are longer than the buffer are exponentiated
-//   twice.
+//   twice. Exponentials are bound by arithmetic, so the next row is fetched meanwhile.
 // Precision: float64 in float64, everything else in float32; the sum is taken in float32 over 4096 elements at most,
 //   and in double beyond, as is its logarithm.
 // Bytes: each element once in, once out, which is a copy's, as long as a row stays in the second-level cache.
@@ -31,27 +31,28 @@ void one_row(const Softmax& op, std::int64_t index) {
     using C = Compute<T>;
     const std::int64_t n = op.x.length;
     const T* x = reinterpret_cast<const T*>(op.x.row(index));
+    const T* next = reinterpret_cast<const T*>(op.x.row(index + 1 < op.x.count ? index + 1 : index));
     T* y = reinterpret_cast<T*>(op.y);
     const C largest = maximum(x, n);
     if (op.kind == Normalized::logsumexp) {
         if (largest == std::numeric_limits<C>::infinity()) return store_one(y + index, nan_or(largest, x, n));
         const C shift = std::isfinite(largest) ? largest : 0;
-        const double total = std::log(sum_of_exponentials<T>(x, n, shift, nullptr)) + static_cast<double>(shift);
+        const double total = std::log(sum_of_exponentials<T>(x, n, shift, nullptr, next)) + static_cast<double>(shift);
         return store_one(y + index, static_cast<C>(total));
     }
     y += index * n;
     if (op.kind == Normalized::log_softmax) {
-        const C log_total = static_cast<C>(std::log(sum_of_exponentials<T>(x, n, largest, nullptr)));
+        const C log_total = static_cast<C>(std::log(sum_of_exponentials<T>(x, n, largest, nullptr, next)));
         return put_row<kStream>(
             y, n, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) - largest - log_total; });
     }
     alignas(64) C buffer[kBufferBytes / sizeof(C)];
     if (n <= static_cast<std::int64_t>(kBufferBytes / sizeof(C))) {
-        const C scale = static_cast<C>(1 / sum_of_exponentials<T>(x, n, largest, buffer));
+        const C scale = static_cast<C>(1 / sum_of_exponentials<T>(x, n, largest, buffer, next));
         const C* e = buffer;
         put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return load_some(e + i, k) * scale; });
     } else {
-        const C scale = static_cast<C>(1 / sum_of_exponentials<T>(x, n, largest, nullptr));
+        const C scale = static_cast<C>(1 / sum_of_exponentials<T>(x, n, largest, nullptr, next));
         put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
             return exp_of_negative(load_some(x + i, k) - largest) * scale;
         });

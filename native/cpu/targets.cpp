@@ -18,6 +18,18 @@ TENSOROPS_DECLARE_TARGET(v4_bf16)
 #if defined(TENSOROPS_HAS_v4)
 TENSOROPS_DECLARE_TARGET(v4)
 #endif
+#if defined(TENSOROPS_HAS_v4_vnni)
+namespace v4_vnni {
+void quantized_linear(const QuantizedLinear&);
+constexpr Target make_target() {
+    Target made = v4::kTarget;
+    made.name = "v4_vnni";
+    made.quantized_linear = quantized_linear;
+    return made;
+}
+constexpr Target kTarget = make_target();
+}  // namespace v4_vnni
+#endif
 #if defined(TENSOROPS_HAS_v3)
 TENSOROPS_DECLARE_TARGET(v3)
 #endif
@@ -49,6 +61,9 @@ const std::vector<Candidate>& candidates() {
     static const std::vector<Candidate> all = {
 #if defined(TENSOROPS_HAS_v4_bf16)
         {v4_bf16::kTarget, has_v4() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")},
+#endif
+#if defined(TENSOROPS_HAS_v4_vnni)
+        {v4_vnni::kTarget, has_v4() && __builtin_cpu_supports("avx512vnni")},
 #endif
 #if defined(TENSOROPS_HAS_v4)
         {v4::kTarget, has_v4()},

@@ -2,7 +2,8 @@
 //
 // float32: polynomials fitted to the least largest relative error. AVX-512 looks up those of a segment in registers,
 // where other targets have one for all arguments. The largest errors seen on x86, in eps times the result: exp 0.9,
-// sigmoid 2.0, softplus 1.9, gelu 2.3 with AVX-512 and 3.9 without (tests/test_cpu_activation.py bounds them).
+// sigmoid 2.0, softplus 1.9, gelu 1.3 with AVX-512 for x of at least -5.9, else 2.3, and 3.9 without AVX-512
+// (tests/test_cpu_activation.py bounds them).
 // float64: the C library's functions, lane by lane, as no kernel's speed in float64 has mattered yet.
 #pragma once
 
@@ -123,10 +124,79 @@ inline Vec<double> exp(Vec<double> x) {
 }
 inline Vec<double> exp_of_negative(Vec<double> x) { return exp(x); }
 
-// 1 / (1 + exp(-x)), from an exponential that cannot overflow
+#if defined(__AVX512F__)
+// A function of a from 0 to 31.5 steps, by polynomials in the distance from k steps for k = 0 … 31, the constant terms
+// first. Beyond that, and for NaN, the result means nothing.
+template <int kTerms>
+inline Vec<float> by_segment(const float (&table)[kTerms][32], Vec<float> a, float step) {
+    const Vec<float> shifted = a * (1 / step) + 0x1.8p23f, d = a - (shifted - 0x1.8p23f) * step;
+    const __m512i segment = reinterpret_cast<__m512i>(shifted);
+    const auto of_segment = [segment](const float* values) {
+        return reinterpret_cast<Vec<float>>(
+            _mm512_permutex2var_ps(_mm512_load_ps(values), segment, _mm512_load_ps(values + 16)));
+    };
+    Vec<float> p = of_segment(table[kTerms - 1]);
+    for (int term = kTerms - 2; term >= 0; --term) p = p * d + of_segment(table[term]);
+    return p;
+}
+inline bool any(I32 mask) { return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0; }
+
+// 1 / (1 + exp(a)). Largest relative error: 5.0e-8, nearly all of it the rounding of the constant terms.
+constexpr float kSigmoidStep = 0.25f;
+alignas(64) inline constexpr float kSigmoid[5][32] = {
+    {0x1p-1f,         0x1.c054cep-2f,  0x1.829a06p-2f,  0x1.488562p-2f,  0x1.136562p-2f,  0x1.c81702p-3f,
+     0x1.759b84p-3f,  0x1.2f335ep-3f,  0x1.e84152p-4f,  0x1.868d2ap-4f,  0x1.36b712p-4f,  0x1.ec3ad6p-5f,
+     0x1.848344p-5f,  0x1.31c828p-5f,  0x1.e04068p-6f,  0x1.787614p-6f,  0x1.26afa2p-6f,  0x1.ccd642p-7f,
+     0x1.680528p-7f,  0x1.19112ap-7f,  0x1.b69f68p-8f,  0x1.561b2ep-8f,  0x1.0abd94p-8f,  0x1.9fd992p-9f,
+     0x1.441778p-9f,  0x1.f914fap-10f, 0x1.8986a2p-10f, 0x1.329482p-10f, 0x1.dda738p-11f, 0x1.74125ap-11f,
+     0x1.21d0b2p-11f, 0x1.c378cap-12f},
+    {-0x1.fffffcp-3f,  -0x1.f81512p-3f,  -0x1.e14994p-3f,  -0x1.be3fb8p-3f,  -0x1.92a94cp-3f,  -0x1.6284ccp-3f,
+     -0x1.3173bcp-3f,  -0x1.025014p-3f,  -0x1.ae0ddp-4f,   -0x1.61500cp-4f,  -0x1.1f251ap-4f,  -0x1.cea74ap-5f,
+     -0x1.721654p-5f,  -0x1.265e32p-5f,  -0x1.d22c9ep-6f,  -0x1.6fcfap-6f,   -0x1.2162bcp-6f,  -0x1.c65b1p-7f,
+     -0x1.64108p-7f,   -0x1.16a7f4p-7f,  -0x1.b3afd4p-8f,  -0x1.5451f4p-8f,  -0x1.09a79cp-8f,  -0x1.9e87cp-9f,
+     -0x1.434a46p-9f,  -0x1.f81bc4p-10f, -0x1.88ef58p-10f, -0x1.3238acp-10f, -0x1.dd37bep-11f, -0x1.73ceb2p-11f,
+     -0x1.21a7a2p-11f, -0x1.c346f4p-12f},
+    {-0x1.52d4bep-19f, 0x1.f56e72p-7f, 0x1.d7779ep-6f,  0x1.3fcd96p-5f,  0x1.742152p-5f,  0x1.893ddap-5f,
+     0x1.84011p-5f,    0x1.6ba9f4p-5f, 0x1.47882cp-5f,  0x1.1dedd2p-5f,  0x1.e725bp-6f,   0x1.970f6p-6f,
+     0x1.4efb6ep-6f,   0x1.10648ap-6f, 0x1.b6d8a2p-7f,  0x1.5ee6c2p-7f,  0x1.16f9a4p-7f,  0x1.b991c2p-8f,
+     0x1.5c3ce6p-8f,   0x1.11df9ap-8f, 0x1.addaa6p-9f,  0x1.50c2cp-9f,   0x1.077edap-9f,  0x1.9be6b2p-10f,
+     0x1.41af7cp-10f,  0x1.f6299p-11f, 0x1.87c30cp-11f, 0x1.318026p-11f, 0x1.dc5aa8p-12f, 0x1.734638p-12f,
+     0x1.21546ep-12f,  0x1.c2e24ep-13f},
+    {0x1.56606p-6f,    0x1.3fe08ap-6f,   0x1.06bfecp-6f,   0x1.6d9508p-7f,   0x1.826ae8p-8f,   0x1.288d0cp-10f,
+     -0x1.53f4b6p-9f,  -0x1.4de2cap-8f,  -0x1.a76f1cp-8f,  -0x1.c5ed7ap-8f,  -0x1.bb3e2cp-8f,  -0x1.97a93ap-8f,
+     -0x1.67a4dp-8f,   -0x1.33e7cp-8f,   -0x1.01cbbep-8f,  -0x1.a88d32p-9f,  -0x1.592692p-9f,  -0x1.15e272p-9f,
+     -0x1.bc1f8cp-10f, -0x1.60da7ap-10f, -0x1.1719p-10f,   -0x1.b800aep-11f, -0x1.59e5b6p-11f, -0x1.0f5bcp-11f,
+     -0x1.a90e26p-12f, -0x1.4c81f8p-12f, -0x1.03d7c4p-12f, -0x1.95cfa6p-13f, -0x1.3cb61cp-13f, -0x1.ee1a3ap-14f,
+     -0x1.814d02p-14f, -0x1.2c5ce6p-14f},
+    {-0x1.4653fep-11f, -0x1.3d688ep-9f,  -0x1.15c0aap-8f,  -0x1.4b6508p-8f,  -0x1.4754bep-8f, -0x1.1e22bap-8f,
+     -0x1.8f8e38p-9f,  -0x1.fffb44p-10f, -0x1.d8dee4p-11f, -0x1.eaacb6p-15f, 0x1.c63e3cp-12f, 0x1.54a9aep-11f,
+     0x1.9b4266p-11f,  0x1.9c3026p-11f,  0x1.803e06p-11f,  0x1.5b8b82p-11f,  0x1.25aaacp-11f, 0x1.f04ad6p-12f,
+     0x1.95e9ecp-12f,  0x1.49e2a4p-12f,  0x1.081f86p-12f,  0x1.aa769ep-13f,  0x1.4bb5dap-13f, 0x1.07d666p-13f,
+     0x1.a53f4p-14f,   0x1.48b3c8p-14f,  0x1.fbbf32p-15f,  0x1.958dcep-15f,  0x1.37ddbp-15f,  0x1.ef8266p-16f,
+     0x1.836298p-16f,  0x1.2d13ccp-16f},
+};
+
+// 1 / (1 + exp(a)) for an a that is not negative. A function of its own where it is seldom needed, as its constants
+// would drive those of the usual case out of the registers.
+[[gnu::noinline]] inline Vec<float> far_sigmoid_tail(Vec<float> a) {
+    const Vec<float> e = exp_of_negative(-a);
+    return e * reciprocal(e + 1.0f);
+}
+#endif
+
+// 1 / (1 + exp(-x)), from an exponential that cannot overflow; AVX-512 looks up polynomials where |x| is not large.
 inline Vec<float> sigmoid(Vec<float> x) {
+#if defined(__AVX512F__)
+    const Vec<float> a = absolute(x);
+    const auto far = a >= 31.5f * kSigmoidStep;
+    Vec<float> tail = by_segment(kSigmoid, a, kSigmoidStep);
+    // Lane by lane: what a number becomes does not depend on its neighbours.
+    if (__builtin_expect(any(far), 0)) tail = far ? far_sigmoid_tail(a) : tail;
+    return x < 0 ? tail : 1.0f - tail;
+#else
     const Vec<float> e = exp_of_negative(negative(x)), q = reciprocal(e + 1.0f);
     return x >= 0 ? q : e * q;
+#endif
 }
 inline Vec<double> sigmoid(Vec<double> x) {
     const Vec<double> e = exp(negative(x));
@@ -188,6 +258,52 @@ inline Vec<double> log1p_unit(Vec<double> t) {
 }
 
 #if defined(__AVX512F__)
+// Φ(-a). Largest relative error: 5e-8, nearly all of it the rounding of the constant terms.
+constexpr float kNormalStep = 0.1875f;
+alignas(64) inline constexpr float kNormal[7][32] = {
+    {0x1p-1f,         0x1.b3d97cp-2f,  0x1.6a527ap-2f,  0x1.25c5e4p-2f,  0x1.d022p-3f,    0x1.64dd8ep-3f,
+     0x1.0ad7dap-3f,  0x1.83cab6p-4f,  0x1.11a46ep-4f,  0x1.76d04ep-5f,  0x1.f20394p-6f,  0x1.40cccep-6f,
+     0x1.90925p-7f,   0x1.e49cecp-8f,  0x1.1bee6cp-8f,  0x1.42297ap-9f,  0x1.61de2p-10f,  0x1.7832e6p-11f,
+     0x1.8301bep-12f, 0x1.812f0ep-13f, 0x1.72d956p-14f, 0x1.595676p-15f, 0x1.36feaep-16f, 0x1.0ed0e2p-17f,
+     0x1.c80728p-19f, 0x1.733238p-20f, 0x1.24149ap-21f, 0x1.bc4ed8p-23f, 0x1.46a16cp-24f, 0x1.d02498p-26f,
+     0x1.3eb346p-27f, 0x1.a6f212p-29f},
+    {-0x1.988452p-2f,  -0x1.91661p-2f,   -0x1.7cc796p-2f,  -0x1.5cbdcp-2f,   -0x1.345d5ep-2f,  -0x1.073e62p-2f,
+     -0x1.b1ec62p-3f,  -0x1.594762p-3f,  -0x1.094086p-3f,  -0x1.8977c8p-4f,  -0x1.19bfa2p-4f,  -0x1.858fbep-5f,
+     -0x1.0402ep-5f,   -0x1.4f18bap-6f,  -0x1.a0f22ap-7f,  -0x1.f4dda6p-8f,  -0x1.227214p-8f,  -0x1.4536f2p-9f,
+     -0x1.5f90f8p-10f, -0x1.6eec8ep-11f, -0x1.71b93p-12f,  -0x1.67aca6p-13f, -0x1.51cfa6p-14f, -0x1.3250fep-15f,
+     -0x1.0c29a6p-16f, -0x1.c54d7ep-18f, -0x1.71e57ap-19f, -0x1.2368d6p-20f, -0x1.bb4a9p-22f,  -0x1.4584e4p-23f,
+     -0x1.cd8eaap-25f, -0x1.3beb6cp-26f},
+    {-0x1.1538fp-20f, 0x1.2cf458p-5f,  0x1.1d879ep-4f,  0x1.88521ep-4f,  0x1.ce8e72p-4f,  0x1.ed998ep-4f,
+     0x1.e82a6p-4f,   0x1.c52e98p-4f,  0x1.8ddf24p-4f,  0x1.4bfdb2p-4f,  0x1.082478p-4f,  0x1.91bb5cp-5f,
+     0x1.248278p-5f,  0x1.9865ep-6f,   0x1.119efp-6f,   0x1.602c2p-7f,   0x1.b3aac4p-8f,  0x1.03278p-8f,
+     0x1.28a27p-9f,   0x1.46cad2p-10f, 0x1.5a9dcp-11f,  0x1.620dd8p-12f, 0x1.5c5e7cp-13f, 0x1.4a3f3ap-14f,
+     0x1.2daf04p-15f, 0x1.099b7cp-16f, 0x1.c2cf98p-18f, 0x1.70d0ccp-19f, 0x1.22e912p-20f, 0x1.ba8096p-22f,
+     0x1.44880ep-23f, 0x1.cb1204p-25f},
+    {0x1.108624p-4f,   0x1.0231ap-4f,    0x1.b453fep-5f,   0x1.3dd8bcp-5f,   0x1.67bb2ep-6f,   0x1.53d3dep-8f,
+     -0x1.334d9p-7f,   -0x1.4cab22p-6f,  -0x1.ba1726p-6f,  -0x1.e4ae12p-6f,  -0x1.d887ccp-6f,  -0x1.a68736p-6f,
+     -0x1.6018c4p-6f,  -0x1.13fa68p-6f,  -0x1.995a4ap-7f,  -0x1.206c8ap-7f,  -0x1.8342cep-8f,  -0x1.f08138p-9f,
+     -0x1.3069a8p-9f,  -0x1.657bfp-10f,  -0x1.92748cp-11f, -0x1.b2b84ep-12f, -0x1.c2d9d2p-13f, -0x1.c1337p-14f,
+     -0x1.ae2c9p-15f,  -0x1.8c1de8p-16f, -0x1.5edce2p-17f, -0x1.2b09b8p-18f, -0x1.ea9b4cp-20f, -0x1.83706ep-21f,
+     -0x1.269e98p-22f, -0x1.af89a4p-24f},
+    {-0x1.bae3aep-11f, -0x1.a71f1p-8f,  -0x1.bc8e8cp-7f, -0x1.530766p-6f,  -0x1.8043fep-6f, -0x1.6d3432p-6f,
+     -0x1.1bd30cp-6f,  -0x1.885888p-7f, -0x1.768f0ap-8f, -0x1.30d8e6p-10f, 0x1.549a84p-9f,  0x1.55ee96p-8f,
+     0x1.9792dp-8f,    0x1.916298p-8f,  0x1.62d6cp-8f,   0x1.1fb8dep-8f,   0x1.b44a04p-9f,  0x1.35c65p-9f,
+     0x1.9e9736p-10f,  0x1.07c952p-10f, 0x1.3f67b4p-11f, 0x1.7100fap-12f,  0x1.9693aap-13f, 0x1.ad5838p-14f,
+     0x1.b189fp-15f,   0x1.a3debep-16f, 0x1.8615ccp-17f, 0x1.5bb1dp-18f,   0x1.29abb4p-19f, 0x1.e9d978p-21f,
+     0x1.83655ep-22f,  0x1.2672aep-23f},
+    {-0x1.3a17f2p-9f,  -0x1.2bf8fap-7f,  -0x1.c5488ep-8f,  -0x1.a9659ap-9f,  0x1.26f772p-12f,  0x1.c46828p-9f,
+     0x1.4fff3cp-8f,   0x1.8a8878p-8f,   0x1.817164p-8f,   0x1.3f2536p-8f,   0x1.b85778p-9f,   0x1.c724f4p-10f,
+     0x1.dd9242p-12f,  -0x1.c56e7ep-12f, -0x1.f1445ep-11f, -0x1.2c7e1p-10f,  -0x1.22306p-10f,  -0x1.e9f2cep-11f,
+     -0x1.7a8184p-11f, -0x1.0da186p-11f, -0x1.678a0ep-12f, -0x1.c3cddep-13f, -0x1.0ccca2p-13f, -0x1.2fbd2ap-14f,
+     -0x1.46dc72p-15f, -0x1.4fc50cp-16f, -0x1.497d9p-17f,  -0x1.35057p-18f,  -0x1.1599cap-19f, -0x1.de0d74p-21f,
+     -0x1.8aaafp-22f,  -0x1.38a40ap-23f},
+    {-0x1.a2f94ep-6f, -0x1.59f332p-3f,  -0x1.8fc1f6p-3f,  -0x1.69da62p-5f, 0x1.2a7bbcp-5f,   0x1.1054fcp-4f,
+     0x1.fb692ap-8f,  0x1.aba366p-7f,   -0x1.853db8p-6f,  0x1.e5aa54p-8f,  0x1.3e22a6p-7f,   -0x1.de28dep-8f,
+     -0x1.9bf874p-8f, -0x1.a28ce2p-10f, -0x1.409f84p-12f, 0x1.b9c6p-12f,   -0x1.98ea3ap-13f, -0x1.234e54p-14f,
+     0x1.0a2392p-12f, 0x1.ae3fc6p-13f,  0x1.38eb64p-13f,  0x1.76691cp-14f, 0x1.2b961ap-14f,  0x1.354f3cp-15f,
+     0x1.85348ep-16f, 0x1.a348e6p-17f,  0x1.a9b51ep-18f,  0x1.b08f2ap-19f, 0x1.9af62p-20f,   0x1.6b72aep-21f,
+     0x1.34bd06p-22f, 0x1.0428c6p-23f},
+};
 // Φ(-a) exp(a²/2) for a from 0 to 15, smooth and slowly falling. 1 + a chooses one of 32 segments, eight to an octave;
 // the five bits that number them, counted from those of [2, 2.25), are the last of its exponent and the first three of
 // its mantissa. In each the function is a polynomial of degree 4 in the distance from a centre, where its value happens
@@ -242,21 +358,33 @@ inline Vec<float> scaled_normal_tail(Vec<float> a) {
 }
 #endif
 
-// The standard normal distribution function, without cancellation in either tail.
-//
-// It is exp(-x²/2) times a function of |x|, and 1 less that for positive x. AVX-512 looks that function up. Elsewhere
-// it is t · p(t) with t = 1 / (1 + |x|/4), and near 0 the whole is 1/2 + x q(x²).
-inline Vec<float> normal_cdf(Vec<float> x) {
-    const Vec<float> a = at_most(absolute(x), 14.5f);  // exp(-14.5²/2) is 0 in float32
 #if defined(__AVX512F__)
+// Further out Φ(-a) is exp(-a²/2) times a function that falls slowly. A function of its own, as its constants would
+// drive those of the usual case out of the registers.
+[[gnu::noinline]] inline Vec<float> far_normal_tail(Vec<float> a) {
+    a = at_most(a, 14.5f);  // exp(-14.5²/2) is 0 in float32
     // -a²/2 in two parts, since exp magnifies the rounding error of a large exponent
     const Vec<float> half = -0.5f * a, exponent = half * a;
     const Vec<float> rest = reinterpret_cast<Vec<float>>(_mm512_fmsub_ps(
         reinterpret_cast<__m512>(half), reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(exponent)));
-    const Vec<float> e = bounded_exp(exponent, [rest](Vec<float> r) { return r + rest; });
-    const Vec<float> tail = scaled_normal_tail(a) * e;
+    return scaled_normal_tail(a) * bounded_exp(exponent, [rest](Vec<float> r) { return r + rest; });
+}
+#endif
+
+// The standard normal distribution function, without cancellation in either tail.
+//
+// AVX-512 looks up polynomials for the lower tail. Elsewhere it is exp(-x²/2) times t · p(t) with t = 1 / (1 + |x|/4),
+// and near 0 the whole is 1/2 + x q(x²).
+inline Vec<float> normal_cdf(Vec<float> x) {
+#if defined(__AVX512F__)
+    const Vec<float> a = absolute(x);
+    const auto far = a >= 31.5f * kNormalStep;
+    Vec<float> tail = by_segment(kNormal, a, kNormalStep);
+    // Lane by lane: what a number becomes does not depend on its neighbours.
+    if (__builtin_expect(any(far), 0)) tail = far ? far_normal_tail(a) : tail;
     return x < 0 ? tail : 1.0f - tail;
 #else
+    const Vec<float> a = at_most(absolute(x), 14.5f);  // exp(-14.5²/2) is 0 in float32
     const Vec<float> square = a * a;
     Vec<float> q = 0x1.a3c77cp-14f * square - 0x1.34bf2cp-10f;
     q = q * square + 0x1.46ba28p-7f;

@@ -25,6 +25,8 @@ inline Format format_of(Dtype dtype) {
             return {"bfloat16", 2, 7, 127};
         case Dtype::float32:
             return {"float32", 4, 23, 127};
+        case Dtype::other:
+            return {"bytes", 1, 0, 0};
         default:
             return {"float64", 8, 52, 1023};
     }
@@ -66,6 +68,10 @@ inline void put_element(char* p, Dtype dtype, Real x) {
     const float single = static_cast<float>(x);
     const double wide = static_cast<double>(x);
     const Format f = format_of(dtype);
+    if (f.bytes == 1) {
+        *p = static_cast<char>(static_cast<unsigned char>(x));
+        return;
+    }
     const std::uint16_t half = f.bytes == 2 ? half_bits(f, x) : std::uint16_t{};
     const void* source = &half;
     if (f.bytes == 4) source = &single;

@@ -48,6 +48,8 @@ class Memory {
     Memory(const Memory&) = delete;
     ~Memory() { munmap(begin_ - page_, room_ + 2 * page_); }
 
+    std::size_t room() const { return room_ - 1; }
+
     char* place(std::size_t bytes, Place place) {
         data_ = place == Place::at_end ? begin_ + room_ - bytes : begin_ + (place == Place::at_odd ? 1 : 0);
         bytes_ = bytes;
@@ -67,23 +69,80 @@ class Memory {
     char *begin_ = nullptr, *data_ = nullptr;
 };
 
-// An argument: numbers that its dtype has.
+// An argument: numbers that its dtype has, or bytes (Dtype::other), in C order.
 struct Input {
     Dtype dtype;
     std::vector<Real> values;
+    bool aligned = false;  // the kernel may ask that it be as aligned as its elements
+    // Of an array with more axes than one, the last contiguous; strides of the others are in bytes.
+    std::vector<std::int64_t> shape = {}, stride = {};
 
-    std::size_t bytes() const { return values.size() * static_cast<std::size_t>(format_of(dtype).bytes); }
+    std::int64_t element() const { return format_of(dtype).bytes; }
+    std::size_t bytes() const {
+        if (shape.empty()) return values.size() * static_cast<std::size_t>(element());
+        std::int64_t end = shape.back() * element();
+        for (std::size_t axis = 0; axis < stride.size(); ++axis) end += (shape[axis] - 1) * stride[axis];
+        return static_cast<std::size_t>(end);
+    }
+    // What lies between rows is NaN, whatever the dtype.
     void put(char* p) const {
-        for (Real x : values) {
-            put_element(p, dtype, x);
-            p += format_of(dtype).bytes;
-        }
+        if (!shape.empty()) std::memset(p, 0xff, bytes());
+        const std::size_t row = shape.empty() ? values.size() : static_cast<std::size_t>(shape.back());
+        for (std::size_t i = 0; i < values.size(); ++i)
+            put_element(p + start_of_row(i / row) + static_cast<std::int64_t>(i % row) * element(), dtype, values[i]);
+    }
+    std::int64_t start_of_row(std::size_t index) const {
+        std::int64_t start = 0;
+        for (std::size_t axis = stride.size(); axis-- > 0; index /= static_cast<std::size_t>(shape[axis]))
+            start += static_cast<std::int64_t>(index % static_cast<std::size_t>(shape[axis])) * stride[axis];
+        return start;
     }
 };
+
+// The same numbers with the given shape. Its outer axes lie in memory in the given order, slowest first, and so many
+// bytes follow each row but the last.
+inline Input laid_out(Input x, const std::vector<std::int64_t>& shape, const std::vector<std::size_t>& order,
+                      std::int64_t gap) {
+    x.shape = shape;
+    x.stride.resize(order.size());
+    std::int64_t step = shape.back() * x.element() + gap;
+    for (std::size_t i = order.size(); i-- > 0; step *= shape[order[i]]) x.stride[order[i]] = step;
+    return x;
+}
+
+// Rows as kernels take them.
+inline Rows rows_of(const Input& x, const char* data) {
+    Rows r{};
+    r.data = data;
+    r.count = 1;
+    r.length = x.shape.back();
+    r.outer = static_cast<int>(x.stride.size());
+    for (std::size_t axis = 0; axis < x.stride.size(); ++axis) {
+        r.count *= r.shape[axis] = x.shape[axis];
+        r.stride[axis] = x.stride[axis];
+    }
+    return r;
+}
+
+// Numbers at which functions change their course, among others.
+inline void strew_extremes(Input& x) {
+    const Format f = format_of(x.dtype);
+    const Real largest = std::ldexp(2 - std::ldexp(Real{1}, -f.mantissa), f.bias), least = unit_at(f, 0);
+    const Real extremes[] = {0, -0.0L, INFINITY, -INFINITY, NAN, largest, -largest, least, -least, 20, -20, 100, -100};
+    std::size_t next = 0;
+    for (std::size_t i = 5; i < x.values.size(); i += 6) x.values[i] = extremes[next++ % std::size(extremes)];
+}
 
 // A result: its errors are counted in units of the last place of `value`, or of `scale` where that is larger.
 struct Expected {
     std::vector<Real> value, scale;
+    std::vector<char> bytes = {};  // of a result that is no array of numbers, and must be the same in every bit
+
+    template <class T>
+    static Expected exactly(const std::vector<T>& elements) {
+        const char* begin = reinterpret_cast<const char*>(elements.data());
+        return {{}, {}, std::vector<char>(begin, begin + elements.size() * sizeof(T))};
+    }
 };
 
 // How many units a result may be away from what is expected. Half types compute in float32 and round once.
@@ -114,16 +173,6 @@ class Test {
     std::int64_t rows = 1, length = 1;  // of the first input
     bool many_threads = false;
 
-    Rows rows_at(const char* data) const {
-        Rows r{};
-        r.data = data;
-        r.count = r.shape[0] = rows;
-        r.length = length;
-        r.outer = 1;
-        r.stride[0] = length * format_of(dtype).bytes;
-        return r;
-    }
-
     // Normally distributed numbers
     Input random(std::int64_t count, Dtype of, double spread) {
         std::normal_distribution<double> normal(0.0, spread);
@@ -133,21 +182,45 @@ class Test {
     }
     Input random(std::int64_t count) { return random(count, dtype, 2.0); }
 
+    // `rows` rows of `length`, for some lengths with other bytes between them
+    Input random_rows(double spread = 2.0) {
+        return laid_out(random(rows * length, dtype, spread), {rows, length}, {0}, length % 3 ? 0 : 7);
+    }
+
+    std::int64_t integer(std::int64_t least, std::int64_t most) {
+        return std::uniform_int_distribution<std::int64_t>(least, most)(engine_);
+    }
+    Input random_bytes(std::int64_t count) {
+        Input input{Dtype::other, {}};
+        for (std::int64_t i = 0; i < count; ++i) input.values.push_back(static_cast<Real>(integer(0, 255)));
+        return input;
+    }
+
     // Calls a kernel in every way, and compares what it gives.
     void check(const std::string& name, Bound bound, const std::vector<Input>& in, const Expected& expected,
                const Kernel& kernel) {
-        const std::size_t bytes = expected.value.size() * static_cast<std::size_t>(format_of(dtype).bytes);
+        const std::size_t bytes = expected.bytes.empty()
+                                      ? expected.value.size() * static_cast<std::size_t>(format_of(dtype).bytes)
+                                      : expected.bytes.size();
         const bool may_stream = length * format_of(dtype).bytes % 64 == 0;
+        std::vector<Image> images = images_of(in);
         for (const std::string& target : runnable_targets()) {
             use_target(target);
             const auto compare = [&](const char* y) { return worst_error(y, expected); };
             const auto note = [&](Real error) { record(target, name, bound, error); };
             if (many_threads)
-                note(from_many_threads(in, bytes, may_stream, kernel, compare));
+                note(from_many_threads(images, bytes, may_stream, kernel, compare));
             else
                 for (Place place : {Place::at_start, Place::at_odd, Place::at_end})
-                    note(from_place(place, in, bytes, may_stream, kernel, compare));
+                    note(from_place(place, images, bytes, may_stream, kernel, compare));
         }
+    }
+
+    // Counts what could not be tested as wrong.
+    void fail(const std::string& name, const char* reason) {
+        ++wrong_;
+        std::printf("WRONG: %s, %s, length %d: %s\n", name.c_str(), format_of(dtype).name, static_cast<int>(length),
+                    reason);
     }
 
     // Prints the largest errors; true if none was too large.
@@ -166,16 +239,30 @@ class Test {
   private:
     using Compare = std::function<Real(const char*)>;
 
-    Real from_place(Place place, const std::vector<Input>& in, std::size_t bytes, bool may_stream, const Kernel& kernel,
+    // An input as it lies in memory: making it takes longer than most calls.
+    struct Image {
+        std::vector<char> bytes;
+        bool aligned;
+    };
+    static std::vector<Image> images_of(const std::vector<Input>& in) {
+        std::vector<Image> images;
+        for (const Input& input : in) {
+            images.push_back({std::vector<char>(input.bytes()), input.aligned});
+            input.put(images.back().bytes.data());
+        }
+        return images;
+    }
+
+    Real from_place(Place place, const std::vector<Image>& in, std::size_t bytes, bool may_stream, const Kernel& kernel,
                     const Compare& compare) {
         Call call{};
-        while (memories_.size() <= in.size()) memories_.emplace_back(new Memory(kMostBytes));
         for (std::size_t i = 0; i < in.size(); ++i) {
-            if (in[i].bytes() > kMostBytes) std::abort();
-            call.in.push_back(memories_[i + 1]->place(in[i].bytes(), place));
-            in[i].put(call.in[i]);
+            const std::size_t size = in[i].bytes.size();
+            const bool moved = in[i].aligned && place == Place::at_odd;
+            call.in.push_back(memory(i + 1, size).place(size, moved ? Place::at_end : place));
+            std::copy(in[i].bytes.begin(), in[i].bytes.end(), call.in[i]);
         }
-        Memory& result = *memories_[0];
+        Memory& result = memory(0, bytes);
         // A result is as aligned as NumPy's are, and to 64 bytes if it may be written past the caches.
         call.out = result.place(bytes, place == Place::at_odd ? Place::at_end : place);
         call.streaming = may_stream && place == Place::at_start;
@@ -186,17 +273,19 @@ class Test {
         return result.rest_is_unused() ? error : Real{INFINITY};
     }
 
+    // Memory for the result (0) or for an input.
+    Memory& memory(std::size_t index, std::size_t bytes) {
+        while (memories_.size() <= index) memories_.emplace_back(new Memory(16 * 1024));
+        if (memories_[index]->room() < bytes) memories_[index].reset(new Memory(bytes));
+        return *memories_[index];
+    }
+
     // The same call from eight threads at once, into memory of the pool, while another thread changes what may change.
-    Real from_many_threads(const std::vector<Input>& in, std::size_t bytes, bool may_stream, const Kernel& kernel,
+    Real from_many_threads(std::vector<Image>& in, std::size_t bytes, bool may_stream, const Kernel& kernel,
                            const Compare& compare) {
-        std::vector<std::vector<char>> arrays;
         Call call{};
         call.streaming = may_stream;
-        for (const Input& input : in) {
-            arrays.emplace_back(input.bytes());
-            input.put(arrays.back().data());
-        }
-        for (std::vector<char>& array : arrays) call.in.push_back(array.data());
+        for (Image& image : in) call.in.push_back(image.bytes.data());
         std::vector<char> alone(bytes + 64);
         Call first = call;
         first.out = alone.data() + (64 - reinterpret_cast<std::uintptr_t>(alone.data()) % 64);
@@ -238,6 +327,8 @@ class Test {
     }
 
     Real worst_error(const char* y, const Expected& expected) const {
+        if (!expected.bytes.empty())
+            return std::memcmp(y, expected.bytes.data(), expected.bytes.size()) == 0 ? Real{0} : Real{INFINITY};
         const Format f = format_of(dtype);
         Real worst = 0;
         for (std::size_t i = 0; i < expected.value.size(); ++i) {
@@ -259,8 +350,7 @@ class Test {
                         static_cast<double>(error), static_cast<double>(bound.of(dtype)));
     }
 
-    static constexpr std::size_t kMostBytes = 64 * 1024;  // of an argument that is tried in several places
-    std::vector<std::unique_ptr<Memory>> memories_;       // the result's first
+    std::vector<std::unique_ptr<Memory>> memories_;  // the result's first
     std::map<std::pair<std::string, std::string>, std::array<Real, 4>> worst_;
     std::mt19937_64 engine_{20240229};
     int calls_ = 0, wrong_ = 0;

@@ -1,11 +1,13 @@
-// The kernels without Python: lengths, alignments and element types on every target, against references written here.
+// The kernels without Python: lengths, alignments, strides and element types on every target, against references
+// written here.
 //
-//     kernels_test            rows of 1 to 300 elements, to and from the edges of readable memory
-//     kernels_test threads    larger ones, each from many threads at once
+//     kernels_test [kernel]...            rows of 1 to 300 elements, to and from the edges of readable memory
+//     kernels_test threads [kernel]...    larger ones, each from many threads at once
 //
-// A kernel is added as one function, in TESTS below. ThreadSanitizer sees no accesses of more than 16 bytes, so that of
-// the targets of x86 only v2 is fully under its eyes.
-#include "harness.h"
+// Here are the tests of kernels that go through rows, the table of all tests, and what is run. A kernel is added as one
+// function, in TESTS below. ThreadSanitizer sees no accesses of more than 16 bytes, so that of the targets of x86 only
+// v2 is fully under its eyes.
+#include "tests.h"
 
 namespace tensorops::tests {
 namespace {
@@ -57,14 +59,14 @@ Expected rms_norm_of(const Test& t, const Input& x, const std::vector<Input>& we
 }
 
 void rms_norm(Test& t) {
-    const Input x = t.random(t.rows * t.length, t.dtype, spread_of_rows(t));
+    const Input x = t.random_rows(spread_of_rows(t));
     const double eps = t.length % 7 ? 1e-6 : 0.0, offset = t.length % 2 ? 0.0 : 1.0;
     for (const std::vector<Input>& weight : parameters(t, 1)) {
         std::vector<Input> in{x};
         in.insert(in.end(), weight.begin(), weight.end());
         t.check("rms_norm", {8, 32}, in, rms_norm_of(t, x, weight, eps, offset), [&](const Test::Call& call) {
             RmsNorm op{};
-            op.x = t.rows_at(call.in[0]);
+            op.x = rows_of(x, call.in[0]);
             op.y = call.out;
             op.weight = weight.empty() ? nullptr : call.in[1];
             op.x_dtype = t.dtype;
@@ -78,7 +80,7 @@ void rms_norm(Test& t) {
 }
 
 void add_rms_norm(Test& t) {
-    const Input x = t.random(t.rows * t.length), residual = t.random(t.rows * t.length);
+    const Input x = t.random_rows(), residual = t.random_rows();
     Input sum = x;
     const Format half = format_of(t.dtype), wide = format_of(t.dtype == Dtype::float64 ? t.dtype : Dtype::float32);
     for (std::size_t i = 0; i < sum.values.size(); ++i)
@@ -88,8 +90,8 @@ void add_rms_norm(Test& t) {
         t.check(name, bound, {x, residual}, expected, [&](const Test::Call& call) {
             std::vector<char> elsewhere(sum.bytes() + 64);
             RmsNorm op{};
-            op.x = t.rows_at(call.in[0]);
-            op.residual = t.rows_at(call.in[1]);
+            op.x = rows_of(x, call.in[0]);
+            op.residual = rows_of(residual, call.in[1]);
             op.*result = call.out;
             op.*other = elsewhere.data() + (64 - reinterpret_cast<std::uintptr_t>(elsewhere.data()) % 64);
             op.x_dtype = op.weight_dtype = t.dtype;
@@ -119,14 +121,14 @@ Expected layer_norm_of(const Test& t, const Input& x, const std::vector<Input>& 
 
 void layer_norm(Test& t) {
     const bool tiny = t.length % 7 == 0;
-    const Input x = t.random(t.rows * t.length, t.dtype, spread_of_rows(t));
+    const Input x = t.random_rows(spread_of_rows(t));
     const double eps = tiny ? 0.0 : 1e-5;
     for (const std::vector<Input>& both : parameters(t, 2)) {
         std::vector<Input> in{x};
         in.insert(in.end(), both.begin(), both.end());
         t.check("layer_norm", {8, 32}, in, layer_norm_of(t, x, both, eps), [&](const Test::Call& call) {
             LayerNorm op{};
-            op.x = t.rows_at(call.in[0]);
+            op.x = rows_of(x, call.in[0]);
             op.y = call.out;
             op.weight = both.empty() ? nullptr : call.in[1];
             op.bias = both.empty() ? nullptr : call.in[2];
@@ -167,18 +169,9 @@ const Elementwise kElementwise[] = {
     {"geglu", Function::geglu, {9, 9}, gelu, true},
 };
 
-// Numbers at which functions change their course, among others.
-void strew_extremes(Input& x) {
-    const Format f = format_of(x.dtype);
-    const Real largest = std::ldexp(2 - std::ldexp(Real{1}, -f.mantissa), f.bias), least = unit_at(f, 0);
-    const Real extremes[] = {0, -0.0L, INFINITY, -INFINITY, NAN, largest, -largest, least, -least, 20, -20, 100, -100};
-    std::size_t next = 0;
-    for (std::size_t i = 5; i < x.values.size(); i += 6) x.values[i] = extremes[next++ % std::size(extremes)];
-}
-
 void activation(Test& t) {
-    Input x = t.random(t.rows * t.length, t.dtype, 3.0);
-    const Input up = t.random(t.rows * t.length);
+    Input x = t.random_rows(3.0);
+    const Input up = t.random_rows();
     strew_extremes(x);
     const Real least_normal = std::ldexp(Real{1}, 1 - format_of(t.dtype).bias);
     for (const Elementwise& f : kElementwise) {
@@ -194,8 +187,8 @@ void activation(Test& t) {
         t.check(f.name, f.bound, in, expected, [&](const Test::Call& call) {
             Activation op{};
             op.function = f.function;
-            op.x = t.rows_at(call.in[0]);
-            if (f.gated) op.up = t.rows_at(call.in[1]);
+            op.x = rows_of(x, call.in[0]);
+            if (f.gated) op.up = rows_of(up, call.in[1]);
             op.y = call.out;
             op.dtype = t.dtype;
             op.streaming = call.streaming;
@@ -205,7 +198,7 @@ void activation(Test& t) {
 }
 
 void softmax(Test& t) {
-    const Input x = t.random(t.rows * t.length);
+    const Input x = t.random_rows();
     const auto expected_of = [&](Normalized kind) {
         return by_row(t, x, [&](const Real* row, Expected& expected) {
             const Real largest = *std::max_element(row, row + t.length);
@@ -230,7 +223,7 @@ void softmax(Test& t) {
         t.check(name, {24, 32}, {x}, expected_of(kind), [&, kind = kind](const Test::Call& call) {
             Softmax op{};
             op.kind = kind;
-            op.x = t.rows_at(call.in[0]);
+            op.x = rows_of(x, call.in[0]);
             op.y = call.out;
             op.dtype = t.dtype;
             op.streaming = call.streaming;
@@ -239,35 +232,66 @@ void softmax(Test& t) {
     }
 }
 
-constexpr void (*TESTS[])(Test&) = {rms_norm, add_rms_norm, layer_norm, activation, softmax};
+// What is tested, and on which lengths: all of 1 to 300 that may make a difference, or a few of them.
+struct Entry {
+    const char* name;
+    void (*test)(Test&);
+    bool all_lengths;
+};
+constexpr Entry TESTS[] = {
+    {"rms_norm", rms_norm, true},      {"add_rms_norm", add_rms_norm, true},
+    {"layer_norm", layer_norm, true},  {"activation", activation, true},
+    {"softmax", softmax, true},        {"cross_entropy", cross_entropy, true},
+    {"sample", sample, true},          {"rope", rope, true},
+    {"linear", linear, true},          {"quantize", quantize, false},
+    {"dequantize", dequantize, false}, {"quantized_linear", quantized_linear, false},
+    {"attention", attention, false},
+};
 
-bool run(bool many_threads) {
+std::vector<std::int64_t> lengths_of(const Entry& entry, bool many_threads) {
+    if (many_threads && entry.test == attention) return {1100};  // keys in two spans
+    if (many_threads && !entry.all_lengths) return {64, 65};     // groups
+    if (many_threads) return {2048, 2051};  // one that may be written past the caches, one that may not
+    if (entry.test == attention)
+        return {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 127, 128, 129, 150, 255, 257, 1030};
+    if (!entry.all_lengths) return {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 19, 33};
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t n = 1; n <= 300; n += n < 2 * 4 * 16 + 20 ? 1 : 11) lengths.push_back(n);
+    return lengths;
+}
+
+bool run(bool many_threads, const std::vector<std::string>& names) {
     Test t;
     t.many_threads = many_threads;
     t.rows = many_threads ? 33 : 2;
-    std::vector<std::int64_t> lengths;
-    if (many_threads)
-        lengths = {2048, 2051};  // one that may be written past the caches, one that may not
-    else
-        for (std::int64_t n = 1; n <= 300; n += n < 2 * 4 * 16 + 20 ? 1 : 11) lengths.push_back(n);
-    for (auto test : TESTS)
+    for (const Entry& entry : TESTS) {
+        if (!names.empty() && std::find(names.begin(), names.end(), entry.name) == names.end()) continue;
+        std::printf("%s ...\n", entry.name);
+        std::fflush(stdout);  // before a crash
         for (Dtype dtype : {Dtype::float16, Dtype::bfloat16, Dtype::float32, Dtype::float64})
-            for (std::int64_t length : lengths) {
+            for (std::int64_t length : lengths_of(entry, many_threads)) {
                 t.dtype = dtype;
                 t.length = length;
-                test(t);
+                entry.test(t);
             }
+    }
     return t.report();
+}
+
+bool is_known(const std::string& name) {
+    return std::any_of(std::begin(TESTS), std::end(TESTS), [&name](const Entry& e) { return name == e.name; });
 }
 
 }  // namespace
 }  // namespace tensorops::tests
 
 int main(int argc, char** argv) {
-    const bool many_threads = argc == 2 && std::string(argv[1]) == "threads";
-    if (argc > 1 && !many_threads) {
-        std::fprintf(stderr, "usage: %s [threads]\n", argv[0]);
+    std::vector<std::string> names(argv + 1, argv + argc);
+    const bool many_threads = !names.empty() && names[0] == "threads";
+    if (many_threads) names.erase(names.begin());
+    if (!std::all_of(names.begin(), names.end(), tensorops::tests::is_known)) {
+        std::fprintf(stderr, "usage: %s [threads] [kernel]...\n", argv[0]);
         return 2;
     }
-    return tensorops::tests::run(many_threads) ? 0 : 1;
+    return tensorops::tests::run(many_threads, names) ? 0 : 1;
 }

@@ -1,75 +1,358 @@
-"""The Python Array API standard over MLX: a thin adapter, not complete yet.
+"""The Python Array API standard over MLX.
 
-MLX already follows most of the standard. This module passes every name through to `mlx.core` and replaces
-the functions whose signatures or results differ, as far as `tensorops` calls them; arrays are plain
-`mlx.core.array` objects, lazy as ever, and `mx.grad`, `mx.vmap` and `mx.compile` see only MLX operations.
+`Array` wraps an ``mx.array``: `asarray` makes one without copying, and its attribute `mlx` gives the other back.
+Functions take both, and return `Array`. Everything is lazy that is lazy in MLX, so that `mx.grad`, `mx.vmap` and
+`mx.compile` see through it; functions whose result has a shape that depends on values compute them, and say so.
+
+The data types are MLX's own. There is no complex128.
 """
 
-from __future__ import annotations
+from array_api_mlx import fft, linalg
+from array_api_mlx._array_object import Array
+from array_api_mlx._constants import (
+    e,
+    inf,
+    nan,
+    newaxis,
+    pi,
+)
+from array_api_mlx._creation_functions import (
+    arange,
+    asarray,
+    empty,
+    empty_like,
+    eye,
+    from_dlpack,
+    full,
+    full_like,
+    linspace,
+    meshgrid,
+    ones,
+    ones_like,
+    tril,
+    triu,
+    zeros,
+    zeros_like,
+)
+from array_api_mlx._data_type_functions import (
+    astype,
+    can_cast,
+    finfo,
+    iinfo,
+    isdtype,
+    result_type,
+)
+from array_api_mlx._dtypes import (
+    bfloat16,
+    bool,
+    complex64,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from array_api_mlx._elementwise_functions import (
+    abs,
+    acos,
+    acosh,
+    add,
+    asin,
+    asinh,
+    atan,
+    atan2,
+    atanh,
+    bitwise_and,
+    bitwise_invert,
+    bitwise_left_shift,
+    bitwise_or,
+    bitwise_right_shift,
+    bitwise_xor,
+    ceil,
+    clip,
+    conj,
+    copysign,
+    cos,
+    cosh,
+    divide,
+    equal,
+    exp,
+    expm1,
+    floor,
+    floor_divide,
+    greater,
+    greater_equal,
+    hypot,
+    imag,
+    isfinite,
+    isinf,
+    isnan,
+    less,
+    less_equal,
+    log,
+    log1p,
+    log2,
+    log10,
+    logaddexp,
+    logical_and,
+    logical_not,
+    logical_or,
+    logical_xor,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    nextafter,
+    not_equal,
+    positive,
+    pow,
+    real,
+    reciprocal,
+    remainder,
+    round,
+    sign,
+    signbit,
+    sin,
+    sinh,
+    sqrt,
+    square,
+    subtract,
+    tan,
+    tanh,
+    trunc,
+)
+from array_api_mlx._indexing_functions import (
+    take,
+    take_along_axis,
+)
+from array_api_mlx._info import (
+    __array_namespace_info__,
+)
+from array_api_mlx._linear_algebra_functions import (
+    matmul,
+    matrix_transpose,
+    tensordot,
+    vecdot,
+)
+from array_api_mlx._manipulation_functions import (
+    broadcast_arrays,
+    broadcast_shapes,
+    broadcast_to,
+    concat,
+    expand_dims,
+    flip,
+    moveaxis,
+    permute_dims,
+    repeat,
+    reshape,
+    roll,
+    squeeze,
+    stack,
+    tile,
+    unstack,
+)
+from array_api_mlx._searching_functions import (
+    argmax,
+    argmin,
+    count_nonzero,
+    nonzero,
+    searchsorted,
+    where,
+)
+from array_api_mlx._set_functions import (
+    isin,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
+)
+from array_api_mlx._sorting_functions import (
+    argsort,
+    sort,
+)
+from array_api_mlx._statistical_functions import (
+    cumulative_prod,
+    cumulative_sum,
+    max,
+    mean,
+    min,
+    prod,
+    std,
+    sum,
+    var,
+)
+from array_api_mlx._utility_functions import (
+    all,
+    any,
+    diff,
+)
 
-from typing import Any
+__array_api_version__ = "2025.12"
 
-import mlx.core as mx
-
-bool = mx.bool_
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(mx, name)
-
-
-def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: Any = None) -> Any:
-    """Return `obj` as an MLX array; ``copy`` is always fulfilled where MLX arrays are immutable anyway."""
-    if isinstance(obj, mx.array):
-        return obj if dtype is None else obj.astype(dtype)
-    return mx.array(obj, dtype=dtype)
-
-
-def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: Any = None) -> Any:
-    """Return `x` converted to `dtype`."""
-    return x if x.dtype == dtype else x.astype(dtype)
-
-
-def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Any:
-    """Return evenly spaced values; like the standard, integers unless an argument is a float."""
-    first, last = (0, start) if stop is None else (start, stop)
-    return mx.arange(first, last, step, dtype=dtype)
-
-
-def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Any:
-    """Return an array of zeros."""
-    return mx.zeros(shape, dtype=mx.float32 if dtype is None else dtype)
-
-
-def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Any:
-    """Return an array of ones."""
-    return mx.ones(shape, dtype=mx.float32 if dtype is None else dtype)
-
-
-def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
-    """Return an array filled with one value."""
-    return mx.full(shape, fill_value, dtype=dtype)
-
-
-def sort(x: Any, /, *, axis: int = -1, descending: Any = False, stable: Any = True) -> Any:
-    """Return `x` sorted along an axis."""
-    y = mx.sort(x, axis=axis)
-    return _flip(y, axis) if descending else y
-
-
-def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Any:
-    """Return `x` with the order of its elements reversed along the given axes, or along all of them."""
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    for a in axes:
-        x = _flip(x, a)
-    return x
-
-
-def argmax(x: Any, /, *, axis: int | None = None, keepdims: Any = False) -> Any:
-    """Return the index of the first largest element, in the standard's default index dtype."""
-    return mx.argmax(x, axis=axis, keepdims=keepdims).astype(mx.int32)
-
-
-def _flip(x: Any, axis: int) -> Any:
-    backwards = mx.arange(x.shape[axis] - 1, -1, -1)
-    return mx.take(x, backwards, axis=axis)
+__all__ = [
+    "Array",
+    "__array_api_version__",
+    "__array_namespace_info__",
+    "abs",
+    "acos",
+    "acosh",
+    "add",
+    "all",
+    "any",
+    "arange",
+    "argmax",
+    "argmin",
+    "argsort",
+    "asarray",
+    "asin",
+    "asinh",
+    "astype",
+    "atan",
+    "atan2",
+    "atanh",
+    "bfloat16",
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_left_shift",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "bool",
+    "broadcast_arrays",
+    "broadcast_shapes",
+    "broadcast_to",
+    "can_cast",
+    "ceil",
+    "clip",
+    "complex64",
+    "concat",
+    "conj",
+    "copysign",
+    "cos",
+    "cosh",
+    "count_nonzero",
+    "cumulative_prod",
+    "cumulative_sum",
+    "diff",
+    "divide",
+    "e",
+    "empty",
+    "empty_like",
+    "equal",
+    "exp",
+    "expand_dims",
+    "expm1",
+    "eye",
+    "fft",
+    "finfo",
+    "flip",
+    "float16",
+    "float32",
+    "float64",
+    "floor",
+    "floor_divide",
+    "from_dlpack",
+    "full",
+    "full_like",
+    "greater",
+    "greater_equal",
+    "hypot",
+    "iinfo",
+    "imag",
+    "inf",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "isdtype",
+    "isfinite",
+    "isin",
+    "isinf",
+    "isnan",
+    "less",
+    "less_equal",
+    "linalg",
+    "linspace",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "matmul",
+    "matrix_transpose",
+    "max",
+    "maximum",
+    "mean",
+    "meshgrid",
+    "min",
+    "minimum",
+    "moveaxis",
+    "multiply",
+    "nan",
+    "negative",
+    "newaxis",
+    "nextafter",
+    "nonzero",
+    "not_equal",
+    "ones",
+    "ones_like",
+    "permute_dims",
+    "pi",
+    "positive",
+    "pow",
+    "prod",
+    "real",
+    "reciprocal",
+    "remainder",
+    "repeat",
+    "reshape",
+    "result_type",
+    "roll",
+    "round",
+    "searchsorted",
+    "sign",
+    "signbit",
+    "sin",
+    "sinh",
+    "sort",
+    "sqrt",
+    "square",
+    "squeeze",
+    "stack",
+    "std",
+    "subtract",
+    "sum",
+    "take",
+    "take_along_axis",
+    "tan",
+    "tanh",
+    "tensordot",
+    "tile",
+    "tril",
+    "triu",
+    "trunc",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
+    "unstack",
+    "var",
+    "vecdot",
+    "where",
+    "zeros",
+    "zeros_like",
+]

@@ -94,7 +94,8 @@ def to_backend(tree: T, name: str) -> T:
     -------
     same structure
         With the arrays of that backend. Where the libraries can share memory they do, as with DLPack: do not write
-        to the original afterwards. dtypes stay; what the backend cannot hold is an error.
+        to the original afterwards. dtypes stay; what the backend cannot hold is an error. Where the library's namespace
+        computes with wrappers, such as those of `array_api_mlx`, the arrays come out of them.
 
     Raises
     ------

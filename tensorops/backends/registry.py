@@ -134,6 +134,7 @@ BACKENDS: dict[str, Backend] = {
             "dask",  # importing it imports CuPy as well, where that is installed
             NAMESPACES["dask"],
             "Dask arrays: chunked, lazy, larger than memory",
+            providers=("dask",),
             remedy="pip install --upgrade 'tensorops[dask]'",
             tested=_ON_EVERY_CHANGE,
         ),

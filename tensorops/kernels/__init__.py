@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 PROVIDERS: dict[str, str] = {
     "cpu": "tensorops.kernels.cpu",
+    "dask": "tensorops.kernels.dask",
     "mlx": "tensorops.kernels.mlx",
     "torch_cpu": "tensorops.kernels.torch_cpu",
     "xla": "tensorops.kernels.xla",

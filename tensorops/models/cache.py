@@ -53,6 +53,7 @@ class Slots:
 
     def place(self, old: Array, new: Array) -> Array:
         """Return `old` (heads, capacity, head_dim) with `new` (heads, tokens, head_dim) in its slots."""
+        old = self._xp.asarray(old)
         if self._start is not None:
             old[:, self._start : self._start + self._count, :] = new
             return old
@@ -126,4 +127,6 @@ def _accepts_assignment(slots: Array) -> bool:
 def _doubled(slots: Array) -> Array:
     xp = tp.get_namespace(slots)
     # Zeros, not uninitialised memory: a masked slot counts 0 times, and 0 times NaN is NaN.
-    return xp.concat([slots, xp.zeros_like(slots)], axis=1)
+    grown = xp.concat([slots, xp.zeros_like(slots)], axis=1)
+    # A namespace may compute with wrappers around its library's arrays; a cache holds what its owner gave it.
+    return grown if type(grown) is type(slots) else tp.to_backend(grown, tp.get_backend())

@@ -68,6 +68,7 @@ def forward(
         With the new tokens in place.
     """
     xp = tp.get_namespace(ids)
+    ids, positions = xp.asarray(ids), xp.asarray(positions)  # of the kind that the namespace computes with
     x = embed(ids, weights["embedding"], config.dim)
     slots = Slots(positions, keys[0].shape[1], start)
     new_keys, new_values = [], []
@@ -82,7 +83,10 @@ def forward(
         h = linear(_attend(xp, q, new_keys[-1], new_values[-1], slots.mask), w["attn_output"])
         h, x = tp.add_rms_norm(h, x, w["ffn_norm"], config.eps)
         x = x + linear(tp.swiglu(linear(h, w["ffn_gate"]), linear(h, w["ffn_up"])), w["ffn_down"])
-    return tp.rms_norm(x, weights["norm"], config.eps), new_keys, new_values
+    hidden = tp.rms_norm(x, weights["norm"], config.eps)
+    if type(hidden) is type(keys[0]):
+        return hidden, new_keys, new_values
+    return tp.to_backend((hidden, new_keys, new_values), tp.get_backend())  # of the kind that the caller gave
 
 
 def _heads(xp: Any, x: Array, heads: int) -> Array:

@@ -81,6 +81,8 @@ def cross_entropy(
     counted = targets != ignore_index
     targets = xp.where(counted, targets, xp.zeros_like(targets))
     require_indices("cross_entropy", "targets", targets, classes, xp)
+    if xp.iinfo(targets.dtype).max < classes - 1:  # the numbers of all classes need more bits
+        targets = xp.astype(targets, xp.int32)
 
     (wide,) = widen(xp, logits)
     losses = xp.zeros_like(wide)[..., 0]

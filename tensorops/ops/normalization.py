@@ -108,10 +108,7 @@ def add_rms_norm(
     (array([0.84852814, 1.13137085]), array([3., 4.]))
     """
     xp = get_namespace(x, residual, weight)
-    require_floating("add_rms_norm", x=x, residual=residual)
-    require_same_dtype("add_rms_norm", x=x, residual=residual)
-    require_same_shape("add_rms_norm", x=x, residual=residual)
-    axis = _check_rms_norm("add_rms_norm", x, weight, eps, axis)
+    axis = _check_add_rms_norm(x, residual, weight, eps, axis)
     a, b = widen(xp, x, residual)
     new_residual = narrow(xp, a + b, x)
     return _rms_norm(xp, new_residual, weight, eps, axis, 0.0), new_residual
@@ -165,16 +162,7 @@ def layer_norm(
            [-1.,  1.]])
     """
     xp = get_namespace(x, weight, bias)
-    require_floating("layer_norm", x=x, weight=weight, bias=bias)
-    require_ndim("layer_norm", "x", x, 1)
-    require_eps("layer_norm", eps)
-    axes = normalize_axes("layer_norm", axis, x.ndim)
-    normalized = tuple(x.shape[a] for a in axes)
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and tuple(parameter.shape) != normalized:
-            raise ValueError(
-                f"layer_norm: {name} has shape {tuple(parameter.shape)}, but axis {axis} of x has {normalized}"
-            )
+    axes = _check_layer_norm(x, weight, bias, eps, axis)
     if 0 in x.shape:
         return x
     wide, w, b = widen(xp, x, weight, bias)
@@ -202,6 +190,30 @@ def _check_rms_norm(name: str, x: Array, weight: Array | None, eps: float, axis:
             elements = plural(weight.shape[0], "element")
             raise ValueError(f"{name}: weight has {elements}, but axis {axis} of x has {x.shape[index]}")
     return index
+
+
+def _check_add_rms_norm(x: Array, residual: Array, weight: Array | None, eps: float, axis: int) -> int:
+    require_floating("add_rms_norm", x=x, residual=residual)
+    require_same_dtype("add_rms_norm", x=x, residual=residual)
+    require_same_shape("add_rms_norm", x=x, residual=residual)
+    return _check_rms_norm("add_rms_norm", x, weight, eps, axis)
+
+
+def _check_layer_norm(
+    x: Array, weight: Array | None, bias: Array | None, eps: float, axis: int | tuple[int, ...]
+) -> tuple[int, ...]:
+    """Check the arguments; return the axes counted from the front."""
+    require_floating("layer_norm", x=x, weight=weight, bias=bias)
+    require_ndim("layer_norm", "x", x, 1)
+    require_eps("layer_norm", eps)
+    axes = normalize_axes("layer_norm", axis, x.ndim)
+    normalized = tuple(x.shape[a] for a in axes)
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and tuple(parameter.shape) != normalized:
+            raise ValueError(
+                f"layer_norm: {name} has shape {tuple(parameter.shape)}, but axis {axis} of x has {normalized}"
+            )
+    return axes
 
 
 def _rms_norm(xp: Namespace, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float) -> Array:

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 # Limits of libraries, by (library, dtype): operators whose result has that dtype, but is only as exact as float32 and
 # vanishes where a float32 would. Our tests fail when an entry is not needed any more.
-ONLY_AS_EXACT_AS_FLOAT32 = {
-    # MLX's CPU backend computes exp, sin and cos of float64 by polynomials made for float32.
-    ("mlx", "float64"): (
-        "silu", "sigmoid", "softplus", "gelu", "swiglu", "geglu", "softmax", "log_softmax", "logsumexp",
-        "scaled_dot_product_attention", "cross_entropy", "rope",
-    ),
-}  # fmt: skip
+ONLY_AS_EXACT_AS_FLOAT32: dict[tuple[str, str], tuple[str, ...]] = {}
 
 # Compiled or scheduled anew for every shape: seconds where another library takes milliseconds.
 SLOW = ("jax", "dask")

@@ -772,6 +772,7 @@ def _cross_entropy() -> Iterator[Case]:
     yield case("batch", lambda r: pair(r, 9, 2, 3))
     yield case("batch_none", lambda r: _args(*pair(r, 9, 2, 3)[0], reduction="none"))
     yield case("int32", lambda r: _args(_normal(r, 3, 7), np.array([0, 6, 2], dtype=np.int32)))
+    yield case("int8_300_classes", lambda r: _args(_normal(r, 2, 300), np.array([1, 127], dtype=np.int8)))
     yield case("ignore_index", lambda r: _args(_normal(r, 4, 7), np.array([0, 6, 0, 2]), ignore_index=0))
     yield case("uniform_target", lambda r: _args(*pair(r, 9, 4)[0], label_smoothing=1.0))
     yield case("all_ignored_sum", lambda r: _args(_normal(r, 2, 5), np.full(2, -100), reduction="sum"))

@@ -4,6 +4,14 @@ Whatever records or transforms what is computed gets the body: gradients, torch.
 """
 
 import tensorops.kernels.cpu  # noqa: F401 - its ImportError says why there is no compiled module
-from tensorops.kernels.torch_cpu import activation, normalization
+from tensorops.kernels.torch_cpu import (
+    activation,
+    attention,
+    linear,
+    loss,
+    normalization,
+    positional,
+    quantization,
+)
 
-__all__ = ["activation", "normalization"]
+__all__ = ["activation", "attention", "linear", "loss", "normalization", "positional", "quantization"]

@@ -1,0 +1,243 @@
+// A row of x as whole numbers, for products with integers of 4 or 8 bits that are as exact as those of float32.
+//
+// 32 neighbours of x become fixed-point numbers of 24 bits beside a common scale. Processors multiply small integers
+// and add neighbouring products exactly, so the numbers are written as digits:
+//
+// * AVX512_VNNI: three digits of base 256, -128 … 127. vpdpbusd multiplies bytes and adds four products.
+// * Other processors: two digits of base 4096, -2048 … 2047. Words of 16 bits are multiplied, two products added.
+//
+// Either way each 32 bits of packed weights give one sum of products, which is scaled in float32.
+#pragma once
+
+#include <cmath>
+
+#include "dot_tiles.h"
+#include "vector_math.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+inline constexpr std::int64_t kFixed = 32;  // neighbours of x with a common scale
+// Numbers below this have no scale in float32.
+inline constexpr float kSmallestFixed = 1e-31f;
+
+// How many weights a vector of packed ones has
+template <int kBits>
+inline constexpr std::int64_t kBlockWeights = kVectorBytes * 8 / kBits;
+// And one lane of it
+template <int kBits>
+inline constexpr std::int64_t kLaneWeights = 32 / kBits;
+
+// A row of x as float32; for 4 bits first what low nibbles multiply, then what high ones do.
+template <class T>
+void arrange(const T* x, int bits, std::int64_t n, float* to) {
+    if (bits == 8) return convert(x, to, n);
+    constexpr std::int64_t kPiece = 256;
+    float piece[kPiece];
+    for (std::int64_t begin = 0; begin < n; begin += kPiece) {
+        const std::int64_t pairs = std::min(kPiece, n - begin) / 2;
+        convert(x + begin, piece, 2 * pairs);
+        float *low = to + begin / 2, *high = low + n / 2;
+        for (std::int64_t i = 0; i < pairs; ++i) {
+            low[i] = piece[2 * i];
+            high[i] = piece[2 * i + 1];
+        }
+    }
+}
+
+inline float largest_magnitude(const float* x, std::int64_t n) {
+    Vec<float> m{};
+    for (std::int64_t i = 0; i < n; i += kLanes<float>) {
+        const Vec<float> a = absolute(load(x + i));
+        m = m < a ? a : m;
+    }
+    float largest = 0;
+    for (std::int64_t k = 0; k < kLanes<float>; ++k) largest = m[k] > largest ? m[k] : largest;
+    return largest;
+}
+
+#if defined(__AVX512VNNI__)
+
+// A row of x in the order that `store_fixed` takes
+inline constexpr bool kNibblesApart = true;
+template <class T>
+void arrange_for_products(const T* x, int bits, std::int64_t n, float* to) {
+    arrange(x, bits, n, to);
+}
+
+// A block of x, multiplied by a vector of packed integers.
+template <int kBits>
+struct Block {
+    std::int8_t digits[3][8 / kBits][64];  // by significance, low and high nibbles
+    std::int32_t start[3][16];             // what the products' sums start from: signed weights have 128 added
+    float scales[16];                      // of the sums of each lane
+};
+
+// Fixed-point numbers of the given scale: three digits of each of 16.
+inline void store_digits(Vec<float> x, float per_unit, std::int8_t* high, std::int8_t* middle, std::int8_t* low) {
+    __m512i q = _mm512_cvtps_epi32(reinterpret_cast<__m512>(x * per_unit));
+    for (std::int8_t* digit : {low, middle, high}) {
+        const __m128i bytes = _mm512_cvtepi32_epi8(q);
+        std::memcpy(digit, &bytes, sizeof bytes);
+        q = _mm512_srai_epi32(_mm512_sub_epi32(q, _mm512_cvtepi8_epi32(bytes)), 8);
+    }
+}
+
+// The `index`th 32 neighbours of a row of n, arranged: their digits, and the scale. False if they are too small for
+// one.
+template <int kBits>
+bool store_fixed(const float* x, std::int64_t n, std::int64_t index, Block<kBits>* blocks) {
+    constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not pass
+    const float* first = x + (kBits == 4 ? 16 : 32) * index;
+    const Vec<float> a = load(first), b = load(first + (kBits == 4 ? n / 2 : 16));
+    const Vec<float> of_a = absolute(a), of_b = absolute(b);
+    const float largest = _mm512_reduce_max_ps(reinterpret_cast<__m512>(of_a > of_b ? of_a : of_b));
+    if (largest == 0) return true;  // as all blocks are at first
+    const float per_unit = kUnits / largest;
+    constexpr std::int64_t per_block = kBlockWeights<kBits> / kFixed, lanes = 16 / per_block;
+    Block<kBits>& block = blocks[index / per_block];
+    const std::int64_t place = index % per_block;
+    auto& d = block.digits;
+    if constexpr (kBits == 4) {
+        store_digits(a, per_unit, d[0][0] + 16 * place, d[1][0] + 16 * place, d[2][0] + 16 * place);
+        store_digits(b, per_unit, d[0][1] + 16 * place, d[1][1] + 16 * place, d[2][1] + 16 * place);
+    } else {
+        store_digits(a, per_unit, d[0][0] + 32 * place, d[1][0] + 32 * place, d[2][0] + 32 * place);
+        store_digits(b, per_unit, d[0][0] + 32 * place + 16, d[1][0] + 32 * place + 16, d[2][0] + 32 * place + 16);
+    }
+    for (std::int64_t i = 0; i < lanes; ++i) block.scales[lanes * place + i] = largest / kUnits;
+    return largest >= kSmallestFixed;
+}
+
+// What signed weights, to which 128 is added, have too much
+template <int kBits>
+void finish_block(Block<kBits>& block) {
+    for (int d = 0; d < 3; ++d) {
+        const __m512i sum =
+            _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(-128), _mm512_loadu_si512(block.digits[d][0]));
+        _mm512_storeu_si512(block.start[d], _mm512_sub_epi32(_mm512_setzero_si512(), sum));
+    }
+}
+
+// For each lane the sum of the products of its weights, without the scales.
+template <int kBits, bool kSigned>
+inline Vec<float> products_of_block(U32 weights, const Block<kBits>& x) {
+    __m512i packed = reinterpret_cast<__m512i>(weights);
+    const auto dot = [](__m512i sum, __m512i q, const std::int8_t* digits) {
+        return _mm512_dpbusd_epi32(sum, q, _mm512_loadu_si512(digits));
+    };
+    if constexpr (kBits == 4) {  // all three sums together fit 32 bits
+        const __m512i nibble = _mm512_set1_epi8(15);
+        const __m512i low = _mm512_and_si512(packed, nibble);
+        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
+        const __m512i zero = _mm512_setzero_si512();
+        const __m512i a = dot(dot(zero, low, x.digits[0][0]), high, x.digits[0][1]);
+        const __m512i b = dot(dot(zero, low, x.digits[1][0]), high, x.digits[1][1]);
+        const __m512i c = dot(dot(zero, low, x.digits[2][0]), high, x.digits[2][1]);
+        const __m512i upper = _mm512_add_epi32(_mm512_slli_epi32(a, 8), b);
+        return reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(upper, 8), c)));
+    } else {
+        if (kSigned) packed = _mm512_xor_si512(packed, _mm512_set1_epi8(-128));  // adds 128
+        const auto start = [&x](int d) { return kSigned ? _mm512_loadu_si512(x.start[d]) : _mm512_setzero_si512(); };
+        const __m512i a = dot(start(0), packed, x.digits[0][0]);
+        const __m512i b = dot(start(1), packed, x.digits[1][0]);
+        const __m512i c = dot(start(2), packed, x.digits[2][0]);
+        const __m512i rest = _mm512_add_epi32(_mm512_slli_epi32(b, 8), c);
+        return reinterpret_cast<Vec<float>>(
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(a), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
+    }
+}
+
+#else  // without AVX512_VNNI
+
+typedef std::int16_t I16 __attribute__((vector_size(kVectorBytes)));
+typedef std::uint16_t Words __attribute__((vector_size(kVectorBytes)));
+
+inline constexpr bool kNibblesApart = false;
+template <class T>
+void arrange_for_products(const T* x, int, std::int64_t n, float* to) {
+    convert(x, to, n);
+}
+
+// A block of x, multiplied by a vector of packed integers, of which each word of 16 bits has some.
+template <int kBits>
+struct Block {
+    static constexpr std::int64_t kParts = 16 / kBits;
+    std::int16_t digits[2][kParts][kVectorBytes / 2];  // by significance, by the place in a word
+    float scales[kFloats];                             // of the sums of each lane
+};
+
+// The `index`th 32 neighbours of a row: their digits, and the scale. False if they are too small for one.
+template <int kBits>
+bool store_fixed(const float* x, std::int64_t, std::int64_t index, Block<kBits>* blocks) {
+    constexpr float kUnits = 2047 * 4096 + 2046;  // the largest is one more, which rounding must not pass
+    x += kFixed * index;
+    const float largest = largest_magnitude(x, kFixed);
+    if (largest == 0) return true;  // as all blocks are at first
+    const float per_unit = kUnits / largest;
+    std::int32_t low[kFixed], high[kFixed];
+    for (std::int64_t i = 0; i < kFixed; i += kLanes<float>) {
+        const Vec<float> v = load(x + i) * per_unit;
+        const I32 q = __builtin_convertvector(v < 0 ? v - 0.5f : v + 0.5f, I32), l = ((q + 2048) & 4095) - 2048;
+        const I32 h = (q - l) >> 12;
+        std::memcpy(low + i, &l, sizeof l);
+        std::memcpy(high + i, &h, sizeof h);
+    }
+    constexpr std::int64_t kParts = Block<kBits>::kParts, kStep = std::min(kFixed, kBlockWeights<kBits>);
+    for (std::int64_t begin = 0; begin < kFixed; begin += kStep) {
+        const std::int64_t first = (kFixed * index + begin) % kBlockWeights<kBits>;
+        Block<kBits>& block = blocks[(kFixed * index + begin) / kBlockWeights<kBits>];
+        for (std::int64_t part = 0; part < kParts; ++part)
+            for (std::int64_t i = 0; i < kStep / kParts; ++i) {
+                const std::int64_t from = begin + kParts * i + part, to = first / kParts + i;
+                block.digits[0][part][to] = static_cast<std::int16_t>(high[from]);
+                block.digits[1][part][to] = static_cast<std::int16_t>(low[from]);
+            }
+        for (std::int64_t i = 0; i < kStep / kLaneWeights<kBits>; ++i)
+            block.scales[first / kLaneWeights<kBits> + i] = largest / kUnits;
+    }
+    return largest >= kSmallestFixed;
+}
+
+template <int kBits>
+void finish_block(Block<kBits>&) {}
+
+// Products of words, the sums of two neighbours each
+inline I32 pair_products(I16 a, I16 b) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<I32>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<I32>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#elif defined(__x86_64__)
+    return reinterpret_cast<I32>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#elif defined(__aarch64__)
+    const auto u = reinterpret_cast<int16x8_t>(a), v = reinterpret_cast<int16x8_t>(b);
+    return reinterpret_cast<I32>(vpaddq_s32(vmull_s16(vget_low_s16(u), vget_low_s16(v)), vmull_high_s16(u, v)));
+#else
+    I32 sums;
+    for (std::size_t i = 0; i < kFloats; ++i) sums[i] = a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+    return sums;
+#endif
+}
+
+// For each lane the sum of the products of its weights, without the scales.
+template <int kBits, bool kSigned>
+inline Vec<float> products_of_block(U32 weights, const Block<kBits>& x) {
+    const Words w = reinterpret_cast<Words>(weights);
+    const auto sum_of_products = [&](const std::int16_t (*digits)[kVectorBytes / 2]) {
+        const auto part = [&](I16 q, int k) { return pair_products(q, load_bits<I16>(digits[k])); };
+        if constexpr (kBits == 4)
+            return (part(reinterpret_cast<I16>(w & 15), 0) + part(reinterpret_cast<I16>((w >> 4) & 15), 1)) +
+                   (part(reinterpret_cast<I16>((w >> 8) & 15), 2) + part(reinterpret_cast<I16>(w >> 12), 3));
+        else if constexpr (kSigned)
+            return part(reinterpret_cast<I16>(w << 8) >> 8, 0) + part(reinterpret_cast<I16>(w) >> 8, 1);
+        else
+            return part(reinterpret_cast<I16>(w & 255), 0) + part(reinterpret_cast<I16>(w >> 8), 1);
+    };
+    const I32 high = sum_of_products(x.digits[0]), low = sum_of_products(x.digits[1]);
+    if constexpr (kBits == 4) return __builtin_convertvector((high << 12) + low, Vec<float>);  // which fits 32 bits
+    return __builtin_convertvector(high, Vec<float>) * 4096.0f + __builtin_convertvector(low, Vec<float>);
+}
+
+#endif
+
+}  // namespace tensorops::TENSOROPS_TARGET

@@ -1,0 +1,193 @@
+// Attention, compared with its formula in double.
+#include "tests.h"
+
+namespace tensorops::tests {
+namespace {
+
+enum class Mask { none, boolean, transposed_boolean, floating };
+
+struct Variant {
+    const char* name;
+    Mask mask = Mask::none;
+    bool is_causal = false, sinks = false, infinite_value = false;
+    std::int64_t window = 0;
+    double softcap = 0;
+};
+const Variant kVariants[] = {
+    {"attention"},
+    {"attention, causal", Mask::none, true},
+    {"attention, window", Mask::none, false, false, false, 5},
+    {"attention, all of them", Mask::boolean, true, true, false, 40, 3.0},
+    {"attention, bool mask", Mask::boolean},
+    {"attention, strided mask", Mask::transposed_boolean},
+    {"attention, float mask", Mask::floating, false, true},
+    {"attention, infinity", Mask::none, true, false, true},
+};
+
+struct Case {
+    const Variant& variant;
+    std::int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;
+    Input q, k, v, mask, sinks;
+    double scale;
+};
+
+std::vector<double> doubles(const Input& x) { return {x.values.begin(), x.values.end()}; }
+
+// The score of a key for a query, which is -infinity where it is hidden.
+double masked(const Case& c, double score, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t key) {
+    const std::int64_t position = query + c.keys - c.queries, window = c.variant.window;
+    if (c.variant.softcap != 0) score = c.variant.softcap * std::tanh(score / c.variant.softcap);
+    if (c.variant.mask != Mask::none) {
+        const std::int64_t row = (b * c.mask.shape[1] + h % c.mask.shape[1]) * c.queries + query;
+        const auto m = static_cast<double>(c.mask.values[static_cast<std::size_t>(row * c.keys + key)]);
+        score = c.variant.mask == Mask::floating ? score + m : m != 0 ? score : -INFINITY;
+    }
+    if (c.variant.is_causal && key > position) return -INFINITY;
+    if (window != 0 && std::abs(key - position) >= window) return -INFINITY;
+    return score;
+}
+
+Expected expected_of(const Case& c) {
+    const std::vector<double> q = doubles(c.q), k = doubles(c.k), v = doubles(c.v), sinks = doubles(c.sinks);
+    Expected expected;
+    std::vector<double> weights(static_cast<std::size_t>(c.keys));
+    for (std::int64_t row = 0; row < c.batch * c.heads * c.queries; ++row) {
+        const std::int64_t query = row % c.queries, h = row / c.queries % c.heads, b = row / c.queries / c.heads;
+        const std::int64_t first_key = (b * c.kv_heads + h / (c.heads / c.kv_heads)) * c.keys;
+        double largest = sinks.empty() ? -INFINITY : sinks[static_cast<std::size_t>(h)];
+        for (std::int64_t j = 0; j < c.keys; ++j) {
+            double score = 0;
+            for (std::int64_t i = 0; i < c.dim; ++i) score += q[row * c.dim + i] * k[(first_key + j) * c.dim + i];
+            weights[j] = masked(c, score * c.scale, b, h, query, j);
+            largest = std::max(largest, weights[j]);
+        }
+        double sum = sinks.empty() ? 0 : std::exp(sinks[static_cast<std::size_t>(h)] - largest);
+        for (double& weight : weights) {
+            weight = largest == -INFINITY ? 0 : std::exp(weight - largest);
+            sum += weight;
+        }
+        for (std::int64_t i = 0; i < c.value_dim; ++i) {
+            double y = 0, size = 0;
+            for (std::int64_t j = 0; j < c.keys; ++j) {
+                const double product = weights[j] * v[(first_key + j) * c.value_dim + i];
+                y += product;
+                size += std::isfinite(product) ? std::fabs(product) : 0;
+            }
+            expected.value.push_back(sum == 0 ? y : y / sum);
+            expected.scale.push_back(sum == 0 ? 0 : size / sum);
+        }
+    }
+    return expected;
+}
+
+// Some keys hidden from each query, all of them from every seventh. Half precision holds the numbers, whatever the
+// dtype.
+Input mask_of(Test& t, const Case& c) {
+    const bool floating = c.variant.mask == Mask::floating;
+    const Dtype dtypes[] = {Dtype::float16, Dtype::bfloat16, Dtype::float32, Dtype::float64};
+    const std::int64_t heads = c.variant.mask == Mask::transposed_boolean ? 1 : c.heads;
+    const std::vector<std::int64_t> shape{c.batch, heads, c.queries, c.keys};
+    const std::int64_t rows = c.batch * heads * c.queries;
+    Input mask{floating ? dtypes[c.keys % 4] : Dtype::other, {}};
+    for (std::int64_t row = 0; row < rows; ++row)
+        for (std::int64_t key = 0; key < c.keys; ++key) {
+            const bool hidden = row % 7 == 6 || t.integer(0, 2) == 0 || (c.keys > 300 && key < 200);
+            const Real value = static_cast<Real>(t.integer(-64, 64)) / 16;
+            mask.values.push_back(floating ? (hidden ? -Real{INFINITY} : value) : Real{hidden ? 0.0L : 1.0L});
+        }
+    return laid_out(mask, shape, {0, 1, 2}, c.keys % 3);
+}
+
+Attention arguments(const Case& c, const Test& t, const Test::Call& call) {
+    Attention op{};
+    op.q = call.in[0];
+    op.k = call.in[1];
+    op.v = call.in[2];
+    std::copy_n(c.q.stride.begin(), 3, op.q_stride);
+    std::copy_n(c.k.stride.begin(), 3, op.k_stride);
+    std::copy_n(c.v.stride.begin(), 3, op.v_stride);
+    op.y = call.out;
+    op.batch = c.batch;
+    op.heads = c.heads;
+    op.kv_heads = c.kv_heads;
+    op.queries = c.queries;
+    op.keys = c.keys;
+    op.dim = c.dim;
+    op.value_dim = c.value_dim;
+    op.dtype = t.dtype;
+    if (c.variant.mask != Mask::none) {
+        op.mask_kind = c.variant.mask == Mask::floating ? MaskKind::floating : MaskKind::boolean;
+        op.mask = call.in[3];
+        std::copy_n(c.mask.stride.begin(), 3, op.mask_stride);
+        if (c.mask.shape[1] == 1) op.mask_stride[1] = 0;
+        op.mask_stride[3] = c.mask.element();
+        op.mask_dtype = c.mask.dtype;
+    }
+    if (c.variant.sinks) {
+        op.sinks = call.in.back();
+        op.sinks_stride = c.sinks.element();
+        op.sinks_dtype = c.sinks.dtype;
+    }
+    op.scale = c.scale;
+    op.softcap = c.variant.softcap;
+    op.window = c.variant.window;
+    op.is_causal = c.variant.is_causal;
+    op.work = t.many_threads || c.keys % 2 ? 1 << 24 : 0;
+    return op;
+}
+
+// Keys whose mask lies between other columns: each has a byte after it.
+Input spread_keys(const Input& mask) {
+    Input wide{mask.dtype, {}};
+    for (Real x : mask.values) wide.values.insert(wide.values.end(), {x, 1});
+    std::vector<std::int64_t> shape = mask.shape;
+    shape.back() *= 2;
+    return laid_out(wide, shape, {0, 1, 2}, 0);
+}
+
+void check(Test& t, const Case& c) {
+    Case used = c;
+    const bool transposed = c.variant.mask == Mask::transposed_boolean;
+    std::vector<Input> in{c.q, c.k, c.v};
+    if (transposed) used.mask = spread_keys(c.mask);
+    if (c.variant.mask != Mask::none) in.push_back(used.mask);
+    if (c.variant.sinks) in.push_back(c.sinks);
+    // The reference rounds as often as the kernel in float64.
+    t.check(c.variant.name, {16, 48}, in, expected_of(c), [&](const Test::Call& call) {
+        Attention op = arguments(used, t, call);
+        if (transposed) op.mask_stride[3] = 2;
+        target().attention(op);
+    });
+}
+
+// (batch, heads, positions, features); positions and heads change places in memory for every other length.
+Input array(Test& t, std::int64_t batch, std::int64_t heads, std::int64_t positions, std::int64_t features) {
+    const std::vector<std::size_t> order =
+        t.length % 2 ? std::vector<std::size_t>{0, 2, 1} : std::vector<std::size_t>{0, 1, 2};
+    return laid_out(t.random(batch * heads * positions * features, t.dtype, 1.0), {batch, heads, positions, features},
+                    order, t.length % 3 ? 0 : 7);
+}
+
+}  // namespace
+
+void attention(Test& t) {
+    const std::int64_t dims[] = {16, 5, 32, 48, 1, 67, 64};
+    const std::int64_t keys = t.length, dim = dims[keys % 7], value_dim = dims[(keys / 2 + 3) % 7];
+    for (const std::int64_t queries : {std::int64_t{1}, std::int64_t{t.many_threads ? 20 : 7}})
+        for (const Variant& variant : kVariants) {
+            if (t.many_threads && variant.window != 40) continue;    // the one with all of them
+            if (variant.infinite_value && queries > keys) continue;  // 0 or NaN where all keys are hidden
+            const std::int64_t batch = keys > 300 ? 1 : 2, heads = 4, kv_heads = 2;
+            Case c{variant, batch, heads, kv_heads, queries, keys, dim, value_dim, {}, {}, {}, {}, {}, 0.0};
+            c.q = array(t, batch, heads, queries, dim);
+            c.k = array(t, batch, kv_heads, keys, dim);
+            c.v = array(t, batch, kv_heads, keys, value_dim);
+            c.scale = 1 / std::sqrt(static_cast<double>(dim));
+            if (variant.infinite_value) c.v.values.back() = -INFINITY;
+            if (variant.mask != Mask::none) c.mask = mask_of(t, c);
+            if (variant.sinks) c.sinks = t.random(heads, keys % 2 ? Dtype::float32 : t.dtype, 1.0);
+            check(t, c);
+        }
+}
+
+}  // namespace tensorops::tests

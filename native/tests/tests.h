@@ -1,0 +1,17 @@
+// The tests of one kernel or of a few that are alike, each for t.dtype and t.length.
+#pragma once
+
+#include "harness.h"
+
+namespace tensorops::tests {
+
+void attention(Test& t);         // so many keys
+void cross_entropy(Test& t);     // so many classes
+void dequantize(Test& t);        // so many groups
+void linear(Test& t);            // so many inputs
+void quantize(Test& t);          // so many groups
+void quantized_linear(Test& t);  // so many groups
+void rope(Test& t);              // so many features
+void sample(Test& t);            // so many candidates
+
+}  // namespace tensorops::tests

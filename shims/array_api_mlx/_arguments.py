@@ -1,0 +1,94 @@
+"""Arguments of functions: arrays out of their wrappers, Python numbers, axes, shapes, devices."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from array_api_mlx._array_object import Array, scalar_operand
+from array_api_mlx._dtypes import cannot_promote, wrong_category
+
+Shape = tuple[int, ...]
+Axis = int | tuple[int, ...] | None
+_ARRAYS = (Array, mx.array)
+
+
+def unwrap(x: Any, function: str, what: str = "x") -> Any:
+    """Return the ``mx.array`` in `x`, which may be one itself."""
+    if type(x) is Array:
+        return x._array
+    if isinstance(x, mx.array):
+        return x
+    if isinstance(x, Array):
+        return x.mlx
+    kind = type(x)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    raise TypeError(f"{function}: {what} is {name}, expected an array of array_api_mlx or an mx.array")
+
+
+def unwrap_of(category: frozenset[Any], x: Any, function: str, what: str = "x") -> Any:
+    """Return the ``mx.array`` in `x`, or raise a `TypeError` if its dtype is not of a category."""
+    a = unwrap(x, function, what)
+    if a.dtype not in category:
+        raise wrong_category(function, what, a.dtype, category)
+    return a
+
+
+def operands(
+    x1: Any, x2: Any, function: str, pairs: dict[tuple[Any, Any], Any], category: frozenset[Any]
+) -> tuple[Any, Any]:
+    """Return two arguments, one of which may be a Python number, as ``mx.array``s that promote."""
+    if type(x1) is Array and type(x2) is Array:
+        a, b = x1._array, x2._array
+    elif isinstance(x1, _ARRAYS):
+        a = unwrap(x1, function)
+        b = scalar_operand(x2, a.dtype, function)
+        b = unwrap(x2, function, "x2") if b is None else b
+    else:
+        b = unwrap(x2, function, "x2")
+        a = scalar_operand(x1, b.dtype, function)
+        a = unwrap(x1, function, "x1") if a is None else a
+    if (a.dtype, b.dtype) not in pairs:
+        raise cannot_promote(function, a.dtype, b.dtype, category)
+    return a, b
+
+
+def axis_of(axis: Any, ndim: int, function: str) -> int:
+    """Return an axis as a number from the front."""
+    index = operator.index(axis)
+    if not -ndim <= index < ndim:
+        raise IndexError(f"{function}: axis {index} is out of bounds for an array of {ndim} dimensions")
+    return index % ndim
+
+
+def axes_of(axis: Any, ndim: int, function: str) -> Shape:
+    """Return one, several or (``None``) all axes as numbers from the front, each once."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = tuple(axis_of(a, ndim, function) for a in (axis if isinstance(axis, Sequence) else (axis,)))
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{function}: an axis is given twice in {axis}")
+    return axes
+
+
+def shape_of(shape: Any) -> Shape:
+    """Return a shape that may be given as one number."""
+    return tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+
+
+def require_device(device: Any, function: str) -> None:
+    """Raise a `ValueError` unless `device` is ``None`` or where MLX computes, the only device that there is."""
+    if device is not None and device != mx.default_device():
+        raise ValueError(
+            f"{function}: device is {device!r}, and MLX computes on {mx.default_device()}: its arrays belong to no "
+            "device, call mx.set_default_device or compute within mx.stream"
+        )
+
+
+def to_numpy(a: Any) -> np.ndarray[Any, Any]:
+    """Return the values of an ``mx.array``, which are computed; bfloat16 as float32."""
+    return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)

@@ -1,0 +1,352 @@
+"""The array object: a wrapper around ``mx.array`` that behaves as the standard says."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+from array_api_mlx import _arithmetic
+from array_api_mlx._dtypes import (
+    ALL,
+    COMPLEX,
+    FLOATING,
+    INTEGRAL,
+    INTEGRAL_OR_BOOL,
+    LIMITS,
+    NUMERIC,
+    PROMOTION,
+    PUBLIC,
+    REAL,
+    SCALARS,
+    cannot_promote,
+    name_of,
+    pairs_of,
+    wrong_category,
+)
+from array_api_mlx._keys import get, put
+
+_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+_HOST = (1, 0)
+_NUMBERS: tuple[Any, ...] = (bool, int, float, complex)
+
+
+def scalar_operand(value: Any, dtype: Any, function: str) -> Any:
+    """Return a Python number as an ``mx.array`` that may meet an array of `dtype`, or ``None`` if it is no number.
+
+    Raises
+    ------
+    TypeError
+        If the number is of a kind that does not go with the dtype.
+    OverflowError
+        If it is an integer that the dtype does not hold.
+    """
+    target = SCALARS.get((type(value), dtype))
+    if target is None:
+        for kind in _NUMBERS:  # NumPy's scalars are of subclasses of these
+            if isinstance(value, kind) and type(value) not in _NUMBERS:
+                return scalar_operand(kind(value), dtype, function)
+        if isinstance(value, bool | int | float | complex):
+            raise TypeError(
+                f"{function}: a Python {type(value).__name__} does not go with an array of {name_of(dtype)}"
+            )
+        return None
+    limits = LIMITS.get(target)
+    if limits is None:
+        return mx.array(float(value) if type(value) is int else value, dtype=target)
+    if not limits[0] <= value <= limits[1]:
+        raise OverflowError(f"{function}: {value} is out of bounds for {name_of(dtype)}")
+    return mx.array(value, dtype=target) if value < 1 << 63 else mx.array(np.asarray(value, dtype=np.uint64))
+
+
+# ----------------------------------------------------------------------------------------- operators
+# The dtypes of both operands are looked up as a pair, which tells at once whether they are of the right category and
+# promote to each other; where they do, MLX promotes them to what the standard says.
+
+_Unary: TypeAlias = "Callable[[Array], Array]"
+_Binary: TypeAlias = "Callable[[Array, Any], Array]"
+
+
+def _other(value: Any, dtype: Any, function: str) -> Any:
+    """Return the other operand as an ``mx.array``, or ``None`` if it is nothing that arrays compute with."""
+    operand = scalar_operand(value, dtype, function)
+    if operand is None:
+        return value if isinstance(value, mx.array) else value.mlx if isinstance(value, Array) else None
+    return operand
+
+
+def _named(method: Any, name: str) -> Any:
+    method.__name__ = name
+    method.__qualname__ = f"Array.{name}"
+    return method
+
+
+def _unary(name: str, function: Callable[[Any], Any], category: frozenset[Any]) -> _Unary:
+    def method(self: Array, /) -> Array:
+        a = self._array
+        if a.dtype not in category:
+            raise wrong_category(name, "x", a.dtype, category)
+        return Array(function(a))
+
+    return _named(method, name)  # type: ignore[no-any-return]
+
+
+def _binary(name: str, function: Callable[[Any, Any], Any], category: frozenset[Any]) -> _Binary:
+    pairs = pairs_of(category)
+
+    def method(self: Array, other: Any, /) -> Array:
+        a = self._array
+        b = other._array if type(other) is Array else _other(other, a.dtype, name)
+        if b is None:
+            return NotImplemented  # type: ignore[no-any-return]
+        if (a.dtype, b.dtype) not in pairs:
+            raise cannot_promote(name, a.dtype, b.dtype, category)
+        return Array(function(a, b))
+
+    return _named(method, name)  # type: ignore[no-any-return]
+
+
+def _reflected(name: str, function: Callable[[Any, Any], Any], category: frozenset[Any]) -> _Binary:
+    return _binary(name, lambda a, b: function(b, a), category)
+
+
+def _changing(name: str, function: Callable[[Any, Any], Any], category: frozenset[Any]) -> _Binary:
+    pairs = pairs_of(category)
+
+    def method(self: Array, other: Any, /) -> Array:
+        a = self._array
+        b = other._array if type(other) is Array else _other(other, a.dtype, name)
+        if b is None:
+            return NotImplemented  # type: ignore[no-any-return]
+        if (a.dtype, b.dtype) not in pairs:
+            raise cannot_promote(name, a.dtype, b.dtype, category)
+        if pairs[a.dtype, b.dtype] != a.dtype:
+            raise TypeError(f"{name}: an array of {name_of(a.dtype)} cannot become {name_of(pairs[a.dtype, b.dtype])}")
+        result = function(a, b)
+        if result.shape != a.shape:
+            raise ValueError(f"{name}: an array of shape {a.shape} cannot become one of shape {result.shape}")
+        self._array = result
+        return self
+
+    return _named(method, name)  # type: ignore[no-any-return]
+
+
+def _three(
+    name: str, function: Callable[[Any, Any], Any], category: frozenset[Any]
+) -> tuple[_Binary, _Binary, _Binary]:
+    """Return an operator, its reflection, and the one that changes its left operand."""
+    return (
+        _binary(f"__{name}__", function, category),
+        _reflected(f"__r{name}__", function, category),
+        _changing(f"__i{name}__", function, category),
+    )
+
+
+def _bare(key: Any) -> Any:
+    """Return an index with each `Array` in it out of its wrapper."""
+    if type(key) is tuple:
+        return tuple(map(_bare, key))
+    return key.mlx if isinstance(key, Array) else key
+
+
+class Array:
+    """An array of the namespace `array_api_mlx`: a name for an ``mx.array``, which is its attribute `mlx`.
+
+    Use `asarray` to make one. What changes it in place, as ``x[0] = 1`` and ``x += 1`` do, binds it to another
+    ``mx.array`` and leaves the one that it was made of as it was.
+    """
+
+    __slots__ = ("__weakref__", "_array")
+    __array_ufunc__ = None  # arithmetic with a NumPy array is an error, not a NumPy array
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, array: Any, /) -> None:
+        self._array = array
+
+    # ------------------------------------------------------------------------------------- attributes
+
+    @property
+    def mlx(self) -> Any:
+        """The ``mx.array`` itself, not a copy."""
+        return self._array
+
+    @property
+    def dtype(self) -> Any:
+        """The data type of the elements."""
+        return PUBLIC[self._array.dtype]
+
+    @property
+    def device(self) -> Any:
+        """Where MLX computes by default: its arrays belong to no device."""
+        return mx.default_device()
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return self._array.ndim  # type: ignore[no-any-return]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each dimension."""
+        return self._array.shape  # type: ignore[no-any-return]
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._array.size  # type: ignore[no-any-return]
+
+    @property
+    def T(self) -> Array:  # noqa: N802
+        """The transpose of a matrix."""
+        if self._array.ndim != 2:
+            raise ValueError(f"T: x has {self._array.ndim} dimensions, expected 2; mT transposes a stack of matrices")
+        return Array(self._array.T)
+
+    @property
+    def mT(self) -> Array:  # noqa: N802
+        """The transpose of a matrix, or of each of a stack of them."""
+        if self._array.ndim < 2:
+            raise ValueError(f"mT: x has {self._array.ndim} dimensions, expected at least 2")
+        return Array(mx.swapaxes(self._array, -1, -2))
+
+    # ------------------------------------------------------------------------------------- ways in and out
+
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> ModuleType:
+        """Return the namespace; it is the same for all versions of the standard that it knows."""
+        if api_version is not None and api_version not in _VERSIONS:
+            raise ValueError(f"api_version is {api_version!r}, expected one of {', '.join(_VERSIONS)}")
+        return importlib.import_module("array_api_mlx")
+
+    def __mlx_array__(self) -> Any:
+        """Return the ``mx.array``: what MLX's own functions ask for."""
+        return self._array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return the values as a NumPy array, which computes them; NumPy has no bfloat16, so that is float32."""
+        a = self._array
+        values = np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)
+        if dtype is not None and values.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"an array of {name_of(a.dtype)} cannot be read as {dtype} without a copy")
+            return values.astype(dtype)
+        return values.copy() if copy else values
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's numbers of where the values are."""
+        kind, index = self._array.__dlpack_device__()
+        return int(kind), int(index)
+
+    def __dlpack__(
+        self,
+        /,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return the values, which are computed, for another library to share; do not write to them there."""
+        if dl_device is not None and (int(dl_device[0]), dl_device[1]) not in (self.__dlpack_device__(), _HOST):
+            raise BufferError(f"__dlpack__: MLX cannot export to the device {dl_device}")
+        a = self._array
+        if copy:
+            bits = a.view(mx.uint16) if a.dtype == mx.bfloat16 else a
+            a = mx.array(np.array(bits), dtype=bits.dtype).view(a.dtype)
+        return a.__dlpack__()
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Array:
+        """Return the array itself: MLX's arrays belong to no device, and the default one is all there is to ask for."""
+        if device != mx.default_device():
+            raise ValueError(f"to_device: device is {device!r}, and MLX computes on {mx.default_device()}")
+        if stream is not None:
+            raise ValueError("to_device: stream is given, and MLX has none to synchronise with")
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Array, (self._array,)
+
+    def __repr__(self) -> str:
+        return f"Array({self._array!r})"
+
+    # ------------------------------------------------------------------------------------- Python's numbers
+
+    def _item(self, kind: str) -> Any:
+        if self._array.ndim:
+            raise TypeError(f"only an array of no dimensions is a Python {kind}; this one has {self._array.ndim}")
+        return self._array.item()
+
+    def __bool__(self) -> bool:
+        return bool(self._item("bool"))
+
+    def __int__(self) -> int:
+        if self._array.dtype in COMPLEX:
+            raise TypeError("a complex number cannot be converted to an int")
+        return int(self._item("int"))
+
+    def __float__(self) -> float:
+        if self._array.dtype in COMPLEX:
+            raise TypeError("a complex number cannot be converted to a float")
+        return float(self._item("float"))
+
+    def __complex__(self) -> complex:
+        return complex(self._item("complex"))
+
+    def __index__(self) -> int:
+        if self._array.dtype not in INTEGRAL:
+            raise TypeError(f"an array of {name_of(self._array.dtype)} is no index, expected an integer")
+        return int(self._item("index"))
+
+    def __iter__(self) -> Iterator[Array]:
+        if not self._array.ndim:
+            raise TypeError("an array of no dimensions cannot be iterated over")
+        return map(Array, self._array)
+
+    # ------------------------------------------------------------------------------------- indexing
+
+    def __getitem__(self, key: Any, /) -> Array:
+        """Return selected elements; a boolean array in `key` is computed, as the shape depends on its values."""
+        return Array(get(self._array, _bare(key)))
+
+    def __setitem__(self, key: Any, value: Any, /) -> None:
+        """Replace selected elements; see `__getitem__`."""
+        a = self._array
+        b = value._array if type(value) is Array else scalar_operand(value, a.dtype, "__setitem__")
+        if b is None:
+            if not isinstance(value, mx.array):
+                raise TypeError(f"__setitem__: value is {type(value).__name__}, expected an array or a Python number")
+            b = value
+        if (a.dtype, b.dtype) not in PROMOTION or (b.dtype in COMPLEX) > (a.dtype in COMPLEX):
+            raise TypeError(f"__setitem__: {name_of(b.dtype)} values do not go into an array of {name_of(a.dtype)}")
+        self._array = put(a, _bare(key), b.astype(a.dtype))
+
+    # ------------------------------------------------------------------------------------- operators
+
+    __abs__ = _unary("__abs__", mx.abs, NUMERIC)
+    __neg__ = _unary("__neg__", mx.negative, NUMERIC)
+    __pos__ = _unary("__pos__", lambda a: a, NUMERIC)
+    __invert__ = _unary("__invert__", mx.bitwise_invert, INTEGRAL_OR_BOOL)
+
+    __add__, __radd__, __iadd__ = _three("add", mx.add, NUMERIC)
+    __sub__, __rsub__, __isub__ = _three("sub", mx.subtract, NUMERIC)
+    __mul__, __rmul__, __imul__ = _three("mul", mx.multiply, NUMERIC)
+    __truediv__, __rtruediv__, __itruediv__ = _three("truediv", mx.divide, FLOATING)
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _three("floordiv", _arithmetic.floor_divide, REAL)
+    __mod__, __rmod__, __imod__ = _three("mod", _arithmetic.remainder, REAL)
+    __pow__, __rpow__, __ipow__ = _three("pow", _arithmetic.power, NUMERIC)
+    __matmul__, __rmatmul__, __imatmul__ = _three("matmul", _arithmetic.matmul, NUMERIC)
+    __and__, __rand__, __iand__ = _three("and", mx.bitwise_and, INTEGRAL_OR_BOOL)
+    __or__, __ror__, __ior__ = _three("or", mx.bitwise_or, INTEGRAL_OR_BOOL)
+    __xor__, __rxor__, __ixor__ = _three("xor", mx.bitwise_xor, INTEGRAL_OR_BOOL)
+    __lshift__, __rlshift__, __ilshift__ = _three("lshift", _arithmetic.left_shift, INTEGRAL)
+    __rshift__, __rrshift__, __irshift__ = _three("rshift", _arithmetic.right_shift, INTEGRAL)
+
+    __eq__ = _binary("__eq__", mx.equal, ALL)  # type: ignore[assignment]
+    __ne__ = _binary("__ne__", mx.not_equal, ALL)  # type: ignore[assignment]
+    __lt__ = _binary("__lt__", mx.less, REAL)
+    __le__ = _binary("__le__", mx.less_equal, REAL)
+    __gt__ = _binary("__gt__", mx.greater, REAL)
+    __ge__ = _binary("__ge__", mx.greater_equal, REAL)

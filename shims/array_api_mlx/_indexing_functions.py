@@ -1,0 +1,31 @@
+"""Indexing functions. MLX does not look whether indices are within bounds: what is beyond them is undefined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from array_api_mlx._arguments import axis_of, unwrap, unwrap_of
+from array_api_mlx._array_object import Array
+from array_api_mlx._dtypes import INTEGRAL
+
+
+def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
+    """Return the elements at some indices along an axis, which may be left out for an array of one dimension."""
+    a = unwrap(x, "take")
+    if axis is None and a.ndim != 1:
+        raise ValueError(f"take: axis is needed for an array of {a.ndim} dimensions")
+    index = axis_of(0 if axis is None else axis, a.ndim, "take")
+    return Array(mx.take(a, unwrap_of(INTEGRAL, indices, "take", "indices"), axis=index))
+
+
+def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
+    """Return the elements at indices of their own for each slice along an axis."""
+    a, places = unwrap(x, "take_along_axis"), unwrap_of(INTEGRAL, indices, "take_along_axis", "indices")
+    if a.ndim != places.ndim:
+        raise ValueError(f"take_along_axis: x has {a.ndim} dimensions, and indices {places.ndim}")
+    index = axis_of(axis, a.ndim, "take_along_axis")
+    others = mx.broadcast_shapes(*((*s[:index], 1, *s[index + 1 :]) for s in (a.shape, places.shape)))
+    a, places = (mx.broadcast_to(y, (*others[:index], y.shape[index], *others[index + 1 :])) for y in (a, places))
+    return Array(mx.take_along_axis(a, places, axis=index))

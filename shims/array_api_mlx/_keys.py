@@ -1,0 +1,148 @@
+"""What stands between the brackets of ``x[...]``: on ``mx.array`` alone.
+
+MLX knows integers, slices, integer arrays, `None` and the ellipsis. It does not look whether an integer is out of
+bounds, and it knows no boolean arrays: their values are looked at here, since the shape of the result depends on them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+
+def get(a: Any, key: Any) -> Any:
+    """Return ``a[key]``."""
+    if type(key) is slice:
+        return a[_checked_slice(key)] if a.ndim else _too_many(1, a)
+    if type(key) is int and a.ndim and -a.shape[0] <= key < a.shape[0]:
+        return a[key]
+    mask = _lone_mask(key)
+    if mask is not None:
+        positions = _positions(mask, a)
+        return a.reshape(_flattened(a, mask))[positions] if mask.size else _nothing(a, mask)
+    return a[_checked(key, a)]
+
+
+def put(a: Any, key: Any, values: Any) -> Any:
+    """Return `a` with ``a[key]`` replaced by `values`, broadcast to its shape."""
+    mask = _lone_mask(key)
+    if mask is not None and not values.ndim:
+        _require_fit(mask, a)
+        whole = mx.reshape(mask, (*mask.shape, *[1] * (a.ndim - mask.ndim)))
+        return mx.where(whole, values, a) if mask.size else a
+    changed = mx.array(a)  # another name for the same value
+    if mask is not None:
+        if mask.size:
+            flat = a.reshape(_flattened(a, mask))
+            flat[_positions(mask, a)] = values
+            changed = flat.reshape(a.shape)
+        return changed
+    changed[_checked(key, a)] = values
+    return changed
+
+
+# ---------------------------------------------------------------------------------------- boolean arrays
+
+
+def _lone_mask(key: Any) -> Any:
+    """Return the boolean array that a key consists of, or ``None``."""
+    if isinstance(key, tuple) and len(key) == 1:
+        key = key[0]
+    if isinstance(key, bool | np.bool_):
+        return mx.array(bool(key))
+    if isinstance(key, mx.array) and key.dtype == mx.bool_:
+        return key
+    return None
+
+
+def _require_fit(mask: Any, a: Any) -> None:
+    fits = mask.ndim <= a.ndim and all(m in (n, 0) for m, n in zip(mask.shape, a.shape, strict=False))
+    if not fits:
+        raise IndexError(f"a boolean index of shape {mask.shape} does not fit an array of shape {a.shape}")
+
+
+def _positions(mask: Any, a: Any) -> Any:
+    """Return where in the flattened leading dimensions of `a` the mask is true; computes it."""
+    _require_fit(mask, a)
+    return mx.array(np.flatnonzero(np.asarray(mask)).astype(np.int64))
+
+
+def _flattened(a: Any, mask: Any) -> tuple[int, ...]:
+    return math.prod(a.shape[: mask.ndim]), *a.shape[mask.ndim :]
+
+
+def _nothing(a: Any, mask: Any) -> Any:
+    return mx.zeros((0, *a.shape[mask.ndim :]), dtype=a.dtype)
+
+
+# ---------------------------------------------------------------------------------------- everything else
+
+
+def _checked(key: Any, a: Any) -> Any:
+    """Return a key that MLX understands, whose integers are in bounds."""
+    entries = key if isinstance(key, tuple) else (key,)
+    used = sum(_dimensions(entry) for entry in entries)
+    if used > a.ndim:
+        _too_many(used, a)
+    if sum(entry is Ellipsis for entry in entries) > 1:
+        raise IndexError("an index holds more than one ellipsis")
+    checked: list[Any] = []
+    axis = 0
+    for entry in entries:
+        if entry is Ellipsis:
+            axis += a.ndim - used
+            checked.append(entry)
+        else:
+            checked.extend(_entry(entry, a, axis))
+            axis += _dimensions(entry)
+    return tuple(checked)
+
+
+def _dimensions(entry: Any) -> int:
+    """Return how many dimensions an entry of a key selects from."""
+    if entry is None or entry is Ellipsis:
+        return 0
+    return entry.ndim if isinstance(entry, mx.array) and entry.dtype == mx.bool_ else 1
+
+
+def _entry(entry: Any, a: Any, axis: int) -> list[Any]:
+    if isinstance(entry, slice):
+        return [_checked_slice(entry)]
+    if entry is None:
+        return [None]
+    if isinstance(entry, mx.array):
+        if entry.dtype == mx.bool_:
+            return _selected(entry, a, axis)
+        if not mx.issubdtype(entry.dtype, mx.integer):
+            raise IndexError(f"an index array is of {entry.dtype}, expected integers or booleans")
+        return [entry]
+    try:
+        index = operator.index(entry)
+    except TypeError:
+        raise IndexError(
+            f"an index is {type(entry).__name__}, expected integers, slices, arrays, None or an ellipsis"
+        ) from None
+    if isinstance(entry, bool) or not -a.shape[axis] <= index < a.shape[axis]:
+        raise IndexError(f"index {entry} is out of bounds for axis {axis} of length {a.shape[axis]}")
+    return [index]
+
+
+def _selected(mask: Any, a: Any, axis: int) -> list[Any]:
+    """Return integer arrays in place of a boolean array among other entries; computes it."""
+    if not mask.ndim or mask.shape != a.shape[axis : axis + mask.ndim]:
+        raise IndexError(f"a boolean index of shape {mask.shape} does not fit the axes from {axis} on of {a.shape}")
+    return [mx.array(positions.astype(np.int64)) for positions in np.nonzero(np.asarray(mask))]
+
+
+def _checked_slice(entry: slice) -> slice:
+    if entry.step == 0:
+        raise ValueError("the step of a slice is zero")
+    return entry
+
+
+def _too_many(used: int, a: Any) -> Any:
+    raise IndexError(f"too many indices: the array has {a.ndim} dimensions, and {used} are indexed")

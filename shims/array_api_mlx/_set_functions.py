@@ -1,0 +1,91 @@
+"""Set functions. Those whose result has a shape that depends on values compute them, and sort through NumPy."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from array_api_mlx._arguments import operands, to_numpy, unwrap
+from array_api_mlx._array_object import Array
+from array_api_mlx._creation_functions import from_numpy
+from array_api_mlx._dtypes import ALL, COMPLEX, PROMOTION
+
+
+class UniqueAll(NamedTuple):
+    """The result of `unique_all`."""
+
+    values: Array
+    indices: Array
+    inverse_indices: Array
+    counts: Array
+
+
+class UniqueCounts(NamedTuple):
+    """The result of `unique_counts`."""
+
+    values: Array
+    counts: Array
+
+
+class UniqueInverse(NamedTuple):
+    """The result of `unique_inverse`."""
+
+    values: Array
+    inverse_indices: Array
+
+
+def unique_all(x: Any, /) -> UniqueAll:
+    """Return the distinct elements, where each is first, which of them each element is, and how often; computes `x`.
+
+    NaNs are distinct from each other.
+    """
+    a = unwrap(x, "unique_all")
+    values, first, inverse, counts = np.unique(
+        to_numpy(a), return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+    )
+    return UniqueAll(_values(values, a), _positions(first), _positions(inverse.reshape(a.shape)), _positions(counts))
+
+
+def unique_counts(x: Any, /) -> UniqueCounts:
+    """Return the distinct elements, and how often each is there; computes `x`."""
+    every = unique_all(x)
+    return UniqueCounts(every.values, every.counts)
+
+
+def unique_inverse(x: Any, /) -> UniqueInverse:
+    """Return the distinct elements, and which of them each element is; computes `x`."""
+    every = unique_all(x)
+    return UniqueInverse(every.values, every.inverse_indices)
+
+
+def unique_values(x: Any, /) -> Array:
+    """Return the distinct elements; computes `x`."""
+    a = unwrap(x, "unique_values")
+    return _values(np.unique(to_numpy(a), equal_nan=False), a)
+
+
+def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
+    """Tell which elements of `x1` are among those of `x2`, or with `invert` which are not."""
+    a, b = operands(x1, x2, "isin", PROMOTION, ALL)
+    dtype = PROMOTION[a.dtype, b.dtype]
+    a, b = a.astype(dtype), b.astype(dtype).reshape(-1)
+    if not b.size or not a.size:
+        found = mx.zeros(a.shape, dtype=mx.bool_)
+    elif dtype in COMPLEX:
+        found = mx.any(a[..., None] == b, axis=-1)
+    else:
+        a, b = (a.astype(mx.uint8), b.astype(mx.uint8)) if dtype == mx.bool_ else (a, b)
+        ordered = mx.sort(b)
+        place = mx.minimum(mx.searchsorted(ordered, a), mx.array(b.size - 1, dtype=mx.uint32))
+        found = mx.take(ordered, place) == a
+    return Array(mx.logical_not(found) if invert else found)
+
+
+def _values(values: np.ndarray[Any, Any], like: Any) -> Array:
+    return Array(from_numpy(values, like.dtype))
+
+
+def _positions(positions: np.ndarray[Any, Any]) -> Array:
+    return Array(from_numpy(positions.astype(np.int32)))

@@ -1,0 +1,100 @@
+"""Statistical functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from array_api_mlx._arguments import Axis, axes_of, axis_of, unwrap_of
+from array_api_mlx._array_object import Array
+from array_api_mlx._dtypes import ACCUMULATOR, FLOATING, INTEGRAL_OR_BOOL, NUMERIC, REAL, require_dtype
+
+_SUMMABLE = NUMERIC | INTEGRAL_OR_BOOL
+
+
+def _accumulated(x: Any, function: str, reduce: Callable[..., Any], axis: Axis, dtype: Any, keepdims: bool) -> Array:
+    a = unwrap_of(_SUMMABLE, x, function)
+    target = ACCUMULATOR[a.dtype] if dtype is None else require_dtype(dtype, function)
+    return Array(reduce(a.astype(target), axis=axes_of(axis, a.ndim, function), keepdims=keepdims).astype(target))
+
+
+def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+    """Return the sum along some or all axes; integers add up in the default integer dtype or a wider one."""
+    return _accumulated(x, "sum", mx.sum, axis, dtype, keepdims)
+
+
+def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+    """Return the product along some or all axes; integers multiply in the default integer dtype or a wider one."""
+    return _accumulated(x, "prod", mx.prod, axis, dtype, keepdims)
+
+
+def _extreme(x: Any, function: str, reduce: Callable[..., Any], axis: Axis, keepdims: bool) -> Array:
+    a = unwrap_of(REAL, x, function)
+    axes = axes_of(axis, a.ndim, function)
+    if any(a.shape[each] == 0 for each in axes):
+        raise ValueError(f"{function}: x has shape {a.shape}, and no elements along axis {axis}")
+    return Array(reduce(a, axis=axes, keepdims=keepdims))
+
+
+def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Return the greatest element along some or all axes, or NaN if there is one."""
+    return _extreme(x, "max", mx.max, axis, keepdims)
+
+
+def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Return the least element along some or all axes, or NaN if there is one."""
+    return _extreme(x, "min", mx.min, axis, keepdims)
+
+
+def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Return the mean along some or all axes."""
+    a = unwrap_of(FLOATING, x, "mean")
+    return Array(mx.mean(a, axis=axes_of(axis, a.ndim, "mean"), keepdims=keepdims))
+
+
+def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
+    """Return the variance along some or all axes: the sum of squares divided by the number less `correction`."""
+    return Array(_variance(x, "var", axis, correction, keepdims))
+
+
+def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
+    """Return the square root of the variance, see `var`."""
+    return Array(mx.sqrt(_variance(x, "std", axis, correction, keepdims)))
+
+
+def _variance(x: Any, function: str, axis: Axis, correction: float, keepdims: bool) -> Any:
+    a = unwrap_of(FLOATING, x, function)
+    axes = axes_of(axis, a.ndim, function)
+    count = math.prod(a.shape[each] for each in axes)
+    magnitude = mx.abs(a - mx.mean(a, axis=axes, keepdims=True))
+    total = mx.sum(mx.square(magnitude), axis=axes, keepdims=keepdims)
+    left = count - correction
+    return total / mx.array(left if left > 0 else 0.0, dtype=total.dtype)
+
+
+def _cumulated(
+    x: Any, function: str, scan: Callable[..., Any], first: int, axis: int | None, dtype: Any, include_initial: bool
+) -> Array:
+    a = unwrap_of(_SUMMABLE, x, function)
+    if axis is None and a.ndim != 1:
+        raise ValueError(f"{function}: axis is needed for an array of {a.ndim} dimensions")
+    index = axis_of(0 if axis is None else axis, a.ndim, function)
+    target = ACCUMULATOR[a.dtype] if dtype is None else require_dtype(dtype, function)
+    result = scan(a.astype(target), axis=index).astype(target) if a.size else a.astype(target)
+    if include_initial:
+        shape = tuple(1 if i == index else n for i, n in enumerate(a.shape))
+        result = mx.concatenate([mx.full(shape, first, dtype=target), result], axis=index)
+    return Array(result)
+
+
+def cumulative_sum(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
+    """Return the sum of all elements up to each one along an axis, perhaps with a zero in front."""
+    return _cumulated(x, "cumulative_sum", mx.cumsum, 0, axis, dtype, include_initial)
+
+
+def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
+    """Return the product of all elements up to each one along an axis, perhaps with a one in front."""
+    return _cumulated(x, "cumulative_prod", mx.cumprod, 1, axis, dtype, include_initial)

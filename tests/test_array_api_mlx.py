@@ -1,0 +1,292 @@
+"""What is MLX's own in `array_api_mlx`: wrappers, laziness, transformations. The standard is in `test_array_api.py`."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+
+mx = pytest.importorskip("mlx.core")
+xp = pytest.importorskip("array_api_mlx")
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    with mx.stream(mx.cpu):  # its GPUs have no float64
+        yield
+
+
+X = np.linspace(-2.0, 2.0, 12, dtype=np.float32).reshape(3, 4)
+
+
+# --- in and out --------------------------------------------------------------------------------------
+
+
+def test_import_needs_no_tensorops():
+    done = support.python("import array_api_mlx, sys; print('tensorops' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_an_array_is_wrapped_and_given_back_without_a_copy():
+    raw = mx.array(X)
+    x = xp.asarray(raw)
+    assert type(x) is xp.Array
+    assert x.mlx is raw
+    assert xp.asarray(x) is x
+    assert x.__array_namespace__(api_version="2024.12") is sys.modules["array_api_mlx"] is xp
+    with pytest.raises(ValueError, match="api_version"):
+        x.__array_namespace__(api_version="2019.12")
+
+
+def test_functions_take_raw_arrays_and_return_wrappers():
+    raw = mx.array(X)
+    for result in (xp.exp(raw), xp.add(raw, raw), xp.add(raw, 1), xp.add(1, raw), xp.sum(raw), raw_minus(raw)):
+        assert type(result) is xp.Array
+    assert type(raw - xp.asarray(raw)) is mx.array  # MLX takes it for its own
+    assert mx.exp(xp.asarray(raw)).shape == X.shape
+
+
+def raw_minus(raw):
+    return xp.asarray(raw) - raw
+
+
+def test_what_changes_an_array_in_place_leaves_the_raw_one():
+    raw = mx.array(X)
+    x = xp.asarray(raw)
+    y = x
+    x += 1
+    x[0] = 7.0
+    x[x > 2] = 0.0
+    expected = X + 1
+    expected[0] = 7
+    expected[expected > 2] = 0
+    np.testing.assert_array_equal(np.asarray(y), expected)
+    np.testing.assert_array_equal(np.asarray(raw), X)
+
+
+def test_numpy_float64_stays_float64():
+    third = np.asarray([1.0, 2.0]) / 3
+    for x in (xp.asarray(third), xp.from_dlpack(third), xp.asarray(third[::-1])[::-1], xp.asarray(third.astype(">f8"))):
+        assert x.dtype == xp.float64
+        np.testing.assert_array_equal(np.asarray(x), third)
+    with pytest.raises(TypeError, match="MLX has no complex128"):
+        xp.asarray(np.asarray([1j]))
+    assert xp.asarray(np.asarray([1j]), dtype=xp.complex64).dtype == xp.complex64
+    with pytest.raises(TypeError, match="complex128"):
+        xp.ones(1, dtype=xp.float64) * xp.ones(1, dtype=xp.complex64)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_half_types_come_and_go(name):
+    dtype = getattr(xp, name)
+    x = xp.asarray([1.0, 2.5], dtype=dtype)
+    assert (x + 1).dtype == dtype
+    assert (x * xp.ones(2)).dtype == xp.float32
+    np.testing.assert_array_equal(np.asarray(x), np.asarray([1.0, 2.5], dtype="float32"))
+    assert xp.result_type(xp.float16, xp.bfloat16) == xp.float32
+
+
+def test_data_types_are_names_for_those_of_mlx():
+    assert xp.float32 == mx.float32
+    assert hash(xp.float32) == hash(mx.float32)
+    assert xp.float32.mlx == mx.float32
+    assert xp.zeros(2, dtype=mx.int8).dtype is xp.int8
+    assert repr(xp.uint16) == "array_api_mlx.uint16"
+    assert copy.deepcopy(xp.uint16) is pickle.loads(pickle.dumps(xp.uint16)) is xp.uint16
+
+
+def test_arrays_can_be_copied_and_pickled():
+    x = xp.asarray(X)
+    for other in (copy.copy(x), copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
+        other[0] = 1.0
+        np.testing.assert_array_equal(np.asarray(x), X)
+
+
+def test_numpy_arrays_are_not_taken_for_operands():
+    x = xp.asarray(X)
+    for function in (lambda: x + X, lambda: X + x, lambda: xp.add(x, X)):
+        with pytest.raises(TypeError):
+            function()
+    assert type(x * np.float64(2.0)) is xp.Array  # which is a Python float, too
+
+
+def test_there_is_one_device():
+    info = xp.__array_namespace_info__()
+    assert info.devices() == (xp.ones(1).device,) == (info.default_device(),)
+    assert "float64" in info.dtypes()
+    assert "complex128" not in info.dtypes()
+    x = xp.ones(2)
+    assert x.to_device(x.device) is x
+    for call in (lambda: x.to_device("cuda"), lambda: xp.ones(2, device="cuda")):
+        with pytest.raises(ValueError, match="device is 'cuda'"):
+            call()
+
+
+# --- indexing that MLX itself gets wrong -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [3, -4, (0, 4), (slice(None), -5), (0, 0, 0), "name", 1.5, (Ellipsis, Ellipsis)])
+def test_indices_out_of_bounds_read_no_foreign_memory(key):
+    for call in (lambda: xp.asarray(X)[key], lambda: xp.asarray(X).__setitem__(key, 1.0)):
+        with pytest.raises(IndexError):
+            call()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        slice(5, 9),
+        (slice(None), None, slice(None, None, -2)),
+        (np.asarray([2, 0]), slice(None, None, -1)),
+        (slice(1), np.asarray([[0, 3], [1, 1]])),
+        (np.asarray([True, False, True]), 1),
+        (slice(None), np.asarray([True, False, True, False])),
+        np.asarray([False, False, True]),
+        np.zeros((3, 4), dtype=bool),
+        True,
+        (None, 1, ..., -1),
+    ],
+    ids=str,
+)
+def test_keys_of_numpy(key):
+    def wrapped(entry):
+        return xp.asarray(entry) if isinstance(entry, np.ndarray) else entry
+
+    there = tuple(map(wrapped, key)) if isinstance(key, tuple) else wrapped(key)
+    expected, x = X.copy(), xp.asarray(X)
+    np.testing.assert_array_equal(np.asarray(x[there]), expected[key])
+    if not any(entry is None for entry in (key if isinstance(key, tuple) else ())):
+        x[there] = 9.0
+        expected[key] = 9.0
+        np.testing.assert_array_equal(np.asarray(x), expected)
+
+
+# --- laziness and transformations --------------------------------------------------------------------
+
+LAZY = {
+    "operators": lambda x: -(x + 1) * x / (x * x + 2) - 1.5,
+    "comparison": lambda x: xp.where(x > 0, x, -x),
+    "floor_divide": lambda x: x // 0.7,
+    "remainder": lambda x: x % 0.7,
+    "hypot": lambda x: xp.hypot(x, x),
+    "nextafter": lambda x: xp.nextafter(x, x + 1),
+    "copysign": lambda x: xp.copysign(x, -x),
+    "shift": lambda x: xp.astype(x, xp.int32) << 2,
+    "slices": lambda x: x[1:, ::-1] + x[0, ...][None, :],
+    "integer array": lambda x: x[xp.asarray([2, 0])],
+    "setitem": lambda x: replaced(x, 0, 1.0),
+    "masked setitem": lambda x: replaced(x, x > 0, 0.0),
+    "in place": lambda x: increased(x),
+    "sum": lambda x: xp.sum(x, axis=0) + xp.mean(x) + xp.std(x, correction=1),
+    "cumulative": lambda x: xp.cumulative_prod(x, axis=1, include_initial=True),
+    "sort": lambda x: xp.sort(x, descending=True),
+    "argsort": lambda x: xp.argsort(x, descending=True),
+    "argmax": lambda x: xp.argmax(x, axis=1),
+    "take": lambda x: xp.take(x, xp.asarray([1, 1]), axis=1),
+    "searchsorted": lambda x: xp.searchsorted(x[0, :], x),
+    "isin": lambda x: xp.isin(x, x[0, :]),
+    "matmul": lambda x: x @ x.mT,
+    "integer matmul": lambda x: xp.astype(x, xp.int32) @ xp.astype(x.T, xp.int32),
+    "tensordot": lambda x: xp.tensordot(x, x, axes=2),
+    "diff": lambda x: xp.diff(x, n=2),
+    "roll": lambda x: xp.roll(x, (1, 2), axis=(0, 1)),
+    "repeat": lambda x: xp.repeat(x, 2),
+    "asarray": lambda x: xp.asarray([x[0, 0], x[1, 1]]),
+    "svd": lambda x: xp.linalg.svdvals(x),
+    "fft": lambda x: xp.fft.rfft(x),
+    "clip": lambda x: xp.clip(x, -1, xp.ones(4)),
+    "tril": lambda x: xp.tril(x, k=1),
+}
+
+
+def replaced(x, key, value):
+    x[key] = value
+    return x
+
+
+def increased(x):
+    x += 1
+    return x
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_functions_are_traced_by_compile(name):
+    """MLX refuses to compute while it traces: a function that looked at a value would raise."""
+    function = LAZY[name]
+    traced = mx.compile(lambda raw: function(xp.asarray(raw)).mlx)(mx.array(X))
+    np.testing.assert_allclose(np.asarray(traced), np.asarray(function(xp.asarray(X))), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: xp.nonzero(x)[0], xp.unique_values, lambda x: x[x > 0], lambda x: xp.repeat(x, xp.astype(x, xp.int32))],
+)
+def test_functions_with_shapes_that_depend_on_values_compute(function):
+    with pytest.raises(ValueError, match="eval"):
+        mx.compile(lambda raw: function(xp.asarray(raw)).mlx)(mx.array(X[0]))
+
+
+def test_float64_functions_have_gradients():
+    x = mx.array([-1.5, 0.5, 2.0], dtype=mx.float64)
+    for name, derivative in (("exp", np.exp), ("sin", np.cos), ("cos", lambda v: -np.sin(v))):
+        function = getattr(xp, name)
+        result = mx.grad(lambda raw, function=function: xp.sum(function(raw)).mlx)(x)
+        np.testing.assert_allclose(np.asarray(result), derivative(np.asarray(x)), rtol=1e-6)
+
+
+def test_grad_and_vmap_go_through():
+    def loss(raw):
+        x = xp.asarray(raw)
+        return xp.sum(xp.where(x > 0, x * x, 3.0 * x) / 2).mlx
+
+    np.testing.assert_allclose(np.asarray(mx.grad(loss)(mx.array(X))), np.where(X > 0, X, 1.5), rtol=1e-6)
+    rows = mx.vmap(lambda raw: (xp.asarray(raw) - xp.max(raw)).mlx)(mx.array(X))
+    np.testing.assert_allclose(np.asarray(rows), X - X.max(axis=1, keepdims=True))
+
+
+# --- tensorops ---------------------------------------------------------------------------------------
+
+
+def test_operators_return_the_kind_that_they_were_given():
+    support.require("mlx")
+    raw, x = mx.array(X), xp.asarray(X)
+    expected = tp.softmax(X)
+    for given in (raw, x):
+        result = tp.softmax(given)
+        assert type(result) is type(given)
+        np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-6)
+        assert tp.softmax.explain(given).kernel == "generic"
+        parts = tp.add_rms_norm(given, given)
+        assert [type(part) for part in parts] == [type(given)] * 2
+    assert tp.get_namespace(raw, x) is xp
+    assert type(tp.add_rms_norm(raw, x)[0]) is xp.Array
+
+
+def test_a_kernel_of_mlx_takes_wrappers():
+    support.require("mlx")
+    rng = np.random.default_rng(0)
+    w = tp.quantize(rng.normal(size=(64, 64)).astype(np.float32), bits=4, group_size=32)
+    x = rng.normal(size=(2, 64)).astype(np.float32)
+    arrays = [mx.array(a) for a in (x, *w)]
+    options = {"bits": 4, "group_size": 32}
+    wrapped = [xp.asarray(a) for a in arrays]
+    assert tp.quantized_linear.explain(*wrapped, **options).kernel == "mlx"
+    result = tp.quantized_linear(*wrapped, **options)
+    assert type(result) is xp.Array
+    np.testing.assert_array_equal(np.asarray(result), np.asarray(tp.quantized_linear(*arrays, **options)))
+
+
+def test_operators_move_wrappers_to_other_backends():
+    support.require("mlx")
+    x = xp.asarray(X)
+    with tp.set_backend("numpy"):
+        result = tp.silu(x)
+    assert type(result) is xp.Array
+    np.testing.assert_array_equal(np.asarray(result), tp.silu.generic(X))
+    assert type(tp.to_backend(x, "numpy")) is np.ndarray
