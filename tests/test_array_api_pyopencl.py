@@ -25,8 +25,8 @@ if not xp.devices():
     pytest.skip("no OpenCL device was found", allow_module_level=True)
 
 DTYPES = list(xp.__array_namespace_info__().dtypes().values())
-# A kernel is compiled for each type: one integer of each width where all are alike, all where they are not.
-INTEGERS = [np.dtype(n) for n in ("int8", "uint16", "int32", "uint64")]
+# Each kernel is compiled for each type, which takes most of the time here: few types, where all are alike.
+SOME = [np.dtype(n) for n in ("int8", "float32", "complex64")]
 FLOATS = [d for d in DTYPES if d.kind == "f"]
 COMPLEX = [d for d in DTYPES if d.kind == "c"]
 
@@ -516,7 +516,7 @@ def test_in_place_operators_write_through_views():
 # ---------------------------------------------------------------------------------------------- arithmetic
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(bool), *INTEGERS, *FLOATS, *COMPLEX], ids=str)
+@pytest.mark.parametrize("dtype", [np.dtype(bool), *SOME], ids=str)
 def test_arithmetic(dtype):
     a, b = values((3, 7), dtype, 1), values((7,), dtype, 2)
     x, y = xp.asarray(a), xp.asarray(b)
@@ -539,8 +539,9 @@ def test_arithmetic(dtype):
         np.testing.assert_array_equal((x % y).numpy()[:, b != 0], (a[:, b != 0] % b[b != 0]))
 
 
-@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64"])
 def test_integers_never_trap(dtype):
+    dtype = np.dtype(dtype)
     limits = np.iinfo(dtype)
     x = xp.asarray(np.array([limits.min, limits.max, 7, 0], dtype))
     zero = xp.zeros(4, dtype=dtype)
@@ -555,6 +556,7 @@ def test_integers_never_trap(dtype):
         assert_equal(x >> 100 if limits.bits > 7 else x, np.array([-1, 0, 0, 0], dtype))
         assert_equal(2**minus, np.zeros(4, dtype))
     assert_equal(x << limits.bits, np.zeros(4, dtype))
+    assert_equal(x * x, x.numpy() * x.numpy())
     with pytest.raises(OverflowError, match="out of bounds"):
         x + (limits.max + 1)
 
@@ -594,13 +596,14 @@ def test_functions_of_one_array(name):
         assert_equal(getattr(xp, name)(xp.asarray(a)), getattr(np, name)(a), 1e-13)
 
 
-@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "dtype"),
     [
-        *("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh"),
-        *("asin", "acos", "atan", "asinh", "acosh", "atanh"),
+        *((name, COMPLEX[-1]) for name in ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan")),
+        *((name, COMPLEX[-1]) for name in ("sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh")),
+        *((name, COMPLEX[0]) for name in ("expm1", "tanh", "log1p", "sqrt", "asin", "atanh")),
     ],
+    ids=str,
 )
 def test_functions_of_complex_arrays(name, dtype):
     grid = np.array([-3e3, -30.0, -2.0, -1.0, -0.3, -1e-5, 0.0, 1e-5, 0.3, 0.9, 1.0, 2.0, 30.0, 3e3])
@@ -646,8 +649,8 @@ SHAPES = [(5,), (3, 4), (2, 3, 33), (40000,), (3, 20000), (20000, 3), (100, 40),
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *((name, shape) for name in ("sum", "argmax", "std") for shape in SHAPES),
-        *((name, (2, 3, 33)) for name in ("prod", "max", "min", "any", "all", "argmin", "mean")),
+        *((name, shape) for name in ("sum", "argmax") for shape in SHAPES),
+        *((name, (2, 3, 33)) for name in ("prod", "max", "min", "any", "all", "argmin", "mean", "std")),
     ],
     ids=str,
 )
@@ -670,7 +673,7 @@ def test_reductions(name, shape):
     assert_equal(flipped, getattr(np, name)(np.flip(a), axis=0), 1e-10)
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS[::3], *FLOATS, *COMPLEX], ids=str)
+@pytest.mark.parametrize("dtype", SOME, ids=str)
 def test_sums_of_every_type(dtype):
     a = values((33, 70), dtype)
     x = xp.asarray(a)
@@ -738,7 +741,7 @@ def test_scans(shape):
     assert_equal(xp.cumulative_prod(f, axis=0), np.cumprod(f.numpy(), axis=0), 1e-12)
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS[::3], *FLOATS], ids=str)
+@pytest.mark.parametrize("dtype", SOME[:2], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (17,), (1000,), (5, 300), (300, 5)], ids=str)
 def test_sorting(shape, dtype):
     a = values(shape, dtype)
