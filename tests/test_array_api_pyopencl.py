@@ -231,6 +231,29 @@ def test_no_memory_left_is_a_memory_error(queue):
         xp.empty(limit, dtype=xp.float32, device=queue)
 
 
+def test_memory_that_nobody_uses_is_given_back(queue):
+    device = xp.Device(queue)
+    device.most_held = 16 << 20
+    for megabytes in range(2, 30, 2):  # sizes for none of which the pool has a buffer yet
+        x = xp.ones((megabytes << 18,), dtype=xp.float32, device=device)
+        assert device.pool.active_bytes >= x.nbytes
+        assert device.pool.managed_bytes <= 2 * x.nbytes + device.most_held
+        del x
+        assert device.pool.active_bytes == 0
+
+
+def test_calls_leave_nothing_behind(queue):
+    device = xp.Device(queue)
+    x = xp.ones((64,), device=device)
+    y = x + x * 2.0
+    plans, held = len(device.plans), device.pool.managed_bytes
+    for _ in range(1000):
+        y = x + x * 2.0
+    assert (len(device.plans), device.pool.active_blocks) == (plans, 2)
+    assert device.pool.managed_bytes <= held + 2 * y.nbytes  # sizes are rounded up
+    assert_equal(y, np.full(64, 3.0))
+
+
 def test_a_device_without_double_precision(queue, monkeypatch):
     device = xp.Device(queue)
     device.__dict__["dtypes"] = frozenset(np.dtype(n) for n in ("bool", "int32", "int64", "float32", "complex64"))
