@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -329,12 +330,14 @@ def test_threads_share_what_is_found_and_compiled(monkeypatch):
     """All at once ask for devices, for queues' devices and for a kernel that no one has compiled."""
     from array_api_pyopencl import _devices
 
+    context = cl.Context([xp.devices()[0].cl_device])
+    queues = [cl.CommandQueue(context) for _ in range(3)]
     compiled = []
     compile_ = _devices.Device._compile
     monkeypatch.setattr(_devices.Device, "_compile", lambda self, text: compiled.append(text) or compile_(self, text))
+    platforms = _devices._platforms
+    monkeypatch.setattr(_devices, "_platforms", lambda: time.sleep(0.05) or platforms())  # so that others come
     monkeypatch.setattr(_devices, "_find_devices", functools.cache(_devices._find_devices.__wrapped__))
-    context = cl.Context([xp.devices()[0].cl_device])
-    queues = [cl.CommandQueue(context) for _ in range(3)]
     barrier = threading.Barrier(8)
     found, results = [], []
 
