@@ -820,6 +820,8 @@ def test_integer_arrays():
     assert_equal(x[1:, xj, ::-1], host[1:, j, ::-1])
     assert_equal(x[..., xi, 2], host[..., i, 2])
     assert_equal(x[xi, xj, 3], host[i, j, 3])
+    assert_equal(x[None, 3, ..., 2, xj], host[None, 3, ..., 2, j])
+    assert_equal(x[:, -1, xj], host[:, -1, j])
     assert_equal(xp.take(x, xp.asarray([4, 0]), axis=1), np.take(host, [4, 0], axis=1))
     k = np.argsort(host, axis=1)[:, :2]
     assert_equal(xp.take_along_axis(x, xp.asarray(k), axis=1), np.take_along_axis(host, k, axis=1))
