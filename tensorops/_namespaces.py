@@ -234,6 +234,20 @@ def _cupy_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
         return cupy.asarray(a)
 
 
+def _pyopencl_to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import array_api_pyopencl as xp
+
+    return xp.asarray(x).numpy()
+
+
+def _pyopencl_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    import array_api_pyopencl as xp
+
+    if a.dtype == _bfloat16():
+        raise TypeError("pyopencl holds no bfloat16")
+    return xp.asarray(a, device=device).cl_array
+
+
 def _strict_to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import array_api_strict as xp
 
@@ -300,14 +314,16 @@ NAMESPACES: dict[str, Namespace] = {
         ),
         Namespace(
             name="pyopencl",
-            packages=("pyopencl",),
+            packages=("pyopencl", "array_api_pyopencl"),
             array_type="pyopencl.array:Array",
+            wrapper="array_api_pyopencl:Array",
+            unwrapped=lambda x: x.cl_array,
             standard="array_api_pyopencl",
-            to_numpy=_unsupported,
-            from_numpy=_unsupported,
+            to_numpy=_pyopencl_to_numpy,
+            from_numpy=_pyopencl_from_numpy,
             runtime="tensorops.backends.runtimes:PyopenclRuntime",
+            device=lambda x: x.queue,
             extra="opencl",
-            missing="the namespace array_api_pyopencl is an empty shell in this version",
         ),
         Namespace(
             name="jax",

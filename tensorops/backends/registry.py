@@ -127,7 +127,8 @@ BACKENDS: dict[str, Backend] = {
             "opencl",
             NAMESPACES["pyopencl"],
             "PyOpenCL arrays",
-            remedy="nothing yet; its arrays can be computed with as NumPy arrays: x.get()",
+            remedy="pip install --upgrade 'tensorops[opencl]'; pocl-binary-distribution is a driver for CPUs",
+            tested=_ON_EVERY_CHANGE,
         ),
         Backend(
             "dask",  # importing it imports CuPy as well, where that is installed

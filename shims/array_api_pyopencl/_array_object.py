@@ -1,0 +1,377 @@
+"""The array object: a buffer, a layout, and the device whose queue orders all that happens to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import EllipsisType, ModuleType
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.array
+
+from array_api_pyopencl import _calls, _dlpack, _indexing, _layout, _products
+from array_api_pyopencl._devices import Device, as_device
+from array_api_pyopencl._dtypes import DType
+from array_api_pyopencl._layout import Layout, Shape
+
+Index = int | slice | EllipsisType | None
+API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+
+
+class Array:
+    """An array of the standard over OpenCL memory; made by the functions of `array_api_pyopencl`, not directly.
+
+    What it computes is enqueued and returns at once; reading a value waits for it. Slices, transposes, and what
+    `broadcast_to`, `flip`, `permute_dims` and most calls of `reshape` return share memory with the array that they
+    were made from, and assignments through either are seen by both.
+    """
+
+    __slots__ = ("_buffer", "_device", "_layout")
+
+    __array_ufunc__ = None  # NumPy arrays leave operators with one of these to it
+
+    def __init__(self, buffer: Any, layout: Layout, device: Device) -> None:
+        self._buffer = buffer
+        self._layout = layout
+        self._device = device
+
+    # ------------------------------------------------------------------------------------- attributes
+
+    @property
+    def dtype(self) -> DType:
+        """The data type of the elements, a NumPy dtype."""
+        return self._layout.dtype
+
+    @property
+    def device(self) -> Device:
+        """The device, which stands for an OpenCL command queue."""
+        return self._device
+
+    @property
+    def shape(self) -> Shape:
+        """The lengths of the dimensions."""
+        return self._layout.shape
+
+    @property
+    def strides(self) -> Shape:
+        """How far apart neighbours along each dimension are, in bytes."""
+        return tuple(s * self._layout.itemsize for s in self._layout.strides)
+
+    @property
+    def offset(self) -> int:
+        """How far into the buffer the first element is, in bytes."""
+        return self._layout.offset * self._layout.itemsize
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self._layout.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._layout.size
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of all elements."""
+        return self._layout.nbytes
+
+    @property
+    def T(self) -> Array:  # noqa: N802 (the standard's name)
+        """The transpose of a matrix, without a copy."""
+        if self.ndim != 2:
+            raise ValueError(f"T is defined for two dimensions, not for {self.ndim}; see mT and permute_dims")
+        return self.mT
+
+    @property
+    def mT(self) -> Array:  # noqa: N802 (the standard's name)
+        """The array with its last two dimensions swapped, without a copy."""
+        if self.ndim < 2:
+            raise ValueError(f"mT is defined for two dimensions or more, not for {self.ndim}")
+        shape, strides = self._layout.shape, self._layout.strides
+        return self._view((*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2]))
+
+    @property
+    def cl_array(self) -> cl.array.Array:
+        """The same memory as a `pyopencl.array.Array`, on the same queue."""
+        layout = self._layout
+        return cl.array.Array(
+            self._device.queue,
+            layout.shape,
+            layout.dtype,
+            data=self._buffer,
+            offset=self.offset,
+            strides=self.strides,
+            allocator=self._device.pool,
+        )
+
+    def _view(self, shape: Shape, strides: Shape, offset: int | None = None) -> Array:
+        """Return an array that shares this one's memory; strides and offset are counted in elements."""
+        old = self._layout
+        layout = _layout.layout(old.dtype, shape, strides, old.offset if offset is None else offset)
+        return Array(self._buffer, layout, self._device)
+
+    # ----------------------------------------------------------------------------- to the host and away
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return the values as a new NumPy array, once they are computed."""
+        readable = self._layout.contiguous and not (self._layout.offset and _dlpack.is_svm(self._buffer))
+        x = self if readable else _calls.compute("copy", (self,))
+        layout = x._layout
+        values = self._device.read(x._buffer, layout.offset, layout.size, layout.dtype)
+        return values.reshape(layout.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("a NumPy array of OpenCL memory is always a copy")
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Array:
+        """Return the array on another device, or itself if it is there.
+
+        Parameters
+        ----------
+        device
+            A device of this namespace, a `pyopencl.CommandQueue` or a `pyopencl.Device`.
+        stream
+            Must be ``None``: the order is that of the two queues.
+        """
+        if stream is not None:
+            raise ValueError("to_device takes no stream: a device stands for its queue")
+        target = as_device(device)
+        if target == self._device:
+            return self
+        target.require(self.dtype)
+        x = _calls.compute("copy", (self,))
+        if target.context == self._device.context:
+            return Array(_calls.copy_between_queues(x._buffer, self._device, target), x._layout, target)
+        return Array(target.write(x.numpy()), x._layout, target)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        return _dlpack.export(self, stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _dlpack.device_of(self)
+
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> ModuleType:
+        if api_version is not None and api_version not in API_VERSIONS:
+            raise ValueError(f"api_version is {api_version!r}, expected one of {', '.join(API_VERSIONS)}")
+        import array_api_pyopencl
+
+        return array_api_pyopencl
+
+    def _item(self, kinds: str, into: str) -> Any:
+        if self._layout.shape != ():
+            raise TypeError(f"only an array of no dimensions is converted to a Python {into}, not one of {self.shape}")
+        if self.dtype.kind not in kinds:
+            raise TypeError(f"an array of {self.dtype.name} is not converted to a Python {into}")
+        return self.numpy()[()]
+
+    def __bool__(self) -> bool:
+        return bool(self._item("biufc", "bool"))
+
+    def __int__(self) -> int:
+        return int(self._item("biuf", "int"))
+
+    def __index__(self) -> int:
+        return int(self._item("iu", "index"))
+
+    def __float__(self) -> float:
+        return float(self._item("biuf", "float"))
+
+    def __complex__(self) -> complex:
+        return complex(self._item("biufc", "complex"))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array of no dimensions has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Array]:
+        if not self.shape:
+            raise TypeError("an array of no dimensions cannot be iterated over")
+        return (self[i] for i in range(self.shape[0]))
+
+    def __repr__(self) -> str:
+        values = np.array2string(self.numpy(), separator=", ", prefix="Array(")
+        return f"Array({values}, dtype={self.dtype.name})"
+
+    # --------------------------------------------------------------------------------------- elements
+
+    def __getitem__(self, key: Any, /) -> Array:
+        return _indexing.getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any, /) -> None:
+        _indexing.setitem(self, key, value)
+
+    # -------------------------------------------------------------------------------------- operators
+
+    def __pos__(self) -> Array:
+        return _calls.unary("positive", self)
+
+    def __neg__(self) -> Array:
+        return _calls.unary("negative", self)
+
+    def __abs__(self) -> Array:
+        return _calls.unary("abs", self)
+
+    def __invert__(self) -> Array:
+        return _calls.unary("bitwise_invert", self)
+
+    def __eq__(self, other: Any, /) -> Array:  # type: ignore[override]
+        return _calls.operator("equal", self, other)
+
+    def __ne__(self, other: Any, /) -> Array:  # type: ignore[override]
+        return _calls.operator("not_equal", self, other)
+
+    def __lt__(self, other: Any, /) -> Any:
+        return _calls.operator("less", self, other)
+
+    def __le__(self, other: Any, /) -> Any:
+        return _calls.operator("less_equal", self, other)
+
+    def __gt__(self, other: Any, /) -> Any:
+        return _calls.operator("greater", self, other)
+
+    def __ge__(self, other: Any, /) -> Any:
+        return _calls.operator("greater_equal", self, other)
+
+    def __add__(self, other: Any, /) -> Any:
+        return _calls.operator("add", self, other)
+
+    def __radd__(self, other: Any, /) -> Any:
+        return _calls.operator("add", other, self)
+
+    def __iadd__(self, other: Any, /) -> Array:
+        return _calls.in_place("add", self, other) if _is_operand(other) else NotImplemented
+
+    def __sub__(self, other: Any, /) -> Any:
+        return _calls.operator("subtract", self, other)
+
+    def __rsub__(self, other: Any, /) -> Any:
+        return _calls.operator("subtract", other, self)
+
+    def __isub__(self, other: Any, /) -> Array:
+        return _calls.in_place("subtract", self, other) if _is_operand(other) else NotImplemented
+
+    def __mul__(self, other: Any, /) -> Any:
+        return _calls.operator("multiply", self, other)
+
+    def __rmul__(self, other: Any, /) -> Any:
+        return _calls.operator("multiply", other, self)
+
+    def __imul__(self, other: Any, /) -> Array:
+        return _calls.in_place("multiply", self, other) if _is_operand(other) else NotImplemented
+
+    def __truediv__(self, other: Any, /) -> Any:
+        return _calls.operator("divide", self, other)
+
+    def __rtruediv__(self, other: Any, /) -> Any:
+        return _calls.operator("divide", other, self)
+
+    def __itruediv__(self, other: Any, /) -> Array:
+        return _calls.in_place("divide", self, other) if _is_operand(other) else NotImplemented
+
+    def __floordiv__(self, other: Any, /) -> Any:
+        return _calls.operator("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any, /) -> Any:
+        return _calls.operator("floor_divide", other, self)
+
+    def __ifloordiv__(self, other: Any, /) -> Array:
+        return _calls.in_place("floor_divide", self, other) if _is_operand(other) else NotImplemented
+
+    def __mod__(self, other: Any, /) -> Any:
+        return _calls.operator("remainder", self, other)
+
+    def __rmod__(self, other: Any, /) -> Any:
+        return _calls.operator("remainder", other, self)
+
+    def __imod__(self, other: Any, /) -> Array:
+        return _calls.in_place("remainder", self, other) if _is_operand(other) else NotImplemented
+
+    def __pow__(self, other: Any, /) -> Any:
+        return _calls.operator("pow", self, other)
+
+    def __rpow__(self, other: Any, /) -> Any:
+        return _calls.operator("pow", other, self)
+
+    def __ipow__(self, other: Any, /) -> Array:
+        return _calls.in_place("pow", self, other) if _is_operand(other) else NotImplemented
+
+    def __and__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_and", self, other)
+
+    def __rand__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_and", other, self)
+
+    def __iand__(self, other: Any, /) -> Array:
+        return _calls.in_place("bitwise_and", self, other) if _is_operand(other) else NotImplemented
+
+    def __or__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_or", self, other)
+
+    def __ror__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_or", other, self)
+
+    def __ior__(self, other: Any, /) -> Array:
+        return _calls.in_place("bitwise_or", self, other) if _is_operand(other) else NotImplemented
+
+    def __xor__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_xor", other, self)
+
+    def __ixor__(self, other: Any, /) -> Array:
+        return _calls.in_place("bitwise_xor", self, other) if _is_operand(other) else NotImplemented
+
+    def __lshift__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_left_shift", self, other)
+
+    def __rlshift__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_left_shift", other, self)
+
+    def __ilshift__(self, other: Any, /) -> Array:
+        return _calls.in_place("bitwise_left_shift", self, other) if _is_operand(other) else NotImplemented
+
+    def __rshift__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_right_shift", self, other)
+
+    def __rrshift__(self, other: Any, /) -> Any:
+        return _calls.operator("bitwise_right_shift", other, self)
+
+    def __irshift__(self, other: Any, /) -> Array:
+        return _calls.in_place("bitwise_right_shift", self, other) if _is_operand(other) else NotImplemented
+
+    def __matmul__(self, other: Any, /) -> Array:
+        return _products.matmul(self, other) if isinstance(other, _ARRAYS) else NotImplemented
+
+    def __rmatmul__(self, other: Any, /) -> Array:
+        return _products.matmul(other, self) if isinstance(other, _ARRAYS) else NotImplemented
+
+    def __imatmul__(self, other: Any, /) -> Array:
+        if not isinstance(other, _ARRAYS):
+            return NotImplemented
+        self[...] = _products.matmul(self, other)
+        return self
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_ARRAYS = (Array, pyopencl.array.Array)
+_OPERANDS = (Array, bool, int, float, complex, np.generic, pyopencl.array.Array)
+
+
+def _is_operand(x: object) -> bool:
+    return type(x) is Array or isinstance(x, _OPERANDS)

@@ -1,0 +1,260 @@
+"""Devices: an OpenCL device together with the context and the in-order queue on which its arrays live."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+from pyopencl.tools import ImmediateAllocator, MemoryPool
+
+from array_api_pyopencl import _dtypes
+from array_api_pyopencl._dtypes import DType
+
+_MAX_QUEUES = 64
+_LARGE = 1 << 20  # bytes of a buffer before which it is worth a look how many the pool holds
+_MAX_PROGRAMS = 4096
+_programs: dict[tuple[Any, Any, str], Any] = {}
+_compiling = threading.Lock()  # warnings are silenced for the whole process
+_found = threading.RLock()  # two threads must not make two contexts for one device, nor two of its queues' devices
+
+
+class Device:
+    """Where arrays live and are computed: a command queue, and with it a context and an OpenCL device.
+
+    Two devices are equal if their queues are. `array_api_pyopencl.__array_namespace_info__().devices()` has one for
+    each OpenCL device found; for a queue of your own there is ``Device(queue)``.
+
+    Raises
+    ------
+    ValueError
+        If the queue executes out of order: results here are only ordered by their queue.
+    """
+
+    __slots__ = ("__dict__", "cl_device", "context", "lock", "plans", "pool", "queue")
+
+    def __init__(self, queue: cl.CommandQueue) -> None:
+        if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
+            raise ValueError("the command queue executes out of order; array_api_pyopencl needs an in-order queue")
+        self.queue = queue
+        self.context = queue.context
+        self.cl_device = queue.device
+        self.pool = MemoryPool(ImmediateAllocator(queue))
+        self.plans: dict[Any, Any] = {}  # see `_launch`
+        self.lock = threading.Lock()  # arguments are set and a kernel enqueued as one step
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and self.queue == other.queue
+
+    def __hash__(self) -> int:
+        return hash(self.queue)
+
+    def __repr__(self) -> str:
+        return f"Device({self.cl_device.name.strip()!r}, queue {self.queue.int_ptr:#x})"
+
+    @cached_property
+    def dtypes(self) -> frozenset[DType]:
+        """The data types that the device can compute with."""
+        extensions = set(self.cl_device.extensions.split())
+        missing: set[DType] = set()
+        if "cl_khr_fp64" not in extensions and not self.cl_device.double_fp_config:
+            missing |= {_dtypes.float64, _dtypes.complex128}
+        if "cl_khr_fp16" not in extensions:
+            missing.add(_dtypes.float16)
+        return frozenset(_dtypes.C_TYPES) - missing
+
+    @property
+    def default_float(self) -> DType:
+        """The type of Python floats: float64 where the device has it."""
+        return _dtypes.float64 if _dtypes.float64 in self.dtypes else _dtypes.float32
+
+    @property
+    def default_complex(self) -> DType:
+        """The type of Python complex numbers: complex128 where the device has it."""
+        return _dtypes.complex_of(self.default_float)
+
+    @cached_property
+    def is_cpu(self) -> bool:
+        """Whether work-items are better given consecutive elements than interleaved ones."""
+        return bool(self.cl_device.type & cl.device_type.CPU)
+
+    @cached_property
+    def work_group(self) -> int:
+        """The number of work-items in a group of a one-dimensional launch."""
+        return int(min(256, self.cl_device.max_work_group_size))
+
+    @cached_property
+    def most_held(self) -> int:
+        """The number of bytes that the pool may hold and nobody uses: the pool itself knows no limit."""
+        return int(self.cl_device.global_mem_size) // 4
+
+    @cached_property
+    def parallelism(self) -> int:
+        """The number of work-items that are enough to keep the device busy."""
+        units = int(self.cl_device.max_compute_units)
+        return units * 16 if self.is_cpu else units * 2048
+
+    @cached_property
+    def build_options(self) -> list[str]:
+        """What every program is compiled with: divisions and roots are rounded correctly where that can be had."""
+        config = self.cl_device.single_fp_config
+        exact = config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
+        return ["-cl-fp32-correctly-rounded-divide-sqrt"] if exact else []
+
+    def require(self, dtype: DType) -> DType:
+        """Return `dtype`.
+
+        Raises
+        ------
+        TypeError
+            If the device cannot compute with it.
+        """
+        if dtype not in self.dtypes:
+            raise TypeError(f"the OpenCL device {self.cl_device.name.strip()!r} has no {dtype.name}")
+        return dtype
+
+    def allocate(self, nbytes: int) -> Any:
+        """Return a buffer of at least one byte, from this queue's pool.
+
+        Raises
+        ------
+        MemoryError
+            If the device has no such buffer left.
+        """
+        try:
+            if nbytes > _LARGE and self.pool.managed_bytes - self.pool.active_bytes > self.most_held:
+                self.pool.free_held()
+            return self.pool.allocate(nbytes or 1)
+        except (cl.MemoryError, cl.RuntimeError, cl.LogicError) as error:
+            if error.code not in _OUT_OF_MEMORY:
+                raise
+            raise MemoryError(
+                f"the OpenCL device {self.cl_device.name.strip()!r} cannot allocate {nbytes} bytes"
+            ) from error
+
+    def program(self, source: str) -> Any:
+        """Return the compiled program of `source`; compiled once for a context and device."""
+        key = (self.context, self.cl_device, source)
+        found = _programs.get(key)
+        if found is None:
+            with _compiling:
+                found = _programs.get(key)
+                if found is None:
+                    found = self._compile(source)
+                    if len(_programs) >= _MAX_PROGRAMS:  # each holds its context
+                        _programs.clear()
+                    _programs[key] = found
+        return found
+
+    def _compile(self, source: str) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cl.CompilerWarning)  # remarks on generated code; errors are raised
+            return cl.Program(self.context, source).build(self.build_options, devices=[self.cl_device])
+
+    def read(self, buffer: Any, start: int, count: int, dtype: DType) -> np.ndarray[Any, Any]:
+        """Return `count` elements from the element `start` on, once they are computed."""
+        host = np.empty(count, dtype)
+        if count:
+            cl.enqueue_copy(self.queue, host, buffer, src_offset=start * dtype.itemsize)
+        return host
+
+    def write(self, host: np.ndarray[Any, Any]) -> Any:
+        """Return a new buffer with the values of a contiguous NumPy array."""
+        buffer = self.allocate(host.nbytes)
+        if host.nbytes:
+            cl.enqueue_copy(self.queue, buffer, host)
+        return buffer
+
+    def synchronize(self) -> None:
+        """Wait until everything that was enqueued has been computed."""
+        self.queue.finish()
+
+
+_OUT_OF_MEMORY = {
+    cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
+    cl.status_code.OUT_OF_RESOURCES,
+    cl.status_code.OUT_OF_HOST_MEMORY,
+    cl.status_code.INVALID_BUFFER_SIZE,
+}
+
+_by_queue: dict[Any, Device] = {}
+
+
+def device_of_queue(queue: cl.CommandQueue) -> Device:
+    """Return the device that stands for `queue`; the same one while it is among the last ones used."""
+    found = _by_queue.get(queue)
+    if found is None:
+        with _found:
+            if len(_by_queue) >= _MAX_QUEUES:
+                _by_queue.pop(next(iter(_by_queue)))
+            found = _by_queue.setdefault(queue, Device(queue))
+    return found
+
+
+def devices() -> tuple[Device, ...]:
+    """Return one device for each OpenCL device found, each with a context and a queue of its own."""
+    with _found:
+        return _find_devices()
+
+
+@cache
+def _find_devices() -> tuple[Device, ...]:
+    found = [device for platform in _platforms() for device in platform.get_devices()]
+    return tuple(device_of_queue(cl.CommandQueue(cl.Context([device]))) for device in found)
+
+
+def _platforms() -> list[Any]:
+    try:
+        return list(cl.get_platforms())
+    except cl.LogicError:  # the loader found no driver
+        return []
+
+
+def default_device() -> Device:
+    """Return the device that PyOpenCL chooses: the one that ``PYOPENCL_CTX`` names, else the first.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no OpenCL device.
+    """
+    return _default_device(os.environ.get("PYOPENCL_CTX", ""))
+
+
+@cache
+def _default_device(choice: str) -> Device:
+    found = devices()
+    if not found:
+        raise RuntimeError("no OpenCL device was found; pip install pocl-binary-distribution brings one for CPUs")
+    if not choice:
+        return found[0]
+    chosen = cl.choose_devices(interactive=False)[0]
+    return next(d for d in found if d.cl_device == chosen)
+
+
+def as_device(device: Any) -> Device:
+    """Return the device that a ``device=`` argument names: ``None``, a `Device`, a queue, or a `pyopencl.Device`.
+
+    Raises
+    ------
+    TypeError
+        If it is anything else.
+    ValueError
+        If it is an OpenCL device that was not found here.
+    """
+    if device is None:
+        return default_device()
+    if isinstance(device, Device):
+        return device
+    if isinstance(device, cl.CommandQueue):
+        return device_of_queue(device)
+    if isinstance(device, cl.Device):
+        for found in devices():
+            if found.cl_device == device:
+                return found
+        raise ValueError(f"{device!r} is not among the OpenCL devices found")
+    raise TypeError(f"device is {device!r}, expected a device of array_api_pyopencl, a pyopencl queue or device")
