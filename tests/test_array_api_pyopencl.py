@@ -184,8 +184,7 @@ def test_two_contexts_do_not_mix(queue):
 
 def test_several_devices():
     """In a process of its own, in which PoCL is told to show the processor twice."""
-    chosen = xp.default_device().cl_device
-    if chosen.platform.name != "Portable Computing Language":
+    if [p.name for p in cl.get_platforms()] != ["Portable Computing Language"]:
         pytest.skip("only PoCL shows one device twice")
     code = """
 import array_api_pyopencl as xp
@@ -204,7 +203,7 @@ except ValueError as error:
 else:
     raise AssertionError("mixed")
 """
-    kind = chosen.name.partition("-")[0]
+    kind = xp.default_device().cl_device.name.partition("-")[0]
     environment = os.environ | {"POCL_DEVICES": f"{kind} {kind}", "PYOPENCL_CTX": "0:1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
