@@ -4,6 +4,8 @@
 //     kernels_test [kernel]...            rows of 1 to 300 elements, to and from the edges of readable memory
 //     kernels_test threads [kernel]...    larger ones, each from many threads at once
 //
+// All targets that this machine can run are tested, or the one that TENSOROPS_CPU_TARGET names.
+//
 // Here are the tests of kernels that go through rows, the table of all tests, and what is run. A kernel is added as one
 // function, in TESTS below. ThreadSanitizer sees no accesses of more than 16 bytes, so that of the targets of x86 only
 // v2 is fully under its eyes.
@@ -247,6 +249,7 @@ constexpr Entry TESTS[] = {
     {"dequantize", dequantize, false}, {"quantized_linear", quantized_linear, false},
     {"attention", attention, false},
 };
+static_assert(std::size(TESTS) == TENSOROPS_TESTED, "a name is missing in TESTED of CMakeLists.txt");
 
 std::vector<std::int64_t> lengths_of(const Entry& entry, bool many_threads) {
     if (many_threads && entry.test == attention) return {1100};  // keys in two spans
@@ -260,9 +263,10 @@ std::vector<std::int64_t> lengths_of(const Entry& entry, bool many_threads) {
     return lengths;
 }
 
-bool run(bool many_threads, const std::vector<std::string>& names) {
+bool run(bool many_threads, const std::vector<std::string>& names, const char* only_target) {
     Test t;
     t.many_threads = many_threads;
+    if (only_target) t.targets = {only_target};
     t.rows = many_threads ? 33 : 2;
     for (const Entry& entry : TESTS) {
         if (!names.empty() && std::find(names.begin(), names.end(), entry.name) == names.end()) continue;
@@ -293,5 +297,10 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "usage: %s [threads] [kernel]...\n", argv[0]);
         return 2;
     }
-    return tensorops::tests::run(many_threads, names) ? 0 : 1;
+    const char* target = std::getenv("TENSOROPS_CPU_TARGET");
+    if (target && !tensorops::use_target(target)) {
+        std::fprintf(stderr, "TENSOROPS_CPU_TARGET=%s is no target that this machine can run\n", target);
+        return 2;
+    }
+    return tensorops::tests::run(many_threads, names, target) ? 0 : 1;
 }
