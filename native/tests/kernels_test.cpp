@@ -247,11 +247,12 @@ constexpr Entry TESTS[] = {
     {"sample", sample, true},          {"rope", rope, true},
     {"linear", linear, true},          {"quantize", quantize, false},
     {"dequantize", dequantize, false}, {"quantized_linear", quantized_linear, false},
-    {"attention", attention, false},
+    {"attention", attention, false},   {"vector_math", vector_math, false},
 };
 static_assert(std::size(TESTS) == TENSOROPS_TESTED, "a name is missing in TESTED of CMakeLists.txt");
 
 std::vector<std::int64_t> lengths_of(const Entry& entry, bool many_threads) {
+    if (entry.test == vector_math) return {10000, 10003};
     if (many_threads && entry.test == attention) return {1100};  // keys in two spans
     if (many_threads && !entry.all_lengths) return {64, 65};     // groups
     if (many_threads) return {2048, 2051};  // one that may be written past the caches, one that may not
