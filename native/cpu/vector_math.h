@@ -1,9 +1,9 @@
 // exp, log1p, sigmoid and the error function on vectors: written once for all targets.
 //
 // float32: polynomials fitted to the least largest relative error. AVX-512 looks up those of a segment in registers,
-// where other targets have one for all arguments. The largest errors seen on x86, in eps times the result: exp 0.9,
-// sigmoid 2.0, softplus 1.9, gelu 1.3 with AVX-512 for x of at least -5.9, else 2.3, and 3.9 without AVX-512
-// (tests/test_cpu_activation.py bounds them).
+// where other targets have one for all arguments. The largest errors seen, in eps times the result: exp 0.9, tanh 1.6,
+// sigmoid 1.5, softplus 1.9, gelu 1.3 with AVX-512 for x of at least -5.9, else 2.1, and 2.4 without AVX-512
+// (tests/test_cpu_activation.py and native/tests bound them).
 // float64: the C library's functions, lane by lane, as no kernel's speed in float64 has mattered yet.
 #pragma once
 
@@ -54,6 +54,23 @@ inline Vec<float> at_most(Vec<float> x, float bound) {
 #endif
 }
 
+// What rounding took from a², for the square of a that remained
+inline Vec<float> rest_of_square(Vec<float> a, Vec<float> square) {
+#if defined(__AVX512F__)
+    const auto b = reinterpret_cast<__m512>(a);
+    return reinterpret_cast<Vec<float>>(_mm512_fmsub_ps(b, b, reinterpret_cast<__m512>(square)));
+#elif defined(__FMA__)
+    const auto b = reinterpret_cast<__m256>(a);
+    return reinterpret_cast<Vec<float>>(_mm256_fmsub_ps(b, b, reinterpret_cast<__m256>(square)));
+#elif defined(__aarch64__)
+    const auto b = reinterpret_cast<float32x4_t>(a);
+    return reinterpret_cast<Vec<float>>(vfmaq_f32(reinterpret_cast<float32x4_t>(-square), b, b));
+#else
+    const Vec<float> head = floats_of(bits_of(a) & 0xffff0000u);  // of 8 bits, so that its square is exact
+    return (head * head - square) + (a - head) * (a + head);
+#endif
+}
+
 // x times 2^k for a whole number k (with AVX-512: for its floor), rounded once where the result is below the normal
 // numbers
 inline Vec<float> times_power_of_two(Vec<float> x, Vec<float> k) {
@@ -64,17 +81,6 @@ inline Vec<float> times_power_of_two(Vec<float> x, Vec<float> k) {
     const I32 n = __builtin_convertvector(k, I32), half = n >> 1;
     const Vec<float> first = reinterpret_cast<Vec<float>>((half + 127) << 23);
     return x * first * reinterpret_cast<Vec<float>>((n - half + 127) << 23);
-#endif
-}
-
-// 1 / x for x far from the ends of the range, correct to one unit in the last place
-inline Vec<float> reciprocal(Vec<float> x) {
-#if defined(__AVX512F__)
-    // One step of Newton's method from 14 bits is quicker than a division of so many lanes.
-    const Vec<float> r = reinterpret_cast<Vec<float>>(_mm512_rcp14_ps(reinterpret_cast<__m512>(x)));
-    return r * (1.0f - x * r) + r;
-#else
-    return 1.0f / x;
 #endif
 }
 
@@ -179,8 +185,8 @@ alignas(64) inline constexpr float kSigmoid[5][32] = {
 // 1 / (1 + exp(a)) for an a that is not negative. A function of its own where it is seldom needed, as its constants
 // would drive those of the usual case out of the registers.
 [[gnu::noinline]] inline Vec<float> far_sigmoid_tail(Vec<float> a) {
-    const Vec<float> e = exp_of_negative(-a);
-    return e * reciprocal(e + 1.0f);
+    const Vec<float> e = exp_of_negative(-a);  // at most 4e-4: 1 / (1 + e) is 1 - e + e²
+    return e + e * (e * e - e);
 }
 #endif
 
@@ -194,8 +200,8 @@ inline Vec<float> sigmoid(Vec<float> x) {
     if (__builtin_expect(any(far), 0)) tail = far ? far_sigmoid_tail(a) : tail;
     return x < 0 ? tail : 1.0f - tail;
 #else
-    const Vec<float> e = exp_of_negative(negative(x)), q = reciprocal(e + 1.0f);
-    return x >= 0 ? q : e * q;
+    const Vec<float> e = exp_of_negative(negative(x));
+    return (x >= 0 ? Vec<float>{} + 1 : e) / (e + 1.0f);
 #endif
 }
 inline Vec<double> sigmoid(Vec<double> x) {
@@ -203,14 +209,14 @@ inline Vec<double> sigmoid(Vec<double> x) {
     return (x >= 0 ? Vec<double>{} + 1 : e) / (e + 1);
 }
 
-// tanh: near 0 a polynomial in x², as the quotient would cancel
+// tanh: a polynomial in x² up to where the quotient, which cancels near 0, is 1/2
 inline Vec<float> tanh(Vec<float> x) {
     const Vec<float> a = absolute(x), u = x * x;
-    Vec<float> p = 0x1.1a7c08p-6f * u - 0x1.b28c76p-5f;
-    p = p * u + 0x1.10e9fcp-3f;
-    p = p * u - 0x1.5554d6p-2f;
+    Vec<float> p = 0x1.0d5034p-6f * u - 0x1.af7cccp-5f;
+    p = p * u + 0x1.10cef6p-3f;
+    p = p * u - 0x1.555452p-2f;
     const Vec<float> e = exp_of_negative(-2.0f * a), q = (1.0f - e) / (1.0f + e);
-    return a < 0.5f ? x + x * (u * p) : (x < 0 ? -q : q);
+    return a < 0.55f ? x + x * (u * p) : (x < 0 ? -q : q);
 }
 inline Vec<double> tanh(Vec<double> x) {
     return by_lane(x, [](double a) { return std::tanh(a); });
@@ -363,18 +369,17 @@ inline Vec<float> scaled_normal_tail(Vec<float> a) {
 // drive those of the usual case out of the registers.
 [[gnu::noinline]] inline Vec<float> far_normal_tail(Vec<float> a) {
     a = at_most(a, 14.5f);  // exp(-14.5²/2) is 0 in float32
-    // -a²/2 in two parts, since exp magnifies the rounding error of a large exponent
-    const Vec<float> half = -0.5f * a, exponent = half * a;
-    const Vec<float> rest = reinterpret_cast<Vec<float>>(_mm512_fmsub_ps(
-        reinterpret_cast<__m512>(half), reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(exponent)));
-    return scaled_normal_tail(a) * bounded_exp(exponent, [rest](Vec<float> r) { return r + rest; });
+    // a² in two parts, since exp magnifies the rounding error of a large exponent
+    const Vec<float> square = a * a, rest = -0.5f * rest_of_square(a, square);
+    return scaled_normal_tail(a) * bounded_exp(-0.5f * square, [rest](Vec<float> r) { return r + rest; });
 }
 #endif
 
 // The standard normal distribution function, without cancellation in either tail.
 //
-// AVX-512 looks up polynomials for the lower tail. Elsewhere it is exp(-x²/2) times t · p(t) with t = 1 / (1 + |x|/4),
-// and near 0 the whole is 1/2 + x q(x²).
+// AVX-512 looks up polynomials for the lower tail. Elsewhere, with a = |x| and c = 1 / sqrt(2π), it is exp(-a²/2) times
+// (c + a p(a) / q(a)) / (a + 2 c), exact at 0 and for large a: the quotient is small beside c, and so are its rounding
+// errors, as no term of p and q is negative. Largest relative error before rounding: 1e-8.
 inline Vec<float> normal_cdf(Vec<float> x) {
 #if defined(__AVX512F__)
     const Vec<float> a = absolute(x);
@@ -386,26 +391,19 @@ inline Vec<float> normal_cdf(Vec<float> x) {
 #else
     const Vec<float> a = at_most(absolute(x), 14.5f);  // exp(-14.5²/2) is 0 in float32
     const Vec<float> square = a * a;
-    Vec<float> q = 0x1.a3c77cp-14f * square - 0x1.34bf2cp-10f;
-    q = q * square + 0x1.46ba28p-7f;
-    q = q * square - 0x1.1057e8p-4f;
-    q = q * square + 0x1.988452p-2f;
-    const Vec<float> t = reciprocal(a * 0.25f + 1.0f);
-    Vec<float> p = 0x1.96655cp-6f * t - 0x1.a6af6ap-4f;
-    p = p * t + 0x1.1a4eap-3f;
-    p = p * t - 0x1.3824c4p-4f;
-    p = p * t + 0x1.79e548p-4f;
-    p = p * t + 0x1.84b304p-5f;
-    p = p * t + 0x1.5a2a94p-4f;
-    p = p * t + 0x1.7d072ap-4f;
-    p = p * t + 0x1.98abaep-4f;
-    p = p * t + 0x1.9882fcp-4f;
-    // x² in two parts, since exp magnifies the rounding error of a large exponent; the head has 8 bits.
-    const Vec<float> head = floats_of(bits_of(a) & 0xffff0000u);
-    const Vec<float> rest = (head * head - square) + (a - head) * (a + head);
-    const Vec<float> tail = t * p * exp_of_negative(-0.5f * square, -0.5f * rest);
-    const Vec<float> centre = x * q + 0.5f;
-    return a < 0.8f ? centre : (x < 0 ? tail : 1.0f - tail);
+    Vec<float> p = 0x1.27aa06p-8f * a + 0x1.16f08ep-5f;
+    p = p * a + 0x1.ddaef6p-4f;
+    p = p * a + 0x1.741a08p-3f;
+    Vec<float> q = 0x1.d07672p-7f * a + 0x1.feb8fap-4f;
+    q = q * a + 0x1.1359bap-1f;
+    q = q * a + 0x1.4e2a1ap+0f;
+    q = q * a + 0x1.bd609p+0f;
+    q = q * a + 1.0f;
+    constexpr float c = 0x1.988454p-2f;  // 1 / sqrt(2π)
+    // x² in two parts, since exp magnifies the rounding error of a large exponent
+    const Vec<float> e = exp_of_negative(-0.5f * square, -0.5f * rest_of_square(a, square));
+    const Vec<float> tail = (c + p * a / q) * e / (a + 2 * c);
+    return x < 0 ? tail : 1.0f - tail;
 #endif
 }
 inline Vec<double> normal_cdf(Vec<double> x) {

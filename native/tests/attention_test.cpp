@@ -173,21 +173,21 @@ Input array(Test& t, std::int64_t batch, std::int64_t heads, std::int64_t positi
 void attention(Test& t) {
     const std::int64_t dims[] = {16, 5, 32, 48, 1, 67, 64};
     const std::int64_t keys = t.length, dim = dims[keys % 7], value_dim = dims[(keys / 2 + 3) % 7];
-    for (const std::int64_t queries : {std::int64_t{1}, std::int64_t{t.many_threads ? 20 : 7}})
+    const std::int64_t batch = keys > 300 ? 1 : 2, heads = 4, kv_heads = 2;
+    const double scale = 1 / std::sqrt(static_cast<double>(dim));
+    for (const std::int64_t queries : {std::int64_t{1}, std::int64_t{t.many_threads ? 20 : 7}}) {
+        const Input q = array(t, batch, heads, queries, dim), k = array(t, batch, kv_heads, keys, dim),
+                    v = array(t, batch, kv_heads, keys, value_dim);
         for (const Variant& variant : kVariants) {
             if (t.many_threads && variant.window != 40) continue;    // the one with all of them
             if (variant.infinite_value && queries > keys) continue;  // 0 or NaN where all keys are hidden
-            const std::int64_t batch = keys > 300 ? 1 : 2, heads = 4, kv_heads = 2;
-            Case c{variant, batch, heads, kv_heads, queries, keys, dim, value_dim, {}, {}, {}, {}, {}, 0.0};
-            c.q = array(t, batch, heads, queries, dim);
-            c.k = array(t, batch, kv_heads, keys, dim);
-            c.v = array(t, batch, kv_heads, keys, value_dim);
-            c.scale = 1 / std::sqrt(static_cast<double>(dim));
+            Case c{variant, batch, heads, kv_heads, queries, keys, dim, value_dim, q, k, v, {}, {}, scale};
             if (variant.infinite_value) c.v.values.back() = -INFINITY;
             if (variant.mask != Mask::none) c.mask = mask_of(t, c);
             if (variant.sinks) c.sinks = t.random(heads, keys % 2 ? Dtype::float32 : t.dtype, 1.0);
             check(t, c);
         }
+    }
 }
 
 }  // namespace tensorops::tests

@@ -32,26 +32,30 @@ inline Format format_of(Dtype dtype) {
     }
 }
 
+// R is Real, or double for numbers that are doubles: on AArch64 a long double is computed with in software.
+
 // The distance between neighbours at x
-inline Real unit_at(const Format& f, Real x) {
-    const Real a = std::fabs(x);
+template <class R>
+R unit_at(const Format& f, R x) {
+    const R a = std::fabs(x);
     const int lowest = 1 - f.bias, exponent = a > 0 && std::isfinite(a) ? std::ilogb(a) : lowest;
-    return std::ldexp(Real{1}, (exponent > lowest ? exponent : lowest) - f.mantissa);
+    return std::ldexp(R{1}, (exponent > lowest ? exponent : lowest) - f.mantissa);
 }
 
 // The neighbour nearest to x, of two equally near the even one; beyond the largest number, infinity
-inline Real rounded(const Format& f, Real x) {
+template <class R>
+R rounded(const Format& f, R x) {
     if (!std::isfinite(x)) return x;
-    const Real unit = unit_at(f, x), y = std::nearbyint(x / unit) * unit;
-    return std::fabs(y) < std::ldexp(Real{1}, f.bias + 1) ? y : std::copysign(Real{INFINITY}, x);
+    const R unit = unit_at(f, x), y = std::nearbyint(x / unit) * unit;
+    return std::fabs(y) < std::ldexp(R{1}, f.bias + 1) ? y : std::copysign(R{INFINITY}, x);
 }
 
-inline std::uint16_t half_bits(const Format& f, Real x) {
+inline std::uint16_t half_bits(const Format& f, double x) {
     const int infinity = (2 * f.bias + 1) << f.mantissa, sign = std::signbit(x) ? 0x8000 : 0;
     x = std::fabs(rounded(f, x));
     if (std::isnan(x)) return static_cast<std::uint16_t>(infinity | 1 << (f.mantissa - 1));
     if (std::isinf(x)) return static_cast<std::uint16_t>(sign | infinity);
-    const Real unit = unit_at(f, x);
+    const double unit = unit_at(f, x);
     const int exponent = std::ilogb(unit) + f.mantissa + f.bias;  // of a normal number; its leading 1 adds the last
     return static_cast<std::uint16_t>(sign | (((exponent - 1) << f.mantissa) + static_cast<int>(x / unit)));
 }
@@ -64,6 +68,7 @@ inline Real value_of_half(const Format& f, std::uint16_t bits) {
     return sign * std::ldexp(Real(fraction + (1 << f.mantissa)), exponent - f.bias - f.mantissa);
 }
 
+// x is a number that the dtype has.
 inline void put_element(char* p, Dtype dtype, Real x) {
     const float single = static_cast<float>(x);
     const double wide = static_cast<double>(x);
@@ -72,7 +77,7 @@ inline void put_element(char* p, Dtype dtype, Real x) {
         *p = static_cast<char>(static_cast<unsigned char>(x));
         return;
     }
-    const std::uint16_t half = f.bytes == 2 ? half_bits(f, x) : std::uint16_t{};
+    const std::uint16_t half = f.bytes == 2 ? half_bits(f, wide) : std::uint16_t{};
     const void* source = &half;
     if (f.bytes == 4) source = &single;
     if (f.bytes == 8) source = &wide;

@@ -127,7 +127,7 @@ inline Rows rows_of(const Input& x, const char* data) {
 // Numbers at which functions change their course, among others.
 inline void strew_extremes(Input& x) {
     const Format f = format_of(x.dtype);
-    const Real largest = std::ldexp(2 - std::ldexp(Real{1}, -f.mantissa), f.bias), least = unit_at(f, 0);
+    const Real largest = std::ldexp(2 - std::ldexp(Real{1}, -f.mantissa), f.bias), least = unit_at(f, Real{0});
     const Real extremes[] = {0, -0.0L, INFINITY, -INFINITY, NAN, largest, -largest, least, -least, 20, -20, 100, -100};
     std::size_t next = 0;
     for (std::size_t i = 5; i < x.values.size(); i += 6) x.values[i] = extremes[next++ % std::size(extremes)];
@@ -172,6 +172,7 @@ class Test {
     Dtype dtype = Dtype::float32;
     std::int64_t rows = 1, length = 1;  // of the first input
     bool many_threads = false;
+    std::vector<std::string> targets = runnable_targets();
 
     // Normally distributed numbers
     Input random(std::int64_t count, Dtype of, double spread) {
@@ -204,7 +205,7 @@ class Test {
                                       : expected.bytes.size();
         const bool may_stream = length * format_of(dtype).bytes % 64 == 0;
         std::vector<Image> images = images_of(in);
-        for (const std::string& target : runnable_targets()) {
+        for (const std::string& target : targets) {
             use_target(target);
             const auto compare = [&](const char* y) { return worst_error(y, expected); };
             const auto note = [&](Real error) { record(target, name, bound, error); };

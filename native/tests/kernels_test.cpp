@@ -4,6 +4,8 @@
 //     kernels_test [kernel]...            rows of 1 to 300 elements, to and from the edges of readable memory
 //     kernels_test threads [kernel]...    larger ones, each from many threads at once
 //
+// All targets that this machine can run are tested, or the one that TENSOROPS_CPU_TARGET names.
+//
 // Here are the tests of kernels that go through rows, the table of all tests, and what is run. A kernel is added as one
 // function, in TESTS below. ThreadSanitizer sees no accesses of more than 16 bytes, so that of the targets of x86 only
 // v2 is fully under its eyes.
@@ -154,19 +156,19 @@ struct Elementwise {
 };
 const Elementwise kElementwise[] = {
     {"relu", Function::relu, {0, 0}, [](Real x) { return x <= 0 ? 0 : x; }},
-    {"sigmoid", Function::sigmoid, {4, 4}, sigmoid},
-    {"silu", Function::silu, {5, 5}, silu},
+    {"sigmoid", Function::sigmoid, {3, 4}, sigmoid},
+    {"silu", Function::silu, {4, 5}, silu},
     {"softplus",
      Function::softplus,
      {3, 3},
      [](Real x) { return std::max(x, Real{0}) + std::log1p(std::exp(-std::fabs(x))); }},
-    {"gelu", Function::gelu, {8, 8}, gelu},
+    {"gelu", Function::gelu, {4.5, 8}, gelu},
     {"gelu_tanh",
      Function::gelu_tanh,
      {512, 512},  // whose exponential magnifies the rounding of a large argument
      [](Real x) { return x * sigmoid(2 * kRootOf2OverPi * (x + 0.044715L * x * x * x)); }},
-    {"swiglu", Function::swiglu, {6, 6}, silu, true},
-    {"geglu", Function::geglu, {9, 9}, gelu, true},
+    {"swiglu", Function::swiglu, {5, 6}, silu, true},
+    {"geglu", Function::geglu, {6, 9}, gelu, true},
 };
 
 void activation(Test& t) {
@@ -245,10 +247,12 @@ constexpr Entry TESTS[] = {
     {"sample", sample, true},          {"rope", rope, true},
     {"linear", linear, true},          {"quantize", quantize, false},
     {"dequantize", dequantize, false}, {"quantized_linear", quantized_linear, false},
-    {"attention", attention, false},
+    {"attention", attention, false},   {"vector_math", vector_math, false},
 };
+static_assert(std::size(TESTS) == TENSOROPS_TESTED, "a name is missing in TESTED of CMakeLists.txt");
 
 std::vector<std::int64_t> lengths_of(const Entry& entry, bool many_threads) {
+    if (entry.test == vector_math) return {10000, 10003};
     if (many_threads && entry.test == attention) return {1100};  // keys in two spans
     if (many_threads && !entry.all_lengths) return {64, 65};     // groups
     if (many_threads) return {2048, 2051};  // one that may be written past the caches, one that may not
@@ -260,9 +264,10 @@ std::vector<std::int64_t> lengths_of(const Entry& entry, bool many_threads) {
     return lengths;
 }
 
-bool run(bool many_threads, const std::vector<std::string>& names) {
+bool run(bool many_threads, const std::vector<std::string>& names, const char* only_target) {
     Test t;
     t.many_threads = many_threads;
+    if (only_target) t.targets = {only_target};
     t.rows = many_threads ? 33 : 2;
     for (const Entry& entry : TESTS) {
         if (!names.empty() && std::find(names.begin(), names.end(), entry.name) == names.end()) continue;
@@ -293,5 +298,10 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "usage: %s [threads] [kernel]...\n", argv[0]);
         return 2;
     }
-    return tensorops::tests::run(many_threads, names) ? 0 : 1;
+    const char* target = std::getenv("TENSOROPS_CPU_TARGET");
+    if (target && !tensorops::use_target(target)) {
+        std::fprintf(stderr, "TENSOROPS_CPU_TARGET=%s is no target that this machine can run\n", target);
+        return 2;
+    }
+    return tensorops::tests::run(many_threads, names, target) ? 0 : 1;
 }

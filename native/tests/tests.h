@@ -13,5 +13,6 @@ void quantize(Test& t);          // so many groups
 void quantized_linear(Test& t);  // so many groups
 void rope(Test& t);              // so many features
 void sample(Test& t);            // so many candidates
+void vector_math(Test& t);       // so many numbers
 
 }  // namespace tensorops::tests

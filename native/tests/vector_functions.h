@@ -1,0 +1,9 @@
+#pragma once
+
+#include <cstdint>
+
+namespace tensorops::tests {
+
+enum class VectorFunction { exp, log1p_unit, tanh, sigmoid, normal_cdf };
+
+}  // namespace tensorops::tests

@@ -1,0 +1,85 @@
+// The functions of vector_math.h on float32 of all sizes.
+#include "tests.h"
+#include "vector_functions.h"
+
+namespace tensorops {
+
+#define TENSOROPS_DECLARE(target)                                                          \
+    namespace target {                                                                     \
+    void vector_function(tests::VectorFunction, const float* x, float* y, std::int64_t n); \
+    }                                                                                      \
+    static_assert(true)
+
+#if defined(TENSOROPS_HAS_v4)
+TENSOROPS_DECLARE(v4_bf16);
+TENSOROPS_DECLARE(v4_vnni);
+TENSOROPS_DECLARE(v4);
+TENSOROPS_DECLARE(v3);
+TENSOROPS_DECLARE(v2);
+#else
+TENSOROPS_DECLARE(baseline);
+#endif
+
+namespace tests {
+namespace {
+
+using Apply = void (*)(VectorFunction, const float*, float*, std::int64_t);
+
+Apply in_use() {
+    static const std::map<std::string, Apply> all = {
+#if defined(TENSOROPS_HAS_v4)
+        {"v4_bf16", v4_bf16::vector_function}, {"v4_vnni", v4_vnni::vector_function}, {"v4", v4::vector_function},
+        {"v3", v3::vector_function},           {"v2", v2::vector_function},
+#else
+        {"baseline", baseline::vector_function},
+#endif
+    };
+    return all.at(target().name);
+}
+
+// Between the bounds the results are normal numbers, and not yet all the same.
+struct Measured {
+    const char* name;
+    VectorFunction function;
+    Real bound;  // in units of the last place, of which a result has up to two for each eps
+    float least, most;
+    Real (*value)(Real x);
+};
+const Measured kMeasured[] = {
+    {"exp", VectorFunction::exp, 1.0L, -87, 88.5f, [](Real x) { return std::exp(x); }},
+    {"log1p_unit", VectorFunction::log1p_unit, 1.5L, 0, 1, [](Real x) { return std::log1p(x); }},
+    {"tanh", VectorFunction::tanh, 1.75L, -12, 12, [](Real x) { return std::tanh(x); }},
+    {"sigmoid", VectorFunction::sigmoid, 2.5L, -87, 20, [](Real x) { return 1 / (1 + std::exp(-x)); }},
+    {"normal_cdf", VectorFunction::normal_cdf, 4.0L, -12.5f, 6,
+     [](Real x) { return std::erfc(x / -1.41421356237309504880168872420969808L) / 2; }},
+};
+
+// Numbers of either sign, as many of each power of two
+Input of_all_sizes(Test& t, const Measured& f, std::int64_t count) {
+    Input x{Dtype::float32, {}};
+    for (std::int64_t i = 0; i < count; ++i) {
+        const float most = i % 2 && f.least < 0 ? f.least : f.most;
+        const Real size = std::ldexp(Real{1}, static_cast<int>(-t.integer(0, 12)));
+        const Real value = most * size * (static_cast<Real>(t.integer(1 << 23, 1 << 24)) / (1 << 24));
+        x.values.push_back(static_cast<Real>(static_cast<float>(value)));
+    }
+    return x;
+}
+
+}  // namespace
+
+void vector_math(Test& t) {
+    if (t.dtype != Dtype::float32) return;
+    for (const Measured& f : kMeasured) {
+        const Input x = of_all_sizes(t, f, t.length);
+        Expected expected;
+        for (Real value : x.values) expected.value.push_back(f.value(value));
+        t.check(f.name, {f.bound, 0}, {x}, expected, [&](const Test::Call& call) {
+            in_use()(f.function, reinterpret_cast<const float*>(call.in[0]), reinterpret_cast<float*>(call.out),
+                     t.length);
+        });
+    }
+}
+
+}  // namespace tests
+}  // namespace tensorops
