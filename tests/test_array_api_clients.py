@@ -1,4 +1,6 @@
-"""Libraries that take any array of the standard, on arrays of the shims; array-api-strict is the control.
+"""Libraries that take any array of the standard, and habits of NumPy, on arrays of the shims.
+
+Array-api-strict is the control of the former.
 
 Inputs are the array library's own arrays, which the shim shares. Expected values are what the client, or NumPy,
 computes from float64 NumPy arrays. On OpenCL the arrays lie in a context of their own, so that a client which makes an
@@ -8,11 +10,14 @@ array without naming their device is found out; SciPy does, and is tested on the
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib
 import math
+import operator
 import os
+import pickle
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +28,7 @@ import pytest
 RNG = np.random.default_rng(7)
 X = RNG.standard_normal((4, 6))
 POSITIVE = np.abs(X) + 0.1
+INTEGERS = RNG.integers(-3, 4, (3, 5))
 TOLERANCE = 2e-5
 CLIENT = functools.partial(pytest.mark.xfail, strict=True)
 
@@ -109,6 +115,93 @@ def lib_of_default(request):
         yield library
 
 
+# ------------------------------------------------------------------------------------------ NumPy's habits
+
+
+@pytest.fixture(params=[mlx, pyopencl], ids=lambda f: f.__name__)
+def shim(request):
+    return request.param()
+
+
+def test_arrays_are_printed_as_numpy_prints_them(shim):
+    x = shim.array([[0.5, -2], [10, 3]])
+    assert repr(x) == "Array([[ 0.5, -2. ],\n       [10. ,  3. ]], dtype=float32)"
+    assert str(x) == repr(x) == f"{x}"
+    assert repr(shim.array([1, 2], "uint8")[0]) == "Array(1, dtype=uint8)"
+    assert repr(shim.xp.zeros((0, 3), dtype=shim.xp.int32)) == "Array([], shape=(0, 3), dtype=int32)"
+    assert f"{x[0, 0]:.3f}" == "0.500"
+    with pytest.raises(TypeError, match="format"):
+        f"{x:.3f}"
+
+
+def test_len_in_and_iteration(shim):
+    x = shim.array(X)
+    assert len(x) == 4
+    assert x[3, 2] in x
+    assert 77.0 not in x
+    assert "word" not in x
+    for row, expected in zip(x, X, strict=True):
+        shim.check(row, expected)
+    for call in (lambda: len(x[0, 0]), lambda: list(x[0, 0])):
+        with pytest.raises(TypeError, match="no dimensions"):
+            call()
+    assert x.nbytes == 4 * 4 * 6
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_is_independent(shim, copied):
+    for x, expected in ((shim.array(X), X), (shim.array(X)[1:, ::2].T, X[1:, ::2].T), (shim.array(X[:0]), X[:0])):
+        other = copied(x)
+        np.testing.assert_array_equal(np.asarray(other), expected.astype(np.float32))
+        other[...] = 7.0
+        shim.check(x, expected)
+
+
+def test_numpy_scalars_are_python_numbers(shim):
+    x, i = shim.array(X), shim.array(INTEGERS)
+    for scalar in (np.float32(0.5), np.float64(0.5), np.float16(0.5)):
+        shim.check(x + scalar, X + 0.5)
+        shim.check(scalar - x, 0.5 - X)
+    shim.check(np.int8(3) * i, 3 * INTEGERS)
+    shim.check(i > np.int64(1), INTEGERS > 1)
+    x[0, 0] = np.float32(9)
+    assert float(x[0, 0]) == 9.0
+    with pytest.raises(TypeError):
+        i + np.float32(1)
+
+
+def test_numpy_arrays_are_refused_in_words(shim):
+    x = shim.array(X)
+    for call in (
+        *(lambda: x + X, lambda: X + x, lambda: x == X, lambda: x != X, lambda: x < X),
+        *(lambda: x @ X.T, lambda: X.T @ x, lambda: operator.iadd(x, X)),
+    ):
+        with pytest.raises(TypeError, match=r"numpy.ndarray.*asarray"):
+            call()
+    with pytest.raises(IndexError, match="ndarray"):
+        x[np.asarray([0, 1])]
+    assert (x == None) is False  # noqa: E711
+    assert (x != "word") is True
+
+
+def test_truths_are_counted(shim):
+    x = shim.array(X)
+    shim.check(shim.xp.sum(x > 0, axis=0), np.sum(X > 0, axis=0))
+    assert int(shim.xp.sum(x > 0)) == np.sum(X > 0)
+
+
+def test_lengths_and_axes_that_are_no_integers(shim):
+    xp = shim.xp
+    for call in (lambda: xp.zeros(2.5), lambda: xp.ones((2, "a")), lambda: xp.sum(xp.ones(2), axis="a")):
+        with pytest.raises(TypeError, match="integer"):
+            call()
+    for call in (lambda: xp.linspace(0.0, 1.0, -1), lambda: xp.eye(-1), lambda: xp.zeros(-1)):
+        with pytest.raises(ValueError, match="[Nn]egative"):
+            call()
+    with pytest.raises(ValueError, match=r"solve: x2 has shape \(3,\)"):
+        xp.linalg.solve(shim.array(np.eye(2)), shim.array(np.ones(3)))
+
+
 # ----------------------------------------------------------------------------------------------- einops
 
 
@@ -193,7 +286,6 @@ def test_einops_knows_the_arrays_of_mlx_themselves(einops):
 # -------------------------------------------------------------------------------------- array-api-extra
 
 NAN = np.where(X > 1, np.nan, X)
-INTEGERS = RNG.integers(-3, 4, (3, 5))
 ASCENDING = np.linspace(-2, 2, 9)
 
 # A function's name, its arguments, and the same with NumPy.

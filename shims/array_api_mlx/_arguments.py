@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from array_api_mlx._array_object import Array, scalar_operand
 from array_api_mlx._dtypes import cannot_promote, wrong_category
@@ -87,8 +86,3 @@ def require_device(device: Any, function: str) -> None:
             f"{function}: device is {device!r}, and MLX computes on {mx.default_device()}: its arrays belong to no "
             "device, call mx.set_default_device or compute within mx.stream"
         )
-
-
-def to_numpy(a: Any) -> np.ndarray[Any, Any]:
-    """Return the values of an ``mx.array``, which are computed; bfloat16 as float32."""
-    return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)

@@ -211,6 +211,8 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
     """Return a matrix with ones on its `k`-th diagonal, and zeros elsewhere."""
     require_device(device, "eye")
     columns = n_rows if n_cols is None else n_cols
+    if n_rows < 0 or columns < 0:
+        raise ValueError(f"eye: the shape {(n_rows, columns)} has a negative length")
     target = mx.float32 if dtype is None else require_dtype(dtype, "eye")
     if not n_rows or not columns:
         return zeros((n_rows, columns), dtype=target)

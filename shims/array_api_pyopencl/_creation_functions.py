@@ -250,6 +250,8 @@ def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: DType | None = None, device: Any = None, endpoint: bool = True
 ) -> Array:
     """Return `num` evenly spaced values from `start` to `stop`, the latter included if `endpoint` is true."""
+    if num < 0:
+        raise ValueError(f"linspace: num is {num}, expected a number that is not negative")
     target = as_device(device)
     if dtype is None:
         is_complex = isinstance(start, complex) or isinstance(stop, complex)
