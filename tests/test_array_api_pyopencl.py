@@ -487,6 +487,13 @@ def test_operands_of_many_dimensions(ndim):
     assert_equal(xp.flip(x) * y, np.flip(a) * b)
 
 
+@pytest.mark.parametrize("shape", [(255, 33), (256, 16), (257, 15), (600, 70)], ids=str)
+def test_a_transposed_operand(shape):
+    a, b = values(shape, "float32", 1), values(shape[::-1], "float32", 2)
+    assert_equal(xp.asarray(a).T + xp.asarray(b), a.T + b)
+    assert_equal(xp.asarray(b).T - xp.asarray(a), b.T - a)
+
+
 def test_in_place_operators_write_through_views():
     host = values((6, 6), "float32")
     x = xp.asarray(host.copy())
@@ -665,6 +672,19 @@ def test_sums_of_every_type(dtype):
         assert_equal(xp.count_nonzero(x, axis=axis), np.count_nonzero(a, axis=axis))
         if dtype.kind != "c":
             assert_equal(xp.max(x, axis=axis), np.max(a, axis=axis))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_rows_around_the_length_of_vectors(dtype):
+    for n in (1, 15, 16, 17, 31, 47, 48, 49, 63, 64, 65, 79, 80, 111, 112, 127, 128, 129, 208, 209):
+        host = values((3, n + 1), dtype, n)[:, 1:]
+        x = xp.asarray(host)
+        assert_equal(xp.sum(xp.astype(x, xp.int64), axis=-1), host.astype(np.int64).sum(-1))
+        np.testing.assert_allclose(xp.sum(x, axis=-1).numpy(), host.sum(-1, dtype=np.float64), atol=1e-4)
+        assert_equal(xp.max(x, axis=-1), host.max(-1))
+        assert_equal(xp.min(x, axis=-1), host.min(-1))
+        if dtype == "float32":
+            np.testing.assert_allclose(xp.std(x, axis=-1).numpy(), host.std(-1, dtype=np.float64), atol=1e-5)
 
 
 def test_a_reduction_sees_nan():
