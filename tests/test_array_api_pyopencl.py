@@ -25,7 +25,8 @@ if not xp.devices():
     pytest.skip("no OpenCL device was found", allow_module_level=True)
 
 DTYPES = list(xp.__array_namespace_info__().dtypes().values())
-REAL = [d for d in DTYPES if d.kind in "iuf"]
+# A kernel is compiled for each type: one integer of each width where all are alike, all where they are not.
+INTEGERS = [np.dtype(n) for n in ("int8", "uint16", "int32", "uint64")]
 FLOATS = [d for d in DTYPES if d.kind == "f"]
 COMPLEX = [d for d in DTYPES if d.kind == "c"]
 
@@ -515,7 +516,7 @@ def test_in_place_operators_write_through_views():
 # ---------------------------------------------------------------------------------------------- arithmetic
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [np.dtype(bool), *INTEGERS, *FLOATS, *COMPLEX], ids=str)
 def test_arithmetic(dtype):
     a, b = values((3, 7), dtype, 1), values((7,), dtype, 2)
     x, y = xp.asarray(a), xp.asarray(b)
@@ -538,7 +539,7 @@ def test_arithmetic(dtype):
         np.testing.assert_array_equal((x % y).numpy()[:, b != 0], (a[:, b != 0] % b[b != 0]))
 
 
-@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.kind in "iu"], ids=str)
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_integers_never_trap(dtype):
     limits = np.iinfo(dtype)
     x = xp.asarray(np.array([limits.min, limits.max, 7, 0], dtype))
@@ -559,7 +560,7 @@ def test_integers_never_trap(dtype):
 
 
 @pytest.mark.parametrize("source", FLOATS, ids=str)
-@pytest.mark.parametrize("target", [d for d in REAL if d.kind in "iu"], ids=str)
+@pytest.mark.parametrize("target", [d for d in DTYPES if d.kind in "iu"], ids=str)
 def test_floats_beyond_the_range_of_an_integer_become_its_bound(target, source):
     bounds = np.iinfo(target)
     host = np.array([np.nan, np.inf, -np.inf, 2.0**70, -(2.0**70), 2.0**63, 2.0**64, 2.0**31, 300.7, 7.9, -7.9], source)
@@ -578,7 +579,6 @@ def test_conversions():
         xp.astype(xp.asarray([1j]), xp.float64)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     "name",
     [
@@ -586,10 +586,12 @@ def test_conversions():
         *("floor", "ceil", "trunc", "abs", "sign", "reciprocal", "square"),
     ],
 )
-def test_functions_of_one_array(name, dtype):
-    a = np.abs(values(100, dtype)) + dtype.type(0.1)
-    rtol = 3e-6 if dtype == np.float32 else 1e-13
-    assert_equal(getattr(xp, name)(xp.asarray(a)), getattr(np, name)(a), rtol)
+def test_functions_of_one_array(name):
+    a = np.abs(values(100, "float32")) + np.float32(0.1)
+    assert_equal(getattr(xp, name)(xp.asarray(a)), getattr(np, name)(a), 3e-6)
+    if name in ("exp", "log1p", "tanh", "floor") and xp.float64 in DTYPES:
+        a = a.astype(np.float64)
+        assert_equal(getattr(xp, name)(xp.asarray(a)), getattr(np, name)(a), 1e-13)
 
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
@@ -641,8 +643,14 @@ def test_promotion():
 SHAPES = [(5,), (3, 4), (2, 3, 33), (40000,), (3, 20000), (20000, 3), (100, 40), (7, 50, 16)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "mean", "std"])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *((name, shape) for name in ("sum", "argmax", "std") for shape in SHAPES),
+        *((name, (2, 3, 33)) for name in ("prod", "max", "min", "any", "all", "argmin", "mean")),
+    ],
+    ids=str,
+)
 def test_reductions(name, shape):
     a = values(shape, "float64")
     if name == "prod":
@@ -662,7 +670,7 @@ def test_reductions(name, shape):
     assert_equal(flipped, getattr(np, name)(np.flip(a), axis=0), 1e-10)
 
 
-@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.kind in "iufc"], ids=str)
+@pytest.mark.parametrize("dtype", [*INTEGERS[::3], *FLOATS, *COMPLEX], ids=str)
 def test_sums_of_every_type(dtype):
     a = values((33, 70), dtype)
     x = xp.asarray(a)
@@ -730,7 +738,7 @@ def test_scans(shape):
     assert_equal(xp.cumulative_prod(f, axis=0), np.cumprod(f.numpy(), axis=0), 1e-12)
 
 
-@pytest.mark.parametrize("dtype", REAL, ids=str)
+@pytest.mark.parametrize("dtype", [*INTEGERS[::3], *FLOATS], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (17,), (1000,), (5, 300), (300, 5)], ids=str)
 def test_sorting(shape, dtype):
     a = values(shape, dtype)
