@@ -184,6 +184,24 @@ def test_numpy_arrays_are_refused_in_words(shim):
     assert (x != "word") is True
 
 
+@pytest.mark.parametrize("make", [lambda: pytest.importorskip("torch").ones(4, 6), lambda: strict().array(X)])
+def test_arrays_of_other_libraries_are_refused_in_words(shim, make):
+    other, x = make(), shim.array(X)
+    for call in (lambda: x + other, lambda: x == other, lambda: x != other, lambda: operator.iadd(x, other)):
+        with pytest.raises(TypeError, match=r"operand is .*asarray"):
+            call()
+    shim.xp.asarray(other) + shim.xp.asarray(other)
+
+
+def test_sequences_of_arrays_keep_their_dtype(shim):
+    x = shim.array(X)
+    assert shim.xp.asarray([x[0, :], x[1, :]]).dtype == shim.xp.float32
+    bytes_ = shim.array([1, 2], "int8")
+    assert shim.xp.asarray([bytes_, bytes_]).dtype == shim.xp.int8
+    for values, kind in (([1.0], "real floating"), ([1], "integral"), ([1j], "complex floating"), ([True], "bool")):
+        assert shim.xp.isdtype(shim.xp.asarray(values).dtype, kind)
+
+
 def test_truths_are_counted(shim):
     x = shim.array(X)
     shim.check(shim.xp.sum(x > 0, axis=0), np.sum(X > 0, axis=0))

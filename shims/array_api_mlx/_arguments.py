@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from array_api_mlx._array_object import Array, scalar_operand
+from array_api_mlx._array_object import Array, name_of_type, scalar_operand
 from array_api_mlx._dtypes import cannot_promote, wrong_category
 
 Shape = tuple[int, ...]
@@ -24,9 +24,7 @@ def unwrap(x: Any, function: str, what: str = "x") -> Any:
         return x
     if isinstance(x, Array):
         return x.mlx
-    kind = type(x)
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    raise TypeError(f"{function}: {what} is {name}, expected an array of array_api_mlx or an mx.array")
+    raise TypeError(f"{function}: {what} is {name_of_type(x)}, expected an array of array_api_mlx or an mx.array")
 
 
 def unwrap_of(category: frozenset[Any], x: Any, function: str, what: str = "x") -> Any:

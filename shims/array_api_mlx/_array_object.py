@@ -65,6 +65,12 @@ def scalar_operand(value: Any, dtype: Any, function: str) -> Any:
     return mx.array(value, dtype=target) if value < 1 << 63 else mx.array(np.asarray(value, dtype=np.uint64))
 
 
+def name_of_type(x: object) -> str:
+    """Return the name of an argument's type for a message, with its module unless it is Python's own."""
+    kind = type(x)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
 # ----------------------------------------------------------------------------------------- operators
 # The dtypes of both operands are looked up as a pair, which tells at once whether they are of the right category and
 # promote to each other; where they do, MLX promotes them to what the standard says.
@@ -79,14 +85,18 @@ def _other(value: Any, dtype: Any, function: str) -> Any:
     Raises
     ------
     TypeError
-        If it is a NumPy array, to which Python would say things less clear.
+        If it is an array of another library, which Python would say less clearly, and ``==`` would find unequal.
     """
-    if isinstance(value, np.ndarray):
-        raise TypeError(f"{function}: an operand is a numpy.ndarray; asarray makes an array of it")
     operand = scalar_operand(value, dtype, function)
-    if operand is None:
-        return value if isinstance(value, mx.array) else value.mlx if isinstance(value, Array) else None
-    return operand
+    if operand is not None:
+        return operand
+    if isinstance(value, mx.array):
+        return value
+    if isinstance(value, Array):
+        return value.mlx
+    if hasattr(value, "__dlpack__"):
+        raise TypeError(f"{function}: an operand is {name_of_type(value)}; asarray makes an array of it")
+    return None
 
 
 def _named(method: Any, name: str) -> Any:

@@ -27,7 +27,7 @@ class Array:
     were made from, and assignments through either are seen by both.
     """
 
-    __slots__ = ("_buffer", "_device", "_layout")
+    __slots__ = ("__weakref__", "_buffer", "_device", "_layout")
 
     __array_ufunc__ = None  # NumPy arrays leave operators with one of these to it
 

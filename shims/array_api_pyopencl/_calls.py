@@ -115,15 +115,18 @@ def _are_operands(*operands: Any) -> bool:
 
 
 def not_an_operand(name: str, *operands: Any) -> Any:
-    """Return ``NotImplemented``, unless an operand is a NumPy array, to which Python would say things less clear.
+    """Return ``NotImplemented``, unless an operand is an array of another library.
+
+    That would be said less clearly by Python, moved unasked by the other library, and found unequal by ``==``.
 
     Raises
     ------
     TypeError
         If one is.
     """
-    if any(isinstance(x, np.ndarray) for x in operands):
-        raise TypeError(f"{name}: an operand is a numpy.ndarray; asarray takes it to the device")
+    for x in operands:
+        if hasattr(x, "__dlpack__") and not isinstance(x, _objects.Array):
+            raise TypeError(f"{name}: an operand is {name_of_type(x)}; asarray takes it to the device")
     return NotImplemented
 
 
