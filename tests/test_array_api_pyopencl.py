@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,8 +26,8 @@ if not xp.devices():
     pytest.skip("no OpenCL device was found", allow_module_level=True)
 
 DTYPES = list(xp.__array_namespace_info__().dtypes().values())
-# A kernel is compiled for each type: one integer of each width where all are alike, all where they are not.
-INTEGERS = [np.dtype(n) for n in ("int8", "uint16", "int32", "uint64")]
+# Each kernel is compiled for each type, which takes most of the time here: few types, where all are alike.
+SOME = [np.dtype(n) for n in ("int8", "float32", "complex64")]
 FLOATS = [d for d in DTYPES if d.kind == "f"]
 COMPLEX = [d for d in DTYPES if d.kind == "c"]
 
@@ -231,6 +232,29 @@ def test_no_memory_left_is_a_memory_error(queue):
         xp.empty(limit, dtype=xp.float32, device=queue)
 
 
+def test_memory_that_nobody_uses_is_given_back(queue):
+    device = xp.Device(queue)
+    device.most_held = 16 << 20
+    for megabytes in range(2, 30, 2):  # sizes for none of which the pool has a buffer yet
+        x = xp.ones((megabytes << 18,), dtype=xp.float32, device=device)
+        assert device.pool.active_bytes >= x.nbytes
+        assert device.pool.managed_bytes <= 2 * x.nbytes + device.most_held
+        del x
+        assert device.pool.active_bytes == 0
+
+
+def test_calls_leave_nothing_behind(queue):
+    device = xp.Device(queue)
+    x = xp.ones((64,), device=device)
+    y = x + x * 2.0
+    plans, held = len(device.plans), device.pool.managed_bytes
+    for _ in range(1000):
+        y = x + x * 2.0
+    assert (len(device.plans), device.pool.active_blocks) == (plans, 2)
+    assert device.pool.managed_bytes <= held + 2 * y.nbytes  # sizes are rounded up
+    assert_equal(y, np.full(64, 3.0))
+
+
 def test_a_device_without_double_precision(queue, monkeypatch):
     device = xp.Device(queue)
     device.__dict__["dtypes"] = frozenset(np.dtype(n) for n in ("bool", "int32", "int64", "float32", "complex64"))
@@ -306,12 +330,14 @@ def test_threads_share_what_is_found_and_compiled(monkeypatch):
     """All at once ask for devices, for queues' devices and for a kernel that no one has compiled."""
     from array_api_pyopencl import _devices
 
+    context = cl.Context([xp.devices()[0].cl_device])
+    queues = [cl.CommandQueue(context) for _ in range(3)]
     compiled = []
     compile_ = _devices.Device._compile
     monkeypatch.setattr(_devices.Device, "_compile", lambda self, text: compiled.append(text) or compile_(self, text))
+    platforms = _devices._platforms
+    monkeypatch.setattr(_devices, "_platforms", lambda: time.sleep(0.05) or platforms())  # so that others come
     monkeypatch.setattr(_devices, "_find_devices", functools.cache(_devices._find_devices.__wrapped__))
-    context = cl.Context([xp.devices()[0].cl_device])
-    queues = [cl.CommandQueue(context) for _ in range(3)]
     barrier = threading.Barrier(8)
     found, results = [], []
 
@@ -516,7 +542,7 @@ def test_in_place_operators_write_through_views():
 # ---------------------------------------------------------------------------------------------- arithmetic
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(bool), *INTEGERS, *FLOATS, *COMPLEX], ids=str)
+@pytest.mark.parametrize("dtype", [np.dtype(bool), *SOME], ids=str)
 def test_arithmetic(dtype):
     a, b = values((3, 7), dtype, 1), values((7,), dtype, 2)
     x, y = xp.asarray(a), xp.asarray(b)
@@ -539,8 +565,9 @@ def test_arithmetic(dtype):
         np.testing.assert_array_equal((x % y).numpy()[:, b != 0], (a[:, b != 0] % b[b != 0]))
 
 
-@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64"])
 def test_integers_never_trap(dtype):
+    dtype = np.dtype(dtype)
     limits = np.iinfo(dtype)
     x = xp.asarray(np.array([limits.min, limits.max, 7, 0], dtype))
     zero = xp.zeros(4, dtype=dtype)
@@ -555,6 +582,7 @@ def test_integers_never_trap(dtype):
         assert_equal(x >> 100 if limits.bits > 7 else x, np.array([-1, 0, 0, 0], dtype))
         assert_equal(2**minus, np.zeros(4, dtype))
     assert_equal(x << limits.bits, np.zeros(4, dtype))
+    assert_equal(x * x, x.numpy() * x.numpy())
     with pytest.raises(OverflowError, match="out of bounds"):
         x + (limits.max + 1)
 
@@ -594,13 +622,14 @@ def test_functions_of_one_array(name):
         assert_equal(getattr(xp, name)(xp.asarray(a)), getattr(np, name)(a), 1e-13)
 
 
-@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "dtype"),
     [
-        *("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh"),
-        *("asin", "acos", "atan", "asinh", "acosh", "atanh"),
+        *((name, COMPLEX[-1]) for name in ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan")),
+        *((name, COMPLEX[-1]) for name in ("sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh")),
+        *((name, COMPLEX[0]) for name in ("expm1", "tanh", "log1p", "sqrt", "asin", "atanh")),
     ],
+    ids=str,
 )
 def test_functions_of_complex_arrays(name, dtype):
     grid = np.array([-3e3, -30.0, -2.0, -1.0, -0.3, -1e-5, 0.0, 1e-5, 0.3, 0.9, 1.0, 2.0, 30.0, 3e3])
@@ -646,8 +675,8 @@ SHAPES = [(5,), (3, 4), (2, 3, 33), (40000,), (3, 20000), (20000, 3), (100, 40),
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *((name, shape) for name in ("sum", "argmax", "std") for shape in SHAPES),
-        *((name, (2, 3, 33)) for name in ("prod", "max", "min", "any", "all", "argmin", "mean")),
+        *((name, shape) for name in ("sum", "argmax") for shape in SHAPES),
+        *((name, (2, 3, 33)) for name in ("prod", "max", "min", "any", "all", "argmin", "mean", "std")),
     ],
     ids=str,
 )
@@ -670,7 +699,7 @@ def test_reductions(name, shape):
     assert_equal(flipped, getattr(np, name)(np.flip(a), axis=0), 1e-10)
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS[::3], *FLOATS, *COMPLEX], ids=str)
+@pytest.mark.parametrize("dtype", SOME, ids=str)
 def test_sums_of_every_type(dtype):
     a = values((33, 70), dtype)
     x = xp.asarray(a)
@@ -738,7 +767,7 @@ def test_scans(shape):
     assert_equal(xp.cumulative_prod(f, axis=0), np.cumprod(f.numpy(), axis=0), 1e-12)
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS[::3], *FLOATS], ids=str)
+@pytest.mark.parametrize("dtype", SOME[:2], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (17,), (1000,), (5, 300), (300, 5)], ids=str)
 def test_sorting(shape, dtype):
     a = values(shape, dtype)
@@ -910,6 +939,64 @@ def test_creation():
         xp.asarray(np.zeros(3), copy=False)
     with pytest.raises(TypeError, match="cannot be made of object"):
         xp.asarray(object())
+
+
+EMPTY = np.zeros((0, 3), np.float32)
+NO_COLUMNS = np.zeros((2, 0), np.float32)
+SCALAR = np.asarray(np.float32(2.0))
+
+
+@pytest.mark.parametrize("a", [EMPTY, NO_COLUMNS, SCALAR], ids=["empty", "no_columns", "scalar"])
+def test_arrays_with_nothing_or_one_element_in_every_chapter(a):
+    x, flat, mask = xp.asarray(a), a.reshape(-1), a > 1
+    y = xp.reshape(x, (-1,))
+    axis = a.ndim - 1
+    for got, expected in (
+        (xp.empty_like(x) * 0 + 1, np.ones_like(a)),
+        (xp.full_like(x, 3.0), np.full_like(a, 3.0)),
+        (xp.astype(x, xp.int8), a.astype(np.int8)),
+        (xp.exp(x), np.exp(a)),
+        (x + x * 2.0, a + a * 2),
+        (xp.where(x > 1, x, -x), np.where(a > 1, a, -a)),
+        (x[...], a),
+        (x[xp.asarray(mask)], a[mask]),
+        (y[xp.asarray(np.zeros(0, np.int64))], flat[:0]),
+        (xp.take(y, xp.arange(y.size)), flat),
+        (xp.reshape(x, (1, *x.shape)), a[None]),
+        (xp.concat([y, y]), np.concatenate([flat, flat])),
+        (xp.stack([x, x]), np.stack([a, a])),
+        (xp.flip(x), np.flip(a)),
+        (xp.roll(x, 1), np.roll(a, 1)),
+        (xp.repeat(x, 2), np.repeat(a, 2)),
+        (xp.tile(x, (2,)), np.tile(a, 2)),
+        (xp.broadcast_to(x, (2, *x.shape)), np.broadcast_to(a, (2, *a.shape))),
+        (xp.searchsorted(y, x), np.searchsorted(flat, a)),
+        (xp.count_nonzero(x), np.asarray(np.count_nonzero(a))),
+        (xp.nonzero(y)[0], np.nonzero(flat)[0]),
+        (xp.unique_values(x), np.unique(a)),
+        (xp.isin(x, x), np.isin(a, a)),
+        (xp.sort(y), flat),
+        (xp.argsort(y), np.argsort(flat)),
+        (xp.sum(x), np.asarray(a.sum())),
+        (xp.prod(x), np.asarray(a.prod())),
+        (xp.all(x), np.asarray(a.all())),
+        (xp.cumulative_sum(y, include_initial=True), np.concatenate([[np.float32(0)], np.cumsum(flat)])),
+        (xp.diff(y), np.diff(flat)),
+        (xp.vecdot(y, y), np.asarray(flat @ flat)),
+        (xp.linalg.outer(y, y), np.outer(flat, flat)),
+        (xp.linalg.vector_norm(y), np.asarray(np.linalg.norm(flat))),
+        (xp.fft.fftshift(y), np.fft.fftshift(flat)),
+        (xp.from_dlpack(np.from_dlpack(x) if x.__dlpack_device__()[0] == 1 else x), a),
+        (xp.asarray(x.cl_array), a),
+    ):
+        assert_equal(got, expected, 1e-6)
+    if a.ndim:
+        assert_equal(xp.sum(x, axis=axis), a.sum(axis=axis))
+        assert_equal(x @ x.mT, a @ a.T)
+        assert_equal(x.mT @ x, a.T @ a)
+        assert_equal(xp.linalg.svdvals(x), np.linalg.svd(a, compute_uv=False))
+    x[...] = 5.0
+    assert_equal(x, np.full_like(a, 5.0))
 
 
 def test_scalars_and_conversions_out():
