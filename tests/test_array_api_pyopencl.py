@@ -184,8 +184,7 @@ def test_two_contexts_do_not_mix(queue):
 
 def test_several_devices():
     """In a process of its own, in which PoCL is told to show the processor twice."""
-    chosen = xp.default_device().cl_device
-    if chosen.platform.name != "Portable Computing Language":
+    if [p.name for p in cl.get_platforms()] != ["Portable Computing Language"]:
         pytest.skip("only PoCL shows one device twice")
     code = """
 import array_api_pyopencl as xp
@@ -204,7 +203,7 @@ except ValueError as error:
 else:
     raise AssertionError("mixed")
 """
-    kind = chosen.name.partition("-")[0]
+    kind = xp.default_device().cl_device.name.partition("-")[0]
     environment = os.environ | {"POCL_DEVICES": f"{kind} {kind}", "PYOPENCL_CTX": "0:1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -820,6 +819,8 @@ def test_integer_arrays():
     assert_equal(x[1:, xj, ::-1], host[1:, j, ::-1])
     assert_equal(x[..., xi, 2], host[..., i, 2])
     assert_equal(x[xi, xj, 3], host[i, j, 3])
+    assert_equal(x[None, 3, ..., 2, xj], host[None, 3, ..., 2, j])
+    assert_equal(x[:, -1, xj], host[:, -1, j])
     assert_equal(xp.take(x, xp.asarray([4, 0]), axis=1), np.take(host, [4, 0], axis=1))
     k = np.argsort(host, axis=1)[:, :2]
     assert_equal(xp.take_along_axis(x, xp.asarray(k), axis=1), np.take_along_axis(host, k, axis=1))

@@ -150,6 +150,7 @@ def _resolve(x: Any, keys: Sequence[Any]) -> tuple[Any, Any, int, Shape, Shape]:
         if isinstance(k, _objects.Array) and k.dtype.kind not in "iu":
             raise IndexError(f"an index array is of {k.dtype.name}, expected integers, or one mask as the only index")
     advanced = [i for i, k in enumerate(expanded) if k is not None and not isinstance(k, slice)]
+    given = [i for i, k in enumerate(keys) if not (k is None or k is Ellipsis or isinstance(k, slice))]
     view = basic(x, [slice(None) if isinstance(k, _objects.Array) else k for k in expanded])
     selected = []
     place = axis = 0
@@ -159,7 +160,7 @@ def _resolve(x: Any, keys: Sequence[Any]) -> tuple[Any, Any, int, Shape, Shape]:
         elif i < advanced[0]:
             place += 1
         axis += isinstance(k, slice | _objects.Array) or k is None
-    adjacent = advanced[-1] - advanced[0] == len(advanced) - 1
+    adjacent = given[-1] - given[0] == len(given) - 1  # an ellipsis separates, even one that stands for nothing
     axes = {axis for axis, _ in selected}
     lengths, steps = view.shape, view._layout.strides
     offsets = offsets_of(x._device, [(k, lengths[a], steps[a]) for a, k in selected])
