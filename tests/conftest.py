@@ -12,6 +12,8 @@ os.environ.pop("TENSOROPS_FORCE", None)
 os.environ["TENSOROPS_CONFIG"] = ""
 # Programs that tests start must import what is installed, as this one does, not the sources they stand beside.
 os.environ["PYTHONSAFEPATH"] = "1"
+# SciPy, and scikit-learn with it, take arrays of the standard if this is set when SciPy is first imported.
+os.environ["SCIPY_ARRAY_API"] = "1"
 
 import importlib.util
 

@@ -138,6 +138,32 @@ def test_indices_out_of_bounds_read_no_foreign_memory(key):
             call()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64"])
+def test_indices_in_arrays_stay_within_bounds(dtype):
+    far = 127 if dtype.endswith("8") else 10**12
+    there = xp.asarray([0, 2, far], dtype=getattr(xp, dtype))
+    x = xp.asarray(X[:, 0])
+    expected = X[[0, 2, 2], 0]
+    for result in (x[there], xp.take(x, there), xp.take_along_axis(x, there)):
+        np.testing.assert_array_equal(np.asarray(result), expected)
+    if dtype == "int64":
+        np.testing.assert_array_equal(np.asarray(x[-there - 1]), X[[2, 0, 0], 0])
+    x[there] = 9.0
+    np.testing.assert_array_equal(np.asarray(x), [9.0, X[1, 0], 9.0])
+    long = xp.asarray(np.arange(1000))
+    np.testing.assert_array_equal(np.asarray(long[xp.asarray([127, 100], dtype=xp.int8)]), [127, 100])
+    with pytest.raises(IndexError, match="length 0"):
+        xp.zeros((0, 2))[there]
+    assert xp.zeros((0, 2))[there[:0]].shape == (0, 2)
+
+
+def test_what_fails_when_it_is_computed_raises_wherever_it_is_read():
+    for read in (np.asarray, repr, float, np.from_dlpack):
+        x = xp.linalg.inv(xp.zeros((2, 2)))
+        with pytest.raises(RuntimeError, match="factorization"):
+            read(x[0, 0] if read is float else x)
+
+
 @pytest.mark.parametrize(
     "key",
     [

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
-from array_api_mlx._array_object import Array, scalar_operand
+from array_api_mlx._array_object import Array, name_of_type, scalar_operand
 from array_api_mlx._dtypes import cannot_promote, wrong_category
 
 Shape = tuple[int, ...]
@@ -25,9 +24,7 @@ def unwrap(x: Any, function: str, what: str = "x") -> Any:
         return x
     if isinstance(x, Array):
         return x.mlx
-    kind = type(x)
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    raise TypeError(f"{function}: {what} is {name}, expected an array of array_api_mlx or an mx.array")
+    raise TypeError(f"{function}: {what} is {name_of_type(x)}, expected an array of array_api_mlx or an mx.array")
 
 
 def unwrap_of(category: frozenset[Any], x: Any, function: str, what: str = "x") -> Any:
@@ -87,8 +84,3 @@ def require_device(device: Any, function: str) -> None:
             f"{function}: device is {device!r}, and MLX computes on {mx.default_device()}: its arrays belong to no "
             "device, call mx.set_default_device or compute within mx.stream"
         )
-
-
-def to_numpy(a: Any) -> np.ndarray[Any, Any]:
-    """Return the values of an ``mx.array``, which are computed; bfloat16 as float32."""
-    return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)

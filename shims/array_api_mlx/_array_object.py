@@ -47,7 +47,9 @@ def scalar_operand(value: Any, dtype: Any, function: str) -> Any:
     """
     target = SCALARS.get((type(value), dtype))
     if target is None:
-        for kind in _NUMBERS:  # NumPy's scalars are of subclasses of these
+        if isinstance(value, np.generic):
+            return scalar_operand(value.item(), dtype, function)
+        for kind in _NUMBERS:
             if isinstance(value, kind) and type(value) not in _NUMBERS:
                 return scalar_operand(kind(value), dtype, function)
         if isinstance(value, bool | int | float | complex):
@@ -63,6 +65,12 @@ def scalar_operand(value: Any, dtype: Any, function: str) -> Any:
     return mx.array(value, dtype=target) if value < 1 << 63 else mx.array(np.asarray(value, dtype=np.uint64))
 
 
+def name_of_type(x: object) -> str:
+    """Return the name of an argument's type for a message, with its module unless it is Python's own."""
+    kind = type(x)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
 # ----------------------------------------------------------------------------------------- operators
 # The dtypes of both operands are looked up as a pair, which tells at once whether they are of the right category and
 # promote to each other; where they do, MLX promotes them to what the standard says.
@@ -72,11 +80,23 @@ _Binary: TypeAlias = "Callable[[Array, Any], Array]"
 
 
 def _other(value: Any, dtype: Any, function: str) -> Any:
-    """Return the other operand as an ``mx.array``, or ``None`` if it is nothing that arrays compute with."""
+    """Return the other operand as an ``mx.array``, or ``None`` if it is nothing that arrays compute with.
+
+    Raises
+    ------
+    TypeError
+        If it is an array of another library, which Python would say less clearly, and ``==`` would find unequal.
+    """
     operand = scalar_operand(value, dtype, function)
-    if operand is None:
-        return value if isinstance(value, mx.array) else value.mlx if isinstance(value, Array) else None
-    return operand
+    if operand is not None:
+        return operand
+    if isinstance(value, mx.array):
+        return value
+    if isinstance(value, Array):
+        return value.mlx
+    if hasattr(value, "__dlpack__"):
+        raise TypeError(f"{function}: an operand is {name_of_type(value)}; asarray makes an array of it")
+    return None
 
 
 def _named(method: Any, name: str) -> Any:
@@ -146,6 +166,12 @@ def _three(
     )
 
 
+def to_numpy(a: Any) -> np.ndarray[Any, Any]:
+    """Return the values of an ``mx.array``, which are computed; bfloat16, which NumPy lacks, as float32."""
+    mx.eval(a)  # NumPy would pass over an error, and show memory that nothing was written to
+    return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)
+
+
 def _bare(key: Any) -> Any:
     """Return an index with each `Array` in it out of its wrapper."""
     if type(key) is tuple:
@@ -200,6 +226,11 @@ class Array:
         return self._array.size  # type: ignore[no-any-return]
 
     @property
+    def nbytes(self) -> int:
+        """The number of bytes of all elements."""
+        return self._array.nbytes  # type: ignore[no-any-return]
+
+    @property
     def T(self) -> Array:  # noqa: N802
         """The transpose of a matrix."""
         if self._array.ndim != 2:
@@ -228,7 +259,7 @@ class Array:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Return the values as a NumPy array, which computes them; NumPy has no bfloat16, so that is float32."""
         a = self._array
-        values = np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)
+        values = to_numpy(a)
         if dtype is not None and values.dtype != dtype:
             if copy is False:
                 raise ValueError(f"an array of {name_of(a.dtype)} cannot be read as {dtype} without a copy")
@@ -270,7 +301,13 @@ class Array:
         return Array, (self._array,)
 
     def __repr__(self) -> str:
-        return f"Array({self._array!r})"
+        a = self._array
+        values = np.array2string(to_numpy(a), separator=", ", prefix="Array(")
+        shape = f", shape={a.shape}" if not a.size and a.ndim > 1 else ""
+        return f"Array({values}{shape}, dtype={name_of(a.dtype)})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self._array.item(), spec) if spec and not self._array.ndim else object.__format__(self, spec)
 
     # ------------------------------------------------------------------------------------- Python's numbers
 
@@ -299,6 +336,15 @@ class Array:
         if self._array.dtype not in INTEGRAL:
             raise TypeError(f"an array of {name_of(self._array.dtype)} is no index, expected an integer")
         return int(self._item("index"))
+
+    def __len__(self) -> int:
+        if not self._array.ndim:
+            raise TypeError("an array of no dimensions has no length")
+        return len(self._array)
+
+    def __contains__(self, value: Any) -> bool:
+        found = self == value
+        return isinstance(found, Array) and bool(mx.any(found._array).item())
 
     def __iter__(self) -> Iterator[Array]:
         if not self._array.ndim:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from array_api_mlx._arguments import require_device, shape_of, unwrap
-from array_api_mlx._array_object import Array
+from array_api_mlx._array_object import Array, name_of_type
 from array_api_mlx._dtypes import COMPLEX, FLOATING, INTEGRAL, LIMITS, NAMES, REAL, common_dtype, name_of, require_dtype
 
 _BY_NAME = {name: dtype for dtype, name in NAMES.items()}
@@ -65,7 +65,7 @@ def _made_of(obj: Any, dtype: Any) -> Any:
     except TypeError:
         if not hasattr(obj, "__array__"):
             raise TypeError(
-                f"asarray: obj is {type(obj).__name__}, expected an array, a number, a sequence of them or a buffer"
+                f"asarray: obj is {name_of_type(obj)}, expected an array, a number, a sequence of them or a buffer"
             ) from None
         values = np.asarray(obj)
     return from_numpy(values, dtype)
@@ -211,6 +211,8 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
     """Return a matrix with ones on its `k`-th diagonal, and zeros elsewhere."""
     require_device(device, "eye")
     columns = n_rows if n_cols is None else n_cols
+    if n_rows < 0 or columns < 0:
+        raise ValueError(f"eye: the shape {(n_rows, columns)} has a negative length")
     target = mx.float32 if dtype is None else require_dtype(dtype, "eye")
     if not n_rows or not columns:
         return zeros((n_rows, columns), dtype=target)

@@ -1,4 +1,4 @@
-"""Indexing functions. MLX does not look whether indices are within bounds: what is beyond them is undefined."""
+"""Indexing functions. What is beyond the bounds is taken for the nearest index within, as MLX does not look."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import mlx.core as mx
 from array_api_mlx._arguments import axis_of, unwrap, unwrap_of
 from array_api_mlx._array_object import Array
 from array_api_mlx._dtypes import INTEGRAL
+from array_api_mlx._keys import within
 
 
 def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
@@ -17,7 +18,8 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
     if axis is None and a.ndim != 1:
         raise ValueError(f"take: axis is needed for an array of {a.ndim} dimensions")
     index = axis_of(0 if axis is None else axis, a.ndim, "take")
-    return Array(mx.take(a, unwrap_of(INTEGRAL, indices, "take", "indices"), axis=index))
+    places = within(unwrap_of(INTEGRAL, indices, "take", "indices"), a.shape[index], index)
+    return Array(mx.take(a, places, axis=index))
 
 
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
@@ -26,6 +28,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
     if a.ndim != places.ndim:
         raise ValueError(f"take_along_axis: x has {a.ndim} dimensions, and indices {places.ndim}")
     index = axis_of(axis, a.ndim, "take_along_axis")
+    places = within(places, a.shape[index], index)
     others = mx.broadcast_shapes(*((*s[:index], 1, *s[index + 1 :]) for s in (a.shape, places.shape)))
     a, places = (mx.broadcast_to(y, (*others[:index], y.shape[index], *others[index + 1 :])) for y in (a, places))
     return Array(mx.take_along_axis(a, places, axis=index))

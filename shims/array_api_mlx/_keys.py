@@ -1,7 +1,8 @@
 """What stands between the brackets of ``x[...]``: on ``mx.array`` alone.
 
-MLX knows integers, slices, integer arrays, `None` and the ellipsis. It does not look whether an integer is out of
-bounds, and it knows no boolean arrays: their values are looked at here, since the shape of the result depends on them.
+MLX knows integers, slices, integer arrays, `None` and the ellipsis. It does not look whether an index is out of bounds,
+and reads or writes foreign memory; `within` keeps arrays of indices from that without computing them. It knows no
+boolean arrays: their values are looked at here, since the shape of the result depends on them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+
+from array_api_mlx._dtypes import LIMITS
 
 
 def get(a: Any, key: Any) -> Any:
@@ -121,7 +124,7 @@ def _entry(entry: Any, a: Any, axis: int) -> list[Any]:
             return _selected(entry, a, axis)
         if not mx.issubdtype(entry.dtype, mx.integer):
             raise IndexError(f"an index array is of {entry.dtype}, expected integers or booleans")
-        return [entry]
+        return [within(entry, a.shape[axis], axis)]
     try:
         index = operator.index(entry)
     except TypeError:
@@ -131,6 +134,21 @@ def _entry(entry: Any, a: Any, axis: int) -> list[Any]:
     if isinstance(entry, bool) or not -a.shape[axis] <= index < a.shape[axis]:
         raise IndexError(f"index {entry} is out of bounds for axis {axis} of length {a.shape[axis]}")
     return [index]
+
+
+def within(indices: Any, length: int, axis: int) -> Any:
+    """Return an integer array in which what is beyond the bounds of an axis is the nearest index that is not.
+
+    Raises
+    ------
+    IndexError
+        If there is no such index, as the axis is empty.
+    """
+    if not length and indices.size:
+        raise IndexError(f"an index array is out of bounds for axis {axis} of length 0")
+    low, high = LIMITS[indices.dtype]
+    low, high = max(low, -length), min(high, max(length - 1, 0))
+    return mx.clip(indices, mx.array(low, dtype=indices.dtype), mx.array(high, dtype=indices.dtype))
 
 
 def _selected(mask: Any, a: Any, axis: int) -> list[Any]:

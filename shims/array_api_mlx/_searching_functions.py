@@ -7,8 +7,8 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
-from array_api_mlx._arguments import Axis, axes_of, axis_of, operands, to_numpy, unwrap, unwrap_of
-from array_api_mlx._array_object import Array
+from array_api_mlx._arguments import Axis, axes_of, axis_of, operands, unwrap, unwrap_of
+from array_api_mlx._array_object import Array, to_numpy
 from array_api_mlx._dtypes import ALL, BOOL, INDEX, INTEGRAL, PROMOTION, REAL, pairs_of
 
 _REAL_PAIRS = pairs_of(REAL)

@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 
 from array_api_mlx import _arithmetic
-from array_api_mlx._arguments import Axis, axes_of, axis_of, operands, to_numpy, unwrap, unwrap_of
-from array_api_mlx._array_object import Array
+from array_api_mlx._arguments import Axis, axes_of, axis_of, operands, unwrap, unwrap_of
+from array_api_mlx._array_object import Array, to_numpy
 from array_api_mlx._creation_functions import from_numpy
 from array_api_mlx._dtypes import COMPLEX, FLOATING, INDEX, NUMERIC, PROMOTION, REAL_PART, pairs_of
 from array_api_mlx._linear_algebra_functions import matmul, matrix_transpose, tensordot, vecdot

@@ -11,7 +11,7 @@ import pyopencl as cl
 import pyopencl.array
 
 from array_api_pyopencl import _calls, _dlpack, _indexing, _layout, _products
-from array_api_pyopencl._devices import Device, as_device
+from array_api_pyopencl._devices import Device, as_device, default_device
 from array_api_pyopencl._dtypes import DType
 from array_api_pyopencl._layout import Layout, Shape
 
@@ -27,7 +27,7 @@ class Array:
     were made from, and assignments through either are seen by both.
     """
 
-    __slots__ = ("_buffer", "_device", "_layout")
+    __slots__ = ("__weakref__", "_buffer", "_device", "_layout")
 
     __array_ufunc__ = None  # NumPy arrays leave operators with one of these to it
 
@@ -192,6 +192,22 @@ class Array:
     def __complex__(self) -> complex:
         return complex(self._item("biufc", "complex"))
 
+    def __format__(self, spec: str) -> str:
+        return format(self.numpy().item(), spec) if spec and not self.shape else object.__format__(self, spec)
+
+    def __contains__(self, value: Any) -> bool:
+        found = self == value
+        return isinstance(found, Array) and bool(found.numpy().any())
+
+    def __copy__(self) -> Array:
+        return _calls.compute("copy", (self,))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Array:
+        return _calls.compute("copy", (self,))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _on_default_device, (self.numpy(),)
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("an array of no dimensions has no length")
@@ -204,7 +220,8 @@ class Array:
 
     def __repr__(self) -> str:
         values = np.array2string(self.numpy(), separator=", ", prefix="Array(")
-        return f"Array({values}, dtype={self.dtype.name})"
+        shape = f", shape={self.shape}" if not self.size and self.ndim > 1 else ""
+        return f"Array({values}{shape}, dtype={self.dtype.name})"
 
     # --------------------------------------------------------------------------------------- elements
 
@@ -355,10 +372,10 @@ class Array:
         return _calls.in_place("bitwise_right_shift", self, other) if _is_operand(other) else NotImplemented
 
     def __matmul__(self, other: Any, /) -> Array:
-        return _products.matmul(self, other) if isinstance(other, _ARRAYS) else NotImplemented
+        return _products.matmul(self, other) if isinstance(other, _ARRAYS) else _calls.not_an_operand("matmul", other)
 
     def __rmatmul__(self, other: Any, /) -> Array:
-        return _products.matmul(other, self) if isinstance(other, _ARRAYS) else NotImplemented
+        return _products.matmul(other, self) if isinstance(other, _ARRAYS) else _calls.not_an_operand("matmul", other)
 
     def __imatmul__(self, other: Any, /) -> Array:
         if not isinstance(other, _ARRAYS):
@@ -367,6 +384,12 @@ class Array:
         return self
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _on_default_device(values: np.ndarray[Any, Any]) -> Array:
+    """Return an array with the values of one that was pickled, perhaps where other devices are."""
+    device = default_device()
+    return Array(device.write(values), _layout.contiguous(device.require(values.dtype), values.shape), device)
 
 
 _ARRAYS = (Array, pyopencl.array.Array)

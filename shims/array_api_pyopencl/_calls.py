@@ -89,7 +89,7 @@ def operator(name: str, x1: Any, x2: Any) -> _objects.Array:
         return NotImplemented  # type: ignore[no-any-return]
     plan = device.plans.get((name, left, right))
     if plan is None:
-        return compute(name, (x1, x2)) if _are_operands(x1, x2) else NotImplemented
+        return compute(name, (x1, x2)) if _are_operands(x1, x2) else not_an_operand(name, x1, x2)
     launch, layout, pack = plan
     buffer = device.allocate(layout.nbytes)
     if launch.global_size is None:
@@ -112,6 +112,22 @@ def operator(name: str, x1: Any, x2: Any) -> _objects.Array:
 
 def _are_operands(*operands: Any) -> bool:
     return all(isinstance(x, (_objects.Array, *_OPERANDS)) for x in operands)
+
+
+def not_an_operand(name: str, *operands: Any) -> Any:
+    """Return ``NotImplemented``, unless an operand is an array of another library.
+
+    That would be said less clearly by Python, moved unasked by the other library, and found unequal by ``==``.
+
+    Raises
+    ------
+    TypeError
+        If one is.
+    """
+    for x in operands:
+        if hasattr(x, "__dlpack__") and not isinstance(x, _objects.Array):
+            raise TypeError(f"{name}: an operand is {name_of_type(x)}; asarray takes it to the device")
+    return NotImplemented
 
 
 def compute(name: str, operands: tuple[Any, ...], out: Any = None) -> _objects.Array:

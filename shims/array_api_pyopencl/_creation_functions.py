@@ -106,13 +106,10 @@ def _from_python(obj: Any, dtype: DType | None, device: Device) -> np.ndarray[An
                 "an integer is beyond int64 and uint64, or the sequence has something that is no number"
             )
         host = np.asarray(obj, dtype)
-    if dtype is None and host.size == 0 and host.dtype.kind == "f":
+    if dtype is None and host.dtype == np.float64:  # as Python's numbers are; arrays may be narrower
         return host.astype(device.default_float)
-    if dtype is None and host.dtype.kind in "fc" and not isinstance(obj, np.ndarray):
-        default = device.default_complex if host.dtype.kind == "c" else device.default_float
-        return host.astype(default)
-    if dtype is None and host.dtype.kind == "i":
-        return host.astype(np.int64)
+    if dtype is None and host.dtype == np.complex128:
+        return host.astype(device.default_complex)
     return host
 
 
@@ -250,6 +247,8 @@ def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: DType | None = None, device: Any = None, endpoint: bool = True
 ) -> Array:
     """Return `num` evenly spaced values from `start` to `stop`, the latter included if `endpoint` is true."""
+    if num < 0:
+        raise ValueError(f"linspace: num is {num}, expected a number that is not negative")
     target = as_device(device)
     if dtype is None:
         is_complex = isinstance(start, complex) or isinstance(stop, complex)

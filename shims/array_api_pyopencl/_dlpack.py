@@ -88,7 +88,14 @@ def host_view(x: Any) -> np.ndarray[Any, Any]:
 
 
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """Return any object with ``__dlpack__`` as a NumPy array in host memory."""
-    if x.__dlpack_device__()[0] == CPU:
-        return np.from_dlpack(x)
-    return np.from_dlpack(x, device="cpu")
+    """Return any object with ``__dlpack__`` as a NumPy array in host memory.
+
+    Raises
+    ------
+    TypeError
+        If NumPy does not know its data type.
+    """
+    try:
+        return np.from_dlpack(x) if x.__dlpack_device__()[0] == CPU else np.from_dlpack(x, device="cpu")
+    except RuntimeError as error:
+        raise TypeError(f"an array cannot be made of {type(x).__name__}: {error}") from None

@@ -119,9 +119,10 @@ def _expand(keys: Sequence[Any], ndim: int) -> list[Any]:
 
 
 def _position(key: Any, n: int, axis: int) -> int:
-    if isinstance(key, bool) or not hasattr(key, "__index__"):
+    if isinstance(key, bool | np.ndarray) or not hasattr(key, "__index__"):
+        found = "a numpy.ndarray" if isinstance(key, np.ndarray) else repr(key)
         raise IndexError(
-            f"an index is {key!r}, expected integers, slices, None, an ellipsis or arrays of array_api_pyopencl"
+            f"an index is {found}, expected integers, slices, None, an ellipsis or arrays of array_api_pyopencl"
         )
     index: int = key.__index__()
     if not -n <= index < n:

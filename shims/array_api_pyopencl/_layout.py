@@ -6,6 +6,7 @@ Layouts are interned, so that a plan for a call (see `_launch`) is found by the 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,7 +134,7 @@ def normalize_axis(axis: Any, ndim: int) -> int:
     IndexError
         If there is no such axis.
     """
-    index: int = axis.__index__()
+    index = operator.index(axis)
     if not -ndim <= index < ndim:
         raise IndexError(f"axis {index} is out of bounds for an array of {ndim} dimensions")
     return index % ndim
@@ -158,7 +159,7 @@ def as_shape(shape: Any) -> Shape:
     ValueError
         If a length is negative.
     """
-    lengths = tuple(n.__index__() for n in shape) if isinstance(shape, tuple | list) else (shape.__index__(),)
+    lengths = tuple(map(operator.index, shape)) if isinstance(shape, tuple | list) else (operator.index(shape),)
     if any(n < 0 for n in lengths):
         raise ValueError(f"shape {shape} has a negative length")
     return lengths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 from array_api_pyopencl import _calls, _dtypes, _indexing, _layout
@@ -147,7 +148,7 @@ def reshape(x: Array, /, shape: Shape, *, copy: bool | None = None) -> Array:
         If the shape has another number of elements, or ``copy=False`` and a copy is needed.
     """
     x = as_array("reshape", x)
-    lengths = _full_shape(x, tuple(n.__index__() for n in shape) if isinstance(shape, tuple | list) else (shape,))
+    lengths = _full_shape(x, tuple(map(operator.index, shape)) if isinstance(shape, tuple | list) else (shape,))
     strides = None if copy else _view_strides(x._layout.shape, x._layout.strides, lengths)
     if strides is not None:
         return x._view(lengths, strides)

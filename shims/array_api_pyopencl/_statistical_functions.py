@@ -11,6 +11,7 @@ from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._dtypes import DType
 from array_api_pyopencl._reductions import reduce
 from array_api_pyopencl._scans import scan
+from array_api_pyopencl._searching_functions import count_nonzero
 
 Axis = int | tuple[int, ...] | None
 
@@ -32,7 +33,9 @@ def _sum_dtype(name: str, x: Array, dtype: DType | None) -> DType:
 
 
 def sum(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: bool = False) -> Array:
-    """Return the sum along axes, along all of them by default; integers are summed in 64 bits."""
+    """Return the sum along axes, along all of them by default; integers are summed in 64 bits, truths counted."""
+    if dtype is None and getattr(x, "dtype", None) == _dtypes.bool:
+        return count_nonzero(x, axis=axis, keepdims=keepdims)
     x = as_array("sum", x)
     dtype = _sum_dtype("sum", x, dtype)
     return reduce("sum", x, _layout.normalize_axes(axis, x.ndim), keepdims, dtype)

@@ -269,6 +269,8 @@ def solve(x1: Array, x2: Array, /) -> Array:
     """
     _, (x1, x2) = _calls.meet("solve", as_array("solve", x1), as_array("solve", x2))
     _require_matrices("solve", x1, square=True)
+    if x2.shape[-2 if x2.ndim > 1 else -1 :][:1] != x1.shape[-1:]:
+        raise ValueError(f"solve: x2 has shape {x2.shape}, which does not go with x1 of shape {x1.shape}")
     dtype = _dtypes.promote(x1.dtype, x2.dtype)
     x1, x2 = astype(x1, dtype, copy=False), astype(x2, dtype, copy=False)
 
