@@ -1,12 +1,11 @@
 """The Python Array API standard over PyOpenCL.
 
 Arrays wrap `pyopencl.array.Array` objects without a copy: ``asarray`` makes one of yours, and its property
-``cl_array`` gives it back. Functions take yours as well, and return wrappers. They
-enqueue generated OpenCL kernels on the array's own queue; what is computed on the host instead is named in
-`host_functions`.
+``cl_array`` gives it back. Functions enqueue generated OpenCL kernels on the array's own queue; what is computed on the
+host instead is named in `host_functions`.
 """
 
-from array_api_pyopencl import _raw, fft, linalg
+from array_api_pyopencl import fft, linalg
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._constants import e, inf, nan, newaxis, pi
 from array_api_pyopencl._creation_functions import (
@@ -319,5 +318,3 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
-
-_raw.accept_raw_arrays(globals(), __all__)

@@ -367,7 +367,7 @@ class Array:
     __hash__ = None  # type: ignore[assignment]
 
 
-_OPERANDS = (Array, cl.array.Array, bool, int, float, complex, np.generic)
+_OPERANDS = (Array, bool, int, float, complex, np.generic)
 
 
 def _is_operand(x: object) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyopencl as cl
-import pyopencl.array
 from pyopencl import enqueue_nd_range_kernel
 
 from array_api_pyopencl import _array_object as _objects
@@ -109,8 +108,7 @@ def operator(name: str, x1: Any, x2: Any) -> _objects.Array:
 
 
 def _are_operands(*operands: Any) -> bool:
-    kinds = _objects.Array | cl.array.Array | bool | int | float | complex | np.generic
-    return all(isinstance(x, kinds) for x in operands)
+    return all(isinstance(x, _objects.Array | bool | int | float | complex | np.generic) for x in operands)
 
 
 def compute(name: str, operands: tuple[Any, ...], out: Any = None) -> _objects.Array:
@@ -172,7 +170,7 @@ def packed(pack: Any, value: Any, dtype: DType) -> Any:
 def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
     """Return the device of the first array, and the operands there: arrays, and Python scalars as they are.
 
-    Raw arrays are wrapped. An array on another queue of the same context is copied to this one's queue.
+    An array on another queue of the same context is copied to this one's queue.
 
     Raises
     ------
@@ -193,19 +191,11 @@ def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
             result.append(x.item())
         elif isinstance(x, bool | int | float | complex):
             result.append(x)
-        elif isinstance(x, cl.array.Array):
-            return meet(name, *map(_wrapped, operands))
         else:
             raise TypeError(
                 f"{name}: an argument is {type(x).__name__}, expected an array of array_api_pyopencl or a Python scalar"
             )
     return device, tuple(result)
-
-
-def _wrapped(x: Any) -> Any:
-    from array_api_pyopencl._creation_functions import wrap
-
-    return wrap(x) if isinstance(x, cl.array.Array) else x
 
 
 def _follow(name: str, device: Device, x: _objects.Array) -> _objects.Array:

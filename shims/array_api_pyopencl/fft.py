@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from array_api_pyopencl import _dtypes, _host, _raw
+from array_api_pyopencl import _dtypes, _host
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._creation_functions import asarray
 from array_api_pyopencl._devices import as_device
@@ -140,5 +140,3 @@ __all__ = [
     "rfftfreq",
     "rfftn",
 ]
-
-_raw.accept_raw_arrays(globals(), __all__)
