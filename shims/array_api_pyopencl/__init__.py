@@ -113,7 +113,7 @@ from array_api_pyopencl._elementwise_functions import (
     tanh,
     trunc,
 )
-from array_api_pyopencl._host import host_functions, host_observers
+from array_api_pyopencl._host import host_functions
 from array_api_pyopencl._indexing_functions import take, take_along_axis
 from array_api_pyopencl._info import __array_namespace_info__
 from array_api_pyopencl._linear_algebra_functions import matmul, matrix_transpose, tensordot, vecdot
@@ -223,7 +223,6 @@ __all__ = [
     "greater",
     "greater_equal",
     "host_functions",
-    "host_observers",
     "hypot",
     "iinfo",
     "imag",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyopencl as cl
+import pyopencl.array
 
 from array_api_pyopencl import _calls, _dlpack, _indexing, _layout, _products
 from array_api_pyopencl._devices import Device, as_device
@@ -116,7 +117,8 @@ class Array:
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the values as a new NumPy array, once they are computed."""
-        x = self if self._layout.contiguous else _calls.compute("copy", (self,))
+        readable = self._layout.contiguous and not (self._layout.offset and _dlpack.is_svm(self._buffer))
+        x = self if readable else _calls.compute("copy", (self,))
         layout = x._layout
         values = self._device.read(x._buffer, layout.offset, layout.size, layout.dtype)
         return values.reshape(layout.shape)
@@ -352,14 +354,14 @@ class Array:
     def __irshift__(self, other: Any, /) -> Array:
         return _calls.in_place("bitwise_right_shift", self, other) if _is_operand(other) else NotImplemented
 
-    def __matmul__(self, other: Array, /) -> Array:
-        return _products.matmul(self, other) if isinstance(other, Array) else NotImplemented
+    def __matmul__(self, other: Any, /) -> Array:
+        return _products.matmul(self, other) if isinstance(other, _ARRAYS) else NotImplemented
 
-    def __rmatmul__(self, other: Array, /) -> Array:
-        return _products.matmul(other, self) if isinstance(other, Array) else NotImplemented
+    def __rmatmul__(self, other: Any, /) -> Array:
+        return _products.matmul(other, self) if isinstance(other, _ARRAYS) else NotImplemented
 
-    def __imatmul__(self, other: Array, /) -> Array:
-        if not isinstance(other, Array):
+    def __imatmul__(self, other: Any, /) -> Array:
+        if not isinstance(other, _ARRAYS):
             return NotImplemented
         self[...] = _products.matmul(self, other)
         return self
@@ -367,7 +369,8 @@ class Array:
     __hash__ = None  # type: ignore[assignment]
 
 
-_OPERANDS = (Array, bool, int, float, complex, np.generic)
+_ARRAYS = (Array, pyopencl.array.Array)
+_OPERANDS = (Array, bool, int, float, complex, np.generic, pyopencl.array.Array)
 
 
 def _is_operand(x: object) -> bool:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyopencl as cl
+import pyopencl.array
 from pyopencl import enqueue_nd_range_kernel
 
 from array_api_pyopencl import _array_object as _objects
 from array_api_pyopencl import _dtypes, _launch, _layout
+from array_api_pyopencl._arguments import as_array, name_of_type, wrap
 from array_api_pyopencl._devices import Device
 from array_api_pyopencl._dtypes import DType
 from array_api_pyopencl._expressions import expression
@@ -23,6 +25,7 @@ _TRUTHS = frozenset(
         *("logical_xor", "logical_not", "isnan", "isinf", "isfinite", "signbit", "nonzero"),
     )
 )
+_OPERANDS = (bool, int, float, complex, np.generic, pyopencl.array.Array)
 _REAL_PARTS = frozenset(("abs", "real", "imag"))
 
 
@@ -36,7 +39,7 @@ def result_dtype(name: str, dtype: DType) -> DType:
 def unary(name: str, x: Any) -> _objects.Array:
     """Compute a function of one array."""
     if type(x) is not _objects.Array:
-        raise TypeError(f"{name}: x is {type(x).__name__}, expected an array of array_api_pyopencl")
+        x = as_array(name, x)
     device = x._device
     plan = device.plans.get((name, x._layout))
     if plan is None:
@@ -108,7 +111,7 @@ def operator(name: str, x1: Any, x2: Any) -> _objects.Array:
 
 
 def _are_operands(*operands: Any) -> bool:
-    return all(isinstance(x, _objects.Array | bool | int | float | complex | np.generic) for x in operands)
+    return all(isinstance(x, (_objects.Array, *_OPERANDS)) for x in operands)
 
 
 def compute(name: str, operands: tuple[Any, ...], out: Any = None) -> _objects.Array:
@@ -179,6 +182,7 @@ def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
     ValueError
         If two of the arrays are of different contexts.
     """
+    operands = tuple(wrap(x) if isinstance(x, pyopencl.array.Array) else x for x in operands)
     first = next((x for x in operands if isinstance(x, _objects.Array)), None)
     if first is None:
         raise TypeError(f"{name}: none of the arguments is an array of array_api_pyopencl")
@@ -193,7 +197,7 @@ def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
             result.append(x)
         else:
             raise TypeError(
-                f"{name}: an argument is {type(x).__name__}, expected an array of array_api_pyopencl or a Python scalar"
+                f"{name}: an argument is {name_of_type(x)}, expected an array of array_api_pyopencl or a Python scalar"
             )
     return device, tuple(result)
 

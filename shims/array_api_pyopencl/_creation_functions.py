@@ -9,8 +9,9 @@ import numpy as np
 import pyopencl.array
 
 from array_api_pyopencl import _calls, _codegen, _dlpack, _dtypes, _launch, _layout
+from array_api_pyopencl._arguments import as_array, wrap
 from array_api_pyopencl._array_object import Array
-from array_api_pyopencl._devices import Device, as_device, device_of_queue
+from array_api_pyopencl._devices import Device, as_device
 from array_api_pyopencl._dtypes import C_TYPES, DType
 from array_api_pyopencl._expressions import convert
 from array_api_pyopencl._launch import Plan, Value
@@ -50,30 +51,6 @@ def asarray(obj: Any, /, *, dtype: DType | None = None, device: Any = None, copy
     host = _on_host(obj, wanted, target)
     layout = _layout.contiguous(target.require(_dtypes.as_dtype(host.dtype)), host.shape)
     return Array(target.write(host), layout, target)
-
-
-def wrap(x: Any) -> Array:
-    """Return an array that shares the memory and the queue of a `pyopencl.array.Array`.
-
-    Raises
-    ------
-    ValueError
-        If it has no queue, or its elements are not aligned.
-    TypeError
-        If its elements are not of one of the standard's data types.
-    """
-    if x.queue is None:
-        raise ValueError("the pyopencl.array.Array has no queue; attach one with its method with_queue")
-    device = device_of_queue(x.queue)
-    dtype = device.require(_dtypes.as_dtype(x.dtype))
-    size = dtype.itemsize
-    if x.offset % size or any(s % size for s in x.strides):
-        raise ValueError("the elements of the pyopencl.array.Array do not lie at multiples of their size")
-    if x.events:
-        pyopencl.enqueue_barrier(x.queue, wait_for=x.events)
-    buffer = device.allocate(0) if x.base_data is None else x.base_data
-    strides = tuple(s // size for s in x.strides)
-    return Array(buffer, _layout.layout(dtype, tuple(map(int, x.shape)), strides, int(x.offset) // size), device)
 
 
 def _converted(x: Array, dtype: DType | None, device: Any, copy: bool | None) -> Array:
@@ -187,7 +164,8 @@ def full(shape: Any, fill_value: Any, *, dtype: DType | None = None, device: Any
         If `fill_value` is of a kind above that of `dtype`.
     """
     target = as_device(device)
-    if isinstance(fill_value, Array):
+    if isinstance(fill_value, Array | pyopencl.array.Array):
+        fill_value = as_array("full", fill_value)
         fill_value = fill_value.numpy()[()].item()
     dtype = _default_dtype(target, fill_value) if dtype is None else _dtypes.as_dtype(dtype)
     if dtype.kind == "b" and not isinstance(fill_value, bool):
@@ -227,22 +205,26 @@ def _constant(shape: Any, value: int, dtype: DType | None, device: Any) -> Array
 
 def empty_like(x: Array, /, *, dtype: DType | None = None, device: Any = None) -> Array:
     """Return an array of the shape of `x` whose values are not set."""
+    x = as_array("empty_like", x)
     return empty(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device)
 
 
 def full_like(x: Array, /, fill_value: Any, *, dtype: DType | None = None, device: Any = None) -> Array:
     """Return an array of the shape of `x` filled with one value."""
+    x = as_array("full_like", x)
     device = x.device if device is None else device
     return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
 
 
 def zeros_like(x: Array, /, *, dtype: DType | None = None, device: Any = None) -> Array:
     """Return an array of zeros of the shape of `x`."""
+    x = as_array("zeros_like", x)
     return zeros(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device)
 
 
 def ones_like(x: Array, /, *, dtype: DType | None = None, device: Any = None) -> Array:
     """Return an array of ones of the shape of `x`."""
+    x = as_array("ones_like", x)
     return ones(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device)
 
 
@@ -337,11 +319,13 @@ def eye(
 
 def tril(x: Array, /, *, k: int = 0) -> Array:
     """Return matrices with zeros above the diagonal number `k`."""
+    x = as_array("tril", x)
     return _triangle(x, k, "<=")
 
 
 def triu(x: Array, /, *, k: int = 0) -> Array:
     """Return matrices with zeros below the diagonal number `k`."""
+    x = as_array("triu", x)
     return _triangle(x, k, ">=")
 
 
@@ -376,6 +360,7 @@ def meshgrid(*arrays: Array, indexing: Literal["xy", "ij"] = "xy") -> tuple[Arra
     """
     if indexing not in ("xy", "ij"):
         raise ValueError(f"meshgrid: indexing is {indexing!r}, expected 'xy' or 'ij'")
+    arrays = tuple(as_array("meshgrid", x) for x in arrays)
     if any(x.ndim > 1 for x in arrays):
         raise ValueError("meshgrid takes arrays of one dimension")
     order = list(range(len(arrays)))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from array_api_pyopencl import _calls, _dtypes
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._creation_functions import asarray
 from array_api_pyopencl._dtypes import DType
@@ -24,6 +25,7 @@ def astype(x: Array, dtype: DType, /, *, copy: bool = True, device: Any = None) 
     TypeError
         If `x` is complex and `dtype` is not, or the device does not have `dtype`.
     """
+    x = as_array("astype", x)
     result = asarray(x, dtype=dtype, device=device)
     return _calls.compute("copy", (result,)) if copy and result is x else result
 

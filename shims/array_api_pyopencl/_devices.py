@@ -16,7 +16,10 @@ from array_api_pyopencl import _dtypes
 from array_api_pyopencl._dtypes import DType
 
 _MAX_QUEUES = 64
+_MAX_PROGRAMS = 4096
 _programs: dict[tuple[Any, Any, str], Any] = {}
+_compiling = threading.Lock()  # warnings are silenced for the whole process
+_found = threading.RLock()  # two threads must not make two contexts for one device, nor two of its queues' devices
 
 
 class Device:
@@ -130,11 +133,19 @@ class Device:
         key = (self.context, self.cl_device, source)
         found = _programs.get(key)
         if found is None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", cl.CompilerWarning)  # remarks on generated code; errors are raised
-                program = cl.Program(self.context, source)
-                found = _programs[key] = program.build(self.build_options, devices=[self.cl_device])
+            with _compiling:
+                found = _programs.get(key)
+                if found is None:
+                    found = self._compile(source)
+                    if len(_programs) >= _MAX_PROGRAMS:  # each holds its context
+                        _programs.clear()
+                    _programs[key] = found
         return found
+
+    def _compile(self, source: str) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cl.CompilerWarning)  # remarks on generated code; errors are raised
+            return cl.Program(self.context, source).build(self.build_options, devices=[self.cl_device])
 
     def read(self, buffer: Any, start: int, count: int, dtype: DType) -> np.ndarray[Any, Any]:
         """Return `count` elements from the element `start` on, once they are computed."""
@@ -169,15 +180,21 @@ def device_of_queue(queue: cl.CommandQueue) -> Device:
     """Return the device that stands for `queue`; the same one while it is among the last ones used."""
     found = _by_queue.get(queue)
     if found is None:
-        if len(_by_queue) >= _MAX_QUEUES:
-            _by_queue.pop(next(iter(_by_queue)))
-        found = _by_queue[queue] = Device(queue)
+        with _found:
+            if len(_by_queue) >= _MAX_QUEUES:
+                _by_queue.pop(next(iter(_by_queue)))
+            found = _by_queue.setdefault(queue, Device(queue))
     return found
 
 
-@cache
 def devices() -> tuple[Device, ...]:
     """Return one device for each OpenCL device found, each with a context and a queue of its own."""
+    with _found:
+        return _find_devices()
+
+
+@cache
+def _find_devices() -> tuple[Device, ...]:
     found = [device for platform in _platforms() for device in platform.get_devices()]
     return tuple(device_of_queue(cl.CommandQueue(cl.Context([device]))) for device in found)
 

@@ -1,4 +1,7 @@
-"""DLPack: OpenCL memory that the host can see is shared as host memory, all other only copied on request."""
+"""DLPack: OpenCL memory that the host can see is shared as host memory, all other only copied on request.
+
+The host sees the memory of CPU devices, and shared virtual memory of devices whose SVM is fine-grained.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,21 @@ CPU = 1
 OPENCL = 4
 
 
-def _is_host_memory(device: Device) -> bool:
-    return device.is_cpu
+def _is_host_memory(x: Any) -> bool:
+    if x.device.is_cpu:
+        return True
+    fine = cl.device_svm_capabilities.FINE_GRAIN_BUFFER
+    return is_svm(x._buffer) and bool(x.device.cl_device.svm_capabilities & fine)
+
+
+def is_svm(buffer: Any) -> bool:
+    """Tell whether memory is an SVM allocation, as an array of `pyopencl.array` may have, and no buffer."""
+    return not isinstance(buffer, cl.MemoryObjectHolder)
 
 
 def device_of(x: Any) -> tuple[int, int]:
     """Return DLPack's name of the place: a CPU device's buffers are host memory."""
-    return (CPU, 0) if _is_host_memory(x.device) else (OPENCL, _ordinal(x.device))
+    return (CPU, 0) if _is_host_memory(x) else (OPENCL, _ordinal(x.device))
 
 
 def _ordinal(device: Device) -> int:
@@ -43,7 +54,7 @@ def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | N
             "OpenCL memory cannot be exported by DLPack: ask for a copy in host memory, dl_device=(1, 0), "
             "or use the pyopencl.array.Array that the property cl_array returns"
         )
-    shared = _is_host_memory(x.device)
+    shared = _is_host_memory(x)
     if copy is False and not shared:
         raise BufferError("copy=False, but the memory of this OpenCL device is not the host's")
     host = host_view(x) if shared and not copy else x.numpy()
@@ -51,23 +62,27 @@ def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | N
 
 
 class _Mapped:
-    """Memory that the host sees, kept alive together with the buffer behind it."""
+    """Memory that the host sees, kept alive together with what it was mapped from."""
 
-    def __init__(self, mapped: np.ndarray[Any, Any], buffer: Any) -> None:
+    def __init__(self, mapped: np.ndarray[Any, Any], kept: Any) -> None:
         self.__array_interface__ = mapped.__array_interface__
-        self._kept = (mapped, buffer)
+        self._kept = (mapped, kept)
 
 
 def host_view(x: Any) -> np.ndarray[Any, Any]:
-    """Return a NumPy array that shares the memory of `x`, an array on a CPU device, once its values are computed."""
+    """Return a NumPy array that shares the memory of `x`, once its values are computed."""
     layout = x._layout
     if layout.size == 0:
         return np.empty(layout.shape, layout.dtype)
-    count = layout.high - layout.low + 1
-    flags = cl.map_flags.READ | cl.map_flags.WRITE
-    start = layout.low * layout.itemsize
-    mapped, _ = cl.enqueue_map_buffer(x._device.queue, x._buffer, flags, start, (count,), layout.dtype)
-    flat = np.asarray(_Mapped(mapped, x._buffer))
+    start, stop = layout.low * layout.itemsize, (layout.high + 1) * layout.itemsize
+    if is_svm(x._buffer):
+        mapping = x._buffer.map_rw(x._device.queue)
+        mapped, kept = mapping.array[start:stop], mapping
+    else:
+        flags = cl.map_flags.READ | cl.map_flags.WRITE
+        mapped, _ = cl.enqueue_map_buffer(x._device.queue, x._buffer, flags, start, (stop - start,), np.uint8)
+        kept = x._buffer
+    flat = np.asarray(_Mapped(mapped, kept)).view(layout.dtype)
     strides = tuple(s * layout.itemsize for s in layout.strides)
     return np.lib.stride_tricks.as_strided(flat[layout.offset - layout.low :], layout.shape, strides)
 

@@ -157,7 +157,7 @@ def convert(value: str, source: DType, target: DType) -> str:
     if target.kind == "b":
         return f"({t})({value} != 0)"
     if source.kind == "f" and target.kind in "iu":
-        return f"convert_{t}_sat_rtz({value})"
+        return f"(isnan({value}) ? ({t})0 : convert_{t}_sat_rtz({value}))"  # the built-in's NaN differs by driver
     return f"({t})({value})"
 
 

@@ -1,8 +1,9 @@
-"""The one way to what is computed on the host: every such function goes through `run`, and can be observed."""
+"""The one way to what is computed on the host: every such function goes through `run`, and stands in open traces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,14 @@ host_functions: tuple[str, ...] = (
     *("fft.fft", "fft.ifft", "fft.fftn", "fft.ifftn", "fft.rfft", "fft.irfft", "fft.rfftn", "fft.irfftn"),
     *("fft.hfft", "fft.ihfft"),
 )
-"""The functions that copy their arguments to the host, compute with NumPy, and copy the result back."""
+"""The functions that copy their arguments to the host, compute with NumPy, and copy the result back.
 
-host_observers: list[Callable[[str], None]] = []
-"""What is called with the function's name whenever something is computed on the host."""
+Within ``with tensorops.trace()`` each call is recorded under this name, with ``"host"`` as its kernel.
+"""
 
 
 def run(name: str, function: Callable[..., Any], *arrays: Array, **options: Any) -> Any:
     """Compute a function of NumPy arrays on the host; its result, or each of its results, returns to the device."""
-    for observe in host_observers:
-        observe(name)
     device = arrays[0].device
     with np.errstate(all="ignore"):
         result = function(*(x.numpy() for x in arrays), **options)
@@ -36,4 +35,21 @@ def run(name: str, function: Callable[..., Any], *arrays: Array, **options: Any)
         host = np.ascontiguousarray(host).reshape(host.shape)
         return Array(device.write(host), _layout.contiguous(device.require(host.dtype), host.shape), device)
 
-    return tuple(back(r) for r in result) if isinstance(result, tuple) else back(result)
+    results = tuple(back(r) for r in result) if isinstance(result, tuple) else (back(result),)
+    _record(name, arrays, results)
+    return results if isinstance(result, tuple) else results[0]
+
+
+def _record(name: str, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+    """Add what was computed here to the `tensorops.trace` that is open; tensorops is not imported to look for one."""
+    settings = sys.modules.get("tensorops.backends.settings")
+    current = getattr(settings, "current", None)  # there is none while another thread imports the module
+    log = None if current is None else current.get().log
+    if log is None:
+        return
+    from tensorops.backends.trace import Record, Transfer
+
+    moved = [Transfer("pyopencl", "numpy", x.nbytes) for x in arrays]
+    moved += [Transfer("numpy", "pyopencl", y.nbytes) for y in results]
+    shapes, dtypes = tuple(x.shape for x in arrays), tuple(x.dtype.name for x in arrays)
+    log.append(Record(name, "host", "pyopencl", shapes, dtypes, tuple(moved)))

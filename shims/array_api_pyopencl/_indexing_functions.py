@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array_api_pyopencl import _calls, _indexing, _layout
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 
 
@@ -14,12 +15,13 @@ def take(x: Array, indices: Array, /, *, axis: int | None = None) -> Array:
     IndexError
         If an index is out of bounds.
     """
+    x = as_array("take", x)
     if axis is None:
         if x.ndim != 1:
             raise ValueError(f"take: axis must be given for an array of {x.ndim} dimensions")
         axis = 0
     axis = _layout.normalize_axis(axis, x.ndim)
-    return x[(slice(None),) * axis + (indices,)]
+    return x[(slice(None),) * axis + (as_array("take", indices),)]
 
 
 def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
@@ -30,8 +32,9 @@ def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
     IndexError
         If an index is out of bounds.
     """
+    x = as_array("take_along_axis", x)
     axis = _layout.normalize_axis(axis, x.ndim)
-    _, (x, indices) = _calls.meet("take_along_axis", x, indices)
+    _, (x, indices) = _calls.meet("take_along_axis", x, as_array("take_along_axis", indices))
     if indices.dtype.kind not in "iu" or indices.ndim != x.ndim:
         raise ValueError("take_along_axis: indices must be integers with as many dimensions as x")
     around = tuple(1 if a == axis else n for a, n in enumerate(x.shape))

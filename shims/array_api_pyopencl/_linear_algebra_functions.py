@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from array_api_pyopencl import _calls, _layout, _products
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._manipulation_functions import moveaxis, permute_dims, reshape
 
@@ -18,11 +19,12 @@ def matmul(x1: Array, x2: Array, /) -> Array:
     ValueError
         If the shapes do not match.
     """
-    return _products.matmul(x1, x2)
+    return _products.matmul(as_array("matmul", x1), as_array("matmul", x2))
 
 
 def matrix_transpose(x: Array, /) -> Array:
     """Return the transposes of matrices, without a copy."""
+    x = as_array("matrix_transpose", x)
     return x.mT
 
 
@@ -34,7 +36,7 @@ def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
     ValueError
         If the lengths along the axis differ.
     """
-    _, (x1, x2) = _calls.meet("vecdot", x1, x2)
+    _, (x1, x2) = _calls.meet("vecdot", as_array("vecdot", x1), as_array("vecdot", x2))
     a = moveaxis(x1, axis, -1)
     b = moveaxis(x2, axis, -1)
     if a.shape[-1] != b.shape[-1]:
@@ -52,7 +54,7 @@ def tensordot(x1: Array, x2: Array, /, *, axes: int | tuple[Sequence[int], Seque
     ValueError
         If the axes do not match.
     """
-    _, (x1, x2) = _calls.meet("tensordot", x1, x2)
+    _, (x1, x2) = _calls.meet("tensordot", as_array("tensordot", x1), as_array("tensordot", x2))
     if isinstance(axes, int):
         if not 0 <= axes <= min(x1.ndim, x2.ndim):
             raise ValueError(f"tensordot: axes is {axes}, with arrays of {x1.ndim} and {x2.ndim} dimensions")

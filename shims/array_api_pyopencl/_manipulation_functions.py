@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from array_api_pyopencl import _calls, _dtypes, _indexing, _layout
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._creation_functions import arange
 from array_api_pyopencl._data_type_functions import result_type
@@ -16,6 +17,7 @@ from array_api_pyopencl._searching_functions import searchsorted
 
 def broadcast_arrays(*arrays: Array) -> tuple[Array, ...]:
     """Return the arrays with the shape to which they all broadcast, without copies."""
+    arrays = tuple(as_array("broadcast_arrays", x) for x in arrays)
     shape = _layout.broadcast_shapes(*(x.shape for x in arrays))
     return tuple(broadcast_to(x, shape) for x in arrays)
 
@@ -33,6 +35,7 @@ def broadcast_to(x: Array, /, shape: Shape) -> Array:
     ValueError
         If it does not.
     """
+    x = as_array("broadcast_to", x)
     shape = _layout.as_shape(shape)
     if len(shape) < x.ndim or _layout.broadcast_shapes(x.shape, shape) != shape:
         raise ValueError(f"an array of shape {x.shape} does not broadcast to {shape}")
@@ -43,7 +46,7 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
     """Return the arrays one after another along an axis; along the only one, flattened, if it is ``None``."""
     if not arrays:
         raise ValueError("concat needs at least one array")
-    _, found = _calls.meet("concat", *arrays)
+    _, found = _calls.meet("concat", *(as_array("concat", x) for x in arrays))
     if axis is None:
         found = tuple(reshape(x, (-1,)) for x in found)
         axis = 0
@@ -67,6 +70,7 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
 
 def expand_dims(x: Array, /, axis: int | tuple[int, ...] = 0) -> Array:
     """Return `x` with dimensions of length 1 put in at the positions `axis` of the result, without a copy."""
+    x = as_array("expand_dims", x)
     count = len(axis) if isinstance(axis, tuple | list) else 1
     axes = _layout.normalize_axes(axis, x.ndim + count)
     shape, strides = list(x._layout.shape), list(x._layout.strides)
@@ -78,12 +82,14 @@ def expand_dims(x: Array, /, axis: int | tuple[int, ...] = 0) -> Array:
 
 def flip(x: Array, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
     """Return `x` with the order of its elements reversed along axes, along all of them by default; without a copy."""
+    x = as_array("flip", x)
     axes = _layout.normalize_axes(axis, x.ndim)
     return x[tuple(slice(None, None, -1) if a in axes else slice(None) for a in range(x.ndim))]
 
 
 def moveaxis(x: Array, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> Array:
     """Return `x` with some axes moved to other positions, without a copy."""
+    x = as_array("moveaxis", x)
     sources = _layout.normalize_axes(source, x.ndim)
     destinations = _layout.normalize_axes(destination, x.ndim)
     if len(sources) != len(destinations):
@@ -96,6 +102,7 @@ def moveaxis(x: Array, source: int | tuple[int, ...], destination: int | tuple[i
 
 def permute_dims(x: Array, /, axes: tuple[int, ...]) -> Array:
     """Return `x` with its axes in another order, without a copy."""
+    x = as_array("permute_dims", x)
     order = _layout.normalize_axes(tuple(axes), x.ndim)
     if len(order) != x.ndim:
         raise ValueError(f"permute_dims: axes {axes} are not all axes of an array of {x.ndim} dimensions")
@@ -108,6 +115,7 @@ def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Arr
 
     Where `repeats` is an array, its sum is read, which waits for the queue.
     """
+    x = as_array("repeat", x)
     if axis is None:
         x = reshape(x, (-1,))
         axis = 0
@@ -138,6 +146,7 @@ def reshape(x: Array, /, shape: Shape, *, copy: bool | None = None) -> Array:
     ValueError
         If the shape has another number of elements, or ``copy=False`` and a copy is needed.
     """
+    x = as_array("reshape", x)
     lengths = _full_shape(x, tuple(n.__index__() for n in shape) if isinstance(shape, tuple | list) else (shape,))
     strides = None if copy else _view_strides(x._layout.shape, x._layout.strides, lengths)
     if strides is not None:
@@ -184,6 +193,7 @@ def _view_strides(old: Shape, strides: Shape, new: Shape) -> Shape | None:
 
 def roll(x: Array, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> Array:
     """Return `x` with its elements moved along axes, those that leave one end entering at the other."""
+    x = as_array("roll", x)
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), shift, axis=0), x.shape)
     shifts = shift if isinstance(shift, tuple | list) else (shift,)
@@ -214,6 +224,7 @@ def squeeze(x: Array, /, axis: int | tuple[int, ...]) -> Array:
     ValueError
         If one of them has another length.
     """
+    x = as_array("squeeze", x)
     axes = _layout.normalize_axes(axis, x.ndim)
     if any(x.shape[a] != 1 for a in axes):
         raise ValueError(f"squeeze: axis {axis} of shape {x.shape} is not of length 1")
@@ -223,6 +234,7 @@ def squeeze(x: Array, /, axis: int | tuple[int, ...]) -> Array:
 
 def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
     """Return arrays of one shape along a new axis."""
+    arrays = [as_array("stack", x) for x in arrays]
     if any(x.shape != arrays[0].shape for x in arrays):
         raise ValueError(f"stack: the shapes {', '.join(str(x.shape) for x in arrays)} differ")
     return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
@@ -230,6 +242,7 @@ def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
 
 def tile(x: Array, repetitions: tuple[int, ...], /) -> Array:
     """Return `x` several times along each axis."""
+    x = as_array("tile", x)
     ndim = max(x.ndim, len(repetitions))
     shape = (1,) * (ndim - x.ndim) + x.shape
     times = (1,) * (ndim - len(repetitions)) + tuple(repetitions)
@@ -241,6 +254,7 @@ def tile(x: Array, repetitions: tuple[int, ...], /) -> Array:
 
 def unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
     """Return the parts of `x` along an axis, without copies."""
+    x = as_array("unstack", x)
     axis = _layout.normalize_axis(axis, x.ndim)
     return tuple(_indexing.basic(x, (slice(None),) * axis + (i,)) for i in range(x.shape[axis]))
 

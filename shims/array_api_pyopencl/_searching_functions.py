@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from array_api_pyopencl import _calls, _codegen, _dtypes, _indexing, _launch, _layout
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._dtypes import C_TYPES, DType
 from array_api_pyopencl._launch import Plan, Value
@@ -16,22 +17,26 @@ from array_api_pyopencl._sorting_functions import less
 
 def argmax(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """Return where the greatest element along an axis is first, or the first NaN; of all elements by default."""
+    x = as_array("argmax", x)
     return arg_reduce(">", x, axis, keepdims)
 
 
 def argmin(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
     """Return where the least element along an axis is first, or the first NaN; of all elements by default."""
+    x = as_array("argmin", x)
     return arg_reduce("<", x, axis, keepdims)
 
 
 def count_nonzero(x: Array, /, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
     """Return how many elements along axes are not 0."""
+    x = as_array("count_nonzero", x)
     axes = _layout.normalize_axes(axis, x.ndim)
     return reduce("sum", x, axes, keepdims, _dtypes.int64, load="nonzero")
 
 
 def nonzero(x: Array, /) -> tuple[Array, ...]:
     """Return the indices of the elements that are not 0, one array for each axis; waits for their number."""
+    x = as_array("nonzero", x)
     if x.ndim == 0:
         raise ValueError("nonzero takes arrays of one dimension or more")
     positions = _indexing.true_positions(_calls.compute("nonzero", (x,)))

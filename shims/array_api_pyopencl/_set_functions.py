@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from array_api_pyopencl import _calls, _dtypes, _indexing
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._creation_functions import asarray
 from array_api_pyopencl._manipulation_functions import concat, reshape
@@ -55,6 +56,7 @@ def unique_all(x: Array, /) -> UniqueAll:
 
     Every NaN is distinct.
     """
+    x = as_array("unique_all", x)
     flat = reshape(x, (-1,))
     ordered, positions = sort_pairs(flat, 0, False, True)
     assert positions is not None
@@ -72,6 +74,7 @@ def unique_all(x: Array, /) -> UniqueAll:
 
 def unique_counts(x: Array, /) -> UniqueCounts:
     """Return the distinct values in order, and how often each is there."""
+    x = as_array("unique_counts", x)
     ordered, _ = sort_pairs(reshape(x, (-1,)), 0, False, False)
     _, firsts = _first_of_each(ordered)
     return UniqueCounts(_indexing.gather(ordered, firsts, (), ()), _counts(firsts, ordered.size))
@@ -79,12 +82,14 @@ def unique_counts(x: Array, /) -> UniqueCounts:
 
 def unique_inverse(x: Array, /) -> UniqueInverse:
     """Return the distinct values in order, and which one each element is."""
+    x = as_array("unique_inverse", x)
     found = unique_all(x)
     return UniqueInverse(found.values, found.inverse_indices)
 
 
 def unique_values(x: Array, /) -> Array:
     """Return the distinct values in order."""
+    x = as_array("unique_values", x)
     ordered, _ = sort_pairs(reshape(x, (-1,)), 0, False, False)
     _, firsts = _first_of_each(ordered)
     return _indexing.gather(ordered, firsts, (), ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from array_api_pyopencl import _calls, _codegen, _dtypes, _launch, _layout
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._devices import Device
 from array_api_pyopencl._dtypes import C_TYPES, DType
@@ -15,12 +16,14 @@ _RUN = 16  # elements that one work-item sorts by insertion
 
 def sort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
     """Return the elements sorted along an axis, NaN as the greatest; always stable."""
+    x = as_array("sort", x)
     _require(x)
     return sort_pairs(x, _layout.normalize_axis(axis, x.ndim), descending, False)[0]
 
 
 def argsort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
     """Return the positions along an axis that sort the elements, NaN as the greatest; always stable."""
+    x = as_array("argsort", x)
     _require(x)
     positions = sort_pairs(x, _layout.normalize_axis(axis, x.ndim), descending, True)[1]
     assert positions is not None
@@ -28,8 +31,6 @@ def argsort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bo
 
 
 def _require(x: Array) -> None:
-    if not isinstance(x, Array):
-        raise TypeError(f"x is {type(x).__name__}, expected an array of array_api_pyopencl")
     if x.dtype.kind not in "iuf":
         raise TypeError(f"sorting is not defined for {x.dtype.name}")
     if x.ndim == 0:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from array_api_pyopencl import _dtypes, _layout
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._dtypes import DType
 from array_api_pyopencl._reductions import reduce
@@ -15,8 +16,6 @@ Axis = int | tuple[int, ...] | None
 
 
 def _require(name: str, x: Array, kinds: str) -> None:
-    if not isinstance(x, Array):
-        raise TypeError(f"{name}: x is {type(x).__name__}, expected an array of array_api_pyopencl")
     if x.dtype.kind not in kinds:
         raise TypeError(f"{name} is not defined for {x.dtype.name}")
 
@@ -34,12 +33,14 @@ def _sum_dtype(name: str, x: Array, dtype: DType | None) -> DType:
 
 def sum(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: bool = False) -> Array:
     """Return the sum along axes, along all of them by default; integers are summed in 64 bits."""
+    x = as_array("sum", x)
     dtype = _sum_dtype("sum", x, dtype)
     return reduce("sum", x, _layout.normalize_axes(axis, x.ndim), keepdims, dtype)
 
 
 def prod(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: bool = False) -> Array:
     """Return the product along axes, along all of them by default; integers are multiplied in 64 bits."""
+    x = as_array("prod", x)
     dtype = _sum_dtype("prod", x, dtype)
     return reduce("prod", x, _layout.normalize_axes(axis, x.ndim), keepdims, dtype)
 
@@ -52,6 +53,7 @@ def max(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     ValueError
         If there are no elements.
     """
+    x = as_array("max", x)
     _require("max", x, "iuf")
     return reduce("max", x, _layout.normalize_axes(axis, x.ndim), keepdims, x.dtype)
 
@@ -64,6 +66,7 @@ def min(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     ValueError
         If there are no elements.
     """
+    x = as_array("min", x)
     _require("min", x, "iuf")
     return reduce("min", x, _layout.normalize_axes(axis, x.ndim), keepdims, x.dtype)
 
@@ -74,6 +77,7 @@ def _wide(dtype: DType) -> DType:
 
 def mean(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the arithmetic mean along axes; NaN if there are no elements."""
+    x = as_array("mean", x)
     _require("mean", x, "fc")
     return _mean(x, _layout.normalize_axes(axis, x.ndim), keepdims, x.dtype)
 
@@ -86,11 +90,13 @@ def _mean(x: Array, axes: tuple[int, ...], keepdims: bool, out: DType) -> Array:
 
 def var(x: Array, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """Return the variance along axes: of the squares, the mean over the number of elements less `correction`."""
+    x = as_array("var", x)
     return _spread("var", x, axis, correction, keepdims, "acc / scale")
 
 
 def std(x: Array, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """Return the standard deviation along axes, see `var`."""
+    x = as_array("std", x)
     return _spread("std", x, axis, correction, keepdims, "sqrt(acc / scale)")
 
 
@@ -109,6 +115,7 @@ def cumulative_sum(
     x: Array, /, *, axis: int | None = None, dtype: DType | None = None, include_initial: bool = False
 ) -> Array:
     """Return the sums of the elements up to each one along an axis; with 0 first, if `include_initial` is true."""
+    x = as_array("cumulative_sum", x)
     return _cumulative("sum", "cumulative_sum", x, axis, dtype, include_initial)
 
 
@@ -116,6 +123,7 @@ def cumulative_prod(
     x: Array, /, *, axis: int | None = None, dtype: DType | None = None, include_initial: bool = False
 ) -> Array:
     """Return the products of the elements up to each one along an axis; with 1 first, if `include_initial` is true."""
+    x = as_array("cumulative_prod", x)
     return _cumulative("prod", "cumulative_prod", x, axis, dtype, include_initial)
 
 

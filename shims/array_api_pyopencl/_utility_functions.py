@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array_api_pyopencl import _calls, _dtypes, _layout
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._manipulation_functions import concat
 from array_api_pyopencl._reductions import reduce
@@ -12,12 +13,14 @@ Axis = int | tuple[int, ...] | None
 
 def all(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Tell whether all elements along axes are true, that is, not 0."""
+    x = as_array("all", x)
     axes = _layout.normalize_axes(axis, x.ndim)
     return reduce("all", x, axes, keepdims, _dtypes.bool, load="nonzero")
 
 
 def any(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Tell whether any element along axes is true, that is, not 0."""
+    x = as_array("any", x)
     axes = _layout.normalize_axes(axis, x.ndim)
     return reduce("any", x, axes, keepdims, _dtypes.bool, load="nonzero")
 
@@ -26,6 +29,7 @@ def diff(
     x: Array, /, *, axis: int = -1, n: int = 1, prepend: Array | None = None, append: Array | None = None
 ) -> Array:
     """Return the differences of neighbours along an axis, `n` times over."""
+    x = as_array("diff", x)
     if n < 0:
         raise ValueError(f"diff: n is {n}")
     axis = _layout.normalize_axis(axis, x.ndim)

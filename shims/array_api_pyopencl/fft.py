@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from array_api_pyopencl import _dtypes, _host
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._creation_functions import asarray
 from array_api_pyopencl._devices import as_device
@@ -22,8 +23,7 @@ Norm = Literal["backward", "ortho", "forward"]
 
 
 def _transform(name: str, function: Callable[..., Any], x: Array, kinds: str, real: bool, **options: Any) -> Array:
-    if not isinstance(x, Array):
-        raise TypeError(f"{name}: x is {type(x).__name__}, expected an array of array_api_pyopencl")
+    x = as_array(name, x)
     if x.dtype.kind not in kinds:
         raise TypeError(f"{name} is not defined for {x.dtype.name}")
     if options["norm"] not in ("backward", "ortho", "forward"):
@@ -114,12 +114,14 @@ def _frequencies(values: Any, dtype: DType | None, device: Any) -> Array:
 
 def fftshift(x: Array, /, *, axes: int | Sequence[int] | None = None) -> Array:
     """Return `x` with the frequency 0 moved to the middle of axes, of all by default."""
+    x = as_array("fftshift", x)
     found = normalize_axes(axes, x.ndim)
     return roll(x, tuple(x.shape[a] // 2 for a in found), axis=found) if found else x
 
 
 def ifftshift(x: Array, /, *, axes: int | Sequence[int] | None = None) -> Array:
     """Undo `fftshift`."""
+    x = as_array("ifftshift", x)
     found = normalize_axes(axes, x.ndim)
     return roll(x, tuple(-(x.shape[a] // 2) for a in found), axis=found) if found else x
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from array_api_pyopencl import _calls, _dtypes, _elementwise_functions, _host, _layout
 from array_api_pyopencl import _statistical_functions as _statistics
+from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._creation_functions import eye, zeros_like
 from array_api_pyopencl._data_type_functions import astype
@@ -58,8 +59,6 @@ class SVDResult(NamedTuple):
 
 
 def _require_matrices(name: str, x: Array, *, square: bool = False) -> None:
-    if not isinstance(x, Array):
-        raise TypeError(f"{name}: an argument is {type(x).__name__}, expected an array of array_api_pyopencl")
     if x.dtype.kind not in "fc":
         raise TypeError(f"{name} is not defined for {x.dtype.name}; convert it to a floating-point type")
     if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
@@ -81,6 +80,7 @@ def cholesky(x: Array, /, *, upper: bool = False) -> Array:
     ValueError
         If a matrix is not positive definite.
     """
+    x = as_array("cholesky", x)
     _require_matrices("cholesky", x, square=True)
     return _solved("cholesky", np.linalg.cholesky, x, upper=upper)  # type: ignore[no-any-return]
 
@@ -93,7 +93,7 @@ def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
     ValueError
         If the axis has another length.
     """
-    _, (x1, x2) = _calls.meet("cross", x1, x2)
+    _, (x1, x2) = _calls.meet("cross", as_array("cross", x1), as_array("cross", x2))
     if min(x1.ndim, x2.ndim) == 0 or not -min(x1.ndim, x2.ndim) <= axis < max(x1.ndim, x2.ndim):
         raise ValueError(f"cross: axis {axis} is out of bounds")
     if x1.shape[axis] != 3 or x2.shape[axis] != 3:
@@ -108,12 +108,14 @@ def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
 
 def det(x: Array, /) -> Array:
     """Return the determinants of square matrices. Computed on the host."""
+    x = as_array("det", x)
     _require_matrices("det", x, square=True)
     return _solved("det", np.linalg.det, x)  # type: ignore[no-any-return]
 
 
 def diagonal(x: Array, /, *, offset: int = 0) -> Array:
     """Return the diagonals of matrices, without a copy."""
+    x = as_array("diagonal", x)
     if x.ndim < 2:
         raise ValueError(f"diagonal: shape {x.shape} is not that of matrices")
     rows, columns = x.shape[-2:]
@@ -126,18 +128,21 @@ def diagonal(x: Array, /, *, offset: int = 0) -> Array:
 
 def eigh(x: Array, /) -> EighResult:
     """Return the eigenvalues and eigenvectors of symmetric or Hermitian matrices. Computed on the host."""
+    x = as_array("eigh", x)
     _require_matrices("eigh", x, square=True)
     return EighResult(*_solved("eigh", lambda a: tuple(np.linalg.eigh(a)), x))
 
 
 def eigvalsh(x: Array, /) -> Array:
     """Return the eigenvalues of symmetric or Hermitian matrices. Computed on the host."""
+    x = as_array("eigvalsh", x)
     _require_matrices("eigvalsh", x, square=True)
     return _solved("eigvalsh", np.linalg.eigvalsh, x)  # type: ignore[no-any-return]
 
 
 def eig(x: Array, /) -> EigResult:
     """Return the complex eigenvalues and eigenvectors of square matrices. Computed on the host."""
+    x = as_array("eig", x)
     _require_matrices("eig", x, square=True)
     dtype = _dtypes.complex_of(x.dtype)
     return EigResult(*_solved("eig", lambda a: tuple(y.astype(dtype) for y in np.linalg.eig(a)), x))
@@ -145,6 +150,7 @@ def eig(x: Array, /) -> EigResult:
 
 def eigvals(x: Array, /) -> Array:
     """Return the complex eigenvalues of square matrices. Computed on the host."""
+    x = as_array("eigvals", x)
     _require_matrices("eigvals", x, square=True)
     dtype = _dtypes.complex_of(x.dtype)
     return _solved("eigvals", lambda a: np.linalg.eigvals(a).astype(dtype), x)  # type: ignore[no-any-return]
@@ -158,12 +164,14 @@ def inv(x: Array, /) -> Array:
     ValueError
         If a matrix is singular.
     """
+    x = as_array("inv", x)
     _require_matrices("inv", x, square=True)
     return _solved("inv", np.linalg.inv, x)  # type: ignore[no-any-return]
 
 
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:  # noqa: A002
-    """Return norms of matrices: on the device, but for ``"nuc"``, 2 and -2, whose singular values the host computes."""
+    """Return norms of matrices. Those by singular values, ``"nuc"``, 2 and -2, are computed on the host."""
+    x = as_array("matrix_norm", x)
     _require_matrices("matrix_norm", x)
     if ord in ("nuc", 2, -2):
 
@@ -185,6 +193,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
 
 def matrix_power(x: Array, n: int, /) -> Array:
     """Return powers of square matrices, by repeated squaring on the device; a negative one needs `inv`."""
+    x = as_array("matrix_power", x)
     _require_matrices("matrix_power", x, square=True)
     if n < 0:
         x, n = inv(x), -n
@@ -200,6 +209,7 @@ def matrix_power(x: Array, n: int, /) -> Array:
 
 def matrix_rank(x: Array, /, *, rtol: float | Array | None = None) -> Array:
     """Return the ranks of matrices: how many singular values exceed `rtol` times the largest. Computed on the host."""
+    x = as_array("matrix_rank", x)
     _require_matrices("matrix_rank", x)
 
     def rank(a: Any, tolerance: Any = rtol) -> Any:
@@ -216,6 +226,7 @@ def matrix_rank(x: Array, /, *, rtol: float | Array | None = None) -> Array:
 
 def outer(x1: Array, x2: Array, /) -> Array:
     """Return the products of all pairs of elements of two vectors."""
+    x1, x2 = as_array("outer", x1), as_array("outer", x2)
     if x1.ndim != 1 or x2.ndim != 1:
         raise ValueError(f"outer takes vectors, not shapes {x1.shape} and {x2.shape}")
     return _calls.binary("multiply", x1[:, None], x2[None, :])
@@ -223,6 +234,7 @@ def outer(x1: Array, x2: Array, /) -> Array:
 
 def pinv(x: Array, /, *, rtol: float | Array | None = None) -> Array:
     """Return the pseudo-inverses of matrices. Computed on the host."""
+    x = as_array("pinv", x)
     _require_matrices("pinv", x)
     if rtol is None:
         rtol = max(x.shape[-2:]) * float(np.finfo(_dtypes.real_of(x.dtype)).eps)
@@ -233,6 +245,7 @@ def pinv(x: Array, /, *, rtol: float | Array | None = None) -> Array:
 
 def qr(x: Array, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     """Return the QR decomposition of matrices. Computed on the host."""
+    x = as_array("qr", x)
     _require_matrices("qr", x)
     if mode not in ("reduced", "complete"):
         raise ValueError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
@@ -241,6 +254,7 @@ def qr(x: Array, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRRe
 
 def slogdet(x: Array, /) -> SlogdetResult:
     """Return the signs of determinants and the logarithms of their absolute values. Computed on the host."""
+    x = as_array("slogdet", x)
     _require_matrices("slogdet", x, square=True)
     return SlogdetResult(*_solved("slogdet", lambda a: tuple(np.linalg.slogdet(a)), x))
 
@@ -253,8 +267,8 @@ def solve(x1: Array, x2: Array, /) -> Array:
     ValueError
         If a matrix is singular, or the shapes do not match.
     """
+    _, (x1, x2) = _calls.meet("solve", as_array("solve", x1), as_array("solve", x2))
     _require_matrices("solve", x1, square=True)
-    _, (x1, x2) = _calls.meet("solve", x1, x2)
     dtype = _dtypes.promote(x1.dtype, x2.dtype)
     x1, x2 = astype(x1, dtype, copy=False), astype(x2, dtype, copy=False)
 
@@ -266,12 +280,14 @@ def solve(x1: Array, x2: Array, /) -> Array:
 
 def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:
     """Return the singular value decomposition of matrices. Computed on the host."""
+    x = as_array("svd", x)
     _require_matrices("svd", x)
     return SVDResult(*_solved("svd", lambda a: tuple(np.linalg.svd(a, full_matrices=full_matrices)), x))
 
 
 def svdvals(x: Array, /) -> Array:
     """Return the singular values of matrices. Computed on the host."""
+    x = as_array("svdvals", x)
     _require_matrices("svdvals", x)
     return _solved("svdvals", lambda a: np.linalg.svd(a, compute_uv=False), x)  # type: ignore[no-any-return]
 
@@ -290,6 +306,7 @@ def vector_norm(
     ord: float = 2,  # noqa: A002
 ) -> Array:
     """Return norms of vectors along axes, of all elements by default."""
+    x = as_array("vector_norm", x)
     if x.dtype.kind not in "fc":
         raise TypeError(f"vector_norm is not defined for {x.dtype.name}")
     axes = _layout.normalize_axes(axis, x.ndim)
