@@ -8,6 +8,7 @@ import pytest
 import support
 import tensorops as tp
 from tensorops.testing import REFERENCES, assert_matches
+from tensorops.testing.workloads import wait_for
 
 row = support.require("pyopencl")
 
@@ -138,6 +139,14 @@ def test_to_backend_takes_arrays_there_and_back():
         back = tp.to_backend(tp.to_backend(a.T, "opencl"), "numpy")
         assert back.dtype == a.dtype
         np.testing.assert_array_equal(back, a.T)
+
+
+def test_measured_results_are_waited_for(queue):
+    x = cla.to_device(queue, np.ones((1000, 1000), np.float32))
+    y = (tp.linear(tp.linear(x, x), x), None)
+    last = cl.enqueue_marker(queue)
+    wait_for(y)
+    assert last.command_execution_status == cl.command_execution_status.COMPLETE
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
