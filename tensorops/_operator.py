@@ -260,11 +260,13 @@ class Operator(Generic[P, R]):
             self._require_one_namespace(inputs)
             return _Call(bound.args, bound.kwargs, inputs, home, home, (), wrapped)
         target = settings.backend.namespace
+        there = next((value for value in inputs.values() if namespace_of(value) is target), None)
+        device = None if there is None else creation_device(there)  # where the others are to meet it
         transfers = []
         for name, value in inputs.items():
             if (source := namespace_of(value)) is not target:
                 assert source is not None
-                bound.arguments[name] = self._take_there(name, value, source, target)
+                bound.arguments[name] = self._take_there(name, value, source, target, device)
                 transfers.append(Transfer(source.name, target.name, _dtypes.nbytes(value)))
         return _Call(bound.args, bound.kwargs, inputs, target, home, tuple(transfers), wrapped)
 
@@ -297,14 +299,14 @@ class Operator(Generic[P, R]):
                     f"one of them, or name a backend to take them all to: tensorops.set_backend({home.name!r})"
                 )
 
-    def _take_there(self, name: str, value: Any, source: Namespace, target: Namespace) -> Any:
+    def _take_there(self, name: str, value: Any, source: Namespace, target: Namespace, device: Any) -> Any:
         if source.lazy:
             raise TypeError(
                 f"{self.__name__}: {name} is an array of {source.name}, and taking it to {target.name} would compute "
                 f"its graph now; call tensorops.to_backend(x, {target.name!r}) if that is what you want"
             )
         try:
-            return move(value, target)
+            return move(value, target, device)
         except TypeError as error:
             raise TypeError(f"{self.__name__}: {name}: {error}") from None
 

@@ -128,6 +128,16 @@ def test_arrays_come_home_to_their_queue(queue):
     same(y, REFERENCES["silu"](X))
 
 
+def test_other_arrays_meet_an_array_in_its_own_context(queue):
+    x = cla.to_device(queue, X)
+    with tp.set_backend("opencl"):
+        y, z = tp.rms_norm(x, W), tp.rms_norm(X, cla.to_device(queue, W))
+    assert (type(y), y.queue) == (cla.Array, queue)
+    assert type(z) is np.ndarray
+    same(y)
+    same(z)
+
+
 def test_to_backend_takes_arrays_there_and_back():
     x = tp.to_backend(X, "opencl")
     assert type(x) is cla.Array

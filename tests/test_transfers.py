@@ -109,6 +109,10 @@ def test_results_come_back_to_their_device():
     with tp.set_backend("numpy"):
         y = tp.silu(row.xp.ones(3, device=device))
     assert y.device == device
+    with tp.set_backend("array_api_strict"):
+        y = tp.rms_norm(support.there(X, "array_api_strict").to_device(device), W)
+    assert y.device == device
+    assert_matches(support.back(y), REFERENCES["rms_norm"](X, W), "float32", tolerance=8)
 
 
 def test_arrays_already_there_do_not_move(elsewhere):
