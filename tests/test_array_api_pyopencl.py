@@ -25,7 +25,8 @@ if not xp.devices():
     pytest.skip("no OpenCL device was found", allow_module_level=True)
 
 DTYPES = list(xp.__array_namespace_info__().dtypes().values())
-REAL = [d for d in DTYPES if d.kind in "iuf"]
+# Each kernel is compiled for each type, which takes most of the time here: few types, where all are alike.
+SOME = [np.dtype(n) for n in ("int8", "float32", "complex64")]
 FLOATS = [d for d in DTYPES if d.kind == "f"]
 COMPLEX = [d for d in DTYPES if d.kind == "c"]
 
@@ -228,6 +229,29 @@ def test_no_memory_left_is_a_memory_error(queue):
     limit = queue.device.max_mem_alloc_size
     with pytest.raises(MemoryError, match="cannot allocate"):
         xp.empty(limit, dtype=xp.float32, device=queue)
+
+
+def test_memory_that_nobody_uses_is_given_back(queue):
+    device = xp.Device(queue)
+    device.most_held = 16 << 20
+    for megabytes in range(2, 30, 2):  # sizes for none of which the pool has a buffer yet
+        x = xp.ones((megabytes << 18,), dtype=xp.float32, device=device)
+        assert device.pool.active_bytes >= x.nbytes
+        assert device.pool.managed_bytes <= 2 * x.nbytes + device.most_held
+        del x
+        assert device.pool.active_bytes == 0
+
+
+def test_calls_leave_nothing_behind(queue):
+    device = xp.Device(queue)
+    x = xp.ones((64,), device=device)
+    y = x + x * 2.0
+    plans, held = len(device.plans), device.pool.managed_bytes
+    for _ in range(1000):
+        y = x + x * 2.0
+    assert (len(device.plans), device.pool.active_blocks) == (plans, 2)
+    assert device.pool.managed_bytes <= held + 2 * y.nbytes  # sizes are rounded up
+    assert_equal(y, np.full(64, 3.0))
 
 
 def test_a_device_without_double_precision(queue, monkeypatch):
@@ -487,6 +511,13 @@ def test_operands_of_many_dimensions(ndim):
     assert_equal(xp.flip(x) * y, np.flip(a) * b)
 
 
+@pytest.mark.parametrize("shape", [(255, 33), (256, 16), (257, 15), (600, 70)], ids=str)
+def test_a_transposed_operand(shape):
+    a, b = values(shape, "float32", 1), values(shape[::-1], "float32", 2)
+    assert_equal(xp.asarray(a).T + xp.asarray(b), a.T + b)
+    assert_equal(xp.asarray(b).T - xp.asarray(a), b.T - a)
+
+
 def test_in_place_operators_write_through_views():
     host = values((6, 6), "float32")
     x = xp.asarray(host.copy())
@@ -508,7 +539,7 @@ def test_in_place_operators_write_through_views():
 # ---------------------------------------------------------------------------------------------- arithmetic
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [np.dtype(bool), *SOME], ids=str)
 def test_arithmetic(dtype):
     a, b = values((3, 7), dtype, 1), values((7,), dtype, 2)
     x, y = xp.asarray(a), xp.asarray(b)
@@ -531,8 +562,9 @@ def test_arithmetic(dtype):
         np.testing.assert_array_equal((x % y).numpy()[:, b != 0], (a[:, b != 0] % b[b != 0]))
 
 
-@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.kind in "iu"], ids=str)
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64"])
 def test_integers_never_trap(dtype):
+    dtype = np.dtype(dtype)
     limits = np.iinfo(dtype)
     x = xp.asarray(np.array([limits.min, limits.max, 7, 0], dtype))
     zero = xp.zeros(4, dtype=dtype)
@@ -547,12 +579,13 @@ def test_integers_never_trap(dtype):
         assert_equal(x >> 100 if limits.bits > 7 else x, np.array([-1, 0, 0, 0], dtype))
         assert_equal(2**minus, np.zeros(4, dtype))
     assert_equal(x << limits.bits, np.zeros(4, dtype))
+    assert_equal(x * x, x.numpy() * x.numpy())
     with pytest.raises(OverflowError, match="out of bounds"):
         x + (limits.max + 1)
 
 
 @pytest.mark.parametrize("source", FLOATS, ids=str)
-@pytest.mark.parametrize("target", [d for d in REAL if d.kind in "iu"], ids=str)
+@pytest.mark.parametrize("target", [d for d in DTYPES if d.kind in "iu"], ids=str)
 def test_floats_beyond_the_range_of_an_integer_become_its_bound(target, source):
     bounds = np.iinfo(target)
     host = np.array([np.nan, np.inf, -np.inf, 2.0**70, -(2.0**70), 2.0**63, 2.0**64, 2.0**31, 300.7, 7.9, -7.9], source)
@@ -571,7 +604,6 @@ def test_conversions():
         xp.astype(xp.asarray([1j]), xp.float64)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     "name",
     [
@@ -579,19 +611,22 @@ def test_conversions():
         *("floor", "ceil", "trunc", "abs", "sign", "reciprocal", "square"),
     ],
 )
-def test_functions_of_one_array(name, dtype):
-    a = np.abs(values(100, dtype)) + dtype.type(0.1)
-    rtol = 3e-6 if dtype == np.float32 else 1e-13
-    assert_equal(getattr(xp, name)(xp.asarray(a)), getattr(np, name)(a), rtol)
+def test_functions_of_one_array(name):
+    a = np.abs(values(100, "float32")) + np.float32(0.1)
+    assert_equal(getattr(xp, name)(xp.asarray(a)), getattr(np, name)(a), 3e-6)
+    if name in ("exp", "log1p", "tanh", "floor") and xp.float64 in DTYPES:
+        a = a.astype(np.float64)
+        assert_equal(getattr(xp, name)(xp.asarray(a)), getattr(np, name)(a), 1e-13)
 
 
-@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "dtype"),
     [
-        *("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh"),
-        *("asin", "acos", "atan", "asinh", "acosh", "atanh"),
+        *((name, COMPLEX[-1]) for name in ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan")),
+        *((name, COMPLEX[-1]) for name in ("sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh")),
+        *((name, COMPLEX[0]) for name in ("expm1", "tanh", "log1p", "sqrt", "asin", "atanh")),
     ],
+    ids=str,
 )
 def test_functions_of_complex_arrays(name, dtype):
     grid = np.array([-3e3, -30.0, -2.0, -1.0, -0.3, -1e-5, 0.0, 1e-5, 0.3, 0.9, 1.0, 2.0, 30.0, 3e3])
@@ -634,8 +669,14 @@ def test_promotion():
 SHAPES = [(5,), (3, 4), (2, 3, 33), (40000,), (3, 20000), (20000, 3), (100, 40), (7, 50, 16)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "mean", "std"])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *((name, shape) for name in ("sum", "argmax") for shape in SHAPES),
+        *((name, (2, 3, 33)) for name in ("prod", "max", "min", "any", "all", "argmin", "mean", "std")),
+    ],
+    ids=str,
+)
 def test_reductions(name, shape):
     a = values(shape, "float64")
     if name == "prod":
@@ -655,7 +696,7 @@ def test_reductions(name, shape):
     assert_equal(flipped, getattr(np, name)(np.flip(a), axis=0), 1e-10)
 
 
-@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.kind in "iufc"], ids=str)
+@pytest.mark.parametrize("dtype", SOME, ids=str)
 def test_sums_of_every_type(dtype):
     a = values((33, 70), dtype)
     x = xp.asarray(a)
@@ -665,6 +706,19 @@ def test_sums_of_every_type(dtype):
         assert_equal(xp.count_nonzero(x, axis=axis), np.count_nonzero(a, axis=axis))
         if dtype.kind != "c":
             assert_equal(xp.max(x, axis=axis), np.max(a, axis=axis))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_rows_around_the_length_of_vectors(dtype):
+    for n in (1, 15, 16, 17, 31, 47, 48, 49, 63, 64, 65, 79, 80, 111, 112, 127, 128, 129, 208, 209):
+        host = values((3, n + 1), dtype, n)[:, 1:]
+        x = xp.asarray(host)
+        assert_equal(xp.sum(xp.astype(x, xp.int64), axis=-1), host.astype(np.int64).sum(-1))
+        np.testing.assert_allclose(xp.sum(x, axis=-1).numpy(), host.sum(-1, dtype=np.float64), atol=1e-4)
+        assert_equal(xp.max(x, axis=-1), host.max(-1))
+        assert_equal(xp.min(x, axis=-1), host.min(-1))
+        if dtype == "float32":
+            np.testing.assert_allclose(xp.std(x, axis=-1).numpy(), host.std(-1, dtype=np.float64), atol=1e-5)
 
 
 def test_a_reduction_sees_nan():
@@ -710,7 +764,7 @@ def test_scans(shape):
     assert_equal(xp.cumulative_prod(f, axis=0), np.cumprod(f.numpy(), axis=0), 1e-12)
 
 
-@pytest.mark.parametrize("dtype", REAL, ids=str)
+@pytest.mark.parametrize("dtype", SOME[:2], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (17,), (1000,), (5, 300), (300, 5)], ids=str)
 def test_sorting(shape, dtype):
     a = values(shape, dtype)

@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from array_api_mlx._dtypes import FLOATING
+
 _SIGNED_BITS = {mx.float16: mx.int16, mx.bfloat16: mx.int16, mx.float32: mx.int32, mx.float64: mx.int64}
 _INFINITY_BITS = {mx.float16: 0x7C00, mx.bfloat16: 0x7F80, mx.float32: 0x7F800000, mx.float64: 0x7FF0000000000000}
 
@@ -222,7 +224,7 @@ def matmul(a: Any, b: Any) -> Any:
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ValueError(f"matmul: shapes {a.shape} and {b.shape} do not go together")
     a, b = promote(a, b)
-    if mx.issubdtype(a.dtype, mx.inexact):
+    if a.dtype in FLOATING:
         return mx.matmul(a, b)
     left, right = (a[None, :] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
     depth = left.shape[-1]

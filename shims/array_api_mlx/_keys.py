@@ -20,6 +20,8 @@ def get(a: Any, key: Any) -> Any:
         return a[_checked_slice(key)] if a.ndim else _too_many(1, a)
     if type(key) is int and a.ndim and -a.shape[0] <= key < a.shape[0]:
         return a[key]
+    if type(key) is tuple and len(key) <= a.ndim and all(type(k) is slice and k.step != 0 for k in key):
+        return a[key]
     mask = _lone_mask(key)
     if mask is not None:
         positions = _positions(mask, a)

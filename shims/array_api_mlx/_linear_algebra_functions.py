@@ -9,18 +9,20 @@ from typing import Any
 import mlx.core as mx
 
 from array_api_mlx import _arithmetic
-from array_api_mlx._arguments import axes_of, operands, unwrap
+from array_api_mlx._arguments import axes_of, unwrap
 from array_api_mlx._array_object import Array
-from array_api_mlx._dtypes import NUMERIC, PROMOTION, pairs_of
+from array_api_mlx._dtypes import NUMERIC, cannot_promote, pairs_of
 
 _PAIRS = pairs_of(NUMERIC)
 
 
 def _pair(x1: Any, x2: Any, function: str) -> tuple[Any, Any]:
     """Return two arrays of one dtype."""
-    a, b = operands(unwrap(x1, function, "x1"), unwrap(x2, function, "x2"), function, _PAIRS, NUMERIC)
-    dtype = PROMOTION[a.dtype, b.dtype]
-    return a.astype(dtype), b.astype(dtype)
+    a, b = unwrap(x1, function, "x1"), unwrap(x2, function, "x2")
+    dtype = _PAIRS.get((a.dtype, b.dtype))
+    if dtype is None:
+        raise cannot_promote(function, a.dtype, b.dtype, NUMERIC)
+    return (a, b) if a.dtype == b.dtype else (a.astype(dtype), b.astype(dtype))
 
 
 def matmul(x1: Any, x2: Any, /) -> Array:

@@ -16,6 +16,7 @@ from array_api_pyopencl import _dtypes
 from array_api_pyopencl._dtypes import DType
 
 _MAX_QUEUES = 64
+_LARGE = 1 << 20  # bytes of a buffer before which it is worth a look how many the pool holds
 _MAX_PROGRAMS = 4096
 _programs: dict[tuple[Any, Any, str], Any] = {}
 _compiling = threading.Lock()  # warnings are silenced for the whole process
@@ -87,6 +88,11 @@ class Device:
         return int(min(256, self.cl_device.max_work_group_size))
 
     @cached_property
+    def most_held(self) -> int:
+        """The number of bytes that the pool may hold and nobody uses: the pool itself knows no limit."""
+        return int(self.cl_device.global_mem_size) // 4
+
+    @cached_property
     def parallelism(self) -> int:
         """The number of work-items that are enough to keep the device busy."""
         units = int(self.cl_device.max_compute_units)
@@ -120,6 +126,8 @@ class Device:
             If the device has no such buffer left.
         """
         try:
+            if nbytes > _LARGE and self.pool.managed_bytes - self.pool.active_bytes > self.most_held:
+                self.pool.free_held()
             return self.pool.allocate(nbytes or 1)
         except (cl.MemoryError, cl.RuntimeError, cl.LogicError) as error:
             if error.code not in _OUT_OF_MEMORY:

@@ -120,11 +120,14 @@ def plain_group(device: Device, n: int) -> tuple[int, ...]:
 def square_group(device: Device, inner: int, transposed: bool) -> tuple[int, ...]:
     """Return the group size of a two-dimensional launch with so many work-items along its first dimension.
 
-    Where an operand is read across its rows, a square group reads whole lines of memory, one after the other.
+    Where an operand is read across its rows, a group has as many work-items along the second dimension as a line of
+    memory has elements: it reads each line once.
     """
     limit = int(device.cl_device.max_work_group_size)
     if device.is_cpu and inner >= 512 and not transposed:
         return (min(512, limit), max(min(1024, limit) // 512, 1))
+    if device.is_cpu and transposed and inner >= 256 and limit >= 4096:
+        return (256, 16)
     if device.is_cpu and inner >= 64 and limit >= 1024:
         return (32, 32) if transposed else (64, 8)
     first = min(16 if transposed else 64 if inner >= 32 else 8, device.work_group)

@@ -376,23 +376,39 @@ class _Source(NamedTuple):
         return ("  idx i = part, end = count, step = parts;",)
 
     def _vector_loop(self, vector: str, combine: str, dtype: DType, load: str) -> tuple[str, ...]:
-        """Reduce whole vectors of neighbours first: that many sums at a time are faster, and more precise."""
+        """Reduce whole vectors of neighbours first: that many sums at a time are faster, and more precise.
+
+        There are four of them, if the row is long: one addition need not wait for the one before.
+        """
         acc = C_TYPES[self.accumulate]
-        wide, read = f"{acc}{_VECTOR}", f"vload{_VECTOR}(0, x + start + i)"
-        loaded = read if dtype == self.accumulate else f"convert_{wide}({read})"
+        wide = f"{acc}{_VECTOR}"
+
+        def read(into: str, number: int = 0) -> str:
+            loaded = f"vload{_VECTOR}({number}, x + start + i)"
+            loaded = loaded if dtype == self.accumulate else f"convert_{wide}({loaded})"
+            return f"{into} = {loaded};" if load == "v" else f"v = {loaded}; {into} = {load};"
+
+        def add(into: str, number: int = 0) -> str:
+            return f"{read('v', number)} {into} = {_join(vector, into, 'v')};"
+
         lines = [
             f"  {acc} acc = 0; int empty = 1;",
             f"  if (i + {_VECTOR} <= end) {{",
-            f"    {wide} v = {loaded}, accs = {load};",
-            f"    for (i += {_VECTOR}; i + {_VECTOR} <= end; i += {_VECTOR}) {{",
-            f"      v = {loaded};",
-            f"      v = {load};" if load != "v" else "",
-            f"      accs = {_join(vector, 'accs', 'v')};",
+            f"    {wide} v, acc0, acc1, acc2, acc3;",
+            f"    {read('acc0')}",
+            f"    i += {_VECTOR};",
+            f"    if (i + {3 * _VECTOR} <= end) {{",
+            f"      {read('acc1', 0)} {read('acc2', 1)} {read('acc3', 2)}",
+            f"      for (i += {3 * _VECTOR}; i + {4 * _VECTOR} <= end; i += {4 * _VECTOR}) {{",
+            *(f"        {add(f'acc{n}', n)}" for n in range(4)),
+            "      }",
+            *(f"      acc{n} = {_join(vector, f'acc{n}', f'acc{other}')};" for n, other in ((0, 1), (2, 3), (0, 2))),
             "    }",
+            f"    for (; i + {_VECTOR} <= end; i += {_VECTOR}) {{ {add('acc0')} }}",
             "    empty = 0;",
         ]
         half = _VECTOR // 2
-        name = "accs"
+        name = "acc0"
         while half >= 1:
             kind = f"{acc}{half}" if half > 1 else acc
             lo, hi = (f"{name}.lo", f"{name}.hi") if half > 1 else (f"{name}.x", f"{name}.y")
