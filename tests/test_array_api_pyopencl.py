@@ -938,6 +938,64 @@ def test_creation():
         xp.asarray(object())
 
 
+EMPTY = np.zeros((0, 3), np.float32)
+NO_COLUMNS = np.zeros((2, 0), np.float32)
+SCALAR = np.asarray(np.float32(2.0))
+
+
+@pytest.mark.parametrize("a", [EMPTY, NO_COLUMNS, SCALAR], ids=["empty", "no_columns", "scalar"])
+def test_arrays_with_nothing_or_one_element_in_every_chapter(a):
+    x, flat, mask = xp.asarray(a), a.reshape(-1), a > 1
+    y = xp.reshape(x, (-1,))
+    axis = a.ndim - 1
+    for got, expected in (
+        (xp.empty_like(x) * 0 + 1, np.ones_like(a)),
+        (xp.full_like(x, 3.0), np.full_like(a, 3.0)),
+        (xp.astype(x, xp.int8), a.astype(np.int8)),
+        (xp.exp(x), np.exp(a)),
+        (x + x * 2.0, a + a * 2),
+        (xp.where(x > 1, x, -x), np.where(a > 1, a, -a)),
+        (x[...], a),
+        (x[xp.asarray(mask)], a[mask]),
+        (y[xp.asarray(np.zeros(0, np.int64))], flat[:0]),
+        (xp.take(y, xp.arange(y.size)), flat),
+        (xp.reshape(x, (1, *x.shape)), a[None]),
+        (xp.concat([y, y]), np.concatenate([flat, flat])),
+        (xp.stack([x, x]), np.stack([a, a])),
+        (xp.flip(x), np.flip(a)),
+        (xp.roll(x, 1), np.roll(a, 1)),
+        (xp.repeat(x, 2), np.repeat(a, 2)),
+        (xp.tile(x, (2,)), np.tile(a, 2)),
+        (xp.broadcast_to(x, (2, *x.shape)), np.broadcast_to(a, (2, *a.shape))),
+        (xp.searchsorted(y, x), np.searchsorted(flat, a)),
+        (xp.count_nonzero(x), np.asarray(np.count_nonzero(a))),
+        (xp.nonzero(y)[0], np.nonzero(flat)[0]),
+        (xp.unique_values(x), np.unique(a)),
+        (xp.isin(x, x), np.isin(a, a)),
+        (xp.sort(y), flat),
+        (xp.argsort(y), np.argsort(flat)),
+        (xp.sum(x), np.asarray(a.sum())),
+        (xp.prod(x), np.asarray(a.prod())),
+        (xp.all(x), np.asarray(a.all())),
+        (xp.cumulative_sum(y, include_initial=True), np.concatenate([[np.float32(0)], np.cumsum(flat)])),
+        (xp.diff(y), np.diff(flat)),
+        (xp.vecdot(y, y), np.asarray(flat @ flat)),
+        (xp.linalg.outer(y, y), np.outer(flat, flat)),
+        (xp.linalg.vector_norm(y), np.asarray(np.linalg.norm(flat))),
+        (xp.fft.fftshift(y), np.fft.fftshift(flat)),
+        (xp.from_dlpack(np.from_dlpack(x) if x.__dlpack_device__()[0] == 1 else x), a),
+        (xp.asarray(x.cl_array), a),
+    ):
+        assert_equal(got, expected, 1e-6)
+    if a.ndim:
+        assert_equal(xp.sum(x, axis=axis), a.sum(axis=axis))
+        assert_equal(x @ x.mT, a @ a.T)
+        assert_equal(x.mT @ x, a.T @ a)
+        assert_equal(xp.linalg.svdvals(x), np.linalg.svd(a, compute_uv=False))
+    x[...] = 5.0
+    assert_equal(x, np.full_like(a, 5.0))
+
+
 def test_scalars_and_conversions_out():
     assert float(xp.asarray(2.5)) == 2.5
     assert [1, 2, 3][xp.asarray(1)] == 2
