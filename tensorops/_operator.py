@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from tensorops import _dtypes, kernels
-from tensorops._namespaces import NAMESPACES, Namespace, describe_type, move, namespace_of
+from tensorops._namespaces import NAMESPACES, Namespace, creation_device, describe_type, move, namespace_of
 from tensorops.backends.default import in_force
 from tensorops.backends.registry import load_plugins, nearest
 from tensorops.backends.settings import Settings, current
@@ -114,16 +114,23 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The arguments of one call, all in the namespace that computes, and in none of its wrappers."""
+    """The arguments of one call, all in the namespace that computes."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     inputs: dict[str, Any]  # the arrays among the arguments as the caller gave them, by name
     namespace: Namespace
     home: Namespace  # the caller's
-    home_device: Any
     transfers: tuple[Transfer, ...]
     wrapped: bool  # whether the caller's arrays were in wrappers, and the result is to be
+
+    @property
+    def bare(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments without wrappers, as kernels take them."""
+        namespace = self.namespace
+        if not namespace.wrapper:
+            return self.args, self.kwargs
+        return tuple(map(namespace.unwrap, self.args)), {name: namespace.unwrap(x) for name, x in self.kwargs.items()}
 
 
 class Operator(Generic[P, R]):
@@ -216,7 +223,8 @@ class Operator(Generic[P, R]):
         if kernel is None:
             result: Any = self._run_body(call)
         else:
-            result = kernel.function(*call.args, **call.kwargs)
+            bare_args, bare_kwargs = call.bare
+            result = kernel.function(*bare_args, **bare_kwargs)
         transfers = list(call.transfers)
         if call.home is not call.namespace:
             result = self._take_home(call, result, transfers)
@@ -236,7 +244,8 @@ class Operator(Generic[P, R]):
                 return self._body(*call.args, **call.kwargs)
             args = map(namespace.wrap, call.args)
             kwargs = {name: namespace.wrap(value) for name, value in call.kwargs.items()}
-            return _each(namespace.unwrap, self._body(*args, **kwargs))
+            result = self._body(*args, **kwargs)
+            return result if call.wrapped and call.home is namespace else _each(namespace.unwrap, result)
 
     def _prepare(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         try:
@@ -244,26 +253,22 @@ class Operator(Generic[P, R]):
         except TypeError as error:
             raise TypeError(f"{self.__name__}: {error}") from None
         inputs = dict(self._arrays_among(bound.arguments))
-        x = next(iter(inputs.values()))
-        home = namespace_of(x)
+        home = namespace_of(next(iter(inputs.values())))
         assert home is not None
         wrapped = any(home.is_wrapper(value) for value in inputs.values())
         if settings.backend is None:
             self._require_one_namespace(inputs)
-            if wrapped:
-                bound.arguments.update({name: home.unwrap(value) for name, value in inputs.items()})
-            return _Call(bound.args, bound.kwargs, inputs, home, home, None, (), wrapped)
+            return _Call(bound.args, bound.kwargs, inputs, home, home, (), wrapped)
         target = settings.backend.namespace
+        there = next((value for value in inputs.values() if namespace_of(value) is target), None)
+        device = None if there is None else creation_device(there)  # where the others are to meet it
         transfers = []
         for name, value in inputs.items():
             if (source := namespace_of(value)) is not target:
                 assert source is not None
-                bound.arguments[name] = self._take_there(name, value, source, target)
+                bound.arguments[name] = self._take_there(name, value, source, target, device)
                 transfers.append(Transfer(source.name, target.name, _dtypes.nbytes(value)))
-            else:
-                bound.arguments[name] = target.unwrap(value)
-        device = home.device(home.unwrap(x))
-        return _Call(bound.args, bound.kwargs, inputs, target, home, device, tuple(transfers), wrapped)
+        return _Call(bound.args, bound.kwargs, inputs, target, home, tuple(transfers), wrapped)
 
     def _arrays_among(self, arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in arguments.items():
@@ -294,22 +299,24 @@ class Operator(Generic[P, R]):
                     f"one of them, or name a backend to take them all to: tensorops.set_backend({home.name!r})"
                 )
 
-    def _take_there(self, name: str, value: Any, source: Namespace, target: Namespace) -> Any:
+    def _take_there(self, name: str, value: Any, source: Namespace, target: Namespace, device: Any) -> Any:
         if source.lazy:
             raise TypeError(
                 f"{self.__name__}: {name} is an array of {source.name}, and taking it to {target.name} would compute "
                 f"its graph now; call tensorops.to_backend(x, {target.name!r}) if that is what you want"
             )
         try:
-            return move(value, target)
+            return move(value, target, device)
         except TypeError as error:
             raise TypeError(f"{self.__name__}: {name}: {error}") from None
 
     @staticmethod
     def _take_home(call: _Call, result: Any, transfers: list[Transfer]) -> Any:
+        device = creation_device(next(iter(call.inputs.values())))
+
         def back(y: Any) -> Any:
             transfers.append(Transfer(call.namespace.name, call.home.name, _dtypes.nbytes(y)))
-            return move(y, call.home, call.home_device)
+            return move(y, call.home, device)
 
         return _each(back, result)
 
@@ -340,7 +347,8 @@ class Operator(Generic[P, R]):
         if provider not in self._kernels:
             return "has no kernel for this operator"
         try:
-            return self._kernels[provider].supports(*call.args, **call.kwargs)
+            args, kwargs = call.bare
+            return self._kernels[provider].supports(*args, **kwargs)
         except TypeError:  # a compiled `supports` was given something that is not of its parameters' kinds
             return "an argument has an unexpected type"
 

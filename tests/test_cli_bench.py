@@ -114,7 +114,7 @@ def test_rounds_are_interleaved(monkeypatch):
     assert turns[calibrated:] == turns[calibrated : calibrated + 4] * wanted[0].rounds
 
 
-@pytest.mark.parametrize("library", ["jax", "mlx", "torch", "dask"])
+@pytest.mark.parametrize("library", ["jax", "mlx", "torch", "dask", "pyopencl"])
 def test_the_result_is_waited_for(library, monkeypatch):
     """What comes out of a measured call has been computed, and by the library that was named."""
     support.require(library)

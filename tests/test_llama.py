@@ -37,7 +37,7 @@ CONFIG = LlamaConfig(
 )  # fmt: skip
 # Backends, and the library whose absence a skip is about.
 BACKENDS = {"numpy": "numpy", "cpu": "numpy", "array_api_strict": "array_api_strict", "jax": "jax", "mlx": "mlx.core",
-            "torch": "torch", "dask": "dask.array"}  # fmt: skip
+            "torch": "torch", "dask": "dask.array", "opencl": "pyopencl"}  # fmt: skip
 PROMPTS = ([5], [1, 2, 3], [100, 7, 7, 250, 0, 268, 33, 12], list(range(40)))
 # Few lengths in all: JAX takes seconds to compile for a new one.
 
@@ -418,7 +418,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, chat: bool) -> list[int]:
     return tokenizer.encode(text, add_special=False)
 
 
-@pytest.mark.parametrize("name", ["numpy", "cpu", "mlx", "torch"])
+@pytest.mark.parametrize("name", ["numpy", "cpu", "mlx", "torch", "opencl"])
 def test_real_model_gives_the_recorded_tokens(real_path: Path, name: str) -> None:
     if name not in tp.get_available_backends():
         pytest.skip(f"backend {name} is not available")

@@ -450,12 +450,20 @@ def test_queues_of_living_opencl_arrays_are_finished(monkeypatch):
     module.array.Array = Array
     monkeypatch.setitem(sys.modules, "pyopencl", module)
     monkeypatch.setitem(sys.modules, "pyopencl.array", module.array)
-    one, other, dropped = Queue(), Queue(), Queue()
+    shim = types.ModuleType("array_api_pyopencl")
+    shim.Array = type("Wrapper", (), {"__init__": lambda self, queue: setattr(self, "device", Array(queue))})
+    one, other, dropped, wrapped = Queue(), Queue(), Queue(), Queue()
     alive = [Array(one), Array(one), Array(other), Array(None)]
     Array(dropped)
+    monkeypatch.delitem(sys.modules, "array_api_pyopencl", raising=False)
     runtime_of(resolve("opencl")).synchronize()
     assert [q.finished for q in (one, other, dropped)] == [1, 1, 0]
-    assert len(alive) == 4
+    monkeypatch.setitem(sys.modules, "array_api_pyopencl", shim)
+    alive.append(shim.Array(types.SimpleNamespace(finish=wrapped.finish)))
+    alive[-1].device = types.SimpleNamespace(queue=wrapped)  # a device of the namespace, which has a queue
+    runtime_of(resolve("opencl")).synchronize()
+    assert [q.finished for q in (one, other, dropped, wrapped)] == [2, 2, 0, 1]
+    assert len(alive) == 5
 
 
 # --- errors ------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops._namespaces import NAMESPACES
+from tensorops import _namespaces
+from tensorops._namespaces import NAMESPACES, Namespace
 from tensorops.testing import REFERENCES, assert_matches
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
@@ -108,6 +109,10 @@ def test_results_come_back_to_their_device():
     with tp.set_backend("numpy"):
         y = tp.silu(row.xp.ones(3, device=device))
     assert y.device == device
+    with tp.set_backend("array_api_strict"):
+        y = tp.rms_norm(support.there(X, "array_api_strict").to_device(device), W)
+    assert y.device == device
+    assert_matches(support.back(y), REFERENCES["rms_norm"](X, W), "float32", tolerance=8)
 
 
 def test_arrays_already_there_do_not_move(elsewhere):
@@ -244,19 +249,19 @@ def test_plain_subclasses_are_arrays(tmp_path):
     assert tp.rms_norm.explain(mapped).refused == {"cpu": "x is not a numpy.ndarray"}
 
 
-def test_pyopencl_arrays_are_refused_clearly(monkeypatch):
-    row = NAMESPACES["pyopencl"]
-    if not row.missing:
-        pytest.skip("PyOpenCL arrays are supported")
-    package, module = types.ModuleType("pyopencl"), types.ModuleType("pyopencl.array")
-    module.Array = type("Array", (), {"__module__": "pyopencl.array"})
-    package.array = module
-    monkeypatch.setitem(sys.modules, "pyopencl", package)
-    monkeypatch.setitem(sys.modules, "pyopencl.array", module)
-    with pytest.raises(TypeError, match=rf"^silu: x is an array of pyopencl, and {row.missing}"):
-        tp.silu(module.Array())
-    with pytest.raises(TypeError, match=r"^pyopencl arrays cannot be used"):
-        tp.get_namespace(module.Array())
+def test_arrays_of_a_library_that_cannot_be_used_are_refused_clearly(monkeypatch):
+    for table in ("NAMESPACES", "_BY_PACKAGE", "_BY_TYPE"):
+        monkeypatch.setattr(_namespaces, table, getattr(_namespaces, table).copy())
+    array_type = type("Array", (), {"__module__": "unusable.array"})
+    module = types.ModuleType("unusable")
+    module.Array = array_type
+    monkeypatch.setitem(sys.modules, "unusable", module)
+    row = dataclasses.replace(Namespace.unusable("unusable", "it is too old"), array_type="unusable:Array")
+    _namespaces.register_namespace(row)
+    with pytest.raises(TypeError, match=r"^silu: x is an array of unusable, and it is too old$"):
+        tp.silu(array_type())
+    with pytest.raises(TypeError, match=r"^unusable arrays cannot be used: it is too old$"):
+        tp.get_namespace(array_type())
 
 
 # --- get_namespace and to_backend --------------------------------------------------------------------

@@ -40,8 +40,12 @@ def asarray(x):
     return x.values.view(Wrapper)
 
 
+UNWRAPPED = []
+
+
 def unwrapped(x):
     assert type(x) is Wrapper
+    UNWRAPPED.append(x.shape)
     return Bare(np.asarray(x))
 
 
@@ -134,6 +138,14 @@ def test_every_operator_on_wrappers_and_bare_arrays(row):
     for result, wanted in zip(tp.add_rms_norm(*(a.view(Wrapper) for a in (X, X, W))), expected, strict=True):
         assert type(result) is Wrapper
         np.testing.assert_array_equal(result, wanted)
+
+
+def test_wrappers_are_only_opened_for_kernels(row, adder):
+    UNWRAPPED.clear()
+    tp.rms_norm(X.view(Wrapper), W.view(Wrapper))
+    assert UNWRAPPED == []
+    adder(X.view(Wrapper), W.view(Wrapper))
+    assert set(UNWRAPPED) == {X.shape, W.shape}
 
 
 def test_a_wrapper_is_taken_to_a_backend_and_comes_back_as_one(row):

@@ -127,7 +127,7 @@ BACKENDS: dict[str, Backend] = {
             "opencl",
             NAMESPACES["pyopencl"],
             "PyOpenCL arrays",
-            remedy="pip install --upgrade 'tensorops[opencl]'; pocl-binary-distribution is a driver for CPUs",
+            remedy="install the OpenCL driver of your device; one for CPUs: pip install pocl-binary-distribution",
             tested=_ON_EVERY_CHANGE,
         ),
         Backend(
