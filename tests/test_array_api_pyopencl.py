@@ -504,7 +504,7 @@ def test_collapse_merges_what_every_operand_steps_through_alike():
     assert _layout.collapse((), ()) == ([], [[]])
 
 
-@pytest.mark.parametrize("ndim", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5, 9])
 def test_operands_of_many_dimensions(ndim):
     shape = tuple(2 + i % 2 for i in range(ndim))
     a, b = values(shape, "float32", 1), values(shape, "float32", 2)
@@ -518,6 +518,23 @@ def test_a_transposed_operand(shape):
     a, b = values(shape, "float32", 1), values(shape[::-1], "float32", 2)
     assert_equal(xp.asarray(a).T + xp.asarray(b), a.T + b)
     assert_equal(xp.asarray(b).T - xp.asarray(a), b.T - a)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 700), (70, 40, 33), (17, 300, 20), (2, 3, 40, 9), (1, 2, 9000)], ids=str)
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1), (0, 2, 1), (2, 1, 0)], ids=str)
+def test_strided_operands_in_groups_of_every_shape(shape, order):
+    order = (*order, *range(3, len(shape)))
+    host = values(shape, "int32")
+    x = xp.permute_dims(xp.asarray(host), order)
+    expected = host.transpose(order)
+    assert_equal(x + 1, expected + 1)
+    assert_equal(x[..., ::-2] * x[:1, ..., ::-2], expected[..., ::-2] * expected[:1, ..., ::-2])
+    row, column = expected[..., :1], expected[:1, :1]
+    assert_equal(x * xp.asarray(row.copy()) - xp.asarray(column.copy()), expected * row - column)
+    y = xp.zeros(expected.shape, dtype=xp.int32)
+    y[:, 1:] = x[:, 1:]
+    assert_equal(y[:, 1:], expected[:, 1:])
+    assert not xp.any(y[:, 0])
 
 
 def test_in_place_operators_write_through_views():

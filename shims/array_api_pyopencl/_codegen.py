@@ -6,7 +6,7 @@ strides and offsets are arguments. So kernels are few, and compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from array_api_pyopencl import _dtypes
@@ -23,11 +23,15 @@ NAMES = "abc"
 
 
 class Operand(NamedTuple):
-    """An operand of a kernel: the type in memory, the type to compute with, and the class of its layout."""
+    """An operand of a kernel: the type in memory, the type to compute with, and the class of its layout.
+
+    If `inner`, the stride along the innermost dimension, is 0 or 1, the compiler is told: it makes vectors then.
+    """
 
     dtype: DType
     meet: DType
     kind: str
+    inner: int | None = None
 
     @property
     def has_strides(self) -> bool:
@@ -63,7 +67,6 @@ def elementwise_source(spec: Spec) -> str:
     Its arguments are the output's buffer and start, then for each operand its buffer and start, or its value; then the
     lengths of the dimensions, outermost first; then for the output and each operand that is strided its strides.
     """
-    strided = any(o.has_strides for o in (spec.out, *spec.operands))
     arguments = [f"__global {C_TYPES[spec.out.dtype]}* out", "idx start"]
     body = []
     for name, operand in zip(NAMES, spec.operands, strict=False):
@@ -75,8 +78,8 @@ def elementwise_source(spec: Spec) -> str:
         loaded = f"value_{name}" if operand.kind == VALUE else f"p_{name}[start_{name}{_index(name, operand.kind)}]"
         body.append(f"  {C_TYPES[operand.meet]} {name} = {convert(loaded, operand.dtype, operand.meet)};")
     arguments += [f"idx n{d}" for d in range(spec.dimensions)]
-    steps = ["out"] * spec.out.has_strides
-    steps += [name for name, o in zip(NAMES, spec.operands, strict=False) if o.has_strides]
+    sides = zip(("out", *NAMES), (spec.out, *spec.operands), strict=False)
+    steps = {name: side.inner for name, side in sides if side.has_strides}
     arguments += [f"idx s_{name}{d}" for name in steps for d in range(spec.dimensions)]
     value = convert(f"({spec.expression})", spec.computes, spec.out.dtype)
     body.append(f"  out[start{_index('out', spec.out.kind)}] = {value};")
@@ -87,7 +90,7 @@ def elementwise_source(spec: Spec) -> str:
             header(types, spec.wide),
             library(spec.expression, meet),
             f"__kernel void elementwise({', '.join(arguments)}) {{",
-            *(_strided_position(spec.dimensions, steps) if strided else _PLAIN_POSITION),
+            *(_strided_position(spec.dimensions, steps) if steps else _PLAIN_POSITION),
             *body,
             "}",
         )
@@ -97,21 +100,31 @@ def elementwise_source(spec: Spec) -> str:
 _PLAIN_POSITION = ("  idx i = get_global_id(0);", "  if (i >= n0) return;")
 
 
-def _strided_position(dimensions: int, steps: Sequence[str]) -> list[str]:
-    """Find one's place: the innermost dimension is the launch's first, all others are its second."""
+def _strided_position(dimensions: int, steps: Mapping[str, int | None]) -> list[str]:
+    """Find one's place: the two innermost dimensions are the launch's first two, all others are its third.
+
+    Divisions take longer than all the rest, so that there are none for up to three dimensions.
+    """
     last = dimensions - 1
-    outer = " * ".join(f"n{d}" for d in range(last)) or "1"
-    lines = [
-        f"  idx i{last} = get_global_id(0), rest = get_global_id(1);",
-        f"  if (i{last} >= n{last} || rest >= {outer}) return;",
-        f"  idx i = rest * n{last} + i{last};",
-    ]
-    for d in range(last - 1, 0, -1):
+    lines = [f"  idx i{last} = get_global_id(0);", f"  if (i{last} >= n{last}) return;"]
+    position = f"i{last}"
+    if dimensions > 1:
+        lines += [f"  idx i{last - 1} = get_global_id(1);", f"  if (i{last - 1} >= n{last - 1}) return;"]
+        position = f"i{last - 1} * n{last} + i{last}"
+    if dimensions > 2:
+        outer = " * ".join(f"n{d}" for d in range(last - 1))
+        lines += ["  idx rest = get_global_id(2);", f"  if (rest >= {outer}) return;"]
+        position = f"(rest * n{last - 1} + i{last - 1}) * n{last} + i{last}"
+    lines.append(f"  idx i = {position};")
+    for d in range(last - 2, 0, -1):
         lines += [f"  idx i{d} = rest % n{d};", f"  rest /= n{d};"]
-    if last:
+    if dimensions > 2:
         lines.append("  idx i0 = rest;")
-    for name in steps:
-        lines.append(f"  idx at_{name} = {' + '.join(f'i{d} * s_{name}{d}' for d in range(dimensions))};")
+    for name, inner in steps.items():
+        terms = [f"i{d} * s_{name}{d}" for d in range(last)]
+        if inner != 0:
+            terms.append(f"i{last}" if inner == 1 else f"i{last} * s_{name}{last}")
+        lines.append(f"  idx at_{name} = {' + '.join(terms) or '0'};")
     return lines
 
 

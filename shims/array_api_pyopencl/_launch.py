@@ -6,6 +6,7 @@ operation and the layouts; a call that has a plan allocates, sets the buffers, e
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -117,21 +118,18 @@ def plain_group(device: Device, n: int) -> tuple[int, ...]:
     return (device.work_group,)
 
 
-def square_group(device: Device, inner: int, transposed: bool) -> tuple[int, ...]:
-    """Return the group size of a two-dimensional launch with so many work-items along its first dimension.
+def strided_group(device: Device, size: Sequence[int], transposed: bool) -> tuple[int, ...]:
+    """Return the group size of a three-dimensional launch: few different ones, as each may be compiled.
 
     Where an operand is read across its rows, a group has as many work-items along the second dimension as a line of
     memory has elements: it reads each line once.
     """
-    limit = int(device.cl_device.max_work_group_size)
-    if device.is_cpu and inner >= 512 and not transposed:
-        return (min(512, limit), max(min(1024, limit) // 512, 1))
-    if device.is_cpu and transposed and inner >= 256 and limit >= 4096:
-        return (256, 16)
-    if device.is_cpu and inner >= 64 and limit >= 1024:
-        return (32, 32) if transposed else (64, 8)
-    first = min(16 if transposed else 64 if inner >= 32 else 8, device.work_group)
-    return (first, max(device.work_group // first, 1))
+    items = plain_group(device, math.prod(size))[0]
+    longest = min(256 if transposed else 512, items // 16 if transposed else items)
+    first = longest if size[0] >= longest else min(64 if size[0] >= 32 else 8, longest)
+    second = min(16, items // first) if size[1] >= 16 else 1
+    third = items // first // second
+    return (first, second, third if size[2] >= third else 1)
 
 
 class Plan(NamedTuple):
@@ -183,12 +181,14 @@ def elementwise(
     kinds = [_kind(side, out) for side in sides]
     if indirect is not None:
         kinds[indirect + 1] = INDIRECT
-    if any(k in (STRIDED, INDIRECT) for k in kinds):
-        lengths, strides = _steps(out, sides, kinds)
-    else:
-        lengths, strides = [out.size], []
+    strided = [i for i, k in enumerate(kinds) if k in (STRIDED, INDIRECT)]
+    lengths, strides = _steps(out, [sides[i] for i in strided]) if strided else ([out.size], [])
+    inner = {i: row[-1] for i, row in zip(strided, strides, strict=True)}
     wide = out.size > _INT32 or any(isinstance(s, Layout) and s.high > _INT32 for s in sides) or indirect is not None
-    described = [Operand(s.dtype, s.dtype if i == 0 else meets[i - 1], kinds[i]) for i, s in enumerate(sides)]
+    described = [
+        Operand(side.dtype, meet, kind, inner[i] if inner.get(i) in (0, 1) else None)
+        for i, (side, meet, kind) in enumerate(zip(sides, (out.dtype, *meets), kinds, strict=True))
+    ]
     spec = Spec(expression, computes, described[0], tuple(described[1:]), len(lengths), wide)
     index = np.int64 if wide else np.int32
     arguments: list[Any] = []
@@ -199,10 +199,9 @@ def elementwise(
     source = _codegen.elementwise_source(spec)
     if not strides:
         return launch(device, source, "elementwise", arguments, (out.size,))
-    inner = lengths[-1]
-    size = (inner, out.size // inner if inner else 0)
+    size = [*reversed(lengths[-2:]), math.prod(lengths[:-2])] if len(lengths) > 1 else [*lengths, 1, 1]
     transposed = any(abs(row[-1]) > 8 for row in strides)
-    return launch(device, source, "elementwise", arguments, size, square_group(device, inner, transposed))
+    return launch(device, source, "elementwise", arguments, size, strided_group(device, size, transposed))
 
 
 def _kind(side: Layout | Value, out: Layout) -> str:
@@ -213,20 +212,16 @@ def _kind(side: Layout | Value, out: Layout) -> str:
     return CONTIGUOUS if side.contiguous and side.size == out.size else STRIDED
 
 
-def _steps(out: Layout, sides: Sequence[Layout | Value], kinds: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-    """Return the collapsed lengths, and the strides of the output and of the operands that have some.
+def _steps(out: Layout, sides: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
+    """Return the collapsed lengths, and the strides of layouts whose shapes broadcast to that of `out`.
 
-    There are one, two, four, eight … dimensions: each number is a kernel of its own.
+    There are one, two, three, four, eight … dimensions: each number is a kernel of its own.
     """
-    steps = [
-        _layout.broadcast_strides(side.shape, side.strides, out.shape)
-        for side, kind in zip(sides, kinds, strict=True)
-        if kind in (STRIDED, INDIRECT) and isinstance(side, Layout)
-    ]
+    steps = [_layout.broadcast_strides(side.shape, side.strides, out.shape) for side in sides]
     lengths, strides = _layout.collapse(out.shape, _layout.contiguous_strides(out.shape), *steps)
-    pad = 1
-    while pad < len(lengths):
-        pad *= 2
+    pad = max(len(lengths), 1)
+    if pad > 4:
+        pad = 1 << (pad - 1).bit_length()
     missing = pad - len(lengths)
     return [1] * missing + lengths, [[0] * missing + row for row in strides[1:]]
 
