@@ -273,6 +273,24 @@ def test_probe_all_is_probe_of_each():
     assert probe_all(rows) == {n: probe(BACKENDS[n]) for n in names}
 
 
+def test_backends_tried_at_the_same_time_search_one_after_another(monkeypatch):
+    """Python's own function is not made for two threads: both forget an entry, and one finds it gone."""
+    inside, together = [], []
+
+    def invalidate_caches():
+        inside.append(1)
+        time.sleep(0.01)
+        together.append(len(inside))
+        inside.pop()
+
+    monkeypatch.setattr(probing.importlib, "invalidate_caches", invalidate_caches)
+    monkeypatch.setattr(probing, "_probes", {})
+    row = dataclasses.replace(NAMESPACES["numpy"], packages=("no_such",))
+    absent = [Backend(f"absent{i}", row, "") for i in range(6)]
+    assert all("is not installed" in found.reason for found in probe_all(absent).values())
+    assert together == [1] * 6
+
+
 def test_odd_entries_of_the_path_do_no_harm():
     support.require("mlx")
     code = """

@@ -62,6 +62,7 @@ class Probe:
 _probes: dict[str, Probe] = {}
 _locks: dict[str, threading.RLock] = {}
 _locks_lock = threading.Lock()
+_searching = threading.Lock()
 _applying = threading.RLock()  # options of devices change together with the configuration that they come from
 _used: set[str] = set()  # backends whose devices were configured in this process
 _optioned: set[str] = set()  # those of them for which anything was ever configured
@@ -134,8 +135,8 @@ def probe_here(backend: Backend, configured: Configuration | None = None) -> Pro
 
 
 def _renew_locks() -> None:
-    global _locks, _locks_lock, _applying
-    _locks, _locks_lock, _applying = {}, threading.Lock(), threading.RLock()
+    global _locks, _locks_lock, _searching, _applying
+    _locks, _locks_lock, _searching, _applying = {}, threading.Lock(), threading.Lock(), threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # a lock that another thread held in the parent would never be released
@@ -152,7 +153,8 @@ def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
     if missing:
         return Probe(missing, backend.remedy)
     package = backend.namespace.packages[0]
-    importlib.invalidate_caches()  # it may have been installed since
+    with _searching:  # of two threads in there, one can fail: Python forgets paths without a lock of its own
+        importlib.invalidate_caches()  # it may have been installed since
     try:
         installed = backend.namespace.is_installed()
     except Exception as error:  # a package that breaks the search for it
