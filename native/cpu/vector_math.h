@@ -1,9 +1,9 @@
 // exp, log1p, sigmoid and the error function on vectors: written once for all targets.
 //
 // float32: polynomials fitted to the least largest relative error. AVX-512 looks up those of a segment in registers,
-// where other targets have one for all arguments. The largest errors seen, in eps times the result: exp 0.9, tanh 1.6,
-// sigmoid 1.5, softplus 1.9, gelu 1.3 with AVX-512 for x of at least -5.9, else 2.1, and 2.4 without AVX-512
-// (tests/test_cpu_activation.py and native/tests bound them).
+// where other targets have one for all arguments. No function is further from the truth than 2 units of the last place
+// (native/tests), but for 2.1 of the normal distribution function just before its results are subnormal; what an
+// operator adds to that is in tests/test_cpu_activation.py.
 // float64: the C library's functions, lane by lane, as no kernel's speed in float64 has mattered yet.
 #pragma once
 
@@ -54,20 +54,22 @@ inline Vec<float> at_most(Vec<float> x, float bound) {
 #endif
 }
 
-// What rounding took from a², for the square of a that remained
-inline Vec<float> rest_of_square(Vec<float> a, Vec<float> square) {
+// a * b - product, for a product that is a * b but for a few roundings: exact, or nearly without a fused multiply-add
+inline Vec<float> rest_of_product(Vec<float> a, Vec<float> b, Vec<float> product) {
 #if defined(__AVX512F__)
-    const auto b = reinterpret_cast<__m512>(a);
-    return reinterpret_cast<Vec<float>>(_mm512_fmsub_ps(b, b, reinterpret_cast<__m512>(square)));
+    return reinterpret_cast<Vec<float>>(
+        _mm512_fmsub_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(product)));
 #elif defined(__FMA__)
-    const auto b = reinterpret_cast<__m256>(a);
-    return reinterpret_cast<Vec<float>>(_mm256_fmsub_ps(b, b, reinterpret_cast<__m256>(square)));
+    return reinterpret_cast<Vec<float>>(
+        _mm256_fmsub_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(product)));
 #elif defined(__aarch64__)
-    const auto b = reinterpret_cast<float32x4_t>(a);
-    return reinterpret_cast<Vec<float>>(vfmaq_f32(reinterpret_cast<float32x4_t>(-square), b, b));
+    return reinterpret_cast<Vec<float>>(vfmaq_f32(reinterpret_cast<float32x4_t>(-product),
+                                                  reinterpret_cast<float32x4_t>(a), reinterpret_cast<float32x4_t>(b)));
 #else
-    const Vec<float> head = floats_of(bits_of(a) & 0xffff0000u);  // of 8 bits, so that its square is exact
-    return (head * head - square) + (a - head) * (a + head);
+    // Heads of 8 bits, so that their products with each other and with what is left of 16 bits are exact
+    const Vec<float> head_a = floats_of(bits_of(a) & 0xffff0000u), left_a = a - head_a;
+    const Vec<float> head_b = floats_of(bits_of(b) & 0xffff0000u), left_b = b - head_b;
+    return ((head_a * head_b - product) + head_a * left_b + left_a * head_b) + left_a * left_b;
 #endif
 }
 
@@ -87,20 +89,7 @@ inline Vec<float> times_power_of_two(Vec<float> x, Vec<float> k) {
 // exp(x + tail(…)) within the bounds beyond which the result is infinity or 0 in any case; `tail` takes the reduced
 // argument and adds to it what is left of a product that was rounded.
 template <class F>
-inline Vec<float> bounded_exp(Vec<float> x, F tail) {
-#if defined(__AVX512F__)
-    // In steps of 1/16: a register holds the powers of two between, and what remains needs three terms.
-    const __m512 powers =
-        _mm512_setr_ps(0x1p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fep+0f, 0x1.3dea64p+0f,
-                       0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
-                       0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f);
-    const Vec<float> shifted = x * 0x1.715476p+0f + 0x1.8p19f, y = shifted - 0x1.8p19f;
-    const Vec<float> r = tail(x - y * 0x1.62e43p-1f - y * -0x1.05c61p-29f);
-    const Vec<float> power =
-        reinterpret_cast<Vec<float>>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(shifted), powers));
-    const Vec<float> q = (r * 0x1.55563ap-3f + 0x1.00022p-1f) * (r * r) + r;
-    return times_power_of_two(power * q + power, y);
-#else
+inline Vec<float> accurate_exp(Vec<float> x, F tail) {
     // Adding 1.5 * 2^23 rounds to a whole number.
     const Vec<float> k = (x * 0x1.715476p+0f + 0x1.8p23f) - 0x1.8p23f;
     // ln 2 in two parts, the first of 15 bits: its product with k is exact with and without a fused multiply-add.
@@ -113,17 +102,32 @@ inline Vec<float> bounded_exp(Vec<float> x, F tail) {
     // 1 + r is kept in two parts, so that one rounding remains.
     const Vec<float> sum = r + 1.0f;
     return times_power_of_two(sum + (p * (r * r) + (r - (sum - 1.0f))), k);
+}
+// The same sooner with AVX-512, and then within 1.0 instead of 0.8 units of the last place
+inline Vec<float> bounded_exp(Vec<float> x) {
+#if defined(__AVX512F__)
+    // In steps of 1/16: a register holds the powers of two between, and what remains needs three terms.
+    const __m512 powers =
+        _mm512_setr_ps(0x1p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fep+0f, 0x1.3dea64p+0f,
+                       0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
+                       0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f);
+    const Vec<float> shifted = x * 0x1.715476p+0f + 0x1.8p19f, y = shifted - 0x1.8p19f;
+    const Vec<float> r = x - y * 0x1.62e43p-1f - y * -0x1.05c61p-29f;
+    const Vec<float> power =
+        reinterpret_cast<Vec<float>>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(shifted), powers));
+    const Vec<float> q = (r * 0x1.55563ap-3f + 0x1.00022p-1f) * (r * r) + r;
+    return times_power_of_two(power * q + power, y);
+#else
+    return accurate_exp(x, [](Vec<float> r) { return r; });
 #endif
 }
-inline Vec<float> exp(Vec<float> x) {
-    return bounded_exp(at_least(at_most(x, 89.0f), -104.0f), [](Vec<float> r) { return r; });
-}
-// The same for an x that is not positive, and for x + tail
-inline Vec<float> exp_of_negative(Vec<float> x) {
-    return bounded_exp(at_least(x, -104.0f), [](Vec<float> r) { return r; });
-}
-inline Vec<float> exp_of_negative(Vec<float> x, Vec<float> tail) {
-    return bounded_exp(at_least(x, -104.0f), [tail](Vec<float> r) { return r + tail; });
+inline Vec<float> exp(Vec<float> x) { return bounded_exp(at_least(at_most(x, 89.0f), -104.0f)); }
+// The same for an x that is not positive
+inline Vec<float> exp_of_negative(Vec<float> x) { return bounded_exp(at_least(x, -104.0f)); }
+// exp(-a²/2). The square is taken in two parts, since exp magnifies the rounding error of a large exponent.
+inline Vec<float> gaussian(Vec<float> a) {
+    const Vec<float> square = a * a, rest = -0.5f * rest_of_product(a, a, square);
+    return accurate_exp(at_least(-0.5f * square, -104.0f), [rest](Vec<float> r) { return r + rest; });
 }
 inline Vec<double> exp(Vec<double> x) {
     return by_lane(x, [](double a) { return std::exp(a); });
@@ -200,8 +204,10 @@ inline Vec<float> sigmoid(Vec<float> x) {
     if (__builtin_expect(any(far), 0)) tail = far ? far_sigmoid_tail(a) : tail;
     return x < 0 ? tail : 1.0f - tail;
 #else
-    const Vec<float> e = exp_of_negative(negative(x));
-    return (x >= 0 ? Vec<float>{} + 1 : e) / (e + 1.0f);
+    const Vec<float> e = exp_of_negative(negative(x)), sum = e + 1.0f;
+    const Vec<float> quotient = (x >= 0 ? Vec<float>{} + 1 : e) / sum;
+    // What the sum lost to rounding, times a line that is 1 / sum to 6 %
+    return quotient - quotient * ((e - (sum - 1.0f)) * (24 / 17.0f - 8 / 17.0f * sum));
 #endif
 }
 inline Vec<double> sigmoid(Vec<double> x) {
@@ -310,68 +316,54 @@ alignas(64) inline constexpr float kNormal[7][32] = {
      0x1.85348ep-16f, 0x1.a348e6p-17f,  0x1.a9b51ep-18f,  0x1.b08f2ap-19f, 0x1.9af62p-20f,   0x1.6b72aep-21f,
      0x1.34bd06p-22f, 0x1.0428c6p-23f},
 };
-// Φ(-a) exp(a²/2) for a from 0 to 15, smooth and slowly falling. 1 + a chooses one of 32 segments, eight to an octave;
-// the five bits that number them, counted from those of [2, 2.25), are the last of its exponent and the first three of
-// its mantissa. In each the function is a polynomial of degree 4 in the distance from a centre, where its value happens
-// to be very nearly a float32. Largest relative error of the polynomials: 6e-8, most are below 1e-8.
-alignas(64) inline constexpr float kNormalTail[6][32] = {
-    {0x1.1ff598p+0f, 0x1.602f1ep+0f, 0x1.a02dacp+0f, 0x1.e002e4p+0f, 0x1.102672p+1f, 0x1.2fc88p+1f,  0x1.4feef2p+1f,
-     0x1.700fe6p+1f, 0x1.a00bdap+1f, 0x1.dfb288p+1f, 0x1.0fd098p+2f, 0x1.3031b8p+2f, 0x1.4feef2p+2f, 0x1.6fea52p+2f,
-     0x1.9038f2p+2f, 0x1.b04e0cp+2f, 0x1.e038f2p+2f, 0x1.100094p+3f, 0x1.30176ap+3f, 0x1.504a4ap+3f, 0x1.6fc2b8p+3f,
-     0x1.8fc508p+3f, 0x1.afda6cp+3f, 0x1.d0435ap+3f, 0x1.ffdb4cp-5f, 0x1.7fa6dep-3f, 0x1.401adep-2f, 0x1.c027fap-2f,
-     0x1.202ac8p-1f, 0x1.6005c8p-1f, 0x1.9fe0c8p-1f, 0x1.e00d4cp-1f},  // centres
-    {0x1.f67a8ap-3f, 0x1.bd9462p-3f, 0x1.8f4a5p-3f,  0x1.69099ep-3f, 0x1.48babcp-3f, 0x1.2dbf44p-3f, 0x1.163c8ap-3f,
-     0x1.01eedcp-3f, 0x1.d0a7a6p-4f, 0x1.99fdbcp-4f, 0x1.6e3e38p-4f, 0x1.4a404p-4f,  0x1.2d1054p-4f, 0x1.14551p-4f,
-     0x1.fe290ep-5f, 0x1.d9da78p-5f, 0x1.ac317p-5f,  0x1.7b5e6ap-5f, 0x1.5438fp-5f,  0x1.343d62p-5f, 0x1.1a43c6p-5f,
-     0x1.03f4dep-5f, 0x1.e1b75p-6f,  0x1.c06948p-6f, 0x1.e77128p-2f, 0x1.bba24ep-2f, 0x1.95b12ap-2f, 0x1.74ce54p-2f,
-     0x1.580e88p-2f, 0x1.3ee66ap-2f, 0x1.28b00ap-2f, 0x1.14e32p-2f},  // terms, from the constant one on
-    {-0x1.f7a63ep-4f, -0x1.98151ap-4f, -0x1.4fd13cp-4f, -0x1.182508p-4f, -0x1.d86458p-5f, -0x1.9394ep-5f,
-     -0x1.5b3b32p-5f, -0x1.2d678cp-5f, -0x1.ef1536p-6f, -0x1.86477cp-6f, -0x1.3a607ap-6f, -0x1.017e24p-6f,
-     -0x1.ae5e56p-7f, -0x1.6c2e5p-7f,  -0x1.37704ap-7f, -0x1.0d784cp-7f, -0x1.b99616p-8f, -0x1.5bc98ep-8f,
-     -0x1.1865ecp-8f, -0x1.cd27bap-9f, -0x1.833bfap-9f, -0x1.48ccc6p-9f, -0x1.1a8154p-9f, -0x1.e9ed58p-10f,
-     -0x1.7a0f68p-2f, -0x1.45692ep-2f, -0x1.19b24ep-2f, -0x1.eab6fcp-3f, -0x1.adbecap-3f, -0x1.7a849ep-3f,
-     -0x1.4f0ec2p-3f, -0x1.29d066p-3f},
-    {0x1.b66e5p-5f,   0x1.49c054p-5f,  0x1.f948fap-6f,  0x1.89950ep-6f,  0x1.36878ap-6f,  0x1.f254ecp-7f,
-     0x1.9349eap-7f,  0x1.4a186ap-7f,  0x1.f2d42ap-8f,  0x1.62ac82p-8f,  0x1.038e6p-8f,   0x1.848536p-9f,
-     0x1.2b0afcp-9f,  0x1.d464ccp-10f, 0x1.7443dp-10f,  0x1.2cd412p-10f, 0x1.c063p-11f,   0x1.3ae5ep-11f,
-     0x1.c9856ep-12f, 0x1.561232p-12f, 0x1.07bc7cp-12f, 0x1.9d5acep-13f, 0x1.499e92p-13f, 0x1.0a6c42p-13f,
-     0x1.cfd1e4p-3f,  0x1.7eacbep-3f,  0x1.3da20ap-3f,  0x1.096cb2p-3f,  0x1.be3dd2p-4f,  0x1.798d5cp-4f,
-     0x1.41387cp-4f,  0x1.128b1ep-4f},
-    {-0x1.578e08p-6f,  -0x1.e45eccp-7f,  -0x1.5c89f6p-7f,  -0x1.fefd34p-8f,  -0x1.7bf7eep-8f,  -0x1.20268p-8f,
-     -0x1.b93858p-9f,  -0x1.564c9ep-9f,  -0x1.e08386p-10f, -0x1.364594p-10f, -0x1.9ee4bcp-11f, -0x1.1d1088p-11f,
-     -0x1.95ac4cp-12f, -0x1.26f10ap-12f, -0x1.b4d5f8p-13f, -0x1.4a677ap-13f, -0x1.c2af6p-14f,  -0x1.1ac8fp-14f,
-     -0x1.72c062p-15f, -0x1.f89eccp-16f, -0x1.658606p-16f, -0x1.02c21cp-16f, -0x1.7f3986p-17f, -0x1.20ddeap-17f,
-     -0x1.e537ecp-4f,  -0x1.826ec4p-4f,  -0x1.35a926p-4f,  -0x1.f3cbf6p-5f,  -0x1.95dba4p-5f,  -0x1.4bdea8p-5f,
-     -0x1.10fa9p-5f,   -0x1.c33d22p-6f},
-    {0x1.ebfd72p-8f,  0x1.47d958p-8f,  0x1.be0f52p-9f,  0x1.35525p-9f,   0x1.b49d3ep-10f, 0x1.396f56p-10f,
-     0x1.c8d222p-11f, 0x1.51bf12p-11f, 0x1.b94fb2p-12f, 0x1.03edcap-12f, 0x1.3f486ep-13f, 0x1.96ab0ap-14f,
-     0x1.0bb46ap-14f, 0x1.6a7c42p-15f, 0x1.f7476p-16f,  0x1.6551e8p-16f, 0x1.bd3d06p-17f, 0x1.f41992p-18f,
-     0x1.29010cp-18f, 0x1.71ab4p-19f,  0x1.def022p-20f, 0x1.40a1ep-20f,  0x1.b9e242p-21f, 0x1.3834d2p-21f,
-     0x1.c0e788p-5f,  0x1.5a9f78p-5f,  0x1.0d773p-5f,   0x1.a5f0bp-6f,   0x1.4c6228p-6f,  0x1.07b1c4p-6f,
-     0x1.a50d04p-7f,  0x1.51e94cp-7f},
-};
-inline Vec<float> scaled_normal_tail(Vec<float> a) {
-    const __m512i segment = _mm512_srli_epi32(reinterpret_cast<__m512i>(a + 1.0f), 20);
-    const auto of_segment = [segment](const float* values) {
-        return reinterpret_cast<Vec<float>>(
-            _mm512_permutex2var_ps(_mm512_load_ps(values), segment, _mm512_load_ps(values + 16)));
-    };
-    const Vec<float> d = a - of_segment(kNormalTail[0]);
-    Vec<float> p = of_segment(kNormalTail[5]) * d + of_segment(kNormalTail[4]);
-    p = p * d + of_segment(kNormalTail[3]);
-    p = p * d + of_segment(kNormalTail[2]);
-    return p * d + of_segment(kNormalTail[1]);
-}
-#endif
-
-#if defined(__AVX512F__)
-// Further out Φ(-a) is exp(-a²/2) times a function that falls slowly. A function of its own, as its constants would
-// drive those of the usual case out of the registers.
+// Φ(-a) exp(a²/2) for a from 5.9 to 14.5, smooth and slowly falling, by polynomials in the distance from 5.75 + k
+// steps: the constant terms, and then what their rounding took from them with the other terms. Largest relative
+// error: 1.2e-9.
+constexpr float kFarStart = 5.75f, kFarStep = 0.28125f;
+alignas(64) inline constexpr float kFarConstant[1][32] = {
+    {0x1.1445a6p-4f, 0x1.08073ep-4f, 0x1.f99adcp-5f, 0x1.e4f32p-5f,  0x1.d1e318p-5f, 0x1.c03e14p-5f, 0x1.afdd9ap-5f,
+     0x1.a0a06p-5f,  0x1.926972p-5f, 0x1.851f8cp-5f, 0x1.78ac8p-5f,  0x1.6cfcccp-5f, 0x1.61ff32p-5f, 0x1.57a468p-5f,
+     0x1.4ddedp-5f,  0x1.44a24ap-5f, 0x1.3be3f4p-5f, 0x1.339a0ep-5f, 0x1.2bbbccp-5f, 0x1.24414p-5f,  0x1.1d234p-5f,
+     0x1.165b4ap-5f, 0x1.0fe37p-5f,  0x1.09b652p-5f, 0x1.03cf06p-5f, 0x1.fc521p-6f,  0x1.f1807ap-6f, 0x1.e721b4p-6f,
+     0x1.dd2ecap-6f, 0x1.d3a154p-6f, 0x1.ca7364p-6f, 0x1.c19f86p-6f}};
+alignas(64) inline constexpr float kFarTerms[5][32] = {
+    {-0x1.a6909p-29f,  0x1.f9cffcp-29f,  0x1.f2d8ap-30f,   -0x1.dc6fbep-31f, -0x1.f8ebc6p-30f, -0x1.e59228p-30f,
+     -0x1.7a3b0cp-31f, -0x1.33dc88p-30f, 0x1.7a866ep-32f,  -0x1.f73fa2p-30f, -0x1.17f772p-30f, -0x1.95852ep-33f,
+     0x1.9a99c2p-36f,  -0x1.660448p-30f, 0x1.e32744p-30f,  0x1.786ebcp-31f,  0x1.60222cp-30f,  -0x1.12f4bep-30f,
+     -0x1.eb853p-31f,  0x1.ac63d6p-30f,  0x1.52499cp-30f,  -0x1.9f606cp-30f, 0x1.00e0aep-31f,  0x1.1537b2p-30f,
+     -0x1.f87cp-30f,   0x1.062056p-32f,  -0x1.54d5e6p-31f, -0x1.1dfd1ap-33f, 0x1.4f9038p-33f,  -0x1.eb1922p-31f,
+     0x1.eb736ep-33f,  0x1.e4540ap-32f},
+    {-0x1.6c06b8p-7f, -0x1.4d2cc8p-7f, -0x1.32041cp-7f, -0x1.19fe08p-7f, -0x1.04a56ep-7f, -0x1.e3330cp-8f,
+     -0x1.c1139ap-8f, -0x1.a265ccp-8f, -0x1.86b842p-8f, -0x1.6dab14p-8f, -0x1.56ecb4p-8f, -0x1.423774p-8f,
+     -0x1.2f4f8cp-8f, -0x1.1e0172p-8f, -0x1.0e208ep-8f, -0x1.ff0c48p-9f, -0x1.e420dep-9f, -0x1.cb43c2p-9f,
+     -0x1.b44116p-9f, -0x1.9eeb2ap-9f, -0x1.8b19a6p-9f, -0x1.78a8ccp-9f, -0x1.6778dep-9f, -0x1.576d96p-9f,
+     -0x1.486db4p-9f, -0x1.3a62ap-9f,  -0x1.2d3818p-9f, -0x1.20dbdep-9f, -0x1.153d8ap-9f, -0x1.0a4e48p-9f,
+     -0x1.0000aep-9f, -0x1.ec9122p-10f},
+    {0x1.d419f6p-10f, 0x1.9b0f7ap-10f, 0x1.6ac60ap-10f, 0x1.41a5e6p-10f, 0x1.1e6c0ap-10f, 0x1.00168cp-10f,
+     0x1.cbac06p-11f, 0x1.9e04e4p-11f, 0x1.7625d6p-11f, 0x1.532e3ap-11f, 0x1.3464bep-11f, 0x1.192fa6p-11f,
+     0x1.010ebcp-11f, 0x1.d72d16p-12f, 0x1.b0d93p-12f,  0x1.8e88b8p-12f, 0x1.6fb9a4p-12f, 0x1.53fd0cp-12f,
+     0x1.3af3f8p-12f, 0x1.244cc8p-12f, 0x1.0fc118p-12f, 0x1.fa27f2p-13f, 0x1.d8210ap-13f, 0x1.b91154p-13f,
+     0x1.9ca85p-13f,  0x1.829f7ap-13f, 0x1.6ab8dep-13f, 0x1.54bdecp-13f, 0x1.407e74p-13f, 0x1.2dcfd2p-13f,
+     0x1.1c8c2ep-13f, 0x1.0c91e2p-13f},
+    {-0x1.265672p-12f, -0x1.f0c5f4p-13f, -0x1.a5dc96p-13f, -0x1.685b46p-13f, -0x1.3583ep-13f,  -0x1.0b385cp-13f,
+     -0x1.cfa5b6p-14f, -0x1.9410dap-14f, -0x1.61a726p-14f, -0x1.36c87p-14f,  -0x1.122762p-14f, -0x1.e56eap-15f,
+     -0x1.af3ccap-15f, -0x1.8056p-15f,   -0x1.57970ap-15f, -0x1.340ff4p-15f, -0x1.14fa0ep-15f, -0x1.f36024p-16f,
+     -0x1.c34fcep-16f, -0x1.98db56p-16f, -0x1.733f7ep-16f, -0x1.51d71ep-16f, -0x1.341608p-16f, -0x1.1984c8p-16f,
+     -0x1.01bd42p-16f, -0x1.d8cfcap-17f, -0x1.b272a8p-17f, -0x1.8fe11p-17f,  -0x1.70aa72p-17f, -0x1.546d18p-17f,
+     -0x1.3ad3fap-17f, -0x1.2394e2p-17f},
+    {0x1.6a10d6p-15f, 0x1.260fd2p-15f, 0x1.e13ba6p-16f, 0x1.8c8772p-16f, 0x1.48e214p-16f, 0x1.127694p-16f,
+     0x1.ccc2bep-17f, 0x1.84e02ap-17f, 0x1.49e738p-17f, 0x1.193dd2p-17f, 0x1.e1bb4cp-18f, 0x1.9e6128p-18f,
+     0x1.65ec8p-18f,  0x1.3660dp-18f,  0x1.0e280cp-18f, 0x1.d7f83ep-19f, 0x1.9dab8ap-19f, 0x1.6bbea6p-19f,
+     0x1.40d5p-19f,   0x1.1bd0f2p-19f, 0x1.f78eap-20f,  0x1.bfeb58p-20f, 0x1.8f7526p-20f, 0x1.651ee4p-20f,
+     0x1.40075p-20f,  0x1.1f714p-20f,  0x1.02bd3ap-20f, 0x1.d2c8c2p-21f, 0x1.a5e884p-21f, 0x1.7e16e4p-21f,
+     0x1.5aad82p-21f, 0x1.3b1deap-21f}};
+// Φ(-a) for such an a. A function of its own, as its constants would drive those of the usual case out of the
+// registers.
 [[gnu::noinline]] inline Vec<float> far_normal_tail(Vec<float> a) {
     a = at_most(a, 14.5f);  // exp(-14.5²/2) is 0 in float32
-    // a² in two parts, since exp magnifies the rounding error of a large exponent
-    const Vec<float> square = a * a, rest = -0.5f * rest_of_square(a, square);
-    return scaled_normal_tail(a) * bounded_exp(-0.5f * square, [rest](Vec<float> r) { return r + rest; });
+    const Vec<float> e = gaussian(a), beyond = a - kFarStart;
+    // In two parts, as their sum would be rounded before it is multiplied
+    return e * by_segment(kFarConstant, beyond, kFarStep) + e * by_segment(kFarTerms, beyond, kFarStep);
 }
 #endif
 
@@ -390,7 +382,6 @@ inline Vec<float> normal_cdf(Vec<float> x) {
     return x < 0 ? tail : 1.0f - tail;
 #else
     const Vec<float> a = at_most(absolute(x), 14.5f);  // exp(-14.5²/2) is 0 in float32
-    const Vec<float> square = a * a;
     Vec<float> p = 0x1.27aa06p-8f * a + 0x1.16f08ep-5f;
     p = p * a + 0x1.ddaef6p-4f;
     p = p * a + 0x1.741a08p-3f;
@@ -400,9 +391,13 @@ inline Vec<float> normal_cdf(Vec<float> x) {
     q = q * a + 0x1.bd609p+0f;
     q = q * a + 1.0f;
     constexpr float c = 0x1.988454p-2f;  // 1 / sqrt(2π)
-    // x² in two parts, since exp magnifies the rounding error of a large exponent
-    const Vec<float> e = exp_of_negative(-0.5f * square, -0.5f * rest_of_square(a, square));
-    const Vec<float> tail = (c + p * a / q) * e / (a + 2 * c);
+    // Both sums, and then their quotient, in two parts: what was rounded off makes up for it at the end.
+    const Vec<float> small = p * a / q, n = c + small, rest_of_n = small - (n - c);
+    const Vec<float> d = a + 2 * c, of_a = d - 2 * c, rest_of_d = (a - of_a) + (2 * c - (d - of_a));
+    const Vec<float> inverse = 1.0f / d, quotient = n * inverse;
+    const Vec<float> rest = (rest_of_n - rest_of_product(quotient, d, n) - quotient * rest_of_d) * inverse;
+    const Vec<float> e = gaussian(a), product = e * quotient;
+    const Vec<float> tail = product + (rest_of_product(e, quotient, product) + e * rest);
     return x < 0 ? tail : 1.0f - tail;
 #endif
 }

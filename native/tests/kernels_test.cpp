@@ -264,10 +264,8 @@ std::vector<std::int64_t> lengths_of(const Entry& entry, bool many_threads) {
     return lengths;
 }
 
-bool run(bool many_threads, const std::vector<std::string>& names, const char* only_target) {
-    Test t;
+bool run(bool many_threads, const std::vector<std::string>& names, Test& t) {
     t.many_threads = many_threads;
-    if (only_target) t.targets = {only_target};
     t.rows = many_threads ? 33 : 2;
     for (const Entry& entry : TESTS) {
         if (!names.empty() && std::find(names.begin(), names.end(), entry.name) == names.end()) continue;
@@ -293,9 +291,10 @@ bool is_known(const std::string& name) {
 int main(int argc, char** argv) {
     std::vector<std::string> names(argv + 1, argv + argc);
     const bool many_threads = !names.empty() && names[0] == "threads";
-    if (many_threads) names.erase(names.begin());
+    const bool every_float = names == std::vector<std::string>{"every_float"};
+    if (many_threads || every_float) names.erase(names.begin());
     if (!std::all_of(names.begin(), names.end(), tensorops::tests::is_known)) {
-        std::fprintf(stderr, "usage: %s [threads] [kernel]...\n", argv[0]);
+        std::fprintf(stderr, "usage: %s [threads] [kernel]...\n       %s every_float\n", argv[0], argv[0]);
         return 2;
     }
     const char* target = std::getenv("TENSOROPS_CPU_TARGET");
@@ -303,5 +302,9 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "TENSOROPS_CPU_TARGET=%s is no target that this machine can run\n", target);
         return 2;
     }
-    return tensorops::tests::run(many_threads, names, target) ? 0 : 1;
+    tensorops::tests::Test t;
+    if (target) t.targets = {target};
+    if (!every_float) return tensorops::tests::run(many_threads, names, t) ? 0 : 1;
+    tensorops::tests::vector_math_on_every_float(t);
+    return t.report() ? 0 : 1;
 }

@@ -14,5 +14,6 @@ void quantized_linear(Test& t);  // so many groups
 void rope(Test& t);              // so many features
 void sample(Test& t);            // so many candidates
 void vector_math(Test& t);       // so many numbers
+void vector_math_on_every_float(Test& t);
 
 }  // namespace tensorops::tests
