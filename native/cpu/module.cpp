@@ -59,7 +59,7 @@ NB_MODULE(_native, m) {
 #if !defined(_WIN32)
     pthread_atfork(pool::lock, pool::unlock, [] {
         pool::unlock();
-        fork_happened = true;
+        forget_threads();
     });
 #endif
 
