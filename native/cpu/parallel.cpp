@@ -26,9 +26,9 @@ using Clock = std::chrono::steady_clock;
 constexpr int kJobs = 4;           // calls that are shared out at the same time; another one stays on its thread
 constexpr int kMostThreads = 256;  // of a call
 
-// How long a thread looks for what it waits for before it sleeps. A sleeping one takes tens of microseconds to wake;
-// one that looks keeps a processor from others.
-constexpr auto kPatience = std::chrono::microseconds(200);
+// How long a thread looks for work before it sleeps, and a caller whether the others have finished. To wake somebody
+// takes tens of microseconds; whoever looks keeps a processor from others.
+constexpr std::chrono::microseconds kPatience(2000), kCallersPatience(200);
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -40,8 +40,8 @@ inline void pause() {
 
 // Waits actively until `ready()`; false if that takes too long.
 template <class F>
-bool spin(F ready) {
-    const Clock::time_point end = Clock::now() + kPatience;
+bool spin(Clock::duration patience, F ready) {
+    const Clock::time_point end = Clock::now() + patience;
     do
         for (int i = 0; i < 32; ++i) {
             if (ready()) return true;
@@ -106,13 +106,14 @@ class Team {
         }
         return false;
     }
+    int awake() const { return threads_.load() - sleeping_.load(); }
 
   private:
     void take_part_in(Job& job, int parts) {
         int mine = 0;
         for (Part part{0, parts}; part.index >= 0; part = job.take(), ++mine) job.run(part);
         const auto finished = [&] { return job.finished_parts() == parts - mine; };
-        if (spin(finished)) return;
+        if (spin(kCallersPatience, finished)) return;
         std::unique_lock<std::mutex> lock(mutex_);
         job.await();  // before it looks once more, so that it misses nothing
         finished_.wait(lock, finished);
@@ -141,10 +142,11 @@ class Team {
     // Who is about to sleep sleeps afterwards, and can be woken.
     void wait_for_sleepers() { const std::lock_guard<std::mutex> lock(mutex_); }
 
-    void wake(int count) {
-        if (sleeping_.load() == 0) return;
+    void wake(int wanted) {
+        int missing = wanted - awake();
+        if (missing <= 0) return;
         wait_for_sleepers();
-        for (int i = std::min(count, sleeping_.load()); i > 0; --i) news_.notify_one();
+        for (; missing > 0; --missing) news_.notify_one();
     }
 
     [[noreturn]] void serve() {
@@ -153,13 +155,13 @@ class Team {
             return std::any_of(std::begin(jobs_), std::end(jobs_), [](const Job& job) { return job.has_parts(); });
         };
         for (;;) {
-            if (spin(has_work)) {
+            if (spin(kPatience, has_work)) {
                 serve_all();
                 continue;
             }
             std::unique_lock<std::mutex> lock(mutex_);
-            sleeping_.fetch_add(1);  // before it looks once more, so that it misses nothing
-            news_.wait(lock, has_work);
+            sleeping_.fetch_add(1);             // before it looks once more, so that it misses nothing
+            if (!has_work()) news_.wait(lock);  // woken too late, it looks for more again
             sleeping_.fetch_sub(1);
         }
     }
@@ -201,6 +203,13 @@ int most_threads() {
 #else
     return std::min(std::max(static_cast<int>(std::thread::hardware_concurrency()), 1), kMostThreads);
 #endif
+}
+
+int threads_in_reach(int threads) {
+    static std::atomic<unsigned> calls{0};
+    const int awake = 1 + team().awake();
+    if (threads <= awake || calls.fetch_add(1, std::memory_order_relaxed) % 8 == 0) return threads;
+    return awake;
 }
 
 void run_parts(int count, void (*run)(const void* work, Part part), const void* work) {
