@@ -225,69 +225,7 @@ def test_the_limits_of_threadpoolctl_are_kept():
     assert result.stdout.split() == ["4", "0", "1", "1", "1"]  # each more than there are already
 
 
-WITHOUT_THREADS = """
-import resource
-
-_native.set_num_threads(1)
-expected = tp.rms_norm(x)
-tp.rms_norm(x)  # leaves the memory of another result
-with open("/proc/self/statm") as pages:
-    now = int(pages.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 20), resource.RLIM_INFINITY))  # too little for a stack
-_native.set_num_threads(0)
-print(started())
-y = tp.rms_norm(x)
-resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert np.array_equal(y, expected)
-"""
-
-
-@lists_threads
-def test_a_system_that_gives_no_threads_costs_time_only():
-    result = support.python(HOW_MANY + WITHOUT_THREADS, OMP_NUM_THREADS="8")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["0"]
-
-
-SIGNALS = """
-started()
-for task in os.listdir("/proc/self/task"):
-    if int(task) != os.getpid():
-        with open(f"/proc/self/task/{task}/status") as lines:
-            blocked = int(dict(line.split(":", 1) for line in lines)["SigBlk"], 16)
-        print(*(blocked >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGSEGV)))
-"""
-
-
-@lists_threads
-def test_signals_are_left_to_the_threads_of_the_program():
-    result = support.python("import signal\n" + HOW_MANY + SIGNALS, OMP_NUM_THREADS="3")
-    assert result.returncode == 0, result.stderr
-    # Two of ours, at the end, as others are from before; what a fault raises is for its thread.
-    assert result.stdout.splitlines()[-2:] == ["1 1 0"] * 2
-
-
 # --- fork --------------------------------------------------------------------------------------------
-
-CHILD = """
-started()
-child = os.fork()
-if child == 0:
-    print(started(), flush=True)
-    os._exit(0)
-print(os.waitpid(child, 0)[1])
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@lists_threads
-def test_a_forked_child_has_threads_of_its_own():
-    result = support.python(
-        "import warnings; warnings.simplefilter('ignore')\n" + HOW_MANY + CHILD, OMP_NUM_THREADS="3"
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["2", "0"]
-
 
 FORK = """
 import multiprocessing, os, signal, sys, threading, time, warnings

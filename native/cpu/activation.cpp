@@ -102,10 +102,12 @@ void run(const Activation& op, const R&... rows) {
         }
     };
     const int threads = threads_for(total / 64, (1 + sizeof...(R)) * total * static_cast<std::int64_t>(sizeof(T)));
-    in_parallel(threads, [&](Part part) {
-        const Share mine = part.of(total, 64);  // results that are aligned to a line of the cache stay so
+    if (threads == 1) return work(0, total);
+#pragma omp parallel num_threads(threads)
+    {
+        const Share mine = share_of(total, 64);  // results that are aligned to a line of the cache stay so
         work(mine.begin, mine.end);
-    });
+    }
 }
 
 template <class F>

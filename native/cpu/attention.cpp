@@ -672,11 +672,18 @@ void attend(const Attention& op) {
     std::fill(known, known + flags, std::uint8_t{0});
     C* memory = reinterpret_cast<C*>(scratch.data() + flags);
     C* partials = memory + of_threads;
-    std::atomic<std::int64_t> next{0};
-    in_parallel(threads, [&](Part part) {
-        Worker<T> worker(plan, memory + part.index * plan.thread_size(), known, partials);
-        for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.items;) worker.run(i);
-    });
+    if (threads == 1) {
+        Worker<T> worker(plan, memory, known, partials);
+        for (std::int64_t i = 0; i < plan.items; ++i) worker.run(i);
+    } else {
+        std::atomic<std::int64_t> workers{0};
+#pragma omp parallel num_threads(threads)
+        {
+            Worker<T> worker(plan, memory + workers.fetch_add(1) * plan.thread_size(), known, partials);
+#pragma omp for schedule(dynamic)
+            for (std::int64_t i = 0; i < plan.items; ++i) worker.run(i);
+        }
+    }
     if (plan.spans == 1) return;
     Worker<T> worker(plan, memory, known, partials);
     for (std::int64_t i = 0; i < plan.items / plan.spans; ++i) worker.merge(i);

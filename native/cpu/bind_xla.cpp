@@ -3,7 +3,7 @@
 //
 // tensorops/kernels/xla registers the handlers by name. A new kernel adds its function, and a line of kHandlers.
 //
-// Work is shared out over XLA's own threads: others would stand in their way.
+// Work is shared out over XLA's own threads: those of OpenMP would stand in their way, and spin while XLA's compute.
 // Nothing is written past the caches: XLA's memory is new to the process as a rule, and the system has just zeroed it.
 #include <atomic>
 #include <condition_variable>

@@ -59,10 +59,8 @@ template <class T>
 void all_rows(const CrossEntropy& op) {
     const std::int64_t rows = op.logits.count;
     const int threads = threads_for(rows, 2 * rows * op.logits.length * static_cast<std::int64_t>(sizeof(T)));
-    in_parallel(threads, [&](Part part) {
-        const Share mine = part.of(rows);
-        for (std::int64_t i = mine.begin; i < mine.end; ++i) op.losses[i] = loss_of_row<T>(op, i);
-    });
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (std::int64_t i = 0; i < rows; ++i) op.losses[i] = loss_of_row<T>(op, i);
     reduce(op, reinterpret_cast<T*>(op.y));
 }
 

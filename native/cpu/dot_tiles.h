@@ -119,33 +119,32 @@ void products_with_rows(const Rows& x, T* y, std::int64_t outputs, const float* 
             if constexpr (kPrepares) return scratch.at<float>(line * (kBlockOutputs * threads + r));
             return reinterpret_cast<const X*>(x.row(begin + r));
         };
-        if constexpr (kPrepares)
-            in_parallel(threads, [&](Part part) {
-                const Share mine = part.of(count);
-                for (std::int64_t r = mine.begin; r < mine.end; ++r)
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+            if constexpr (kPrepares) {
+#pragma omp for schedule(static)
+                for (std::int64_t r = 0; r < count; ++r)
                     prepare(reinterpret_cast<const T*>(x.row(begin + r)), const_cast<float*>(x_row(r)));
-            });
-        const auto block = [&](std::int64_t first, std::int64_t buffers) {
-            const std::int64_t width = std::min(kBlockOutputs, outputs - first);
-            const W* w[kBlockOutputs + kTileColumns];
-            for (std::int64_t c = 0; c < width; ++c) w[c] = row(first + c, scratch.at<float>(line * (buffers + c)));
-            std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // a tile is whole, its rest unused
-            for (std::int64_t r = 0; r < count; r += kTileRows) {
-                const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
-                const X* from[kTileRows];
-                T* to[kTileRows];
-                for (std::int64_t i = 0; i < height; ++i) {
-                    from[i] = x_row(r + i);
-                    to[i] = y + (begin + r + i) * outputs + first;
-                }
-                block_of_outputs(height, from, to, w, width, bias ? bias + first : nullptr, n);
             }
-        };
-        std::atomic<std::int64_t> next{0};
-        in_parallel(threads, [&](Part part) {
-            for (std::int64_t i; (i = next.fetch_add(kBlockOutputs, std::memory_order_relaxed)) < outputs;)
-                block(i, kBlockOutputs * part.index);
-        });
+#pragma omp for schedule(dynamic)
+            for (std::int64_t first = 0; first < outputs; first += kBlockOutputs) {
+                const std::int64_t width = std::min(kBlockOutputs, outputs - first);
+                const W* w[kBlockOutputs + kTileColumns];
+                for (std::int64_t c = 0; c < width; ++c)
+                    w[c] = row(first + c, scratch.at<float>(line * (kBlockOutputs * thread_index() + c)));
+                std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // a tile is whole, its rest unused
+                for (std::int64_t r = 0; r < count; r += kTileRows) {
+                    const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
+                    const X* from[kTileRows];
+                    T* to[kTileRows];
+                    for (std::int64_t i = 0; i < height; ++i) {
+                        from[i] = x_row(r + i);
+                        to[i] = y + (begin + r + i) * outputs + first;
+                    }
+                    block_of_outputs(height, from, to, w, width, bias ? bias + first : nullptr, n);
+                }
+            }
+        }
     }
 }
 

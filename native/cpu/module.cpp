@@ -59,7 +59,7 @@ NB_MODULE(_native, m) {
 #if !defined(_WIN32)
     pthread_atfork(pool::lock, pool::unlock, [] {
         pool::unlock();
-        forget_threads();
+        fork_happened = true;
     });
 #endif
 

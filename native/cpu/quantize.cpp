@@ -284,10 +284,12 @@ void quantize_row(const Quantize& op, std::int64_t row) {
 
 template <class F>
 void for_rows(std::int64_t rows, std::int64_t bytes, F f) {
-    in_parallel(threads_for(rows, bytes), [&](Part part) {
-        const Share mine = part.of(rows);
+    const int threads = threads_for(rows, bytes);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const Share mine = share_of(rows, 1);
         f(mine.begin, mine.end);
-    });
+    }
 }
 
 template <class T, int kBits, bool kSigned>

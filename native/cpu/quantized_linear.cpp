@@ -316,13 +316,14 @@ bool few_rows(const QuantizedLinear& op, int threads) {
         if (!is_moderate(x, n) || !way.make_row(x, reinterpret_cast<char*>(x) + line, rows[r])) return false;
     }
     T* y = reinterpret_cast<T*>(op.y);
-    in_parallel(threads, [&](Part part) {
-        const Share share = part.of(op.outputs, kUnit);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const Share share = share_of(op.outputs, kUnit);
         for (std::int64_t begin = share.begin; begin < share.end; begin += kOutputs)
             for (std::int64_t r = 0; r < count; r += kTogether)
                 some_outputs<T, S>(std::min(kTogether, count - r), way, rows + r, y + r * op.outputs, begin,
                                    std::min(kOutputs, share.end - begin));
-    });
+    }
     return true;
 }
 

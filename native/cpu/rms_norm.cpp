@@ -133,10 +133,12 @@ void all_rows(const RmsNorm& op) {
         }
     };
     const int threads = threads_for(rows, (op.sum ? 4 : 2) * rows * op.x.length * static_cast<std::int64_t>(sizeof(T)));
-    in_parallel(threads, [&](Part part) {
-        const Share mine = part.of(rows);
+    if (threads == 1) return work(0, rows);
+#pragma omp parallel num_threads(threads)
+    {
+        const Share mine = share_of(rows, 1);
         work(mine.begin, mine.end);
-    });
+    }
 }
 
 }  // namespace

@@ -81,9 +81,10 @@ void all_positions(const Rope& op) {
     const int threads = threads_for(op.length, 2 * rows * op.features * size + angles_work);
     const std::int64_t line = whole_lines(3 * op.dims * static_cast<std::int64_t>(sizeof(C)));
     const Scratch scratch(threads * line);
-    in_parallel(threads, [&](Part part) {
-        const Share share = part.of(op.length);
-        C* table = scratch.at<C>(part.index * line);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const Share share = share_of(op.length, 1);
+        C* table = scratch.at<C>(thread_index() * line);
         const Angles<C> angles{table, table + op.dims / 2};
         for (std::int64_t p = share.begin; p < share.end; ++p) {
             for (std::int64_t b = 0; b < batches; ++b) {
@@ -96,7 +97,7 @@ void all_positions(const Rope& op) {
                                angles, table + op.dims);
             }
         }
-    });
+    }
 }
 
 }  // namespace

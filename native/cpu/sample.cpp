@@ -460,20 +460,21 @@ void all_rows(const Sample& op) {
     const std::int64_t row_bytes = n * static_cast<std::int64_t>(sizeof(T));
     const auto row = [&op](std::int64_t i) { return reinterpret_cast<const T*>(op.logits.row(i)); };
     if (!op.uniform) {
-        return in_parallel(threads_for(rows, rows * row_bytes), [&](Part part) {
-            const Share mine = part.of(rows);
-            for (std::int64_t i = mine.begin; i < mine.end; ++i) op.chosen[i] = index_of_largest(row(i), n);
-        });
+        const int threads = threads_for(rows, rows * row_bytes);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+        for (std::int64_t i = 0; i < rows; ++i) op.chosen[i] = index_of_largest(row(i), n);
+        return;
     }
     const int threads = threads_for(rows, 4 * rows * row_bytes);  // a draw costs as much as moving four rows
     const std::int64_t bytes = Room<C>::bytes(n);
     const Scratch scratch(threads * bytes);
-    in_parallel(threads, [&](Part part) {
-        const Room<C> room(scratch, part.index * bytes, n);
-        const Share mine = part.of(rows);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const Room<C> room(scratch, thread_index() * bytes, n);
+        const Share mine = share_of(rows, 1);
         for (std::int64_t i = mine.begin; i < mine.end; ++i)
             op.chosen[i] = draw(op, row(i), uniform_of<C>(op, i), room);
-    });
+    }
 }
 
 }  // namespace

@@ -71,10 +71,12 @@ void all_rows(const Softmax& op) {
         }
     };
     const int threads = threads_for(rows, 2 * rows * op.x.length * static_cast<std::int64_t>(sizeof(T)));
-    in_parallel(threads, [&](Part part) {
-        const Share mine = part.of(rows);
+    if (threads == 1) return work(0, rows);
+#pragma omp parallel num_threads(threads)
+    {
+        const Share mine = share_of(rows, 1);
         work(mine.begin, mine.end);
-    });
+    }
 }
 
 }  // namespace

@@ -248,7 +248,6 @@ constexpr Entry TESTS[] = {
     {"linear", linear, true},          {"quantize", quantize, false},
     {"dequantize", dequantize, false}, {"quantized_linear", quantized_linear, false},
     {"attention", attention, false},   {"vector_math", vector_math, false},
-    {"parallel", parallel, false},
 };
 static_assert(std::size(TESTS) == TENSOROPS_TESTED, "a name is missing in TESTED of CMakeLists.txt");
 

@@ -9,7 +9,6 @@ void attention(Test& t);         // so many keys
 void cross_entropy(Test& t);     // so many classes
 void dequantize(Test& t);        // so many groups
 void linear(Test& t);            // so many inputs
-void parallel(Test& t);          // so many bytes
 void quantize(Test& t);          // so many groups
 void quantized_linear(Test& t);  // so many groups
 void rope(Test& t);              // so many features
