@@ -50,6 +50,10 @@ class Benchmark:
     """
 
     timeout = 300
+    # There are over two thousand: half a second for each, in one process, not asv's twenty seconds in two.
+    rounds = 1
+    repeat = (3, 10, 0.5)
+    warmup_time = 0.05
 
     def prepare(self, operator: str, implementation: str, args: Iterable[Any], **options: Any) -> None:
         """Make ``self.call``; `args` and `options` may hold NumPy arrays, which are taken to the library."""

@@ -47,6 +47,9 @@ SIGNATURES = {
     "sample": "(logits, *, temperature=1.0, top_k=None, top_p=None, min_p=None, rng=None)",
 }
 
+NORMS = {"rms_norm", "add_rms_norm", "layer_norm"}
+ACTIVATIONS = {name for name, op in OPERATORS.items() if op.__module__ == "tensorops.ops.activation"}
+
 
 def public_names(module):
     return {
@@ -283,3 +286,19 @@ def test_providers_are_directories_and_each_serves_a_library():
     assert directories == set(kernels.PROVIDERS)
     served = {provider for row in NAMESPACES.values() for provider in row.providers}
     assert served == set(kernels.PROVIDERS)
+
+
+@pytest.mark.parametrize(
+    ("provider", "without"),
+    [
+        ("cpu", set()),
+        ("torch_cpu", {"linear", "sample"}),
+        ("dask", set(OPERATORS) - NORMS - (ACTIVATIONS | {"rope"})),
+        ("xla", set(OPERATORS) - NORMS - (ACTIVATIONS - {"relu"} | {"quantized_linear"})),
+        ("mlx", set(OPERATORS) - {"quantized_linear"}),
+    ],
+)
+def test_the_readme_says_which_kernels_there_are(provider, without):
+    if reason := kernels.load(provider):
+        pytest.skip(f"{provider}: {reason}")
+    assert {name for name, operator in OPERATORS.items() if provider not in operator.kernels} == without
