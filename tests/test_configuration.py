@@ -419,6 +419,36 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+WRITE = """
+import os, pathlib, sys
+from tensorops.backends.configuration import Configuration, write_file
+os.umask(int(sys.argv[2], 8))
+write_file(pathlib.Path(sys.argv[1]), Configuration("numpy"))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+@pytest.mark.parametrize(("umask", "mode"), [("077", 0o600), ("027", 0o640), ("022", 0o644), ("002", 0o664)])
+def test_a_new_file_has_the_permissions_that_the_umask_leaves(tmp_path, umask, mode):
+    path = tmp_path / "config.json"
+    result = support.python(WRITE, str(path), umask)
+    assert result.returncode == 0, result.stderr
+    assert oct(path.stat().st_mode & 0o777) == oct(mode)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o666])
+def test_a_file_keeps_its_permissions_whatever_the_umask(tmp_path, mode):
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    path.chmod(mode)
+    result = support.python(WRITE, str(path), "027")
+    assert result.returncode == 0, result.stderr
+    assert oct(path.stat().st_mode & 0o777) == oct(mode)
+    assert read_file(path).preferred_backend == "numpy"
+
+
 @pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
 def test_a_linked_file_stays_a_link(tmp_path):
     target, link = tmp_path / "dotfiles.json", tmp_path / "config.json"
