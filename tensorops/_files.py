@@ -31,7 +31,7 @@ def write_atomically(path: Path, text: str) -> None:
     # Never readable by more than the result will be, not even before there is anything in it.
     opener = partial(os.open, mode=0o666 if kept is None else kept)
     try:
-        with open(temporary, "x", encoding="utf-8", opener=opener) as stream:  # noqa: PTH123 - has no opener
+        with open(temporary, "x", encoding="utf-8", opener=opener) as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

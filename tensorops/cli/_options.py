@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from tensorops._display import printable_lines
 from tensorops.backends.registry import Backend, resolve
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -19,9 +20,14 @@ C = TypeVar("C", bound=Callable[..., Any])
 messages = Console(stderr=True)  # what is said about the work; results go to standard output
 
 
+def escape(text: object) -> str:
+    """Return text from elsewhere so that neither Rich nor the terminal takes anything in it for a command."""
+    return markup.escape(printable_lines(text))
+
+
 def warn(text: object) -> None:
     """Print a warning to standard error; lines are not broken, so that commands in them can be copied."""
-    messages.print(f"[yellow]Warning:[/] {escape(str(text))}", soft_wrap=True, highlight=False)
+    messages.print(f"[yellow]Warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
 
 
 def backend_name(context: click.Context, parameter: click.Parameter, value: str | None) -> Backend | None:

@@ -6,12 +6,11 @@ import json
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from tensorops.backends.probing import Probe, probe_all
 from tensorops.backends.registry import Backend, describe_error
-from tensorops.cli._options import configuration_problem, messages, warn
+from tensorops.cli._options import configuration_problem, escape, messages, warn
 
 
 def probe_best_first() -> list[tuple[Backend, Probe]]:

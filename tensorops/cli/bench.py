@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -21,6 +20,7 @@ from tensorops.backends.registry import Backend, nearest
 from tensorops.cli._measuring import METHOD, Measurement, measure
 from tensorops.cli._options import (
     backend_names,
+    escape,
     messages,
     require_available,
     require_configuration,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 import tensorops
@@ -16,6 +15,7 @@ from tensorops.cli import _model
 from tensorops.cli._options import (
     backend_names,
     configured_backend,
+    escape,
     messages,
     model_options,
     model_path,

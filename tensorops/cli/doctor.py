@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 
 from tensorops.backends import configuration, registry
 from tensorops.backends.configuration import AUTO, CONFIG, VARIABLES, Configuration
 from tensorops.backends.probing import Probe
 from tensorops.backends.registry import Backend, describe_error, resolve
-from tensorops.cli._options import apply_configuration
+from tensorops.cli._options import apply_configuration, escape
 
 if TYPE_CHECKING:
     from tensorops.backends.hardware import Hardware
@@ -124,7 +123,7 @@ def examine_configuration(problems: list[dict[str, str]]) -> dict[str, Any]:
     set_here = {name: value for name, value in sorted(os.environ.items()) if name.startswith("TENSOROPS_")}
     facts: dict[str, Any] = {
         "file": None if path is None else str(path),
-        "file_exists": path is not None and path.exists(),
+        "file_exists": configuration.exists(path),
         "environment": set_here,
         "unknown_variables": [name for name in set_here if name not in VARIABLES],
     }

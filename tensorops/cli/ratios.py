@@ -9,13 +9,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
 from tensorops.backends.registry import describe_error, resolve
 from tensorops.cli import _ratios, _ratios_model, bench
-from tensorops.cli._options import messages, require_available, require_configuration, warn
+from tensorops.cli._options import escape, messages, require_available, require_configuration, warn
 from tensorops.testing import BENCHMARK_SHAPES, peers
 
 METHOD = (

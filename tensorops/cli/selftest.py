@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tensorops.backends.registry import Backend, describe_error, resolve
-from tensorops.cli._options import backend_names, messages, require_available, require_configuration
+from tensorops.cli._options import backend_names, escape, messages, require_available, require_configuration
 
 if TYPE_CHECKING:
     from tensorops.testing.conformance import Outcome, Subject
