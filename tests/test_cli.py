@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -37,10 +38,62 @@ def test_every_subcommand_is_listed_with_a_line_about_it():
         assert re.search(rf"^  {name} +[A-Z]", result.stdout, flags=re.MULTILINE), name
 
 
-def test_starting_loads_no_array_library_but_numpy():
-    packages = sorted({package for row in NAMESPACES.values() for package in row.packages} - {"numpy"})
-    code = f"import sys, tensorops.cli._app; print([name for name in {packages} if name in sys.modules])"
-    assert support.python(code).stdout.strip() == "[]"
+HELP = """
+import sys
+before = set(sys.modules)
+from tensorops.cli import main
+sys.argv = ["tensorops", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+loaded = set(sys.modules) - before
+packages = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+print("packages", *sorted(packages))
+print("parts", *sorted({".".join(name.split(".")[:2]) for name in loaded if name.startswith("tensorops.")}))
+print("commands", *sorted(name for name in loaded if name.startswith("tensorops.cli.")))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_imports_nothing_but_what_it_prints(arguments):
+    """A list of what may be imported, as seconds depend on the machine: numpy and rich took most of them."""
+    result = support.python(HELP, *arguments)
+    assert result.returncode == 0, result.stderr
+    packages, parts, commands = (set(line.split()[1:]) for line in result.stdout.splitlines()[-3:])
+    assert packages == {"click", "tensorops"}
+    assert not parts & {"tensorops.models", "tensorops.testing"}
+    assert commands == {"tensorops.cli._app"}
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_its_packages_it_says_what_to_install(package):
+    code = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['tensorops', 'backends']\n"
+    result = support.python(code + "from tensorops.cli import main; main()")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith("pip install 'tensorops[cli]'\n")
+
+
+def test_help_of_one_command_imports_no_other():
+    result = support.python(HELP, "config", "--help")
+    assert result.returncode == 0, result.stderr
+    packages, _, commands = (set(line.split()[1:]) for line in result.stdout.splitlines()[-3:])
+    assert not packages & ({package for row in NAMESPACES.values() for package in row.packages})
+    assert commands == {"tensorops.cli._app", "tensorops.cli._options", "tensorops.cli.config"}
+
+
+def test_the_list_of_commands_says_what_their_own_help_says():
+    from tensorops.cli import _app
+
+    folder = Path(_app.__file__).parent
+    assert set(_app.COMMANDS) == {path.stem for path in folder.glob("[a-z]*.py")}
+    for name, summary in _app.COMMANDS.items():
+        command = _app.app.get_command(None, name)
+        assert command.name == name
+        assert " ".join(command.help.split()).startswith(summary)
+        assert summary.endswith(".")
+    assert run("nothing").returncode == 2
 
 
 # --- when it is stopped ------------------------------------------------------------------------------
