@@ -51,6 +51,8 @@ class Backend:
         The command or step that makes it available where the library is installed and yet cannot compute.
     tested : str
         Where its authors run the conformance tests; an empty string says that nobody has.
+    needs : str
+        The kind of accelerator that the machine must have, as in `Accelerator.kind`; empty if any machine will do.
     isolated : bool
         Try it in a process of its own first, as its driver may hang or crash.
     """
@@ -64,6 +66,7 @@ class Backend:
     missing: str = ""
     remedy: str = ""
     tested: str = ""
+    needs: str = ""
     isolated: bool = True
 
 
@@ -86,6 +89,7 @@ BACKENDS: dict[str, Backend] = {
             NAMESPACES["cupy"],
             "CuPy on an NVIDIA GPU, generic bodies",
             aliases=("nvidia",),
+            needs="cuda",
             remedy="install NVIDIA's driver, so that nvidia-smi lists a GPU, and the CuPy of its CUDA version: "
             "pip install 'tensorops[cuda]'",
         ),

@@ -17,7 +17,7 @@ from rich.table import Table
 from tensorops._display import shortened
 from tensorops.backends import configuration
 from tensorops.backends.configuration import AUTO, CONFIG, Configuration
-from tensorops.cli._options import apply_configuration, escape, messages, warn
+from tensorops.cli._options import apply_configuration, escape, messages, print_table, warn
 
 FIELDS = {
     "preferred_backend": "preferred backend",
@@ -133,7 +133,7 @@ def _show(path: Path | None, changes: dict[str, Any], as_json: bool) -> None:
         click.echo(json.dumps({**values, **file, **rest}, indent=2))
         return
     console = Console()
-    console.print(_table(found))
+    print_table(console, _table(found))
     console.print(f"file: {_describe_file(path)}", soft_wrap=True, highlight=False)
     console.print(f"in force: {_verdict(name, problem, found)}", soft_wrap=True, highlight=False)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tensorops as tp
+from tensorops._display import Table
 
 from ._errors import GGUFError
 from .cache import KVCache, Slots
@@ -148,6 +149,19 @@ class Llama:
         network = partial(forward, config)
         self._network = compile(network) if compile else network
         self._compiled = compile is not None
+
+    def __repr__(self) -> str:
+        return f"<Llama: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
+
+    def _repr_html_(self) -> str:
+        return Table("Llama", ("", "value"), self._facts()).to_html()
+
+    def _facts(self) -> tuple[tuple[str, str], ...]:
+        c = self.config
+        heads = f"{c.heads} ({c.kv_heads} of keys and values)"
+        facts = {"blocks": c.blocks, "features": c.dim, "heads": heads, "vocabulary": c.vocab_size}
+        facts |= {"context": c.context_length, "backend": self.backend}
+        return tuple((name, str(value)) for name, value in facts.items())
 
     @classmethod
     def from_gguf(
