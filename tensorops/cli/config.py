@@ -17,7 +17,7 @@ from rich.table import Table
 from tensorops._display import shortened
 from tensorops.backends import configuration
 from tensorops.backends.configuration import AUTO, CONFIG, Configuration
-from tensorops.cli._options import apply_configuration, escape, messages, print_table, warn
+from tensorops.cli._options import apply_configuration, escape, messages, print_table, say, warn
 
 FIELDS = {
     "preferred_backend": "preferred backend",
@@ -134,14 +134,15 @@ def _show(path: Path | None, changes: dict[str, Any], as_json: bool) -> None:
         return
     console = Console()
     print_table(console, _table(found))
-    console.print(f"file: {_describe_file(path)}", soft_wrap=True, highlight=False)
-    console.print(f"in force: {_verdict(name, problem, found)}", soft_wrap=True, highlight=False)
+    say(console, _describe_file(path), label="file: ")
+    say(console, _verdict(name, problem, found), label="in force: ")
 
 
 def _verdict(name: str | None, problem: str, found: Configuration) -> str:
+    """Return what is in force, or why nothing is."""
     if name is not None:
-        return f"[bold]{name}[/]" + (": operators compute where their arrays live" if name == AUTO else "")
-    return f"[red]none[/], {'importing' if found.force_backend else 'using'} tensorops raises: {escape(problem)}"
+        return name + (": operators compute where their arrays live" if name == AUTO else "")
+    return f"none, {'importing' if found.force_backend else 'using'} tensorops raises: {problem}"
 
 
 def _table(found: Configuration) -> Table:
@@ -165,7 +166,7 @@ def _describe(value: Any) -> str:
 def _describe_file(path: Path | None) -> str:
     if path is None:
         return f"none, as {CONFIG} is set, but empty"
-    return f"{escape(str(path))} ({'exists' if configuration.exists(path) else 'does not exist'})"
+    return f"{path} ({'exists' if configuration.exists(path) else 'does not exist'})"
 
 
 _OVERRIDING = {
