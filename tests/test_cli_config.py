@@ -193,7 +193,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_old_file(file, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", str(file.parent))
 
-    monkeypatch.setattr("tempfile.mkstemp", refuse)  # root may write everywhere
+    monkeypatch.setattr("os.open", refuse)  # root may write everywhere
     result = config("--no-force")
     assert result.exit_code == 1
     assert f"configuration file {file} cannot be written: " in result.stderr

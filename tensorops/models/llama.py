@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tensorops as tp
-from tensorops._display import Table
 
 from ._errors import GGUFError
 from .cache import KVCache, Slots
@@ -154,7 +153,10 @@ class Llama:
         return f"<Llama: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
 
     def _repr_html_(self) -> str:
-        return Table("Llama", ("", "value"), self._facts()).to_html()
+        from html import escape
+
+        rows = (f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._facts())
+        return f"<table><caption>Llama</caption>{''.join(rows)}</table>"
 
     def _facts(self) -> tuple[tuple[str, str], ...]:
         c = self.config
