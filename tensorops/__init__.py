@@ -138,7 +138,7 @@ __all__ = [
     "validate",
 ]
 
-# What is seldom needed is imported when it is first asked for: importing tensorops takes little longer than NumPy.
+# What is seldom needed is imported when it is first asked for: importing tensorops takes less time than NumPy.
 _LATER = {
     "devices": "CPUConfig CUDAConfig ConfigurationError JAXConfig MLXConfig OpenCLConfig configure get_config",
     "hardware": "Hardware detect_hardware",

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file: whoever reads it at that time sees the old one or the new one.
 
-    A link stays a link, and what it points at is replaced; a file keeps its permissions.
+    A link stays a link, and what it points at is replaced. A file keeps its permissions; a new one has those that the
+    umask leaves.
 
     Raises
     ------
@@ -19,19 +20,23 @@ def write_atomically(path: Path, text: str) -> None:
         If the folder or the file cannot be written; the old file is then as it was.
     """
     import os
-    import tempfile
+    import secrets
+    from functools import partial
     from pathlib import Path
 
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    temporary = Path(name)
+    kept = target.stat().st_mode & 0o777 if target.exists() else None
+    temporary = Path(target.parent, f".{target.name}.{secrets.token_hex(8)}.tmp")
+    # Never readable by more than the result will be, not even before there is anything in it.
+    opener = partial(os.open, mode=0o666 if kept is None else kept)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with open(temporary, "x", encoding="utf-8", opener=opener) as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(target.stat().st_mode & 0o777 if target.exists() else 0o644)
+        if kept is not None:
+            temporary.chmod(kept)
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -15,13 +15,22 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from tensorops import _dtypes
 from tensorops._typing import Array
 from tensorops._typing import Namespace as ArrayNamespace
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def __getattr__(name: str) -> Any:
+    if name != "NUMPY_TYPES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import numpy as np
+
+    return np.ndarray, np.generic  # NumPy's reductions return scalars of such types: arrays in all but name
 
 
 def _attribute(path: str) -> Any:
@@ -137,11 +146,24 @@ class Namespace:
 # --------------------------------------------------------------------------- transfers, one pair a library
 
 
+def _numpy_to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    return np.asarray(x)
+
+
+def _numpy_quiet() -> contextlib.AbstractContextManager[Any]:
+    import numpy as np
+
+    return np.errstate(all="ignore")
+
+
 def _numpy_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     return a if a.flags.writeable else a.copy()  # what comes from a library of immutable arrays
 
 
 def _torch_to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import numpy as np
     import torch
 
     if x.requires_grad and torch.is_grad_enabled():
@@ -156,6 +178,7 @@ def _torch_to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 
 def _torch_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    import numpy as np
     import torch
 
     native = _shareable(a)
@@ -168,6 +191,7 @@ def _torch_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
 
 def _jax_to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import jax
+    import numpy as np
 
     if isinstance(x, jax.core.Tracer):
         raise TypeError("a traced jax array has no values yet and cannot leave jax inside jit, grad or vmap")
@@ -176,6 +200,7 @@ def _jax_to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 def _jax_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     import jax
+    import numpy as np
 
     if not jax.config.jax_enable_x64 and a.dtype.itemsize == 8 and a.dtype.kind in "fiu":
         if a.dtype.kind == "f":
@@ -189,6 +214,7 @@ def _jax_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
 
 def _mlx_to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import mlx.core as mx
+    import numpy as np
 
     if x.dtype == mx.bfloat16:
         return np.asarray(x.view(mx.uint16)).view(_bfloat16())
@@ -197,6 +223,7 @@ def _mlx_to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 def _mlx_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     import mlx.core as mx
+    import numpy as np
 
     native = _shareable(a)
     if native.dtype == _bfloat16():
@@ -208,6 +235,8 @@ def _mlx_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
 
 
 def _dask_to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import numpy as np
+
     return np.asarray(x.compute())
 
 
@@ -219,6 +248,7 @@ def _dask_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
 
 def _cupy_to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import cupy
+    import numpy as np
 
     return np.asarray(cupy.asnumpy(x))
 
@@ -250,6 +280,7 @@ def _pyopencl_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
 
 def _strict_to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import array_api_strict as xp
+    import numpy as np
 
     return np.asarray(x.to_device(xp.Device("CPU_DEVICE")))
 
@@ -267,6 +298,7 @@ def _unsupported(*_: Any) -> Any:
 
 def _bfloat16() -> np.dtype[Any]:
     import ml_dtypes
+    import numpy as np
 
     bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return bfloat16
@@ -294,11 +326,11 @@ NAMESPACES: dict[str, Namespace] = {
             packages=("numpy",),
             array_type="tensorops._namespaces:NUMPY_TYPES",
             standard="array_api_compat.numpy",
-            to_numpy=np.asarray,
+            to_numpy=_numpy_to_numpy,
             from_numpy=_numpy_from_numpy,
             runtime="tensorops.backends.runtimes:NumpyRuntime",
             providers=("cpu",),
-            quiet=lambda: np.errstate(all="ignore"),
+            quiet=_numpy_quiet,
             host_values=True,
         ),
         Namespace(
@@ -371,7 +403,7 @@ NAMESPACES: dict[str, Namespace] = {
             from_numpy=_dask_from_numpy,
             runtime="tensorops.backends.runtimes:NumpyRuntime",
             providers=("dask",),
-            quiet=lambda: np.errstate(all="ignore"),
+            quiet=_numpy_quiet,
             lazy=True,
             extra="dask",
         ),
@@ -384,15 +416,12 @@ NAMESPACES: dict[str, Namespace] = {
             from_numpy=_strict_from_numpy,
             runtime="tensorops.backends.runtimes:NumpyRuntime",
             device=lambda x: x.device,
-            quiet=lambda: np.errstate(all="ignore"),
+            quiet=_numpy_quiet,
             host_values=True,
             extra="test",
         ),
     )
 }
-
-# NumPy's reductions return scalars of these types; they are arrays in all but name.
-NUMPY_TYPES = (np.ndarray, np.generic)
 
 _BY_PACKAGE = {package: row for row in NAMESPACES.values() for package in row.packages}
 _BY_TYPE: dict[type, Namespace] = {}
@@ -450,6 +479,8 @@ def _find_among_known(x: object) -> Namespace | None:
 
 
 def _refuse_odd_subclass(x: object) -> None:
+    import numpy as np
+
     # Their arithmetic differs from the standard's: `*` of a matrix multiplies matrices, and the operators
     # of a masked array leave out elements that every formula here would have to know of.
     if isinstance(x, np.matrix | np.ma.MaskedArray):

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from tensorops import _dtypes, kernels
+from tensorops._display import Displayed, Table
 from tensorops._namespaces import NAMESPACES, Namespace, creation_device, describe_type, move, namespace_of
 from tensorops.backends.default import in_force
 from tensorops.backends.registry import load_plugins, nearest
@@ -78,8 +79,8 @@ class Kernel:
     declines: bool = False
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Displayed):
     """What a call of an operator would do, and why; prints as text.
 
     Attributes
@@ -106,10 +107,18 @@ class Explanation:
     transfers: tuple[Transfer, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.operator}: {self.kernel} on {self.namespace} (backend {self.backend})"]
+        lines = [self._title()]
         lines += [f"  not {provider}: {reason}" for provider, reason in self.refused.items()]
         lines += [f"  moves {transfer}" for transfer in self.transfers]
         return "\n".join(lines)
+
+    def _title(self) -> str:
+        return f"{self.operator}: {self.kernel} on {self.namespace} (backend {self.backend})"
+
+    def _table(self) -> Table:
+        rows = [(provider, "no", reason) for provider, reason in self.refused.items()]
+        notes = tuple(f"moves {transfer}" for transfer in self.transfers)
+        return Table(self._title(), ("implementation", "runs", "reason"), (*rows, (self.kernel, "yes", "")), notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 import make_gguf
 import support
-from command_line import run
+from command_line import configuration_restored, run
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -37,10 +38,62 @@ def test_every_subcommand_is_listed_with_a_line_about_it():
         assert re.search(rf"^  {name} +[A-Z]", result.stdout, flags=re.MULTILINE), name
 
 
-def test_starting_loads_no_array_library_but_numpy():
-    packages = sorted({package for row in NAMESPACES.values() for package in row.packages} - {"numpy"})
-    code = f"import sys, tensorops.cli._app; print([name for name in {packages} if name in sys.modules])"
-    assert support.python(code).stdout.strip() == "[]"
+HELP = """
+import sys
+before = set(sys.modules)
+from tensorops.cli import main
+sys.argv = ["tensorops", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+loaded = set(sys.modules) - before
+packages = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+print("packages", *sorted(packages))
+print("parts", *sorted({".".join(name.split(".")[:2]) for name in loaded if name.startswith("tensorops.")}))
+print("commands", *sorted(name for name in loaded if name.startswith("tensorops.cli.")))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_imports_nothing_but_what_it_prints(arguments):
+    """A list of what may be imported, as seconds depend on the machine: numpy and rich took most of them."""
+    result = support.python(HELP, *arguments)
+    assert result.returncode == 0, result.stderr
+    packages, parts, commands = (set(line.split()[1:]) for line in result.stdout.splitlines()[-3:])
+    assert packages == {"click", "tensorops"}
+    assert not parts & {"tensorops.models", "tensorops.testing"}
+    assert commands == {"tensorops.cli._app"}
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_its_packages_it_says_what_to_install(package):
+    code = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['tensorops', 'backends']\n"
+    result = support.python(code + "from tensorops.cli import main; main()")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith("pip install 'tensorops[cli]'\n")
+
+
+def test_help_of_one_command_imports_no_other():
+    result = support.python(HELP, "config", "--help")
+    assert result.returncode == 0, result.stderr
+    packages, _, commands = (set(line.split()[1:]) for line in result.stdout.splitlines()[-3:])
+    assert not packages & ({package for row in NAMESPACES.values() for package in row.packages})
+    assert commands == {"tensorops.cli._app", "tensorops.cli._options", "tensorops.cli.config"}
+
+
+def test_the_list_of_commands_says_what_their_own_help_says():
+    from tensorops.cli import _app
+
+    folder = Path(_app.__file__).parent
+    assert set(_app.COMMANDS) == {path.stem for path in folder.glob("[a-z]*.py")}
+    for name, summary in _app.COMMANDS.items():
+        command = _app.app.get_command(None, name)
+        assert command.name == name
+        assert " ".join(command.help.split()).startswith(summary)
+        assert summary.endswith(".")
+    assert run("nothing").returncode == 2
 
 
 # --- when it is stopped ------------------------------------------------------------------------------
@@ -128,20 +181,80 @@ def test_backends_as_json_has_the_providers():
     assert said == [{"name": name, "available": not load(name), "reason": load(name) or None} for name in PROVIDERS]
 
 
-@pytest.mark.parametrize("arguments", [[], ["--all"]])
-def test_backends_as_a_table_names_every_backend_and_provider(arguments):
+def run_here(*arguments, columns=200):
+    """Run a command in this process, which has tried its backends already."""
+    from click.testing import CliRunner
+
+    from tensorops.cli._app import app
+
+    with configuration_restored():
+        return CliRunner().invoke(app, arguments, env={"COLUMNS": str(columns)})
+
+
+def hidden_here():
+    """The backends that cannot be had on this machine, whoever does what."""
+    import tensorops
     from tensorops.backends.registry import BACKENDS
+
+    nvidia = any(a.kind == "cuda" for a in tensorops.detect_hardware().accelerators)
+    names = {name for name, backend in BACKENDS.items() if backend.missing}
+    return names if nvidia or tensorops.is_backend_available("cuda") else names | {"cuda"}
+
+
+@pytest.mark.parametrize("command", ["backends", "doctor"])
+def test_by_default_what_can_be_had_here_is_shown(command):
+    import tensorops
+    from tensorops.backends.registry import BACKENDS
+
+    available, hidden = tensorops.get_available_backends(), hidden_here()
+    assert {"nnpack", "tpu"} <= hidden
+    usual, everything = run_here(command), run_here(command, "--all")
+    shown, rest = (result.stdout.partition("\nkernels of")[0] for result in (usual, everything))
+    shown, rest = shown[shown.index("Backends") :], rest[rest.index("Backends") :]
+    for name in BACKENDS:
+        assert re.search(rf"\b{name}\b", rest)
+        assert bool(re.search(rf"(│|works|missing|planned) +{name}\b", shown)) == (name not in hidden)
+        assert bool(re.search(rf"missing  {name}: ", shown)) == (name not in hidden and name not in available)
+    closing = f"{len(hidden)} more are known, but cannot be had here; to see them: tensorops {command} --all"
+    assert closing in shown
+    assert "cannot be had here" not in everything.stdout
+    assert len(json.loads(run_here(command, "--json").stdout)["backends"]) == len(BACKENDS)
+
+
+def test_backends_names_every_provider():
     from tensorops.kernels import PROVIDERS
 
-    result = run("backends", *arguments, COLUMNS="100")
-    assert result.returncode == 0, result.stderr
-    table, _, rest = result.stdout.partition("└")
-    for backend in BACKENDS.values():
-        assert backend.name in (table if arguments or not backend.missing else rest)
+    said = run_here("backends").stdout
     for name in PROVIDERS:
-        assert f"kernels of {name}:" in rest
-    assert ("nnpack: NNPACK is retired" in rest) is not bool(arguments)
-    assert max(map(len, table.splitlines())) <= 100
+        assert f"kernels of {name}:" in said
+
+
+def words_and_commands(text):
+    """What a line must not end in the middle of; without the frames of tables."""
+    bare = re.sub("[\u2500-\u257f]+", " ", text)
+    commands = re.findall(r"pip install (?:--\w+ )?'?[\w\[\]-]+'?|tensorops \w+ --\w+", " ".join(bare.split()))
+    return bare.split(), commands
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["backends"], ["backends", "--all"], ["doctor"], ["doctor", "--all"], ["config"], ["selftest", "--backend=numpy"]],
+)
+def test_sixty_columns_cut_no_word_and_no_command(arguments):
+    wide = run_here(*arguments, columns=400)
+    assert wide.exit_code == 0, wide.output
+    words, commands = words_and_commands(wide.stdout)
+    assert commands or arguments[0] not in ("backends", "doctor")
+    for columns in (60, 40):
+        lines = run_here(*arguments, columns=columns).stdout.splitlines()
+        narrow = {word.rstrip(":") for line in lines for word in words_and_commands(line)[0]}
+        times = {word for word in words if re.fullmatch(r"[\d.:-]+", word)}  # another run's
+        assert not {word.rstrip(":") for word in words} - times - narrow
+        for command in commands:
+            assert any(command in line for line in lines), command
+        for line in lines:  # only a word or a command of its own may be longer
+            alone = line.strip().removeprefix("to mend it: ")
+            assert len(line) <= columns or " " not in alone or alone in commands, line
 
 
 def test_a_provider_that_fails_to_load_does_not_fail_the_list():

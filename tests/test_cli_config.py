@@ -48,6 +48,39 @@ def write(path, entries):
     path.write_text(json.dumps(entries), encoding="utf-8")
 
 
+# --- names that nobody means -------------------------------------------------------------------------
+
+LONG = "/" + "x" * 5000
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other limits")
+@pytest.mark.parametrize("arguments", [["--show"], ["--backend=numpy"]])
+def test_a_path_that_is_too_long_is_one_line(file, monkeypatch, arguments):
+    monkeypatch.setenv("TENSOROPS_CONFIG", LONG)
+    by_option = config(*arguments, f"--file={LONG}")
+    by_variable = config(*arguments)
+    for result in (by_option, by_variable):
+        assert result.exit_code == 1
+        assert result.stderr.startswith("Error: configuration file /xxxx")
+        assert "Traceback" not in result.output
+        assert len(result.stderr) < 1500
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_control_characters_reach_no_terminal(tmp_path):
+    path = tmp_path / "\x1b[31mred\x07" / "config.json"
+    for arguments in (["config", "--backend=numpy"], ["config"], ["doctor"], ["config", "--reset", "--json"]):
+        result = run(*arguments, TENSOROPS_CONFIG=str(path), TENSOROPS_MODEL="\x1b[32m")
+        assert result.returncode == 0, result.stderr
+        for text in (result.stdout, result.stderr):
+            assert "\x1b" not in text
+            assert "\x07" not in text
+    path.write_text("{")
+    result = run("config", TENSOROPS_CONFIG=str(path))
+    assert r"\x1b[31mred\x07" in result.stderr
+    assert "\x1b" not in result.stderr
+
+
 # --- writing -----------------------------------------------------------------------------------------
 
 
@@ -121,7 +154,7 @@ def test_another_file_is_written_and_the_usual_one_stays(file, tmp_path):
         (["--backend=nunpy"], "unknown backend 'nunpy' (did you mean 'numpy'?); valid names: "),
         (["--backend=nunpy"], ", auto"),
         (["--priority=cpu,nunpy"], "unknown backend 'nunpy' (did you mean 'numpy'?); valid names: "),
-        (["--priority=numpy,python"], "backend 'numpy' stands there twice"),
+        (["--priority=numpy,python"], "backend 'numpy' is there twice"),
         (["--priority=auto"], "unknown backend 'auto'"),
         (["--prefer=numpy"], "No such option"),
     ],
@@ -160,7 +193,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_old_file(file, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", str(file.parent))
 
-    monkeypatch.setattr("tempfile.mkstemp", refuse)  # root may write everywhere
+    monkeypatch.setattr("os.open", refuse)  # root may write everywhere
     result = config("--no-force")
     assert result.exit_code == 1
     assert f"configuration file {file} cannot be written: " in result.stderr
@@ -295,7 +328,7 @@ def test_a_broken_file_is_shown_and_mended_by_the_command(tmp_path, script):
 
     shown = run_here("config", "--show")
     assert shown.returncode == 1
-    assert f"{path}, line 1, column 2: this is no JSON" in shown.stderr
+    assert f"{path}, line 1, column 2: this is not JSON" in shown.stderr
     assert "Traceback" not in shown.stderr
     assert run_here("config", "--reset").returncode == 0
     assert run_here("config").returncode == 0

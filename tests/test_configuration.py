@@ -272,7 +272,7 @@ IN_THE_ENVIRONMENT = {
         "numpy,jaxx": "unknown backend 'jaxx' (did you mean 'jax'?)",
         "numpy,auto": "unknown backend 'auto'",
         "numpy,,jax": "unknown backend ''",
-        "numpy,python": "backend 'numpy' stands there twice",
+        "numpy,python": "backend 'numpy' is there twice",
     },
 }
 OF_THE_ENVIRONMENT = {
@@ -306,14 +306,14 @@ def test_what_kubernetes_sets_is_nobodys_mistake():
 
 
 MISTAKES = {
-    "broken": ('{\n  "preferred_backend": "numpy",\n}', "line 3, column 1: this is no JSON: "),
-    "empty": ("", "line 1, column 1: this is no JSON: "),
+    "broken": ('{\n  "preferred_backend": "numpy",\n}', "line 3, column 1: this is not JSON: "),
+    "empty": ("", "line 1, column 1: this is not JSON: "),
     "a list": ('["numpy"]', "line 1: expected an object with the keys preferred_backend, "),
     "unknown key": (
         '{\n  "backend_priority": [],\n  "preferred_backed": "numpy"\n}',
         "line 3: unknown key 'preferred_backed' (did you mean 'preferred_backend'?); valid keys: preferred_backend, ",
     ),
-    "key twice": ('{\n"force_backend": null,\n"force_backend": "numpy"}', "the key 'force_backend' stands there twice"),
+    "key twice": ('{\n"force_backend": null,\n"force_backend": "numpy"}', "the key 'force_backend' is there twice"),
     "unknown name": (
         '{\n\n"preferred_backend": "nunpy"}',
         "line 3: preferred_backend: unknown backend 'nunpy' (did you mean 'numpy'?); valid names: ",
@@ -326,7 +326,7 @@ MISTAKES = {
         '{"preferred_backend": "auto",\n"backend_priority": ["numpy", "xyz"]}',
         "line 2: backend_priority: unknown backend 'xyz'",
     ),
-    "name twice in the priority": ('{"backend_priority": ["cpp", "cpu"]}', "backend 'cpu' stands there twice"),
+    "name twice in the priority": ('{"backend_priority": ["cpp", "cpu"]}', "backend 'cpu' is there twice"),
     "devices of the wrong type": ('{"devices": []}', "line 1: devices: expected an object"),
     "unknown device": ('{"devices": {"cqu": {}}}', "line 1: devices: unknown backend 'cqu' (did you mean 'cpu'?)"),
     "unknown option further down": (
@@ -339,8 +339,28 @@ MISTAKES = {
     ),
     "option twice": (
         '{"devices": {"jax": {},\n"mlx": {"cache_bytes": 1},\n"cpu": {"cache_bytes": 2,\n"cache_bytes": 3}}}',
-        "line 4: the key 'cache_bytes' stands there twice",
+        "line 4: the key 'cache_bytes' is there twice",
     ),
+    "key twice, once with an escape": (
+        '{\n"force_backend": null,\n"force\\u005fbackend": "numpy"}',
+        "line 3: the key 'force_backend' is there twice",
+    ),
+    "option twice, both with escapes": (
+        '{"devices": {"cpu": {"\\u0063ache_bytes": 2,\n"cache\\u005Fbytes": 3},\n"mlx": {"cache_bytes": 1}}}',
+        "line 2: the key 'cache_bytes' is there twice",
+    ),
+    "unknown key with an escape": ('{"force_backend": null,\n"\\u0066orce": null}', "line 2: unknown key 'force'"),
+    "a value that looks like a key": (
+        '{"preferred_backend": "auto",\n"backend_priority": ["\\"nope\\":"],\n"nope": 1}',
+        "line 2: backend_priority: unknown backend",
+    ),
+    "a number of 5000 digits": (
+        '{"devices": {"cpu": {\n"num_threads": ' + "1" * 5000 + "}}}",
+        "line 2: a number of 5000 digits is too long",
+    ),
+    "a key with control characters": ('{"\\u001b[31m": 1}', r"line 1: unknown key '\x1b[31m'"),
+    "a name of 5000 characters": ('{"preferred_backend": "' + "x" * 5000 + '"}', "line 1: preferred_backend: unknown "),
+    "nested deeply": ("[" * 100_000, "its lists and objects are nested too deeply"),
     "unknown option": ('{"devices": {"cpu": {"num_thread": 1}}}', "(did you mean 'num_threads'?)"),
 }
 
@@ -354,6 +374,60 @@ def test_a_mistake_in_the_file_names_the_file_and_the_line(name, tmp_path):
         read_file(path)
     assert str(path) in str(caught.value)
     assert message in str(caught.value)
+    assert len(str(caught.value)) < 2000
+    assert str(caught.value).isprintable()
+
+
+def test_keys_of_different_objects_may_be_equal(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"devices": {"cpu": {"cache_bytes": 2}, "mlx": {"cache_bytes": 3}, "jax": {}}}')
+    assert read_file(path).devices == {"cpu": {"cache_bytes": 2}, "mlx": {"cache_bytes": 3}, "jax": {}}
+
+
+@pytest.mark.parametrize("digits", [10, 5000])
+def test_a_number_of_threads_with_many_digits_is_named(digits):
+    result = run("import tensorops", TENSOROPS_NUM_THREADS="9" * digits)
+    said = last_line(result)
+    assert said.startswith("ValueError: environment variable TENSOROPS_NUM_THREADS is '99")
+    assert said.endswith("expected a number from 1 to 65536")
+    assert len(said) < 400
+
+
+@pytest.mark.parametrize("path", ["/" + "x" * 5000, "x/" * 2500])
+@pytest.mark.parametrize("variable", ["TENSOROPS_CONFIG", "XDG_CONFIG_HOME"])
+def test_a_path_that_is_too_long_is_an_error_that_names_it(path, variable):
+    if os.name == "nt" or (variable == "XDG_CONFIG_HOME" and sys.platform != "linux"):
+        pytest.skip("another folder, or another limit")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TENSOROPS_")}
+    command = [sys.executable, "-W", "error", "-c", "import tensorops"]
+    done = subprocess.run(command, env=clean | {variable: path}, capture_output=True, text=True, check=False)
+    assert last_line(done).startswith(f"ValueError: configuration file {path[:20]}")
+    assert last_line(done).endswith("cannot be read: File name too long")
+    assert len(last_line(done)) < 1200
+
+
+CONTROL = "\x1b[31mred\x07"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+@pytest.mark.parametrize(
+    "variable", ["TENSOROPS_CONFIG", f"TENSOROPS_{CONTROL}", "TENSOROPS_BACKEND", "TENSOROPS_CPU_TARGET"]
+)
+def test_control_characters_are_not_printed(variable):
+    code = "import tensorops, numpy; tensorops.set_backend('cpu')"
+    if variable == "TENSOROPS_CPU_TARGET":
+        support.require_provider("cpu")
+    said = last_line(run(code, **{variable: CONTROL}))
+    assert r"\x1b[31mred\x07" in said
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_target_of_the_kernels_is_as_good_as_unset(value):
+    support.require_provider("cpu")
+    code = "from tensorops.kernels.cpu import _native; print(_native.target() == _native.targets()[0])"
+    result = run(code, TENSOROPS_CPU_TARGET=value)
+    assert result.stdout.split() == ["True"], result.stderr
 
 
 def test_a_mistake_in_the_file_is_an_error_at_import(tmp_path):
@@ -417,6 +491,36 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         write_file(path, Configuration("jax"))
     assert path.read_text() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+WRITE = """
+import os, pathlib, sys
+from tensorops.backends.configuration import Configuration, write_file
+os.umask(int(sys.argv[2], 8))
+write_file(pathlib.Path(sys.argv[1]), Configuration("numpy"))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+@pytest.mark.parametrize(("umask", "mode"), [("077", 0o600), ("027", 0o640), ("022", 0o644), ("002", 0o664)])
+def test_a_new_file_has_the_permissions_that_the_umask_leaves(tmp_path, umask, mode):
+    path = tmp_path / "config.json"
+    result = support.python(WRITE, str(path), umask)
+    assert result.returncode == 0, result.stderr
+    assert oct(path.stat().st_mode & 0o777) == oct(mode)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o666])
+def test_a_file_keeps_its_permissions_whatever_the_umask(tmp_path, mode):
+    path = tmp_path / "config.json"
+    path.write_text("{}")
+    path.chmod(mode)
+    result = support.python(WRITE, str(path), "027")
+    assert result.returncode == 0, result.stderr
+    assert oct(path.stat().st_mode & 0o777) == oct(mode)
+    assert read_file(path).preferred_backend == "numpy"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")

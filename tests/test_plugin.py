@@ -242,6 +242,67 @@ def test_a_broken_plugin_is_a_row_with_the_reason(tmp_path, broken):
     assert computed == "True numpy"
 
 
+ENDLESS = {
+    "a module that sleeps": ("import time; time.sleep(3600)", "TimeoutError: importing odd took more than 3 seconds"),
+    "a function that sleeps": (
+        "import time\ndef backend():\n    time.sleep(3600)",
+        "TimeoutError: importing odd took more than 3 seconds",
+    ),
+    "a module that ends the process": (
+        "import os; os._exit(7)",
+        "RuntimeError: a process importing odd exited with 7 (it said nothing)",
+    ),
+    "a module that crashes": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "RuntimeError: a process importing odd was ended by signal 9 (it said nothing)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_a_plugin_that_never_loads_holds_up_nobody_else(tmp_path, installed, what):
+    """The sound one beside it is tried in a process of its own, which must not load this one either."""
+    source, reason = ENDLESS[what]
+    write_plugin(tmp_path, "odd", "odd:backend", source)
+    code = """
+import contextlib
+from tensorops.backends import probing
+with contextlib.suppress(AttributeError):
+    assert probing.PLUGIN_SECONDS >= 10
+probing.PLUGIN_SECONDS = 3.0
+probing.SECONDS = 30.0
+print(tp.is_backend_available("odd"), tp.is_backend_available("tiny"))
+print(tp.backends.registry.plugin_failures["odd"])
+print("tensorops_tiny" in loaded(), "odd" in sys.modules)
+"""
+    available, why, imported = run(code, tmp_path, installed)
+    assert available == "False True"
+    assert why == f"the plug-in of odd-distribution failed to load: {reason}"
+    assert imported == "True False"
+
+
+def test_a_plugin_that_the_program_has_imported_is_not_imported_elsewhere(tmp_path):
+    """Its owner trusts it, and a second import costs time."""
+    source = "import os, sys\nassert 'trusting' in sys.argv\n" + ROW.format(name="odd", more="")
+    write_plugin(tmp_path, "odd", "odd:backend", source)
+    code = """
+sys.argv.append("trusting")
+import odd
+print(tp.is_backend_available("odd"), tp.backends.registry.plugin_failures)
+"""
+    assert run(code, tmp_path) == ["True {}"]
+
+
+def test_control_characters_in_what_a_plugin_raises_are_not_printed(tmp_path):
+    write_plugin(tmp_path, "odd", "odd:backend", r"raise OSError('\x1b[31mred\x07')")
+    code = """
+tp.is_backend_available("odd")
+print(tp.backends.registry.plugin_failures["odd"])
+"""
+    (why,) = run(code, tmp_path)
+    assert why == r"the plug-in of odd-distribution failed to load: OSError: \x1b[31mred\x07"
+
+
 def test_a_broken_plugin_is_in_the_list(tmp_path):
     write_plugin(tmp_path, "odd", "odd:backend", "raise OSError('on purpose')")
     code = "print('odd' in tp.get_available_backends()); print(tp.list_backends(verbose=True))"

@@ -27,12 +27,13 @@ namespace {
 void choose_target() {
     const std::vector<std::string> runnable = runnable_targets();
     if (runnable.empty()) throw nb::import_error("this processor is older than any the kernels were compiled for");
-    const char* forced = std::getenv("TENSOROPS_CPU_TARGET");
-    if (use_target(forced ? forced : runnable.front())) return;
+    const char* said = std::getenv("TENSOROPS_CPU_TARGET");
+    const std::string forced = said ? said : "";
+    const bool unset = forced.find_first_not_of(" \t\n\r\f\v") == std::string::npos;  // as for the other variables
+    if (use_target(unset ? runnable.front() : forced)) return;
     std::string names;
     for (const std::string& name : runnable) names += " " + name;
-    throw nb::import_error(
-        ("TENSOROPS_CPU_TARGET is " + std::string(forced) + "; this machine can run:" + names).c_str());
+    throw nb::import_error(("TENSOROPS_CPU_TARGET is " + forced + "; this machine can run:" + names).c_str());
 }
 
 int import_numpy() {

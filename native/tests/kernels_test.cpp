@@ -298,6 +298,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     const char* target = std::getenv("TENSOROPS_CPU_TARGET");
+    if (target && !*target) target = nullptr;  // as good as unset
     if (target && !tensorops::use_target(target)) {
         std::fprintf(stderr, "TENSOROPS_CPU_TARGET=%s is no target that this machine can run\n", target);
         return 2;

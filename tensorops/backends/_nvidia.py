@@ -10,6 +10,8 @@ from tensorops.backends._machine import SECONDS, DetectionError, Machine, as_int
 
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,compute_cap,uuid", "--format=csv,noheader,nounits")
 
+NO_DRIVER = "an NVIDIA GPU is on the PCI bus, but no driver of NVIDIA's answers for it"
+
 _GENERATIONS = {
     (30, 40): "Kepler",
     (50, 60): "Maxwell",
@@ -42,7 +44,7 @@ def detect_nvidia(machine: Machine, notes: list[str]) -> list[Accelerator]:
     if found is None:
         found = _ask_command(machine, notes)
     if not found and _on_the_bus(machine):
-        notes.append("an NVIDIA GPU is on the PCI bus, but no driver of NVIDIA's answers for it")
+        notes.append(NO_DRIVER)
     return visible(_as_cuda_counts(found, machine, notes), machine, notes, "CUDA_VISIBLE_DEVICES")
 
 

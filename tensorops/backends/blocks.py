@@ -7,13 +7,13 @@ Work handed to another thread starts from the process's default, and so does ano
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from tensorops.backends.configuration import AUTO
 from tensorops.backends.default import in_force, name_of
@@ -40,18 +40,23 @@ _entered: ContextVar[tuple[_Entry, ...]] = ContextVar("tensorops.entered", defau
 again."""
 
 
-def _require_plain_function(caller: str, function: Callable[..., Any]) -> None:
+def _is(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
+    """Tell whether a function is of some kind: itself, what it is a partial of, or its ``__call__``."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004 - an object that can be called
+
+
+def _require_plain_function(caller: str, function: Callable[..., Any], advice: str) -> None:
     """Raise `TypeError` for a function whose body would run later than its call."""
-    bare = function
-    while isinstance(bare, functools.partial):
-        bare = bare.func
-    name = getattr(bare, "__name__", repr(bare))
-    for body in (bare, getattr(bare, "__call__", None)):  # noqa: B004 - an object whose __call__ is a coroutine function
-        if isgeneratorfunction(body) or iscoroutinefunction(body) or isasyncgenfunction(body):
-            raise TypeError(
-                f"{caller}: {name} is a generator or coroutine function, whose body would run after the choice has "
-                "ended; write `with tensorops.set_backend(...)` in its body"
-            )
+    if any(_is(kind, function) for kind in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)):
+        while isinstance(function, functools.partial):
+            function = function.func
+        name = getattr(function, "__name__", repr(function))
+        raise TypeError(
+            f"{caller}: {name} is a generator or coroutine function, whose body would run after the choice has "
+            f"ended; {advice}"
+        )
 
 
 class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as contextlib.suppress does
@@ -59,7 +64,8 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
 
     Inputs of other libraries are taken to the backend, and results come back as the caller's kind of array:
     naming a backend is the consent to move. The choice is bound to the thread or asyncio task, nests, and ends
-    with the block even if an error ends it.
+    with the block even if an error ends it. A generator has no context of its own: a block in its body holds for its
+    caller as well, from one ``yield`` to the next. Decorate the generator function instead.
 
     Parameters
     ----------
@@ -103,11 +109,41 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         self._settings = settings_of(backend, None if kernels is None else tuple(kernels))
 
     def __call__(self, function: F) -> F:
-        """Return `function`, with this choice in force whenever it runs."""
+        """Return `function`, with this choice in force whenever it runs; a generator function, in each of its steps."""
         if isclass(function):
             raise TypeError(f"set_backend: {function.__name__} is a class; decorate its methods")
-        _require_plain_function("set_backend", function)
+        if _is(isgeneratorfunction, function):
+            return cast(F, self._in_each_step(function))
+        _require_plain_function("set_backend", function, "write `with tensorops.set_backend(...)` in its body")
         return super().__call__(function)
+
+    def _in_each_step(self, function: Callable[..., Generator[Any, Any, Any]]) -> Callable[..., Any]:
+        """Return a generator function whose body runs under this choice, and whose caller does not.
+
+        A `with` block in the body would stay open while the generator is suspended: a generator has no context of its
+        own, and its caller would go on under the choice of the generator.
+        """
+
+        @functools.wraps(function)
+        def steps(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            inner = function(*args, **kwargs)
+            step, sent = inner.send, None
+            while True:
+                try:
+                    with self:
+                        value = step(sent)
+                except StopIteration as end:
+                    return end.value
+                try:
+                    step, sent = inner.send, (yield value)
+                except GeneratorExit:
+                    with self:
+                        inner.close()
+                    raise
+                except BaseException as error:  # thrown in by the caller: it is the generator's to handle
+                    step, sent = inner.throw, error
+
+        return steps
 
     def __repr__(self) -> str:
         name = name_of(self._settings)
@@ -189,7 +225,7 @@ def bind_settings(function: Callable[P, R]) -> Callable[P, R]:
     'auto'
     'numpy'
     """
-    _require_plain_function("bind_settings", function)
+    _require_plain_function("bind_settings", function, "bind a function that runs it to its end, such as list")
     return _Bound(function, in_force())
 
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tensorops._display import shortened
 from tensorops._files import write_atomically
 from tensorops.backends.registry import nearest, resolve
 
@@ -115,6 +116,11 @@ def read() -> Configuration:
     return _merged(environment, file)
 
 
+def exists(path: Path | None) -> bool:
+    """Tell whether there is a configuration file; one that cannot be looked at, as its name is too long, is none."""
+    return path is not None and os.path.exists(path)  # noqa: PTH110 - Path.exists raises for some names
+
+
 def _exists(path: str) -> bool:
     try:
         os.stat(path)  # noqa: PTH116
@@ -137,8 +143,8 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
     ]
     if unknown:
         raise ValueError(
-            f"unknown environment variable {unknown[0]}{nearest(unknown[0], VARIABLES)}; those that tensorops reads: "
-            f"{', '.join(VARIABLES)}"
+            f"unknown environment variable {shortened(unknown[0])}{nearest(unknown[0], VARIABLES)}; those that "
+            f"tensorops reads: {', '.join(VARIABLES)}"
         )
     found: dict[str, Any] = {}
     variables = {name: value for name, value in variables.items() if value.strip()}  # empty is as good as unset
@@ -149,14 +155,15 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
         found["backend_priority"] = _in("TENSOROPS_PRIORITY", lambda: priority(names))
     if "TENSOROPS_FORCE" in variables:
         if variables["TENSOROPS_FORCE"] not in ("0", "1"):
-            raise ValueError(f"environment variable TENSOROPS_FORCE is {variables['TENSOROPS_FORCE']!r}, valid: 1, 0")
+            said = shortened(repr(variables["TENSOROPS_FORCE"]))
+            raise ValueError(f"environment variable TENSOROPS_FORCE is {said}, valid: 1, 0")
         found["force"] = variables["TENSOROPS_FORCE"] == "1"
     if "TENSOROPS_NUM_THREADS" in variables:
         text = variables["TENSOROPS_NUM_THREADS"]
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 2**16:
-            raise ValueError(
-                f"environment variable TENSOROPS_NUM_THREADS is {text!r}, expected a number from 1 to 65536"
-            )
+        # Python refuses to convert thousands of digits, in words of its own.
+        if not text.isascii() or not text.isdigit() or len(text) > 100 or not 1 <= int(text) <= 2**16:
+            said = shortened(repr(text))
+            raise ValueError(f"environment variable TENSOROPS_NUM_THREADS is {said}, expected a number from 1 to 65536")
         found["num_threads"] = int(text)
     return found
 
@@ -215,19 +222,19 @@ def backend_name(name: object, *, auto: bool = True) -> str:
 
 
 def priority(names: object) -> tuple[str, ...]:
-    """Return the canonical names of a list of backends; a name that stands there twice is an error."""
+    """Return the canonical names of a list of backends; a name that is there twice is an error."""
     if not isinstance(names, list | tuple):
-        raise ValueError(f"expected a list of backends' names, got {names!r}")
+        raise ValueError(f"expected a list of backends' names, got {shortened(repr(names))}")
     found = [backend_name(name, auto=False) for name in names]
     for name in found:
         if found.count(name) > 1:
-            raise ValueError(f"backend {name!r} stands there twice")
+            raise ValueError(f"backend {name!r} is there twice")
     return tuple(found)
 
 
 def _force(name: object) -> str | None:
     if name is not None and not isinstance(name, str):
-        raise ValueError(f"expected a backend's name or null, got {name!r}")
+        raise ValueError(f"expected a backend's name or null, got {shortened(repr(name))}")
     return None if name is None else backend_name(name, auto=False)
 
 
@@ -243,7 +250,7 @@ def _devices(options: object) -> dict[str, dict[str, Any]]:
     from tensorops.backends.devices import device_config
 
     if not isinstance(options, dict):
-        raise ValueError(f"expected an object with a backend's name for each key, got {options!r}")
+        raise ValueError(f"expected an object with a backend's name for each key, got {shortened(repr(options))}")
     found = {}
     for name, values in options.items():
         keys = [name]
@@ -276,71 +283,111 @@ def read_file(path: Path, *, must_exist: bool = True) -> Configuration:
     ValueError
         If it cannot be read or says something that means nothing, with its path, the line and the valid values.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"configuration file {path} cannot be read: it is no file")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        if not must_exist:
-            return Configuration()
-        raise ValueError(
-            f"configuration file {path} does not exist; {CONFIG} names it: unset that, or write the file with "
-            f"`tensorops config --backend=auto`"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"configuration file {path} cannot be read: {error}") from None
-    entries = _parse(path, text)
+    text = _read_text(path, must_exist=must_exist)
+    if text is None:
+        return Configuration()
+    where = _describe(path)
+    entries = _parse(where, text)
     found = {}
     for key, value in entries.items():
         if key not in KEYS:
             raise ValueError(
-                f"configuration file {path}, line {_line_of(text, key)}: unknown key {key!r}{nearest(key, KEYS)}; "
+                f"{where}, line {_line_of(text, key)}: unknown key {shortened(repr(key))}{nearest(key, KEYS)}; "
                 f"valid keys: {', '.join(KEYS)}"
             )
         try:
             found[key] = KEYS[key](value)
         except ValueError as error:
             line = _line_of(text, key, *getattr(error, "keys", ()))
-            raise ValueError(f"configuration file {path}, line {line}: {key}: {error}") from None
-    return Configuration(**found, sources=dict.fromkeys(found, str(path)))
+            raise ValueError(f"{where}, line {line}: {key}: {shortened(error, 2000)}") from None
+    return Configuration(**found, sources=dict.fromkeys(found, shortened(path, 1000)))
 
 
-def _parse(path: Path, text: str) -> dict[str, Any]:
+def _describe(path: Path) -> str:
+    return f"configuration file {shortened(path, 1000)}"
+
+
+def _read_text(path: Path, *, must_exist: bool) -> str | None:
+    """Return the text of a file; ``None`` if there is no file and none need be."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{_describe(path)} cannot be read: it is not a file")
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        if not must_exist:
+            return None
+        raise ValueError(
+            f"{_describe(path)} does not exist; {CONFIG} names it: unset that, or write the file with "
+            f"`tensorops config --backend=auto`"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"{_describe(path)} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{_describe(path)} cannot be read: {error}") from None
+
+
+def _parse(where: str, text: str) -> dict[str, Any]:
     import json
 
-    def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            last = text.count("\n", 0, text.rindex(json.dumps(twice))) + 1
-            raise ValueError(f"line {last}: the key {twice!r} stands there twice")
-        return entries
+    def whole_number(digits: str) -> int:
+        try:
+            return int(digits)
+        except ValueError:  # Python converts so many digits only, and says neither which nor where
+            line = _line_at(text, text.index(digits))
+            raise ValueError(f"line {line}: a number of {len(digits)} digits is too long") from None
 
     try:
-        entries = json.loads(text, object_pairs_hook=no_duplicates)
+        entries = json.loads(text, parse_int=whole_number)
+        _refuse_repeated_keys(text)
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"configuration file {path}, line {error.lineno}, column {error.colno}: this is no JSON: {error.msg}; "
+            f"{where}, line {error.lineno}, column {error.colno}: this is not JSON: {error.msg}; "
             "`tensorops config --reset` writes it anew"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"configuration file {path}, {error}") from None
+    except RecursionError:
+        raise ValueError(f"{where}: its lists and objects are nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{where}, {error}") from None
     if not isinstance(entries, dict):
-        raise ValueError(f"configuration file {path}, line 1: expected an object with the keys {', '.join(KEYS)}")
+        raise ValueError(f"{where}, line 1: expected an object with the keys {', '.join(KEYS)}")
     return entries
 
 
-def _line_of(text: str, *keys: str) -> int:
-    """Return the line in which a key stands, each looked for behind the one before; the parser tells no positions."""
+def _keys(text: str) -> Iterator[tuple[int, tuple[str, ...], int]]:
+    r"""Yield the keys of a JSON text: where the object begins, the keys that lead to this one and itself, its line.
+
+    The parser tells no positions, and a key may be written in several ways: ``"a"`` is ``"\u0061"``.
+    """
     import json
     import re
 
-    at = 0
-    for key in keys:
-        found = re.compile(rf"{re.escape(json.dumps(key))}\s*:").search(text, at)
-        at = found.start() if found else at
-    return text.count("\n", 0, at) + 1
+    inside: list[tuple[int, str]] = []  # the lists and objects that are open, and the latest key of each
+    for token in re.finditer(r'("(?:[^"\\]|\\.)*")(\s*:)?|[][{}]', text):
+        string, colon = token.groups()
+        if token[0] in "[{":
+            inside.append((token.start(), ""))
+        elif token[0] in "]}":
+            inside.pop()
+        elif colon:
+            inside[-1] = (inside[-1][0], json.loads(string, strict=False))
+            yield inside[-1][0], tuple(key for _, key in inside), _line_at(text, token.start())
+
+
+def _refuse_repeated_keys(text: str) -> None:
+    seen = set()
+    for start, path, line in _keys(text):
+        if (start, path[-1]) in seen:
+            raise ValueError(f"line {line}: the key {shortened(repr(path[-1]))} is there twice")
+        seen.add((start, path[-1]))
+
+
+def _line_of(text: str, *keys: str) -> int:
+    """Return the line of a key, which the keys before it lead to; the first line if there is no such key."""
+    return next((line for _, path, line in _keys(text) if path == keys), 1)
+
+
+def _line_at(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
 
 
 def write_file(path: Path, configuration: Configuration) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
+from tensorops._display import Displayed, Table
 from tensorops.backends import _accelerators, _opencl
 from tensorops.backends._accelerator import Accelerator
 from tensorops.backends._cpu import CPU, bare_cpu, detect_cpu
@@ -51,8 +52,8 @@ class OpenCLDevice:
     compute_units: int
 
 
-@dataclass(frozen=True)
-class Hardware:
+@dataclass(frozen=True, repr=False)
+class Hardware(Displayed):
     """What a machine is made of; prints as a summary for people.
 
     Attributes
@@ -110,6 +111,10 @@ class Hardware:
         lines += [f"OpenCL: {d.name} ({d.kind}) of {d.platform}" for d in self.opencl_devices]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+    def _table(self) -> Table:
+        facts = (line.strip().partition(": ") for line in str(self).splitlines())
+        return Table("", ("hardware", ""), tuple((what, value) for what, _, value in facts))
 
 
 def _lines_of(cpu: CPU) -> list[str]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
+import shutil
 from dataclasses import replace
 from typing import Any
 
+from tensorops._display import Displayed, Table
 from tensorops.backends.blocks import get_backend
 from tensorops.backends.configuration import AUTO
 from tensorops.backends.default import in_force, process
 from tensorops.backends.probing import Probe, probe, probe_all, probe_here
-from tensorops.backends.registry import Backend, all_backends, resolve
+from tensorops.backends.registry import Backend, all_backends, plugin_failures, resolve
 
 
 def best_first() -> tuple[Backend, ...]:
@@ -141,46 +142,79 @@ def describe_row(backend: Backend, found: Probe) -> dict[str, Any]:
     }
 
 
-def list_backends(verbose: bool = False) -> str:
+def can_be_had(backend: Backend, found: Probe) -> bool:
+    """Tell whether a backend computes here, or would if one did what its remedy says.
+
+    What is planned cannot be had, nor can what computes on hardware that this machine lacks. A plug-in that failed was
+    installed by somebody who wants to know.
+    """
+    if not found.reason or backend.name in plugin_failures:
+        return True
+    if backend.missing or not backend.needs:
+        return not backend.missing
+    from tensorops.backends._nvidia import NO_DRIVER
+    from tensorops.backends.hardware import detect_hardware
+
+    hardware = detect_hardware()
+    there = {a.kind for a in hardware.accelerators} | ({"cuda"} if NO_DRIVER in hardware.notes else set())
+    return backend.needs in there
+
+
+class BackendList(Displayed, str):
+    """A table of backends: a text, and HTML in notebooks."""
+
+    _shown: Table
+
+    def __new__(cls, table: Table) -> BackendList:
+        """Return the table's text, made for the width of the terminal."""
+        made = super().__new__(cls, table.to_text(shutil.get_terminal_size().columns))
+        made._shown = table
+        return made
+
+    def _table(self) -> Table:
+        return self._shown
+
+
+def list_backends(verbose: bool = False) -> BackendList:
     """Return a table of the backends for people, best first.
+
+    Those that can compute here, with the moment when each was seen to compute correctly; and those that could, each
+    with the reason why it does not and what mends that.
 
     Parameters
     ----------
     verbose : bool, default False
-        Show those that cannot compute here as well, each with its reason and what mends it, and when the others
-        were seen to compute correctly.
+        Show all: those as well that are not written yet, or need other hardware.
 
     Returns
     -------
     str
-        Lines of text, to be printed.
+        Lines of text; an interactive session shows them as a table.
 
     Examples
     --------
     >>> import tensorops
     >>> tensorops.list_backends().splitlines()[0].split()
-    ['backend', 'verified', 'computes', 'with']
+    ['backend', 'verified', '(UTC)', 'computes', 'with']
     """
     rows = best_first()
     probes = probe_all(rows)
+    shown = [backend for backend in rows if verbose or can_be_had(backend, probes[backend.name])]
     chosen = get_backend()
-    lines = [f"  {'backend':<18}{'verified':<25}computes with"]
-    for backend in rows:
-        found = probes[backend.name]
-        mark = "* " if backend.name == chosen else "  "
-        if not found.reason:
-            assert found.verified is not None
-            lines.append(f"{mark}{backend.name:<18}{found.verified:%Y-%m-%d %H:%M:%S} UTC  {backend.summary}")
-        elif verbose:
-            lines.append(f"{mark}{backend.name:<18}{'no':<25}{backend.summary}")
-            lines += _indented("not available: " + found.reason)
-            lines += _indented("to mend it: " + found.remedy) if found.remedy else []
-    if chosen == AUTO:
-        lines.append("No backend is in force: operators compute where their arrays live.")
-    else:
-        lines.append("* in force here")
-    return "\n".join(lines)
+    notes = [
+        "* in force here" if chosen != AUTO else "No backend is in force: operators compute where their arrays live."
+    ]
+    if hidden := len(rows) - len(shown):
+        notes.append(
+            f"{hidden} more are known by name, but cannot be had here: list_backends(verbose=True) shows them."
+        )
+    cells = tuple(_cells(backend, probes[backend.name], backend.name == chosen) for backend in shown)
+    return BackendList(Table("", ("  backend", "verified (UTC)", "computes with"), cells, tuple(notes)))
 
 
-def _indented(text: str) -> list[str]:
-    return textwrap.wrap(text, width=100, initial_indent=" " * 6, subsequent_indent=" " * 10, break_on_hyphens=False)
+def _cells(backend: Backend, found: Probe, in_force_here: bool) -> tuple[str, str, str]:
+    name = f"{'*' if in_force_here else ' '} {backend.name}"
+    if found.verified is not None:
+        return name, f"{found.verified:%Y-%m-%d %H:%M}", backend.summary
+    remedy = f"\nto mend it: {found.remedy}" if found.remedy else ""
+    return name, "no", f"{backend.summary}\nnot available: {found.reason}{remedy}"

@@ -17,10 +17,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from tensorops._display import printable
 from tensorops.backends.configuration import CHOICES, CONFIG, Configuration
-from tensorops.backends.registry import Backend, BackendUnavailableError, describe_error, resolve
+from tensorops.backends.registry import (
+    ENTRY_POINTS,
+    Backend,
+    BackendUnavailableError,
+    describe_error,
+    load_entry_point,
+    load_plugins_of,
+    plugins,
+    resolve,
+)
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
     from pathlib import Path
 
 SECONDS = 60.0
@@ -29,6 +40,13 @@ SECONDS = 60.0
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tensorops.backends.probing import answer; answer(*sys.argv[2:])"
+)
+PLUGIN_SECONDS = 20.0
+"""How long a plug-in may take to load in a process of its own; its array library is only loaded when it is tried."""
+
+_PLUGIN = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from tensorops.backends.probing import load_plugin; load_plugin(*sys.argv[2:])"
 )
 _UNKNOWN = 3  # the child's exit status for a backend that only this process has registered
 _NO_ANSWER = 2**31  # no exit status
@@ -269,23 +287,22 @@ def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Pr
     with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
         answer_file, complaints = Path(folder, "answer"), Path(folder, "complaints")
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        arguments = [json.dumps(path), backend.name, json.dumps(options, default=str), str(answer_file)]
-        status = _run([sys.executable, "-W", "ignore", "-c", _CHILD, *arguments], complaints)
+        owner = plugins.get(backend.name, "")
+        arguments = [json.dumps(path), owner, backend.name, json.dumps(options, default=str), str(answer_file)]
+        status = _run([sys.executable, "-W", "ignore", "-c", _CHILD, *arguments], complaints, SECONDS)
         if status is None or status == _UNKNOWN:
             return None
         with_what = f"computing rms_norm with {backend.namespace.name}"
         if status == _NO_ANSWER:
             return Probe(f"{with_what} gave no answer within {SECONDS:g} seconds", backend.remedy)
         if status or not answer_file.exists():
-            said = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
-            how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
-            return Probe(f"a process {with_what} {how} ({said[-1].strip()})", backend.remedy)
+            return Probe(f"a process {with_what} {_end_of(status, complaints)}", backend.remedy)
         said_so = json.loads(answer_file.read_text(encoding="utf-8"))
     verified = said_so.pop("verified")
     return Probe(**said_so, verified=verified and datetime.fromisoformat(verified))
 
 
-def _run(command: list[str], complaints: Path) -> int | None:
+def _run(command: list[str], complaints: Path, seconds: float) -> int | None:
     """Run a command and return its exit status, ``None`` if it cannot be started."""
     import contextlib
     import subprocess
@@ -304,7 +321,7 @@ def _run(command: list[str], complaints: Path) -> int | None:
     except OSError:
         return None
     try:
-        return process.wait(SECONDS)
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         # A process that waits for a hung driver does not end even then, and must not make us wait for it.
@@ -322,11 +339,57 @@ def _environment() -> dict[str, str]:
     return kept | {CONFIG: "", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-def answer(name: str, options: str, path: str) -> None:
+def _end_of(status: int, complaints: Path) -> str:
+    """Return how a process ended, in words, and the last that it said."""
+    said = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
+    how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
+    return f"{how} ({printable(said[-1].strip())})"
+
+
+def refuse_hanging_plugin(point: EntryPoint) -> None:
+    """Raise the reason if a plug-in hangs while it loads, or ends the process; what it raises itself is seen later.
+
+    Raises
+    ------
+    TimeoutError
+        If it did not load in time.
+    RuntimeError
+        If the process that loaded it ended.
+    """
+    import json
+    import tempfile
+    from pathlib import Path
+
+    if not sys.executable or getattr(sys, "frozen", False) or point.module in sys.modules:
+        return
+    with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
+        complaints = Path(folder, "complaints")
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        arguments = [json.dumps(path), point.name, point.value]
+        status = _run([sys.executable, "-W", "ignore", "-c", _PLUGIN, *arguments], complaints, PLUGIN_SECONDS)
+        if status == _NO_ANSWER:
+            raise TimeoutError(f"importing {point.module} took more than {PLUGIN_SECONDS:g} seconds")
+        if status:
+            raise RuntimeError(f"a process importing {point.module} {_end_of(status, complaints)}")
+
+
+def load_plugin(name: str, value: str) -> None:
+    """Load an entry point; what the process of its own runs. Whatever that raises is raised again when it is loaded."""
+    import contextlib
+    from importlib.metadata import EntryPoint
+
+    load_plugins_of("")  # should it ask for a backend, it is not to load the others
+    with contextlib.suppress(BaseException):
+        load_entry_point(EntryPoint(name, value, ENTRY_POINTS))
+    os._exit(0)
+
+
+def answer(owner: str, name: str, options: str, path: str) -> None:
     """Try a backend and write the outcome to a file; what the process of its own runs."""
     import json
     from pathlib import Path
 
+    load_plugins_of(owner)  # another plug-in that hangs is not this one's affair
     try:
         backend = resolve(name)
     except ValueError:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tensorops import kernels
+from tensorops._display import printable, shortened
 from tensorops._namespaces import NAMESPACES, Namespace, register_namespace
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Backend:
         The command or step that makes it available where the library is installed and yet cannot compute.
     tested : str
         Where its authors run the conformance tests; an empty string says that nobody has.
+    needs : str
+        The kind of accelerator that the machine must have, as in `Accelerator.kind`; empty if any machine will do.
     isolated : bool
         Try it in a process of its own first, as its driver may hang or crash.
     """
@@ -63,6 +66,7 @@ class Backend:
     missing: str = ""
     remedy: str = ""
     tested: str = ""
+    needs: str = ""
     isolated: bool = True
 
 
@@ -85,6 +89,7 @@ BACKENDS: dict[str, Backend] = {
             NAMESPACES["cupy"],
             "CuPy on an NVIDIA GPU, generic bodies",
             aliases=("nvidia",),
+            needs="cuda",
             remedy="install NVIDIA's driver, so that nvidia-smi lists a GPU, and the CuPy of its CUDA version: "
             "pip install 'tensorops[cuda]'",
         ),
@@ -247,7 +252,8 @@ def resolve(name: object) -> Backend:
         backend = _by_any_name.get(name) if isinstance(name, str) else None
     if backend is None:
         raise ValueError(
-            f"unknown backend {name!r}{nearest(name, _by_any_name)}; valid names: {', '.join(_by_any_name)}"
+            f"unknown backend {shortened(repr(name))}{nearest(name, _by_any_name)}; "
+            f"valid names: {', '.join(_by_any_name)}"
         )
     return backend
 
@@ -314,24 +320,33 @@ def register_backend(backend: Backend) -> None:
 
 
 def load_plugins() -> None:
-    """Register the backends of other distributions, once; one that fails becomes a row that says why."""
+    """Register the backends of other distributions, once; one that fails becomes a row that says why.
+
+    What this program has not imported is loaded in a process of its own first: it might never end.
+    """
     if not _plugins_loaded:
+        from tensorops.backends.probing import refuse_hanging_plugin
+
         with _lock:
-            _load_plugins_once()
+            _load_plugins_once(_entry_points(), refuse_hanging_plugin)
 
 
-def _load_plugins_once() -> None:
+def load_plugins_of(owner: str) -> None:
+    """Register the backends of one distribution (``""`` for none) and no other's; in a process that tries one."""
+    with _lock:
+        _load_plugins_once((found for found in _entry_points() if found[0] == owner), lambda point: None)
+
+
+def _load_plugins_once(found: Iterable[tuple[str, EntryPoint]], refuse: Callable[[EntryPoint], None]) -> None:
     global _plugins_loaded, _plugins_loading
     if _plugins_loaded or _plugins_loading:  # an entry point's module may itself ask for a backend
         return
     _plugins_loading = True
     try:
-        for owner, point in _entry_points():
+        for owner, point in found:
             try:
-                found = point.load()
-                if not isinstance(found, Backend) and not callable(found):
-                    raise TypeError(f"the entry point is no Backend, and no function that returns one: {found!r}")
-                backend = found if isinstance(found, Backend) else found()
+                refuse(point)
+                backend = load_entry_point(point)
                 register_backend(backend)
                 plugins[backend.name] = owner
             except KeyboardInterrupt:
@@ -341,6 +356,16 @@ def _load_plugins_once() -> None:
         _plugins_loaded = True
     finally:
         _plugins_loading = False
+
+
+def load_entry_point(point: EntryPoint) -> Backend:
+    """Return the backend that an entry point names, or that the function does which it names."""
+    found = point.load()
+    if isinstance(found, Backend):
+        return found
+    if not callable(found):
+        raise TypeError(f"the entry point is not a Backend, nor a function that returns one: {found!r}")
+    return found()  # type: ignore[no-any-return]  # registering checks it
 
 
 def _entry_points() -> Iterator[tuple[str, EntryPoint]]:
@@ -362,6 +387,7 @@ def _entry_points() -> Iterator[tuple[str, EntryPoint]]:
 
 
 def _register_failure(name: str, owner: str, error: BaseException) -> None:
+    owner, name = printable(owner), printable(name)
     reason = f"the plug-in of {owner} failed to load: {describe_error(error)}"
     row = name if name not in _by_any_name else f"{name}@{owner}"
     nowhere = Namespace.unusable(row, reason)
@@ -373,4 +399,4 @@ def _register_failure(name: str, owner: str, error: BaseException) -> None:
 def describe_error(error: BaseException) -> str:
     """Return an exception as one line."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return f"{type(error).__name__}: {printable(lines[0]) if lines else 'no message'}"

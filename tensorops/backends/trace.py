@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
+from tensorops._display import Displayed, Table
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -30,14 +32,18 @@ class Record:
     dtypes: tuple[str, ...]
     transfers: tuple[Transfer, ...] = ()
 
+    @property
+    def inputs(self) -> str:
+        """The dtypes and shapes of the arrays, in words."""
+        return ", ".join(f"{d}{s}" for d, s in zip(self.dtypes, self.shapes, strict=True))
+
     def __str__(self) -> str:
-        inputs = ", ".join(f"{d}{s}" for d, s in zip(self.dtypes, self.shapes, strict=True))
         moved = "; ".join(str(t) for t in self.transfers)
-        return f"{self.operator}: {self.kernel} on {self.namespace}, {inputs}" + (f" [{moved}]" if moved else "")
+        return f"{self.operator}: {self.kernel} on {self.namespace}, {self.inputs}" + (f" [{moved}]" if moved else "")
 
 
-@dataclass(eq=False)
-class Trace(Sequence[Record]):
+@dataclass(eq=False, repr=False)
+class Trace(Displayed, Sequence[Record]):
     """The records of one ``with tensorops.trace()`` block, in order; prints as one line each."""
 
     records: list[Record] = field(default_factory=list)
@@ -72,3 +78,10 @@ class Trace(Sequence[Record]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
+
+    def __repr__(self) -> str:
+        return str(self) or "<trace: no operator has run>"
+
+    def _table(self) -> Table:
+        rows = tuple((r.operator, r.kernel, r.namespace, r.inputs, "\n".join(map(str, r.transfers))) for r in self)
+        return Table("", ("operator", "kernel", "on", "inputs", "transfers"), rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from tensorops._display import Displayed, Table
 from tensorops._trees import map_arrays
 from tensorops.backends.registry import Backend, BackendUnavailableError, nearest, resolve
 
@@ -58,8 +59,8 @@ class ValidationRow:
     max_relative_error: float | None = None
 
 
-@dataclass(frozen=True)
-class ValidationReport:
+@dataclass(frozen=True, repr=False)
+class ValidationReport(Displayed):
     """What `validate` found; prints as a table.
 
     Attributes
@@ -96,13 +97,11 @@ class ValidationReport:
         return {"function": self.function, "reference": self.reference, "ok": self.ok, "rows": rows}
 
     def __str__(self) -> str:
+        return self._table().to_text()
+
+    def _table(self) -> Table:
         head = ("backend", "dtype", "status", "max ULP", "max rel. error", "kernels", "reason")
-        cells = [head, *map(_cells, self.rows)]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-        lines = [
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells
-        ]
-        return "\n".join([f"{self.function}, compared with {self.reference}", *lines])
+        return Table(f"{self.function}, compared with {self.reference}", head, tuple(map(_cells, self.rows)))
 
 
 def _cells(row: ValidationRow) -> tuple[str, ...]:

@@ -1,17 +1,51 @@
-"""The group of subcommands."""
+"""The group of subcommands; a subcommand is imported when it is run."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import click
 
 from tensorops import __version__
-from tensorops.cli import INTERRUPTED, backends, bench, config, demo, doctor, generate, ratios, selftest
+from tensorops.cli import INTERRUPTED
+
+COMMANDS = {
+    "backends": "List the backends, each probed by a tiny computation, and the providers of kernels.",
+    "bench": "Time OPERATORS, by default all, on every backend that computes here, beside NumPy's generic bodies.",
+    "config": "Show the configuration, or change its file and show what came of it.",
+    "demo": "Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected.",
+    "doctor": "Examine the installation, the configuration and every backend; say what mends what is missing.",
+    "generate": "Continue PROMPT; the text streams to standard output, the speed goes to standard error.",
+    "ratios": "Time the compiled kernels beside a copy, and beside other libraries that are installed.",
+    "selftest": "Compare every operator on every backend that computes here with its float64 reference.",
+}
+"""The subcommands, and the first sentence of each one's help. Each is in the module of its name."""
+
+
+class _MissingPackageError(click.ClickException):
+    exit_code = 2
 
 
 class _Group(click.Group):
-    """Subcommands that Ctrl-C ends with the exit code of shells, which is not that of a failure."""
+    """Subcommands that are imported when needed, and that Ctrl-C ends with the exit code of shells."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        try:
+            module = import_module(f"tensorops.cli.{cmd_name}")
+        except ImportError as error:
+            raise _MissingPackageError(f"{error}; pip install 'tensorops[cli]'") from None
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -25,13 +59,3 @@ class _Group(click.Group):
 @click.version_option(__version__, prog_name="tensorops")
 def app() -> None:
     """Fused, numerically careful tensor operators for every Python array library."""
-
-
-app.add_command(backends.backends)
-app.add_command(bench.bench)
-app.add_command(config.config)
-app.add_command(demo.demo)
-app.add_command(doctor.doctor)
-app.add_command(generate.generate)
-app.add_command(ratios.ratios)
-app.add_command(selftest.selftest)

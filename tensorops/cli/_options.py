@@ -5,23 +5,65 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.text import Text
 
+from tensorops._display import Table, printable, printable_lines, wrapped
 from tensorops.backends.registry import Backend, resolve
+
+if TYPE_CHECKING:
+    import rich.table
 
 C = TypeVar("C", bound=Callable[..., Any])
 
 messages = Console(stderr=True)  # what is said about the work; results go to standard output
 
 
+def escape(text: object) -> str:
+    """Return text from elsewhere so that neither Rich nor the terminal takes anything in it for a command."""
+    return markup.escape(printable_lines(text))
+
+
+def say(console: Console, text: object, *, label: str = "", indent: int = 0) -> None:
+    """Print a text after a label, which is Rich's markup; lines end between words and never within a command."""
+    mark = Text.from_markup(label)
+    # The label takes up room, and is no word to begin a line after.
+    first, *rest = wrapped("\0" * len(mark) + printable(text), max(console.width - indent - 4, 1))
+    line = Text(" " * indent).append_text(mark).append(first[len(mark) :])
+    for each in (line, *(Text(" " * (indent + 4) + more) for more in rest)):
+        console.print(each, soft_wrap=True, highlight=False)
+
+
+def print_table(console: Console, table: rich.table.Table) -> None:
+    """Print a table whose columns are as wide as their longest word at least; without room, rows as paragraphs."""
+
+    def plain(cell: object) -> str:
+        return Text.from_markup(cell).plain if isinstance(cell, str) else str(cell)
+
+    columns = [[plain(column.header), *map(plain, column.cells)] for column in table.columns]
+    least = [max(len(word) for cell in column for word in ("", *cell.split())) for column in columns]
+    widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
+    room = console.width - 3 * len(columns) - 1  # two spaces and a border each
+    if sum(least) > room:
+        head, *rows = zip(*columns, strict=True)
+        text = Table(plain(table.title or ""), head, tuple(rows)).to_text(console.width)
+        console.print(Text(text), soft_wrap=True, highlight=False)
+        return
+    while sum(widths) > room:  # Rich would make the widest column narrower, whatever its words
+        widths[max(range(len(widths)), key=lambda i: widths[i] - least[i])] -= 1
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width, column.no_wrap = width, False
+    console.print(table)
+
+
 def warn(text: object) -> None:
     """Print a warning to standard error; lines are not broken, so that commands in them can be copied."""
-    messages.print(f"[yellow]Warning:[/] {escape(str(text))}", soft_wrap=True, highlight=False)
+    messages.print(f"[yellow]Warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
 
 
 def backend_name(context: click.Context, parameter: click.Parameter, value: str | None) -> Backend | None:

@@ -6,12 +6,11 @@ import json
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from tensorops.backends.probing import Probe, probe_all
 from tensorops.backends.registry import Backend, describe_error
-from tensorops.cli._options import configuration_problem, messages, warn
+from tensorops.cli._options import configuration_problem, escape, messages, print_table, say, warn
 
 
 def probe_best_first() -> list[tuple[Backend, Probe]]:
@@ -37,35 +36,44 @@ def providers() -> dict[str, str]:
     return reasons
 
 
-def backends_table(found: list[tuple[Backend, Probe]]) -> Table:
-    """Return the table that people see."""
+def had_here(found: list[tuple[Backend, Probe]]) -> list[tuple[Backend, Probe]]:
+    """Return those that compute here, or would if one did what their remedies say."""
+    from tensorops.backends.information import can_be_had
+
+    return [row for row in found if can_be_had(*row)]
+
+
+def print_backends(console: Console, found: list[tuple[Backend, Probe]]) -> None:
+    """Print the table of those that compute here, and under it the others, with their reasons and remedies."""
     table = Table(title="Backends, best first")
-    table.add_column("backend")
-    table.add_column("computes with")
-    table.add_column("verified here")
+    for column in ("backend", "computes with", "verified here"):
+        table.add_column(column)
     for backend, probed in found:
-        aliases = f"\n[dim]{', '.join(backend.aliases)}[/]" if backend.aliases else ""
-        table.add_row(f"[bold]{backend.name}[/]{aliases}", escape(backend.summary), _verdict(probed))
-    return table
-
-
-def _verdict(probed: Probe) -> str:
-    if probed.verified is not None:
-        return f"[green]{probed.verified:%Y-%m-%d %H:%M} UTC[/]"
-    remedy = f"\nto mend it: {escape(probed.remedy)}" if probed.remedy else ""
-    return f"[red]no[/]: {escape(probed.reason)}{remedy}"
-
-
-def print_planned(console: Console, found: list[tuple[Backend, Probe]]) -> None:
-    """Print a line for each backend that this version knows by name only."""
-    console.print("\nKnown by name, but not to be had in this version (--all tells what to use instead):")
+        if probed.verified is not None:
+            aliases = f"\n[dim]{', '.join(backend.aliases)}[/]" if backend.aliases else ""
+            verdict = f"[green]{probed.verified:%Y-%m-%d %H:%M} UTC[/]"
+            table.add_row(f"[bold]{backend.name}[/]{aliases}", escape(backend.summary), verdict)
+    print_table(console, table)
     for backend, probed in found:
-        aliases = f" ({', '.join(backend.aliases)})" if backend.aliases else ""
-        console.print(f"  [bold]{backend.name}[/]{aliases}: {escape(probed.reason)}", highlight=False)
+        if probed.reason:
+            print_unavailable(console, backend.name, probed.reason, probed.remedy, indent=0)
+
+
+def print_unavailable(console: Console, name: str, reason: str, remedy: str | None, *, indent: int) -> None:
+    """Print why a backend cannot compute here, and on a line of its own what mends that."""
+    say(console, f"{name}: {reason}", label="[yellow]missing[/]  ", indent=indent)
+    if remedy:
+        say(console, remedy, label="to mend it: ", indent=indent + 4)
+
+
+def print_hidden(console: Console, count: int, command: str, *, indent: int) -> None:
+    """Say how many backends were left out, and how to see them."""
+    if count:
+        say(console, f"{count} more are known, but cannot be had here; to see them: {command} --all", indent=indent)
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Show those planned for other versions in the table, too.")
+@click.option("--all", "everything", is_flag=True, help="Show those that cannot be had here, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def backends(everything: bool, as_json: bool) -> None:
     """List the backends, each probed by a tiny computation, and the providers of kernels."""
@@ -79,13 +87,12 @@ def backends(everything: bool, as_json: bool) -> None:
         click.echo(json.dumps({"backends": rows, "providers": kernels, "problem": problem or None}, indent=2))
         return
     console = Console()
-    planned = [] if everything else [row for row in found if row[0].missing]
-    console.print(backends_table([row for row in found if row not in planned]))
-    if planned:
-        print_planned(console, planned)
+    shown = found if everything else had_here(found)
+    print_backends(console, shown)
+    print_hidden(console, len(found) - len(shown), "tensorops backends", indent=0)
     console.print()
     for name, why in providers().items():
-        verdict = f"[red]unavailable[/]: {escape(why)}" if why else "[green]loaded[/]"
-        console.print(f"kernels of [bold]{name}[/]: {verdict}", highlight=False)
+        verdict = "[red]unavailable[/]: " if why else "[green]loaded[/]"
+        say(console, why, label=f"kernels of [bold]{name}[/]: {verdict}")
     if problem:
         warn(f"the configuration is not in force: {problem}")

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -21,7 +20,9 @@ from tensorops.backends.registry import Backend, nearest
 from tensorops.cli._measuring import METHOD, Measurement, measure
 from tensorops.cli._options import (
     backend_names,
+    escape,
     messages,
+    print_table,
     require_available,
     require_configuration,
     warn,
@@ -104,7 +105,7 @@ def print_report(report: dict[str, Any], found: list[Measurement]) -> None:
         kernel = row.kernel or "-"
         table.add_row(*(case if case != last else ("", "")), row.backend, kernel, *figures)
         last = case
-    console.print(table)
+    print_table(console, table)
     for words, backends in reasons(found).items():
         console.print(f"{words[0]} on {', '.join(backends)}: {escape(words[1])}", soft_wrap=True, highlight=False)
     console.print(f"[dim]{METHOD}[/]")

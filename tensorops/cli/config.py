@@ -12,12 +12,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from tensorops._display import shortened
 from tensorops.backends import configuration
 from tensorops.backends.configuration import AUTO, CONFIG, Configuration
-from tensorops.cli._options import apply_configuration, messages, warn
+from tensorops.cli._options import apply_configuration, escape, messages, print_table, say, warn
 
 FIELDS = {
     "preferred_backend": "preferred backend",
@@ -74,8 +74,8 @@ def config(
         changes |= _write(path, changes, force, reset)
         if path != usual:
             warn(f"tensorops reads {usual or 'no file'}; to make it read this one, set {CONFIG}={path}")
-    elif file is not None and not file.exists():
-        raise click.ClickException(f"configuration file {path} does not exist")
+    elif file is not None and not configuration.exists(path):
+        raise click.ClickException(f"configuration file {shortened(path, 1000)} does not exist")
     with _named_by_environment(file and path):
         _show(path, changes, as_json)
 
@@ -95,7 +95,8 @@ def _write(path: Path, changes: dict[str, Any], force: bool | None, reset: bool)
     try:
         configuration.write_file(path, after)
     except OSError as error:
-        raise click.ClickException(f"configuration file {path} cannot be written: {error}") from None
+        said = f"configuration file {shortened(path, 1000)} cannot be written: {error.strerror or error}"
+        raise click.ClickException(said) from None
     messages.print(f"Written: {escape(str(path))}", soft_wrap=True, highlight=False)
     if after.force_backend not in (None, after.preferred_backend):
         warn(f"{path} still forces {after.force_backend!r}, whatever is preferred; --no-force lifts that")
@@ -127,20 +128,21 @@ def _show(path: Path | None, changes: dict[str, Any], as_json: bool) -> None:
     _warn_of_unavailable(found, changes)
     if as_json:
         values = {field: getattr(found, field) for field in FIELDS}
-        file = {"file": None if path is None else str(path), "file_exists": path is not None and path.exists()}
+        file = {"file": None if path is None else str(path), "file_exists": configuration.exists(path)}
         rest = {"sources": dict(found.sources), "in_force": name, "problem": problem or None}
         click.echo(json.dumps({**values, **file, **rest}, indent=2))
         return
     console = Console()
-    console.print(_table(found))
-    console.print(f"file: {_describe_file(path)}", soft_wrap=True, highlight=False)
-    console.print(f"in force: {_verdict(name, problem, found)}", soft_wrap=True, highlight=False)
+    print_table(console, _table(found))
+    say(console, _describe_file(path), label="file: ")
+    say(console, _verdict(name, problem, found), label="in force: ")
 
 
 def _verdict(name: str | None, problem: str, found: Configuration) -> str:
+    """Return what is in force, or why nothing is."""
     if name is not None:
-        return f"[bold]{name}[/]" + (": operators compute where their arrays live" if name == AUTO else "")
-    return f"[red]none[/], {'importing' if found.force_backend else 'using'} tensorops raises: {escape(problem)}"
+        return name + (": operators compute where their arrays live" if name == AUTO else "")
+    return f"none, {'importing' if found.force_backend else 'using'} tensorops raises: {problem}"
 
 
 def _table(found: Configuration) -> Table:
@@ -164,7 +166,7 @@ def _describe(value: Any) -> str:
 def _describe_file(path: Path | None) -> str:
     if path is None:
         return f"none, as {CONFIG} is set, but empty"
-    return f"{escape(str(path))} ({'exists' if path.exists() else 'does not exist'})"
+    return f"{path} ({'exists' if configuration.exists(path) else 'does not exist'})"
 
 
 _OVERRIDING = {

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 import tensorops
@@ -16,13 +15,15 @@ from tensorops.cli import _model
 from tensorops.cli._options import (
     backend_names,
     configured_backend,
+    escape,
     messages,
     model_options,
     model_path,
+    print_table,
     require_available,
     require_configuration,
 )
-from tensorops.cli.backends import backends_table, probe_best_first
+from tensorops.cli.backends import had_here, print_backends, probe_best_first
 
 PROMPT = "The capital of France is"
 
@@ -77,7 +78,7 @@ def demo(prompt: str, named: tuple[Backend, ...], everything: bool, model: Path 
         require_available(backend)
     console = Console()
     found = probe_best_first()
-    console.print(backends_table([row for row in found if not row[0].missing]))
+    print_backends(console, had_here(found))
     available = [backend for backend, probed in found if not probed.reason]
     path = model_path(model)
     console.print(f"\nContinuing [bold]{escape(repr(prompt))}[/] with {path.name}, greedily:\n")
@@ -87,7 +88,7 @@ def demo(prompt: str, named: tuple[Backend, ...], everything: bool, model: Path 
             outcome = run(path, backend, prompt, max_new_tokens)
         outcomes.append(outcome)
         console.print(f"[bold]{backend.name}[/]: {escape(prompt + outcome.text)}\n", highlight=False)
-    console.print(summary(outcomes))
+    print_table(console, summary(outcomes))
     different = [o.backend for o in outcomes if o.ids != outcomes[0].ids]
     if different:
         raise click.ClickException(f"other tokens than on {outcomes[0].backend}: {', '.join(different)}")

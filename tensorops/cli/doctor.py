@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 
 from tensorops.backends import configuration, registry
 from tensorops.backends.configuration import AUTO, CONFIG, VARIABLES, Configuration
 from tensorops.backends.probing import Probe
 from tensorops.backends.registry import Backend, describe_error, resolve
-from tensorops.cli._options import apply_configuration
+from tensorops.cli._options import apply_configuration, say
+from tensorops.cli.backends import had_here, print_hidden, print_unavailable, probe_best_first
 
 if TYPE_CHECKING:
     from tensorops.backends.hardware import Hardware
@@ -25,15 +25,15 @@ POCL = "Portable Computing Language"
 
 
 @click.command()
+@click.option("--all", "everything", is_flag=True, help="Show the backends that cannot be had here, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def doctor(as_json: bool) -> None:
+def doctor(everything: bool, as_json: bool) -> None:
     """Examine the installation, the configuration and every backend; say what mends what is missing.
 
     The exit code is 0 if the configuration is sound, the backend that it names works, and the compiled kernels load.
     """
     from tensorops.backends.hardware import detect_hardware
     from tensorops.backends.optimal import get_optimal_backend
-    from tensorops.cli.backends import probe_best_first
 
     problems: list[dict[str, str]] = []
     configured = examine_configuration(problems)
@@ -56,7 +56,8 @@ def doctor(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
-        print_report(report, str(hardware))
+        shown = {backend.name for backend, _ in (found if everything else had_here(found))}
+        print_report(report, str(hardware), shown)
     if problems:
         raise SystemExit(1)
 
@@ -124,7 +125,7 @@ def examine_configuration(problems: list[dict[str, str]]) -> dict[str, Any]:
     set_here = {name: value for name, value in sorted(os.environ.items()) if name.startswith("TENSOROPS_")}
     facts: dict[str, Any] = {
         "file": None if path is None else str(path),
-        "file_exists": path is not None and path.exists(),
+        "file_exists": configuration.exists(path),
         "environment": set_here,
         "unknown_variables": [name for name in set_here if name not in VARIABLES],
     }
@@ -205,42 +206,61 @@ def notes_on_opencl(hardware: Hardware) -> list[str]:
 def _row(backend: Backend, probed: Probe) -> dict[str, Any]:
     from tensorops.backends.information import describe_row
 
-    return {**describe_row(backend, probed), "planned": bool(backend.missing)}
+    return {
+        **describe_row(backend, probed),
+        "planned": bool(backend.missing) and backend.name not in registry.plugin_failures,
+    }
 
 
 # -------------------------------------------------------------------------------------------- printing
 
 
-def print_report(report: dict[str, Any], hardware: str) -> None:
-    """Print the report for people; lines are not broken, so that commands in them can be copied."""
-    console = Console(soft_wrap=True, highlight=False)
+def print_report(report: dict[str, Any], hardware: str, shown: set[str]) -> None:
+    """Print the report for people, with the backends that are to be shown; no line ends within a command."""
+    console = Console(highlight=False)
 
     def section(title: str, *lines: str) -> None:
         console.print(f"\n[bold]{title}[/]")
         for line in lines:
-            console.print(f"  {line}")
+            say(console, line, indent=2 + len(line) - len(line.lstrip()))
 
     installation, native, optimal = report["installation"], report["native"], report["optimal"]
-    section("Versions", *(f"{name} {escape(version)}" for name, version in report["versions"].items()))
-    section("Installation", f"{installation['state']}: {escape(installation['folder'])}", _native_line(native))
-    section("Hardware", *map(escape, hardware.splitlines()))
-    section("Best backend here", f"[bold]{optimal['name']}[/]", *map(escape, optimal["reasons"]))
-    section("Configuration", *map(escape, _configuration_lines(report["configuration"])))
+    section("Versions", *(f"{name} {version}" for name, version in report["versions"].items()))
+    section("Installation", f"{installation['state']}: {installation['folder']}", _native_line(native))
+    section("Hardware", *hardware.splitlines())
+    section("Best backend here", optimal["name"], *optimal["reasons"])
+    section("Configuration", *_configuration_lines(report["configuration"]))
     if report["plugins"]:
         section("Plug-ins", *map(_plugin_line, report["plugins"]))
-    section("Backends", *map(_backend_lines, report["backends"]))
+    section("Backends")
+    for row in report["backends"]:
+        if row["name"] in shown:
+            _print_backend(console, row)
+    print_hidden(console, len(report["backends"]) - len(shown), "tensorops doctor", indent=2)
     if report["notes"]:
-        section("Notes", *map(escape, report["notes"]))
+        section("Notes", *report["notes"])
     if report["problems"]:
-        lines = (f"[red]*[/] {escape(p['problem'])}\n    to mend it: {escape(p['remedy'])}" for p in report["problems"])
-        section("Problems", *lines)
+        section("Problems")
+        for problem in report["problems"]:
+            say(console, problem["problem"], label="[red]*[/] ", indent=2)
+            say(console, problem["remedy"], label="to mend it: ", indent=4)
     else:
         console.print("\n[green]No problems.[/]")
 
 
+def _print_backend(console: Console, row: dict[str, Any]) -> None:
+    if row["available"]:
+        say(console, row["name"], label="[green]works[/]    ", indent=2)
+    elif row["planned"]:
+        said = f"{row['name']}: {row['reason']}; instead: {row['remedy'] or 'nothing'}"
+        say(console, said, label="[dim]planned[/]  ", indent=2)
+    else:
+        print_unavailable(console, row["name"], row["reason"], row["remedy"], indent=2)
+
+
 def _native_line(native: dict[str, Any]) -> str:
     if not native["loaded"]:
-        return f"compiled kernels: [red]no[/]: {escape(native['reason'])}"
+        return f"compiled kernels: no: {native['reason']}"
     threads = f"; at most {native['num_threads']} threads" if native["num_threads"] else ""
     return f"compiled kernels: {native['target']}, of {', '.join(native['targets'])}{threads}"
 
@@ -258,14 +278,5 @@ def _configuration_lines(found: dict[str, Any]) -> list[str]:
 
 
 def _plugin_line(plugin: dict[str, str | None]) -> str:
-    failed = f"[red]failed[/]: {escape(plugin['reason'])}" if plugin["reason"] else "[green]loaded[/]"
+    failed = f"failed: {plugin['reason']}" if plugin["reason"] else "loaded"
     return f"{plugin['name']} of {plugin['distribution']}: {failed}"
-
-
-def _backend_lines(row: dict[str, Any]) -> str:
-    if row["available"]:
-        return f"[green]works[/]    {row['name']}"
-    if row["planned"]:
-        return f"[dim]planned[/]  {row['name']}: {escape(row['reason'])}; instead: {escape(row['remedy'] or 'nothing')}"
-    remedy = f"\n             to mend it: {escape(row['remedy'])}" if row["remedy"] else ""
-    return f"[yellow]missing[/]  {row['name']}: {escape(row['reason'])}{remedy}"

@@ -9,13 +9,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
 from tensorops.backends.registry import describe_error, resolve
 from tensorops.cli import _ratios, _ratios_model, bench
-from tensorops.cli._options import messages, require_available, require_configuration, warn
+from tensorops.cli._options import escape, messages, print_table, require_available, require_configuration, warn
 from tensorops.testing import BENCHMARK_SHAPES, peers
 
 METHOD = (
@@ -129,9 +128,9 @@ def _print(found: dict[str, Any], report: dict[str, Any]) -> None:
         console.width = max(console.width, WIDTH)
     lines = [*found.get("rows", ()), *found.get("attention", ())]
     if "rows" in found:
-        console.print(_table(f"NumPy arrays, {report['dtype']}", found["rows"], summary=True))
+        print_table(console, _table(f"NumPy arrays, {report['dtype']}", found["rows"], summary=True))
     if "attention" in found:
-        console.print(_table(f"attention, {report['dtype']}", found["attention"], summary=False))
+        print_table(console, _table(f"attention, {report['dtype']}", found["attention"], summary=False))
     for reason in _reasons(lines):
         console.print(escape(reason), soft_wrap=True, highlight=False)
     if lines:
@@ -191,7 +190,7 @@ def _print_model(console: Console, line: _ratios_model.ModelLine) -> None:
         of_bound = f"{speeds[_ratios_model.OURS] / line.bound:.0%}" if speeds is line.decode else "-"
         cells = [f"{speed:.1f}" for speed in speeds.values()]
         table.add_row(what, *cells, "-" if speedup is None else f"{speedup:.2f}", of_bound)
-    console.print(table)
+    print_table(console, table)
     for name, reason in line.missing.items():
         console.print(escape(f"{name}: {reason}"), soft_wrap=True, highlight=False)
     read, speed = f"{line.weight_bytes / 1e6:.0f} MB", f"{line.read_bandwidth / 1e9:.1f} GB/s"

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tensorops.backends.registry import Backend, describe_error, resolve
-from tensorops.cli._options import backend_names, messages, require_available, require_configuration
+from tensorops.cli._options import (
+    backend_names,
+    escape,
+    messages,
+    print_table,
+    require_available,
+    require_configuration,
+)
 
 if TYPE_CHECKING:
     from tensorops.testing.conformance import Outcome, Subject
@@ -171,7 +177,7 @@ def print_report(results: list[Result], left_out: str) -> None:
             table.add_row("" if i else result.backend, tally.implementation, *cells, f"{tally.seconds:.1f}")
         if result.reason:
             table.add_row(result.backend, "[red]not tested[/]", *["-"] * (len(shown) + 1))
-    console.print(table)
+    print_table(console, table)
     for result in results:
         for line in _remarks(result):
             console.print(f"[red]{result.backend}[/]: {escape(line)}", soft_wrap=True, highlight=False)

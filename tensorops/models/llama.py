@@ -149,6 +149,22 @@ class Llama:
         self._network = compile(network) if compile else network
         self._compiled = compile is not None
 
+    def __repr__(self) -> str:
+        return f"<Llama: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = (f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._facts())
+        return f"<table><caption>Llama</caption>{''.join(rows)}</table>"
+
+    def _facts(self) -> tuple[tuple[str, str], ...]:
+        c = self.config
+        heads = f"{c.heads} ({c.kv_heads} of keys and values)"
+        facts = {"blocks": c.blocks, "features": c.dim, "heads": heads, "vocabulary": c.vocab_size}
+        facts |= {"context": c.context_length, "backend": self.backend}
+        return tuple((name, str(value)) for name, value in facts.items())
+
     @classmethod
     def from_gguf(
         cls,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from tensorops._dtypes import widen
 from tensorops._namespaces import creation_device, namespace_of
@@ -12,6 +10,9 @@ from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
 from tensorops._validation import require_floating, require_ndim
 from tensorops.backends import get_namespace
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @operator
@@ -116,6 +117,8 @@ def _check_options(temperature: float, top_k: int | None, top_p: float | None, m
 
 def _uniform(xp: Namespace, logits: Array, rng: Any) -> Array:
     """Return one number in [0, 1) for each row of `logits`, in their dtype."""
+    import numpy as np
+
     shape = tuple(logits.shape[:-1])
     if rng is None:
         raise ValueError("sample: rng is missing; pass numpy.random.default_rng(seed), or temperature=0")
