@@ -112,8 +112,8 @@ def model_path(given: Path | None) -> Path:
     from tensorops.models.download import DownloadError, cached_model_path, fetch_model
 
     try:
-        if (cached := cached_model_path()).is_file():
-            return cached
+        if cached_model_path().is_file():
+            return fetch_model()  # checks it
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=messages) as bar:
             task = bar.add_task("SmolLM2-135M-Instruct", total=None)
