@@ -188,7 +188,7 @@ class Llama:
         if misfit := config.find_misfit({name: tensor.shape for name, tensor in file.tensors.items()}):
             raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
         tokenizer = Tokenizer(file)
-        memory = Memory(sum(tensor.data.nbytes for tensor in file.tensors.values()))
+        memory = Memory(sum(tensor.nbytes for tensor in file.tensors.values()))
         with tp.set_backend(backend):
             weights = {name: load(tensor, backend, memory) for name, tensor in file.tensors.items()}
         return cls(config, weights, tokenizer, backend=backend, compile=compile)
