@@ -314,6 +314,9 @@ def test_the_context_length_is_a_limit(model: Llama) -> None:
     assert cache.length == 300
     with pytest.raises(ValueError, match="200 tokens of prompt and 101 new ones make 301, more than"):
         model.generate_ids([1] * 200, max_new_tokens=101)
+    with pytest.raises(ValueError, match="max_new_tokens is -1, expected 0 or more"):
+        model.generate_ids([1], max_new_tokens=-1)
+    assert list(model.generate_ids([1], max_new_tokens=0)) == []
 
 
 def test_an_empty_prompt(model: Llama) -> None:

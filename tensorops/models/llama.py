@@ -271,7 +271,7 @@ class Llama:
         ids : sequence of int
             At least one token.
         max_new_tokens : int
-            The most tokens to add; with the prompt they must fit the context length.
+            The most tokens to add, 0 or more; with the prompt they must fit the context length.
         temperature, top_k, top_p, min_p
             As for `tensorops.sample`; temperature 0 takes the likeliest token.
         seed : int, optional
@@ -285,9 +285,11 @@ class Llama:
         Raises
         ------
         ValueError
-            The prompt is empty or too long, or an id is not in the vocabulary.
+            The prompt is empty or too long, an id is not in the vocabulary, or `max_new_tokens` is negative.
         """
         ids = [int(token) for token in self._check_ids(ids)]
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
         if (total := len(ids) + max_new_tokens) > self.config.context_length:
             raise ValueError(
                 f"{len(ids)} tokens of prompt and {max_new_tokens} new ones make {total}, "
