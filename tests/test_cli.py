@@ -196,12 +196,19 @@ def test_backends_goes_on_and_shows_it(bad_configuration):
 def test_generate_streams_what_the_model_says(model):
     from tensorops.models import Llama
 
-    expected = "".join(Llama.from_gguf(model).generate("hello", max_new_tokens=5))
+    expected = "".join(Llama.from_gguf(model, "numpy").generate("hello", max_new_tokens=5))
     result = run("generate", "hello", "--model", model, "--backend", "numpy", "--max-new-tokens", "5")
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"hello{expected}\n"
     assert "numpy: 5 tokens" in result.stderr
     assert "tokens/s" in result.stderr
+
+
+def test_generate_and_the_library_have_the_same_default(model):
+    from tensorops.models import Llama
+
+    result = run("generate", "hello", "--model", model, "--max-new-tokens", "2")
+    assert result.stderr.startswith(f"{Llama.from_gguf(model).backend}: 2 tokens")
 
 
 def test_generate_samples_repeatably(model):

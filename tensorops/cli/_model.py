@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorops.backends.registry import Backend
+from tensorops.backends.registry import Backend, resolve
 
 if TYPE_CHECKING:
     from tensorops.models import Llama
+
+
+def default_backend() -> Backend:
+    """Return the backend that a model computes with where nobody chose one."""
+    try:
+        from tensorops.models import llama
+    except ImportError as error:
+        raise click.ClickException(str(error)) from None
+    return resolve(llama.default_backend())
 
 
 def load(path: Path, backend: Backend) -> Llama:

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from tensorops.backends.probing import unavailable_reason
-from tensorops.backends.registry import Backend, resolve
+from tensorops.backends.registry import Backend
 from tensorops.cli import _model
 from tensorops.cli._options import (
     backend_name,
@@ -77,7 +76,7 @@ def generate(
 ) -> None:
     """Continue PROMPT; the text streams to standard output, the speed goes to standard error."""
     require_configuration()
-    chosen = backend or configured_backend() or resolve("numpy" if unavailable_reason(resolve("cpu")) else "cpu")
+    chosen = backend or configured_backend() or _model.default_backend()
     require_available(chosen, option="--backend" if backend else "")
     llama = _model.load(model_path(model), chosen)
     assert llama.tokenizer is not None  # files without one are refused when they are read
