@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,6 +21,8 @@ from command_line import configuration_restored, run
 pytest.importorskip("click")
 pytest.importorskip("rich")
 pytest.importorskip("gguf")
+
+from click.testing import CliRunner
 
 from tensorops._namespaces import NAMESPACES
 
@@ -306,12 +309,19 @@ def test_backends_goes_on_and_shows_it(bad_configuration):
 def test_generate_streams_what_the_model_says(model):
     from tensorops.models import Llama
 
-    expected = "".join(Llama.from_gguf(model).generate("hello", max_new_tokens=5))
+    expected = "".join(Llama.from_gguf(model, "numpy").generate("hello", max_new_tokens=5))
     result = run("generate", "hello", "--model", model, "--backend", "numpy", "--max-new-tokens", "5")
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"hello{expected}\n"
     assert "numpy: 5 tokens" in result.stderr
     assert "tokens/s" in result.stderr
+
+
+def test_generate_and_the_library_have_the_same_default(model):
+    from tensorops.models import Llama
+
+    result = run("generate", "hello", "--model", model, "--max-new-tokens", "2")
+    assert result.stderr.startswith(f"{Llama.from_gguf(model).backend}: 2 tokens")
 
 
 def test_generate_samples_repeatably(model):
@@ -322,16 +332,106 @@ def test_generate_samples_repeatably(model):
     assert first.stdout != other.stdout
 
 
-def test_an_unknown_backend_is_a_usage_error(model):
-    result = run("generate", "hello", "--model", model, "--backend", "nunpy")
-    assert result.returncode == 2
-    assert "did you mean 'numpy'?" in result.stderr
+@pytest.fixture
+def no_model(tmp_path):
+    """A file that is refused as soon as somebody reads it."""
+    path = tmp_path / "no.gguf"
+    path.write_bytes(b"GGUX" + bytes(100))
+    return str(path)
 
 
-def test_an_unavailable_backend_is_an_error_with_its_reason(model):
-    result = run("generate", "hello", "--model", model, "--backend", "triton")
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("--temperature=nan", "nan is not a finite number"),
+        ("--temperature=inf", "inf is not a finite number"),
+        ("--temperature=-1", "-1.0 is not in the range x>=0"),
+        ("--temperature=1e-300", "1e-300 is less than float32's 1.2e-38; 0 takes the likeliest token"),
+        ("--top-k=0", "0 is not in the range x>=1"),
+        ("--top-p=nan", "nan is not a finite number"),
+        ("--min-p=nan", "nan is not a finite number"),
+        ("--seed=-1", "-1 is not in the range x>=0"),
+        ("--max-new-tokens=-1", "-1 is not in the range x>=1"),
+        ("--max-new-tokens=0", "0 is not in the range x>=1"),
+    ],
+)
+def test_an_option_without_a_meaning_is_named_before_anything_is_loaded(no_model, option, problem):
+    from tensorops.cli._app import app
+
+    result = CliRunner().invoke(app, ["generate", "hello", "--model", no_model, option])
+    assert (result.exit_code, result.stdout) == (2, "")
+    name = option.partition("=")[0]
+    assert result.stderr.splitlines()[-1].removesuffix(".") == f"Error: Invalid value for '{name}': {problem}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere arguments are Unicode, or file names have to be")
+@pytest.mark.parametrize("command", [["generate"], ["demo", "--prompt"]])
+@pytest.mark.parametrize(
+    ("prompt", "problem"), [("", "the text is empty"), ("caf\udce9", "character 3 of 'caf\\udce9' is not UTF-8")]
+)
+def test_a_prompt_that_is_none_is_refused_before_anything_is_loaded(no_model, command, prompt, problem):
+    result = run(*command, prompt, "--model", no_model)
+    assert (result.returncode, result.stdout) == (2, "")
+    name = "--prompt" if "demo" in command else "PROMPT"
+    assert result.stderr.splitlines()[-1] == f"Error: Invalid value for '{name}': {problem}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere arguments are Unicode, or file names have to be")
+@pytest.mark.parametrize("command", [["generate"], ["demo", "--backend=numpy", "--prompt"]])
+def test_a_models_name_need_not_be_utf8(model, tmp_path, command):
+    path = tmp_path / "mod\udce9le.gguf"
+    shutil.copy(model, path)
+    result = run(*command, "hello", "--model", str(path), "--max-new-tokens", "2")
+    assert result.returncode == 0, result.stderr
+    path.write_bytes(b"GGUX" + bytes(100))
+    refused = run(*command, "hello", "--model", str(path))
+    assert refused.returncode == 1
+    assert refused.stderr.endswith("le.gguf: magic: this is not a GGUF file\n")
+
+
+@pytest.mark.parametrize("command", [["generate", "hello"], ["demo", "--prompt=hello", "--backend=numpy"]])
+def test_more_tokens_than_the_model_can_see_are_an_error(model, command):
+    result = run(*command, "--model", model, "--max-new-tokens", "300")
     assert result.returncode == 1
-    assert "backend 'triton' is not available: its kernels are not written yet" in result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        "Error: 1 tokens of prompt and 300 new ones make 301, more than the model's context length of 300"
+    )
+
+
+def test_a_prompt_without_a_token_is_an_error(tmp_path):
+    tokens, kinds = make_gguf.vocabulary()
+    tokens[tokens.index("Ć")] = "instead of the byte 6"
+    changes = {"ggml.tokens": tokens, "ggml.token_type": kinds}
+    metadata = make_gguf.llama_metadata() | make_gguf.tokenizer_metadata(**changes)
+    path = make_gguf.write_gguf(tmp_path / "model.gguf", metadata, make_gguf.llama_arrays())
+    result = run("generate", "\x06", "--model", str(path))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "Error: the prompt has no character that the model's vocabulary knows\n"
+
+
+@pytest.mark.parametrize("command", [["generate", "hello"], ["demo"], ["bench", "silu"], ["selftest"]])
+@pytest.mark.parametrize(
+    ("name", "code", "problem"),
+    [
+        ("list", 2, "Error: Invalid value for '--backend': unknown backend 'list'; available here: "),
+        ("nunpy", 2, "unknown backend 'nunpy' (did you mean 'numpy'?); available here: "),
+        (
+            "triton",
+            1,
+            "Error: --backend: backend 'triton' is not available: its kernels are not written yet; to mend it: ",
+        ),
+    ],
+)
+def test_a_backend_that_cannot_be_had_is_an_error_with_what_can(command, name, code, problem):
+    from tensorops import get_available_backends
+    from tensorops.cli._app import app
+
+    result = CliRunner().invoke(app, [*command, "--backend", name])
+    assert (result.exit_code, result.stdout) == (code, "")
+    message = result.stderr.splitlines()[-1]
+    assert problem in message
+    there = ", ".join(get_available_backends())
+    assert message.endswith(f"; available here: {there} (`tensorops backends` has the reasons for the others)")
 
 
 def test_generate_computes_with_the_configured_backend(model, tmp_path):

@@ -421,8 +421,8 @@ def test_of_a_table_of_embeddings_one_row_is_read(tmp_path):
     path = tmp_path / "tiny.gguf"
     make_gguf.write_llama(path)
     tensors = open_gguf(path).tensors
-    total = sum(tensor.data.nbytes for tensor in tensors.values())
-    table = tensors["token_embd.weight"].data.nbytes if "output.weight" in tensors else 0
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    table = tensors["token_embd.weight"].nbytes if "output.weight" in tensors else 0
     assert _ratios_model.weight_bytes(path) == total - table
 
 

@@ -149,6 +149,14 @@ def test_no_python_block_is_overlooked(page):
     assert text.count(">>> ") == sum(s.source.count(">>> ") for s in snippets(page))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_clones_are_installed_so_that_python_finds_the_kernels_in_them(page):
+    """Without -e a Python that is started in the clone imports the sources there, which have no compiled module."""
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"pip install '?\.(?:\[.*\]|'|\s|$)", text) == []
+    assert page.name != "README.md" or len(re.findall(r"^pip install -e '\.\[", text, re.M)) == 2
+
+
 def test_the_pages_that_teach_have_snippets():
     for name, least in {"tutorial.md": 10, "array-api.md": 10, "CONTRIBUTING.md": 4, "architecture.md": 2}.items():
         page = next(p for p in PAGES if p.name == name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +18,12 @@ gguf = pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
+import support  # noqa: E402
 from make_gguf import llama_metadata, write_gguf, write_llama  # noqa: E402
 from tensorops.models import GGUFError, Llama, open_gguf  # noqa: E402
+from tensorops.models._open_file import OpenFile  # noqa: E402
 from tensorops.models.blocks import QuantizedWeight  # noqa: E402
+from tensorops.models.gguf import _Reader  # noqa: E402
 from tensorops.models.weights import Memory  # noqa: E402
 from tensorops.testing import references  # noqa: E402
 
@@ -270,11 +275,63 @@ def test_every_truncation_is_an_error(model_file: Path, tmp_path: Path) -> None:
     assert read_everything(model_file)
     tensors = open_gguf(model_file).tensors.values()
     start = min(int(t.data_offset) for t in gguf.GGUFReader(model_file).tensors)
-    last_byte = start + sum(-(-t.data.nbytes // 32) * 32 for t in tensors) - 32
+    last_byte = start + sum(-(-t.nbytes // 32) * 32 for t in tensors) - 32
     path = tmp_path / "cut.gguf"
     for size in [*range(700), *range(700, start, 53), *range(start, last_byte, 2003)]:
         path.write_bytes(raw[:size])
         assert not read_everything(path), f"{size} of {len(raw)} bytes were read without complaint"
+
+
+SHRINKING = """
+import os, sys
+from tensorops.models import GGUFError, open_gguf
+path = sys.argv[1]
+tensors = open_gguf(path).tensors.values()
+values = [tensor.dequantize() for tensor in tensors]
+os.truncate(path, int(sys.argv[2]))
+for tensor in tensors:
+    for read in (tensor.dequantize, tensor.quantized):
+        try:
+            read()
+        except GGUFError as error:
+            print(error)
+print(sum(float(array.sum()) for array in values))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not truncate a file that is open elsewhere")
+@pytest.mark.parametrize("lost", [1, 4096, 10**5])
+def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path, lost: int) -> None:
+    """In a process of its own: reading what a mapped file has lost would end it with a signal."""
+    x = np.full((128, 1024), 127, np.float32)  # the scale is 1
+    path = write_gguf(tmp_path / "w.gguf", {}, {"w": x}, "Q8_0")
+    result = support.python(SHRINKING, str(path), str(path.stat().st_size - lost))
+    assert result.returncode == 0, result.stderr
+    problem = f"{path}: tensor w: the file became shorter after it was opened: {lost} bytes are missing"
+    assert result.stdout.splitlines() == [problem, problem, str(float(x.sum()))]
+
+
+def test_a_file_that_becomes_shorter_while_it_is_opened_is_an_error(model_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(model_file.read_bytes())
+    reader = _Reader(OpenFile(path))
+    os.truncate(path, 10)
+    with pytest.raises(GGUFError, match=r"cut\.gguf: .*: the file became shorter after it was opened"):
+        reader.read()
+
+
+def test_reading_from_many_threads(tmp_path: Path) -> None:
+    arrays = {f"w{i}": np.full((64, 256), i, np.float32) for i in range(8)}
+    tensors = open_gguf(write_gguf(tmp_path / "w.gguf", {}, arrays)).tensors
+    with ThreadPoolExecutor(8) as pool:
+        for name, values in pool.map(lambda name: (name, tensors[name].dequantize()), list(arrays) * 20):
+            np.testing.assert_array_equal(values, arrays[name])
+
+
+def test_a_large_tensor_is_read_in_pieces(tmp_path: Path, matrix: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenFile, "PIECE", 100)
+    tensors = open_gguf(write_gguf(tmp_path / "w.gguf", {}, {"v": matrix, "w": 2 * matrix})).tensors
+    np.testing.assert_array_equal(tensors["w"].dequantize(), 2 * matrix)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

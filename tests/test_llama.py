@@ -17,6 +17,7 @@ pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
+import support
 import tensorops as tp
 from make_gguf import (
     llama_arrays,
@@ -293,6 +294,57 @@ def test_a_long_prompt_goes_through_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     assert lengths == [16, 16, 16, 2, 1, 1, 1]
 
 
+def test_logits_of_a_long_text_come_from_pieces(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = llama_arrays()
+    ids = [int(i) for i in np.random.default_rng(4).integers(0, 269, 50)]
+    model = Llama(CONFIG, weights, backend=backend)
+    monkeypatch.setattr(importlib.import_module("tensorops.models.llama"), "PREFILL_TOKENS", 16)
+    cache = model.new_cache()
+    with tp.trace() as log:
+        logits = model(ids, cache)
+    assert [record.shapes[0][0] for record in log if record.operator == "embedding"] == [16, 16, 16, 2]
+    assert cache.length == 50
+    assert type(logits) is type(tp.to_backend(np.zeros(1, np.float32), backend))
+    np.testing.assert_allclose(to_numpy(logits), float64_logits(CONFIG, weights, ids), rtol=1e-4, atol=1e-4)
+
+
+def test_a_text_that_is_too_long_leaves_the_cache_as_it_was(model: Llama) -> None:
+    cache = model.new_cache()
+    model([5], cache)
+    with pytest.raises(ValueError, match="position 300 is past the model's context length of 300"):
+        model([1] * 300, cache)
+    assert cache.length == 1
+
+
+# ------------------------------------------------------------------------------------------------ the default
+
+
+def test_by_default_the_compiled_kernels_compute(tmp_path: Path) -> None:
+    support.require_provider("cpu")
+    path = write_llama(tmp_path / "model.gguf", "Q4_1")
+    for model in (Llama.from_gguf(path), Llama(CONFIG, llama_arrays())):
+        assert model.backend == "cpu"
+        with tp.trace() as log:
+            model([1, 2, 3])
+        assert {record.kernel for record in log if record.operator == "rms_norm"} == {"cpu"}
+
+
+def test_the_backend_in_force_is_the_default(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "model.gguf", "Q4_1")
+    with tp.set_backend("numpy"):
+        models = Llama.from_gguf(path), Llama(CONFIG, llama_arrays())
+    for model in models:
+        assert model.backend == "numpy"
+        with tp.trace() as log:
+            model([1, 2, 3])
+        assert {record.kernel for record in log if record.kernel != "-"} == {"generic"}
+
+
+def test_without_compiled_kernels_numpy_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tp, "is_backend_available", lambda name: name != "cpu")
+    assert Llama.from_gguf(write_llama(tmp_path / "model.gguf")).backend == "numpy"
+
+
 # --------------------------------------------------------------------------------------------------- errors
 
 
@@ -314,6 +366,9 @@ def test_the_context_length_is_a_limit(model: Llama) -> None:
     assert cache.length == 300
     with pytest.raises(ValueError, match="200 tokens of prompt and 101 new ones make 301, more than"):
         model.generate_ids([1] * 200, max_new_tokens=101)
+    with pytest.raises(ValueError, match="max_new_tokens is -1, expected 0 or more"):
+        model.generate_ids([1], max_new_tokens=-1)
+    assert list(model.generate_ids([1], max_new_tokens=0)) == []
 
 
 def test_an_empty_prompt(model: Llama) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,6 +70,48 @@ def test_every_text_survives(tmp_path_factory: pytest.TempPathFactory, rule: str
         assert "".join(tokenizer.stream(ids)) == text
 
     check()
+
+
+def merged_like_llama_cpp(word: str, merges: list[str], tokens: list[str]) -> list[str]:
+    """Merge the characters of one word as ``llm_tokenizer_bpe_session::tokenize`` does, then drop what is no token.
+
+    There a character that is no token stays a symbol until the end, and so no pair reaches across it.
+    """
+    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
+    symbols = list(word)
+    while pairs := [pair for pair in itertools.pairwise(symbols) if pair in ranks]:
+        best = min(pairs, key=ranks.__getitem__)
+        at = list(itertools.pairwise(symbols)).index(best)
+        symbols[at : at + 2] = ["".join(best)]
+    return [symbol for symbol in symbols if symbol in tokens]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_missing_byte_keeps_its_neighbours_apart(tmp_path_factory: pytest.TempPathFactory, rule: str) -> None:
+    merges = ["! !", "!! ?", "? !", "? ?", "!!? !"]
+    kept = [token for token in TOKENS if token not in ("Ć", ";")]  # the byte 6, and one that stands for itself
+    tokens = [*kept, *(merge.replace(" ", "") for merge in merges), " ", "  "]
+    tokenizer = build(
+        tmp_path_factory.mktemp("missing"),
+        ggml__pre=rule, ggml__tokens=tokens, ggml__merges=merges, ggml__token_type=None, ggml__add_bos_token=False,
+    )  # fmt: skip
+    assert [tokens[i] for i in tokenizer.encode("!\x06!!?")] == ["!", "!!?"]
+
+    @given(st.text("!?;\x06", max_size=12))
+    def check(text: str) -> None:
+        # The rule "default" makes words of punctuation alone, the others cut nothing here.
+        words = re.split("(\x06+)", text) if rule == "default" else [text]
+        words = [word.replace("\x06", "Ć") for word in words]
+        expected = [token for word in words for token in merged_like_llama_cpp(word, merges, tokens)]
+        assert [tokens[i] for i in tokenizer.encode(text)] == expected
+
+    check()
+
+
+def test_a_whole_word_may_hold_a_byte_that_is_no_token(tmp_path: Path) -> None:
+    tokens = [*(token for token in TOKENS if token != "Ć"), "!Ć!"]
+    changes = {"ggml__tokens": tokens, "ggml__token_type": None, "ggml__add_bos_token": False}
+    assert build(tmp_path, ggml__pre="llama-bpe", **changes).encode("!\x06!") == [len(tokens) - 1]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorops.backends.registry import Backend
+from tensorops.backends.registry import Backend, resolve
 
 if TYPE_CHECKING:
     from tensorops.models import Llama
+
+
+def default_backend() -> Backend:
+    """Return the backend that a model computes with where nobody chose one."""
+    try:
+        from tensorops.models import llama
+    except ImportError as error:
+        raise click.ClickException(str(error)) from None
+    return resolve(llama.default_backend())
 
 
 def load(path: Path, backend: Backend) -> Llama:
@@ -22,7 +31,17 @@ def load(path: Path, backend: Backend) -> Llama:
         from tensorops.models import Llama
 
         return Llama.from_gguf(path, backend.name, compile=_compiler(backend))
-    except (ImportError, ValueError, RuntimeError) as error:
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def generate(llama: Llama, prompt: list[int], **options: Any) -> Iterator[int]:
+    """Continue the tokens of a prompt; what the model refuses is an error of the command."""
+    if not prompt:
+        raise click.ClickException("the prompt has no character that the model's vocabulary knows")
+    try:
+        return llama.generate_ids(prompt, **options)
+    except ValueError as error:
         raise click.ClickException(str(error)) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.text import Text
 
 from tensorops._display import Table, printable, printable_lines, wrapped
-from tensorops.backends.registry import Backend, resolve
+from tensorops.backends.registry import Backend, all_backends, nearest, resolve
 
 if TYPE_CHECKING:
     import rich.table
@@ -66,20 +67,49 @@ def warn(text: object) -> None:
     messages.print(f"[yellow]Warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
 
 
+def text(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Refuse an empty text, and one that is not UTF-8: its bytes reach Python as characters that no encoder takes."""
+    if not value:
+        raise click.BadParameter("the text is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise click.BadParameter(f"character {error.start} of {value!r:.80} is not UTF-8") from None
+    return value
+
+
+def finite(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuse NaN and the infinities, which click's ranges let through."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number")
+    return value
+
+
 def backend_name(context: click.Context, parameter: click.Parameter, value: str | None) -> Backend | None:
     """Turn a backend's name into the backend; an unknown one is a usage error (exit code 2)."""
-    try:
-        return None if value is None else resolve(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    return None if value is None else _known(value)
 
 
 def backend_names(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[Backend, ...]:
     """Turn backends' names into the backends, each once; an unknown one is a usage error (exit code 2)."""
+    return tuple(dict.fromkeys(map(_known, values)))
+
+
+def _known(name: str) -> Backend:
     try:
-        return tuple(dict.fromkeys(map(resolve, values)))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+        return resolve(name)
+    except ValueError:
+        names = [known for backend in all_backends().values() for known in (backend.name, *backend.aliases)]
+        message = f"unknown backend {name!r}{nearest(name, names)}; {available_here()}"
+        raise click.BadParameter(message) from None
+
+
+def available_here() -> str:
+    """Return the words that say which backends can compute here, best first."""
+    from tensorops.cli.backends import probe_best_first
+
+    names = ", ".join(backend.name for backend, probed in probe_best_first() if not probed.reason)
+    return f"available here: {names} (`tensorops backends` has the reasons for the others)"
 
 
 def configuration_problem() -> str:
@@ -109,14 +139,14 @@ def require_configuration() -> None:
         raise click.ClickException(f"{problem}\n`tensorops doctor` says how to mend it.")
 
 
-def require_available(backend: Backend) -> None:
-    """Refuse a backend that cannot compute here, with the reason and the remedy."""
+def require_available(backend: Backend, *, option: str = "") -> None:
+    """Refuse a backend that cannot compute here, with the reason and the remedy; `option` is where it was named."""
     from tensorops.backends.probing import first_available
 
     try:
         first_available([backend])
     except (RuntimeError, ValueError) as error:  # its options in the configuration may be at fault as well
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(f"{option}: {error}; {available_here()}" if option else str(error)) from None
 
 
 def configured_backend() -> Backend | None:
@@ -154,8 +184,8 @@ def model_path(given: Path | None) -> Path:
     from tensorops.models.download import DownloadError, cached_model_path, fetch_model
 
     try:
-        if (cached := cached_model_path()).is_file():
-            return cached
+        if cached_model_path().is_file():
+            return fetch_model()  # checks it
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=messages) as bar:
             task = bar.add_task("SmolLM2-135M-Instruct", total=None)

@@ -143,7 +143,7 @@ def weight_bytes(path: Path) -> int:
     tensors = dict(open_gguf(path).tensors)
     if "output.weight" in tensors:
         del tensors["token_embd.weight"]  # else it is the output's matrix as well
-    return sum(tensor.data.nbytes for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def read_bandwidth() -> float:

@@ -213,7 +213,7 @@ def bench(
     if output is not None and not output.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {output.absolute().parent}", param_hint="--output")
     for backend in named:
-        require_available(backend)
+        require_available(backend, option="--backend")
     backends = named or _available()
     found = _measure_all(operators, backends, sizes, dtype, seconds)
     report = circumstances(backends, dtype, seconds)

@@ -22,6 +22,7 @@ from tensorops.cli._options import (
     print_table,
     require_available,
     require_configuration,
+    text,
 )
 from tensorops.cli.backends import had_here, print_backends, probe_best_first
 
@@ -44,10 +45,11 @@ def run(path: Path, backend: Backend, prompt: str, count: int) -> Outcome:
     llama = _model.load(path, backend)
     assert llama.tokenizer is not None
     prompt_ids = llama.tokenizer.encode(prompt)
+    tokens = _model.generate(llama, prompt_ids, max_new_tokens=count)
     with tensorops.trace() as log:  # on a run of its own, as recording takes time
-        list(llama.generate_ids(prompt_ids, max_new_tokens=2))
+        list(_model.generate(llama, prompt_ids, max_new_tokens=min(count, 2)))
     watch = _model.Stopwatch()
-    ids = list(watch.watch(llama.generate_ids(prompt_ids, max_new_tokens=count)))
+    ids = list(watch.watch(tokens))
     kernels = sorted(f"{name}: {', '.join(sorted(k))}" for name, k in log.kernels.items() if k - {"generic", "-"})
     return Outcome(backend.name, ids, llama.tokenizer.decode(ids), watch, "\n".join(kernels) or "generic bodies")
 
@@ -60,7 +62,7 @@ def why_skipped(backend: Backend) -> str:
 
 
 @click.command()
-@click.option("--prompt", default=PROMPT, show_default=True, help="What to continue.")
+@click.option("--prompt", callback=text, default=PROMPT, show_default=True, help="What to continue.")
 @click.option(
     "--backend",
     "named",
@@ -75,13 +77,14 @@ def demo(prompt: str, named: tuple[Backend, ...], everything: bool, model: Path 
     """Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected."""
     require_configuration()
     for backend in named:
-        require_available(backend)
+        require_available(backend, option="--backend")
     console = Console()
     found = probe_best_first()
     print_backends(console, had_here(found))
     available = [backend for backend, probed in found if not probed.reason]
     path = model_path(model)
-    console.print(f"\nContinuing [bold]{escape(repr(prompt))}[/] with {path.name}, greedily:\n")
+    file = escape(click.format_filename(path.name))
+    console.print(f"\nContinuing [bold]{escape(repr(prompt))}[/] with {file}, greedily:\n")
     outcomes: list[Outcome] = []
     for backend in available if everything and not named else chosen(console, named, available):
         with messages.status(f"{backend.name} …"):

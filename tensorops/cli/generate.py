@@ -5,35 +5,61 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import numpy as np
 
-from tensorops.backends.probing import unavailable_reason
-from tensorops.backends.registry import Backend, resolve
+from tensorops.backends.registry import Backend
 from tensorops.cli import _model
 from tensorops.cli._options import (
     backend_name,
     configured_backend,
+    finite,
     messages,
     model_options,
     model_path,
     require_available,
     require_configuration,
+    text,
 )
 
 
+def divisor(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Refuse a temperature that vanishes in the precision in which logits are divided by it."""
+    smallest = float(np.finfo(np.float32).tiny)
+    if 0 < value < smallest:
+        raise click.BadParameter(f"{value} is less than float32's {smallest:.1e}; 0 takes the likeliest token")
+    finite(context, parameter, value)
+    return value
+
+
 @click.command()
-@click.argument("prompt")
+@click.argument("prompt", callback=text)
 @click.option(
     "--backend",
     callback=backend_name,
     help="Who computes; by default what is configured, else cpu, or numpy without its kernels.",
 )
 @click.option(
-    "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 takes the likeliest."
+    "--temperature",
+    type=click.FloatRange(min=0),
+    callback=divisor,
+    default=0.0,
+    show_default=True,
+    help="0 takes the likeliest.",
 )
 @click.option("--top-k", type=click.IntRange(min=1), help="Sample from the likeliest K tokens.")
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Sample from the likeliest of this total.")
-@click.option("--min-p", type=click.FloatRange(0, 1), help="Leave out tokens rarer than this share of the likeliest.")
-@click.option("--seed", type=int, help="Make sampling repeatable.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    callback=finite,
+    help="Sample from the likeliest of this total.",
+)
+@click.option(
+    "--min-p",
+    type=click.FloatRange(0, 1),
+    callback=finite,
+    help="Leave out tokens rarer than this share of the likeliest.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Make sampling repeatable.")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @model_options
 def generate(
@@ -50,24 +76,17 @@ def generate(
 ) -> None:
     """Continue PROMPT; the text streams to standard output, the speed goes to standard error."""
     require_configuration()
-    chosen = backend or configured_backend() or resolve("numpy" if unavailable_reason(resolve("cpu")) else "cpu")
-    require_available(chosen)
+    chosen = backend or configured_backend() or _model.default_backend()
+    require_available(chosen, option="--backend" if backend else "")
     llama = _model.load(model_path(model), chosen)
     assert llama.tokenizer is not None  # files without one are refused when they are read
     watch = _model.Stopwatch()
     try:
         ids = llama.tokenizer.encode_prompt(prompt, chat=chat)
-        tokens = llama.generate_ids(
-            ids,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-        )
-    except ValueError as error:
+    except ValueError as error:  # the template is the file's
         raise click.ClickException(str(error)) from None
+    pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    tokens = _model.generate(llama, ids, max_new_tokens=max_new_tokens, **pick)
     if not chat:
         click.echo(prompt, nl=False)
     for piece in llama.tokenizer.stream(watch.watch(tokens)):

@@ -98,7 +98,7 @@ def selftest(named: tuple[Backend, ...], full: bool, as_json: bool) -> None:
     """
     require_configuration()
     for backend in named:
-        require_available(backend)
+        require_available(backend, option="--backend")
     backends = named or _available()
     results = run(backends, full=full)
     left_out = "" if full else describe_quick(backends)

@@ -16,7 +16,7 @@ The low nibbles of a block are its elements 0 to 15 and the high nibbles its ele
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ try:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 except ImportError as error:
     raise missing("gguf") from error
+
+if TYPE_CHECKING:
+    from ._open_file import OpenFile
 
 __all__ = ["SUPPORTED_TYPES", "QuantizedWeight", "Tensor"]
 
@@ -77,23 +80,29 @@ class Tensor:
 
     Parameters
     ----------
-    path : str
-        The file, for messages.
     name : str
         The name in the file, such as ``blk.0.attn_q.weight``.
     type : GGMLQuantizationType
         How the elements are stored.
     shape : tuple of int
         Row-major, so that a linear layer's weight is ``(out, in)``.
-    data : array of uint8
-        The stored bytes, a read-only view of the mapped file.
+    file : OpenFile
+        Where it is.
+    start, nbytes : int
+        Its first byte in the file, and how many bytes it has.
     """
 
-    path: str
     name: str
     type: GGMLQuantizationType
     shape: tuple[int, ...]
-    data: Bytes
+    file: OpenFile
+    start: int
+    nbytes: int
+
+    @property
+    def data(self) -> Bytes:
+        """The stored bytes, read anew from the file."""
+        return self.file.read(self.start, self.nbytes, f"tensor {self.name}")
 
     @property
     def is_quantized(self) -> bool:
@@ -106,7 +115,7 @@ class Tensor:
         Raises
         ------
         GGUFError
-            A stored number is infinite or not a number.
+            A stored number is infinite or not a number, or the file became shorter after it was opened.
         """
         if self.type == GGMLQuantizationType.F32:
             values = self._finite(self.data.view("<f4"))
@@ -130,7 +139,8 @@ class Tensor:
         Raises
         ------
         GGUFError
-            The tensor is stored as floating-point numbers, or a scale is not finite.
+            The tensor is stored as floating-point numbers, a scale is not finite, or the file became shorter after it
+            was opened.
         """
         if not self.is_quantized:
             names = ", ".join(t.name for t in BLOCK_TYPES)
@@ -165,10 +175,10 @@ class Tensor:
         return scale * (integers - np.float32(8)) if minimum is None else scale * integers + minimum
 
     def _finite(self, stored: npt.NDArray[Any]) -> Float32:
-        """Return stored floating-point numbers as a new float32 array."""
+        """Return stored floating-point numbers, which nobody else holds, as a float32 array."""
         if not np.isfinite(stored).all():
             raise self._error("holds a number that is not finite")
-        return stored.astype(np.float32)
+        return stored.astype(np.float32, copy=False)
 
     def _error(self, problem: str) -> GGUFError:
-        return GGUFError(self.path, f"tensor {self.name}", problem)
+        return GGUFError(self.file.path, f"tensor {self.name}", problem)

@@ -16,7 +16,7 @@ import tensorops as tp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KVCache", "Slots"]
+__all__ = ["KVCache", "Slots", "concat"]
 
 Array = Any
 
@@ -94,6 +94,12 @@ class KVCache:
         """How many tokens there is room for without growing."""
         return int(self.keys[0].shape[1])
 
+    def require(self, count: int) -> None:
+        """Raise ValueError if `count` more tokens would lie past the context length."""
+        needed = self.length + count
+        if needed > self.limit:
+            raise ValueError(f"position {needed - 1} is past the model's context length of {self.limit}")
+
     def reserve(self, count: int) -> None:
         """Make room for `count` more tokens.
 
@@ -102,10 +108,8 @@ class KVCache:
         ValueError
             They would lie past the context length.
         """
-        needed = self.length + count
-        if needed > self.limit:
-            raise ValueError(f"position {needed - 1} is past the model's context length of {self.limit}")
-        while self.capacity < needed:
+        self.require(count)
+        while self.capacity < self.length + count:
             self.keys = [_doubled(slots) for slots in self.keys]
             self.values = [_doubled(slots) for slots in self.values]
 
@@ -125,8 +129,14 @@ def _accepts_assignment(slots: Array) -> bool:
 
 
 def _doubled(slots: Array) -> Array:
-    xp = tp.get_namespace(slots)
     # Zeros, not uninitialised memory: a masked slot counts 0 times, and 0 times NaN is NaN.
-    grown = xp.concat([slots, xp.zeros_like(slots)], axis=1)
+    return concat([slots, tp.get_namespace(slots).zeros_like(slots)], axis=1)
+
+
+def concat(arrays: Sequence[Array], axis: int) -> Array:
+    """Join arrays; the result is of the first one's kind."""
+    if len(arrays) == 1:
+        return arrays[0]
+    joined = tp.get_namespace(*arrays).concat(list(arrays), axis=axis)
     # A namespace may compute with wrappers around its library's arrays; a cache holds what its owner gave it.
-    return grown if type(grown) is type(slots) else tp.to_backend(grown, tp.get_backend())
+    return joined if type(joined) is type(arrays[0]) else tp.to_backend(joined, tp.get_backend())

