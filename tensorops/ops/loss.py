@@ -80,12 +80,14 @@ def cross_entropy(
     classes = logits.shape[-1]
     if classes == 0:
         raise ValueError("cross_entropy: logits has no classes along its last axis")
+    device = creation_device(logits)
     smallest, largest = integer_limits(targets)
-    # Not every library compares integers with a number that their dtype lacks.
-    counted = targets != ignore_index if smallest <= ignore_index <= largest else targets == targets
+    if smallest <= ignore_index <= largest:
+        counted = targets != xp.asarray(ignore_index, dtype=targets.dtype, device=device)
+    else:  # no target is, and libraries do not compare with a number that the dtype lacks
+        counted = targets == targets
     targets = xp.where(counted, targets, xp.zeros_like(targets))
     require_indices("cross_entropy", "targets", targets, classes, xp)
-    device = creation_device(logits)
     targets = widen_integers(xp, targets, device)
 
     (wide,) = widen(xp, logits)
