@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tensorops._dtypes import largest_exponent, widen
-from tensorops._namespaces import creation_device, describe_type, namespace_of
+from tensorops._namespaces import creation_device, namespace_of
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
 from tensorops._validation import (
@@ -139,7 +139,7 @@ def _quotient(x: Array, divisor: float) -> Array:
 def _require_source(rng: Any) -> None:
     """Raise `TypeError` unless `rng`, if it is given, is a source of numbers."""
     if rng is not None and not isinstance(rng, np.random.Generator) and namespace_of(rng) is None:
-        raise TypeError(f"sample: rng is {describe_type(rng)}, expected a numpy.random.Generator or an array")
+        raise TypeError(f"sample: rng is {type(rng).__name__}, expected a numpy.random.Generator or an array")
 
 
 def _uniform(xp: Namespace, logits: Array, rng: Any) -> Array:
