@@ -45,6 +45,14 @@ def is_integer(x: Array) -> bool:
     return _name(x.dtype) in INTEGER
 
 
+def integer_limits(x: Array) -> tuple[int, int]:
+    """Return the smallest and the largest number that the dtype of `x`, which holds integers, can hold."""
+    kind, _, bits = _name(x.dtype).rpartition("int")
+    if kind == "u":
+        return 0, 2 ** int(bits) - 1
+    return -(2 ** (int(bits) - 1)), 2 ** (int(bits) - 1) - 1
+
+
 def is_bool(x: Array) -> bool:
     """Tell whether `x` holds truth values."""
     return _name(x.dtype) in ("bool", "bool_")
@@ -70,9 +78,27 @@ def widen(xp: Namespace, *arrays: Array | None) -> tuple[Any, ...]:
     return tuple(None if x is None else xp.astype(x, dtype, copy=False) for x in arrays)
 
 
+def widen_integers(xp: Namespace, ids: Array, device: Any) -> Array:
+    """Convert integers on a device to int32 or int64, with which every library indexes and counts.
+
+    Where a library or device lacks int64, larger ones stay as they are.
+    """
+    name = _name(ids.dtype)
+    if name in ("int32", "int64"):
+        return ids
+    wanted = "int64" if name in ("uint32", "uint64") else "int32"
+    available = xp.__array_namespace_info__().dtypes(device=device, kind="integral")
+    return xp.astype(ids, available[wanted]) if wanted in available else ids
+
+
 def narrow(xp: Namespace, y: Array, like: Array) -> Array:
     """Convert a result to the dtype of the operator's first input."""
     return xp.astype(y, like.dtype, copy=False)
+
+
+def anew(xp: Namespace, x: Array) -> Array:
+    """Return the values of `x` in an array of their own, which automatic differentiation connects with `x`."""
+    return narrow(xp, x * 1.0, x)
 
 
 def nbytes(x: Array) -> int:

@@ -67,6 +67,10 @@ class Namespace:
         The providers of kernels for its arrays, best first.
     device
         The device on which to create arrays that are to meet `x`, in the library's own terms.
+    unfit
+        Why operators cannot take an array, and what to pass instead; an empty string if they can.
+    arrayed
+        Makes an array of what its functions return in place of one.
     quiet
         A context in which it computes without warnings: IEEE special values are results, not accidents.
     host_values
@@ -92,6 +96,8 @@ class Namespace:
     unwrapped: Callable[[Array], Array] = lambda x: x
     providers: tuple[str, ...] = ()
     device: Callable[[Array], Any] = lambda x: None
+    unfit: Callable[[Array], str] = lambda x: ""
+    arrayed: Callable[[Any], Array] = lambda y: y
     quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     host_values: bool = False
     lazy: bool = False
@@ -141,6 +147,35 @@ class Namespace:
     def owns(self, x: object) -> bool:
         """Tell whether `x` is one of this library's arrays."""
         return isinstance(x, (_attribute(self.array_type), self._wrapper_type))
+
+
+# ------------------------------------------------------------------------------------ arrays that are not taken
+
+
+def _numpy_unfit(x: Array) -> str:
+    import numpy as np
+
+    # Their arithmetic differs from the standard's: `*` of a matrix multiplies matrices, and the operators of a masked
+    # array leave out elements that every formula here would have to know of.
+    if isinstance(x, np.matrix):
+        return "matrix is not supported; pass numpy.asarray(x)"
+    if isinstance(x, np.ma.MaskedArray):
+        return "MaskedArray is not supported; pass x.filled(value)"
+    return ""
+
+
+def _numpy_arrayed(y: Array) -> Array:
+    import numpy as np
+
+    return np.asarray(y) if isinstance(y, np.generic) else y  # a scalar is an array of zero dimensions
+
+
+def _torch_unfit(x: Array) -> str:
+    import torch
+
+    if x.is_nested:
+        return "a nested tensor is not supported; pass its parts one by one, or torch.nested.to_padded_tensor(x, value)"
+    return "" if x.layout is torch.strided else f"a tensor of layout {x.layout} is not supported; pass x.to_dense()"
 
 
 # --------------------------------------------------------------------------- transfers, one pair a library
@@ -243,7 +278,8 @@ def _dask_to_numpy(x: Array) -> np.ndarray[Any, Any]:
 def _dask_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     import dask.array as da
 
-    return da.from_array(a)
+    # Dask cannot estimate how much memory objects take, and so not into how many blocks to put them.
+    return da.from_array(a, chunks=-1 if a.dtype.hasobject else "auto")
 
 
 def _cupy_to_numpy(x: Array) -> np.ndarray[Any, Any]:
@@ -330,6 +366,8 @@ NAMESPACES: dict[str, Namespace] = {
             from_numpy=_numpy_from_numpy,
             runtime="tensorops.backends.runtimes:NumpyRuntime",
             providers=("cpu",),
+            unfit=_numpy_unfit,
+            arrayed=_numpy_arrayed,
             quiet=_numpy_quiet,
             host_values=True,
         ),
@@ -392,6 +430,7 @@ NAMESPACES: dict[str, Namespace] = {
             runtime="tensorops.backends.runtimes:TorchRuntime",
             providers=("torch_cpu",),
             device=lambda x: x.device,
+            unfit=_torch_unfit,
             extra="torch",
         ),
         Namespace(
@@ -473,18 +512,8 @@ def _find_among_known(x: object) -> Namespace | None:
     for cls in type(x).__mro__:
         row = _BY_PACKAGE.get(cls.__module__.partition(".")[0])
         if row is not None and row.packages[0] in sys.modules and row.owns(x):
-            _refuse_odd_subclass(x)
             return row
     return None
-
-
-def _refuse_odd_subclass(x: object) -> None:
-    import numpy as np
-
-    # Their arithmetic differs from the standard's: `*` of a matrix multiplies matrices, and the operators
-    # of a masked array leave out elements that every formula here would have to know of.
-    if isinstance(x, np.matrix | np.ma.MaskedArray):
-        raise TypeError(f"{type(x).__name__} is not supported; pass numpy.asarray(x), or x.filled(value)")
 
 
 def describe_type(x: object) -> str:
@@ -510,6 +539,8 @@ def common_namespace(*arrays: Array | None) -> Namespace:
             raise TypeError(f"expected an array, got {describe_type(x)}")
         if row.missing:
             raise TypeError(f"{row.name} arrays cannot be used: {row.missing}")
+        if reason := row.unfit(x):
+            raise TypeError(reason)
         if found is not None and row is not found:
             raise TypeError(
                 f"arrays of several libraries in one call: {found.name} and {row.name}; convert one of them, or "

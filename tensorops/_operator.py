@@ -250,7 +250,7 @@ class Operator(Generic[P, R]):
         namespace = call.namespace
         with namespace.quiet():
             if not namespace.wrapper:
-                return self._body(*call.args, **call.kwargs)
+                return _each(namespace.arrayed, self._body(*call.args, **call.kwargs))
             args = map(namespace.wrap, call.args)
             kwargs = {name: namespace.wrap(value) for name, value in call.kwargs.items()}
             result = self._body(*args, **kwargs)
@@ -287,6 +287,8 @@ class Operator(Generic[P, R]):
             if row is not None:
                 if row.missing:
                     raise TypeError(f"{self.__name__}: {name} is an array of {row.name}, and {row.missing}")
+                if reason := row.unfit(value):
+                    raise TypeError(f"{self.__name__}: {name}: {reason}")
                 yield name, value
             elif name in self._surely_arrays and not (
                 value is None and self._signature.parameters[name].default is None

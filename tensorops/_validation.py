@@ -6,11 +6,14 @@ nothing but the reading (arrays in host memory, computed eagerly).
 
 from __future__ import annotations
 
-from numbers import Real
+from math import isfinite
+from numbers import Integral, Number, Real
 from typing import Any
 
+import numpy as np
+
 from tensorops import _dtypes
-from tensorops._namespaces import has_host_values
+from tensorops._namespaces import describe_type, has_host_values
 from tensorops._typing import Array, Namespace
 
 
@@ -71,29 +74,92 @@ def require_broadcastable(operator: str, name: str, x: Array, shape: tuple[int, 
         raise ValueError(f"{operator}: {name} has shape {own}, which does not broadcast to {shape}")
 
 
-def require_choice(operator: str, name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise `ValueError` unless `value` is one of `choices`."""
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{operator}: {name} is {value!r}, expected one of {listed}")
+def shown(value: object) -> str:
+    """Return how messages show a wrong argument: on one short line, and without reading an array's values."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, tuple | list):
+        few = ", ".join(describe_type(v) if isinstance(v, tuple | list) else shown(v) for v in value[:4])
+        few += ", …" if len(value) > 4 else "," if len(value) == 1 and isinstance(value, tuple) else ""
+        return f"({few})" if isinstance(value, tuple) else f"[{few}]"
+    if value is None or isinstance(value, bool | Number | str | bytes):
+        text = repr(value)
+        return text if len(text) <= 80 else f"{text[:79]}…"
+    return describe_type(value)
 
 
-def require_eps(operator: str, eps: Any) -> None:
-    """Raise unless `eps` is a finite number of at least 0."""
-    if isinstance(eps, bool) or not isinstance(eps, Real):
-        raise TypeError(f"{operator}: eps is {eps!r}, expected a number")
-    if not 0.0 <= float(eps) < float("inf"):
-        raise ValueError(f"{operator}: eps is {eps}, expected 0 or more")
+# What an option may be is said here once, for bodies and kernels. Numbers are those of Python and NumPy, never arrays:
+# an array's value may be on a device, not computed yet or traced, and would take part in the choice of a dtype. The
+# functions return Python's own, which no library promotes anything for.
+
+
+def as_integer(operator: str, name: str, value: Any) -> int:
+    """Return an option as an `int`; raise `TypeError` unless it is an integer."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{operator}: {name} is {shown(value)}, expected an integer")
+    return int(value)
+
+
+def as_number(operator: str, name: str, value: Any) -> float:
+    """Return an option as a `float`; raise `TypeError` unless it is a number, and `ValueError` unless it is finite."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{operator}: {name} is {shown(value)}, expected a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{operator}: {name} is {shown(value)}, beyond the range of float64") from None
+    if not isfinite(number):
+        raise ValueError(f"{operator}: {name} is {number}, expected a finite number")
+    return number
+
+
+def as_number_of_at_least_0(operator: str, name: str, value: Any) -> float:
+    """Return an option as a `float`; raise `ValueError` unless it is finite and at least 0."""
+    number = as_number(operator, name, value)
+    if number < 0.0:
+        raise ValueError(f"{operator}: {name} is {number}, expected 0 or more")
+    return number
+
+
+def as_positive_number(operator: str, name: str, value: Any) -> float:
+    """Return an option as a `float`; raise `ValueError` unless it is finite and more than 0."""
+    number = as_number(operator, name, value)
+    if number <= 0.0:
+        raise ValueError(f"{operator}: {name} is {number}, expected a positive number")
+    return number
+
+
+def as_share(operator: str, name: str, value: Any) -> float:
+    """Return an option as a `float`; raise `ValueError` unless it is within 0 … 1."""
+    number = as_number(operator, name, value)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"{operator}: {name} is {number}, expected 0 … 1")
+    return number
+
+
+def as_bool(operator: str, name: str, value: Any) -> bool:
+    """Return an option as a `bool`; raise `TypeError` unless it is one."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{operator}: {name} is {shown(value)}, expected True or False")
+    return bool(value)
+
+
+def as_choice(operator: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Return an option as a `str`; raise `TypeError` unless it is a string, and `ValueError` unless a choice."""
+    listed = ", ".join(map(repr, choices))
+    if not isinstance(value, str):
+        raise TypeError(f"{operator}: {name} is {shown(value)}, expected one of {listed}")
+    if value not in choices:
+        raise ValueError(f"{operator}: {name} is {shown(value)}, expected one of {listed}")
+    return str(value)
 
 
 def normalize_axis(operator: str, axis: Any, ndim: int) -> int:
     """Return `axis` counted from the front; raise in the caller's terms if `x` has no such axis."""
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        raise TypeError(f"{operator}: axis is {axis!r}, expected an integer")
-    index = axis.__index__()
+    index = as_integer(operator, "axis", axis)
     if not -ndim <= index < ndim:
-        raise ValueError(f"{operator}: axis {index} is out of range, x has {plural(ndim, 'dimension')}")
-    return int(index % ndim)
+        raise ValueError(f"{operator}: axis {shown(index)} is out of range, x has {plural(ndim, 'dimension')}")
+    return index % ndim
 
 
 def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:
@@ -103,7 +169,7 @@ def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:
     if not axes:
         raise ValueError(f"{operator}: axis is empty, expected at least one")
     if len(set(axes)) < len(axes):
-        raise ValueError(f"{operator}: axis {axis} names an axis of x twice")
+        raise ValueError(f"{operator}: axis {shown(axis)} names an axis of x twice")
     return tuple(axes)
 
 

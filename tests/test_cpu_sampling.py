@@ -80,7 +80,7 @@ def test_a_vocabulary(target, name, dtype, scale, rng):
     assert_drawn(normal(rng, 2, 32003, dtype=dtype, scale=scale), np.array([0.1, 0.77], np.float32), **OPTIONS[name])
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 50, 511, 512, 1000, 4095, 4096, 10**30])
+@pytest.mark.parametrize("top_k", [1, 2, 50, 511, 512, 1000, 4095, 4096, 2**62])
 def test_every_size_of_top_k(target, top_k, rng):
     logits = normal(rng, 3, 4096)
     assert_drawn(logits, rng.random(3), top_k=top_k, temperature=4.0)
@@ -258,18 +258,18 @@ X, U = np.ones((2, 4), np.float32), np.ones(2, np.float32) / 2
         (X, {"temperature": np.inf}, "temperature is not 0 or more"),
         (X, {"temperature": 1e-60}, "temperature is beyond the range of float32"),
         (X, {"temperature": 1e60}, "temperature is beyond the range of float32"),
-        (X, {"temperature": 10**400}, "temperature is too large an int"),
-        (X, {"temperature": np.float64(1)}, "temperature is neither a float nor an int"),
-        (X, {"top_k": 0}, "top_k is not an int of at least 1"),
-        (X, {"top_k": -(2**70)}, "top_k is not an int of at least 1"),
-        (X, {"top_k": True}, "top_k is not an int of at least 1"),
-        (X, {"top_k": 2.0}, "top_k is not an int of at least 1"),
+        (X, {"temperature": 10**400}, "temperature is not 0 or more"),
+        (X, {"temperature": np.ones(())}, "temperature is not 0 or more"),
+        (X, {"top_k": 0}, "top_k is not an integer of at least 1"),
+        (X, {"top_k": -(2**70)}, "top_k is not an integer of at least 1"),
+        (X, {"top_k": True}, "top_k is not an integer of at least 1"),
+        (X, {"top_k": 2.0}, "top_k is not an integer of at least 1"),
         (X, {"top_p": 0.0}, "top_p is not within 0 … 1"),
         (X, {"top_p": 1.5}, "top_p is not within 0 … 1"),
         (X, {"top_p": 1e-60}, "top_p is beyond the range of float32"),
         (X, {"min_p": -0.1}, "min_p is not within 0 … 1"),
         (X, {"min_p": np.nan}, "min_p is not within 0 … 1"),
-        (X, {"min_p": "0"}, "min_p is neither a float nor an int"),
+        (X, {"min_p": "0"}, "min_p is not within 0 … 1"),
         (X, {"rng": None}, "rng is missing"),
         (X, {"rng": [0.5, 0.5]}, "rng is not a numpy.ndarray"),
         (X, {"rng": U.astype(np.int32)}, "rng has a dtype without a kernel"),

@@ -524,3 +524,13 @@ def test_a_missing_package_is_named(path, monkeypatch):
     for call in (lambda: save_safetensors({}, path), lambda: load_safetensors(path)):
         with pytest.raises(ImportError, match=r"needs the package 'safetensors': pip install 'tensorops\[models\]'"):
             call()
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("shape", [[2**62, 0], [0, 2**63], [2**64 - 1, 0], [0, 2**62, 2**62], [1] * 65 + [0]], ids=str)
+def test_a_shape_that_no_array_has_names_file_and_tensor(shape, target, path):
+    support.require(target)
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: tensor w: "):
+        load_safetensors(path, target)

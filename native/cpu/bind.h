@@ -8,6 +8,7 @@
 #include <nanobind/stl/string.h>
 
 #include "numpy_array.h"
+#include "options.h"
 
 namespace tensorops {
 
@@ -32,10 +33,8 @@ inline nb::object none_or(const Reason& reason) { return reason.empty() ? nb::no
 // Whether an operator's `axis`, an integer or a tuple of them, is the last of so many.
 inline bool is_last_axis(nb::handle axis, int ndim) {
     if (PyTuple_CheckExact(axis.ptr()) && PyTuple_GET_SIZE(axis.ptr()) == 1) axis = PyTuple_GET_ITEM(axis.ptr(), 0);
-    if (!PyLong_CheckExact(axis.ptr())) return false;
-    int overflow = 0;
-    const long value = PyLong_AsLongAndOverflow(axis.ptr(), &overflow);
-    return overflow == 0 && (value == -1 || value == ndim - 1);
+    const std::int64_t value = read_integer(axis);
+    return value == -1 || value == ndim - 1;
 }
 
 void bind_activation(nb::module_& m);

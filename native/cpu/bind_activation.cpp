@@ -24,7 +24,7 @@ Reason refuse_gated(nb::handle gate, nb::handle up) {
     return {};
 }
 
-Reason refuse_gelu(nb::handle x, const std::string& approximate) {
+Reason refuse_gelu(nb::handle x, Choice approximate) {
     if (approximate != "none" && approximate != "tanh") return "approximate is neither 'none' nor 'tanh'";
     return refuse_elements("x", x);
 }
@@ -92,7 +92,8 @@ Reason refuse_softmax(nb::handle x, nb::handle axis, nb::handle where = nb::none
     return {};
 }
 
-Reason refuse_logsumexp(nb::handle x, nb::handle axis) {
+Reason refuse_logsumexp(nb::handle x, nb::handle axis, Flag keepdims) {
+    if (!keepdims.known) return "keepdims is not a bool";
     if (Reason reason = refuse_softmax(x, axis); !reason.empty()) return reason;
     PyArrayObject* a = as_array(x);
     return PyArray_DIM(a, PyArray_NDIM(a) - 1) == 0 ? "the last axis of x is empty" : Reason{};
@@ -120,20 +121,20 @@ void bind_softmax(nb::module_& m, const char* name, const char* supports) {
             normalize(kKind, as_array(x), y);
             return y;
         },
-        "x"_a, nb::kw_only(), "axis"_a = -1, "where"_a = nb::none());
+        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none());
     m.def(
         supports,
         [](nb::handle x, nb::handle axis, nb::handle where) { return none_or(refuse_softmax(x, axis, where)); }, "x"_a,
-        nb::kw_only(), "axis"_a = -1, "where"_a = nb::none());
+        nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none());
 }
 
-nb::object logsumexp(nb::handle x, nb::handle axis, bool keepdims) {
-    if (!refuse_logsumexp(x, axis).empty()) return nb::borrow(Py_NotImplemented);
+nb::object logsumexp(nb::handle x, nb::handle axis, Flag keepdims) {
+    if (!refuse_logsumexp(x, axis, keepdims).empty()) return nb::borrow(Py_NotImplemented);
     PyArrayObject* a = as_array(x);
     npy_intp shape[kMaxDims];
     const int ndim = PyArray_NDIM(a);
     for (int d = 0; d < ndim; ++d) shape[d] = d == ndim - 1 ? 1 : PyArray_DIM(a, d);
-    nb::object y = empty(keepdims ? ndim : ndim - 1, shape, PyArray_DESCR(a));
+    nb::object y = empty(keepdims.value ? ndim : ndim - 1, shape, PyArray_DESCR(a));
     normalize(Normalized::logsumexp, a, y);
     return y;
 }
@@ -149,21 +150,21 @@ void bind_activation(nb::module_& m) {
     bind_gated<Function::geglu>(m, "geglu", "geglu_supports");
     bind_softmax<Normalized::softmax>(m, "softmax", "softmax_supports");
     bind_softmax<Normalized::log_softmax>(m, "log_softmax", "log_softmax_supports");
-    m.def("logsumexp", &logsumexp, "x"_a, nb::kw_only(), "axis"_a = -1, "keepdims"_a.noconvert() = false);
+    m.def("logsumexp", &logsumexp, "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false);
     m.def(
-        "logsumexp_supports", [](nb::handle x, nb::handle axis, bool) { return none_or(refuse_logsumexp(x, axis)); },
-        "x"_a, nb::kw_only(), "axis"_a = -1, "keepdims"_a.noconvert() = false);
+        "logsumexp_supports",
+        [](nb::handle x, nb::handle axis, Flag keepdims) { return none_or(refuse_logsumexp(x, axis, keepdims)); },
+        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false);
     m.def(
         "gelu",
-        [](nb::handle x, const std::string& approximate) {
+        [](nb::handle x, Choice approximate) {
             if (!refuse_gelu(x, approximate).empty()) return nb::object(nb::borrow(Py_NotImplemented));
             return activate(approximate == "none" ? Function::gelu : Function::gelu_tanh, x);
         },
-        "x"_a, nb::kw_only(), "approximate"_a = "none");
+        "x"_a, nb::kw_only(), "approximate"_a.none() = "none");
     m.def(
-        "gelu_supports",
-        [](nb::handle x, const std::string& approximate) { return none_or(refuse_gelu(x, approximate)); }, "x"_a,
-        nb::kw_only(), "approximate"_a = "none");
+        "gelu_supports", [](nb::handle x, Choice approximate) { return none_or(refuse_gelu(x, approximate)); }, "x"_a,
+        nb::kw_only(), "approximate"_a.none() = "none");
 }
 
 }  // namespace tensorops

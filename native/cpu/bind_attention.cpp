@@ -68,24 +68,12 @@ Reason refuse_sinks(nb::handle h, npy_intp heads) {
     return {};
 }
 
-// A Python number, or a NumPy scalar; false if it is anything else or too large.
-bool read_number(nb::handle h, double* value) {
-    PyObject* p = h.ptr();
-    if (!PyFloat_Check(p) && !PyLong_CheckExact(p) && !PyArray_IsScalar(p, Floating)) return false;
-    *value = PyFloat_AsDouble(p);
-    if (*value == -1 && PyErr_Occurred()) {
-        PyErr_Clear();
-        return false;
-    }
-    return true;
-}
-
 Reason read_scale(nb::handle h, npy_intp dim, double* scale) {
     if (h.is_none()) {
         *scale = 1 / std::sqrt(static_cast<double>(dim));
         return {};
     }
-    if (!read_number(h, scale)) return "scale is not a number";
+    *scale = read_number(h);
     const double size = std::fabs(*scale);
     if (size != 0 && !(size >= kSmallest && size <= kLargest)) return "scale is not a usual number";
     return {};
@@ -94,7 +82,7 @@ Reason read_scale(nb::handle h, npy_intp dim, double* scale) {
 Reason read_softcap(nb::handle h, double* softcap) {
     *softcap = 0;
     if (h.is_none()) return {};
-    if (!read_number(h, softcap)) return "softcap is not a number";
+    *softcap = read_number(h);
     if (!(*softcap >= kSmallest && *softcap <= kLargest)) return "softcap is not a usual positive number";
     return {};
 }
@@ -102,12 +90,8 @@ Reason read_softcap(nb::handle h, double* softcap) {
 Reason read_window(nb::handle h, std::int64_t* window) {
     *window = 0;
     if (h.is_none()) return {};
-    if (!PyLong_CheckExact(h.ptr())) return "window is not an int";
-    int overflow = 0;
-    const long long value = PyLong_AsLongLongAndOverflow(h.ptr(), &overflow);
-    if (overflow != 0 || value < 1 || value > (1LL << 62)) return "window is not a usual positive number";
-    *window = value;
-    return {};
+    *window = read_integer(h);
+    return *window >= 1 && *window <= (1LL << 62) ? Reason{} : "window is not a usual positive integer";
 }
 
 // Fills in what is read from numbers on the way.
@@ -120,8 +104,9 @@ Reason refuse_attention(const Arguments& a, Attention* op) {
     const npy_intp scores[4] = {PyArray_DIM(q, 0), PyArray_DIM(q, 1), PyArray_DIM(q, 2), PyArray_DIM(k, 2)};
     if (Reason reason = refuse_mask(a.mask, scores); !reason.empty()) return reason;
     if (Reason reason = refuse_sinks(a.sinks, scores[1]); !reason.empty()) return reason;
-    if (!PyBool_Check(a.is_causal.ptr())) return "is_causal is not a bool";
-    op->is_causal = a.is_causal.ptr() == Py_True;
+    const Flag is_causal = read_flag(a.is_causal);
+    if (!is_causal.known) return "is_causal is not a bool";
+    op->is_causal = is_causal.value;
     if (Reason reason = read_scale(a.scale, PyArray_DIM(q, 3), &op->scale); !reason.empty()) return reason;
     if (Reason reason = read_softcap(a.softcap, &op->softcap); !reason.empty()) return reason;
     return read_window(a.window, &op->window);
@@ -194,7 +179,7 @@ void bind_with_arguments(nb::module_& m, const char* name, F function) {
                    nb::handle window, nb::handle softcap, nb::handle sinks) {
             return function(Arguments{q, k, v, mask, is_causal, scale, window, softcap, sinks});
         },
-        "q"_a, "k"_a, "v"_a, nb::kw_only(), "mask"_a = nb::none(), "is_causal"_a = false, "scale"_a = nb::none(),
+        "q"_a, "k"_a, "v"_a, nb::kw_only(), "mask"_a = nb::none(), "is_causal"_a.none() = false, "scale"_a = nb::none(),
         "window"_a = nb::none(), "softcap"_a = nb::none(), "sinks"_a = nb::none());
 }
 

@@ -77,8 +77,8 @@ nb::object linear(nb::handle x, nb::handle weight, nb::handle bias) {
     return y;
 }
 
-Reason refuse_quantized_linear(nb::handle x, nb::handle weight, nb::handle scales, nb::handle biases, int bits,
-                               std::int64_t group_size) {
+Reason refuse_quantized_linear(nb::handle x, nb::handle weight, nb::handle scales, nb::handle biases, Integer bits,
+                               Integer group_size) {
     if (Reason reason = refuse_x(x); !reason.empty()) return reason;
     PyArrayObject* a = as_array(x);
     if (!PyArray_CheckExact(weight.ptr())) return "weight is not a numpy.ndarray";
@@ -104,8 +104,8 @@ Reason refuse_quantized_linear(nb::handle x, nb::handle weight, nb::handle scale
     return {};
 }
 
-nb::object quantized_linear(nb::handle x, nb::handle weight, nb::handle scales, nb::handle biases, int bits,
-                            std::int64_t group_size) {
+nb::object quantized_linear(nb::handle x, nb::handle weight, nb::handle scales, nb::handle biases, Integer bits,
+                            Integer group_size) {
     if (!refuse_quantized_linear(x, weight, scales, biases, bits, group_size).empty())
         return nb::borrow(Py_NotImplemented);
     PyArrayObject *a = as_array(x), *w = as_array(weight), *s = as_array(scales);
@@ -122,7 +122,7 @@ nb::object quantized_linear(nb::handle x, nb::handle weight, nb::handle scales, 
     }
     op.outputs = PyArray_DIM(w, 0);
     op.group_size = group_size;
-    op.bits = bits;
+    op.bits = static_cast<int>(bits.value);
     op.y = PyArray_BYTES(as_array(y));
     op.x_dtype = dtype_of(a);
     op.scale_dtype = dtype_of(s);
@@ -139,14 +139,14 @@ void bind_linear(nb::module_& m) {
         [](nb::handle x, nb::handle weight, nb::handle bias) { return none_or(refuse_linear(x, weight, bias)); }, "x"_a,
         "weight"_a, "bias"_a = nb::none());
     m.def("quantized_linear", &quantized_linear, "x"_a, "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(),
-          "bits"_a.noconvert() = 4, "group_size"_a.noconvert() = 32);
+          "bits"_a.none() = 4, "group_size"_a.none() = 32);
     m.def(
         "quantized_linear_supports",
-        [](nb::handle x, nb::handle weight, nb::handle scales, nb::handle biases, int bits, std::int64_t group_size) {
+        [](nb::handle x, nb::handle weight, nb::handle scales, nb::handle biases, Integer bits, Integer group_size) {
             return none_or(refuse_quantized_linear(x, weight, scales, biases, bits, group_size));
         },
-        "x"_a, "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(), "bits"_a.noconvert() = 4,
-        "group_size"_a.noconvert() = 32);
+        "x"_a, "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(), "bits"_a.none() = 4,
+        "group_size"_a.none() = 32);
 }
 
 }  // namespace tensorops

@@ -69,8 +69,8 @@ nb::object embedding(nb::handle ids, nb::handle weight) {
 
 // ------------------------------------------------------------------------------------------------ cross_entropy
 
-Reason refuse_cross_entropy(nb::handle logits, nb::handle targets, const std::string& reduction,
-                            double label_smoothing) {
+Reason refuse_cross_entropy(nb::handle logits, nb::handle targets, Choice reduction, Integer ignore_index,
+                            Number label_smoothing) {
     if (Reason reason = refuse_array("logits", logits); !reason.empty()) return reason;
     if (Reason reason = refuse_integers("targets", targets); !reason.empty()) return reason;
     PyArrayObject *x = as_array(logits), *t = as_array(targets);
@@ -81,6 +81,7 @@ Reason refuse_cross_entropy(nb::handle logits, nb::handle targets, const std::st
     if (PyArray_NDIM(t) != ndim - 1 || !std::equal(PyArray_DIMS(t), PyArray_DIMS(t) + ndim - 1, PyArray_DIMS(x)))
         return "targets does not have the shape of logits without the last axis";
     if (reduction != "mean" && reduction != "sum" && reduction != "none") return "reduction is unknown";
+    if (ignore_index == kNoInteger) return "ignore_index is not an int64";
     return label_smoothing >= 0 && label_smoothing <= 1 ? Reason{} : "label_smoothing is not within 0 … 1";
 }
 
@@ -98,9 +99,9 @@ bool find_targets(nb::handle targets, std::int64_t ignore_index, std::int64_t cl
     return true;
 }
 
-nb::object cross_entropy(nb::handle logits, nb::handle targets, const std::string& reduction, std::int64_t ignore_index,
-                         double label_smoothing) {
-    if (!refuse_cross_entropy(logits, targets, reduction, label_smoothing).empty())
+nb::object cross_entropy(nb::handle logits, nb::handle targets, Choice reduction, Integer ignore_index,
+                         Number label_smoothing) {
+    if (!refuse_cross_entropy(logits, targets, reduction, ignore_index, label_smoothing).empty())
         return nb::borrow(Py_NotImplemented);
     PyArrayObject* x = as_array(logits);
     nb::object found;
@@ -117,13 +118,14 @@ nb::object cross_entropy(nb::handle logits, nb::handle targets, const std::strin
     nb::object y = empty(one ? 0 : PyArray_NDIM(x) - 1, PyArray_DIMS(x), PyArray_DESCR(x));
     op.y = PyArray_BYTES(as_array(y));
     compute(PyArray_NBYTES(x), [&op] { target().cross_entropy(op); });
-    return one ? nb::steal(PyArray_Return(as_array(y.release()))) : y;  // a number of NumPy's, as sums return it
+    return y;
 }
 
 // The same question, and the targets' range, which only a look at them answers.
-nb::object cross_entropy_supports(nb::handle logits, nb::handle targets, const std::string& reduction,
-                                  std::int64_t ignore_index, double label_smoothing) {
-    if (Reason reason = refuse_cross_entropy(logits, targets, reduction, label_smoothing); !reason.empty())
+nb::object cross_entropy_supports(nb::handle logits, nb::handle targets, Choice reduction, Integer ignore_index,
+                                  Number label_smoothing) {
+    if (Reason reason = refuse_cross_entropy(logits, targets, reduction, ignore_index, label_smoothing);
+        !reason.empty())
         return none_or(reason);
     nb::object found;
     PyArrayObject* x = as_array(logits);
@@ -142,10 +144,10 @@ void bind_lookup(nb::module_& m) {
             return none_or(refuse_embedding(ids, weight, wide_ids));
         },
         "ids"_a, "weight"_a);
-    m.def("cross_entropy", &cross_entropy, "logits"_a, "targets"_a, nb::kw_only(), "reduction"_a = "mean",
-          "ignore_index"_a.noconvert() = -100, "label_smoothing"_a = 0.0);
+    m.def("cross_entropy", &cross_entropy, "logits"_a, "targets"_a, nb::kw_only(), "reduction"_a.none() = "mean",
+          "ignore_index"_a.none() = -100, "label_smoothing"_a.none() = 0.0);
     m.def("cross_entropy_supports", &cross_entropy_supports, "logits"_a, "targets"_a, nb::kw_only(),
-          "reduction"_a = "mean", "ignore_index"_a.noconvert() = -100, "label_smoothing"_a = 0.0);
+          "reduction"_a.none() = "mean", "ignore_index"_a.none() = -100, "label_smoothing"_a.none() = 0.0);
 }
 
 }  // namespace tensorops

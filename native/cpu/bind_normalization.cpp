@@ -26,19 +26,21 @@ Reason refuse_parameter(const char* name, nb::handle h, PyArrayObject* x) {
     return dtype == of_x || widened ? Reason{} : parameter + " has another dtype than x";
 }
 
-Reason refuse_rms_norm(nb::handle x, nb::handle weight, double eps, int axis) {
+Reason refuse_rms_norm(nb::handle x, nb::handle weight, Number eps, Integer axis, Number weight_offset = {0}) {
     if (Reason reason = refuse_array("x", x); !reason.empty()) return reason;
     PyArrayObject* a = as_array(x);
     const int ndim = PyArray_NDIM(a);
     if (ndim == 0) return "x has 0 dimensions";
+    if (axis == kNoInteger) return "axis is not an integer";
     if (axis != -1 && axis != ndim - 1) return "axis " + std::to_string(axis) + " is not the last of x";
     if (!(eps >= 0 && std::isfinite(eps))) return "eps is not a number of at least 0";
+    if (!std::isfinite(weight_offset)) return "weight_offset is not a finite number";
     if (!last_axis_contiguous(a)) return "the last axis of x is not contiguous";
     return refuse_parameter("weight", weight, a);
 }
 
-nb::object rms_norm(nb::handle x, nb::handle weight, double eps, int axis, double weight_offset) {
-    if (!refuse_rms_norm(x, weight, eps, axis).empty()) return nb::borrow(Py_NotImplemented);
+nb::object rms_norm(nb::handle x, nb::handle weight, Number eps, Integer axis, Number weight_offset) {
+    if (!refuse_rms_norm(x, weight, eps, axis, weight_offset).empty()) return nb::borrow(Py_NotImplemented);
     PyArrayObject* a = as_array(x);
     nb::object y = empty_like(a);
     const std::int64_t bytes = PyArray_SIZE(a) * PyArray_ITEMSIZE(a);
@@ -56,11 +58,11 @@ nb::object rms_norm(nb::handle x, nb::handle weight, double eps, int axis, doubl
     return y;
 }
 
-nb::object rms_norm_supports(nb::handle x, nb::handle weight, double eps, int axis, double) {
-    return none_or(refuse_rms_norm(x, weight, eps, axis));
+nb::object rms_norm_supports(nb::handle x, nb::handle weight, Number eps, Integer axis, Number weight_offset) {
+    return none_or(refuse_rms_norm(x, weight, eps, axis, weight_offset));
 }
 
-Reason refuse_add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, double eps, int axis) {
+Reason refuse_add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, Number eps, Integer axis) {
     if (Reason reason = refuse_rms_norm(x, weight, eps, axis); !reason.empty()) return reason;
     if (Reason reason = refuse_array("residual", residual); !reason.empty()) return reason;
     PyArrayObject *a = as_array(x), *r = as_array(residual);
@@ -70,7 +72,7 @@ Reason refuse_add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight,
     return {};
 }
 
-nb::object add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, double eps, int axis) {
+nb::object add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, Number eps, Integer axis) {
     if (!refuse_add_rms_norm(x, residual, weight, eps, axis).empty()) return nb::borrow(Py_NotImplemented);
     PyArrayObject* a = as_array(x);
     nb::object y = empty_like(a), sum = empty_like(a);
@@ -91,7 +93,7 @@ nb::object add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, do
     return nb::make_tuple(y, sum);
 }
 
-Reason refuse_layer_norm(nb::handle x, nb::handle weight, nb::handle bias, double eps, nb::handle axis) {
+Reason refuse_layer_norm(nb::handle x, nb::handle weight, nb::handle bias, Number eps, nb::handle axis) {
     if (Reason reason = refuse_array("x", x); !reason.empty()) return reason;
     PyArrayObject* a = as_array(x);
     if (PyArray_NDIM(a) == 0) return "x has 0 dimensions";
@@ -105,7 +107,7 @@ Reason refuse_layer_norm(nb::handle x, nb::handle weight, nb::handle bias, doubl
     return {};
 }
 
-nb::object layer_norm(nb::handle x, nb::handle weight, nb::handle bias, double eps, nb::handle axis) {
+nb::object layer_norm(nb::handle x, nb::handle weight, nb::handle bias, Number eps, nb::handle axis) {
     if (!refuse_layer_norm(x, weight, bias, eps, axis).empty()) return nb::borrow(Py_NotImplemented);
     PyArrayObject* a = as_array(x);
     nb::object y = empty_like(a);
@@ -129,26 +131,27 @@ nb::object layer_norm(nb::handle x, nb::handle weight, nb::handle bias, double e
 }  // namespace
 
 void bind_normalization(nb::module_& m) {
-    m.def("rms_norm", &rms_norm, "x"_a, "weight"_a = nb::none(), "eps"_a = 1e-6, nb::kw_only(),
-          "axis"_a.noconvert() = -1, "weight_offset"_a = 0.0);
-    m.def("rms_norm_supports", &rms_norm_supports, "x"_a, "weight"_a = nb::none(), "eps"_a = 1e-6, nb::kw_only(),
-          "axis"_a.noconvert() = -1, "weight_offset"_a = 0.0);
-    m.def("add_rms_norm", &add_rms_norm, "x"_a, "residual"_a, "weight"_a = nb::none(), "eps"_a = 1e-6, nb::kw_only(),
-          "axis"_a.noconvert() = -1);
+    m.def("rms_norm", &rms_norm, "x"_a, "weight"_a = nb::none(), "eps"_a.none() = 1e-6, nb::kw_only(),
+          "axis"_a.none() = -1, "weight_offset"_a.none() = 0.0);
+    m.def("rms_norm_supports", &rms_norm_supports, "x"_a, "weight"_a = nb::none(), "eps"_a.none() = 1e-6, nb::kw_only(),
+          "axis"_a.none() = -1, "weight_offset"_a.none() = 0.0);
+    m.def("add_rms_norm", &add_rms_norm, "x"_a, "residual"_a, "weight"_a = nb::none(), "eps"_a.none() = 1e-6,
+          nb::kw_only(), "axis"_a.none() = -1);
     m.def(
         "add_rms_norm_supports",
-        [](nb::handle x, nb::handle residual, nb::handle weight, double eps, int axis) {
+        [](nb::handle x, nb::handle residual, nb::handle weight, Number eps, Integer axis) {
             return none_or(refuse_add_rms_norm(x, residual, weight, eps, axis));
         },
-        "x"_a, "residual"_a, "weight"_a = nb::none(), "eps"_a = 1e-6, nb::kw_only(), "axis"_a.noconvert() = -1);
-    m.def("layer_norm", &layer_norm, "x"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 1e-5,
-          nb::kw_only(), "axis"_a = -1);
+        "x"_a, "residual"_a, "weight"_a = nb::none(), "eps"_a.none() = 1e-6, nb::kw_only(), "axis"_a.none() = -1);
+    m.def("layer_norm", &layer_norm, "x"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a.none() = 1e-5,
+          nb::kw_only(), "axis"_a.none() = -1);
     m.def(
         "layer_norm_supports",
-        [](nb::handle x, nb::handle weight, nb::handle bias, double eps, nb::handle axis) {
+        [](nb::handle x, nb::handle weight, nb::handle bias, Number eps, nb::handle axis) {
             return none_or(refuse_layer_norm(x, weight, bias, eps, axis));
         },
-        "x"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 1e-5, nb::kw_only(), "axis"_a = -1);
+        "x"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a.none() = 1e-5, nb::kw_only(),
+        "axis"_a.none() = -1);
 }
 
 }  // namespace tensorops

@@ -15,23 +15,24 @@ namespace {
 // How many features rotate; -1 if `dims` is no such number.
 std::int64_t rotating(nb::handle dims, std::int64_t features) {
     if (dims.is_none()) return features % 2 == 0 ? features : -1;
-    if (!PyLong_CheckExact(dims.ptr())) return -1;
-    int overflow = 0;
-    const long value = PyLong_AsLongAndOverflow(dims.ptr(), &overflow);
-    return overflow == 0 && value >= 0 && value <= features && value % 2 == 0 ? value : -1;
+    const std::int64_t value = read_integer(dims);
+    return value >= 0 && value <= features && value % 2 == 0 ? value : -1;
 }
 
 bool is_numeric(PyArrayObject* a) {
     return PyArray_ISNOTSWAPPED(a) && ((PyArray_ISINTEGER(a) && !PyArray_ISBOOL(a)) || dtype_of(a) != Dtype::other);
 }
 
-Reason refuse_rope(nb::handle x, nb::handle positions, nb::handle freqs, nb::handle dims) {
+Reason refuse_rope(nb::handle x, nb::handle positions, Number base, nb::handle freqs, Flag interleaved,
+                   nb::handle dims) {
     if (Reason reason = refuse_array("x", x); !reason.empty()) return reason;
     PyArrayObject* a = as_array(x);
     const int ndim = PyArray_NDIM(a);
     if (ndim < 3) return "x has less than 3 dimensions";
     if (PyArray_SIZE(a) == 0) return "x is empty";
     if (!last_axis_contiguous(a)) return "the last axis of x is not contiguous";
+    if (!(base > 0 && std::isfinite(base))) return "base is not a positive number";
+    if (!interleaved.known) return "interleaved is not a bool";
     const std::int64_t count = rotating(dims, PyArray_DIM(a, ndim - 1));
     if (count <= 0) return "dims is no even number of features of x";
     if (!PyArray_CheckExact(positions.ptr())) return "positions is not a numpy.ndarray";
@@ -95,8 +96,8 @@ Rows batches_of(PyArrayObject* x) {
     return rows;
 }
 
-nb::object rope(nb::handle x, nb::handle positions, double base, nb::handle freqs, bool interleaved, nb::handle dims) {
-    if (!refuse_rope(x, positions, freqs, dims).empty()) return nb::borrow(Py_NotImplemented);
+nb::object rope(nb::handle x, nb::handle positions, Number base, nb::handle freqs, Flag interleaved, nb::handle dims) {
+    if (!refuse_rope(x, positions, base, freqs, interleaved, dims).empty()) return nb::borrow(Py_NotImplemented);
     PyArrayObject* a = as_array(x);
     const int ndim = PyArray_NDIM(a);
     Rope op{};
@@ -107,7 +108,7 @@ nb::object rope(nb::handle x, nb::handle positions, double base, nb::handle freq
     std::vector<double> frequencies(static_cast<std::size_t>(op.dims / 2));
     if (freqs.is_none()) {
         for (std::size_t i = 0; i < frequencies.size(); ++i)
-            frequencies[i] = std::pow(base, static_cast<double>(i) * (-2.0 / static_cast<double>(op.dims)));
+            frequencies[i] = std::pow(base.value, static_cast<double>(i) * (-2.0 / static_cast<double>(op.dims)));
     } else {
         const nb::object given = as_doubles(freqs);
         std::copy_n(static_cast<const double*>(PyArray_DATA(as_array(given))), frequencies.size(), frequencies.begin());
@@ -121,7 +122,7 @@ nb::object rope(nb::handle x, nb::handle positions, double base, nb::handle freq
     op.length = PyArray_DIM(a, ndim - 2);
     op.positions = all.data();
     op.frequencies = frequencies.data();
-    op.interleaved = interleaved;
+    op.interleaved = interleaved.value;
     op.dtype = dtype_of(a);
     compute(PyArray_NBYTES(a), [&op] { target().rope(op); });
     return y;
@@ -130,15 +131,15 @@ nb::object rope(nb::handle x, nb::handle positions, double base, nb::handle freq
 }  // namespace
 
 void bind_positional(nb::module_& m) {
-    m.def("rope", &rope, "x"_a, "positions"_a, nb::kw_only(), "base"_a = 10000.0, "freqs"_a = nb::none(),
-          "interleaved"_a.noconvert() = false, "dims"_a = nb::none());
+    m.def("rope", &rope, "x"_a, "positions"_a, nb::kw_only(), "base"_a.none() = 10000.0, "freqs"_a = nb::none(),
+          "interleaved"_a.none() = false, "dims"_a = nb::none());
     m.def(
         "rope_supports",
-        [](nb::handle x, nb::handle positions, double, nb::handle freqs, bool, nb::handle dims) {
-            return none_or(refuse_rope(x, positions, freqs, dims));
+        [](nb::handle x, nb::handle positions, Number base, nb::handle freqs, Flag interleaved, nb::handle dims) {
+            return none_or(refuse_rope(x, positions, base, freqs, interleaved, dims));
         },
-        "x"_a, "positions"_a, nb::kw_only(), "base"_a = 10000.0, "freqs"_a = nb::none(),
-        "interleaved"_a.noconvert() = false, "dims"_a = nb::none());
+        "x"_a, "positions"_a, nb::kw_only(), "base"_a.none() = 10000.0, "freqs"_a = nb::none(),
+        "interleaved"_a.none() = false, "dims"_a = nb::none());
 }
 
 }  // namespace tensorops

@@ -8,7 +8,7 @@ using namespace nb::literals;
 
 namespace {
 
-Reason refuse_format(int bits, std::int64_t group_size, const std::string& mode, npy_intp columns) {
+Reason refuse_format(Integer bits, Integer group_size, Choice mode, npy_intp columns) {
     if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
     if (mode != "affine" && mode != "symmetric") return "mode is neither 'affine' nor 'symmetric'";
     if (group_size < 1 || group_size > columns || columns % group_size != 0) return "group_size does not divide a row";
@@ -21,7 +21,7 @@ Reason refuse_matrix(const char* name, PyArrayObject* a) {
     return last_axis_contiguous(a) ? Reason{} : "the last axis of " + std::string(name) + " is not contiguous";
 }
 
-Reason refuse_quantize(nb::handle w, int bits, std::int64_t group_size, const std::string& mode) {
+Reason refuse_quantize(nb::handle w, Integer bits, Integer group_size, Choice mode) {
     if (Reason reason = refuse_array("w", w); !reason.empty()) return reason;
     if (Reason reason = refuse_matrix("w", as_array(w)); !reason.empty()) return reason;
     if (mode == "symmetric" && bits != 8) return "mode 'symmetric' has 8 bits";
@@ -36,8 +36,8 @@ Reason refuse_parameter(const char* name, nb::handle h, npy_intp rows, npy_intp 
     return std::string(name) + " does not have one element for each group";
 }
 
-Reason refuse_dequantize(nb::handle weight, nb::handle scales, nb::handle biases, int bits, std::int64_t group_size,
-                         const std::string& mode) {
+Reason refuse_dequantize(nb::handle weight, nb::handle scales, nb::handle biases, Integer bits, Integer group_size,
+                         Choice mode) {
     if (!PyArray_CheckExact(weight.ptr())) return "weight is not a numpy.ndarray";
     PyArrayObject* w = as_array(weight);
     if (PyArray_TYPE(w) != NPY_UINT8) return "weight does not have dtype uint8";
@@ -58,7 +58,7 @@ nb::object empty_bytes(npy_intp rows, npy_intp columns) {
     return empty(2, shape, reinterpret_cast<PyArray_Descr*>(descr.ptr()));
 }
 
-nb::object quantize(nb::handle w, int bits, std::int64_t group_size, const std::string& mode) {
+nb::object quantize(nb::handle w, Integer bits, Integer group_size, Choice mode) {
     if (!refuse_quantize(w, bits, group_size, mode).empty()) return nb::borrow(Py_NotImplemented);
     PyArrayObject* a = as_array(w);
     Quantize op{};
@@ -67,7 +67,7 @@ nb::object quantize(nb::handle w, int bits, std::int64_t group_size, const std::
     op.rows = PyArray_DIM(a, 0);
     op.columns = PyArray_DIM(a, 1);
     op.group_size = group_size;
-    op.bits = bits;
+    op.bits = static_cast<int>(bits.value);
     op.dtype = dtype_of(a);
     const npy_intp groups[] = {op.rows, op.columns / group_size};
     nb::object weight = empty_bytes(op.rows, op.columns * bits / 8);
@@ -80,8 +80,8 @@ nb::object quantize(nb::handle w, int bits, std::int64_t group_size, const std::
     return nb::make_tuple(weight, scales, biases);
 }
 
-nb::object dequantize(nb::handle weight, nb::handle scales, nb::handle biases, int bits, std::int64_t group_size,
-                      const std::string& mode) {
+nb::object dequantize(nb::handle weight, nb::handle scales, nb::handle biases, Integer bits, Integer group_size,
+                      Choice mode) {
     if (!refuse_dequantize(weight, scales, biases, bits, group_size, mode).empty())
         return nb::borrow(Py_NotImplemented);
     PyArrayObject *q = as_array(weight), *s = as_array(scales);
@@ -97,7 +97,7 @@ nb::object dequantize(nb::handle weight, nb::handle scales, nb::handle biases, i
     op.rows = PyArray_DIM(q, 0);
     op.columns = PyArray_DIM(q, 1) * (8 / bits);
     op.group_size = group_size;
-    op.bits = bits;
+    op.bits = static_cast<int>(bits.value);
     op.dtype = dtype_of(s);
     const npy_intp shape[] = {op.rows, op.columns};
     nb::object w = empty(2, shape, PyArray_DESCR(s));
@@ -111,24 +111,23 @@ nb::object dequantize(nb::handle weight, nb::handle scales, nb::handle biases, i
 }  // namespace
 
 void bind_quantization(nb::module_& m) {
-    m.def("quantize", &quantize, "w"_a, nb::kw_only(), "bits"_a.noconvert(), "group_size"_a.noconvert(),
-          "mode"_a = "affine");
+    m.def("quantize", &quantize, "w"_a, nb::kw_only(), "bits"_a.none(), "group_size"_a.none(),
+          "mode"_a.none() = "affine");
     m.def(
         "quantize_supports",
-        [](nb::handle w, int bits, std::int64_t group_size, const std::string& mode) {
+        [](nb::handle w, Integer bits, Integer group_size, Choice mode) {
             return none_or(refuse_quantize(w, bits, group_size, mode));
         },
-        "w"_a, nb::kw_only(), "bits"_a.noconvert(), "group_size"_a.noconvert(), "mode"_a = "affine");
+        "w"_a, nb::kw_only(), "bits"_a.none(), "group_size"_a.none(), "mode"_a.none() = "affine");
     m.def("dequantize", &dequantize, "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(),
-          "bits"_a.noconvert() = 4, "group_size"_a.noconvert() = 32, "mode"_a = "affine");
+          "bits"_a.none() = 4, "group_size"_a.none() = 32, "mode"_a.none() = "affine");
     m.def(
         "dequantize_supports",
-        [](nb::handle weight, nb::handle scales, nb::handle biases, int bits, std::int64_t group_size,
-           const std::string& mode) {
+        [](nb::handle weight, nb::handle scales, nb::handle biases, Integer bits, Integer group_size, Choice mode) {
             return none_or(refuse_dequantize(weight, scales, biases, bits, group_size, mode));
         },
-        "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(), "bits"_a.noconvert() = 4,
-        "group_size"_a.noconvert() = 32, "mode"_a = "affine");
+        "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(), "bits"_a.none() = 4, "group_size"_a.none() = 32,
+        "mode"_a.none() = "affine");
 }
 
 }  // namespace tensorops

@@ -21,37 +21,15 @@ struct Options {
     std::int64_t top_k = 0;
     Reason reason;
 
-    Options(nb::handle temperature_, nb::handle top_k_, nb::handle top_p_, nb::handle min_p_) {
-        constexpr double infinity = std::numeric_limits<double>::infinity();
-        read("temperature", temperature_, temperature);
-        if (!top_p_.is_none()) read("top_p", top_p_, top_p);
-        if (!min_p_.is_none()) read("min_p", min_p_, min_p);
-        if (!top_k_.is_none()) read_top_k(top_k_);
-        if (!reason.empty()) return;
-        if (!(temperature >= 0 && temperature < infinity)) reason = "temperature is not 0 or more";
+    Options(Number temperature_, nb::handle top_k_, nb::handle top_p_, nb::handle min_p_) {
+        temperature = temperature_;
+        if (!top_k_.is_none()) top_k = read_integer(top_k_);
+        if (!top_p_.is_none()) top_p = read_number(top_p_);
+        if (!min_p_.is_none()) min_p = read_number(min_p_);
+        if (!(temperature >= 0 && std::isfinite(temperature))) reason = "temperature is not 0 or more";
+        if (!top_k_.is_none() && top_k < 1) reason = "top_k is not an integer of at least 1";
         if (!(top_p > 0 && top_p <= 1)) reason = "top_p is not within 0 … 1";
         if (!(min_p >= 0 && min_p <= 1)) reason = "min_p is not within 0 … 1";
-    }
-
-  private:
-    // NumPy's scalars are refused: they would take part in the choice of the dtype.
-    void read(const char* name, nb::handle from, double& to) {
-        if (!PyFloat_CheckExact(from.ptr()) && !PyLong_CheckExact(from.ptr())) {
-            reason = std::string(name) + " is neither a float nor an int";
-            return;
-        }
-        to = PyFloat_AsDouble(from.ptr());
-        if (!PyErr_Occurred()) return;
-        PyErr_Clear();
-        reason = std::string(name) + " is too large an int";
-    }
-
-    void read_top_k(nb::handle from) {
-        int overflow = 0;
-        const long long value = PyLong_CheckExact(from.ptr()) ? PyLong_AsLongLongAndOverflow(from.ptr(), &overflow) : 0;
-        if (overflow > 0) return;  // more than there are candidates
-        if (value < 1) reason = "top_k is not an int of at least 1";
-        top_k = value;
     }
 };
 
@@ -79,7 +57,7 @@ Reason refuse_sample(nb::handle logits, const Options& options, nb::handle rng) 
     }
     if (dtype_of(x) != Dtype::float64) {
         const float temperature = static_cast<float>(options.temperature);
-        if (!(temperature > 0 && std::isfinite(temperature))) return "temperature is beyond the range of float32";
+        if (!std::isnormal(temperature)) return "temperature is beyond the range of float32";
         if (static_cast<float>(options.top_p) == 0) return "top_p is beyond the range of float32";
     }
     return refuse_uniforms(x, rng);
@@ -96,7 +74,7 @@ nb::object draw_uniforms(nb::handle generator, PyArrayObject* logits) {
     return nb::steal(array);
 }
 
-nb::object sample(nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
+nb::object sample(nb::handle logits, Number temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
                   nb::handle rng) {
     const Options options(temperature, top_k, top_p, min_p);
     if (!refuse_sample(logits, options, rng).empty()) return nb::borrow(Py_NotImplemented);
@@ -118,7 +96,7 @@ nb::object sample(nb::handle logits, nb::handle temperature, nb::handle top_k, n
         op.uniform_dtype = dtype_of(as_array(uniforms));
     }
     compute(PyArray_NBYTES(x), [&op] { target().sample(op); });
-    return nb::steal(PyArray_Return(as_array(chosen.release())));  // a scalar for one row, as from numpy.argmax
+    return chosen;
 }
 
 }  // namespace
@@ -126,13 +104,13 @@ nb::object sample(nb::handle logits, nb::handle temperature, nb::handle top_k, n
 void bind_sampling(nb::module_& m) {
     nb::object generator = nb::module_::import_("numpy.random").attr("Generator");
     generator_type = reinterpret_cast<PyTypeObject*>(generator.release().ptr());
-    m.def("sample", &sample, "logits"_a, nb::kw_only(), "temperature"_a = 1.0, "top_k"_a = nb::none(),
+    m.def("sample", &sample, "logits"_a, nb::kw_only(), "temperature"_a.none() = 1.0, "top_k"_a = nb::none(),
           "top_p"_a = nb::none(), "min_p"_a = nb::none(), "rng"_a = nb::none());
     m.def(
         "sample_supports",
-        [](nb::handle logits, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
+        [](nb::handle logits, Number temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
            nb::handle rng) { return none_or(refuse_sample(logits, Options(temperature, top_k, top_p, min_p), rng)); },
-        "logits"_a, nb::kw_only(), "temperature"_a = 1.0, "top_k"_a = nb::none(), "top_p"_a = nb::none(),
+        "logits"_a, nb::kw_only(), "temperature"_a.none() = 1.0, "top_k"_a = nb::none(), "top_p"_a = nb::none(),
         "min_p"_a = nb::none(), "rng"_a = nb::none());
 }
 

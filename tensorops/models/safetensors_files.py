@@ -325,3 +325,5 @@ class _Reader:
             return tp.to_backend(self.file.get_tensor(name), self.backend)
         except TypeError as error:
             raise TypeError(f"{self.path}: tensor {name}: {error}") from None
+        except (ValueError, OverflowError) as error:  # a shape that the library cannot have, of no elements or ones
+            raise ValueError(f"{self.path}: tensor {name}: {error}") from None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from math import pi, sqrt
 
-from tensorops._dtypes import is_bool, narrow, widen
+from tensorops._dtypes import anew, is_bool, narrow, widen
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
 from tensorops._validation import (
+    as_bool,
+    as_choice,
     normalize_axes,
     require_broadcastable,
-    require_choice,
     require_floating,
     require_same_dtype,
     require_same_shape,
@@ -193,8 +194,7 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
     array([-0.15865525,  0.        ,  0.84134475])
     """
     xp = get_namespace(x)
-    require_floating("gelu", x=x)
-    require_choice("gelu", "approximate", approximate, ("none", "tanh"))
+    approximate = _check_gelu(x, approximate)
     (wide,) = widen(xp, x)
     return narrow(xp, _gelu(xp, wide, approximate), x)
 
@@ -314,7 +314,7 @@ def softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | None =
     xp = get_namespace(x, where)
     axes = _check_reduction("softmax", x, axis, where)
     if 0 in x.shape:
-        return x
+        return anew(xp, x)
     (wide,) = widen(xp, x)
     _, e, total = _shifted_exponentials(xp, wide, axes, where)
     return narrow(xp, e / total, x)
@@ -356,7 +356,7 @@ def log_softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | No
     xp = get_namespace(x, where)
     axes = _check_reduction("log_softmax", x, axis, where)
     if 0 in x.shape:
-        return x
+        return anew(xp, x)
     (wide,) = widen(xp, x)
     shifted, _, total = _shifted_exponentials(xp, wide, axes, where)
     return narrow(xp, shifted - xp.log(total), x)
@@ -397,7 +397,7 @@ def logsumexp(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = Fa
     array([1000.69314718])
     """
     xp = get_namespace(x)
-    axes = _check_reduction("logsumexp", x, axis, None)
+    axes, keepdims = _check_logsumexp(x, axis, keepdims)
     (wide,) = widen(xp, x)
     if 0 in x.shape:  # the sum is zero, and no maximum exists
         return narrow(xp, xp.log(xp.sum(wide, axis=axes, keepdims=keepdims)), x)
@@ -415,6 +415,15 @@ def _gelu(xp: Namespace, x: Array, approximate: str) -> Array:
     bounded = xp.where(x > 100.0, xp.full_like(x, 100.0), xp.where(x < -100.0, xp.full_like(x, -100.0), x))
     inner = bounded * (1.0 + 0.044715 * bounded * bounded)
     return x * _special.sigmoid(xp, (2.0 * sqrt(2.0 / pi)) * inner)
+
+
+def _check_gelu(x: Array, approximate: str) -> str:
+    require_floating("gelu", x=x)
+    return as_choice("gelu", "approximate", approximate, ("none", "tanh"))
+
+
+def _check_logsumexp(x: Array, axis: int | tuple[int, ...], keepdims: bool) -> tuple[tuple[int, ...], bool]:
+    return _check_reduction("logsumexp", x, axis, None), as_bool("logsumexp", "keepdims", keepdims)
 
 
 def _check_gated(name: str, gate: Array, up: Array) -> None:

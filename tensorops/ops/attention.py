@@ -7,13 +7,22 @@ from tensorops._namespaces import creation_device
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
 from tensorops._validation import (
+    as_bool,
+    as_integer,
+    as_number,
+    as_positive_number,
     plural,
     require_broadcastable,
     require_floating,
     require_ndim,
     require_same_dtype,
+    shown,
 )
 from tensorops.backends import get_namespace
+
+_NAME = "scaled_dot_product_attention"
+_WIDEST = 2**31 - 1
+"""The widest window that counts: an index of every library, and more positions than there are."""
 
 
 @operator
@@ -88,7 +97,8 @@ def scaled_dot_product_attention(
            [2.]])
     """
     xp = get_namespace(q, k, v, mask, sinks)
-    _check(q, k, v, mask, window, softcap, sinks)
+    _check(q, k, v, mask, sinks)
+    is_causal, scale, window, softcap = _check_options(q, is_causal, scale, window, softcap)
     batch, heads, queries, dim = q.shape
     kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
     group = heads // kv_heads if kv_heads else 1
@@ -97,9 +107,8 @@ def scaled_dot_product_attention(
         return xp.zeros((batch, heads, queries, value_dim), dtype=q.dtype, device=creation_device(q))
 
     wide_q, wide_k, wide_v = widen(xp, q, k, v)
-    factor = dim**-0.5 if scale is None else scale
     scores = xp.matmul(
-        xp.reshape(wide_q * factor, (batch, kv_heads, group, queries, dim)),
+        xp.reshape(wide_q * scale, (batch, kv_heads, group, queries, dim)),
         xp.expand_dims(xp.matrix_transpose(wide_k), axis=2),
     )
     if softcap is not None:
@@ -120,16 +129,22 @@ def scaled_dot_product_attention(
     return narrow(xp, xp.reshape(y, (batch, heads, queries, value_dim)), q)
 
 
-def _check(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    window: int | None,
-    softcap: float | None,
-    sinks: Array | None,
-) -> None:
-    name = "scaled_dot_product_attention"
+def _check_options(
+    q: Array, is_causal: bool, scale: float | None, window: int | None, softcap: float | None
+) -> tuple[bool, float, int | None, float | None]:
+    """Check the options; return them, the scale that was meant among them."""
+    is_causal = as_bool(_NAME, "is_causal", is_causal)
+    scale = max(q.shape[3], 1) ** -0.5 if scale is None else as_number(_NAME, "scale", scale)
+    if window is not None:
+        window = as_integer(_NAME, "window", window)
+        if window < 1:
+            raise ValueError(f"{_NAME}: window is {shown(window)}, expected at least 1")
+        window = min(window, _WIDEST)
+    return is_causal, scale, window, None if softcap is None else as_positive_number(_NAME, "softcap", softcap)
+
+
+def _check(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | None) -> None:
+    name = _NAME
     require_floating(name, q=q, k=k, v=v, sinks=sinks)
     require_same_dtype(name, q=q, k=k, v=v)
     for label, x in (("q", q), ("k", k), ("v", v)):
@@ -147,10 +162,6 @@ def _check(
         if not is_bool(mask):
             require_floating(name, mask=mask)
         require_broadcastable(name, "mask", mask, (*q.shape[:3], k.shape[2]))
-    if window is not None and window < 1:
-        raise ValueError(f"{name}: window is {window}, expected at least 1")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"{name}: softcap is {softcap}, expected a positive number")
     if sinks is not None and tuple(sinks.shape) != (q.shape[1],):
         raise ValueError(f"{name}: sinks has shape {tuple(sinks.shape)}, but q has {q.shape[1]} heads")
 
@@ -165,7 +176,7 @@ def _positions_allowed(
     position = xp.reshape(xp.arange(queries, device=device) + (keys - queries), (queries, 1))
     key = xp.reshape(xp.arange(keys, device=device), (1, keys))
     later = key > position
-    near = None if window is None else (key > position - window) & (key < position + window)
+    near = None if window is None else (key - position > -window) & (key - position < window)
     if not is_causal:
         return near
     return ~later if near is None else ~later & near

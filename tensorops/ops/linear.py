@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tensorops._dtypes import narrow, widen
+from tensorops._dtypes import narrow, widen, widen_integers
+from tensorops._namespaces import creation_device
 from tensorops._operator import operator
 from tensorops._typing import Array
 from tensorops._validation import require_floating, require_indices, require_integer, require_ndim
@@ -93,5 +94,6 @@ def embedding(ids: Array, weight: Array) -> Array:
     require_floating("embedding", weight=weight)
     require_ndim("embedding", "weight", weight, 2, 2)
     require_indices("embedding", "ids", ids, weight.shape[0], xp)
-    rows = xp.take(weight, xp.reshape(ids, (-1,)), axis=0)
+    flat = xp.reshape(widen_integers(xp, ids, creation_device(ids)), (-1,))
+    rows = xp.take(weight, flat, axis=0)
     return xp.reshape(rows, (*ids.shape, weight.shape[1]))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tensorops._dtypes import narrow, widen
+from tensorops._dtypes import integer_limits, narrow, widen, widen_integers
 from tensorops._namespaces import creation_device
 from tensorops._operator import operator
 from tensorops._typing import Array
 from tensorops._validation import (
-    require_choice,
+    as_choice,
+    as_integer,
+    as_share,
     require_floating,
     require_indices,
     require_integer,
@@ -66,30 +68,33 @@ def cross_entropy(
     xp = get_namespace(logits, targets)
     require_floating("cross_entropy", logits=logits)
     require_integer("cross_entropy", targets=targets)
-    require_choice("cross_entropy", "reduction", reduction, ("mean", "sum", "none"))
     require_ndim("cross_entropy", "logits", logits, 1)
     if tuple(targets.shape) != tuple(logits.shape[:-1]):
         raise ValueError(
             f"cross_entropy: targets has shape {tuple(targets.shape)}, but logits has {tuple(logits.shape)}: "
             f"expected {tuple(logits.shape[:-1])}"
         )
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"cross_entropy: label_smoothing is {label_smoothing}, expected 0 … 1")
+    reduction = as_choice("cross_entropy", "reduction", reduction, ("mean", "sum", "none"))
+    ignore_index = as_integer("cross_entropy", "ignore_index", ignore_index)
+    label_smoothing = as_share("cross_entropy", "label_smoothing", label_smoothing)
     classes = logits.shape[-1]
     if classes == 0:
         raise ValueError("cross_entropy: logits has no classes along its last axis")
-    counted = targets != ignore_index
+    device = creation_device(logits)
+    smallest, largest = integer_limits(targets)
+    if smallest <= ignore_index <= largest:
+        counted = targets != xp.asarray(ignore_index, dtype=targets.dtype, device=device)
+    else:  # no target is, and libraries do not compare with a number that the dtype lacks
+        counted = targets == targets
     targets = xp.where(counted, targets, xp.zeros_like(targets))
     require_indices("cross_entropy", "targets", targets, classes, xp)
-    if xp.iinfo(targets.dtype).max < classes - 1:  # the numbers of all classes need more bits
-        targets = xp.astype(targets, xp.int32)
+    targets = widen_integers(xp, targets, device)
 
     (wide,) = widen(xp, logits)
     losses = xp.zeros_like(wide)[..., 0]
     if 0 not in logits.shape:
         shifted = wide - xp.max(wide, axis=-1, keepdims=True)
         log_total = xp.log(xp.sum(xp.exp(shifted), axis=-1))
-        device = creation_device(logits)
         is_target = xp.expand_dims(targets, axis=-1) == xp.arange(classes, dtype=targets.dtype, device=device)
         losses = log_total - xp.sum(xp.where(is_target, shifted, xp.zeros_like(shifted)), axis=-1)
         if label_smoothing:

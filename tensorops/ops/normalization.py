@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from tensorops._dtypes import largest_exponent, narrow, widen
+from tensorops._dtypes import anew, largest_exponent, narrow, widen
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
 from tensorops._validation import (
+    as_number,
+    as_number_of_at_least_0,
     normalize_axes,
     normalize_axis,
     plural,
-    require_eps,
     require_floating,
     require_ndim,
     require_same_dtype,
     require_same_shape,
+    shown,
 )
 from tensorops.backends import get_namespace
 
@@ -63,7 +65,7 @@ def rms_norm(
     array([[0.84852814, 0.56568542]])
     """
     xp = get_namespace(x, weight)
-    axis = _check_rms_norm("rms_norm", x, weight, eps, axis)
+    eps, axis, weight_offset = _check_rms_norm("rms_norm", x, weight, eps, axis, weight_offset)
     return _rms_norm(xp, x, weight, eps, axis, weight_offset)
 
 
@@ -108,10 +110,10 @@ def add_rms_norm(
     (array([0.84852814, 1.13137085]), array([3., 4.]))
     """
     xp = get_namespace(x, residual, weight)
-    axis = _check_add_rms_norm(x, residual, weight, eps, axis)
+    eps, axis, weight_offset = _check_add_rms_norm(x, residual, weight, eps, axis)
     a, b = widen(xp, x, residual)
     new_residual = narrow(xp, a + b, x)
-    return _rms_norm(xp, new_residual, weight, eps, axis, 0.0), new_residual
+    return _rms_norm(xp, new_residual, weight, eps, axis, weight_offset), new_residual
 
 
 @operator
@@ -162,9 +164,9 @@ def layer_norm(
            [-1.,  1.]])
     """
     xp = get_namespace(x, weight, bias)
-    axes = _check_layer_norm(x, weight, bias, eps, axis)
+    eps, axes = _check_layer_norm(x, weight, bias, eps, axis)
     if 0 in x.shape:
-        return x
+        return anew(xp, x)
     wide, w, b = widen(xp, x, weight, bias)
     scaled, unit = _scale_to_one(xp, wide, axes, eps)
     centred = scaled - xp.mean(scaled, axis=axes, keepdims=True)
@@ -178,21 +180,26 @@ def layer_norm(
     return narrow(xp, y, x)
 
 
-def _check_rms_norm(name: str, x: Array, weight: Array | None, eps: float, axis: int) -> int:
-    """Check the arguments that both forms of rms_norm share; return `axis` counted from the front."""
+def _check_rms_norm(
+    name: str, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float = 0.0
+) -> tuple[float, int, float]:
+    """Check the arguments that both forms of rms_norm share; return the options, `axis` counted from the front."""
     require_floating(name, x=x, weight=weight)
     require_ndim(name, "x", x, 1)
-    require_eps(name, eps)
+    eps = as_number_of_at_least_0(name, "eps", eps)
+    weight_offset = as_number(name, "weight_offset", weight_offset)
     index = normalize_axis(name, axis, x.ndim)
     if weight is not None:
         require_ndim(name, "weight", weight, 1, 1)
         if weight.shape[0] != x.shape[index]:
             elements = plural(weight.shape[0], "element")
             raise ValueError(f"{name}: weight has {elements}, but axis {axis} of x has {x.shape[index]}")
-    return index
+    return eps, index, weight_offset
 
 
-def _check_add_rms_norm(x: Array, residual: Array, weight: Array | None, eps: float, axis: int) -> int:
+def _check_add_rms_norm(
+    x: Array, residual: Array, weight: Array | None, eps: float, axis: int
+) -> tuple[float, int, float]:
     require_floating("add_rms_norm", x=x, residual=residual)
     require_same_dtype("add_rms_norm", x=x, residual=residual)
     require_same_shape("add_rms_norm", x=x, residual=residual)
@@ -201,24 +208,24 @@ def _check_add_rms_norm(x: Array, residual: Array, weight: Array | None, eps: fl
 
 def _check_layer_norm(
     x: Array, weight: Array | None, bias: Array | None, eps: float, axis: int | tuple[int, ...]
-) -> tuple[int, ...]:
-    """Check the arguments; return the axes counted from the front."""
+) -> tuple[float, tuple[int, ...]]:
+    """Check the arguments; return the options, the axes counted from the front."""
     require_floating("layer_norm", x=x, weight=weight, bias=bias)
     require_ndim("layer_norm", "x", x, 1)
-    require_eps("layer_norm", eps)
+    eps = as_number_of_at_least_0("layer_norm", "eps", eps)
     axes = normalize_axes("layer_norm", axis, x.ndim)
     normalized = tuple(x.shape[a] for a in axes)
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is not None and tuple(parameter.shape) != normalized:
             raise ValueError(
-                f"layer_norm: {name} has shape {tuple(parameter.shape)}, but axis {axis} of x has {normalized}"
+                f"layer_norm: {name} has shape {tuple(parameter.shape)}, but axis {shown(axis)} of x has {normalized}"
             )
-    return axes
+    return eps, axes
 
 
 def _rms_norm(xp: Namespace, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float) -> Array:
     if 0 in x.shape:
-        return x
+        return anew(xp, x)
     wide, w = widen(xp, x, weight)
     scaled, unit = _scale_to_one(xp, wide, (axis,), eps)
     mean_square = xp.mean(scaled * scaled, axis=axis, keepdims=True)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from tensorops._dtypes import is_floating, is_integer, narrow, widen
+from tensorops._dtypes import anew, is_floating, is_integer, narrow, widen
 from tensorops._namespaces import creation_device
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
-from tensorops._validation import require_broadcastable, require_floating, require_ndim
+from tensorops._validation import (
+    as_bool,
+    as_integer,
+    as_positive_number,
+    require_broadcastable,
+    require_floating,
+    require_ndim,
+    shown,
+)
 from tensorops.backends import get_namespace
 
 
@@ -53,7 +61,7 @@ def rope(
     TypeError
         If `x` or `freqs` is not floating point, or `positions` is not numeric.
     ValueError
-        If `dims` is odd or larger than head_dim, or shapes do not fit.
+        If `dims` is odd or larger than head_dim, `base` is not a positive number, or shapes do not fit.
 
     References
     ----------
@@ -69,9 +77,9 @@ def rope(
             [0.5403, 0.8415]]])
     """
     xp = get_namespace(x, positions, freqs)
-    dims = _check(x, positions, freqs, dims)
+    base, interleaved, dims = _check(x, positions, base, freqs, interleaved, dims)
     if dims == 0 or 0 in x.shape:
-        return narrow(xp, x * 1.0, x)  # nothing rotates, and the result is still an array of its own
+        return anew(xp, x)  # nothing rotates
     angle_dtype = _angle_dtype(xp, x)
     angles = _angles(xp, x, positions, base, freqs, dims, angle_dtype)
     (wide,) = widen(xp, x)
@@ -90,8 +98,10 @@ def rope(
     return narrow(xp, xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0], x)
 
 
-def _check(x: Array, positions: Array, freqs: Array | None, dims: int | None) -> int:
-    """Check the arguments; return how many features rotate."""
+def _check(
+    x: Array, positions: Array, base: float, freqs: Array | None, interleaved: bool, dims: int | None
+) -> tuple[float, bool, int]:
+    """Check the arguments; return the options, `dims` as how many features rotate."""
     require_floating("rope", x=x, freqs=freqs)
     require_ndim("rope", "x", x, 3)
     if not (is_integer(positions) or is_floating(positions)):
@@ -99,12 +109,12 @@ def _check(x: Array, positions: Array, freqs: Array | None, dims: int | None) ->
     require_ndim("rope", "positions", positions, 1)
     require_broadcastable("rope", "positions", positions, (*x.shape[:-3], x.shape[-2]))
     head_dim = x.shape[-1]
-    count = head_dim if dims is None else dims
+    count = head_dim if dims is None else as_integer("rope", "dims", dims)
     if count % 2 or not 0 <= count <= head_dim:
-        raise ValueError(f"rope: dims is {count}, expected an even number up to the {head_dim} features of x")
+        raise ValueError(f"rope: dims is {shown(count)}, expected an even number up to the {head_dim} features of x")
     if freqs is not None and tuple(freqs.shape) != (count // 2,):
         raise ValueError(f"rope: freqs has shape {tuple(freqs.shape)}, expected ({count // 2},)")
-    return count
+    return as_positive_number("rope", "base", base), as_bool("rope", "interleaved", interleaved), count
 
 
 def _angle_dtype(xp: Namespace, x: Array) -> object:

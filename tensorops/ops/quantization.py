@@ -11,8 +11,10 @@ from __future__ import annotations
 from tensorops._dtypes import dtype_name, narrow, widen
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
-from tensorops._validation import require_choice, require_floating, require_ndim
+from tensorops._validation import as_choice, as_integer, require_floating, require_ndim, shown
 from tensorops.backends import get_namespace
+
+_MODES = ("affine", "symmetric")
 
 
 @operator
@@ -60,14 +62,15 @@ def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> t
     xp = get_namespace(w)
     require_floating("quantize", w=w)
     require_ndim("quantize", "w", w, 2, 2)
-    _check_format("quantize", bits, group_size, mode)
+    bits, group_size, mode = _check_format("quantize", bits, group_size, mode)
     rows, columns = w.shape
     if columns % group_size:
-        raise ValueError(f"quantize: w has {columns} columns, not a multiple of group_size {group_size}")
+        raise ValueError(f"quantize: w has {columns} columns, not a multiple of group_size {shown(group_size)}")
     if 0 in w.shape:
-        empty = xp.zeros_like(w)[:, : columns // group_size]
-        packed = xp.astype(xp.zeros_like(w)[:, : columns * bits // 8], xp.uint8)
-        return packed, empty, None if mode == "symmetric" else empty
+        packed, scale, low = (xp.zeros_like(w) for _ in range(3))
+        packed = xp.astype(packed[:, : columns * bits // 8], xp.uint8)
+        groups = columns // group_size
+        return packed, scale[:, :groups], None if mode == "symmetric" else low[:, :groups]
     (wide,) = widen(xp, w)
     groups = xp.reshape(wide, (rows, columns // group_size, group_size))
     if mode == "symmetric":
@@ -133,10 +136,10 @@ def dequantize(
     array([[ 0.,  1.,  2., 15.]])
     """
     xp = get_namespace(weight, scales, biases)
-    require_choice("dequantize", "mode", mode, ("affine", "symmetric"))
+    mode = as_choice("dequantize", "mode", mode, _MODES)
     if mode == "symmetric" and biases is not None:
         raise ValueError("dequantize: biases are given, but mode 'symmetric' has none")
-    _check_quantized("dequantize", weight, scales, biases, bits, group_size)
+    bits, group_size = _check_quantized("dequantize", weight, scales, biases, bits, group_size)
     return narrow(xp, _dequantize(xp, weight, scales, biases, bits, group_size), scales)
 
 
@@ -192,7 +195,7 @@ def quantized_linear(
     xp = get_namespace(x, weight, scales, biases)
     require_floating("quantized_linear", x=x)
     require_ndim("quantized_linear", "x", x, 1)
-    _check_quantized("quantized_linear", weight, scales, biases, bits, group_size)
+    bits, group_size = _check_quantized("quantized_linear", weight, scales, biases, bits, group_size)
     columns = weight.shape[1] * 8 // bits
     if columns != x.shape[-1]:
         raise ValueError(f"quantized_linear: weight has {columns} columns, but the last axis of x has {x.shape[-1]}")
@@ -201,30 +204,40 @@ def quantized_linear(
     return narrow(xp, xp.matmul(wide, xp.matrix_transpose(w)), x)
 
 
-def _check_format(name: str, bits: int, group_size: int, mode: str) -> None:
-    require_choice(name, "bits", bits, (4, 8))
-    require_choice(name, "mode", mode, ("affine", "symmetric"))
+def _check_format(name: str, bits: int, group_size: int, mode: str) -> tuple[int, int, str]:
+    """Check the options that describe a format, and return them."""
+    bits, group_size = as_integer(name, "bits", bits), as_integer(name, "group_size", group_size)
+    mode = as_choice(name, "mode", mode, _MODES)
+    if bits not in (4, 8):
+        raise ValueError(f"{name}: bits is {shown(bits)}, expected one of 4, 8")
     if mode == "symmetric" and bits != 8:
         raise ValueError(f"{name}: bits is {bits}, but mode 'symmetric' has 8")
-    if not isinstance(group_size, int) or group_size < 1 or group_size * bits % 8:
-        raise ValueError(f"{name}: group_size is {group_size}, expected a positive number that fills whole bytes")
+    if group_size < 1 or group_size * bits % 8:
+        raise ValueError(
+            f"{name}: group_size is {shown(group_size)}, expected a positive number that fills whole bytes"
+        )
+    return bits, group_size, mode
 
 
-def _check_quantized(name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int) -> None:
-    _check_format(name, bits, group_size, "affine" if biases is not None else "symmetric")
+def _check_quantized(
+    name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
+) -> tuple[int, int]:
+    """Check the arguments that hold and describe a quantized matrix; return the options."""
+    bits, group_size, _ = _check_format(name, bits, group_size, "affine" if biases is not None else "symmetric")
     if dtype_name(weight) != "uint8":
         raise TypeError(f"{name}: weight has dtype {dtype_name(weight)}, expected uint8")
     require_floating(name, scales=scales, biases=biases)
     require_ndim(name, "weight", weight, 2, 2)
     rows, columns = weight.shape[0], weight.shape[1] * 8 // bits
     if columns % group_size:
-        raise ValueError(f"{name}: weight has {columns} columns, not a multiple of group_size {group_size}")
+        raise ValueError(f"{name}: weight has {columns} columns, not a multiple of group_size {shown(group_size)}")
     expected = (rows, columns // group_size)
     for label, parameter in (("scales", scales), ("biases", biases)):
         if parameter is not None and tuple(parameter.shape) != expected:
             raise ValueError(
                 f"{name}: {label} has shape {tuple(parameter.shape)}, but weight has (rows, groups) {expected}"
             )
+    return bits, group_size
 
 
 def _levels(xp: Namespace, groups: Array, scale: Array) -> Array:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorops._dtypes import widen
+from tensorops._dtypes import largest_exponent, widen
 from tensorops._namespaces import creation_device, namespace_of
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
-from tensorops._validation import require_floating, require_ndim
+from tensorops._validation import (
+    as_integer,
+    as_number_of_at_least_0,
+    as_share,
+    require_floating,
+    require_ndim,
+    shown,
+)
 from tensorops.backends import get_namespace
 
 if TYPE_CHECKING:
@@ -76,10 +83,11 @@ def sample(
     xp = get_namespace(logits)
     require_floating("sample", logits=logits)
     require_ndim("sample", "logits", logits, 1)
-    _check_options(temperature, top_k, top_p, min_p)
+    temperature, top_k, top_p, min_p = _check_options(temperature, top_k, top_p, min_p)
     if logits.shape[-1] == 0:
         raise ValueError("sample: logits has no candidates along its last axis")
     (wide,) = widen(xp, logits)
+    _require_source(rng)
     uniform = None if temperature == 0 else _uniform(xp, wide, rng)
     if 0 in logits.shape:  # no row to draw for: not every library reduces nothing
         device = creation_device(logits)
@@ -87,7 +95,7 @@ def sample(
         return xp.zeros(logits.shape[:-1], dtype=dtype, device=device)
     if uniform is None:
         return xp.argmax(logits, axis=-1)
-    scaled = (wide - xp.max(wide, axis=-1, keepdims=True)) / temperature
+    scaled = _quotient(wide - xp.max(wide, axis=-1, keepdims=True), temperature)
     weights = xp.exp(scaled)  # the largest is 1
     if top_k is not None and top_k < wide.shape[-1]:
         kth_largest = xp.sort(scaled, axis=-1, descending=True)[..., top_k - 1 : top_k]
@@ -104,15 +112,35 @@ def sample(
     return xp.argmax(xp.astype(chosen | last, xp.int32), axis=-1)
 
 
-def _check_options(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
-    if not 0.0 <= temperature < float("inf"):
-        raise ValueError(f"sample: temperature is {temperature}, expected 0 or more")
-    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
-        raise ValueError(f"sample: top_k is {top_k}, expected an integer of at least 1")
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ValueError(f"sample: top_p is {top_p}, expected more than 0 and at most 1")
-    if min_p is not None and not 0.0 <= min_p <= 1.0:
-        raise ValueError(f"sample: min_p is {min_p}, expected 0 … 1")
+def _check_options(
+    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
+) -> tuple[float, int | None, float | None, float | None]:
+    """Check the options, and return them."""
+    temperature = as_number_of_at_least_0("sample", "temperature", temperature)
+    if top_k is not None:
+        top_k = as_integer("sample", "top_k", top_k)
+        if top_k < 1:
+            raise ValueError(f"sample: top_k is {shown(top_k)}, expected an integer of at least 1")
+    if top_p is not None:
+        top_p = as_share("sample", "top_p", top_p)
+        if top_p == 0.0:
+            raise ValueError("sample: top_p is 0.0, expected more than 0 and at most 1")
+    return temperature, top_k, top_p, None if min_p is None else as_share("sample", "min_p", min_p)
+
+
+def _quotient(x: Array, divisor: float) -> Array:
+    """Return ``x / divisor``, also for a divisor that the dtype of `x` would round to 0 or to infinity."""
+    largest = 2.0 ** (largest_exponent(x) - 1)
+    if 1.0 / largest <= divisor <= largest:
+        return x / divisor
+    factor = 2.0**120 if divisor < 1.0 else 2.0**-120
+    return x * factor / min(max(divisor * factor, 1.0 / largest), largest)
+
+
+def _require_source(rng: Any) -> None:
+    """Raise `TypeError` unless `rng`, if it is given, is a source of numbers."""
+    if rng is not None and not isinstance(rng, np.random.Generator) and namespace_of(rng) is None:
+        raise TypeError(f"sample: rng is {type(rng).__name__}, expected a numpy.random.Generator or an array")
 
 
 def _uniform(xp: Namespace, logits: Array, rng: Any) -> Array:
@@ -125,8 +153,6 @@ def _uniform(xp: Namespace, logits: Array, rng: Any) -> Array:
     if isinstance(rng, np.random.Generator):
         drawn = np.asarray(rng.random(shape, dtype=np.float32))
         return xp.astype(xp.asarray(drawn, device=creation_device(logits)), logits.dtype, copy=False)
-    if namespace_of(rng) is None:
-        raise TypeError(f"sample: rng is {type(rng).__name__}, expected a numpy.random.Generator or an array")
     require_floating("sample", rng=rng)
     if tuple(rng.shape) != shape:
         raise ValueError(f"sample: rng has shape {tuple(rng.shape)}, but logits has {shape} rows")
@@ -136,6 +162,7 @@ def _uniform(xp: Namespace, logits: Array, rng: Any) -> Array:
 def _keep_top_p(xp: Namespace, weights: Array, top_p: float) -> Array:
     descending = xp.sort(weights, axis=-1, descending=True)
     before = xp.cumulative_sum(descending, axis=-1) - descending
-    kept = before < top_p * xp.sum(weights, axis=-1, keepdims=True)
+    share = top_p * xp.sum(weights, axis=-1, keepdims=True)
+    kept = (before < share) | (before == 0.0)  # the first is kept, also if the dtype rounds its share to 0
     smallest = xp.min(xp.where(kept, descending, xp.full_like(descending, 2.0)), axis=-1, keepdims=True)
     return xp.where(weights >= smallest, weights, xp.zeros_like(weights))

@@ -105,6 +105,8 @@ class Blockwise:
             row = namespace_of(a._meta)
             if row is None or row.missing:
                 return f"the blocks of {name} are of {describe_type(a._meta)}"
+            if reason := row.unfit(a._meta):
+                return f"the blocks of {name}: {reason}"
             if row is not (library := library or row):
                 return f"the blocks of {name} are of {row.name}, those of {next(iter(self.arrays))} of {library.name}"
             for axis, blocks in zip(axes, a.numblocks, strict=True):

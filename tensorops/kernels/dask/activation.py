@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from tensorops._operator import Operator
 from tensorops._typing import Array
-from tensorops._validation import require_choice, require_floating
+from tensorops._validation import require_floating
 from tensorops.kernels.dask._launch import Blockwise, every_axis, last_axes, register
 from tensorops.ops.activation import (
     _check_gated,
+    _check_gelu,
+    _check_logsumexp,
     _check_reduction,
     geglu,
     gelu,
@@ -48,13 +50,11 @@ def _register_softmax(operator: Operator[..., Array]) -> None:
 
 
 def _gelu(x: Array, *, approximate: str = "none") -> Blockwise:
-    require_floating("gelu", x=x)
-    require_choice("gelu", "approximate", approximate, ("none", "tanh"))
-    return Blockwise(gelu, {"x": every_axis(x)}, {"approximate": approximate})
+    return Blockwise(gelu, {"x": every_axis(x)}, {"approximate": _check_gelu(x, approximate)})
 
 
 def _logsumexp(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = False) -> Blockwise:
-    axes = _check_reduction("logsumexp", x, axis, None)
+    axes, keepdims = _check_logsumexp(x, axis, keepdims)
     gone, short = ((), axes) if keepdims else (axes, ())
     options = {"axis": axes, "keepdims": keepdims}
     return Blockwise(logsumexp, {"x": every_axis(x)}, options, whole=axes, dropped=gone, shortened=short)

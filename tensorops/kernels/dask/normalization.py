@@ -17,17 +17,17 @@ from tensorops.ops.normalization import (
 def _rms_norm(
     x: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
 ) -> Blockwise:
-    along = (_check_rms_norm("rms_norm", x, weight, eps, axis),)
-    arrays = given(x=every_axis(x), weight=(weight, along))
-    return Blockwise(rms_norm, arrays, {"eps": eps, "axis": along[0], "weight_offset": weight_offset}, whole=along)
+    eps, axis, weight_offset = _check_rms_norm("rms_norm", x, weight, eps, axis, weight_offset)
+    arrays = given(x=every_axis(x), weight=(weight, (axis,)))
+    return Blockwise(rms_norm, arrays, {"eps": eps, "axis": axis, "weight_offset": weight_offset}, whole=(axis,))
 
 
 def _add_rms_norm(
     x: Array, residual: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1
 ) -> Blockwise:
-    along = (_check_add_rms_norm(x, residual, weight, eps, axis),)
-    arrays = given(x=every_axis(x), residual=every_axis(residual), weight=(weight, along))
-    return Blockwise(add_rms_norm, arrays, {"eps": eps, "axis": along[0]}, whole=along, results=2)
+    eps, axis, _ = _check_add_rms_norm(x, residual, weight, eps, axis)
+    arrays = given(x=every_axis(x), residual=every_axis(residual), weight=(weight, (axis,)))
+    return Blockwise(add_rms_norm, arrays, {"eps": eps, "axis": axis}, whole=(axis,), results=2)
 
 
 def _layer_norm(
@@ -38,7 +38,7 @@ def _layer_norm(
     *,
     axis: int | tuple[int, ...] = -1,
 ) -> Blockwise:
-    axes = _check_layer_norm(x, weight, bias, eps, axis)
+    eps, axes = _check_layer_norm(x, weight, bias, eps, axis)
     arrays = given(x=every_axis(x), weight=(weight, axes), bias=(bias, axes))
     return Blockwise(layer_norm, arrays, {"eps": eps, "axis": axes}, whole=axes)
 

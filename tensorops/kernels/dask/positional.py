@@ -16,7 +16,8 @@ def _rope(
     interleaved: bool = False,
     dims: int | None = None,
 ) -> Blockwise:
-    options = {"base": base, "interleaved": interleaved, "dims": _check(x, positions, freqs, dims)}
+    base, interleaved, dims = _check(x, positions, base, freqs, interleaved, dims)
+    options = {"base": base, "interleaved": interleaved, "dims": dims}
     around_heads = (*range(x.ndim - 3), x.ndim - 2)  # the batch and the sequence
     features, frequencies = x.ndim - 1, x.ndim
     arrays = given(

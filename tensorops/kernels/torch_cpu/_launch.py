@@ -97,7 +97,6 @@ def _tensor(y: Any) -> Any:
     if y is None:  # as biases of a symmetric quantization
         return None
     torch = _torch()
-    y = np.asarray(y)  # sums are numbers of NumPy's
     if y.dtype == _bfloat16():
         return torch.from_numpy(y.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(y)

@@ -53,19 +53,28 @@ Prepared = str | tuple[Call, tuple[Array, ...]]
 
 
 def register(operator: Operator[..., Any], prepare: Callable[..., Prepared]) -> None:
-    """Register a kernel for XLA; `prepare` takes the operator's arguments, and returns a call or why there is none."""
+    """Register a kernel for XLA; `prepare` takes the operator's arguments, and returns a call or why there is none.
+
+    It raises as the operator if options are wrong.
+    """
+
+    def prepared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
+        try:
+            return prepare(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            return str(error)
 
     @functools.wraps(prepare)
     def supports(*args: Any, **kwargs: Any) -> str | None:
-        prepared = prepare(*args, **kwargs)
-        return prepared if isinstance(prepared, str) else None
+        found = prepared(args, kwargs)
+        return found if isinstance(found, str) else None
 
     @functools.wraps(prepare)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        prepared = prepare(*args, **kwargs)
-        if isinstance(prepared, str):
+        found = prepared(args, kwargs)
+        if isinstance(found, str):
             return NotImplemented
-        call, arrays = prepared
+        call, arrays = found
         results = _compiled(call)(*arrays)
         return tuple(results) if len(results) > 1 else results[0]
 
@@ -114,12 +123,6 @@ def refuse_axis(x: Array, axis: object) -> str | None:
     if isinstance(axis, tuple) and len(axis) == 1:
         (axis,) = axis
     return None if type(axis) is int and axis in (-1, x.ndim - 1) else "axis is not the last of x"
-
-
-def refuse_number(name: str, value: object, smallest: float = -np.inf) -> str | None:
-    """Return why a number cannot be built into a program."""
-    known = isinstance(value, float | int) and not isinstance(value, bool)
-    return None if known and smallest <= value < np.inf else f"{name} is not a number that is known here"  # type: ignore[operator]
 
 
 def refuse_parameters(x: Array, **parameters: Array | None) -> str | None:

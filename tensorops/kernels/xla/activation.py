@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorops._operator import Operator
 from tensorops._typing import Array
+from tensorops._validation import as_bool, as_choice
 from tensorops.kernels.xla._launch import Call, Prepared, refuse_arrays, refuse_axis, register
 from tensorops.ops.activation import geglu, gelu, log_softmax, logsumexp, sigmoid, silu, softmax, softplus, swiglu
 
@@ -30,8 +31,7 @@ def _register_softmax(operator: Operator[..., Array]) -> None:
 
 
 def _gelu(x: Array, *, approximate: str = "none") -> Prepared:
-    if approximate not in ("none", "tanh"):
-        return "approximate is neither 'none' nor 'tanh'"
+    approximate = as_choice("gelu", "approximate", approximate, ("none", "tanh"))
     handler = "gelu" if approximate == "none" else "gelu_tanh"
     return refuse_arrays(x=x) or (Call(gelu, handler, options=(("approximate", approximate),)), (x,))
 
@@ -41,7 +41,9 @@ def _logsumexp(x: Array, *, axis: int = -1, keepdims: bool = False) -> Prepared:
         return reason
     if x.shape[-1] == 0:
         return "the last axis of x is empty"
-    return Call(logsumexp, "logsumexp", options=(("axis", -1), ("keepdims", bool(keepdims)))), (x,)
+    return Call(
+        logsumexp, "logsumexp", options=(("axis", -1), ("keepdims", as_bool("logsumexp", "keepdims", keepdims)))
+    ), (x,)
 
 
 # relu is not among them: XLA's own is as quick.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tensorops._typing import Array
+from tensorops._validation import as_number, as_number_of_at_least_0
 from tensorops.kernels.xla._launch import (
     Call,
     Prepared,
     refuse_arrays,
     refuse_axis,
-    refuse_number,
     refuse_parameters,
     register,
 )
@@ -23,9 +23,11 @@ def _rms_norm(
     x: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
 ) -> Prepared:
     reason = refuse_arrays(x=x) or refuse_axis(x, axis) or refuse_parameters(x, weight=weight)
-    if reason := reason or refuse_number("eps", eps, 0.0) or refuse_number("weight_offset", weight_offset):
+    if reason:
         return reason
-    options = (("axis", -1), ("eps", float(eps)), ("weight_offset", float(weight_offset)))
+    eps = as_number_of_at_least_0("rms_norm", "eps", eps)
+    weight_offset = as_number("rms_norm", "weight_offset", weight_offset)
+    options = (("axis", -1), ("eps", eps), ("weight_offset", weight_offset))
     return Call(rms_norm, "rms_norm", options=options, attributes=("eps", "weight_offset")), _given(x, weight)
 
 
@@ -33,9 +35,9 @@ def _add_rms_norm(
     x: Array, residual: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1
 ) -> Prepared:
     reason = refuse_arrays(x=x, residual=residual) or refuse_axis(x, axis) or refuse_parameters(x, weight=weight)
-    if reason := reason or refuse_number("eps", eps, 0.0):
+    if reason:
         return reason
-    options = (("axis", -1), ("eps", float(eps)))
+    options = (("axis", -1), ("eps", as_number_of_at_least_0("add_rms_norm", "eps", eps)))
     call = Call(add_rms_norm, "add_rms_norm", rows=2, options=options, attributes=("eps",))
     return call, _given(x, residual, weight)
 
@@ -51,10 +53,10 @@ def _layer_norm(
     if weight is None and bias is not None:
         return "bias is given without weight"
     reason = refuse_arrays(x=x) or refuse_axis(x, axis) or refuse_parameters(x, weight=weight, bias=bias)
-    if reason := reason or refuse_number("eps", eps, 0.0):
+    if reason:
         return reason
-    call = Call(layer_norm, "layer_norm", options=(("axis", -1), ("eps", float(eps))), attributes=("eps",))
-    return call, _given(x, weight, bias)
+    options = (("axis", -1), ("eps", as_number_of_at_least_0("layer_norm", "eps", eps)))
+    return Call(layer_norm, "layer_norm", options=options, attributes=("eps",)), _given(x, weight, bias)
 
 
 register(rms_norm, _rms_norm)
