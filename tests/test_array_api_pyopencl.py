@@ -262,6 +262,9 @@ def test_a_device_without_double_precision(queue, monkeypatch):
     assert info.default_dtypes(device=device)["real floating"] == xp.float32
     assert xp.zeros(2, device=device).dtype == xp.float32
     assert xp.asarray([1.5, 2.5], device=device).dtype == xp.float32
+    assert xp.zeros(2, dtype=float, device=device).dtype == xp.float32
+    assert xp.full(2, 1, dtype=complex, device=device).dtype == xp.complex64
+    assert_equal(xp.asarray([1, 2], device=device) / xp.asarray([3, 0], device=device), np.float32([1 / 3, np.inf]))
     for make in (
         lambda: xp.zeros(2, dtype=xp.float64, device=device),
         lambda: xp.asarray(np.zeros(2), device=device),
