@@ -26,7 +26,10 @@ from tensorops._namespaces import NAMESPACES
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
 
+import opencl_drivers  # isort: skip
 import support  # isort: skip
+
+opencl_drivers.show_intel()  # before anything asks for OpenCL's platforms, here or in a program that a test starts
 
 hypothesis.settings.register_profile(
     "tensorops",

@@ -78,12 +78,13 @@ def pyopencl(*, by_default=False):
     if not xp.devices():
         pytest.skip("no OpenCL device was found")
     default = xp.default_device()
-    queue = default.queue if by_default else cl.CommandQueue(cl.Context([default.cl_device]))
+    context = default.context if by_default else cl.Context([default.cl_device])
+    queue = default.queue if by_default else cl.CommandQueue(context)
 
     def shares(x, raw):
         return x.size == 0 or x.cl_array.base_data is raw.base_data
 
-    return Library(xp, functools.partial(cla.to_device, queue), shares, xp.Device(queue))
+    return Library(xp, functools.partial(cla.to_device, queue), shares, xp.Device(queue))  # which holds the context
 
 
 @functools.cache
@@ -132,6 +133,91 @@ def test_arrays_are_printed_as_numpy_prints_them(shim):
     assert f"{x[0, 0]:.3f}" == "0.500"
     with pytest.raises(TypeError, match="format"):
         f"{x:.3f}"
+
+
+DIVIDED = [("int8", "int8"), ("uint8", "int32"), ("int64", "int16"), ("uint64", "uint64")]
+
+
+@pytest.mark.parametrize(("first", "second"), DIVIDED)
+def test_quotients_of_integers_are_of_the_default_floating_type(shim, first, second):
+    a = np.asarray([[7, 0, 100], [1, 127, 3]], first)
+    b = np.asarray([3, 0, 7], second)
+    x, y = shim.array(a), shim.array(b)
+    default = shim.xp.__array_namespace_info__().default_dtypes(device=shim.device)["real floating"]
+    with np.errstate(all="ignore"):
+        quotients = a.astype(np.float64) / b.astype(np.float64)
+        inverses = 1 / a.astype(np.float64)
+    for _ in range(2):  # the second time what was worked out for the first is used
+        for result, expected in (
+            (x / y, quotients),
+            (shim.xp.divide(x, y), quotients),
+            (x / 3, a / 3.0),
+            (1 / x, inverses),
+            (shim.xp.divide(x, 3), a / 3.0),
+        ):
+            assert result.dtype == default
+            shim.check(result, expected, 1e-7)
+        with pytest.raises(OverflowError, match=rf"out of bounds for {first}"):
+            x / 2**65
+
+
+def test_what_else_is_divided_stays_refused(shim):
+    x = shim.array(np.asarray([6, 4], np.int32))
+    for call in (
+        lambda: x / 2.5,
+        lambda: x / shim.array([2.0, 3.0]),
+        lambda: shim.xp.divide(x, shim.array([True, False])),
+        lambda: operator.itruediv(x, 2),
+        lambda: operator.itruediv(x, x),
+    ):
+        with pytest.raises(TypeError):
+            call()
+    shim.check(x, np.asarray([6, 4]), 0)
+    assert x.dtype == shim.xp.int32
+
+
+def test_large_integers_are_divided_as_floats(shim):
+    a = np.asarray([2**62, -(2**62), 2**53 + 1], np.int64)
+    shim.check(shim.array(a) / shim.array(np.asarray([2**31, 2**30, 1], np.int64)), a / [2.0**31, 2.0**30, 1.0], 1e-7)
+
+
+@pytest.mark.parametrize("python", [bool, int, float, complex])
+def test_python_s_types_are_the_default_data_types(shim, python):
+    xp = shim.xp
+    defaults = xp.__array_namespace_info__().default_dtypes(device=shim.device)
+    kind = {int: "integral", float: "real floating", complex: "complex floating"}.get(python)
+    expected = xp.bool if python is bool else defaults[kind]
+    x = shim.array(np.asarray([0, 1, 1], bool))
+    for result, values in (
+        (xp.zeros(2, dtype=python), [0, 0]),
+        (xp.ones(2, dtype=python), [1, 1]),
+        (xp.full(2, True, dtype=python), [1, 1]),
+        (xp.zeros_like(x, dtype=python), [0, 0, 0]),
+        (xp.asarray([0, 1], dtype=python), [0, 1]),
+        (xp.asarray(x, dtype=python), [0, 1, 1]),
+        (xp.astype(x, python), [0, 1, 1]),
+        (xp.empty(0, dtype=python), []),
+        (xp.eye(2, dtype=python), [[1, 0], [0, 1]]),
+    ):
+        assert result.dtype == expected
+        np.testing.assert_array_equal(np.asarray(result), values)
+    if python in (int, float):
+        total = xp.sum(xp.astype(x, xp.int8), dtype=python)
+        assert (total.dtype, float(total)) == (expected, 2.0)
+    assert xp.isdtype(python, kind or "bool")
+    assert xp.isdtype(expected, python)
+    assert xp.result_type(python, expected) == expected
+    assert xp.can_cast(python, expected)
+    if python in (float, complex):
+        assert xp.finfo(python) == xp.finfo(expected)
+    if python is int:
+        assert xp.iinfo(python) == xp.iinfo(expected)
+
+
+@pytest.mark.parametrize("other", [str, object, list, "float32"])
+def test_other_types_are_no_data_types(shim, other):
+    with pytest.raises(TypeError):
+        shim.xp.astype(shim.array([1.0]), other)
 
 
 def test_len_in_and_iteration(shim):
@@ -537,6 +623,16 @@ def test_sklearn_accuracy(lib, sklearn):
     assert math.isclose(score, np.mean(guesses == CLASSES), rel_tol=1e-6)
 
 
+def test_sklearn_balanced_accuracy(lib, sklearn):
+    """It divides a confusion matrix of integers by its sums."""
+    from sklearn.metrics import balanced_accuracy_score
+
+    guesses = np.roll(CLASSES, 1)
+    recalls = [np.mean(guesses[kind == CLASSES] == kind) for kind in np.unique(CLASSES)]
+    score = balanced_accuracy_score(lib.array(CLASSES), lib.array(guesses))
+    assert math.isclose(score, np.mean(recalls), rel_tol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------------- SciPy
 
 SPECIAL = {
@@ -616,3 +712,34 @@ def test_scipy_on_another_device(scipy, name):
     lib = pyopencl()
     result, expected = function(*map(lib.array, arguments)), function(*arguments)
     lib.check(getattr(result, "statistic", result), getattr(expected, "statistic", expected), 1e-4)
+
+
+CENTRES = np.asarray([0.5, 1.5, -2.0])
+
+
+@pytest.fixture(params=[mlx, functools.partial(pyopencl, by_default=True)], ids=["mlx", "pyopencl"])
+def shim_of_default(request):
+    return request.param()
+
+
+def test_scipy_find_minimum(shim_of_default, scipy):
+    """It writes ``dtype=bool``; array-api-strict refuses what it does before that."""
+    elementwise = pytest.importorskip("scipy.optimize.elementwise", reason="since SciPy 1.15")
+    lib = shim_of_default
+    centres = lib.array(CENTRES)
+    bracket = elementwise.bracket_minimum(lambda x, c: (x - c) ** 2 + 1, lib.array(0.0), args=(centres,)).bracket
+    result = elementwise.find_minimum(lambda x, c: (x - c) ** 2 + 1, bracket, args=(centres,))
+    lib.check(result.x, CENTRES, 1e-3)  # the root of float32's precision
+    lib.check(result.f_x, np.ones(3), 1e-6)
+    assert bool(lib.xp.all(result.success))
+
+
+# Of SciPy 1.17: a table of abscissae is made of ``xp.arange(n) * h``, where h is an array of floats.
+@CLIENT(reason="SciPy multiplies integers with floats, which the standard leaves open", raises=TypeError)
+def test_scipy_tanhsinh(shim_of_default, scipy):
+    integrate = importlib.import_module("scipy.integrate")
+    if not hasattr(integrate, "tanhsinh"):
+        pytest.skip("since SciPy 1.15")
+    lib = shim_of_default
+    result = integrate.tanhsinh(lib.xp.exp, lib.array(0.0), lib.array(CENTRES))
+    lib.check(result.integral, np.expm1(CENTRES), 1e-4)

@@ -118,7 +118,7 @@ from tensorops._operator import OPERATORS  # noqa: E402
 @functools.cache
 def run_page(page, tmp):
     process = subprocess.run(
-        [sys.executable, "-W", "error", __file__, str(page)],
+        [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output", __file__, str(page)],
         cwd=tmp,
         env=os.environ | {"PYTHONUTF8": "1"},
         capture_output=True,

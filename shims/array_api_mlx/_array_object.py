@@ -14,7 +14,6 @@ from array_api_mlx import _arithmetic
 from array_api_mlx._dtypes import (
     ALL,
     COMPLEX,
-    FLOATING,
     INTEGRAL,
     INTEGRAL_OR_BOOL,
     LIMITS,
@@ -144,9 +143,9 @@ def _changing(name: str, function: Callable[[Any, Any], Any], category: frozense
             return NotImplemented  # type: ignore[no-any-return]
         if (a.dtype, b.dtype) not in pairs:
             raise cannot_promote(name, a.dtype, b.dtype, category)
-        if pairs[a.dtype, b.dtype] != a.dtype:
-            raise TypeError(f"{name}: an array of {name_of(a.dtype)} cannot become {name_of(pairs[a.dtype, b.dtype])}")
-        result = function(a, b)
+        result = function(a, b)  # lazy: what is refused below is never computed
+        if result.dtype != a.dtype:
+            raise TypeError(f"{name}: an array of {name_of(a.dtype)} cannot become {name_of(result.dtype)}")
         if result.shape != a.shape:
             raise ValueError(f"{name}: an array of shape {a.shape} cannot become one of shape {result.shape}")
         self._array = result
@@ -379,7 +378,7 @@ class Array:
     __add__, __radd__, __iadd__ = _three("add", mx.add, NUMERIC)
     __sub__, __rsub__, __isub__ = _three("sub", mx.subtract, NUMERIC)
     __mul__, __rmul__, __imul__ = _three("mul", mx.multiply, NUMERIC)
-    __truediv__, __rtruediv__, __itruediv__ = _three("truediv", mx.divide, FLOATING)
+    __truediv__, __rtruediv__, __itruediv__ = _three("truediv", mx.divide, NUMERIC)
     __floordiv__, __rfloordiv__, __ifloordiv__ = _three("floordiv", _arithmetic.floor_divide, REAL)
     __mod__, __rmod__, __imod__ = _three("mod", _arithmetic.remainder, REAL)
     __pow__, __rpow__, __ipow__ = _three("pow", _arithmetic.power, NUMERIC)

@@ -117,4 +117,4 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
 
 
 def _dtype_of(x: Any, function: str) -> Any:
-    return require_dtype(x, function) if isinstance(x, DType | mx.Dtype) else unwrap(x, function).dtype
+    return require_dtype(x, function) if isinstance(x, DType | mx.Dtype | type) else unwrap(x, function).dtype

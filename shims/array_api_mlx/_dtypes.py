@@ -144,6 +144,9 @@ ACCUMULATOR: dict[Any, Any] = {
 }
 """The dtype of a sum or product: integers are no narrower than the default integer."""
 
+_PYTHON = {builtins.bool: mx.bool_, int: mx.int32, float: mx.float32, complex: mx.complex64}
+"""The default dtypes, by Python's types of numbers."""
+
 REAL_PART = {**{dtype: dtype for dtype in REAL_FLOATING}, mx.complex64: mx.float32}
 
 
@@ -153,11 +156,16 @@ def name_of(dtype: Any) -> str:
 
 
 def require_dtype(dtype: Any, function: str) -> Any:
-    """Return MLX's own dtype of the one that a caller gave, or raise a `TypeError` if it is none."""
+    """Return MLX's own dtype of the one that a caller gave, or raise a `TypeError` if it is none.
+
+    Python's types of numbers are the default dtypes, as many a program writes ``dtype=bool``.
+    """
     if isinstance(dtype, DType):
         return dtype.mlx
     if isinstance(dtype, mx.Dtype):
         return dtype
+    if isinstance(dtype, type) and dtype in _PYTHON:
+        return _PYTHON[dtype]
     raise TypeError(f"{function}: dtype is {dtype!r}, expected one of this namespace's data types")
 
 

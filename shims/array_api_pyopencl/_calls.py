@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,11 @@ def result_dtype(name: str, dtype: DType) -> DType:
     if name in _TRUTHS:
         return _dtypes.bool
     return _dtypes.real_of(dtype) if name in _REAL_PARTS else dtype
+
+
+def meeting_dtype(name: str, device: Device, dtype: DType) -> DType:
+    """Return the type to which operands whose common type is `dtype` are converted: integers are divided as floats."""
+    return device.default_float if name == "divide" and dtype.kind in "iu" else dtype
 
 
 def unary(name: str, x: Any) -> _objects.Array:
@@ -101,7 +105,7 @@ def operator(name: str, x1: Any, x2: Any) -> _objects.Array:
             enqueue_nd_range_kernel(device.queue, launch.kernel, launch.global_size, launch.local_size)
         return array(buffer, layout, device)
     scalar, x = (x2, x1) if type(x1) is array else (x1, x2)
-    value = packed(pack, scalar, layout.dtype)
+    value = pack(scalar)
     to, first = launch.buffers
     with device.lock:
         launch.set_buffers((to, buffer, first, x._buffer))
@@ -143,7 +147,7 @@ def compute(name: str, operands: tuple[Any, ...], out: Any = None) -> _objects.A
         if isinstance(x, _objects.Array):
             values.append(x._buffer)
         else:
-            values.append(packed(plan.pack, x, plan.layout.dtype))
+            values.append(plan.pack(x))
     buffer = device.allocate(plan.layout.nbytes) if out is None else out._buffer
     plan.launch.run(device, buffer, *values)
     return _objects.Array(buffer, plan.layout, device) if out is None else out
@@ -151,12 +155,13 @@ def compute(name: str, operands: tuple[Any, ...], out: Any = None) -> _objects.A
 
 def _plan(name: str, device: Device, operands: tuple[Any, ...], out: Any) -> Plan:
     dtype = common_dtype(operands)
-    computes = result_dtype(name, dtype)
-    text = expression(name, dtype)
+    meets = meeting_dtype(name, device, dtype)
+    computes = result_dtype(name, meets)
+    text = expression(name, meets)
     shapes = [x.shape for x in operands if isinstance(x, _objects.Array)]
     layout = _layout.contiguous(computes, _layout.broadcast_shapes(*shapes)) if out is None else out._layout
     sides = [x._layout if isinstance(x, _objects.Array) else Value(dtype) for x in operands]
-    launch = _launch.elementwise(device, text, computes, layout, sides, [dtype] * len(sides))
+    launch = _launch.elementwise(device, text, computes, layout, sides, [meets] * len(sides))
     return Plan(launch, layout, _launch.packer(dtype) if launch.values else None)
 
 
@@ -170,20 +175,6 @@ def common_dtype(operands: tuple[Any, ...]) -> DType:
         if not isinstance(x, _objects.Array):
             result = _dtypes.promote(result, _dtypes.require_scalar_fits(x, result))
     return result
-
-
-def packed(pack: Any, value: Any, dtype: DType) -> Any:
-    """Return a Python scalar as a kernel's argument.
-
-    Raises
-    ------
-    OverflowError
-        If it is an integer that the type cannot hold.
-    """
-    try:
-        return pack(value)
-    except (struct.error, OverflowError):
-        raise OverflowError(f"the Python integer {value} is out of bounds for {dtype.name}") from None
 
 
 def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
@@ -249,8 +240,8 @@ def in_place(name: str, x: Any, other: Any) -> _objects.Array:
     TypeError, ValueError
         If the result is of another type, or of another shape.
     """
-    _, operands = meet(name, x, other)
-    dtype = result_dtype(name, common_dtype(operands))
+    device, operands = meet(name, x, other)
+    dtype = result_dtype(name, meeting_dtype(name, device, common_dtype(operands)))
     if dtype != x.dtype:
         raise TypeError(f"{name} in place: the result is {dtype.name}, which an array of {x.dtype.name} cannot hold")
     y = operands[1]
@@ -291,7 +282,7 @@ def fill(x: Any, value: Any) -> None:
     if plan is None:
         launch = _launch.elementwise(device, "a", x.dtype, x._layout, [Value(x.dtype)], [x.dtype])
         plan = _launch.remember(device, key, Plan(launch, x._layout, _launch.packer(x.dtype)))
-    plan.launch.run(device, x._buffer, packed(plan.pack, value, x.dtype))
+    plan.launch.run(device, x._buffer, plan.pack(value))
 
 
 def assign(x: Any, y: Any) -> None:

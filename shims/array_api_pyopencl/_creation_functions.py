@@ -47,15 +47,16 @@ def asarray(obj: Any, /, *, dtype: DType | None = None, device: Any = None, copy
     target = as_device(device)
     if copy is False:
         raise ValueError(f"copy=False, but {type(obj).__name__} is not OpenCL memory: it can only be copied")
-    wanted = None if dtype is None else target.require(_dtypes.as_dtype(dtype))
+    wanted = None if dtype is None else target.require(target.as_dtype(dtype))
     host = _on_host(obj, wanted, target)
     layout = _layout.contiguous(target.require(_dtypes.as_dtype(host.dtype)), host.shape)
     return Array(target.write(host), layout, target)
 
 
 def _converted(x: Array, dtype: DType | None, device: Any, copy: bool | None) -> Array:
-    moves = device is not None and as_device(device) != x.device
-    dtype = x.dtype if dtype is None else _dtypes.as_dtype(dtype)
+    target = x.device if device is None else as_device(device)
+    moves = target != x.device
+    dtype = x.dtype if dtype is None else target.as_dtype(dtype)
     converts = dtype != x.dtype
     if copy is False and (moves or converts):
         raise ValueError("copy=False, but the array is of another type or on another device")
@@ -64,7 +65,7 @@ def _converted(x: Array, dtype: DType | None, device: Any, copy: bool | None) ->
             raise TypeError(f"{x.dtype.name} cannot be converted to {dtype.name}; take the real part")
         x = _calls.convert(x, dtype)
     if moves:
-        return x.to_device(device)
+        return x.to_device(target)
     return _calls.compute("copy", (x,)) if copy and not converts else x
 
 
@@ -148,7 +149,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 def empty(shape: Any, *, dtype: DType | None = None, device: Any = None) -> Array:
     """Return an array whose values are not set."""
     target = as_device(device)
-    dtype = target.default_float if dtype is None else _dtypes.as_dtype(dtype)
+    dtype = target.default_float if dtype is None else target.as_dtype(dtype)
     return _calls.empty(target, dtype, _layout.as_shape(shape))
 
 
@@ -164,7 +165,7 @@ def full(shape: Any, fill_value: Any, *, dtype: DType | None = None, device: Any
     if isinstance(fill_value, Array | pyopencl.array.Array):
         fill_value = as_array("full", fill_value)
         fill_value = fill_value.numpy()[()].item()
-    dtype = _default_dtype(target, fill_value) if dtype is None else _dtypes.as_dtype(dtype)
+    dtype = _default_dtype(target, fill_value) if dtype is None else target.as_dtype(dtype)
     if dtype.kind == "b" and not isinstance(fill_value, bool):
         raise TypeError(f"full of {dtype.name} cannot be filled with {fill_value!r}")
     if isinstance(fill_value, bool) and dtype.kind != "b":
@@ -233,7 +234,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: DType | Non
     if dtype is None:
         whole = all(isinstance(v, int) for v in (start, stop, step))
         dtype = _dtypes.int64 if whole else target.default_float
-    dtype = target.require(_dtypes.as_dtype(dtype))
+    dtype = target.require(target.as_dtype(dtype))
     if step == 0:
         raise ValueError("arange: step is 0")
     if all(isinstance(v, int) for v in (start, stop, step)):
@@ -253,7 +254,7 @@ def linspace(
     if dtype is None:
         is_complex = isinstance(start, complex) or isinstance(stop, complex)
         dtype = target.default_complex if is_complex else target.default_float
-    dtype = target.require(_dtypes.as_dtype(dtype))
+    dtype = target.require(target.as_dtype(dtype))
     gaps = num - 1 if endpoint else num
     # Python's own numbers are float64, on every device; the division stands last, so that whole steps stay whole.
     step = (stop - start) / gaps if gaps > 0 else 0.0

@@ -11,6 +11,7 @@ from array_api_pyopencl import _calls, _dtypes
 from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._creation_functions import asarray
+from array_api_pyopencl._devices import default_device
 from array_api_pyopencl._dtypes import DType
 
 
@@ -32,8 +33,8 @@ def astype(x: Array, dtype: DType, /, *, copy: bool = True, device: Any = None) 
 
 def can_cast(from_: DType | Array, to: DType, /) -> bool:
     """Tell whether the standard's promotion of `from_` and `to` is `to`."""
-    source = from_.dtype if isinstance(from_, Array) else _dtypes.as_dtype(from_)
-    target = _dtypes.as_dtype(to)
+    source = _dtype_of(from_)
+    target = _dtype_of(to)
     try:
         return _dtypes.promote(source, target) == target
     except TypeError:
@@ -63,7 +64,11 @@ class IntInfo:
 
 
 def _dtype_of(type_: Any) -> DType:
-    return type_.dtype if isinstance(type_, Array) else _dtypes.as_dtype(type_)
+    if isinstance(type_, Array):
+        return type_.dtype
+    if type_ is float or type_ is complex:  # which alone depend on the device; there need not be one
+        return default_device().as_dtype(type_)
+    return _dtypes.as_dtype(type_)
 
 
 def finfo(type: DType | Array, /) -> FloatInfo:  # noqa: A002 (the standard's name)
@@ -93,14 +98,14 @@ def isdtype(dtype: DType, kind: Any) -> bool:
     ValueError
         If a kind is none of the standard's.
     """
-    dtype = _dtypes.as_dtype(dtype)
+    dtype = _dtype_of(dtype)
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, str):
         if kind not in _dtypes.KINDS:
             raise ValueError(f"kind is {kind!r}, expected one of {', '.join(_dtypes.KINDS)}")
         return bool(_dtypes.is_kind(dtype, kind))
-    return dtype == _dtypes.as_dtype(kind)
+    return dtype == _dtype_of(kind)
 
 
 def result_type(*arrays_and_dtypes: Any) -> DType:

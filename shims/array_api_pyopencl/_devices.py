@@ -32,7 +32,8 @@ class Device:
     Raises
     ------
     ValueError
-        If the queue executes out of order: results here are only ordered by their queue.
+        If the queue executes out of order: results here are only ordered by their queue. If its context is gone, which
+        not every driver's queues keep alive.
     """
 
     __slots__ = ("__dict__", "cl_device", "context", "lock", "plans", "pool", "queue")
@@ -41,7 +42,13 @@ class Device:
         if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
             raise ValueError("the command queue executes out of order; array_api_pyopencl needs an in-order queue")
         self.queue = queue
-        self.context = queue.context
+        try:
+            self.context = queue.context
+        except cl.LogicError as error:
+            raise ValueError(
+                "the context of the command queue is gone, as this OpenCL driver's queues do not keep it alive; hold "
+                "the pyopencl.Context as long as the queue"
+            ) from error
         self.cl_device = queue.device
         self.pool = MemoryPool(ImmediateAllocator(queue))
         self.plans: dict[Any, Any] = {}  # see `_launch`
@@ -76,6 +83,18 @@ class Device:
     def default_complex(self) -> DType:
         """The type of Python complex numbers: complex128 where the device has it."""
         return _dtypes.complex_of(self.default_float)
+
+    def as_dtype(self, dtype: Any) -> DType:
+        """Return what a caller gave as a data type; Python's types of numbers are the default ones of the device.
+
+        Raises
+        ------
+        TypeError
+            If it is none of the standard's in native byte order.
+        """
+        if dtype is float:
+            return self.default_float
+        return self.default_complex if dtype is complex else _dtypes.as_dtype(dtype)
 
     @cached_property
     def is_cpu(self) -> bool:
@@ -204,7 +223,9 @@ def devices() -> tuple[Device, ...]:
 @cache
 def _find_devices() -> tuple[Device, ...]:
     found = [device for platform in _platforms() for device in platform.get_devices()]
-    return tuple(device_of_queue(cl.CommandQueue(cl.Context([device]))) for device in found)
+    # Intel's queues do not keep their context alive: the contexts are held here until each device holds its own.
+    contexts = [cl.Context([device]) for device in found]
+    return tuple(device_of_queue(cl.CommandQueue(context)) for context in contexts)
 
 
 def _platforms() -> list[Any]:

@@ -6,6 +6,7 @@ and unlike a dtype object, ``numpy.float64`` is not equal to ``None``.
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 import numpy as np
@@ -71,13 +72,20 @@ _COMPLEX_OF = {float16: complex64, float32: complex64, float64: complex128}
 def as_dtype(dtype: Any) -> DType:
     """Return `dtype` as a dtype object, if it is one of the standard's in native byte order.
 
+    Python's `bool` and `int` are their default types; `Device.as_dtype` takes `float` and `complex` as well.
+
     Raises
     ------
     TypeError
         If it is anything else.
     """
-    if isinstance(dtype, type) and issubclass(dtype, np.generic):
-        dtype = np.dtype(dtype)
+    if isinstance(dtype, type):
+        if issubclass(dtype, np.generic):
+            dtype = np.dtype(dtype)
+        elif dtype is builtins.bool:
+            return bool
+        elif dtype is int:
+            return int64
     if isinstance(dtype, np.dtype) and dtype in C_TYPES:
         return dtype
     raise TypeError(f"{dtype!r} is not a data type of array_api_pyopencl: {', '.join(ALL)}")

@@ -135,7 +135,7 @@ def cosh(x: Array, /) -> Array:
 
 
 def divide(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the quotient."""
+    """Return for each pair of elements the quotient; of integers it is of the default floating-point type."""
     return binary("divide", x1, x2)
 
 

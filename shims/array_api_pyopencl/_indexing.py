@@ -251,7 +251,7 @@ def scatter(x: Any, offsets: Any, strides: Shape, rest: Shape, value: Any) -> No
         argument = value._buffer
     else:
         side = Value(x.dtype)
-        argument = _calls.packed(_launch.packer(x.dtype), value, x.dtype)
+        argument = _launch.packer(x.dtype)(value)
     launch = _launch.elementwise(device, "b", x.dtype, out, [place, side], [_dtypes.int64, x.dtype], indirect=-1)
     launch.run(device, x._buffer, offsets._buffer, argument)
 
@@ -366,7 +366,7 @@ def _set_masked(x: Any, mask: Any, value: Any) -> None:
         argument = value._buffer
     else:
         side = Value(x.dtype)
-        argument = _calls.packed(_launch.packer(x.dtype), value, x.dtype)
+        argument = _launch.packer(x.dtype)(value)
     meets = [x.dtype, _dtypes.bool, x.dtype]
     sides = [x._layout, condition._layout, side]
     launch = _launch.elementwise(device, "b ? c : a", x.dtype, x._layout, sides, meets)

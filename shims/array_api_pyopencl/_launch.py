@@ -227,7 +227,6 @@ def _steps(out: Layout, sides: Sequence[Any]) -> tuple[list[int], list[list[int]
 
 
 _PACK = {
-    "b": struct.Struct("B").pack,
     "i1": struct.Struct("b").pack,
     "i2": struct.Struct("h").pack,
     "i4": struct.Struct("i").pack,
@@ -242,13 +241,29 @@ _PACK = {
 
 
 def packer(dtype: DType) -> Any:
-    """Return the function that makes of a Python scalar the bytes of a kernel's argument."""
+    """Return the function that makes of a Python scalar the bytes of a kernel's argument.
+
+    It raises an `OverflowError` for an integer that the type cannot hold.
+    """
+    pack = _unchecked_packer(dtype)
+
+    def checked(value: Any) -> Any:
+        try:
+            return pack(value)
+        except (struct.error, OverflowError):
+            raise OverflowError(f"the Python integer {value} is out of bounds for {dtype.name}") from None
+
+    return checked
+
+
+def _unchecked_packer(dtype: DType) -> Any:
     if dtype.kind == "b":
         return lambda value: b"\x01" if value else b"\x00"
-    fast = _PACK.get(dtype.str[1:])
-    if fast is None or dtype.kind == "f":  # a float beyond the type's range is an infinity, not an error
-        return lambda value: np.asarray(value, dtype).tobytes() if dtype.kind != "f" else _pack_float(value, dtype)
-    return fast
+    if dtype.kind == "f":  # a float beyond the type's range is an infinity, not an error
+        return lambda value: _pack_float(value, dtype)
+    if dtype.kind == "c":
+        return lambda value: np.asarray(value, dtype).tobytes()
+    return _PACK[dtype.str[1:]]
 
 
 def _pack_float(value: Any, dtype: DType) -> bytes:

@@ -117,7 +117,7 @@ def where(condition: Array, x1: Any, x2: Any, /) -> Array:
     if plan is None:
         plan = _launch.remember(device, key, _where_plan(condition, x1, x2))
     buffer = device.allocate(plan.layout.nbytes)
-    values = [x._buffer if isinstance(x, Array) else _calls.packed(plan.pack, x, plan.layout.dtype) for x in (x1, x2)]
+    values = [x._buffer if isinstance(x, Array) else plan.pack(x) for x in (x1, x2)]
     plan.launch.run(device, buffer, condition._buffer, *values)
     return Array(buffer, plan.layout, device)
 

@@ -25,7 +25,7 @@ def _sum_dtype(name: str, x: Array, dtype: DType | None) -> DType:
     """Return the type of a sum or product: of integers at least the default one of their kind."""
     _require(name, x, "iufc")
     if dtype is not None:
-        dtype = _dtypes.as_dtype(dtype)
+        dtype = x.device.as_dtype(dtype)
         if x.dtype.kind == "c" and dtype.kind != "c":
             raise TypeError(f"{name} of {x.dtype.name} cannot be computed in {dtype.name}")
         return dtype

@@ -106,7 +106,7 @@ def rfftfreq(n: int, /, *, d: float = 1.0, dtype: DType | None = None, device: A
 
 def _frequencies(values: Any, dtype: DType | None, device: Any) -> Array:
     target = as_device(device)
-    dtype = target.default_float if dtype is None else _dtypes.as_dtype(dtype)
+    dtype = target.default_float if dtype is None else target.as_dtype(dtype)
     if dtype.kind != "f":
         raise TypeError(f"frequencies are not defined for {dtype.name}")
     return asarray(values, dtype=dtype, device=target)

@@ -137,10 +137,9 @@ class Blockwise:
         )
         if self.results == 1:
             return made
-        return tuple(
-            da.map_blocks(itemgetter(i), made, token=self.operator.__name__, dtype=x.dtype, meta=x._meta)
-            for i in range(self.results)
-        )
+        every = tuple(range(made.ndim))
+        options = {"token": self.operator.__name__, "dtype": x.dtype, "meta": x._meta}
+        return tuple(da.blockwise(itemgetter(i), every, made, every, **options) for i in range(self.results))
 
 
 def every_axis(x: Array) -> tuple[Array, Axes]:

@@ -1,0 +1,76 @@
+"""OpenCL's drivers under test: Intel's of PyPI beside PoCL's, and which of them can compute here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_SYSTEM = Path("/etc/OpenCL/vendors")
+
+
+@functools.cache
+def show_intel() -> tempfile.TemporaryDirectory[str] | None:
+    """Let OpenCL's loader find Intel's runtime if pip installed it, unless this machine's user names the drivers.
+
+    What that package tells the loader is a path of the machine that it was built on, so a folder is made that has the
+    right one, and the system's drivers. PyOpenCL's loader finds PoCL beside itself in any case.
+    """
+    if os.environ.get("OCL_ICD_VENDORS"):
+        return None
+    try:
+        files = importlib.metadata.files("intel-opencl-rt") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    driver = next((Path(file.locate()).resolve() for file in files if file.name == "libintelocl.so"), None)
+    if driver is None:
+        return None
+    folder = tempfile.TemporaryDirectory(prefix="opencl-vendors-")  # as long as the process lives
+    for known in _SYSTEM.glob("*.icd"):
+        shutil.copy(known, folder.name)
+    Path(folder.name, "intel-of-pypi.icd").write_text(f"{driver}\n")
+    os.environ["OCL_ICD_VENDORS"] = folder.name
+    return folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+    """A driver: what `PYOPENCL_CTX` calls its first device, its name, and why that cannot compute, if it cannot."""
+
+    choice: str
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def require(self) -> None:
+        """Skip the test with the reason if the device cannot compute."""
+        if self.reason:
+            pytest.skip(f"{self.name}: {self.reason}")
+
+
+@functools.cache
+def platforms() -> tuple[Platform, ...]:
+    """Return the drivers that have a device."""
+    import pyopencl as cl
+
+    found = [(i, platform, platform.get_devices()) for i, platform in enumerate(cl.get_platforms())]
+    return tuple(Platform(f"{i}:0", p.name.strip(), _why_not(devices[0])) for i, p, devices in found if devices)
+
+
+def _why_not(device: object) -> str:
+    import array_api_pyopencl as xp
+
+    try:
+        total = float(xp.sum(xp.exp(xp.zeros(7, dtype=xp.float32, device=device))))
+    except Exception as error:  # such as PoCL's on a processor that its compiler does not know
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return next((line for line in lines if line.startswith("error")), lines[0])
+    return "" if total == 7.0 else f"the sum of seven ones is {total}"
