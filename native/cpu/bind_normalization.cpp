@@ -37,6 +37,16 @@ Reason refuse_rms_norm(nb::handle x, nb::handle weight, double eps, int axis) {
     return refuse_parameter("weight", weight, a);
 }
 
+void compute_norm(const RmsNorm& op, std::int64_t bytes) {
+    const auto cut = [row_bytes = bytes / op.x.count](RmsNorm& part, std::int64_t begin, std::int64_t end) {
+        take_part(part.x, begin, end);
+        take_part(part.residual, begin, end);
+        part.y += begin * row_bytes;
+        if (part.sum) part.sum += begin * row_bytes;
+    };
+    compute_parts(target().rms_norm, op, op.x.count, 1, bytes, cut);
+}
+
 nb::object rms_norm(nb::handle x, nb::handle weight, double eps, int axis, double weight_offset) {
     if (!refuse_rms_norm(x, weight, eps, axis).empty()) return nb::borrow(Py_NotImplemented);
     PyArrayObject* a = as_array(x);
@@ -52,7 +62,7 @@ nb::object rms_norm(nb::handle x, nb::handle weight, double eps, int axis, doubl
     op.eps = eps;
     op.weight_offset = weight_offset;
     op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-    compute(bytes, [&op] { target().rms_norm(op); });
+    compute_norm(op, bytes);
     return y;
 }
 
@@ -86,7 +96,7 @@ nb::object add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, do
         op.weight_dtype = weight.is_none() ? op.x_dtype : dtype_of(as_array(weight));
         op.eps = eps;
         op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-        compute(bytes, [&op] { target().rms_norm(op); });
+        compute_norm(op, bytes);
     }
     return nb::make_tuple(y, sum);
 }
@@ -122,7 +132,11 @@ nb::object layer_norm(nb::handle x, nb::handle weight, nb::handle bias, double e
     }
     op.eps = eps;
     op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-    compute(bytes, [&op] { target().layer_norm(op); });
+    const auto cut = [row_bytes = bytes / op.x.count](LayerNorm& part, std::int64_t begin, std::int64_t end) {
+        take_part(part.x, begin, end);
+        part.y += begin * row_bytes;
+    };
+    compute_parts(target().layer_norm, op, op.x.count, 1, bytes, cut);
     return y;
 }
 
