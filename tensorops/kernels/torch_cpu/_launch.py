@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorops._namespaces import torch_storage_suffices
 from tensorops._operator import Operator
 
 
@@ -51,8 +52,10 @@ def _refuse(arguments: tuple[Any, ...]) -> str | None:
             continue
         if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
             return f"an argument is a {type(x).__name__}"
-        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_neg() or x.is_conj():
+        if not x.is_cpu or x.layout is not torch.strided or x.is_neg() or x.is_conj():
             return "an argument is not a dense tensor on the CPU"
+        if not torch_storage_suffices(x, x.untyped_storage().nbytes()):
+            return "an argument's storage has been resized"
         if recording and x.requires_grad:
             return "an argument requires grad"
     return None
