@@ -47,6 +47,7 @@ void compute(std::int64_t bytes, F kernel) {
 template <class Op, class F>
 void compute_parts(void (*kernel)(const Op&), const Op& op, std::int64_t count, std::int64_t unit, std::int64_t bytes,
                    F cut) {
+    if (bytes < kGilBytes) return kernel(op);
     compute(bytes, [&] {
         Interruption* const at = interruption;
         if (!at) return kernel(op);

@@ -38,7 +38,8 @@ Reason refuse_rms_norm(nb::handle x, nb::handle weight, double eps, int axis) {
 }
 
 void compute_norm(const RmsNorm& op, std::int64_t bytes) {
-    const auto cut = [row_bytes = bytes / op.x.count](RmsNorm& part, std::int64_t begin, std::int64_t end) {
+    const auto cut = [bytes, &op](RmsNorm& part, std::int64_t begin, std::int64_t end) {
+        const std::int64_t row_bytes = bytes / op.x.count;
         take_part(part.x, begin, end);
         take_part(part.residual, begin, end);
         part.y += begin * row_bytes;
@@ -132,7 +133,8 @@ nb::object layer_norm(nb::handle x, nb::handle weight, nb::handle bias, double e
     }
     op.eps = eps;
     op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-    const auto cut = [row_bytes = bytes / op.x.count](LayerNorm& part, std::int64_t begin, std::int64_t end) {
+    const auto cut = [bytes, &op](LayerNorm& part, std::int64_t begin, std::int64_t end) {
+        const std::int64_t row_bytes = bytes / op.x.count;
         take_part(part.x, begin, end);
         part.y += begin * row_bytes;
     };
