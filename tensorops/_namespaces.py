@@ -73,6 +73,8 @@ class Namespace:
         Makes an array of what its functions return in place of one.
     quiet
         A context in which it computes without warnings: IEEE special values are results, not accidents.
+    unreadable
+        What is wrong with an array whose values nobody may read, so that the library itself would read foreign memory.
     host_values
         Its arrays lie in host memory and are computed eagerly: looking at a value costs only the look.
     lazy
@@ -91,6 +93,7 @@ class Namespace:
     standard: str
     to_numpy: Callable[[Array], np.ndarray[Any, Any]]
     from_numpy: Callable[[np.ndarray[Any, Any], Any], Array]
+    unreadable: Callable[[Array], str] = lambda x: ""
     subtypes: tuple[str, ...] = ()
     wrapper: str = ""
     unwrapped: Callable[[Array], Array] = lambda x: x
@@ -206,10 +209,41 @@ def _torch_to_numpy(x: Array) -> np.ndarray[Any, Any]:
             "a torch tensor that requires grad cannot leave torch without losing its gradient: "
             "pass x.detach(), or compute under torch.no_grad()"
         )
+    if reason := _torch_unreadable(x):
+        raise ValueError(reason)
     host = x.detach().cpu()
     if host.dtype == torch.bfloat16:
         return np.asarray(host.view(torch.uint16).numpy()).view(_bfloat16())
     return np.asarray(host.numpy())
+
+
+def _torch_unreadable(x: Array) -> str:
+    """Return what is wrong with a torch tensor whose storage was made too small for it; torch itself does not look."""
+    import torch
+
+    if torch.compiler.is_compiling() or x.layout is not torch.strided:
+        return ""
+    try:
+        held = x.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):  # it wraps another tensor, or is one of a tracer: it has no memory
+        return ""
+    if isinstance(held, int) and not torch_storage_suffices(x, held):
+        return (
+            f"a torch tensor of shape {tuple(x.shape)} whose storage has been resized to {held} bytes, "
+            "which do not hold it any more: its values are gone"
+        )
+    return ""
+
+
+def torch_storage_suffices(x: Array, held: int) -> bool:
+    """Tell whether so many bytes of storage reach to the last element of a strided torch tensor."""
+    if x.is_contiguous():
+        reach = x.numel()
+    elif x.numel() == 0:
+        reach = 0
+    else:
+        reach = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return reach == 0 or bool((x.storage_offset() + reach) * x.element_size() <= held)
 
 
 def _torch_from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
@@ -426,6 +460,7 @@ NAMESPACES: dict[str, Namespace] = {
             subtypes=("torch.nn:Parameter",),
             standard="array_api_compat.torch",
             to_numpy=_torch_to_numpy,
+            unreadable=_torch_unreadable,
             from_numpy=_torch_from_numpy,
             runtime="tensorops.backends.runtimes:TorchRuntime",
             providers=("torch_cpu",),

@@ -289,6 +289,8 @@ class Operator(Generic[P, R]):
                     raise TypeError(f"{self.__name__}: {name} is an array of {row.name}, and {row.missing}")
                 if reason := row.unfit(value):
                     raise TypeError(f"{self.__name__}: {name}: {reason}")
+                if reason := row.unreadable(value):
+                    raise ValueError(f"{self.__name__}: {name} is {reason}")
                 yield name, value
             elif name in self._surely_arrays and not (
                 value is None and self._signature.parameters[name].default is None

@@ -284,6 +284,101 @@ def test_scores_of_any_size(target, queries, rng):
         assert_right((np.abs(q) + 1, 30 * keys, v), "float64", tolerance=4096)
 
 
+def exact(q, k, v, *, scale=None, softcap=None, mask=None, sinks=None, is_causal=False):
+    """The formula in long double, whose range holds the products of any two numbers of float64."""
+    wide = np.longdouble
+    assert np.finfo(wide).maxexp > 4 * np.finfo(np.float64).maxexp
+    group, keys = q.shape[1] // k.shape[1], k.shape[2]
+    k, v = (np.repeat(x.astype(wide), group, axis=1) for x in (k, v))
+    s = np.einsum("bhid,bhjd->bhij", q.astype(wide), k) * wide(q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        s = wide(softcap) * np.tanh(s / wide(softcap))
+    if mask is not None:
+        s = np.where(mask, s, -np.inf) if mask.dtype == bool else s + mask.astype(wide)
+    if is_causal:
+        s[..., np.arange(keys) > np.arange(q.shape[2])[:, None] + keys - q.shape[2]] = -np.inf
+    if sinks is not None:
+        s = np.concatenate([s, np.broadcast_to(sinks.astype(wide)[:, None, None], (*s.shape[:3], 1))], axis=-1)
+    weights = np.exp(s - s.max(axis=-1, keepdims=True))
+    return weights[..., :keys] / weights.sum(axis=-1, keepdims=True) @ v
+
+
+def beyond_the_range(dtype, size, queries, keys, dim, dv=16):
+    """Queries and keys of which every other one is so large, and the others are around 1."""
+    rng = np.random.default_rng(queries)
+    large = np.where(np.arange(max(queries, keys)) % 2, 1.0, size)[:, None]
+    q, k = (rng.standard_normal((1, h, n, dim)) * large[:n] for h, n in ((2, queries), (1, keys)))
+    return *(x.astype(dtype) for x in (q, np.flip(k, axis=2))), rng.standard_normal((1, 1, keys, dv)).astype(dtype)
+
+
+BEYOND = [("float64", 1e160), ("float64", 1e300), ("float32", 1e20), ("float32", 1e36)]
+BEYOND_OPTIONS = [
+    {},
+    {"softcap": 5.0},
+    {"softcap": 3.0, "scale": 1e-20},
+    {"scale": 1e30},
+    {"is_causal": True},
+    {"is_causal": True, "softcap": 2.0, "sinks": np.float64([1, 2])},
+    {"sinks": np.float64([1, 2])},
+    {"mask": "bool"},
+    {"mask": "float", "softcap": 2.0},
+]
+
+
+def with_mask(options, keys):
+    masks = {"bool": np.arange(keys) % 3 > 0, "float": np.linspace(-3, 3, keys)}
+    return options | {"mask": masks[options["mask"]]} if "mask" in options else options
+
+
+needs_long_double = pytest.mark.skipif(
+    np.finfo(np.longdouble).maxexp < 4096, reason="long double is double here: no reference holds these numbers"
+)
+
+
+@needs_long_double
+@pytest.mark.parametrize(("dtype", "size"), BEYOND)
+@pytest.mark.parametrize(
+    ("queries", "keys", "dim"), [(1, 9, 16), (3, 300, 64), (30, 150, 5), (200, 200, 16), (1, 2100, 16)]
+)
+def test_products_beyond_the_range(target, dtype, size, queries, keys, dim):
+    """All ways: where keys lie, transposed, split into spans. The softmax of finite scores is finite."""
+    args = beyond_the_range(dtype, size, queries, keys, dim)
+    for options in BEYOND_OPTIONS:
+        options = with_mask(options, keys)
+        expected = exact(*args, **options)
+        np.testing.assert_allclose(attend(*args, **options), expected, rtol=0, atol=1000 * np.finfo(dtype).eps)
+
+
+@needs_long_double
+@pytest.mark.parametrize(("dtype", "size", "small"), [("float64", 1e290, 1e-300), ("float32", 1e20, 1e-30)])
+def test_a_factor_that_takes_queries_beyond_the_range(target, dtype, size, small):
+    """The products are within it: numbers around 1 come out where the factor is put last."""
+    scale = 1e30 if dtype == "float32" else 1e20
+    q = np.full((1, 1, 2, 3), size, dtype)
+    k = (np.float64([1, 2])[:, None] * np.full((1, 1, 2, 3), small)).astype(dtype)
+    v = np.eye(2, dtype=dtype).reshape(1, 1, 2, 2)
+    options = {"scale": scale, "softcap": 1e11 if dtype == "float64" else 1e20}
+    np.testing.assert_allclose(attend(q, k, v, **options), exact(q, k, v, **options), rtol=1e-5)
+
+
+@needs_long_double
+@pytest.mark.parametrize("namespace", tp._namespaces.NAMESPACES)
+@pytest.mark.parametrize(("dtype", "size"), [*BEYOND[:3], ("float32", 1e30)])
+def test_bodies_take_products_beyond_the_range(namespace, dtype, size):
+    if dtype not in support.dtypes_of(namespace):
+        pytest.skip(f"{namespace} holds no {dtype}")
+    support.require(namespace)
+    args = beyond_the_range(dtype, size, 30, 50, 16)
+    for options in BEYOND_OPTIONS:
+        options = with_mask(options, 50)
+        expected = exact(*args, **options)
+        options = {n: x.astype(dtype) if getattr(x, "dtype", bool) == np.float64 else x for n, x in options.items()}
+        with support.holding(namespace, dtype):
+            there = support.there((args, options), namespace)
+            y = support.back(OPERATOR.generic(*there[0], **there[1]))
+        np.testing.assert_allclose(y, expected, rtol=0, atol=1000 * np.finfo(dtype).eps)
+
+
 SPECIAL = [np.nan, np.inf, -np.inf]
 
 

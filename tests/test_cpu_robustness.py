@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import pathlib
+import signal
 import sys
 import threading
 
@@ -36,6 +37,7 @@ lists_threads = pytest.mark.skipif(
     not pathlib.Path("/proc/self/task").exists(), reason="this system does not list threads"
 )
 
+HERE = pathlib.Path(__file__).parent
 KIB, MIB = 1024, 1024 * 1024
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")  # which keeps what was freed for a while
 
@@ -121,6 +123,323 @@ def test_no_call_keeps_its_arguments(name):
         assert [sys.getrefcount(a) for a in made.args] == before
         after = [sys.getrefcount(a.dtype) for a in made.args if isinstance(a, np.ndarray)]
         assert max(b - a for a, b in zip(descriptions, after, strict=True)) < 10
+
+
+# --- sizes that no memory holds ----------------------------------------------------------------------
+
+
+def wide(value, *shape):
+    """An array of any size that takes the memory of one element."""
+    return np.broadcast_to(value, shape)
+
+
+HALF, BYTE = np.float16(1), np.uint8(1)
+TOO_LARGE = {
+    "add_rms_norm": lambda n: n.add_rms_norm(wide(HALF, 2**61, 1), wide(HALF, 2**61, 1)),
+    "cross_entropy": lambda n: n.cross_entropy(wide(HALF, 2**61, 1), wide(np.int8(0), 2**61), reduction="none"),
+    "dequantize": lambda n: n.dequantize(wide(BYTE, 2**60, 1), *[wide(HALF, 2**60, 1)] * 2, group_size=2),
+    "embedding": lambda n: n.embedding(wide(np.int8(0), 2**62), np.ones((1, 2), np.float64)),
+    "layer_norm": lambda n: n.layer_norm(wide(HALF, 2**61, 1)),
+    "linear": lambda n: n.linear(wide(HALF, 2**31, 1), wide(HALF, 2**31, 1)),
+    "linear of 2**63 elements": lambda n: n.linear(wide(HALF, 2**32, 1), wide(HALF, 2**31, 1)),
+    "linear of 2**64 elements": lambda n: n.linear(wide(HALF, 2**32, 1), wide(HALF, 2**32, 1)),
+    "logsumexp": lambda n: n.logsumexp(wide(HALF, 2**61, 1), axis=-1),
+    "quantize": lambda n: n.quantize(wide(HALF, 2**61, 1), bits=8, group_size=1),
+    "quantized_linear": lambda n: n.quantized_linear(
+        wide(HALF, 2**32, 1), wide(BYTE, 2**32, 1), *[wide(HALF, 2**32, 1)] * 2, bits=8, group_size=1
+    ),
+    "rms_norm": lambda n: n.rms_norm(wide(HALF, 2**61, 1)),
+    "rope": lambda n: n.rope(wide(np.ones(2, np.float16), 2**60, 1, 1, 2), wide(np.int8(0), 2**60, 1)),
+    "sample": lambda n: n.sample(wide(HALF, 2**60, 1), temperature=0.0),
+    "sample with numbers": lambda n: n.sample(wide(HALF, 2**60, 1), rng=np.random.default_rng(0)),
+    "scaled_dot_product_attention": lambda n: n.scaled_dot_product_attention(
+        wide(1.0, 1, 1, 2**50, 1), np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 16384))
+    ),
+    "silu": lambda n: n.silu(wide(HALF, 2**61, 1)),
+    "softmax": lambda n: n.softmax(wide(HALF, 2**61, 1)),
+    "swiglu": lambda n: n.swiglu(wide(HALF, 2**61, 1), wide(HALF, 2**61, 1)),
+}
+
+ALL_TOO_LARGE = """
+import test_cpu_robustness as this
+from tensorops.kernels.cpu import _native
+
+before = _native.memory_stats()["in_use"]
+for name, call in this.TOO_LARGE.items():
+    try:
+        print(name, call(_native))
+    except MemoryError:
+        pass
+assert _native.memory_stats()["in_use"] == before
+"""
+
+
+def test_results_that_no_memory_holds_are_an_error_at_once():
+    """In a process of its own, with a limit of time: what loops for ever would keep the interpreter."""
+    assert set(COMPILED) - set(TOO_LARGE) == {"geglu", "gelu", "log_softmax", "relu", "sigmoid", "softplus"}
+    result = support.python(ALL_TOO_LARGE, PYTHONPATH=os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+
+
+# --- Ctrl-C ------------------------------------------------------------------------------------------
+
+LONG = """
+import os, signal, sys, threading
+import numpy as np
+from tensorops.kernels.cpu import _native
+
+threads, name = int(sys.argv[1]), sys.argv[2]
+_native.set_num_threads(threads)
+row = np.ones(1 << 14, np.float32)
+
+
+def rows(count):
+    return np.broadcast_to(row, (count, row.size))
+
+
+def heads(count, length, value=1.0, dtype=np.float32):
+    return np.broadcast_to(np.full(64, value, dtype), (1, count, length, 64))
+
+
+def attention():
+    return _native.scaled_dot_product_attention(heads(64, 1 << 15), heads(64, 1 << 22), heads(64, 1 << 22))
+
+
+def one_long_item():
+    keys = heads(64, 1 << 26, dtype=np.float64)
+    return _native.scaled_dot_product_attention(heads(64, 140, dtype=np.float64), keys, keys)
+
+
+def decode():
+    return _native.scaled_dot_product_attention(heads(64, 1), heads(64, 1 << 28), heads(64, 1 << 28))
+
+
+def beyond_the_range():
+    q, k = heads(1, 1 << 13, 1e200, np.float64), heads(1, 1 << 15, 1e200, np.float64)
+    return _native.scaled_dot_product_attention(q, k, k, softcap=1.0)
+
+
+def linear():
+    one = np.ones(1 << 16, np.float16)
+    return _native.linear(np.broadcast_to(one, (1 << 14, one.size)), np.broadcast_to(one, (1 << 15, one.size)))
+
+
+def quantized_linear():
+    x, w, s = np.ones(1 << 16, np.float16), np.ones(1 << 15, np.uint8), np.ones(1 << 11, np.float16)
+    w, s = np.broadcast_to(w, (1 << 15, w.size)), np.broadcast_to(s, (1 << 15, s.size))
+    return _native.quantized_linear(np.broadcast_to(x, (1 << 14, x.size)), w, s, s, bits=4, group_size=32)
+
+
+def logsumexp():
+    return _native.logsumexp(rows(1 << 26), axis=-1)
+
+
+def sample():
+    return _native.sample(rows(1 << 26), rng=np.random.default_rng(0))
+
+
+def add_rms_norm():
+    return _native.add_rms_norm(rows(1 << 14), rows(1 << 14))
+
+
+def dequantize():
+    w = np.broadcast_to(np.zeros(1 << 13, np.uint8), (1 << 15, 1 << 13))
+    s = np.broadcast_to(np.ones(1 << 9, np.float32), (1 << 15, 1 << 9))
+    return _native.dequantize(w, s, s, bits=4, group_size=32)
+
+
+def embedding():
+    return _native.embedding(np.zeros(1 << 15, np.int8), row[None])
+
+
+def gelu():
+    return _native.gelu(rows(1 << 15))
+
+
+def layer_norm():
+    return _native.layer_norm(rows(1 << 15))
+
+
+def quantize():
+    return _native.quantize(rows(1 << 15), bits=4, group_size=32)
+
+
+def rms_norm():
+    return _native.rms_norm(rows(1 << 15))
+
+
+def rope():
+    return _native.rope(np.broadcast_to(row[:128], (1, 8, 1 << 19, 128)), np.arange(1 << 19))
+
+
+def softmax():
+    return _native.softmax(rows(1 << 15))
+
+
+call = globals()[name]
+before = _native.memory_stats()["in_use"]
+"""
+
+INTERRUPTED = (
+    LONG
+    + """
+ticks, stop = [], threading.Event()
+
+
+def interrupt():
+    stop.wait(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+    while not stop.wait(0.001):
+        ticks.append(1)
+
+
+thread = threading.Thread(target=interrupt)
+thread.start()
+try:
+    call()
+except KeyboardInterrupt:
+    print("interrupted")
+finally:
+    stop.set()
+    thread.join()
+assert _native.memory_stats()["in_use"] == before
+x = np.ones((64, 4096), np.float32)
+_native.set_num_threads(0)
+assert np.allclose(_native.rms_norm(x), 1)  # the threads are all there
+"""
+)
+
+ENDLESS = [
+    "attention",
+    "one_long_item",
+    "decode",
+    "beyond_the_range",
+    "linear",
+    "quantized_linear",
+    "logsumexp",
+    "sample",
+]
+
+has_signals = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no signals of a timer")
+
+
+@has_signals
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", ENDLESS)
+def test_long_calls_are_interrupted(name, threads):
+    """Each would take longer than the limit of time that the process has."""
+    result = support.python(INTERRUPTED, str(threads), name, OMP_NUM_THREADS="3")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["interrupted"]
+
+
+SIGNALS = (
+    LONG
+    + """
+handled = [0]
+
+
+def handle(*_):
+    handled[0] += 1
+
+
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+most = 0
+for _ in range(20):
+    handled[0] = 0
+    call()
+    most = max(most, handled[0])
+    if most > 1:
+        break
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(most > 1)
+"""
+)
+
+PARTS = ["add_rms_norm", "dequantize", "embedding", "gelu", "layer_norm", "quantize", "rms_norm", "rope", "softmax"]
+
+
+@has_signals
+@pytest.mark.parametrize("name", PARTS)
+def test_signals_are_handled_during_a_long_call(name):
+    """A signal that comes while nobody looks is handled once, after the call, however often it came."""
+    result = support.python(SIGNALS, "0", name)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["True"]
+
+
+HANDLED = """
+import os, signal, threading, time
+import numpy as np
+from tensorops.kernels.cpu import _native
+
+seen = []
+signal.signal(signal.SIGUSR1, lambda *_: seen.append(float(_native.rms_norm(np.ones((4096, 1024), np.float32))[0, 0])))
+q = np.random.default_rng(0).standard_normal((1, 4, 4096, 64)).astype(np.float32)
+alone = _native.scaled_dot_product_attention(q, q, q)
+stop = threading.Event()
+
+
+def send():
+    while not stop.wait(0.01):
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+thread = threading.Thread(target=send)
+thread.start()
+while len(seen) < 3:
+    assert np.array_equal(_native.scaled_dot_product_attention(q, q, q), alone)
+stop.set()
+thread.join()
+assert set(seen) <= {1.0, np.float32(_native.rms_norm(np.ones((1, 1024), np.float32))[0, 0])}
+
+# A thread that is not the main one leaves signals to it.
+results = []
+worker = threading.Thread(target=lambda: results.append(_native.scaled_dot_product_attention(q, q, q)))
+worker.start()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    worker.join()
+except KeyboardInterrupt:
+    worker.join()
+assert np.array_equal(results[0], alone)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no signals for programs")
+def test_a_handler_that_raises_nothing_changes_no_result():
+    result = support.python(HANDLED, OMP_NUM_THREADS="3")
+    assert result.returncode == 0, result.stderr
+
+
+def test_parts_of_a_long_call_are_the_whole(rng):
+    """From the main thread long arrays go in parts; from another at once. The bits are the same."""
+    x = rng.standard_normal((3, 700, 5000)).astype(np.float32)
+    assert x.nbytes > 32 * MIB
+    calls = [
+        lambda: _native.silu(x),
+        lambda: _native.silu(x[:, :, 1:]),
+        lambda: _native.swiglu(x[:, 1:, 1:], x[:, :-1, :-1]),
+        lambda: _native.softmax(x[:, ::-1]),
+        lambda: _native.logsumexp(x.swapaxes(0, 1)),
+        lambda: _native.rms_norm(x.swapaxes(0, 1)),
+        lambda: _native.add_rms_norm(x.swapaxes(0, 1), x.reshape(700, 3, 5000)),
+        lambda: _native.layer_norm(x[::-1]),
+        lambda: _native.sample(x, rng=np.random.default_rng(0)),
+        lambda: _native.sample(x, temperature=0.0),
+        lambda: _native.quantize(x.reshape(2100, 5000), bits=4, group_size=8),
+        lambda: _native.dequantize(
+            *_native.quantize(x.reshape(2100, 5000), bits=8, group_size=8), bits=8, group_size=8
+        ),
+        lambda: _native.embedding(np.arange(2100)[::-1].copy(), x.reshape(2100, 5000)),
+        lambda: _native.rope(x.reshape(3, 7, 100, 5000), np.arange(100)),
+    ]
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        for call in calls:
+            here, there = call(), other.submit(call).result()
+            assert here is not NotImplemented
+            assert same(here, there)
 
 
 # --- threads -----------------------------------------------------------------------------------------

@@ -160,3 +160,58 @@ def test_quantized_tensors():
         y = tp.quantized_linear(X[:, :1].expand(4, 64), packed, scales, biases, bits=bits, group_size=32)
         close(y, X[:, :1].expand(4, 64) @ back.T, 1e-4)
     assert biases is None
+
+
+def freed(x):
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def shrunk(x):
+    """A tensor whose storage ends four bytes too early."""
+    needed = x.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    x.untyped_storage().resize_(needed * x.element_size() - 4)
+    return x
+
+
+MAKE = [
+    lambda: torch.ones(4, 10),
+    lambda: torch.ones(5, 10)[1:],
+    lambda: torch.ones(10, 4).T,
+    lambda: torch.ones(1, 10).expand(4, 10),
+]
+
+
+@pytest.mark.parametrize("spoil", [freed, shrunk])
+@pytest.mark.parametrize("make", MAKE)
+def test_tensors_whose_storage_was_resized_are_refused(make, spoil):
+    """Torch reads the memory behind them whatever it is: of the process, or none."""
+    tp.silu(X)  # leaves its plan
+    tp.rms_norm(X)
+    words = r"a torch tensor of shape .* whose storage has been resized to \d+ bytes"
+    for operator in (tp.silu, tp.silu.generic, tp.silu.explain):
+        with pytest.raises(ValueError, match=rf"^silu: x is {words}"):
+            operator(spoil(make()))
+    with pytest.raises(ValueError, match=rf"^rms_norm: weight is {words}"):
+        tp.rms_norm(X, spoil(torch.ones(10)))
+    kernel = tp.silu.kernels["torch_cpu"]
+    assert kernel.supports(spoil(make())) == "an argument's storage has been resized"
+    assert kernel.function(spoil(make())) is NotImplemented
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.raises(ValueError, match=words):
+            tp.to_backend(spoil(make().to(dtype)), "numpy")
+    with tp.set_backend("numpy"), pytest.raises(ValueError, match=rf"^silu: x is {words}"):
+        tp.silu(spoil(make()))
+
+
+def test_storage_that_is_just_large_enough_will_do():
+    for make in MAKE:
+        x = make()
+        needed = x.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+        x.untyped_storage().resize_(needed * 4)
+        close(tp.rms_norm.generic(x), torch.ones(4, 10))
+        assert tp.to_backend(x, "numpy").sum() == 40
+        assert reason(x) in (None, "the last axis of x is not contiguous")
+    empty = torch.ones(4, 0)
+    empty.untyped_storage().resize_(0)
+    assert tp.silu(empty).shape == (4, 0)

@@ -9,6 +9,7 @@
 //   keys first; a register block is then 6 rows by 4 vectors of keys (by 2 where there are 16 registers).
 // Precision: float64 in float64, everything else in float32. Weights are exp(s - largest so far), divided by a power of
 //   two near the number of keys: a sum of so many values would overflow before it is divided by the sum of weights.
+//   Rows in which a product of finite numbers leaves the range are noted, and computed again: see wide_scores.h.
 // Bytes: decoding reads each key and value once for all heads that share them. A block of 144 rows is bound by
 //   arithmetic: 4 · dim operations for each query and key.
 #include "attention.h"
@@ -16,14 +17,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <new>
 
+#include "interruption.h"
 #include "lanes.h"
 #include "parallel.h"
 #include "pool.h"
 #include "simd.h"
 #include "vector_math.h"
+#include "wide_scores.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
@@ -252,6 +256,7 @@ struct Plan {
     // What a span leaves for the merge: for each row its values, its largest score and its sum of weights
     std::int64_t partial_size() const { return spans == 1 ? 0 : round_up(block_rows * (width + 2), lanes); }
     std::int64_t flags_size() const { return round_up(op.batch * op.kv_heads * tiles, 64); }  // bytes
+    std::int64_t all_rows() const { return op.batch * op.kv_heads * rows; }
 };
 
 // Memory that is gone after the call: a little on the stack, more from the pool.
@@ -289,8 +294,9 @@ class Worker {
     static constexpr std::int64_t lanes = kLanes<C>;
 
   public:
+    // flags: plan.flags_size(), and one for each row
     Worker(const Plan<T>& plan, C* memory, std::uint8_t* flags, C* partials)
-        : plan_(plan), op_(plan.op), flags_(flags), partials_(partials) {
+        : plan_(plan), op_(plan.op), flags_(flags), wide_(flags + plan.flags_size()), partials_(partials) {
         queries_ = memory;
         keys_ = queries_ + plan.query_size();
         values_ = keys_ + plan.key_size();
@@ -301,11 +307,14 @@ class Worker {
     }
 
     // Blocks are taken from the last, which under causality have most to do.
-    void run(std::int64_t item) {
+    void run(std::int64_t item, Interruption* at) {
         const std::int64_t span = item % plan_.spans;
         begin_block(item / plan_.spans);
         const std::int64_t first = plan_.tiles * span / plan_.spans, last = plan_.tiles * (span + 1) / plan_.spans;
-        for (std::int64_t tile = first; tile < last; ++tile) one_tile(tile);
+        for (std::int64_t tile = first; tile < last; ++tile) {
+            if (leaves(at, count_ * kTile * (op_.dim + op_.value_dim))) return;
+            one_tile(tile);
+        }
         for (std::int64_t r = 0; r < count_; ++r) {
             const C sum = sum_of_lanes<C>(load(sums_ + r * lanes));
             if (plan_.spans == 1)
@@ -336,6 +345,16 @@ class Worker {
         }
     }
 
+    // Computes the noted rows of a block again, with room for a query and its values.
+    void widen(std::int64_t block, double* room, Interruption* at) {
+        begin_block(block);
+        for (std::int64_t r = 0; r < count_; ++r) {
+            if (!*is_wide(r)) continue;
+            if (leaves(at, op_.keys * (op_.dim + op_.value_dim) * 8)) return;
+            widen_row(r, room);
+        }
+    }
+
   private:
     // ------------------------------------------------------------------ a block of rows
 
@@ -363,6 +382,13 @@ class Worker {
         return kv_head_ * (op_.heads / op_.kv_heads) + (first_ + r) / op_.queries;
     }
     std::int64_t query_of(std::int64_t r) const { return (first_ + r) % op_.queries; }
+    const T* query_at(std::int64_t r) const {
+        return at<T>(op_.q + batch_ * op_.q_stride[0] + head_of(r) * op_.q_stride[1] + query_of(r) * op_.q_stride[2]);
+    }
+    T* result_at(std::int64_t r) const {
+        return reinterpret_cast<T*>(op_.y) +
+               ((batch_ * op_.heads + head_of(r)) * op_.queries + query_of(r)) * op_.value_dim;
+    }
 
     // The keys to which causality and the window let a row attend: low_ to high_.
     void begin_row(std::int64_t r) {
@@ -397,8 +423,7 @@ class Worker {
         const std::int64_t dim = op_.dim;
         if (!plan_.direct) std::fill(queries_, queries_ + plan_.query_size(), C{0});
         for (std::int64_t r = 0; r < count_; ++r) {
-            const T* q =
-                at<T>(op_.q + batch_ * op_.q_stride[0] + head_of(r) * op_.q_stride[1] + query_of(r) * op_.q_stride[2]);
+            const T* q = query_at(r);
             C* out = plan_.direct ? queries_ + r * dim : queries_ + r / kRows * kRows * dim + r % kRows;
             for (std::int64_t i = 0; i < dim; i += lanes) {
                 const std::int64_t n = std::min(lanes, dim - i);
@@ -535,6 +560,7 @@ class Worker {
         const std::int64_t begin = range.begin, end = round_up(range.end, lanes);
         V top = V{} + kNothing<C>;
         if (end > begin) {
+            if (!all_finite(s + begin, end - begin)) find_overflow(r, start, range);
             if (op_.softcap != 0) cap(s, begin, end);
             if (op_.mask_kind != MaskKind::none)
                 apply_mask(op_, mask_[r] + start * op_.mask_stride[3], s, begin, range.end);
@@ -626,28 +652,82 @@ class Worker {
         partial[plan_.block_rows * width + 2 * r + 1] = sum;
     }
 
+    C sink_of(std::int64_t r) const { return load_as<C>(op_.sinks + head_of(r) * op_.sinks_stride, op_.sinks_dtype); }
+
     // Divides a row by its sum of weights, to which a sink adds.
     void finish(std::int64_t r, C largest, C sum, const C* y) const {
         C factor = 1;
-        const std::int64_t head = head_of(r);
         if (op_.sinks) {
-            const C sink = load_as<C>(op_.sinks + head * op_.sinks_stride, op_.sinks_dtype);
+            const C sink = sink_of(r);
             const C top = largest < sink ? sink : largest, shift = top == kNothing<C> ? C{0} : top;
             factor = correction_of(largest, top);
             sum = sum * factor + std::exp(sink - shift) * plan_.unit;
         }
         if (sum != 0) factor /= sum;
-        T* out =
-            reinterpret_cast<T*>(op_.y) + ((batch_ * op_.heads + head) * op_.queries + query_of(r)) * op_.value_dim;
+        T* out = result_at(r);
         std::int64_t i = 0;
         for (; i + lanes <= op_.value_dim; i += lanes) store(out + i, load(y + i) * factor);
         if (i < op_.value_dim) store_part(out + i, load(y + i) * factor, op_.value_dim - i);
     }
 
+    // ------------------------------------------------------------------ scores beyond the range
+
+    // Whether a row is to be computed again
+    std::uint8_t* is_wide(std::int64_t r) const { return wide_ + head_index_ * plan_.rows + first_ + r; }
+
+    bool mask_forbids(std::int64_t r, std::int64_t key) const {
+        return op_.mask_kind == MaskKind::boolean && !mask_[r][key * op_.mask_stride[3]];
+    }
+
+    // Notes a row with a score that is not finite though the query and the key are. Spans of its keys may do so at
+    // once.
+    void find_overflow(std::int64_t r, std::int64_t start, Range range) {
+        if (!all_finite(query_at(r), op_.dim)) return;
+        const C* s = scores_ + r * kTile;
+        const std::int64_t end = std::min(range.end, high_[r] - start);
+        for (std::int64_t j = std::max(range.begin, low_[r] - start); j < end; ++j) {
+            if (std::isfinite(s[j]) || mask_forbids(r, start + j)) continue;
+            if (!all_finite(at<T>(k_ + (start + j) * op_.k_stride[2]), op_.dim)) continue;
+            return __atomic_store_n(is_wide(r), std::uint8_t{1}, __ATOMIC_RELAXED);
+        }
+    }
+
+    Score wide_score(const WideQuery<T>& query, std::int64_t r, std::int64_t key) const {
+        const Score hidden{kNothing<double>, false};
+        if (key < low_[r] || key >= high_[r] || mask_forbids(r, key)) return hidden;
+        Score score = query.score(at<T>(k_ + key * op_.k_stride[2]));
+        if (op_.softcap != 0) score = capped(score, op_.softcap);
+        if (op_.mask_kind != MaskKind::floating) return score;
+        return add(score, static_cast<double>(load_as<C>(mask_[r] + key * op_.mask_stride[3], op_.mask_dtype)));
+    }
+
+    void widen_row(std::int64_t r, double* room) const {
+        const WideQuery<T> query(query_at(r), op_.dim, op_.scale, room);
+        const Score sink{op_.sinks ? static_cast<double>(sink_of(r)) : kNothing<double>, false};
+        Score largest = sink;
+        for (std::int64_t key = 0; key < op_.keys; ++key) {
+            const Score score = wide_score(query, r, key);
+            if (below(largest, score)) largest = score;
+        }
+        if (largest.value == kNothing<double>) largest.value = 0;
+        const double unit = static_cast<double>(plan_.unit);
+        double* y = room + op_.dim;
+        std::fill(y, y + op_.value_dim, 0.0);
+        double sum = weight_of(sink, largest) * unit;
+        for (std::int64_t key = 0; key < op_.keys; ++key) {
+            const double weight = weight_of(wide_score(query, r, key), largest) * unit;
+            const T* v = at<T>(v_ + key * op_.v_stride[2]);
+            sum += weight;
+            for (std::int64_t i = 0; i < op_.value_dim; ++i) y[i] += weight * static_cast<double>(load_one(v + i));
+        }
+        for (std::int64_t i = 0; i < op_.value_dim; ++i)
+            store_one(result_at(r) + i, static_cast<C>(sum == 0 ? y[i] : y[i] / sum));
+    }
+
     const Plan<T>& plan_;
     const Attention& op_;
     C *queries_, *keys_, *values_, *scores_, *y_, *sums_, *tops_;
-    std::uint8_t* flags_;
+    std::uint8_t *flags_, *wide_;
     C* partials_;
 
     // The block at hand
@@ -660,33 +740,62 @@ class Worker {
     C largest_[kBlockRows], correction_[kBlockRows];
 };
 
+// Computes the rows again that have been noted, if there are any.
+template <class T>
+void widen_rows(const Plan<T>& plan, Compute<T>* memory, std::uint8_t* flags, int threads, Interruption* at) {
+    const std::uint8_t* wide = flags + plan.flags_size();
+    const auto noted = [&plan, wide](std::int64_t head) {  // whether a row of one key head is
+        return std::memchr(wide + head * plan.rows, 1, static_cast<std::size_t>(plan.rows)) != nullptr;
+    };
+    const std::int64_t heads = plan.op.batch * plan.op.kv_heads, room = plan.op.dim + plan.op.value_dim;
+    if (!std::memchr(wide, 1, static_cast<std::size_t>(plan.all_rows()))) return;
+    Scratch scratch(static_cast<std::size_t>(threads * room) * sizeof(double));
+    double* rooms = reinterpret_cast<double*>(scratch.data());
+    std::atomic<std::int64_t> workers{0};
+    std::atomic<int> arrived{0};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const std::int64_t mine = workers.fetch_add(1);
+        Worker<T> worker(plan, memory + mine * plan.thread_size(), flags, nullptr);
+#pragma omp for schedule(dynamic) nowait
+        for (std::int64_t i = 0; i < heads * plan.blocks; ++i)
+            if (noted(i / plan.blocks)) worker.widen(i, rooms + mine * room, at);
+        if (at) at->meet(arrived);
+    }
+}
+
 template <class T>
 void attend(const Attention& op) {
     using C = Compute<T>;
     const Plan<T> plan(op);
     const int threads = threads_for(plan.items, op.work);
     const std::int64_t of_threads = threads * plan.thread_size(), of_spans = plan.items * plan.partial_size();
-    const std::int64_t flags = plan.flags_size();
+    const std::int64_t flags = plan.flags_size() + round_up(plan.all_rows(), 64);
     Scratch scratch(static_cast<std::size_t>(flags + (of_threads + of_spans) * static_cast<std::int64_t>(sizeof(C))));
     std::uint8_t* known = reinterpret_cast<std::uint8_t*>(scratch.data());
     std::fill(known, known + flags, std::uint8_t{0});
     C* memory = reinterpret_cast<C*>(scratch.data() + flags);
     C* partials = memory + of_threads;
+    Interruption* const at = interruption;
     if (threads == 1) {
         Worker<T> worker(plan, memory, known, partials);
-        for (std::int64_t i = 0; i < plan.items; ++i) worker.run(i);
+        for (std::int64_t i = 0; i < plan.items; ++i) worker.run(i, at);
     } else {
         std::atomic<std::int64_t> workers{0};
+        std::atomic<int> arrived{0};
 #pragma omp parallel num_threads(threads)
         {
             Worker<T> worker(plan, memory + workers.fetch_add(1) * plan.thread_size(), known, partials);
-#pragma omp for schedule(dynamic)
-            for (std::int64_t i = 0; i < plan.items; ++i) worker.run(i);
+#pragma omp for schedule(dynamic) nowait
+            for (std::int64_t i = 0; i < plan.items; ++i) worker.run(i, at);
+            if (at) at->meet(arrived);
         }
     }
-    if (plan.spans == 1) return;
-    Worker<T> worker(plan, memory, known, partials);
-    for (std::int64_t i = 0; i < plan.items / plan.spans; ++i) worker.merge(i);
+    if (plan.spans > 1 && !leaves(at, 0)) {
+        Worker<T> worker(plan, memory, known, partials);
+        for (std::int64_t i = 0; i < plan.items / plan.spans; ++i) worker.merge(i);
+    }
+    if (!leaves(at, 0)) widen_rows(plan, memory, known, threads, at);
 }
 
 }  // namespace

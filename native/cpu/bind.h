@@ -7,6 +7,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <functional>
+
+#include "interruption.h"
 #include "numpy_array.h"
 #include "options.h"
 
@@ -20,12 +24,48 @@ constexpr std::int64_t kStreamBytes = 8 * 1024 * 1024;
 // Below this size a call is over before another thread could make use of the interpreter.
 constexpr std::int64_t kGilBytes = 64 * 1024;
 
+// From this size on a call of the main thread looks for signals; rows are computed in parts of about that many bytes,
+// between which it does. At 1 GB/s, a part takes 32 ms.
+constexpr std::int64_t kLongBytes = 32 * 1024 * 1024;
+
+// Whether this is the thread that Python runs signal handlers in.
+bool on_main_thread();
+
+// Calls a long kernel with the interpreter released; throws what a signal's handler raised meanwhile.
+void compute_interruptibly(const std::function<void()>& kernel);
+
 // Calls a kernel that moves so many bytes, with the interpreter released if that takes long.
 template <class F>
 void compute(std::int64_t bytes, F kernel) {
     if (bytes < kGilBytes) return kernel();
+    if (bytes >= kLongBytes && on_main_thread()) return compute_interruptibly(kernel);
     nb::gil_scoped_release released;
     kernel();
+}
+
+// Calls a kernel for all of so many independent rows or elements that together move so many bytes: at once, or, if the
+// main thread would be busy for long, in parts that begin at multiples of `unit` and that cut(op, begin, end) makes.
+template <class Op, class F>
+void compute_parts(void (*kernel)(const Op&), const Op& op, std::int64_t count, std::int64_t unit, std::int64_t bytes,
+                   F cut) {
+    if (bytes < kGilBytes) return kernel(op);
+    compute(bytes, [&] {
+        Interruption* const at = interruption;
+        if (!at) return kernel(op);
+        const std::int64_t of_one = std::max<std::int64_t>(bytes / count, 1);
+        const std::int64_t step = std::max<std::int64_t>(kLongBytes / of_one / unit, 1) * unit;
+        for (std::int64_t begin = 0; begin < count && !at->leaves(kLongBytes); begin += step) {
+            Op part = op;
+            cut(part, begin, std::min(begin + step, count));
+            kernel(part);
+        }
+    });
+}
+
+// Leaves of the rows those from begin to end.
+inline void take_part(Rows& rows, std::int64_t begin, std::int64_t end) {
+    rows.first += begin;
+    rows.count = end - begin;
 }
 
 inline nb::object none_or(const Reason& reason) { return reason.empty() ? nb::none() : nb::object(nb::cast(reason)); }

@@ -59,7 +59,19 @@ nb::object activate(Function function, nb::handle x, nb::handle up = {}) {
     }
     const bool aligned = op.x.count == 1 || op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
     op.streaming = bytes >= kStreamBytes && aligned;
-    compute(bytes, [&op] { target().activation(op); });
+    const bool flat = op.x.count == 1;  // one row, of which parts are parts of it
+    const auto cut = [flat, item = PyArray_ITEMSIZE(a)](Activation& part, std::int64_t begin, std::int64_t end) {
+        part.y += begin * (flat ? 1 : part.x.length) * item;
+        for (Rows* rows : {&part.x, &part.up}) {
+            if (!flat) {
+                take_part(*rows, begin, end);
+            } else if (rows->data) {
+                rows->data += begin * item;
+                rows->length = end - begin;
+            }
+        }
+    };
+    compute_parts(target().activation, op, flat ? op.x.length : op.x.count, flat ? 64 : 1, bytes, cut);
     return y;
 }
 
@@ -108,7 +120,12 @@ void normalize(Normalized kind, PyArrayObject* a, nb::handle y) {
     op.y = PyArray_BYTES(as_array(y));
     op.dtype = dtype_of(a);
     op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-    compute(bytes, [&op] { target().softmax(op); });
+    const std::int64_t row_bytes = (kind == Normalized::logsumexp ? 1 : op.x.length) * PyArray_ITEMSIZE(a);
+    const auto cut = [row_bytes](Softmax& part, std::int64_t begin, std::int64_t end) {
+        take_part(part.x, begin, end);
+        part.y += begin * row_bytes;
+    };
+    compute_parts(target().softmax, op, op.x.count, 1, bytes, cut);
 }
 
 template <Normalized kKind>

@@ -73,7 +73,7 @@ nb::object linear(nb::handle x, nb::handle weight, nb::handle bias) {
     op.x_dtype = dtype_of(a);
     op.weight_dtype = dtype_of(w);
     op.bias_dtype = bias.is_none() ? op.weight_dtype : dtype_of(as_array(bias));
-    compute(PyArray_NBYTES(w) * op.x.count, [&op] { target().linear(op); });
+    compute(product(PyArray_NBYTES(w), op.x.count), [&op] { target().linear(op); });
     return y;
 }
 
@@ -126,7 +126,7 @@ nb::object quantized_linear(nb::handle x, nb::handle weight, nb::handle scales, 
     op.y = PyArray_BYTES(as_array(y));
     op.x_dtype = dtype_of(a);
     op.scale_dtype = dtype_of(s);
-    compute(PyArray_NBYTES(w) * op.x.count, [&op] { target().quantized_linear(op); });
+    compute(product(PyArray_NBYTES(w), op.x.count), [&op] { target().quantized_linear(op); });
     return y;
 }
 

@@ -23,6 +23,7 @@ Reason refuse_integers(const char* name, nb::handle h) {
 // the caller's integers between a look at them and their use.
 nb::object as_int64(nb::handle h) {
     constexpr int copied = NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST | NPY_ARRAY_ENSURECOPY;
+    if (product(PyArray_SIZE(as_array(h)), sizeof(std::int64_t)) == INT64_MAX) throw std::bad_alloc();
     PyObject* wide = PyArray_FROMANY(h.ptr(), NPY_INT64, 0, 0, copied);
     if (!wide) throw nb::python_error();
     return nb::steal(wide);
@@ -61,7 +62,8 @@ nb::object embedding(nb::handle ids, nb::handle weight) {
     const std::int64_t count = PyArray_SIZE(i);
     const std::int64_t* id = int64s(wide_ids);
     compute(count * bytes, [=] {
-        for (std::int64_t k = 0; k < count; ++k)
+        Interruption* const at = interruption;
+        for (std::int64_t k = 0; k < count && !leaves(at, bytes); ++k)
             std::memcpy(to + k * bytes, from + id[k] * stride, static_cast<std::size_t>(bytes));
     });
     return y;

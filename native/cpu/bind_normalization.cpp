@@ -39,6 +39,17 @@ Reason refuse_rms_norm(nb::handle x, nb::handle weight, Number eps, Integer axis
     return refuse_parameter("weight", weight, a);
 }
 
+void compute_norm(const RmsNorm& op, std::int64_t bytes) {
+    const auto cut = [bytes, &op](RmsNorm& part, std::int64_t begin, std::int64_t end) {
+        const std::int64_t row_bytes = bytes / op.x.count;
+        take_part(part.x, begin, end);
+        take_part(part.residual, begin, end);
+        part.y += begin * row_bytes;
+        if (part.sum) part.sum += begin * row_bytes;
+    };
+    compute_parts(target().rms_norm, op, op.x.count, 1, bytes, cut);
+}
+
 nb::object rms_norm(nb::handle x, nb::handle weight, Number eps, Integer axis, Number weight_offset) {
     if (!refuse_rms_norm(x, weight, eps, axis, weight_offset).empty()) return nb::borrow(Py_NotImplemented);
     PyArrayObject* a = as_array(x);
@@ -54,7 +65,7 @@ nb::object rms_norm(nb::handle x, nb::handle weight, Number eps, Integer axis, N
     op.eps = eps;
     op.weight_offset = weight_offset;
     op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-    compute(bytes, [&op] { target().rms_norm(op); });
+    compute_norm(op, bytes);
     return y;
 }
 
@@ -88,7 +99,7 @@ nb::object add_rms_norm(nb::handle x, nb::handle residual, nb::handle weight, Nu
         op.weight_dtype = weight.is_none() ? op.x_dtype : dtype_of(as_array(weight));
         op.eps = eps;
         op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-        compute(bytes, [&op] { target().rms_norm(op); });
+        compute_norm(op, bytes);
     }
     return nb::make_tuple(y, sum);
 }
@@ -124,7 +135,12 @@ nb::object layer_norm(nb::handle x, nb::handle weight, nb::handle bias, Number e
     }
     op.eps = eps;
     op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-    compute(bytes, [&op] { target().layer_norm(op); });
+    const auto cut = [bytes, &op](LayerNorm& part, std::int64_t begin, std::int64_t end) {
+        const std::int64_t row_bytes = bytes / op.x.count;
+        take_part(part.x, begin, end);
+        part.y += begin * row_bytes;
+    };
+    compute_parts(target().layer_norm, op, op.x.count, 1, bytes, cut);
     return y;
 }
 

@@ -54,6 +54,7 @@ Reason refuse_rope(nb::handle x, nb::handle positions, Number base, nb::handle f
 
 // A contiguous float64 copy of an array, or the array itself.
 nb::object as_doubles(nb::handle h) {
+    if (product(PyArray_SIZE(as_array(h)), sizeof(double)) == INT64_MAX) throw std::bad_alloc();
     PyObject* doubles = PyArray_FROMANY(h.ptr(), NPY_FLOAT64, 0, 0, NPY_ARRAY_CARRAY_RO | NPY_ARRAY_FORCECAST);
     if (!doubles) throw nb::python_error();
     return nb::steal(doubles);

@@ -76,7 +76,15 @@ nb::object quantize(nb::handle w, Integer bits, Integer group_size, Choice mode)
     op.weight = PyArray_BYTES(as_array(weight));
     op.scales = PyArray_BYTES(as_array(scales));
     op.biases = biases.is_none() ? nullptr : PyArray_BYTES(as_array(biases));
-    compute(PyArray_NBYTES(a), [&op] { target().quantize(op); });
+    const std::int64_t row_bytes = op.columns * bits / 8, of_groups = groups[1] * PyArray_ITEMSIZE(a);
+    const auto cut = [row_bytes, of_groups](Quantize& part, std::int64_t begin, std::int64_t end) {
+        part.rows = end - begin;
+        part.w += begin * part.w_stride;
+        part.weight += begin * row_bytes;
+        part.scales += begin * of_groups;
+        if (part.biases) part.biases += begin * of_groups;
+    };
+    compute_parts(target().quantize, op, op.rows, 1, PyArray_NBYTES(a), cut);
     return nb::make_tuple(weight, scales, biases);
 }
 
@@ -104,7 +112,14 @@ nb::object dequantize(nb::handle weight, nb::handle scales, nb::handle biases, I
     op.w = PyArray_BYTES(as_array(w));
     const npy_intp bytes = PyArray_NBYTES(as_array(w));
     op.streaming = bytes >= kStreamBytes && group_size % 16 == 0;
-    compute(bytes, [&op] { target().dequantize(op); });
+    const auto cut = [row_bytes = bytes / op.rows](Dequantize& part, std::int64_t begin, std::int64_t end) {
+        part.rows = end - begin;
+        part.weight += begin * part.weight_stride;
+        part.scales += begin * part.scale_stride;
+        if (part.biases) part.biases += begin * part.bias_stride;
+        part.w += begin * row_bytes;
+    };
+    compute_parts(target().dequantize, op, op.rows, 64, bytes, cut);  // 64 rows end with a line of the cache
     return w;
 }
 

@@ -95,7 +95,13 @@ nb::object sample(nb::handle logits, Number temperature, nb::handle top_k, nb::h
         op.uniform = PyArray_BYTES(as_array(uniforms));
         op.uniform_dtype = dtype_of(as_array(uniforms));
     }
-    compute(PyArray_NBYTES(x), [&op] { target().sample(op); });
+    const std::int64_t uniform_bytes = op.uniform ? PyArray_ITEMSIZE(as_array(uniforms)) : 0;
+    const auto cut = [uniform_bytes](Sample& part, std::int64_t begin, std::int64_t end) {
+        take_part(part.logits, begin, end);
+        part.chosen += begin;
+        if (part.uniform) part.uniform += begin * uniform_bytes;
+    };
+    compute_parts(target().sample, op, op.logits.count, 1, PyArray_NBYTES(x), cut);
     return chosen;
 }
 

@@ -180,11 +180,6 @@ void over_threads(const Call& call, std::int64_t total, std::int64_t unit, std::
               [](const void* op, std::int64_t part) { (*static_cast<const decltype(work)*>(op))(part); });
 }
 
-void take_part(Rows& rows, std::int64_t begin, std::int64_t end) {
-    rows.data += begin * rows.stride[0];
-    rows.count = end - begin;
-}
-
 Wrong check_arrays(const Call& call, std::int64_t arrays) {
     const Buffer& x = call.argument(0);
     if (dtype_of(x) == Dtype::other) return "a dtype without a kernel";

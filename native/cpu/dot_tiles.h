@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "convert.h"
+#include "interruption.h"
 #include "parallel.h"
 #include "rows.h"
 #include "scratch.h"
@@ -113,7 +114,9 @@ void products_with_rows(const Rows& x, T* y, std::int64_t outputs, const float* 
     const std::int64_t n = x.length, rows = std::min(x.count, kChunkRows);
     const std::int64_t line = whole_lines(n * static_cast<std::int64_t>(sizeof(float)));
     const Scratch scratch(line * (kBlockOutputs * threads + (kPrepares ? rows : 0)));
+    Interruption* const at = interruption;
     for (std::int64_t begin = 0; begin < x.count; begin += rows) {
+        if (at && at->happened()) return;
         const std::int64_t count = std::min(rows, x.count - begin);
         const auto x_row = [&](std::int64_t r) -> const X* {
             if constexpr (kPrepares) return scratch.at<float>(line * (kBlockOutputs * threads + r));
@@ -129,6 +132,7 @@ void products_with_rows(const Rows& x, T* y, std::int64_t outputs, const float* 
 #pragma omp for schedule(dynamic)
             for (std::int64_t first = 0; first < outputs; first += kBlockOutputs) {
                 const std::int64_t width = std::min(kBlockOutputs, outputs - first);
+                if (leaves(at, matrix_work(count, width, n, sizeof(W)))) continue;
                 const W* w[kBlockOutputs + kTileColumns];
                 for (std::int64_t c = 0; c < width; ++c)
                     w[c] = row(first + c, scratch.at<float>(line * (kBlockOutputs * thread_index() + c)));

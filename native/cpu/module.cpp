@@ -49,7 +49,28 @@ void find_bfloat16() {
     Py_DECREF(descr);
 }
 
+// Runs the handlers of signals that have come; whether one of them raised an exception, which stays set.
+bool signal_raised() {
+    nb::gil_scoped_acquire held;
+    return PyErr_CheckSignals() != 0;
+}
+
 }  // namespace
+
+bool on_main_thread() {
+    const nb::object main = nb::module_::import_("threading").attr("main_thread")().attr("ident");
+    return main.equal(nb::int_(PyThread_get_thread_ident()));
+}
+
+void compute_interruptibly(const std::function<void()>& kernel) {
+    Interruption at(signal_raised);
+    {
+        nb::gil_scoped_release released;
+        kernel();
+    }
+    if (at.happened()) throw nb::python_error();
+}
+
 }  // namespace tensorops
 
 NB_MODULE(_native, m) {

@@ -15,6 +15,8 @@
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "elements.h"
@@ -78,11 +80,19 @@ inline Rows rows_of(PyArrayObject* a) {
     return rows;
 }
 
+// The product of sizes, of which none is negative; the largest number if it is beyond that.
+inline std::int64_t product(std::int64_t a, std::int64_t b) {
+    std::int64_t c = 0;
+    return __builtin_mul_overflow(a, b, &c) ? INT64_MAX : c;
+}
+
 // A new C-contiguous array; throws if there is no memory.
 inline nb::object empty(int ndim, const npy_intp* shape, PyArray_Descr* descr) {
     Py_INCREF(descr);  // PyArray_NewFromDescr takes it over
-    std::size_t bytes = static_cast<std::size_t>(PyDataType_ELSIZE(descr));
-    for (int d = 0; d < ndim; ++d) bytes *= static_cast<std::size_t>(shape[d]);
+    std::int64_t size = PyDataType_ELSIZE(descr);
+    for (int d = 0; d < ndim; ++d) size = product(size, shape[d]);
+    if (std::find(shape, shape + ndim, 0) != shape + ndim) size = 0;
+    const auto bytes = static_cast<std::size_t>(size);
     if (bytes < pool::kSmallest) {
         PyObject* small = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, shape, nullptr, nullptr, 0, nullptr);
         if (!small) throw nb::python_error();

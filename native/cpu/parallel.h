@@ -41,8 +41,9 @@ inline int threads_for(std::int64_t rows, std::int64_t bytes) {
 // What a matrix of weights, each of so many bytes, times so many rows costs, in bytes moved by the operators that only
 // move them: multiplying for one row is bound by the weights' bytes, for many by arithmetic.
 inline std::int64_t matrix_work(std::int64_t rows, std::int64_t outputs, std::int64_t inputs, double weight_bytes) {
-    return static_cast<std::int64_t>(static_cast<double>(outputs * inputs) *
-                                     (4 * weight_bytes + static_cast<double>(rows)));
+    const double work =
+        static_cast<double>(outputs) * static_cast<double>(inputs) * (4 * weight_bytes + static_cast<double>(rows));
+    return static_cast<std::int64_t>(work < 1e18 ? work : 1e18);
 }
 
 // The number of the calling thread of a parallel region, from 0 on.
@@ -51,6 +52,15 @@ inline int thread_index() {
     return omp_get_thread_num();
 #else
     return 0;
+#endif
+}
+
+// How many threads the innermost parallel region has.
+inline int team_size() {
+#if defined(_OPENMP)
+    return omp_get_num_threads();
+#else
+    return 1;
 #endif
 }
 

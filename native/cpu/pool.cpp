@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -15,6 +16,7 @@ namespace tensorops::pool {
 namespace {
 
 constexpr std::size_t kHugePage = 2 * 1024 * 1024;
+constexpr std::size_t kLargest = SIZE_MAX / 16;  // no machine has as much, and rounding up stays within the type
 
 // Sizes are rounded up to one of four steps per power of two: a block serves sizes that differ a little, and at most a
 // quarter of it is unused.
@@ -78,6 +80,7 @@ Pool& the_pool() {
 }  // namespace
 
 void* take(std::size_t bytes) {
+    if (bytes > kLargest) return nullptr;
     const std::size_t size = size_class(bytes);
     Pool& pool = the_pool();
     {

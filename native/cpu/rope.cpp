@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "convert.h"
+#include "interruption.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "simd.h"
@@ -81,12 +82,14 @@ void all_positions(const Rope& op) {
     const int threads = threads_for(op.length, 2 * rows * op.features * size + angles_work);
     const std::int64_t line = whole_lines(3 * op.dims * static_cast<std::int64_t>(sizeof(C)));
     const Scratch scratch(threads * line);
+    Interruption* const at = interruption;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         const Share share = share_of(op.length, 1);
         C* table = scratch.at<C>(thread_index() * line);
         const Angles<C> angles{table, table + op.dims / 2};
         for (std::int64_t p = share.begin; p < share.end; ++p) {
+            if (leaves(at, batches * op.heads * op.features * size)) break;
             for (std::int64_t b = 0; b < batches; ++b) {
                 if (b == 0 || op.positions_of_batch)
                     compute_angles(op, op.positions[(op.positions_of_batch ? b * op.length : 0) + p], angles);

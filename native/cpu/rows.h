@@ -17,8 +17,10 @@ struct Rows {
     int outer;            // number of merged outer axes
     std::int64_t shape[kMaxDims];
     std::int64_t stride[kMaxDims];  // in bytes
+    std::int64_t first;             // the index of the first row among those at `data`: not 0 in a part of an array
 
     const char* row(std::int64_t index) const {
+        index += first;
         if (outer == 1) return data + index * stride[0];
         const char* p = data;
         for (int d = outer - 1; d >= 0; --d) {

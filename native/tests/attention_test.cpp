@@ -12,6 +12,7 @@ struct Variant {
     bool is_causal = false, sinks = false, infinite_value = false;
     std::int64_t window = 0;
     double softcap = 0;
+    bool beyond_range = false;  // queries and keys whose products are: all scores are then the cap or its negative
 };
 const Variant kVariants[] = {
     {"attention"},
@@ -22,6 +23,7 @@ const Variant kVariants[] = {
     {"attention, strided mask", Mask::transposed_boolean},
     {"attention, float mask", Mask::floating, false, true},
     {"attention, infinity", Mask::none, true, false, true},
+    {"attention, beyond the range", Mask::none, true, true, false, 0, 3.0, true},
 };
 
 struct Case {
@@ -34,9 +36,10 @@ struct Case {
 std::vector<double> doubles(const Input& x) { return {x.values.begin(), x.values.end()}; }
 
 // The score of a key for a query, which is -infinity where it is hidden.
-double masked(const Case& c, double score, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t key) {
+double masked(const Case& c, Real product, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t key) {
     const std::int64_t position = query + c.keys - c.queries, window = c.variant.window;
-    if (c.variant.softcap != 0) score = c.variant.softcap * std::tanh(score / c.variant.softcap);
+    const Real cap = c.variant.softcap;
+    auto score = static_cast<double>(cap != 0 ? cap * std::tanh(product / cap) : product);
     if (c.variant.mask != Mask::none) {
         const std::int64_t row = (b * c.mask.shape[1] + h % c.mask.shape[1]) * c.queries + query;
         const auto m = static_cast<double>(c.mask.values[static_cast<std::size_t>(row * c.keys + key)]);
@@ -56,8 +59,8 @@ Expected expected_of(const Case& c) {
         const std::int64_t first_key = (b * c.kv_heads + h / (c.heads / c.kv_heads)) * c.keys;
         double largest = sinks.empty() ? -INFINITY : sinks[static_cast<std::size_t>(h)];
         for (std::int64_t j = 0; j < c.keys; ++j) {
-            double score = 0;
-            for (std::int64_t i = 0; i < c.dim; ++i) score += q[row * c.dim + i] * k[(first_key + j) * c.dim + i];
+            Real score = 0;  // whose range holds the product of any two numbers
+            for (std::int64_t i = 0; i < c.dim; ++i) score += Real{q[row * c.dim + i]} * k[(first_key + j) * c.dim + i];
             weights[j] = masked(c, score * c.scale, b, h, query, j);
             largest = std::max(largest, weights[j]);
         }
@@ -161,10 +164,11 @@ void check(Test& t, const Case& c) {
 }
 
 // (batch, heads, positions, features); positions and heads change places in memory for every other length.
-Input array(Test& t, std::int64_t batch, std::int64_t heads, std::int64_t positions, std::int64_t features) {
+Input array(Test& t, std::int64_t batch, std::int64_t heads, std::int64_t positions, std::int64_t features,
+            double size = 1) {
     const std::vector<std::size_t> order =
         t.length % 2 ? std::vector<std::size_t>{0, 2, 1} : std::vector<std::size_t>{0, 1, 2};
-    return laid_out(t.random(batch * heads * positions * features, t.dtype, 1.0), {batch, heads, positions, features},
+    return laid_out(t.random(batch * heads * positions * features, t.dtype, size), {batch, heads, positions, features},
                     order, t.length % 3 ? 0 : 7);
 }
 
@@ -179,10 +183,16 @@ void attention(Test& t) {
         const Input q = array(t, batch, heads, queries, dim), k = array(t, batch, kv_heads, keys, dim),
                     v = array(t, batch, kv_heads, keys, value_dim);
         for (const Variant& variant : kVariants) {
-            if (t.many_threads && variant.window != 40) continue;    // the one with all of them
+            if (t.many_threads && variant.window != 40 && !variant.beyond_range) continue;  // the one with all of them
             if (variant.infinite_value && queries > keys) continue;  // 0 or NaN where all keys are hidden
             Case c{variant, batch, heads, kv_heads, queries, keys, dim, value_dim, q, k, v, {}, {}, scale};
             if (variant.infinite_value) c.v.values.back() = -INFINITY;
+            if (variant.beyond_range) {
+                if (t.dtype == Dtype::float16 || sizeof(Real) == sizeof(double)) continue;  // none are, or none is held
+                const double size = t.dtype == Dtype::float64 ? 1e250 : 1e32;
+                c.q = array(t, batch, heads, queries, dim, size);
+                c.k = array(t, batch, kv_heads, keys, dim, size);
+            }
             if (variant.mask != Mask::none) c.mask = mask_of(t, c);
             if (variant.sinks) c.sinks = t.random(heads, keys % 2 ? Dtype::float32 : t.dtype, 1.0);
             check(t, c);

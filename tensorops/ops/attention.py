@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorops._dtypes import is_bool, narrow, widen
+from tensorops._dtypes import is_bool, largest_exponent, narrow, widen
 from tensorops._namespaces import creation_device
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
@@ -71,7 +71,8 @@ def scaled_dot_product_attention(
     -------
     array, shape (batch, heads, queries, value_dim)
         Dtype, library and device of `q`; half types are computed in float32. A query that may attend to nothing
-        gives 0.
+        gives 0. Finite queries and keys of any size have finite weights, also where their products leave the range of
+        the dtype; the body then loses digits of scores around 1 if there are products near the square of that range.
 
     Raises
     ------
@@ -107,12 +108,12 @@ def scaled_dot_product_attention(
         return xp.zeros((batch, heads, queries, value_dim), dtype=q.dtype, device=creation_device(q))
 
     wide_q, wide_k, wide_v = widen(xp, q, k, v)
-    scores = xp.matmul(
-        xp.reshape(wide_q * scale, (batch, kv_heads, group, queries, dim)),
-        xp.expand_dims(xp.matrix_transpose(wide_k), axis=2),
-    )
+    grouped_q = xp.reshape(wide_q, (batch, kv_heads, group, queries, dim))
+    scores, exponent = _scores(xp, grouped_q, xp.expand_dims(wide_k, axis=2), scale)
+    unit = xp.pow(xp.full_like(exponent, 2.0), -exponent)  # of the scores
     if softcap is not None:
-        scores = softcap * xp.tanh(scores / softcap)
+        scores = softcap * xp.tanh(scores / unit / softcap)
+        unit = xp.ones_like(unit)
 
     allowed = _positions_allowed(xp, q, queries, keys, is_causal, window)
     if mask is not None:
@@ -120,11 +121,11 @@ def scaled_dot_product_attention(
         if is_bool(mask):
             allowed = per_group if allowed is None else allowed & per_group
         else:
-            scores = scores + xp.astype(per_group, scores.dtype, copy=False)
+            scores = scores + xp.astype(per_group, scores.dtype, copy=False) * unit
     sink = None
     if sinks is not None:
-        sink = xp.reshape(xp.astype(sinks, scores.dtype, copy=False), (1, kv_heads, group, 1, 1))
-    weights = _masked_softmax(xp, scores, allowed, sink)
+        sink = xp.reshape(xp.astype(sinks, scores.dtype, copy=False), (1, kv_heads, group, 1, 1)) * unit
+    weights = _masked_softmax(xp, scores, allowed, sink, unit)
     y = xp.matmul(weights, xp.expand_dims(wide_v, axis=2))
     return narrow(xp, xp.reshape(y, (batch, heads, queries, value_dim)), q)
 
@@ -189,8 +190,44 @@ def _split_heads(xp: Namespace, mask: Array, kv_heads: int, group: int) -> Array
     return xp.reshape(mask, (batch, *split, queries, keys))
 
 
-def _masked_softmax(xp: Namespace, scores: Array, allowed: Array | None, sink: Array | None) -> Array:
-    """Softmax over the keys; rows without any key give 0."""
+def _scores(xp: Namespace, q: Array, k: Array, factor: float) -> tuple[Array, Array]:
+    """Return ``2**-exponent * factor * q @ k.T``, and the exponent for each query, 0 for all but enormous numbers.
+
+    The products are those of numbers around 1, and the exponent leaves room for their sums: whatever finite numbers
+    there are, no score is infinite. Powers of two cost no digit.
+    """
+    small_q, of_q = _scale_to_one(xp, q, -1)
+    small_q, of_factor = _scale_to_one(xp, small_q * factor, -1)
+    small_k, of_k = _scale_to_one(xp, k, (-2, -1))
+    scores = xp.matmul(small_q, xp.matrix_transpose(small_k))
+    total = of_q + of_factor + of_k
+    # What a sum of products of numbers below 2 may be multiplied by
+    room = xp.full_like(total, float(largest_exponent(q) - 3 - q.shape[-1].bit_length()))
+    small = xp.where(total > room, room, xp.where(total < -room, -room, total))
+    scores = scores * xp.pow(xp.full_like(total, 2.0), small)
+    # So far apart, scores differ by more than the exponential can tell from infinity: the power need not grow beyond.
+    most = xp.full_like(total, float(largest_exponent(q) - 1))
+    excess = xp.where(total > room, total - room, xp.zeros_like(total))
+    return scores, xp.where(excess > most, most, excess)
+
+
+def _scale_to_one(xp: Namespace, x: Array, axis: int | tuple[int, ...]) -> tuple[Array, Array]:
+    """Return ``x * 2**-exponent``, below 2, and the exponent along the axes: 0 where `x` is 0, or is not finite.
+
+    It comes out of `floor`, whose derivative is zero, so that automatic differentiation sees a constant.
+    """
+    if x.shape[-1] == 0:
+        return x, xp.zeros((1,) * x.ndim, dtype=x.dtype, device=creation_device(x))
+    largest = xp.max(xp.abs(x), axis=axis, keepdims=True)
+    usable = xp.isfinite(largest) & (largest > 0)
+    exponent = xp.floor(xp.log2(xp.where(usable, largest, xp.ones_like(largest))))
+    most = xp.full_like(exponent, float(largest_exponent(x) - 1))  # whose reciprocal is a normal number
+    exponent = xp.where(exponent > most, most, xp.where(exponent < -most, -most, exponent))
+    return x * xp.pow(xp.full_like(exponent, 2.0), -exponent), exponent
+
+
+def _masked_softmax(xp: Namespace, scores: Array, allowed: Array | None, sink: Array | None, unit: Array) -> Array:
+    """Softmax over the keys of scores in a unit, which the sink shares; rows without any key give 0."""
     nothing = -float("inf")
     if allowed is not None:
         scores = xp.where(allowed, scores, xp.full_like(scores, nothing))
@@ -198,8 +235,8 @@ def _masked_softmax(xp: Namespace, scores: Array, allowed: Array | None, sink: A
     if sink is not None:
         largest = xp.where(largest < sink, sink, largest)
     largest = xp.where(largest == nothing, xp.zeros_like(largest), largest)
-    e = xp.exp(scores - largest)
+    e = xp.exp((scores - largest) / unit)
     total = xp.sum(e, axis=-1, keepdims=True)
     if sink is not None:
-        total = total + xp.exp(sink - largest)
+        total = total + xp.exp((sink - largest) / unit)
     return e / xp.where(total == 0, xp.ones_like(total), total)

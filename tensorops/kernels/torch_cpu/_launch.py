@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorops._namespaces import torch_storage_suffices
 from tensorops._operator import Operator
 
 
@@ -41,25 +42,27 @@ def _family(operator: Operator[..., Any]) -> str:
 def _refuse(arguments: tuple[Any, ...]) -> str | None:
     """Return why the tensors among the arguments cannot be seen as NumPy arrays, or what else has to see the call."""
     torch = _torch()
-    if reason := _observed():
+    if reason := _observed(torch):
         return reason
     recording = torch.is_grad_enabled()
     for x in arguments:
-        if not isinstance(x, torch.Tensor):
+        if type(x) is not torch.Tensor:
             if isinstance(x, np.ndarray):
                 return "an argument is a numpy.ndarray"
-            continue
-        if type(x) is not torch.Tensor and type(x) is not torch.nn.Parameter:
-            return f"an argument is a {type(x).__name__}"
-        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_neg() or x.is_conj():
+            if not isinstance(x, torch.Tensor):
+                continue
+            if type(x) is not torch.nn.Parameter:
+                return f"an argument is a {type(x).__name__}"
+        if not x.is_cpu or x.layout is not torch.strided or x.is_neg() or x.is_conj():
             return "an argument is not a dense tensor on the CPU"
+        if not torch_storage_suffices(x, x.untyped_storage().nbytes()):
+            return "an argument's storage has been resized"
         if recording and x.requires_grad:
             return "an argument requires grad"
     return None
 
 
-def _observed() -> str | None:
-    torch = _torch()
+def _observed(torch: Any) -> str | None:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "torch.func transforms the call"
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():

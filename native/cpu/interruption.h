@@ -1,0 +1,84 @@
+// Leaving a long call early, as Ctrl-C asks for.
+//
+// The binding of a long call puts an Interruption in force for its thread. Kernels ask it between pieces of work, and
+// leave the rest undone once it says so: the result is thrown away. Short calls have none, and pay for one comparison.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+#include "parallel.h"
+
+namespace tensorops {
+
+class Interruption {
+  public:
+    // `asked` tells whether the call is to end; only the thread that made the object calls it.
+    explicit Interruption(bool (*asked)());
+    ~Interruption();
+    Interruption(const Interruption&) = delete;
+    Interruption& operator=(const Interruption&) = delete;
+
+    bool happened() const { return happened_.load(std::memory_order_relaxed); }
+
+    // Whether to leave the rest undone, asked before a piece of so much work, in bytes. Any thread of a parallel region
+    // asks; the first, which is the caller's, also looks at the clock.
+    bool leaves(std::int64_t work) {
+        if (thread_index() == 0 && !happened()) {
+            work_ += work;
+            if (work_ >= kWorkPerLook) look();
+        }
+        return happened();
+    }
+
+    // At the end of a parallel region whose pieces are long: the first thread, rather than wait for the others unseen,
+    // goes on looking until all of them have counted themselves here.
+    void meet(std::atomic<int>& arrived) {
+        if (thread_index() != 0) {
+            arrived.fetch_add(1, std::memory_order_relaxed);
+            return;
+        }
+        while (arrived.load(std::memory_order_relaxed) < team_size() - 1 && !happened()) {
+            look();
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+    }
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    static constexpr std::chrono::milliseconds kPause{50};
+    static constexpr std::int64_t kWorkPerLook = 1024 * 1024;  // a look at the clock takes as long as 1 KiB
+
+    void look();
+
+    bool (*asked_)();
+    Interruption* outer_;
+    Clock::time_point next_;
+    std::int64_t work_ = 0;
+    std::atomic<bool> happened_{false};
+};
+
+// What is in force for the calling thread; a parallel region has to be told by the thread that opens it.
+inline thread_local Interruption* interruption = nullptr;
+
+inline Interruption::Interruption(bool (*asked)()) : asked_(asked), outer_(interruption), next_(Clock::now() + kPause) {
+    interruption = this;
+}
+
+inline Interruption::~Interruption() { interruption = outer_; }
+
+inline void Interruption::look() {
+    work_ = 0;
+    if (Clock::now() < next_) return;
+    interruption = nullptr;  // what a signal's handler computes is none of our pieces
+    const bool asked = asked_();
+    interruption = this;
+    if (asked) happened_.store(true, std::memory_order_relaxed);
+    next_ = Clock::now() + kPause;
+}
+
+inline bool leaves(Interruption* at, std::int64_t work) { return at && at->leaves(work); }
+
+}  // namespace tensorops
