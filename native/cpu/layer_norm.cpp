@@ -95,7 +95,9 @@ void careful_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t 
         for (std::int64_t j = k; j < kLanes<double>; ++j) a[j] = 0;
         return a * a;
     });
-    const double root = std::sqrt(square / count + eps * unit * unit);
+    const double square_and_eps = square / count + eps * unit * unit;
+    // Where eps vanished beside nothing but zeros: 0 divided by anything
+    const double root = eps > 0 && square_and_eps == 0 ? 1 : std::sqrt(square_and_eps);
     for (std::int64_t i = 0; i < n; ++i) {
         double a = (static_cast<double>(load_one(x + i)) * unit - mean) / root;
         if (weight) a *= static_cast<double>(load_one(weight + i));

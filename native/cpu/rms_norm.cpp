@@ -78,7 +78,9 @@ void careful_row(const T* x, const W* weight, T* y, std::int64_t n, double eps, 
         const Vec<double> a = doubles_of(x + i, k) * unit;
         return a * a;
     });
-    const double root = std::sqrt(sum / static_cast<double>(n) + eps * unit * unit);
+    const double square_and_eps = sum / static_cast<double>(n) + eps * unit * unit;
+    // Where eps vanished beside nothing but zeros: 0 divided by anything
+    const double root = eps > 0 && square_and_eps == 0 ? 1 : std::sqrt(square_and_eps);
     for (std::int64_t i = 0; i < n; ++i) {
         double a = static_cast<double>(load_one(x + i)) * unit / root;
         if (weight) a *= static_cast<double>(load_one(weight + i)) + offset;

@@ -80,7 +80,9 @@ def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> t
     steps = float(2**bits - 1)
     # Halves are exact, so that their difference cannot overflow and is 0 for equal elements however it is compiled.
     scale = (0.5 * high - 0.5 * low) / (0.5 * steps)
-    q = xp.clip(_levels(xp, groups - xp.expand_dims(low, axis=-1), scale), 0.0, steps)
+    unit = _unit(xp, scale)  # the distance from the lowest may overflow, too
+    distance = groups * xp.expand_dims(unit, axis=-1) - xp.expand_dims(low * unit, axis=-1)
+    q = xp.clip(_levels(xp, distance, scale * unit), 0.0, steps)
     packed = _pack(xp, xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), bits)
     return packed, _scale_to_store(xp, scale, low, steps, w), narrow(xp, low, w)
 
@@ -234,6 +236,15 @@ def _levels(xp: Namespace, groups: Array, scale: Array) -> Array:
     return xp.round(groups / xp.where(steps == 0, xp.ones_like(steps), steps))
 
 
+def _unit(xp: Namespace, scale: Array) -> Array:
+    """Return what to multiply groups by while they are scaled: 0.5 if a product of `scale` could overflow, else 1.
+
+    Halves are exact, and what is then doubled overflows only if it is too large itself.
+    """
+    is_large = xp.abs(scale) >= 2.0 ** (largest_exponent(scale) - 8)
+    return xp.where(is_large, xp.full_like(scale, 0.5), xp.ones_like(scale))
+
+
 def _scale_to_store(xp: Namespace, scale: Array, low: Array, steps: float, w: Array) -> Array:
     """Return `scale` in the dtype of `w`, a little less where rounding it would take an element beyond the range."""
     (stored,) = widen(xp, narrow(xp, scale, w))
@@ -257,9 +268,7 @@ def _dequantize(xp: Namespace, weight: Array, scales: Array, biases: Array | Non
     q = xp.astype(weight, s.dtype)
     if b is None:
         q = xp.where(q > 127.0, q - 256.0, q)  # two's complement
-    # The product of a large scale and an integer may overflow where the element does not; halves are exact.
-    is_large = xp.abs(s) >= 2.0 ** (largest_exponent(s) - 8)
-    unit = xp.where(is_large, xp.full_like(s, 0.5), xp.ones_like(s))
+    unit = _unit(xp, s)
     groups = xp.reshape(q, (rows, columns // group_size, group_size)) * xp.expand_dims(s * unit, axis=-1)
     if b is not None:
         groups = groups + xp.expand_dims(b * unit, axis=-1)
