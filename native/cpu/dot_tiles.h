@@ -23,9 +23,10 @@ inline constexpr int kTileRows = 4, kTileColumns = 3;  // 12 of 16 (aarch64: of 
 #endif
 inline constexpr std::int64_t kBlockOutputs = 8 * kTileColumns, kChunkRows = 24 * kTileRows;
 
-// out[r][c] = x[r] · w[c]
+// out[r][c] = x[r] · w[c]. Not inlined, as registers are just enough for the sums.
 template <int kRows, int kColumns, class X, class W>
-inline void dot_tile(const X* const* x, const W* const* w, std::int64_t n, float (*out)[kBlockOutputs]) {
+__attribute__((noinline)) void dot_tile(const X* const* x, const W* const* w, std::int64_t n,
+                                        float (*out)[kBlockOutputs]) {
     constexpr std::int64_t lanes = kFloats;
     Vec<float> sum[kRows][kColumns] = {};
     const auto add = [&](auto load_x, auto load_w) {

@@ -260,15 +260,21 @@ inline void quantize_group(const T* x, std::int64_t n, Compute<T> scale, Compute
         std::memset(packed, 0, static_cast<std::size_t>(n * kBits / 8));
         return;
     }
-    // The distance from the lowest may overflow where the scale does not; halves are exact.
-    const C unit = scale >= kLargeScale<C> ? C(0.5) : C(1), least_of_group = low * unit, step = scale * unit;
     std::uint8_t part[lanes];
-    for_vectors(x, n, [&](Vec<C> v, std::int64_t i) {
-        v = kSigned ? v / scale : (v * unit - least_of_group) / step;
-        v = v < least ? Vec<C>{} + least : v;
-        v = v > most ? Vec<C>{} + most : v;
-        pack<C, kBits>(v, n < lanes ? part : packed + i * kBits / 8);
-    });
+    const auto pack_levels = [&](auto level) {
+        for_vectors(x, n, [&](Vec<C> v, std::int64_t i) {
+            v = level(v);
+            v = v < least ? Vec<C>{} + least : v;
+            v = v > most ? Vec<C>{} + most : v;
+            pack<C, kBits>(v, n < lanes ? part : packed + i * kBits / 8);
+        });
+    };
+    if constexpr (kSigned)
+        pack_levels([scale](Vec<C> v) { return v / scale; });
+    else if (scale < kLargeScale<C>)
+        pack_levels([scale, low](Vec<C> v) { return (v - low) / scale; });
+    else  // the distance from the lowest may overflow, too
+        pack_levels([half = scale * C(0.5), low = low * C(0.5)](Vec<C> v) { return (v * C(0.5) - low) / half; });
     if (n < lanes) std::memcpy(packed, part, static_cast<std::size_t>(n * kBits / 8));
 }
 

@@ -37,10 +37,7 @@ inline auto sum_of_two(const T* x, const T* residual, std::int64_t k) {
 template <bool kStream, class T>
 Compute<T> write_sum(const T* x, const T* residual, T* sum, std::int64_t n) {
     constexpr std::int64_t lanes = kLanes<T>, block = kAddedPlainly * 2 * lanes;
-    Total<Compute<T>> total;
-    std::int64_t i = 0;
-    while (i + 2 * lanes <= n) {
-        const std::int64_t end = n - i < block ? n : i + block;
+    const auto write = [=](std::int64_t i, std::int64_t end) {
         Vec<Compute<T>> s0{}, s1{};
         for (; i + 2 * lanes <= end; i += 2 * lanes) {
             const auto a = sum_of_two(x + i, residual + i, lanes),
@@ -49,15 +46,19 @@ Compute<T> write_sum(const T* x, const T* residual, T* sum, std::int64_t n) {
             s0 += a * a;
             s1 += b * b;
         }
-        total.add(s0 + s1);
-    }
-    for (; i < n; i += lanes) {
-        const std::int64_t k = n - i < lanes ? n - i : lanes;
-        const auto a = sum_of_two(x + i, residual + i, k);
-        k == lanes ? store(sum + i, a) : store_part(sum + i, a, k);
-        total.add(a * a);
-    }
-    return total.value() / static_cast<Compute<T>>(n);
+        for (; i < end; i += lanes) {
+            const std::int64_t k = end - i < lanes ? end - i : lanes;
+            const auto a = sum_of_two(x + i, residual + i, k);
+            k == lanes ? store(sum + i, a) : store_part(sum + i, a, k);
+            s0 += a * a;
+        }
+        return s0 + s1;
+    };
+    const auto count = static_cast<Compute<T>>(n);
+    if (n <= block) return sum_of_lanes<Compute<T>>(write(0, n)) / count;
+    Total<Compute<T>> total;
+    for (std::int64_t i = 0; i < n; i += block) total.add(write(i, n - i < block ? n : i + block));
+    return total.value() / count;
 }
 
 // The row again, where squares leave the range: scaled by a power of two, summed and multiplied in double.

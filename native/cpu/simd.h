@@ -372,28 +372,31 @@ struct Total {
 // a Total from block to block.
 inline constexpr std::int64_t kAddedPlainly = 32;
 
-// The sum of f(i, k) over a row, in four vectors of partial sums; f makes the vector of the elements from i on, of
-// which k count and the others are 0.
+// The sum of f(i, k) over the elements from begin to end, in four vectors of partial sums; f makes the vector of the
+// elements from i on, of which k count and the others are 0.
+template <class T, class F>
+inline Vec<Compute<T>> plain_sum(std::int64_t begin, std::int64_t end, F f) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    Vec<Compute<T>> s0{}, s1{}, s2{}, s3{};
+    std::int64_t i = begin;
+    for (; i + 4 * lanes <= end; i += 4 * lanes) {
+        s0 += f(i, lanes);
+        s1 += f(i + lanes, lanes);
+        s2 += f(i + 2 * lanes, lanes);
+        s3 += f(i + 3 * lanes, lanes);
+    }
+    for (; i < end; i += lanes) s0 += f(i, end - i < lanes ? end - i : lanes);
+    return (s0 + s1) + (s2 + s3);
+}
+
+// The same over a row
 template <class T, class F>
 inline Compute<T> sum_of_row(std::int64_t n, F f) {
     using C = Compute<T>;
-    constexpr std::int64_t lanes = kLanes<T>, block = kAddedPlainly * 4 * lanes;
+    constexpr std::int64_t block = kAddedPlainly * 4 * kLanes<T>;
+    if (n <= block) return sum_of_lanes<C>(plain_sum<T>(0, n, f));
     Total<C> total;
-    std::int64_t i = 0;
-    while (i + 4 * lanes <= n) {
-        const std::int64_t end = n - i < block ? n : i + block;
-        Vec<C> s0{}, s1{}, s2{}, s3{};
-        for (; i + 4 * lanes <= end; i += 4 * lanes) {
-            s0 += f(i, lanes);
-            s1 += f(i + lanes, lanes);
-            s2 += f(i + 2 * lanes, lanes);
-            s3 += f(i + 3 * lanes, lanes);
-        }
-        total.add((s0 + s1) + (s2 + s3));
-    }
-    Vec<C> last{};
-    for (; i < n; i += lanes) last += f(i, n - i < lanes ? n - i : lanes);
-    total.add(last);
+    for (std::int64_t i = 0; i < n; i += block) total.add(plain_sum<T>(i, n - i < block ? n : i + block, f));
     return total.value();
 }
 
