@@ -11,6 +11,14 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 _LARGEST_EXPONENT = {"float32": 127, "float64": 1023}
+# By name, as some libraries have no `finfo` of half types: the largest number, and the distance from 1 to the next.
+_LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": (2.0 - 2.0**-7) * 2.0**127,
+    "float32": (2.0 - 2.0**-23) * 2.0**127,
+    "float64": (2.0 - 2.0**-52) * 2.0**1023,
+}
+_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
 _names: dict[tuple[type, Any], str] = {}
@@ -61,6 +69,16 @@ def is_bool(x: Array) -> bool:
 def largest_exponent(x: Array) -> int:
     """Return the exponent of the largest power of two that the dtype of `x` (single or double) holds."""
     return _LARGEST_EXPONENT[_name(x.dtype)]
+
+
+def largest(x: Array) -> float:
+    """Return the largest finite number that the dtype of `x` holds."""
+    return _LARGEST[_name(x.dtype)]
+
+
+def epsilon(x: Array) -> float:
+    """Return the distance from 1 to the next larger number of the dtype of `x`."""
+    return _EPSILON[_name(x.dtype)]
 
 
 def compute_dtype(xp: Namespace, *arrays: Array | None) -> Any:

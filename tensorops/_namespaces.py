@@ -79,6 +79,8 @@ class Namespace:
         Its arrays lie in host memory and are computed eagerly: looking at a value costs only the look.
     lazy
         Reading a value computes a graph that its owner meant to compute later.
+    sums_in_order
+        Along some axes its sums add one element after another, so that a long one loses digits; see `ops._sums`.
     runtime
         ``"module:class"`` of what knows its devices and memory, see `tensorops.backends.runtimes`.
     extra
@@ -104,6 +106,7 @@ class Namespace:
     quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     host_values: bool = False
     lazy: bool = False
+    sums_in_order: bool = False
     runtime: str = "tensorops.backends.runtimes:Runtime"
     extra: str = ""
     missing: str = ""
@@ -404,6 +407,7 @@ NAMESPACES: dict[str, Namespace] = {
             arrayed=_numpy_arrayed,
             quiet=_numpy_quiet,
             host_values=True,
+            sums_in_order=True,
         ),
         Namespace(
             name="cupy",
@@ -452,6 +456,7 @@ NAMESPACES: dict[str, Namespace] = {
             runtime="tensorops.backends.runtimes:MlxRuntime",
             providers=("mlx",),
             extra="mlx",
+            sums_in_order=True,
         ),
         Namespace(
             name="torch",
@@ -480,6 +485,7 @@ NAMESPACES: dict[str, Namespace] = {
             quiet=_numpy_quiet,
             lazy=True,
             extra="dask",
+            sums_in_order=True,
         ),
         Namespace(
             name="array_api_strict",
@@ -493,6 +499,7 @@ NAMESPACES: dict[str, Namespace] = {
             quiet=_numpy_quiet,
             host_values=True,
             extra="test",
+            sums_in_order=True,
         ),
     )
 }
@@ -597,6 +604,12 @@ def has_host_values(x: Array) -> bool:
     """Tell whether reading values of `x` costs only the reading."""
     row = namespace_of(x)
     return row is not None and row.host_values
+
+
+def sums_in_order(x: Array) -> bool:
+    """Tell whether sums of the library of `x` lose digits where they are long."""
+    row = namespace_of(x)
+    return row is not None and row.sums_in_order
 
 
 def move(x: Array, target: Namespace, device: Any = None) -> Array:

@@ -242,6 +242,10 @@ def add_rms_norm():
     return _native.add_rms_norm(rows(1 << 14), rows(1 << 14))
 
 
+def cross_entropy():
+    return _native.cross_entropy(rows(1 << 24), np.broadcast_to(np.int8(0), 1 << 24))
+
+
 def dequantize():
     w = np.broadcast_to(np.zeros(1 << 13, np.uint8), (1 << 15, 1 << 13))
     s = np.broadcast_to(np.ones(1 << 9, np.float32), (1 << 15, 1 << 9))
@@ -314,6 +318,7 @@ ENDLESS = [
     "one_long_item",
     "decode",
     "beyond_the_range",
+    "cross_entropy",
     "linear",
     "quantized_linear",
     "logsumexp",

@@ -2,33 +2,37 @@
 // classes.
 //
 // Work: rows go to threads in contiguous blocks. A row is read for its maximum and again for the exponentials.
-// Precision: as softmax.cpp; the loss of a row is rounded to the type of computation, as the caller would see it.
+// Precision: as softmax.cpp; losses are in double until they have been summed up.
 // Bytes: each logit once, as long as a row stays in the second-level cache.
 #include "cross_entropy.h"
 
 #include <cmath>
 
 #include "exponentials.h"
+#include "interruption.h"
 #include "parallel.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
+// Losses are kept in this unit, a power of two: no difference of logits overflows in it, nor does a sum of losses. What
+// is rounded off for being too small does not matter beside the logarithm of the sum.
+constexpr double kUnit = 0x1p-64;
+
+// The mean of x - largest over a row, in units
 template <class T>
 double mean_above(const T* x, std::int64_t n, Compute<T> largest) {
     using C = Compute<T>;
-    double total = 0;
-    for (std::int64_t begin = 0; begin < n; begin += kSummed) {
-        const std::int64_t end = n - begin > kSummed ? begin + kSummed : n;
-        Vec<C> sum{};
-        std::int64_t i = begin;
-        for (; i + kLanes<C> <= end; i += kLanes<C>) sum += load(x + i) - largest;
-        total += static_cast<double>(sum_of_lanes<C>(sum));
-        for (; i < end; ++i) total += static_cast<double>(load_one(x + i) - largest);
-    }
-    return total / static_cast<double>(n);
+    const C unit = static_cast<C>(kUnit), most = largest * unit;
+    const C total = sum_of_row<T>(n, [=](std::int64_t i, std::int64_t k) {
+        Vec<C> above = load_some(x + i, k) * unit - most;
+        for (std::int64_t j = k; j < kLanes<T>; ++j) above[j] = 0;
+        return above;
+    });
+    return static_cast<double>(total) / static_cast<double>(n);
 }
 
+// In units
 template <class T>
 double loss_of_row(const CrossEntropy& op, std::int64_t index) {
     using C = Compute<T>;
@@ -36,31 +40,40 @@ double loss_of_row(const CrossEntropy& op, std::int64_t index) {
     if (target < 0) return 0;
     const T* x = reinterpret_cast<const T*>(op.logits.row(index));
     const C largest = maximum(x, n);
-    const double log_total = std::log(sum_of_exponentials<T>(x, n, largest, nullptr, x));
-    double loss = log_total - static_cast<double>(load_one(x + target) - largest);
-    if (op.label_smoothing != 0)
-        loss = (1 - op.label_smoothing) * loss + op.label_smoothing * (log_total - mean_above(x, n, largest));
-    return static_cast<double>(static_cast<C>(loss));
+    const double log_total = std::log(sum_of_exponentials<T>(x, n, largest, nullptr, x)) * kUnit;
+    const double above = static_cast<double>(load_one(x + target)) * kUnit - static_cast<double>(largest) * kUnit;
+    if (op.label_smoothing == 0) return log_total - above;
+    const double even = log_total - mean_above(x, n, largest);
+    return (1 - op.label_smoothing) * (log_total - above) + op.label_smoothing * even;
 }
 
 template <class T>
 void reduce(const CrossEntropy& op, T* y) {
-    double total = 0, counted = 0;
-    for (std::int64_t i = 0; i < op.logits.count; ++i) {
-        if (op.reduction == Reduction::none) store_one(y + i, static_cast<Compute<T>>(op.losses[i]));
-        total += op.losses[i];
-        counted += op.targets[i] >= 0;
+    const auto put = [](T* to, double loss) { store_one(to, static_cast<Compute<T>>(loss / kUnit)); };
+    const std::int64_t rows = op.logits.count;
+    if (op.reduction == Reduction::none) {
+        for (std::int64_t i = 0; i < rows; ++i) put(y + i, op.losses[i]);
+        return;
     }
-    if (op.reduction == Reduction::sum) store_one(y, static_cast<Compute<T>>(total));
-    if (op.reduction == Reduction::mean) store_one(y, static_cast<Compute<T>>(total / counted));
+    const double total =
+        sum_of_row<double>(rows, [&op](std::int64_t i, std::int64_t k) { return load_some(op.losses + i, k); });
+    double counted = 0;
+    for (std::int64_t i = 0; i < rows; ++i) counted += op.targets[i] >= 0;
+    put(y, op.reduction == Reduction::sum ? total : total / counted);
 }
 
 template <class T>
 void all_rows(const CrossEntropy& op) {
     const std::int64_t rows = op.logits.count;
-    const int threads = threads_for(rows, 2 * rows * op.logits.length * static_cast<std::int64_t>(sizeof(T)));
+    const std::int64_t row_bytes = op.logits.length * static_cast<std::int64_t>(sizeof(T));
+    const int threads = threads_for(rows, 2 * rows * row_bytes);
+    Interruption* const at = interruption;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (std::int64_t i = 0; i < rows; ++i) op.losses[i] = loss_of_row<T>(op, i);
+    for (std::int64_t i = 0; i < rows; ++i) {
+        if (leaves(at, row_bytes)) continue;
+        op.losses[i] = loss_of_row<T>(op, i);
+    }
+    if (leaves(at, 0)) return;
     reduce(op, reinterpret_cast<T*>(op.y));
 }
 

@@ -24,9 +24,10 @@ inline constexpr int kTileRows = 4, kTileColumns = 3;  // 12 of 16 (aarch64: of 
 #endif
 inline constexpr std::int64_t kBlockOutputs = 8 * kTileColumns, kChunkRows = 24 * kTileRows;
 
-// out[r][c] = x[r] · w[c]
+// out[r][c] = x[r] · w[c]. Not inlined, as registers are just enough for the sums.
 template <int kRows, int kColumns, class X, class W>
-inline void dot_tile(const X* const* x, const W* const* w, std::int64_t n, float (*out)[kBlockOutputs]) {
+__attribute__((noinline)) void dot_tile(const X* const* x, const W* const* w, std::int64_t n,
+                                        float (*out)[kBlockOutputs]) {
     constexpr std::int64_t lanes = kFloats;
     Vec<float> sum[kRows][kColumns] = {};
     const auto add = [&](auto load_x, auto load_w) {
@@ -50,6 +51,25 @@ inline void dot_tile(const X* const* x, const W* const* w, std::int64_t n, float
         for (int c = 0; c < kColumns; ++c) out[r][c] = sum_of_lanes<float>(sum[r][c]);
 }
 
+// The same for rows of any length: a long one is summed in blocks, so that the error does not grow with it.
+template <int kRows, int kColumns, class X, class W>
+inline void dot_products(const X* const* x, const W* const* w, std::int64_t n, float (*out)[kBlockOutputs]) {
+    constexpr std::int64_t block = 256 * static_cast<std::int64_t>(kFloats);
+    if (n <= block) return dot_tile<kRows, kColumns>(x, w, n, out);
+    double total[kRows][kColumns] = {};
+    for (std::int64_t begin = 0; begin < n; begin += block) {
+        const X* x_from[kRows];
+        const W* w_from[kColumns];
+        for (int r = 0; r < kRows; ++r) x_from[r] = x[r] + begin;
+        for (int c = 0; c < kColumns; ++c) w_from[c] = w[c] + begin;
+        dot_tile<kRows, kColumns>(x_from, w_from, std::min(block, n - begin), out);
+        for (int r = 0; r < kRows; ++r)
+            for (int c = 0; c < kColumns; ++c) total[r][c] += static_cast<double>(out[r][c]);
+    }
+    for (int r = 0; r < kRows; ++r)
+        for (int c = 0; c < kColumns; ++c) out[r][c] = static_cast<float>(total[r][c]);
+}
+
 // Stores a row of results, with the bias if there is one.
 template <class T>
 inline void store_outputs(T* y, const float* sums, const float* bias, std::int64_t n) {
@@ -67,7 +87,7 @@ void block_of_outputs(const X* const* x, T* const* y, const W* const* w, std::in
                       std::int64_t n) {
     float out[kRows][kBlockOutputs];
     for (std::int64_t c = 0; c < outputs; c += kTileColumns)
-        dot_tile<kRows, kTileColumns>(x, w + c, n, reinterpret_cast<float (*)[kBlockOutputs]>(&out[0][c]));
+        dot_products<kRows, kTileColumns>(x, w + c, n, reinterpret_cast<float (*)[kBlockOutputs]>(&out[0][c]));
     for (int r = 0; r < kRows; ++r) store_outputs(y[r], out[r], bias, outputs);
 }
 

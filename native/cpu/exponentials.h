@@ -8,8 +8,6 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-inline constexpr std::int64_t kSummed = 4096;
-
 template <class V>
 inline V larger(V a, V b) {
     return a < b ? b : a;  // a NaN in b is passed over: it shows in the sum
@@ -67,11 +65,11 @@ inline Vec<Compute<T>> last_exponentials(const T* x, std::int64_t n, Compute<T> 
 template <class T>
 double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute<T>* buffer, const T* next) {
     using C = Compute<T>;
-    constexpr std::int64_t lanes = kLanes<C>;
-    double total = 0;
+    constexpr std::int64_t lanes = kLanes<C>, block = kAddedPlainly * 2 * lanes;
+    Total<C> total;
     std::int64_t i = 0;
     while (i + lanes <= n) {
-        const std::int64_t end = n - i > kSummed ? i + kSummed : n;
+        const std::int64_t end = n - i < block ? n : i + block;
         Vec<C> s0{}, s1{};
         for (; i + 2 * lanes <= end; i += 2 * lanes) {
             fetch(next + i);
@@ -90,14 +88,14 @@ double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute
             s0 += a;
             i += lanes;
         }
-        total += static_cast<double>(sum_of_lanes<C>(s0 + s1));
+        total.add(s0 + s1);
     }
     if (i < n) {
         const Vec<C> e = last_exponentials(x + i, n - i, shift);
         if (buffer) store_part(buffer + i, e, n - i);
-        total += static_cast<double>(sum_of_lanes<C>(e));
+        total.add(e);
     }
-    return total;
+    return static_cast<double>(total.value());
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -4,9 +4,9 @@
 //   time it comes from the first- or second-level cache, and the next row is fetched meanwhile. Moments are taken about
 //   the mean of the row's first elements; where that is further than a standard deviation from the row's, they are
 //   taken again about the mean of all.
-// Precision: float64 in float64, everything else in float32. The mean of the differences corrects both moments. If the
-//   variance leaves the range in which float32 squares neither overflow nor vanish, the row is done again in double
-//   precision, scaled by a power of two.
+// Precision: float64 in float64, everything else in float32, summed in blocks, so that the error does not grow with the
+//   row. The mean of the differences corrects both moments. If the variance leaves the range in which float32 squares
+//   neither overflow nor vanish, the row is done again in double precision, scaled by a power of two.
 // Bytes: each element once in, once out, which is a copy's.
 #include "layer_norm.h"
 
@@ -30,9 +30,15 @@ Compute<T> mean(const T* x, std::int64_t n) {
            static_cast<Compute<T>>(n);
 }
 
-// Mean and variance, by way of the differences from a value: the nearer it is to the mean, the less rounding hurts.
+// Sums of the differences from a value and of their squares
+template <class C>
+struct Sums {
+    Vec<C> difference, square;
+};
+
+// Over the whole vectors from begin to end
 template <class T>
-Moments<Compute<T>> moments_about(const T* x, std::int64_t n, Compute<T> about) {
+inline Sums<Compute<T>> plain_sums(const T* x, std::int64_t begin, std::int64_t end, Compute<T> about) {
     using C = Compute<T>;
     constexpr std::int64_t lanes = kLanes<T>;
     Vec<C> d[4] = {}, s[4] = {};
@@ -41,13 +47,34 @@ Moments<Compute<T>> moments_about(const T* x, std::int64_t n, Compute<T> about) 
         d[j] += a;
         s[j] += a * a;
     };
-    std::int64_t i = 0;
-    for (; i + 4 * lanes <= n; i += 4 * lanes)
+    std::int64_t i = begin;
+    for (; i + 4 * lanes <= end; i += 4 * lanes)
         for (int j = 0; j < 4; ++j) take(j, i + j * lanes);
-    for (; i + lanes <= n; i += lanes) take(0, i);
-    C difference = sum_of_lanes<C>((d[0] + d[1]) + (d[2] + d[3]));
-    C square = sum_of_lanes<C>((s[0] + s[1]) + (s[2] + s[3]));
-    for (; i < n; ++i) {
+    for (; i + lanes <= end; i += lanes) take(0, i);
+    return {(d[0] + d[1]) + (d[2] + d[3]), (s[0] + s[1]) + (s[2] + s[3])};
+}
+
+// Mean and variance, by way of the differences from a value: the nearer it is to the mean, the less rounding hurts.
+template <class T>
+Moments<Compute<T>> moments_about(const T* x, std::int64_t n, Compute<T> about) {
+    using C = Compute<T>;
+    constexpr std::int64_t lanes = kLanes<T>, block = kAddedPlainly * 4 * lanes;
+    C difference, square;
+    if (n <= block) {
+        const Sums<C> sums = plain_sums(x, 0, n, about);
+        difference = sum_of_lanes<C>(sums.difference);
+        square = sum_of_lanes<C>(sums.square);
+    } else {
+        Total<C> differences, squares;
+        for (std::int64_t begin = 0; begin < n; begin += block) {
+            const Sums<C> sums = plain_sums(x, begin, n - begin < block ? n : begin + block, about);
+            differences.add(sums.difference);
+            squares.add(sums.square);
+        }
+        difference = differences.value();
+        square = squares.value();
+    }
+    for (std::int64_t i = n / lanes * lanes; i < n; ++i) {
         const C a = load_one(x + i) - about;
         difference += a;
         square += a * a;
@@ -83,17 +110,18 @@ void careful_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t 
     if (exponent > 1021) exponent = 1021;  // 2^-exponent stays a normal number
     if (exponent < -1021) exponent = -1021;
     const double unit = std::ldexp(1.0, -exponent), count = static_cast<double>(n);
-    const auto scaled = [x, unit](std::int64_t i) { return static_cast<double>(load_one(x + i)) * unit; };
-    double sum = 0, square = 0;
-    for (std::int64_t i = 0; i < n; ++i) sum += scaled(i);
-    const double mean = sum / count;
+    const auto scaled = [x, unit](std::int64_t i, std::int64_t k) { return doubles_of(x + i, k) * unit; };
+    const double mean = sum_of_row<double>(n, scaled) / count;
+    const double square = sum_of_row<double>(n, [=](std::int64_t i, std::int64_t k) {
+        Vec<double> a = scaled(i, k) - mean;
+        for (std::int64_t j = k; j < kLanes<double>; ++j) a[j] = 0;
+        return a * a;
+    });
+    const double square_and_eps = square / count + eps * unit * unit;
+    // Where eps vanished beside nothing but zeros: 0 divided by anything
+    const double root = eps > 0 && square_and_eps == 0 ? 1 : std::sqrt(square_and_eps);
     for (std::int64_t i = 0; i < n; ++i) {
-        const double a = scaled(i) - mean;
-        square += a * a;
-    }
-    const double root = std::sqrt(square / count + eps * unit * unit);
-    for (std::int64_t i = 0; i < n; ++i) {
-        double a = (scaled(i) - mean) / root;
+        double a = (static_cast<double>(load_one(x + i)) * unit - mean) / root;
         if (weight) a *= static_cast<double>(load_one(weight + i));
         if (bias) a += static_cast<double>(load_one(bias + i));
         store_one(y + i, static_cast<Compute<T>>(a));

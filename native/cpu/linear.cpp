@@ -2,7 +2,9 @@
 //
 // Work: see dot_tiles.h. A row or two read every weight once and go at the memory's speed; half types are then widened
 //   in registers, and for more rows once for all of them.
-// Precision: products and sums in float32, one rounding to the dtype of x.
+// Precision: products and sums in float32, of long rows in blocks that are added up in double; one rounding to the
+// dtype
+//   of x.
 // Bytes: the weights once for every chunk of rows.
 #include "linear.h"
 

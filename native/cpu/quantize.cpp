@@ -8,6 +8,7 @@
 // Bytes: dequantize writes its result, which is a fill's; quantize reads w once.
 #include "quantize.h"
 
+#include <cmath>
 #include <limits>
 #include <type_traits>
 
@@ -131,6 +132,22 @@ inline void dequantize_group(const std::uint8_t* packed, std::int64_t n, Compute
     if (i < n) store(w + n - lanes, elements(packed + (n - lanes) * kBits / 8));  // some of them again
 }
 
+// Above this the product of a scale and an integer may overflow, whatever the element.
+template <class C>
+inline constexpr C kLargeScale = sizeof(C) == 4 ? C(0x1p119) : C(0x1p1015);
+
+// A group with such a scale. Halves are exact, and the element overflows only if it is too large itself.
+template <class T, int kBits, bool kSigned>
+void dequantize_halves(const std::uint8_t* packed, std::int64_t n, Compute<T> s, Compute<T> b, T* w) {
+    using C = Compute<T>;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const int byte = packed[i * kBits / 8];
+        const int q = kBits == 4 ? byte >> (i % 2 * 4) & 15 : kSigned ? static_cast<std::int8_t>(byte) : byte;
+        const C scaled = static_cast<C>(q) * (s * C(0.5));
+        store_one(w + i, (kSigned ? scaled : scaled + b * C(0.5)) / C(0.5));
+    }
+}
+
 template <bool kStream, class T, int kBits, bool kSigned>
 void dequantize_row(const Dequantize& op, std::int64_t row) {
     using C = Compute<T>;
@@ -147,7 +164,10 @@ void dequantize_row(const Dequantize& op, std::int64_t row) {
         store(s, some(scales));
         if constexpr (!kSigned) store(b, some(biases));
         for (std::int64_t g = 0; g < count; ++g) {
-            dequantize_group<kStream, T, kBits, kSigned>(packed, n, s[g], b[g], w);
+            if (std::fabs(s[g]) >= kLargeScale<C>)
+                dequantize_halves<T, kBits, kSigned>(packed, n, s[g], b[g], w);
+            else
+                dequantize_group<kStream, T, kBits, kSigned>(packed, n, s[g], b[g], w);
             packed += n * kBits / 8;
             w += n;
         }
@@ -170,6 +190,29 @@ inline V larger(V a, V b) {
 template <class V>
 inline V absolute(V v) {
     return v < 0 ? -v : v;
+}
+
+template <class T>
+inline constexpr Compute<T> kLargest = std::numeric_limits<T>::max();
+template <>
+inline constexpr float kLargest<Float16> = 0x1.ffcp15f;
+template <>
+inline constexpr float kLargest<BFloat16> = 0x1.fep127f;
+// The distance from 1 to the next number
+template <class T>
+inline constexpr Compute<T> kEpsilon = std::numeric_limits<T>::epsilon();
+template <>
+inline constexpr float kEpsilon<Float16> = 0x1p-10f;
+template <>
+inline constexpr float kEpsilon<BFloat16> = 0x1p-7f;
+
+// Scales as they are stored. Rounded up, one may take a group's largest element beyond the range: then it is a little
+// less.
+template <class T>
+inline Vec<Compute<T>> scale_to_store(Vec<Compute<T>> scale, Vec<Compute<T>> low, Compute<T> steps) {
+    using C = Compute<T>;
+    const Vec<C> half_of_largest = steps * (as_stored<T>(scale) * C(0.5)) + low * C(0.5);
+    return half_of_largest > C(0.5) * kLargest<T> ? scale * (C(1) - 2 * kEpsilon<T>) : scale;
 }
 
 // Calls f with the vectors of a group and their places. The last two may overlap; fewer elements than a vector has are
@@ -218,12 +261,20 @@ inline void quantize_group(const T* x, std::int64_t n, Compute<T> scale, Compute
         return;
     }
     std::uint8_t part[lanes];
-    for_vectors(x, n, [&](Vec<C> v, std::int64_t i) {
-        v = (kSigned ? v : v - low) / scale;
-        v = v < least ? Vec<C>{} + least : v;
-        v = v > most ? Vec<C>{} + most : v;
-        pack<C, kBits>(v, n < lanes ? part : packed + i * kBits / 8);
-    });
+    const auto pack_levels = [&](auto level) {
+        for_vectors(x, n, [&](Vec<C> v, std::int64_t i) {
+            v = level(v);
+            v = v < least ? Vec<C>{} + least : v;
+            v = v > most ? Vec<C>{} + most : v;
+            pack<C, kBits>(v, n < lanes ? part : packed + i * kBits / 8);
+        });
+    };
+    if constexpr (kSigned)
+        pack_levels([scale](Vec<C> v) { return v / scale; });
+    else if (scale < kLargeScale<C>)
+        pack_levels([scale, low](Vec<C> v) { return (v - low) / scale; });
+    else  // the distance from the lowest may overflow, too
+        pack_levels([half = scale * C(0.5), low = low * C(0.5)](Vec<C> v) { return (v * C(0.5) - low) / half; });
     if (n < lanes) std::memcpy(packed, part, static_cast<std::size_t>(n * kBits / 8));
 }
 
@@ -253,11 +304,12 @@ void quantize_groups(const T* x, std::int64_t n, std::int64_t count, T* scales, 
         low = high == high ? low : high;
         scale = (C(0.5) * high - C(0.5) * low) / (C(0.5) * steps);
     }
+    const Vec<C> stored = scale_to_store<T>(scale, low, steps);
     if (count == lanes) {
-        store(scales, scale);
+        store(scales, stored);
         if (!kSigned) store(biases, low);
     } else {
-        store_part(scales, scale, count);
+        store_part(scales, stored, count);
         if (!kSigned) store_part(biases, low, count);
     }
     C s[lanes], b[lanes];

@@ -225,11 +225,20 @@ inline void one_output(const QuantizedLinear& op, const ScaleOfLane<kBits>& lane
     const auto add = [&](U32 packed, std::int64_t block, Vec<float> scale) {
         for (int r = 0; r < kRows; ++r) {
             const Block<kBits>& b = x[r].blocks[block];
-            sum[r] += products_of_block<kBits, kSigned>(packed, b) * (scale * load(b.scales));
+            // In this order: the product of two small scales could be below the normal numbers.
+            sum[r] += (products_of_block<kBits, kSigned>(packed, b) * load(b.scales)) * scale;
+        }
+    };
+    Total<float> total[kRows];
+    const auto end_block_of_sums = [&] {
+        for (int r = 0; r < kRows; ++r) {
+            total[r].add(sum[r]);
+            sum[r] = Vec<float>{};
         }
     };
     std::int64_t block = 0, group = 0;
     for (; block_bytes * (block + per_chunk) <= bytes; group += groups_of_chunk) {
+        if (block % (kAddedPlainly * per_chunk) == 0 && block > 0) end_block_of_sums();
         const Vec<float> s = load_first(scales + group, groups_of_chunk);
 #pragma GCC unroll 8
         for (std::int64_t b = 0; b < per_chunk; ++b, ++block)
@@ -241,10 +250,13 @@ inline void one_output(const QuantizedLinear& op, const ScaleOfLane<kBits>& lane
         add(packed, block, chosen(s, lanes.index[b]));
     }
     for (std::int64_t g = 0; !kSigned && g < groups; g += kLanes<float>) {
+        if (g % (kAddedPlainly * kLanes<float>) == 0 && g > 0) end_block_of_sums();
         const Vec<float> b = load_first(biases + g, groups - g);
         for (int r = 0; r < kRows; ++r) sum[r] += b * load(x[r].sums + g);
     }
-    for (int r = 0; r < kRows; ++r) y[r][0] = sum_of_lanes<float>(sum[r]);
+    const bool in_blocks = op.x.length > kAddedPlainly * kChunk;
+    if (in_blocks) end_block_of_sums();
+    for (int r = 0; r < kRows; ++r) y[r][0] = in_blocks ? total[r].value() : sum_of_lanes<float>(sum[r]);
 }
 
 inline bool takes_few(const QuantizedLinear& op) { return op.group_size % kFixed == 0 && kChunk % op.group_size == 0; }

@@ -3,9 +3,9 @@
 // Work: rows go to threads in contiguous blocks. A row is read twice, for the sum of squares and for the result; the
 //   second time it comes from the first- or second-level cache (16 KiB for 4096 floats), and the next row is fetched
 //   meanwhile. A sum with a residual is written while its squares are added up.
-// Precision: float64 in float64, everything else in float32, summed in four vectors of partial sums. If the mean
-//   square leaves the range in which float32 squares neither overflow nor vanish, the row is done again
-//   with a scaled sum in double precision: exact for any finite input, IEEE for the others.
+// Precision: float64 in float64, everything else in float32, summed in blocks, so that the error does not grow with the
+//   row. If the mean square leaves the range in which float32 squares neither overflow nor vanish, the row is done
+//   again with a scaled sum in double precision: exact for any finite input, IEEE for the others.
 // Bytes: each element once in, once out, which is a copy's. The benchmark's rows `copy` and `numpy/cpu` show what
 //   fraction of a copy's speed is reached: asv run --bench Normalization
 #include "rms_norm.h"
@@ -36,23 +36,29 @@ inline auto sum_of_two(const T* x, const T* residual, std::int64_t k) {
 // The mean square of x + residual, which is written down by the way
 template <bool kStream, class T>
 Compute<T> write_sum(const T* x, const T* residual, T* sum, std::int64_t n) {
-    constexpr std::int64_t lanes = kLanes<T>;
-    Vec<Compute<T>> s0{}, s1{};
-    std::int64_t i = 0;
-    for (; i + 2 * lanes <= n; i += 2 * lanes) {
-        const auto a = sum_of_two(x + i, residual + i, lanes),
-                   b = sum_of_two(x + i + lanes, residual + i + lanes, lanes);
-        put_two<kStream>(sum + i, a, b);
-        s0 += a * a;
-        s1 += b * b;
-    }
-    for (; i < n; i += lanes) {
-        const std::int64_t k = n - i < lanes ? n - i : lanes;
-        const auto a = sum_of_two(x + i, residual + i, k);
-        k == lanes ? store(sum + i, a) : store_part(sum + i, a, k);
-        s0 += a * a;
-    }
-    return sum_of_lanes<Compute<T>>(s0 + s1) / static_cast<Compute<T>>(n);
+    constexpr std::int64_t lanes = kLanes<T>, block = kAddedPlainly * 2 * lanes;
+    const auto write = [=](std::int64_t i, std::int64_t end) {
+        Vec<Compute<T>> s0{}, s1{};
+        for (; i + 2 * lanes <= end; i += 2 * lanes) {
+            const auto a = sum_of_two(x + i, residual + i, lanes),
+                       b = sum_of_two(x + i + lanes, residual + i + lanes, lanes);
+            put_two<kStream>(sum + i, a, b);
+            s0 += a * a;
+            s1 += b * b;
+        }
+        for (; i < end; i += lanes) {
+            const std::int64_t k = end - i < lanes ? end - i : lanes;
+            const auto a = sum_of_two(x + i, residual + i, k);
+            k == lanes ? store(sum + i, a) : store_part(sum + i, a, k);
+            s0 += a * a;
+        }
+        return s0 + s1;
+    };
+    const auto count = static_cast<Compute<T>>(n);
+    if (n <= block) return sum_of_lanes<Compute<T>>(write(0, n)) / count;
+    Total<Compute<T>> total;
+    for (std::int64_t i = 0; i < n; i += block) total.add(write(i, n - i < block ? n : i + block));
+    return total.value() / count;
 }
 
 // The row again, where squares leave the range: scaled by a power of two, summed and multiplied in double.
@@ -69,12 +75,13 @@ void careful_row(const T* x, const W* weight, T* y, std::int64_t n, double eps, 
     if (exponent > 1021) exponent = 1021;  // 2^-exponent stays a normal number
     if (exponent < -1021) exponent = -1021;
     const double unit = std::ldexp(1.0, -exponent);
-    double sum = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-        const double a = static_cast<double>(load_one(x + i)) * unit;
-        sum += a * a;
-    }
-    const double root = std::sqrt(sum / static_cast<double>(n) + eps * unit * unit);
+    const double sum = sum_of_row<double>(n, [x, unit](std::int64_t i, std::int64_t k) {
+        const Vec<double> a = doubles_of(x + i, k) * unit;
+        return a * a;
+    });
+    const double square_and_eps = sum / static_cast<double>(n) + eps * unit * unit;
+    // Where eps vanished beside nothing but zeros: 0 divided by anything
+    const double root = eps > 0 && square_and_eps == 0 ? 1 : std::sqrt(square_and_eps);
     for (std::int64_t i = 0; i < n; ++i) {
         double a = static_cast<double>(load_one(x + i)) * unit / root;
         if (weight) a *= static_cast<double>(load_one(weight + i)) + offset;

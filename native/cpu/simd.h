@@ -305,6 +305,14 @@ inline void store_one(T* p, Compute<T> x) {
     std::memcpy(p, lanes, sizeof(T));
 }
 
+// Up to a vector of double, of which k are elements and the others 0
+template <class T>
+inline Vec<double> doubles_of(const T* p, std::int64_t k) {
+    Vec<double> v{};
+    for (std::int64_t i = 0; i < k; ++i) v[i] = static_cast<double>(load_one(p + i));
+    return v;
+}
+
 // The sum of a vector's elements: of its halves, then of the halves of that, and so on.
 #if defined(__x86_64__)
 inline float sum_of_lanes(__m128 v) {
@@ -344,21 +352,52 @@ inline T sum_of_lanes(Vec<T> v) {
 #endif
 }
 
-// The sum of f(i, k) over a row, in four vectors of partial sums; f makes the vector of the elements from i on, of
-// which k count and the others are 0.
+// A sum of vectors, lane by lane, that keeps what its additions round off: its error does not grow with their number.
+template <class C>
+struct Total {
+    Vec<C> sum{}, rest{};
+
+    void add(Vec<C> v) {
+        const Vec<C> next = sum + v, added = next - sum;
+        rest += (sum - (next - added)) + (v - added);
+        sum = next;
+    }
+    C value() const {
+        const C all = sum_of_lanes<C>(sum + rest);
+        return all == all ? all : sum_of_lanes<C>(sum);  // nothing is left of infinity
+    }
+};
+
+// Sums are taken in blocks: plainly within one, which adds up to so many vectors in each vector of partial sums, and in
+// a Total from block to block.
+inline constexpr std::int64_t kAddedPlainly = 32;
+
+// The sum of f(i, k) over the elements from begin to end, in four vectors of partial sums; f makes the vector of the
+// elements from i on, of which k count and the others are 0.
 template <class T, class F>
-inline Compute<T> sum_of_row(std::int64_t n, F f) {
+inline Vec<Compute<T>> plain_sum(std::int64_t begin, std::int64_t end, F f) {
     constexpr std::int64_t lanes = kLanes<T>;
     Vec<Compute<T>> s0{}, s1{}, s2{}, s3{};
-    std::int64_t i = 0;
-    for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    std::int64_t i = begin;
+    for (; i + 4 * lanes <= end; i += 4 * lanes) {
         s0 += f(i, lanes);
         s1 += f(i + lanes, lanes);
         s2 += f(i + 2 * lanes, lanes);
         s3 += f(i + 3 * lanes, lanes);
     }
-    for (; i < n; i += lanes) s0 += f(i, n - i < lanes ? n - i : lanes);
-    return sum_of_lanes<Compute<T>>((s0 + s1) + (s2 + s3));
+    for (; i < end; i += lanes) s0 += f(i, end - i < lanes ? end - i : lanes);
+    return (s0 + s1) + (s2 + s3);
+}
+
+// The same over a row
+template <class T, class F>
+inline Compute<T> sum_of_row(std::int64_t n, F f) {
+    using C = Compute<T>;
+    constexpr std::int64_t block = kAddedPlainly * 4 * kLanes<T>;
+    if (n <= block) return sum_of_lanes<C>(plain_sum<T>(0, n, f));
+    Total<C> total;
+    for (std::int64_t i = 0; i < n; i += block) total.add(plain_sum<T>(i, n - i < block ? n : i + block, f));
+    return total.value();
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -31,6 +31,9 @@
 
 namespace tensorops::tests {
 
+// So long a row shows whether errors grow with the length.
+inline constexpr std::int64_t kLongRow = 70002;
+
 // Where in its memory an array begins or ends: at an address as round as a page's; one byte after it; or so that
 // nothing lies behind.
 enum class Place { at_start, at_odd, at_end };

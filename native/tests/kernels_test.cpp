@@ -1,7 +1,8 @@
 // The kernels without Python: lengths, alignments, strides and element types on every target, against references
 // written here.
 //
-//     kernels_test [kernel]...            rows of 1 to 300 elements, to and from the edges of readable memory
+//     kernels_test [kernel]...            rows of 1 to 300 elements, to and from the edges of readable memory, and, of
+//                                         kernels that sum over rows, of 70000
 //     kernels_test threads [kernel]...    larger ones, each from many threads at once
 //
 // All targets that this machine can run are tested, or the one that TENSOROPS_CPU_TARGET names.
@@ -50,6 +51,15 @@ double spread_of_rows(const Test& t) {
     return t.dtype == Dtype::float64 ? 1e-160 : t.dtype == Dtype::float16 ? 1e-3 : 1e-20;
 }
 
+// Rows on whose sums rounding errors add up if they can: long ones have equal elements, but for the first.
+Input rows_to_sum(Test& t, double spread = 2.0) {
+    if (t.length < kLongRow) return t.random_rows(spread);
+    const Format f = format_of(t.dtype);
+    Input x{t.dtype, std::vector<Real>(static_cast<std::size_t>(t.rows * t.length), rounded(f, 1.1L))};
+    for (std::int64_t i = 0; i < t.rows; ++i) x.values[static_cast<std::size_t>(i * t.length)] = rounded(f, 1.2L);
+    return laid_out(std::move(x), {t.rows, t.length}, {0}, 7);
+}
+
 Expected rms_norm_of(const Test& t, const Input& x, const std::vector<Input>& weight, double eps, double offset) {
     return by_row(t, x, [&](const Real* row, Expected& expected) {
         Real sum = 0;
@@ -61,7 +71,7 @@ Expected rms_norm_of(const Test& t, const Input& x, const std::vector<Input>& we
 }
 
 void rms_norm(Test& t) {
-    const Input x = t.random_rows(spread_of_rows(t));
+    const Input x = rows_to_sum(t, spread_of_rows(t));
     const double eps = t.length % 7 ? 1e-6 : 0.0, offset = t.length % 2 ? 0.0 : 1.0;
     for (const std::vector<Input>& weight : parameters(t, 1)) {
         std::vector<Input> in{x};
@@ -82,7 +92,7 @@ void rms_norm(Test& t) {
 }
 
 void add_rms_norm(Test& t) {
-    const Input x = t.random_rows(), residual = t.random_rows();
+    const Input x = rows_to_sum(t), residual = rows_to_sum(t);
     Input sum = x;
     const Format half = format_of(t.dtype), wide = format_of(t.dtype == Dtype::float64 ? t.dtype : Dtype::float32);
     for (std::size_t i = 0; i < sum.values.size(); ++i)
@@ -108,9 +118,12 @@ void add_rms_norm(Test& t) {
 
 Expected layer_norm_of(const Test& t, const Input& x, const std::vector<Input>& parameters, double eps) {
     return by_row(t, x, [&](const Real* row, Expected& expected) {
-        Real sum = 0, square = 0;
-        for (std::int64_t i = 0; i < t.length; ++i) sum += row[i];
-        const Real mean = sum / t.length;
+        Real mean = 0, square = 0;
+        for (int pass = 0; pass < 2; ++pass) {  // the second takes away what the first rounded off
+            Real sum = 0;
+            for (std::int64_t i = 0; i < t.length; ++i) sum += row[i] - mean;
+            mean += sum / t.length;
+        }
         for (std::int64_t i = 0; i < t.length; ++i) square += (row[i] - mean) * (row[i] - mean);
         const Real root = std::sqrt(square / t.length + static_cast<Real>(eps));
         for (std::int64_t i = 0; i < t.length; ++i) {
@@ -123,7 +136,7 @@ Expected layer_norm_of(const Test& t, const Input& x, const std::vector<Input>& 
 
 void layer_norm(Test& t) {
     const bool tiny = t.length % 7 == 0;
-    const Input x = t.random_rows(spread_of_rows(t));
+    const Input x = rows_to_sum(t, spread_of_rows(t));
     const double eps = tiny ? 0.0 : 1e-5;
     for (const std::vector<Input>& both : parameters(t, 2)) {
         std::vector<Input> in{x};
@@ -200,7 +213,7 @@ void activation(Test& t) {
 }
 
 void softmax(Test& t) {
-    const Input x = t.random_rows();
+    const Input x = rows_to_sum(t);
     const auto expected_of = [&](Normalized kind) {
         return by_row(t, x, [&](const Real* row, Expected& expected) {
             const Real largest = *std::max_element(row, row + t.length);
@@ -234,33 +247,43 @@ void softmax(Test& t) {
     }
 }
 
-// What is tested, and on which lengths: all of 1 to 300 that may make a difference, or a few of them.
+// What is tested, and on which lengths: all of 1 to 300 that may make a difference, or a few of them; and a long one of
+// what is summed up.
+enum class Lengths { few, all, all_and_long };
 struct Entry {
     const char* name;
     void (*test)(Test&);
-    bool all_lengths;
+    Lengths lengths;
 };
 constexpr Entry TESTS[] = {
-    {"rms_norm", rms_norm, true},      {"add_rms_norm", add_rms_norm, true},
-    {"layer_norm", layer_norm, true},  {"activation", activation, true},
-    {"softmax", softmax, true},        {"cross_entropy", cross_entropy, true},
-    {"sample", sample, true},          {"rope", rope, true},
-    {"linear", linear, true},          {"quantize", quantize, false},
-    {"dequantize", dequantize, false}, {"quantized_linear", quantized_linear, false},
-    {"attention", attention, false},   {"vector_math", vector_math, false},
+    {"rms_norm", rms_norm, Lengths::all_and_long},
+    {"add_rms_norm", add_rms_norm, Lengths::all_and_long},
+    {"layer_norm", layer_norm, Lengths::all_and_long},
+    {"activation", activation, Lengths::all},
+    {"softmax", softmax, Lengths::all_and_long},
+    {"cross_entropy", cross_entropy, Lengths::all},
+    {"sample", sample, Lengths::all},
+    {"rope", rope, Lengths::all},
+    {"linear", linear, Lengths::all_and_long},
+    {"quantize", quantize, Lengths::few},
+    {"dequantize", dequantize, Lengths::few},
+    {"quantized_linear", quantized_linear, Lengths::few},
+    {"attention", attention, Lengths::few},
+    {"vector_math", vector_math, Lengths::few},
 };
 static_assert(std::size(TESTS) == TENSOROPS_TESTED, "a name is missing in TESTED of CMakeLists.txt");
 
 std::vector<std::int64_t> lengths_of(const Entry& entry, bool many_threads) {
     if (entry.test == vector_math) return {10000, 10003};
-    if (many_threads && entry.test == attention) return {1100};  // keys in two spans
-    if (many_threads && !entry.all_lengths) return {64, 65};     // groups
+    if (many_threads && entry.test == attention) return {1100};          // keys in two spans
+    if (many_threads && entry.lengths == Lengths::few) return {64, 65};  // groups
     if (many_threads) return {2048, 2051};  // one that may be written past the caches, one that may not
     if (entry.test == attention)
         return {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 127, 128, 129, 150, 255, 257, 1030};
-    if (!entry.all_lengths) return {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 19, 33};
+    if (entry.lengths == Lengths::few) return {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 19, 33};
     std::vector<std::int64_t> lengths;
     for (std::int64_t n = 1; n <= 300; n += n < 2 * 4 * 16 + 20 ? 1 : 11) lengths.push_back(n);
+    if (entry.lengths == Lengths::all_and_long) lengths.push_back(kLongRow);
     return lengths;
 }
 

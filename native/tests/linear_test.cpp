@@ -43,16 +43,19 @@ void linear(Test& t) {
     const std::int64_t n = t.length, rows = t.many_threads ? t.rows : few_rows[n % 9],
                        outputs = t.many_threads ? 70 : few_outputs[n % 7];
     Input x = strided_rows(t.random(rows * n), rows, n, n % 3 ? 0 : 7);
+    const bool is_long = n >= kLongRow;
+    if (is_long) std::fill(x.values.begin(), x.values.end(), rounded(format_of(t.dtype), 1.1L));
     if (n % 10 == 0) x.values[static_cast<std::size_t>(n / 2)] = n % 20 ? NAN : INFINITY;
     for (Dtype weight_dtype : kSingleOrHalf) {
-        const Input weight = matrix(t.random(outputs * n, weight_dtype, 1.0), outputs, n, n % 2 ? 0 : 5);
+        Input weight = matrix(t.random(outputs * n, weight_dtype, 1.0), outputs, n, n % 2 ? 0 : 5);
+        if (is_long) std::fill(weight.values.begin(), weight.values.end(), rounded(format_of(weight_dtype), 0.7L));
         const Input bias = t.random(n % 4 ? outputs : 0, n % 4 == 1 ? t.dtype : weight_dtype, 3.0);
         const std::vector<double> w(weight.values.begin(), weight.values.end());
         std::vector<double> size;
         for (double a : w) size.push_back(std::fabs(a));
         std::vector<Input> in{x, weight};
         if (!bias.values.empty()) in.push_back(bias);
-        t.check("linear", {16, 0}, in, products(x.values, w, size, bias.values, rows, outputs, n),
+        t.check("linear", {is_long ? 64.0L : 16.0L, 0}, in, products(x.values, w, size, bias.values, rows, outputs, n),
                 [&](const Test::Call& call) {
                     Linear op{};
                     op.x = rows_of(x, call.in[0]);

@@ -18,6 +18,7 @@ from tensorops._validation import (
 )
 from tensorops.backends import get_namespace
 from tensorops.ops import _special
+from tensorops.ops._sums import sum_along
 
 
 @operator
@@ -403,7 +404,7 @@ def logsumexp(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = Fa
         return narrow(xp, xp.log(xp.sum(wide, axis=axes, keepdims=keepdims)), x)
     largest = xp.max(wide, axis=axes, keepdims=True)
     shift = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
-    total = xp.log(xp.sum(xp.exp(wide - shift), axis=axes, keepdims=True)) + shift
+    total = xp.log(sum_along(xp, xp.exp(wide - shift), axes, keepdims=True)) + shift
     return narrow(xp, total if keepdims else xp.squeeze(total, axis=axes), x)
 
 
@@ -452,7 +453,7 @@ def _shifted_exponentials(
         largest = xp.where(largest == -float("inf"), xp.zeros_like(largest), largest)
     shifted = x - largest
     e = xp.exp(shifted)
-    total = xp.sum(e, axis=axes, keepdims=True)
+    total = sum_along(xp, e, axes, keepdims=True)
     if where is not None:
         total = xp.where(total == 0, xp.ones_like(total), total)
     return shifted, e, total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensorops._dtypes import integer_limits, narrow, widen, widen_integers
 from tensorops._namespaces import creation_device
 from tensorops._operator import operator
-from tensorops._typing import Array
+from tensorops._typing import Array, Namespace
 from tensorops._validation import (
     as_choice,
     as_integer,
@@ -16,6 +16,11 @@ from tensorops._validation import (
     require_ndim,
 )
 from tensorops.backends import get_namespace
+from tensorops.ops._sums import mean_along, sum_along
+
+# Losses are computed and summed up in this unit, a power of two: no difference of logits overflows in it, nor does a
+# sum of losses. What is rounded off for being too small does not matter beside the logarithm of the sum.
+_UNIT = 2.0**-64
 
 
 @operator
@@ -91,18 +96,31 @@ def cross_entropy(
     targets = widen_integers(xp, targets, device)
 
     (wide,) = widen(xp, logits)
-    losses = xp.zeros_like(wide)[..., 0]
-    if 0 not in logits.shape:
-        shifted = wide - xp.max(wide, axis=-1, keepdims=True)
-        log_total = xp.log(xp.sum(xp.exp(shifted), axis=-1))
-        is_target = xp.expand_dims(targets, axis=-1) == xp.arange(classes, dtype=targets.dtype, device=device)
-        losses = log_total - xp.sum(xp.where(is_target, shifted, xp.zeros_like(shifted)), axis=-1)
-        if label_smoothing:
-            even = log_total - xp.mean(shifted, axis=-1)
-            losses = (1.0 - label_smoothing) * losses + label_smoothing * even
-        losses = xp.where(counted, losses, xp.zeros_like(losses))
-    if reduction == "sum":
-        losses = xp.sum(losses)
-    elif reduction == "mean":
-        losses = xp.sum(losses) / xp.sum(xp.astype(counted, wide.dtype))
-    return narrow(xp, losses, logits)
+    zeros = xp.zeros_like(wide)[..., 0]
+    losses = _losses(xp, wide, targets, label_smoothing) if 0 not in logits.shape else zeros
+    if reduction == "none":
+        return narrow(xp, xp.where(counted, losses / _UNIT, zeros), logits)
+    total = _sum_of_all(xp, xp.where(counted, losses, zeros))
+    if reduction == "mean":
+        total = total / _sum_of_all(xp, xp.astype(counted, wide.dtype))
+    return narrow(xp, total / _UNIT, logits)
+
+
+def _losses(xp: Namespace, x: Array, targets: Array, label_smoothing: float) -> Array:
+    """Return the loss of each row of `x`, in `_UNIT`."""
+    last = (x.ndim - 1,)
+    largest = xp.max(x, axis=-1, keepdims=True)
+    log_total = _UNIT * xp.log(sum_along(xp, xp.exp(x - largest), last))
+    classes = xp.arange(x.shape[-1], dtype=targets.dtype, device=creation_device(x))
+    is_target = xp.expand_dims(targets, axis=-1) == classes
+    chosen = xp.sum(xp.where(is_target, x, xp.zeros_like(x)), axis=-1)
+    most = _UNIT * xp.squeeze(largest, axis=-1)
+    losses = log_total - (_UNIT * chosen - most)
+    if label_smoothing:
+        even = log_total - mean_along(xp, _UNIT * x - _UNIT * largest, last)
+        losses = (1.0 - label_smoothing) * losses + label_smoothing * even
+    return losses
+
+
+def _sum_of_all(xp: Namespace, x: Array) -> Array:
+    return sum_along(xp, xp.reshape(x, (-1,)), (0,))

@@ -18,6 +18,7 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
+from tensorops.ops._sums import mean_along
 
 
 @operator
@@ -169,9 +170,8 @@ def layer_norm(
         return anew(xp, x)
     wide, w, b = widen(xp, x, weight, bias)
     scaled, unit = _scale_to_one(xp, wide, axes, eps)
-    centred = scaled - xp.mean(scaled, axis=axes, keepdims=True)
-    variance = xp.mean(centred * centred, axis=axes, keepdims=True)
-    y = centred / xp.sqrt(variance + eps * unit * unit)
+    centred = scaled - mean_along(xp, scaled, axes, keepdims=True)
+    y = centred / _root_mean_square(xp, centred, unit, axes, eps)
     along = tuple(x.shape[a] if a in axes else 1 for a in range(x.ndim))
     if w is not None:
         y = y * xp.reshape(w, along)
@@ -228,12 +228,20 @@ def _rms_norm(xp: Namespace, x: Array, weight: Array | None, eps: float, axis: i
         return anew(xp, x)
     wide, w = widen(xp, x, weight)
     scaled, unit = _scale_to_one(xp, wide, (axis,), eps)
-    mean_square = xp.mean(scaled * scaled, axis=axis, keepdims=True)
-    y = scaled / xp.sqrt(mean_square + eps * unit * unit)
+    y = scaled / _root_mean_square(xp, scaled, unit, (axis,), eps)
     if w is not None:
         along = tuple(-1 if a == axis else 1 for a in range(x.ndim))
         y = y * xp.reshape(w + weight_offset, along)
     return narrow(xp, y, x)
+
+
+def _root_mean_square(xp: Namespace, scaled: Array, unit: Array, axes: tuple[int, ...], eps: float) -> Array:
+    """Return ``sqrt(mean(scaled**2) + eps * unit**2)``, which is not 0 unless `eps` is."""
+    root = eps**0.5 * unit  # the dtype may hold it where it does not hold eps
+    square = mean_along(xp, scaled * scaled, axes, keepdims=True) + root * root
+    if eps > 0:  # where eps vanished in the dtype, beside nothing but zeros: 0 divided by anything
+        square = xp.where(square == 0, xp.ones_like(square), square)
+    return xp.sqrt(square)
 
 
 def _scale_to_one(xp: Namespace, x: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array]:

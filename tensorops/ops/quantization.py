@@ -8,7 +8,7 @@ GGUF's Q4_0, Q4_1 and Q8_0 map onto it with groups of 32.
 
 from __future__ import annotations
 
-from tensorops._dtypes import dtype_name, narrow, widen
+from tensorops._dtypes import dtype_name, epsilon, largest, largest_exponent, narrow, widen
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
 from tensorops._validation import as_choice, as_integer, require_floating, require_ndim, shown
@@ -77,14 +77,17 @@ def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> t
         scale = xp.max(xp.abs(groups), axis=-1) / 127.0
         q = xp.clip(_levels(xp, groups, scale), -127.0, 127.0)
         q = xp.where(q < 0, q + 256.0, q)  # two's complement
-        return xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), narrow(xp, scale, w), None
+        scale = _scale_to_store(xp, scale, xp.zeros_like(scale), 127.0, w)
+        return xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), scale, None
     low, high = xp.min(groups, axis=-1), xp.max(groups, axis=-1)
     steps = float(2**bits - 1)
     # Halves are exact, so that their difference cannot overflow and is 0 for equal elements however it is compiled.
     scale = (0.5 * high - 0.5 * low) / (0.5 * steps)
-    q = xp.clip(_levels(xp, groups - xp.expand_dims(low, axis=-1), scale), 0.0, steps)
+    unit = _unit(xp, scale)  # the distance from the lowest may overflow, too
+    distance = groups * xp.expand_dims(unit, axis=-1) - xp.expand_dims(low * unit, axis=-1)
+    q = xp.clip(_levels(xp, distance, scale * unit), 0.0, steps)
     packed = _pack(xp, xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), bits)
-    return packed, narrow(xp, scale, w), narrow(xp, low, w)
+    return packed, _scale_to_store(xp, scale, low, steps, w), narrow(xp, low, w)
 
 
 @operator
@@ -246,6 +249,23 @@ def _levels(xp: Namespace, groups: Array, scale: Array) -> Array:
     return xp.round(groups / xp.where(steps == 0, xp.ones_like(steps), steps))
 
 
+def _unit(xp: Namespace, scale: Array) -> Array:
+    """Return what to multiply groups by while they are scaled: 0.5 if a product of `scale` could overflow, else 1.
+
+    Halves are exact, and what is then doubled overflows only if it is too large itself.
+    """
+    is_large = xp.abs(scale) >= 2.0 ** (largest_exponent(scale) - 8)
+    return xp.where(is_large, xp.full_like(scale, 0.5), xp.ones_like(scale))
+
+
+def _scale_to_store(xp: Namespace, scale: Array, low: Array, steps: float, w: Array) -> Array:
+    """Return `scale` in the dtype of `w`, a little less where rounding it would take an element beyond the range."""
+    (stored,) = widen(xp, narrow(xp, scale, w))
+    half_of_largest = steps * (stored * 0.5) + low * 0.5
+    less = scale * (1.0 - 2.0 * epsilon(w))
+    return narrow(xp, xp.where(half_of_largest > 0.5 * largest(w), less, scale), w)
+
+
 def _pack(xp: Namespace, q: Array, bits: int) -> Array:
     if bits == 8:
         return q
@@ -261,7 +281,8 @@ def _dequantize(xp: Namespace, weight: Array, scales: Array, biases: Array | Non
     q = xp.astype(weight, s.dtype)
     if b is None:
         q = xp.where(q > 127.0, q - 256.0, q)  # two's complement
-    groups = xp.reshape(q, (rows, columns // group_size, group_size)) * xp.expand_dims(s, axis=-1)
+    unit = _unit(xp, s)
+    groups = xp.reshape(q, (rows, columns // group_size, group_size)) * xp.expand_dims(s * unit, axis=-1)
     if b is not None:
-        groups = groups + xp.expand_dims(b, axis=-1)
-    return xp.reshape(groups, (rows, columns))
+        groups = groups + xp.expand_dims(b * unit, axis=-1)
+    return xp.reshape(groups / xp.expand_dims(unit, axis=-1), (rows, columns))
