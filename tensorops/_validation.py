@@ -10,8 +10,6 @@ from math import isfinite
 from numbers import Integral, Number, Real
 from typing import Any
 
-import numpy as np
-
 from tensorops import _dtypes
 from tensorops._namespaces import describe_type, has_host_values
 from tensorops._typing import Array, Namespace
@@ -139,9 +137,15 @@ def as_share(operator: str, name: str, value: Any) -> float:
 
 def as_bool(operator: str, name: str, value: Any) -> bool:
     """Return an option as a `bool`; raise `TypeError` unless it is one."""
-    if not isinstance(value, bool | np.bool_):
+    if not isinstance(value, bool) and not _is_numpys_bool(value):
         raise TypeError(f"{operator}: {name} is {shown(value)}, expected True or False")
     return bool(value)
+
+
+def _is_numpys_bool(value: Any) -> bool:
+    import numpy as np
+
+    return isinstance(value, np.bool_)
 
 
 def as_choice(operator: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
