@@ -139,6 +139,8 @@ def _quotient(x: Array, divisor: float) -> Array:
 
 def _require_source(rng: Any) -> None:
     """Raise `TypeError` unless `rng`, if it is given, is a source of numbers."""
+    import numpy as np
+
     if rng is not None and not isinstance(rng, np.random.Generator) and namespace_of(rng) is None:
         raise TypeError(f"sample: rng is {type(rng).__name__}, expected a numpy.random.Generator or an array")
 
