@@ -430,6 +430,7 @@ NAMESPACES: dict[str, Namespace] = {
             to_numpy=_pyopencl_to_numpy,
             from_numpy=_pyopencl_from_numpy,
             runtime="tensorops.backends.runtimes:PyopenclRuntime",
+            sums_in_order=True,
             device=lambda x: x.queue,
             extra="opencl",
         ),

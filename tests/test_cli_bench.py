@@ -284,7 +284,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr("tempfile.mkstemp", refuse)  # root may write everywhere
+    monkeypatch.setattr("os.open", refuse)  # root may write everywhere
     result = invoke("relu", "--backend=numpy", "--size=small", "--output", str(path))
     assert result.exit_code == 1
     assert f"{path} cannot be written: " in result.stderr
