@@ -3,7 +3,7 @@
 The rows of a shape are the keys, its features those of all query heads; eight query heads share a key head.
 """
 
-from tensorops._operator import GENERIC
+from tensorops._providers import GENERIC
 from tensorops.testing import BENCHMARK_SHAPES
 
 from .common import Benchmark, family, implementations, normal

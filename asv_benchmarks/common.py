@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from tensorops import set_backend
-from tensorops._namespaces import NAMESPACES, Namespace, namespace_of
-from tensorops._operator import GENERIC, OPERATORS
+from tensorops._operator import OPERATORS
+from tensorops._providers import GENERIC, serving, serving_library
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
+from tensorops.libraries import LIBRARIES, Library, library_of
 from tensorops.testing import DTYPES
 from tensorops.testing.workloads import wait_for, waiter
 
@@ -28,12 +29,12 @@ def family(name: str) -> list[str]:
 
 
 def implementations(operators: list[str]) -> list[str]:
-    """Return ``"namespace/provider"`` for every kernel of some operators, and ``"namespace/generic"``."""
+    """Return ``"library/provider"`` for every kernel of some operators, and ``"library/generic"``."""
     names = []
-    for row in NAMESPACES.values():
+    for row in LIBRARIES.values():
         if row.missing or row.lazy or row.extra == "test":
             continue
-        providers = [p for p in row.providers if any(p in OPERATORS[name].kernels for name in operators)]
+        providers = [p for p in serving_library(row.name) if any(p in OPERATORS[name].kernels for name in operators)]
         names += [f"{row.name}/{provider}" for provider in (*providers, GENERIC)]
     return names
 
@@ -57,21 +58,21 @@ class Benchmark:
 
     def prepare(self, operator: str, implementation: str, args: Iterable[Any], **options: Any) -> None:
         """Make ``self.call``; `args` and `options` may hold NumPy arrays, which are taken to the library."""
-        namespace, provider = implementation.split("/")
-        row = NAMESPACES[namespace]
+        library, provider = implementation.split("/")
+        row = LIBRARIES[library]
         backend = self._backend(row, provider)
         args = [self._move(value, row) for value in args]
         options = {name: self._move(value, row) for name, value in options.items()}
         op = OPERATORS[operator]
         if provider != GENERIC:
-            self._scope = set_backend(backend, kernels=[provider, GENERIC])
+            self._scope = set_backend(backend, providers=[provider, GENERIC])
             self._scope.__enter__()
             if reason := op.explain(*args, **options).refused.get(provider):
                 self.teardown()
                 raise NotImplementedError(f"{operator} has no kernel of {provider} here: {reason}")
         function = op.generic if provider == GENERIC else op
-        if namespace == "jax":
-            fixed = {name: options.pop(name) for name in list(options) if namespace_of(options[name]) is None}
+        if library == "jax":
+            fixed = {name: options.pop(name) for name in list(options) if library_of(options[name]) is None}
             function = importlib.import_module("jax").jit(partial(function, **fixed))
         if waiter(row) is None:  # looking for arrays to wait for would take time of its own
             self.call = lambda: function(*args, **options)
@@ -85,18 +86,18 @@ class Benchmark:
             del self._scope
 
     @staticmethod
-    def _backend(row: Namespace, provider: str) -> str:
+    def _backend(row: Library, provider: str) -> str:
         """Return the backend that computes with a library, and uses a provider's kernels."""
         reasons = []
         for backend in BACKENDS.values():
-            if backend.namespace is row and (provider == GENERIC or provider in backend.providers):
+            if backend.library is row and (provider == GENERIC or provider in serving(backend)):
                 if not (reason := unavailable_reason(backend)):
                     return backend.name
                 reasons.append(reason)
         raise NotImplementedError(f"{row.name}/{provider}: {'; '.join(reasons)}")  # asv shows n/a
 
     @staticmethod
-    def _move(value: Any, row: Namespace) -> Any:
+    def _move(value: Any, row: Library) -> Any:
         if not isinstance(value, np.ndarray):
             return value
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tensorops import _hooks, _providers, kernels
 from tensorops._operator import Explanation, KernelRefusedError
 from tensorops.backends import (
     BackendFallbackWarning,
@@ -27,7 +28,8 @@ from tensorops.backends import (
     to_backend,
     trace,
 )
-from tensorops.backends.default import start as _start
+from tensorops.backends.process_default import start as _start
+from tensorops.ops._trial import wrong_result as _wrong_result
 from tensorops.ops.activation import (
     geglu,
     gelu,
@@ -49,27 +51,24 @@ from tensorops.ops.quantization import dequantize, quantize, quantized_linear
 from tensorops.ops.sampling import sample
 
 if TYPE_CHECKING:
-    from tensorops.backends.devices import (
-        ConfigurationError,
-        CPUConfig,
-        CUDAConfig,
-        JAXConfig,
-        MLXConfig,
-        OpenCLConfig,
-        configure,
-        get_config,
-    )
-    from tensorops.backends.hardware import Hardware, detect_hardware
-    from tensorops.backends.information import (
+    from tensorops.backends.configure import configure
+    from tensorops.backends.listing import (
         get_available_backends,
         get_backend_info,
         is_backend_available,
         list_backends,
     )
     from tensorops.backends.memory import MemoryMonitor, empty_cache, get_memory_stats, synchronize
-    from tensorops.backends.optimal import OptimalBackend, get_optimal_backend
-    from tensorops.backends.runtimes import MemoryStats
-    from tensorops.backends.validate import ValidationReport, validate
+    from tensorops.backends.options import get_config
+    from tensorops.backends.ranking import OptimalBackend, get_optimal_backend
+    from tensorops.hardware import Hardware, detect_hardware
+    from tensorops.libraries import ConfigurationError, MemoryStats
+    from tensorops.libraries.cupy import CUDAConfig
+    from tensorops.libraries.jax import JAXConfig
+    from tensorops.libraries.mlx import MLXConfig
+    from tensorops.libraries.numpy import CPUConfig
+    from tensorops.libraries.pyopencl import OpenCLConfig
+    from tensorops.testing.validate import ValidationReport, validate
 
 __version__ = "0.1.0"
 
@@ -140,15 +139,21 @@ __all__ = [
 
 # What is seldom needed is imported when it is first asked for: importing tensorops takes less time than NumPy.
 _LATER = {
-    "devices": "CPUConfig CUDAConfig ConfigurationError JAXConfig MLXConfig OpenCLConfig configure get_config",
+    "backends.configure": "configure",
+    "backends.listing": "get_available_backends get_backend_info is_backend_available list_backends",
+    "backends.memory": "MemoryMonitor empty_cache get_memory_stats synchronize",
+    "backends.options": "get_config",
+    "backends.ranking": "OptimalBackend get_optimal_backend",
     "hardware": "Hardware detect_hardware",
-    "information": "get_available_backends get_backend_info is_backend_available list_backends",
-    "memory": "MemoryMonitor empty_cache get_memory_stats synchronize",
-    "optimal": "OptimalBackend get_optimal_backend",
-    "runtimes": "MemoryStats",
-    "validate": "ValidationReport validate",
+    "libraries": "ConfigurationError MemoryStats",
+    "libraries.cupy": "CUDAConfig",
+    "libraries.jax": "JAXConfig",
+    "libraries.mlx": "MLXConfig",
+    "libraries.numpy": "CPUConfig",
+    "libraries.pyopencl": "OpenCLConfig",
+    "testing.validate": "ValidationReport validate",
 }
-_MODULE_OF = {name: f"tensorops.backends.{module}" for module, names in _LATER.items() for name in names.split()}
+_MODULE_OF = {name: f"tensorops.{module}" for module, names in _LATER.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
@@ -162,4 +167,6 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
+_providers.register_package(kernels.__name__, kernels.__path__)
+_hooks.wrong_result.append(_wrong_result)
 _start()

@@ -24,36 +24,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from tensorops import _dtypes, kernels
+from tensorops import _dtypes, _providers
 from tensorops._display import Displayed, Table
-from tensorops._namespaces import NAMESPACES, Namespace, creation_device, describe_type, move, namespace_of
-from tensorops.backends.default import in_force
-from tensorops.backends.registry import load_plugins, nearest
+from tensorops._messages import describe_type
+from tensorops._providers import GENERIC
+from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Settings, current
 from tensorops.backends.trace import Record, Transfer
+from tensorops.libraries import LIBRARIES, Library, creation_device, library_of, move
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
-GENERIC = "generic"
 OPERATORS: dict[str, Operator[Any, Any]] = {}
 """Every operator, by name; filled by the decorator."""
 
-_generic_only = Settings(kernels=(GENERIC,))
+_generic_only = Settings(providers=(GENERIC,))
 
 
 class KernelRefusedError(TypeError):
     """None of the kernels that were asked for by name takes these arguments; the message says why."""
-
-
-def require_provider(name: object) -> None:
-    """Raise `ValueError` unless `name` may be written in ``set_backend(..., kernels=[…])``."""
-    if name not in (*kernels.PROVIDERS, GENERIC):
-        load_plugins()
-    valid = (*kernels.PROVIDERS, GENERIC)
-    if name not in valid:
-        raise ValueError(f"unknown provider of kernels {name!r}{nearest(name, valid)}; valid names: {', '.join(valid)}")
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class Explanation(Displayed):
         The provider whose kernel would run, or ``"generic"`` for the operator's own body.
     backend : str
         The backend in force, ``"auto"`` if none was chosen.
-    namespace : str
+    library : str
         The array library that would compute.
     refused : dict of str to str
         The providers that come before `kernel`, each with the reason why its kernel would not run.
@@ -102,7 +93,7 @@ class Explanation(Displayed):
     operator: str
     kernel: str
     backend: str
-    namespace: str
+    library: str
     refused: dict[str, str]
     transfers: tuple[Transfer, ...]
 
@@ -113,7 +104,7 @@ class Explanation(Displayed):
         return "\n".join(lines)
 
     def _title(self) -> str:
-        return f"{self.operator}: {self.kernel} on {self.namespace} (backend {self.backend})"
+        return f"{self.operator}: {self.kernel} on {self.library} (backend {self.backend})"
 
     def _table(self) -> Table:
         rows = [(provider, "no", reason) for provider, reason in self.refused.items()]
@@ -123,23 +114,23 @@ class Explanation(Displayed):
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The arguments of one call, all in the namespace that computes."""
+    """The arguments of one call, all in the library that computes."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     inputs: dict[str, Any]  # the arrays among the arguments as the caller gave them, by name
-    namespace: Namespace
-    home: Namespace  # the caller's
+    library: Library
+    home: Library  # the caller's
     transfers: tuple[Transfer, ...]
     wrapped: bool  # whether the caller's arrays were in wrappers, and the result is to be
 
     @property
     def bare(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments without wrappers, as kernels take them."""
-        namespace = self.namespace
-        if not namespace.wrapper:
+        library = self.library
+        if not library.wrapper:
             return self.args, self.kwargs
-        return tuple(map(namespace.unwrap, self.args)), {name: namespace.unwrap(x) for name, x in self.kwargs.items()}
+        return tuple(map(library.unwrap, self.args)), {name: library.unwrap(x) for name, x in self.kwargs.items()}
 
 
 class Operator(Generic[P, R]):
@@ -195,14 +186,14 @@ class Operator(Generic[P, R]):
     @property
     def kernels(self) -> dict[str, Kernel]:
         """The registered kernels by provider; loads every provider that can be loaded."""
-        for provider in kernels.PROVIDERS.copy():
-            kernels.load(provider)
+        for provider in _providers.PROVIDERS.copy():
+            _providers.load(provider)
         return dict(self._kernels)
 
     def generic(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the operator's own body where the arrays live, whatever kernels and settings there are."""
         log = current.get().log
-        settings = _generic_only if log is None else Settings(kernels=(GENERIC,), log=log)
+        settings = _generic_only if log is None else Settings(providers=(GENERIC,), log=log)
         return self._dispatch(settings, args, kwargs)
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
@@ -218,7 +209,7 @@ class Operator(Generic[P, R]):
             operator=self.__name__,
             kernel=kernel.provider if kernel else GENERIC,
             backend=settings.backend.name if settings.backend else "auto",
-            namespace=call.namespace.name,
+            library=call.library.name,
             refused=refused,
             transfers=call.transfers,
         )
@@ -235,7 +226,7 @@ class Operator(Generic[P, R]):
             bare_args, bare_kwargs = call.bare
             result = kernel.function(*bare_args, **bare_kwargs)
         transfers = list(call.transfers)
-        if call.home is not call.namespace:
+        if call.home is not call.library:
             result = self._take_home(call, result, transfers)
         if call.wrapped:
             result = _each(call.home.wrap, result)
@@ -247,14 +238,14 @@ class Operator(Generic[P, R]):
         return result  # type: ignore[no-any-return]
 
     def _run_body(self, call: _Call) -> Any:
-        namespace = call.namespace
-        with namespace.quiet():
-            if not namespace.wrapper:
-                return _each(namespace.arrayed, self._body(*call.args, **call.kwargs))
-            args = map(namespace.wrap, call.args)
-            kwargs = {name: namespace.wrap(value) for name, value in call.kwargs.items()}
+        library = call.library
+        with library.quiet():
+            if not library.wrapper:
+                return _each(library.arrayed, self._body(*call.args, **call.kwargs))
+            args = map(library.wrap, call.args)
+            kwargs = {name: library.wrap(value) for name, value in call.kwargs.items()}
             result = self._body(*args, **kwargs)
-            return result if call.wrapped and call.home is namespace else _each(namespace.unwrap, result)
+            return result if call.wrapped and call.home is library else _each(library.unwrap, result)
 
     def _prepare(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         try:
@@ -262,18 +253,18 @@ class Operator(Generic[P, R]):
         except TypeError as error:
             raise TypeError(f"{self.__name__}: {error}") from None
         inputs = dict(self._arrays_among(bound.arguments))
-        home = namespace_of(next(iter(inputs.values())))
+        home = library_of(next(iter(inputs.values())))
         assert home is not None
         wrapped = any(home.is_wrapper(value) for value in inputs.values())
         if settings.backend is None:
-            self._require_one_namespace(inputs)
+            self._require_one_library(inputs)
             return _Call(bound.args, bound.kwargs, inputs, home, home, (), wrapped)
-        target = settings.backend.namespace
-        there = next((value for value in inputs.values() if namespace_of(value) is target), None)
+        target = settings.backend.library
+        there = next((value for value in inputs.values() if library_of(value) is target), None)
         device = None if there is None else creation_device(there)  # where the others are to meet it
         transfers = []
         for name, value in inputs.items():
-            if (source := namespace_of(value)) is not target:
+            if (source := library_of(value)) is not target:
                 assert source is not None
                 bound.arguments[name] = self._take_there(name, value, source, target, device)
                 transfers.append(Transfer(source.name, target.name, _dtypes.nbytes(value)))
@@ -283,7 +274,7 @@ class Operator(Generic[P, R]):
         for name, value in arguments.items():
             if name not in self._arrays:
                 continue
-            row = namespace_of(value)
+            row = library_of(value)
             if row is not None:
                 if row.missing:
                     raise TypeError(f"{self.__name__}: {name} is an array of {row.name}, and {row.missing}")
@@ -297,11 +288,11 @@ class Operator(Generic[P, R]):
             ):
                 raise TypeError(
                     f"{self.__name__}: {name} is {describe_type(value)}, expected an array of "
-                    f"{', '.join(n.name for n in NAMESPACES.copy().values() if not n.missing)}"
+                    f"{', '.join(n.name for n in LIBRARIES.copy().values() if not n.missing)}"
                 )
 
-    def _require_one_namespace(self, inputs: dict[str, Any]) -> None:
-        rows = {name: namespace_of(value) for name, value in inputs.items()}
+    def _require_one_library(self, inputs: dict[str, Any]) -> None:
+        rows = {name: library_of(value) for name, value in inputs.items()}
         (first, home), *others = rows.items()
         for name, row in others:
             if row is not home:
@@ -312,7 +303,7 @@ class Operator(Generic[P, R]):
                     f"one of them, or name a backend to take them all to: tensorops.set_backend({home.name!r})"
                 )
 
-    def _take_there(self, name: str, value: Any, source: Namespace, target: Namespace, device: Any) -> Any:
+    def _take_there(self, name: str, value: Any, source: Library, target: Library, device: Any) -> Any:
         if source.lazy:
             raise TypeError(
                 f"{self.__name__}: {name} is an array of {source.name}, and taking it to {target.name} would compute "
@@ -328,18 +319,14 @@ class Operator(Generic[P, R]):
         device = creation_device(next(iter(call.inputs.values())))
 
         def back(y: Any) -> Any:
-            transfers.append(Transfer(call.namespace.name, call.home.name, _dtypes.nbytes(y)))
+            transfers.append(Transfer(call.library.name, call.home.name, _dtypes.nbytes(y)))
             return move(y, call.home, device)
 
         return _each(back, result)
 
     def _select(self, settings: Settings, call: _Call) -> tuple[Kernel | None, dict[str, str]]:
         """Return the kernel to run (``None``: the body) and why the ones before it do not."""
-        if settings.kernels is not None:
-            order = settings.kernels
-        else:
-            source = call.namespace if settings.backend is None else settings.backend
-            order = (*source.providers, GENERIC)
+        order = (*self._serving(settings, call), GENERIC) if settings.providers is None else settings.providers
         refused: dict[str, str] = {}
         for provider in order:
             if provider == GENERIC:
@@ -351,11 +338,18 @@ class Operator(Generic[P, R]):
         reasons = "; ".join(f"{provider}: {reason}" for provider, reason in refused.items())
         raise KernelRefusedError(f"{self.__name__}: no kernel that was asked for takes these arguments: {reasons}")
 
+    @staticmethod
+    def _serving(settings: Settings, call: _Call) -> tuple[str, ...]:
+        """Return the providers that are asked, in this order, unless some were named."""
+        if settings.backend is not None:
+            return _providers.serving(settings.backend)
+        return _providers.serving_library(call.library.name)
+
     def _refusal(self, provider: str, settings: Settings, call: _Call) -> str | None:
-        of_backend = settings.backend.providers if settings.backend is not None else ()
-        if provider not in call.namespace.providers and provider not in of_backend:
-            return f"serves no {call.namespace.name} arrays"
-        if reason := kernels.load(provider):
+        served = _providers.PROVIDERS[provider].libraries
+        if served and call.library.name not in served:  # what failed to load serves none, and gives its own reason
+            return f"does not support {call.library.name} arrays"
+        if reason := _providers.load(provider):
             return reason
         if provider not in self._kernels:
             return "has no kernel for this operator"
@@ -369,7 +363,7 @@ class Operator(Generic[P, R]):
         return Record(
             operator=self.__name__,
             kernel=kernel.provider if kernel else GENERIC,
-            namespace=call.namespace.name,
+            library=call.library.name,
             shapes=tuple(tuple(x.shape) for x in call.inputs.values()),
             dtypes=tuple(_dtypes.dtype_name(x) for x in call.inputs.values()),
             transfers=transfers,
@@ -388,31 +382,3 @@ def operator(body: Callable[P, R]) -> Operator[P, R]:
     made = Operator(body)
     OPERATORS[made.__name__] = made
     return made
-
-
-# -------------------------------------------------------------------------------------- under torch.compile
-# TorchDynamo traces Python, and cannot trace a context variable. It inlines `_under_torch_compile` in place of
-# `__call__` and puts the operator's own body into the graph, which its compiler then fuses; what is in force is
-# looked at once, when it traces.
-
-
-def _before_tracing(name: str) -> None:
-    """Load what cannot be loaded while TorchDynamo traces, and refuse a backend that is not torch."""
-    torch = NAMESPACES["torch"]
-    torch.learn_types()
-    assert torch.xp is not None
-    backend = in_force().backend
-    if backend is not None and backend.namespace.name != "torch":
-        raise RuntimeError(
-            f"{name}: backend {backend.name!r} is in force, but torch.compile can only compile torch operations; "
-            f"leave the set_backend block, or call the operator outside of the compiled function"
-        )
-
-
-def _under_torch_compile(self: Operator[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    _before_tracing(self.__name__)
-    return self._body(*args, **kwargs)
-
-
-_before_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]
-Operator.__call__._torchdynamo_inline = _under_torch_compile  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tensorops._namespaces import namespace_of
+from tensorops.libraries import library_of
 
 T = TypeVar("T")
 
@@ -16,13 +16,13 @@ def map_arrays(function: Callable[[Any], Any], tree: T) -> T:
     """Return nested containers with `function` applied to each array in them.
 
     Dicts, lists, tuples and dataclass instances are walked through and copied, subclasses included, with whatever else
-    they hold. An array that stands in several places is asked for once, so that it stays one. What is no array stays
-    as it is.
+    they hold. An array that occurs more than once is visited once, so shared arrays stay shared. Everything else is
+    unchanged.
     """
     done: dict[int, Any] = {}
 
     def visit(node: Any) -> Any:
-        if namespace_of(node) is not None:
+        if library_of(node) is not None:
             if id(node) not in done:
                 done[id(node)] = function(node)
             return done[id(node)]

@@ -11,8 +11,9 @@ from numbers import Integral, Number, Real
 from typing import Any
 
 from tensorops import _dtypes
-from tensorops._namespaces import describe_type, has_host_values
+from tensorops._messages import describe_type
 from tensorops._typing import Array, Namespace
+from tensorops.libraries import has_host_values
 
 
 def plural(count: int, noun: str) -> str:

@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from tensorops.backends import default, probing
+from tensorops.backends import probing, process_default
 
 
 def run(*arguments: str, script: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,13 +36,13 @@ def installed_script() -> tuple[str]:
 @contextlib.contextmanager
 def configuration_restored() -> Iterator[None]:
     """Take back what a command that runs in this process puts in force."""
-    process = default.process
+    process = process_default.process
     before = {name: getattr(process, name) for name in ("configuration", "settings", "problem")}
     try:
         yield
     finally:
         for name, value in before.items():
             setattr(process, name, value)
-        default._replace_default(process.settings)
+        process_default._replace_default(process.settings)
         for name in probing._used:
             probing._apply(name, process.configuration)

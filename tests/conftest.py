@@ -21,10 +21,10 @@ import hypothesis
 import numpy as np
 import pytest
 
-from tensorops import kernels
-from tensorops._namespaces import NAMESPACES
+from tensorops import _providers
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
+from tensorops.libraries import LIBRARIES
 
 import opencl_drivers  # isort: skip
 import support  # isort: skip
@@ -50,10 +50,10 @@ if importlib.util.find_spec("array_api_strict"):
 
 def pytest_report_header(config):
     """Say which libraries and which kernels are under test, and why the others are not."""
-    refused = {name: support.why_not(name) for name in NAMESPACES}
+    refused = {name: support.why_not(name) for name in LIBRARIES}
     lines = ["arrays of: " + ", ".join(name for name, reason in refused.items() if not reason)]
     lines += [f"  not {name}: {reason}" for name, reason in refused.items() if reason]
-    missing = {name: kernels.load(name) for name in kernels.PROVIDERS}
+    missing = {name: _providers.load(name) for name in _providers.PROVIDERS}
     lines.append("kernels of: " + ", ".join(name for name, reason in missing.items() if not reason))
     lines += [f"  not {name}: {reason}" for name, reason in missing.items() if reason]
     if not missing["cpu"]:
@@ -63,8 +63,8 @@ def pytest_report_header(config):
     return lines
 
 
-@pytest.fixture(params=list(NAMESPACES))
-def namespace(request):
+@pytest.fixture(params=list(LIBRARIES))
+def library(request):
     """Every row of the table of array libraries, one after another; a visible skip where it cannot compute."""
     return support.require(request.param)
 
@@ -74,7 +74,7 @@ def rng():
     return np.random.default_rng(20240229)
 
 
-@pytest.fixture(params=[name for name in NAMESPACES if name != "numpy"])
+@pytest.fixture(params=[name for name in LIBRARIES if name != "numpy"])
 def elsewhere(request):
     """Every library but NumPy, one after another."""
     return support.require(request.param)

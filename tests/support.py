@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import tensorops as tp
-from tensorops import kernels
-from tensorops._namespaces import NAMESPACES, Namespace
+from tensorops import _providers
 from tensorops._operator import OPERATORS, Operator
 from tensorops.backends.probing import unavailable_reason
-from tensorops.backends.registry import BACKENDS, Backend
+from tensorops.backends.registry import BACKENDS
+from tensorops.libraries import LIBRARIES, Backend, Library
 from tensorops.testing import DTYPES, _libraries
 from tensorops.testing._libraries import arrays_in, back
 
@@ -52,47 +52,47 @@ STRICTEST = {
 }
 
 
-def dtypes_of(namespace: str) -> tuple[str, ...]:
+def dtypes_of(library: str) -> tuple[str, ...]:
     """Return the floating dtypes that a library holds, in the setting of `holding`; all, if it is not here to ask."""
-    return tuple(DTYPES) if why_not(namespace) else _libraries.dtypes_held(NAMESPACES[namespace])
+    return tuple(DTYPES) if why_not(library) else _libraries.dtypes_held(LIBRARIES[library])
 
 
-def holding(namespace: str, dtype: str) -> contextlib.AbstractContextManager[None]:
+def holding(library: str, dtype: str) -> contextlib.AbstractContextManager[None]:
     """Return a context in which a library holds a dtype; in its usual setting if that will do."""
-    return _libraries.holding(NAMESPACES[namespace], dtype)
+    return LIBRARIES[library].holding(dtype)
 
 
-def backend_of(namespace: str) -> Backend:
+def backend_of(library: str) -> Backend:
     """Return the first backend that computes with a library's arrays."""
-    return next(b for b in BACKENDS.values() if b.namespace.name == namespace and not b.missing)
+    return next(b for b in BACKENDS.values() if b.library.name == library and not b.missing)
 
 
-def why_not(namespace: str) -> str:
+def why_not(library: str) -> str:
     """Return why a library's arrays cannot be tested here, or an empty string."""
-    return unavailable_reason(backend_of(namespace))
+    return unavailable_reason(backend_of(library))
 
 
-def require(namespace: str) -> Namespace:
+def require(library: str) -> Library:
     """Return the row of a library, or skip the test with the reason why it cannot compute here."""
-    if reason := why_not(namespace):
-        pytest.skip(f"{namespace}: {reason}", allow_module_level=True)
-    return NAMESPACES[namespace]
+    if reason := why_not(library):
+        pytest.skip(f"{library}: {reason}", allow_module_level=True)
+    return LIBRARIES[library]
 
 
 def require_provider(provider: str) -> None:
     """Skip the test with the reason if a provider's kernels cannot be loaded."""
-    if reason := kernels.load(provider):
+    if reason := _providers.load(provider):
         pytest.skip(f"{provider}: {reason}", allow_module_level=True)
 
 
-def implementations(operator: Operator[..., Any], row: Namespace) -> tuple[str, ...]:
+def implementations(operator: Operator[..., Any], row: Library) -> tuple[str, ...]:
     """Return what there is of an operator for a library's arrays: its body, and kernels by provider."""
-    return ("generic", *(p for p in operator.kernels if p in row.providers))
+    return ("generic", *(p for p in operator.kernels if p in _providers.serving_library(row.name)))
 
 
-def there(tree: Any, namespace: str) -> Any:
+def there(tree: Any, library: str) -> Any:
     """Take the NumPy arrays in nested containers to a library; float64 becomes float32 where that is all it holds."""
-    return _libraries.there(tree, backend_of(namespace))
+    return _libraries.there(tree, backend_of(library))
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ CLIENT = functools.partial(pytest.mark.xfail, strict=True)
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """A namespace, and the way in from the arrays of the library below it."""
+    """A library, and the way in from the arrays of the library below it."""
 
     xp: types.ModuleType
     raw: Callable[[np.ndarray], Any]
@@ -534,7 +534,7 @@ def sklearn():
 
 
 def numpy_only(function, *arguments):
-    """Return what scikit-learn computes from NumPy arrays, without a namespace between."""
+    """Return what scikit-learn computes from NumPy arrays, without a library between."""
     import sklearn
 
     with sklearn.config_context(array_api_dispatch=False):

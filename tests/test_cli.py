@@ -24,7 +24,7 @@ pytest.importorskip("gguf")
 
 from click.testing import CliRunner
 
-from tensorops._namespaces import NAMESPACES
+from tensorops.libraries import LIBRARIES
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_help_of_one_command_imports_no_other():
     result = support.python(HELP, "config", "--help")
     assert result.returncode == 0, result.stderr
     packages, _, commands = (set(line.split()[1:]) for line in result.stdout.splitlines()[-3:])
-    assert not packages & ({package for row in NAMESPACES.values() for package in row.packages})
+    assert not packages & ({package for row in LIBRARIES.values() for package in row.packages})
     assert commands == {"tensorops.cli._app", "tensorops.cli._options", "tensorops.cli.config"}
 
 
@@ -162,7 +162,7 @@ def test_a_reader_that_has_gone_is_exit_code_1_without_a_traceback(arguments):
 
 def test_backends_as_json_agrees_with_the_library():
     import tensorops
-    from tensorops.backends.information import best_first
+    from tensorops.backends.listing import best_first
 
     result = run("backends", "--json")
     assert result.returncode == 0, result.stderr
@@ -178,7 +178,7 @@ def test_backends_as_json_agrees_with_the_library():
 
 
 def test_backends_as_json_has_the_providers():
-    from tensorops.kernels import PROVIDERS, load
+    from tensorops._providers import PROVIDERS, load
 
     said = json.loads(run("backends", "--json").stdout)["providers"]
     assert said == [{"name": name, "available": not load(name), "reason": load(name) or None} for name in PROVIDERS]
@@ -225,7 +225,7 @@ def test_by_default_what_can_be_had_here_is_shown(command):
 
 
 def test_backends_names_every_provider():
-    from tensorops.kernels import PROVIDERS
+    from tensorops._providers import PROVIDERS
 
     said = run_here("backends").stdout
     for name in PROVIDERS:

@@ -24,9 +24,9 @@ from click.testing import CliRunner
 import tensorops as tp
 from tensorops._operator import OPERATORS
 from tensorops.backends.registry import BACKENDS
-from tensorops.backends.runtimes import Runtime
 from tensorops.cli import _measuring, bench
 from tensorops.cli._app import app
+from tensorops.libraries import Runtime
 from tensorops.testing import BENCHMARK_SHAPES, DTYPES
 from tensorops.testing.workloads import SIZES, WORKLOADS, Workload, wait_for, waiter, workload
 
@@ -152,9 +152,9 @@ def own_row(monkeypatch):
     """Return a function that makes a library of its own, with a runtime or without, which takes NumPy's arrays."""
 
     def make(**fields):
-        row = replace(tp.backends.NAMESPACES["numpy"], name="own", **fields)
+        row = replace(tp.backends.LIBRARIES["numpy"], name="own", **fields)
         monkeypatch.setitem(BACKENDS, "own", tp.backends.Backend("own", row, "one more"))
-        monkeypatch.setattr("tensorops._namespaces.namespace_of", lambda x: row)
+        monkeypatch.setattr("tensorops.testing.workloads.library_of", lambda x: row)
         return row
 
     return make
@@ -162,7 +162,7 @@ def own_row(monkeypatch):
 
 def test_arrays_of_a_library_without_a_runtime_are_read_to_be_waited_for(own_row):
     read = []
-    own_row(runtime="tensorops.backends.runtimes:Runtime", to_numpy=read.append)
+    own_row(runtime="tensorops.libraries:Runtime", to_numpy=read.append)
     x, y = np.ones(2), np.ones(3)
     assert wait_for([x, y])[0] is x
     assert [id(array) for array in read] == [id(x), id(y)]
@@ -183,7 +183,7 @@ def test_a_runtime_knows_how_to_wait(own_row):
 
 def test_eager_libraries_are_not_waited_for():
     for name in ("numpy", "array_api_strict"):
-        assert waiter(tp.backends.NAMESPACES[name]) is None
+        assert waiter(tp.backends.LIBRARIES[name]) is None
 
 
 # --- what it says of it ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ pytest.importorskip("rich")
 
 from click.testing import CliRunner
 
-from tensorops.backends import configuration
+from tensorops.backends import config_file
 from tensorops.cli._app import app
 
 EVERYTHING = {
@@ -240,7 +240,7 @@ def test_it_shows_values_where_they_come_from_and_what_is_in_force(file, monkeyp
 
 def test_it_shows_that_there_is_no_file(monkeypatch, file):
     monkeypatch.delenv("TENSOROPS_CONFIG")
-    monkeypatch.setattr(configuration, "config_path", lambda: file)
+    monkeypatch.setattr(config_file, "config_path", lambda: file)
     result = config()
     assert result.exit_code == 0, result.output
     assert f"file: {file} (does not exist)" in result.stdout

@@ -17,11 +17,12 @@ pytest.importorskip("rich")
 from click.testing import CliRunner
 
 import tensorops as tp
-from tensorops import kernels
+from tensorops import _providers
 from tensorops.backends import probing, registry
-from tensorops.backends.hardware import Hardware, OpenCLDevice, detect_hardware
 from tensorops.cli import doctor as module
 from tensorops.cli._app import app
+from tensorops.hardware import Hardware, OpenCLDevice, detect_hardware
+from tensorops.libraries import LIBRARIES, Backend
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ def test_an_option_of_a_device_that_cannot_be_honoured(tmp_path, preferred):
 
 
 def test_kernels_that_do_not_load(doctor, monkeypatch):
-    monkeypatch.setitem(kernels._reasons, "cpu", "there was no compiler")
+    monkeypatch.setitem(_providers._reasons, "cpu", "there was no compiler")
     monkeypatch.setattr(probing, "_probes", {})
     code, report = doctor()
     assert code == 1
@@ -191,6 +192,7 @@ class _Point:
     """An entry point of an installed distribution, in a module that is imported already."""
 
     module = "tensorops"
+    group = registry.BACKENDS_GROUP
 
     def __init__(self, name, loaded):
         self.name, self.loaded = name, loaded
@@ -202,7 +204,7 @@ class _Point:
 
 
 def test_plugins_and_why_one_failed(doctor, monkeypatch):
-    good = registry.Backend("good", registry.NAMESPACES["numpy"], "NumPy again", isolated=False)
+    good = Backend("good", LIBRARIES["numpy"], "NumPy again", isolated=False)
     points = [
         ("good-dist", _Point("entry", good)),
         ("bad-dist", _Point("bad", ImportError("no such thing"))),

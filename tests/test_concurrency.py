@@ -1,6 +1,6 @@
 """Settings where several things happen at once: threads, tasks, notebooks' cells, worker processes, changes meanwhile.
 
-What the blocks and the default mean by themselves is in test_settings.
+What the blocks and the default mean by themselves is in test_scopes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import kernels
-from tensorops.backends import configuration, probing
+from tensorops import _providers
+from tensorops._providers import Provider
+from tensorops.backends import config_file, probing
 
 X = np.linspace(-2.0, 2.0, 24, dtype=np.float32).reshape(4, 6)
 RMS_NORM = X / np.sqrt((X.astype(np.float64) ** 2).mean(axis=-1, keepdims=True) + 1e-6)
@@ -79,13 +80,13 @@ def traced():
     (record,) = log
     assert type(result) is np.ndarray
     np.testing.assert_allclose(result, RMS_NORM, rtol=1e-6)
-    return name, (record.kernel, record.namespace, len(record.transfers))
+    return name, (record.kernel, record.library, len(record.transfers))
 
 
 def explained():
     """Return the same of `explain`."""
     found = tp.rms_norm.explain(X)
-    return found.backend, (found.kernel, found.namespace, 2 * len(found.transfers))
+    return found.backend, (found.kernel, found.library, 2 * len(found.transfers))
 
 
 def check_everything_says(name, marked):
@@ -276,7 +277,7 @@ def test_every_call_runs_under_exactly_one_of_the_settings(look, default, tmp_pa
 
     def write_and_reload():
         name = random.choice(list(RUNS))
-        configuration.write_file(path, configuration.Configuration(preferred_backend=name))
+        config_file.write_file(path, config_file.Configuration(preferred_backend=name))
         tp.reload_config()
 
     def choose():
@@ -345,7 +346,7 @@ def test_the_default_that_many_threads_ask_for_first_is_found_once(default, mark
 def test_of_two_threads_that_reload_the_one_that_read_later_decides(default):
     default.setenv("TENSOROPS_BACKEND", "cpu")
     has_read, other_is_done = threading.Event(), threading.Event()
-    read = configuration.read
+    read = config_file.read
 
     def read_slowly():
         found = read()
@@ -354,7 +355,7 @@ def test_of_two_threads_that_reload_the_one_that_read_later_decides(default):
             other_is_done.wait(1)
         return found
 
-    default.setattr(configuration, "read", read_slowly)
+    default.setattr(config_file, "read", read_slowly)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(tp.reload_config)
         assert has_read.wait(60)
@@ -382,17 +383,17 @@ def test_of_a_provider_that_cannot_be_loaded_all_threads_learn_the_first_reason(
     (tmp_path / "broken_provider.py").write_text(BROKEN.format(counter="counter_of_attempts"))
     import counter_of_attempts
 
-    default.setitem(kernels.PROVIDERS, "broken", "broken_provider")
+    default.setitem(_providers.PROVIDERS, "broken", Provider("broken", (), "broken_provider", "for tests"))
     try:
         with ThreadPoolExecutor(2) as pool:
-            first = pool.submit(kernels.load, "broken")
+            first = pool.submit(_providers.load, "broken")
             assert counter_of_attempts.begun.wait(60)
-            second = pool.submit(kernels.load, "broken")
+            second = pool.submit(_providers.load, "broken")
             assert first.result(60) == "attempt 1"
             assert second.result(60) == "attempt 1"
-        assert kernels.load("broken") == "attempt 1"
+        assert _providers.load("broken") == "attempt 1"
     finally:
-        kernels._reasons.pop("broken", None)
+        _providers._reasons.pop("broken", None)
         del sys.modules["counter_of_attempts"]
 
 
@@ -722,11 +723,11 @@ def test_process_pools(method, tmp_path):
 FORK = """
 import os, signal, sys, threading, warnings
 import tensorops as tp
-from tensorops.backends import NAMESPACES
+from tensorops.backends import LIBRARIES
 
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads about, which is the point here
 trying, go_on = threading.Event(), threading.Event()
-row = NAMESPACES["array_api_strict"]
+row = LIBRARIES["array_api_strict"]
 from_numpy = row.from_numpy
 
 

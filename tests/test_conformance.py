@@ -12,19 +12,18 @@ import numpy as np
 import pytest
 
 import support
-from tensorops import kernels
-from tensorops._namespaces import NAMESPACES
+from tensorops import _providers
 from tensorops._operator import OPERATORS
 from tensorops._trees import map_arrays
+from tensorops.libraries import LIBRARIES
 from tensorops.testing import CASES, DTYPES, REFERENCES
-from tensorops.testing._libraries import ONLY_AS_EXACT_AS_FLOAT32
 from tensorops.testing._running import check_result, run_generic
 from tensorops.testing.conformance import subjects
 
 
 def every_implementation():
     for operator in OPERATORS.values():
-        for row in NAMESPACES.values():
+        for row in LIBRARIES.values():
             for dtype in support.dtypes_of(row.name):
                 for implementation in support.implementations(operator, row):
                     yield pytest.param(
@@ -108,7 +107,7 @@ def every_kernel():
 @pytest.mark.parametrize(("operator", "provider"), list(every_kernel()))
 def test_a_kernel_is_chosen_for_its_first_case(operator, provider):
     """A kernel that no plain call of some library leads to is none."""
-    rows = [row for row in NAMESPACES.values() if provider in row.providers]
+    rows = [row for row in LIBRARIES.values() if provider in _providers.serving_library(row.name)]
     assert rows, f"no array library names {provider} among its providers"
     testable = [row for row in rows if not support.why_not(row.name)]
     if not testable:
@@ -123,7 +122,7 @@ def test_a_kernel_is_chosen_for_its_first_case(operator, provider):
     assert provider in chosen
 
 
-@pytest.mark.parametrize("provider", kernels.PROVIDERS)
+@pytest.mark.parametrize("provider", _providers.PROVIDERS)
 def test_every_provider_has_kernels(provider):
     support.require_provider(provider)
     assert any(provider in operator.kernels for operator in OPERATORS.values())
@@ -170,34 +169,17 @@ def test_results_stay_on_the_device(operator, device, dtype):
     failures.raise_all()
 
 
-@pytest.mark.parametrize(
-    ("namespace", "dtype", "operator"),
-    [(*key, operator) for key, operators in ONLY_AS_EXACT_AS_FLOAT32.items() for operator in operators],
-)
-def test_a_known_limit_is_one(namespace, dtype, operator):
-    """An entry of the table that its first case needs no more must go."""
-    row = support.require(namespace)
-    case = CASES[operator][0]
-    with support.holding(namespace, dtype):
-        args, kwargs = case.build(dtype_name=dtype)
-        expected = REFERENCES[operator](*args, **kwargs)
-        call = support.there((args, kwargs), namespace)
-        result = OPERATORS[operator].generic(*call[0], **call[1])
-        with pytest.raises(AssertionError, match=r"elements differ"):
-            check_result(result, expected, case, row, dtype, call, limited=False)
-
-
-def test_dtypes_held(namespace):
+def test_dtypes_held(library):
     """What a library holds is found by trying: said here, so that a test that vanishes is noticed."""
-    if namespace.name == "array_api_strict":
+    if library.name == "array_api_strict":
         held = ("float32", "float64")
-    elif namespace.name == "pyopencl":
-        extensions = namespace.xp.default_device().cl_device.extensions.split()
+    elif library.name == "pyopencl":
+        extensions = library.xp.default_device().cl_device.extensions.split()
         lacking = {"float16": "cl_khr_fp16", "float64": "cl_khr_fp64", "bfloat16": "no extension"}
         held = tuple(d for d in DTYPES if lacking.get(d, extensions[0]) in extensions)
     else:
         held = tuple(DTYPES)
-    assert support.dtypes_of(namespace.name) == held
+    assert support.dtypes_of(library.name) == held
 
 
 # --- what must be refused ----------------------------------------------------------------------------
@@ -205,7 +187,7 @@ def test_dtypes_held(namespace):
 
 def every_refusal():
     for operator in OPERATORS.values():
-        for row in NAMESPACES.values():
+        for row in LIBRARIES.values():
             for implementation in support.implementations(operator, row):
                 yield pytest.param(operator, row, implementation, id=f"{operator.__name__}-{row.name}-{implementation}")
 

@@ -12,10 +12,10 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import kernels
+from tensorops import _providers
 from tensorops.testing import CASES, DTYPES, REFERENCES, assert_matches, ulp_error
 
-WHY_NOT = kernels.load("cpu")
+WHY_NOT = _providers.load("cpu")
 if WHY_NOT:
     TARGETS = []
 else:

@@ -15,10 +15,10 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import kernels
+from tensorops import _providers
 from tensorops.testing import CASES, DTYPES, REFERENCES, assert_matches
 
-WHY_NOT = kernels.load("cpu")
+WHY_NOT = _providers.load("cpu")
 if WHY_NOT:
     TARGETS = []
 else:
@@ -362,19 +362,19 @@ def test_a_factor_that_takes_queries_beyond_the_range(target, dtype, size, small
 
 
 @needs_long_double
-@pytest.mark.parametrize("namespace", tp._namespaces.NAMESPACES)
+@pytest.mark.parametrize("library", tp.libraries.LIBRARIES)
 @pytest.mark.parametrize(("dtype", "size"), [*BEYOND[:3], ("float32", 1e30)])
-def test_bodies_take_products_beyond_the_range(namespace, dtype, size):
-    if dtype not in support.dtypes_of(namespace):
-        pytest.skip(f"{namespace} holds no {dtype}")
-    support.require(namespace)
+def test_bodies_take_products_beyond_the_range(library, dtype, size):
+    if dtype not in support.dtypes_of(library):
+        pytest.skip(f"{library} holds no {dtype}")
+    support.require(library)
     args = beyond_the_range(dtype, size, 30, 50, 16)
     for options in BEYOND_OPTIONS:
         options = with_mask(options, 50)
         expected = exact(*args, **options)
         options = {n: x.astype(dtype) if getattr(x, "dtype", bool) == np.float64 else x for n, x in options.items()}
-        with support.holding(namespace, dtype):
-            there = support.there((args, options), namespace)
+        with support.holding(library, dtype):
+            there = support.there((args, options), library)
             y = support.back(OPERATOR.generic(*there[0], **there[1]))
         np.testing.assert_allclose(y, expected, rtol=0, atol=1000 * np.finfo(dtype).eps)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import tensorops as tp
-from tensorops import kernels
+from tensorops import _providers
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
-WHY_NOT = kernels.load("cpu")
+WHY_NOT = _providers.load("cpu")
 if WHY_NOT:
     TARGETS = []
 else:

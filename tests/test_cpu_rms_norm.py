@@ -23,10 +23,10 @@ from hypothesis.extra import numpy as hnp
 
 import support
 import tensorops as tp
-from tensorops import kernels
+from tensorops import _providers
 from tensorops.testing import CASES, DTYPES, REFERENCES, assert_matches
 
-WHY_NOT = kernels.load("cpu")
+WHY_NOT = _providers.load("cpu")
 if WHY_NOT:
     TARGETS = []
 else:

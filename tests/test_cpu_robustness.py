@@ -1,7 +1,7 @@
 """The compiled module as a whole: memory over a million calls, many threads, fork, and how many threads compute.
 
 Every operator that has a compiled kernel is called, with the arguments that the benchmarks give it. rms_norm alone, and
-the pool by itself, are tested in `test_cpu_rms_norm`; the bound of `configure` in `test_devices`.
+the pool by itself, are tested in `test_cpu_rms_norm`; the bound of `configure` in `test_device_options`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import support
-from tensorops import kernels
+from tensorops import _providers
 from tensorops._operator import OPERATORS
 from tensorops.testing import DTYPES
 from tensorops.testing.workloads import workload
 
-WHY_NOT = kernels.load("cpu")
+WHY_NOT = _providers.load("cpu")
 if WHY_NOT:
     COMPILED = []
 else:

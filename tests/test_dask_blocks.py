@@ -13,7 +13,7 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import kernels
+from tensorops import _providers
 from tensorops._operator import OPERATORS
 from tensorops._typing import Array
 from tensorops.kernels.dask._launch import Blockwise, Task, every_axis, register
@@ -227,20 +227,20 @@ def test_settings_concern_the_graph_alone(monkeypatch):
 
     def note(self, settings, call):
         kernel, refused = dispatch(self, settings, call)
-        ran.append((call.namespace.name, kernel.provider if kernel else "generic"))
+        ran.append((call.library.name, kernel.provider if kernel else "generic"))
         return kernel, refused
 
     monkeypatch.setattr(type(tp.silu), "_select", note)
     monkeypatch.setattr("tensorops.kernels.dask._launch._PLAIN", tp.backends.settings.Settings())
     with tp.trace() as made:
         y = tp.silu(X)
-    assert [(r.kernel, r.namespace) for r in made] == [("dask", "dask")]
-    with tp.set_backend("numpy", kernels=["generic"]), tp.trace() as computed:
+    assert [(r.kernel, r.library) for r in made] == [("dask", "dask")]
+    with tp.set_backend("numpy", providers=["generic"]), tp.trace() as computed:
         ran.clear()
         y.compute(scheduler="synchronous")
     assert len(computed) == 0
-    assert set(ran) == {("numpy", "generic" if kernels.load("cpu") else "cpu")}
-    with tp.set_backend("dask", kernels=["generic"]):
+    assert set(ran) == {("numpy", "generic" if _providers.load("cpu") else "cpu")}
+    with tp.set_backend("dask", providers=["generic"]):
         assert tp.silu.explain(X).kernel == "generic"
 
 

@@ -11,9 +11,9 @@ import support
 import tensorops as tp
 from tensorops._display import Table, printable, wrapped
 from tensorops.backends import probing
-from tensorops.backends.hardware import CPU, Hardware
-from tensorops.backends.information import can_be_had, list_backends
+from tensorops.backends.listing import can_be_had, list_backends
 from tensorops.backends.registry import BACKENDS
+from tensorops.hardware import CPU, Hardware
 
 X = np.ones((2, 4), dtype=np.float32)
 HOSTILE = "<script>alert('&')</script>\x1b[31m"
@@ -108,9 +108,9 @@ def test_the_list_has_reasons_and_fits(monkeypatch, columns, verbose):
 
 
 def test_what_needs_hardware_can_be_had_where_that_is(monkeypatch):
-    from tensorops.backends import hardware
-    from tensorops.backends._accelerator import Accelerator
-    from tensorops.backends._nvidia import NO_DRIVER
+    from tensorops import hardware
+    from tensorops.hardware.accelerator import Accelerator
+    from tensorops.hardware.nvidia import NO_DRIVER
 
     missing = probing.Probe("cupy is not installed", "pip install 'tensorops[cuda]'")
     gpu = Accelerator("cuda", "a GPU", None, "a test")

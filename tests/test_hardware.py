@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 import support
-from tensorops.backends import _machine, hardware
-from tensorops.backends._accelerators import tpu_version
-from tensorops.backends._machine import DetectionError, Machine
-from tensorops.backends._nvidia import QUERY, generation
-from tensorops.backends.hardware import Hardware, detect, detect_hardware
+from tensorops import hardware
+from tensorops.hardware import Hardware, detect, detect_hardware
+from tensorops.hardware import machine as _machine
+from tensorops.hardware.accelerators import tpu_version
+from tensorops.hardware.machine import DetectionError, Machine
+from tensorops.hardware.nvidia import QUERY, generation
 
 GIB = 1 << 30
 
@@ -797,7 +798,7 @@ def test_everything_is_json():
 
 def test_detection_imports_no_array_library():
     code = (
-        "import sys; from tensorops.backends.hardware import detect_hardware; found = detect_hardware();"
+        "import sys; from tensorops.hardware import detect_hardware; found = detect_hardware();"
         "print(sorted({'jax', 'mlx', 'torch', 'cupy', 'pyopencl', 'dask'} & set(sys.modules)), found.notes)"
     )
     done = support.python(code)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import support
-from tensorops import kernels
-from tensorops._namespaces import NAMESPACES
+from tensorops import _providers
+from tensorops.libraries import LIBRARIES
 from test_public_api import PACKAGE, modules
 
 # Every array library but NumPy, and what only the command line or other subpackages need.
 OTHERS = sorted(
-    {package for row in NAMESPACES.values() for package in row.packages} - {"numpy"}
+    {package for row in LIBRARIES.values() for package in row.packages} - {"numpy"}
     | {"array_api_compat", "array_api_mlx", "array_api_pyopencl", "ml_dtypes", "rich", "click", "gguf"}
     | {"tokenizers", "jinja2", "platformdirs", "hypothesis", "pytest"}
 )
@@ -29,7 +29,8 @@ def loaded():
     return sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[1].split(",")))
 
 def providers():
-    return sorted(name for name in sys.modules if name.count(".") == 2 and name.startswith("tensorops.kernels."))
+    tables = [name.split(".") for name in sys.modules if name.endswith(".table")]
+    return sorted(names[2] for names in tables if names[:2] == ["tensorops", "kernels"])
 """
 
 
@@ -77,11 +78,11 @@ print(loaded(), providers())
 
 def test_a_call_with_numpy_loads_the_provider_of_numpy_only():
     (line,) = run(NUMPY_CALL)
-    if kernels.load("cpu"):
-        assert "'tensorops.kernels.cpu'" not in line
+    if _providers.load("cpu"):
+        assert "'cpu'" not in line
         return
     # The compiled module reads ml_dtypes.bfloat16; array_api_compat is not needed until a body runs.
-    assert line == "['ml_dtypes'] ['tensorops.kernels.cpu']"
+    assert line == "['ml_dtypes'] ['cpu']"
 
 
 def test_a_body_with_numpy_loads_its_namespace_only():
@@ -105,10 +106,10 @@ def test_a_call_with_one_library_loads_no_other(library, others):
     for other in others:
         assert f"'{other}'" not in line
     if library == "dask":  # whose blocks load what they need when they are computed
-        loaded = ["tensorops.kernels.dask"]
+        loaded = ["dask"]
     else:
-        provider = {"jax": "xla", "torch": "torch_cpu"}[library]
-        loaded = [] if kernels.load("cpu") else ["tensorops.kernels.cpu", f"tensorops.kernels.{provider}"]
+        provider = {"jax": "jax_ffi", "torch": "torch_cpu"}[library]
+        loaded = [] if _providers.load("cpu") else ["cpu", provider]
     assert line.endswith(str(loaded))
 
 

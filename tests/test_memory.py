@@ -17,7 +17,9 @@ import tensorops as tp
 from tensorops.backends import memory
 from tensorops.backends.memory import MemoryMonitor, empty_cache, get_memory_stats, synchronize
 from tensorops.backends.registry import BACKENDS, resolve
-from tensorops.backends.runtimes import JaxRuntime, MemoryStats, NumpyRuntime, Runtime, runtime_of
+from tensorops.libraries import MemoryStats, Runtime, runtime_of
+from tensorops.libraries.jax import JaxRuntime
+from tensorops.libraries.numpy import NumpyRuntime
 
 MIB = 1024 * 1024
 FUNCTIONS = (synchronize, get_memory_stats, empty_cache)
@@ -141,7 +143,7 @@ def test_without_a_choice_nothing_is_imported():
 
 @pytest.mark.parametrize("name", [n for n in BACKENDS if n not in ("cpu", "numpy")])
 def test_every_backend_answers(name):
-    if reason := support.why_not(resolve(name).namespace.name):
+    if reason := support.why_not(resolve(name).library.name):
         pytest.skip(reason)
     if not tp.is_backend_available(name):
         pytest.skip(f"{name} is not available")
@@ -361,10 +363,10 @@ def test_monitors_in_several_threads_see_each_others_peaks(native):
 BROKEN_RUNTIME = """
 import numpy as np
 import tensorops as tp
-from tensorops._namespaces import Namespace
+from tensorops.libraries import Library
 from tensorops.backends import Backend
 
-row = Namespace("mine", ("mine",), "mine:Array", "mine", np.asarray, np.asarray, runtime="no_such_module:Runtime")
+row = Library("mine", ("mine",), "mine:Array", "mine", np.asarray, np.asarray, runtime="no_such_module:Runtime")
 tp.register_backend(Backend("mine", row, "its library is not imported"))
 tp.synchronize()
 print(tp.empty_cache() is None or tp.empty_cache() >= 0)
@@ -380,12 +382,12 @@ IMPORTED = """
 import sys, types
 import numpy as np
 import tensorops as tp
-from tensorops._namespaces import Namespace
+from tensorops.libraries import Library
 from tensorops.backends import Backend
-from tensorops.backends.runtimes import NumpyRuntime
+from tensorops.libraries.numpy import NumpyRuntime
 
 sys.modules["mine"] = types.ModuleType("mine")
-row = Namespace("mine", ("mine",), "mine:Array", "mine", np.asarray, np.asarray, runtime="no_such_module:Runtime")
+row = Library("mine", ("mine",), "mine:Array", "mine", np.asarray, np.asarray, runtime="no_such_module:Runtime")
 for name in ("mine", "second"):
     tp.register_backend(Backend(name, row, "its runtime's module is missing"))
 asked = []
@@ -427,13 +429,13 @@ def test_a_cupy_without_a_gpu_is_not_waited_for(monkeypatch):
 FORKED = """
 import os, threading, warnings
 import tensorops as tp
-from tensorops.backends import devices, memory
+from tensorops.backends import options, memory
 
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
 held, done = threading.Event(), threading.Event()
 
 def hold():
-    with devices._lock, memory._Watch._lock:
+    with options._lock, memory._Watch._lock:
         held.set()
         done.wait()
 
@@ -445,7 +447,7 @@ if child == 0:
     faulthandler.dump_traceback_later(20, exit=True)
     with tp.MemoryMonitor("numpy"):
         pass
-    with devices._lock:
+    with options._lock:
         os._exit(0)
 done.set()
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -12,9 +12,9 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import KernelRefusedError, kernels
-from tensorops._namespaces import NAMESPACES
+from tensorops import KernelRefusedError, _providers
 from tensorops._operator import OPERATORS, operator
+from tensorops._providers import Provider
 from tensorops._typing import Array
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
@@ -50,15 +50,14 @@ class Fake:
 
 @pytest.fixture
 def providers(monkeypatch):
-    """Two more providers, `one` and `two`, that serve NumPy arrays before any other."""
-    row = NAMESPACES["numpy"]
-    before = row.providers
-    for name in ("one", "two"):
-        monkeypatch.setitem(kernels.PROVIDERS, name, f"kernels of {name}")
-        monkeypatch.setitem(kernels._reasons, name, "")
-    object.__setattr__(row, "providers", ("one", "two"))
+    """Two providers, `one` and `two`, that serve NumPy arrays in place of any other."""
+    made = [Provider(name, ("numpy",), f"kernels of {name}", "for tests", i) for i, name in enumerate(("one", "two"))]
+    monkeypatch.setattr(_providers, "PROVIDERS", {provider.name: provider for provider in made})
+    monkeypatch.setattr(_providers, "_reasons", {provider.name: "" for provider in made})
+    _providers.serving_library.cache_clear()
     yield
-    object.__setattr__(row, "providers", before)
+    monkeypatch.undo()
+    _providers.serving_library.cache_clear()
 
 
 @pytest.fixture
@@ -100,7 +99,7 @@ def test_the_first_provider_that_takes_the_arguments_runs(adder):
     two.refuses = "is not either"
     assert adder(np.zeros(1)) == 1000.0
     explanation = adder.explain(np.zeros(1))
-    assert (explanation.kernel, explanation.namespace, explanation.backend) == ("generic", "numpy", "auto")
+    assert (explanation.kernel, explanation.library, explanation.backend) == ("generic", "numpy", "auto")
     assert explanation.refused == {"one": "is not in the mood", "two": "is not either"}
     assert str(explanation) == (
         "adder: generic on numpy (backend auto)\n  not one: is not in the mood\n  not two: is not either"
@@ -134,17 +133,17 @@ def test_explain_does_not_run_the_body():
 def test_kernels_named_in_set_backend_are_the_only_ones(adder):
     one, two = Fake(1.0), Fake(2.0)
     adder.register(one=one, two=two)
-    with tp.set_backend("numpy", kernels=["two", "one"]):
+    with tp.set_backend("numpy", providers=["two", "one"]):
         assert adder(np.zeros(1)) == 2.0
-    with tp.set_backend("numpy", kernels=["generic"]):
+    with tp.set_backend("numpy", providers=["generic"]):
         assert adder(np.zeros(1)) == 1000.0
-    with tp.set_backend("numpy", kernels=["two", "generic", "one"]):
+    with tp.set_backend("numpy", providers=["two", "generic", "one"]):
         two.refuses = "rests"
         assert adder(np.zeros(1)) == 1000.0
         assert adder.explain(np.zeros(1)).refused == {"two": "rests"}
     one.refuses = "sleeps"
     with (
-        tp.set_backend("numpy", kernels=["two", "one"]),
+        tp.set_backend("numpy", providers=["two", "one"]),
         pytest.raises(
             KernelRefusedError,
             match=r"^adder: no kernel that was asked for takes these arguments: two: rests; one: sleeps$",
@@ -165,7 +164,7 @@ def test_a_backend_brings_its_own_order(adder):
 def test_generic_calls_the_body_whatever_is_in_force(adder):
     adder.register(one=Fake(1.0))
     assert adder.generic(np.zeros(1)) == 1000.0
-    with tp.set_backend("numpy", kernels=["one"]), tp.trace() as log:
+    with tp.set_backend("numpy", providers=["one"]), tp.trace() as log:
         assert adder.generic(np.zeros(1)) == 1000.0
     assert log.kernels == {"adder": {"generic"}}
     assert log[0].transfers == ()
@@ -216,7 +215,7 @@ def test_a_plan_ends_with_the_block(adder):
     adder.register(one=Fake(1.0, declines=True), two=Fake(2.0, declines=True))
     for _ in range(2):
         for kernel, expected in (("one", 1.0), ("two", 2.0), ("generic", 1000.0)):
-            with tp.set_backend("numpy", kernels=[kernel]):
+            with tp.set_backend("numpy", providers=[kernel]):
                 assert [float(adder(np.zeros(1))[0]) for _ in range(2)] == [expected] * 2
     assert adder(np.zeros(1)) == 1.0
 
@@ -233,8 +232,9 @@ def test_an_error_in_a_kernel_is_raised(adder):
 
 def test_a_kernel_of_a_provider_that_cannot_be_loaded_is_refused(adder, monkeypatch):
     adder.register(one=Fake(1.0))
-    monkeypatch.setitem(kernels.PROVIDERS, "one", "tensorops.kernels.no_such_provider")
-    monkeypatch.delitem(kernels._reasons, "one")
+    broken = Provider("one", ("numpy",), "tensorops.kernels.no_such_provider", "for tests", -1)
+    monkeypatch.setitem(_providers.PROVIDERS, "one", broken)
+    monkeypatch.delitem(_providers._reasons, "one")
     assert adder(np.zeros(1)) == 1000.0
     assert "no_such_provider" in adder.explain(np.zeros(1)).refused["one"]
 
@@ -243,8 +243,8 @@ def test_a_provider_serves_the_arrays_of_its_library_only(adder):
     row = support.require("array_api_strict")
     adder.register(one=Fake(1.0))
     with (
-        tp.set_backend("array_api_strict", kernels=["one"]),
-        pytest.raises(KernelRefusedError, match="one: serves no array_api_strict arrays"),
+        tp.set_backend("array_api_strict", providers=["one"]),
+        pytest.raises(KernelRefusedError, match="one: does not support array_api_strict arrays"),
     ):
         adder(row.xp.zeros(1))
 

@@ -12,8 +12,9 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops._namespaces import NAMESPACES
-from tensorops._operator import GENERIC, OPERATORS
+from tensorops._operator import OPERATORS
+from tensorops._providers import GENERIC
+from tensorops.libraries import LIBRARIES
 from tensorops.testing import CASES
 from tensorops.testing._running import _PLAIN, check_refusal
 from tensorops.testing.invalid import InvalidCase
@@ -85,7 +86,7 @@ EVERY = [(operator, name) for operator in OPERATORS.values() for name in options
 
 def every_option_of_every_implementation():
     for operator, name in EVERY:
-        for row in NAMESPACES.values():
+        for row in LIBRARIES.values():
             for implementation in support.implementations(operator, row):
                 label = f"{operator.__name__}-{name}-{row.name}-{implementation}"
                 yield pytest.param(operator, name, row, implementation, id=label)
@@ -146,7 +147,7 @@ def test_right_options_of_every_type_mean_the_same(operator, name, row, implemen
         """Return results on the host, and the implementation that made them."""
         options = kwargs | {name: value}
         if implementation != GENERIC:
-            chosen = tp.set_backend(support.backend_of(row.name).name, kernels=[implementation, GENERIC])
+            chosen = tp.set_backend(support.backend_of(row.name).name, providers=[implementation, GENERIC])
         else:
             chosen = contextlib.nullcontext()
         with chosen, tp.trace() as log:

@@ -79,7 +79,7 @@ with tp.set_backend("tiny"), tp.trace() as log:
     n = tp.rms_norm(X)
 print(type(y).__name__, np.allclose(y, X / (1 + np.exp(-X))), np.allclose(n, X / np.sqrt(np.mean(X * X) + 1e-6)))
 for record in log:
-    print(record.operator, record.kernel, record.namespace, len(record.transfers))
+    print(record.operator, record.kernel, record.library, len(record.transfers))
 """
     assert run(code, installed) == ["ndarray True True", "silu tiny tiny 2", "rms_norm generic tiny 2"]
 
@@ -91,7 +91,7 @@ x = Array(X)
 with tp.trace() as log:
     y, n = tp.silu(x), tp.rms_norm(x)
 print(tp.get_backend(), type(y) is Array, type(n) is Array)
-print([(r.operator, r.kernel, r.namespace, r.transfers) for r in log])
+print([(r.operator, r.kernel, r.library, r.transfers) for r in log])
 print(tp.get_namespace(x).__name__)
 print(tp.silu.explain(Array(X.astype(np.float16))))
 """
@@ -175,19 +175,19 @@ except AssertionError as error:
 # --- broken plug-ins ---------------------------------------------------------------------------------
 
 
-def write_plugin(folder, name, value, source):
-    """Write a distribution as an installer leaves it: one module, and its entry point."""
+def write_plugin(folder, name, value, source, providers=""):
+    """Write a distribution as an installer leaves it: one module, and its entry points."""
     module = value.partition(":")[0]
     folder.joinpath(f"{module}.py").write_text(source, encoding="utf-8")
     information = folder / f"{module}_distribution-1.0.dist-info"
     information.mkdir()
     information.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}-distribution\nVersion: 1.0\n")
-    information.joinpath("entry_points.txt").write_text(f"[tensorops.backends]\n{name} = {value}\n")
+    information.joinpath("entry_points.txt").write_text(f"[tensorops.backends]\n{name} = {value}\n{providers}")
 
 
 ROW = """
-from tensorops.backends import NAMESPACES, Backend
-backend = Backend({name!r}, NAMESPACES["numpy"], "one more", isolated=False{more})
+from tensorops.backends import LIBRARIES, Backend
+backend = Backend({name!r}, LIBRARIES["numpy"], "one more", isolated=False{more})
 """
 
 BROKEN = {
@@ -209,10 +209,10 @@ BROKEN = {
         ROW.format(name="odd", more=", aliases=('nvidia',)"),
         "ValueError: register_backend: the name 'nvidia' already means the backend 'cuda'",
     ),
-    "provider_without_package": (
+    "provider_is_unknown": (
         "odd:backend",
         ROW.format(name="odd", more=", providers=('odd',)"),
-        "ValueError: register_backend: 'odd' names the provider 'odd', but kernel_packages does not",
+        "ValueError: register_backend: 'odd' uses an unknown provider, 'odd'",
     ),
 }
 
@@ -225,7 +225,7 @@ for call in (lambda: tp.set_backend("odd"), lambda: tp.to_backend(X, "odd")):
     except tp.BackendUnavailableError as error:
         print(error)
 with tp.set_backend("numpy"), tp.trace() as log:
-    print(np.array_equal(tp.relu(X), np.maximum(X, 0)), log[0].namespace)
+    print(np.array_equal(tp.relu(X), np.maximum(X, 0)), log[0].library)
 """
 
 
@@ -351,9 +351,16 @@ def test_a_function_may_return_the_backend(tmp_path):
     assert run("print(tp.is_backend_available('odd'))", tmp_path) == ["True"]
 
 
+PROVIDER = """
+from tensorops.backends import Provider
+provider = Provider("odd", ("numpy",), "odd_kernels", "for tests", by_name={by_name})
+"""
+ENTRY = "[tensorops.providers]\nodd = odd:provider\n"
+
+
 def test_kernels_that_do_not_load_leave_the_generic_bodies(tmp_path):
-    more = ", providers=('odd',), kernel_packages={'odd': 'odd_kernels'}"
-    write_plugin(tmp_path, "odd", "odd:backend", ROW.format(name="odd", more=more))
+    source = ROW.format(name="odd", more=", providers=('odd',)") + PROVIDER.format(by_name=True)
+    write_plugin(tmp_path, "odd", "odd:backend", source, ENTRY)
     tmp_path.joinpath("odd_kernels.py").write_text("raise OSError('the driver is too old')")
     code = """
 with tp.set_backend("odd"), tp.trace() as log:
@@ -361,7 +368,22 @@ with tp.set_backend("odd"), tp.trace() as log:
     explained = tp.silu.explain(X)
 print(np.allclose(y, X / (1 + np.exp(-X))), log[0].kernel)
 print(explained.refused)
+print(tp.silu.explain(X).kernel == "odd", "odd" in tp.silu.explain(X).refused)
 """
-    computed, refused = run(code, tmp_path)
+    computed, refused, without = run(code, tmp_path)
     assert computed == "True generic"
     assert refused == "{'odd': 'OSError: the driver is too old'}"
+    assert without == "False False", "a provider that is used by name only was used without a name"
+
+
+def test_a_provider_for_our_libraries_must_be_used_by_name(tmp_path):
+    source = ROW.format(name="odd", more=", providers=('odd',)") + PROVIDER.format(by_name=False)
+    write_plugin(tmp_path, "odd", "odd:backend", source, ENTRY)
+    code = """
+print(tp.is_backend_available("odd"))
+with tp.set_backend("numpy", providers=["odd", "generic"]):
+    print(tp.silu.explain(X).refused)
+"""
+    available, refused = run(code, tmp_path)
+    assert available == "True"
+    assert "ValueError: register_provider: 'odd' serves arrays of numpy, which needs by_name=True" in refused

@@ -11,11 +11,11 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import kernels
-from tensorops._namespaces import NAMESPACES
+from tensorops import _providers
+from tensorops.libraries import LIBRARIES
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
-WHY_NOT = kernels.load("cpu")
+WHY_NOT = _providers.load("cpu")
 if WHY_NOT:
     TARGETS = []
 else:
@@ -36,7 +36,7 @@ def target(request):
     _native.use_target(in_use)
 
 
-@pytest.fixture(params=NAMESPACES)
+@pytest.fixture(params=LIBRARIES)
 def library(request):
     support.require(request.param)
     return request.param

@@ -16,10 +16,10 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops._namespaces import NAMESPACES
 from tensorops.backends import probing
 from tensorops.backends.probing import probe, probe_all, probe_here
-from tensorops.backends.registry import BACKENDS, Backend
+from tensorops.backends.registry import BACKENDS
+from tensorops.libraries import LIBRARIES, Backend
 
 # A stand-in for an optional package: the name of a real one, found first, and broken in a way of its own.
 HANGS = "import time\ntime.sleep(3600)"
@@ -74,11 +74,11 @@ if sys.platform != "win32":
 @pytest.mark.parametrize("name", ["cuda", "jax"])
 def test_a_broken_package_is_a_reason(name, how, tmp_path):
     text, expected = BROKEN[how]
-    result = run(REASON.format(name=name), tmp_path, BACKENDS[name].namespace.packages[0], text)
+    result = run(REASON.format(name=name), tmp_path, BACKENDS[name].library.packages[0], text)
     assert result.returncode == 0, result.stderr
     reason, imported, error = result.stdout.splitlines()
     assert expected in reason
-    assert BACKENDS[name].namespace.name in reason
+    assert BACKENDS[name].library.name in reason
     assert imported == "[]", "this program imported what had not answered"
     assert error == f"backend {name!r} is not available: {reason}; to mend it: {BACKENDS[name].remedy}"
 
@@ -125,7 +125,7 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path):
     ], result.stderr
 
 
-PLANNED = ("nnpack", "nki", "tpu", "onednn", "mkl", "cudnn", "triton", "cusparselt", "opt_einsum", "mha")
+PLANNED = ("nnpack", "nki", "tpu", "onednn", "mkl", "cudnn", "triton", "cusparselt")
 
 
 @pytest.mark.parametrize("name", PLANNED)
@@ -146,10 +146,16 @@ def test_every_row_of_the_promised_table_is_there():
     promised = {
         "numpy": {"python"}, "cpu": {"cpp", "openmp", "xeon"}, "cuda": {"nvidia"}, "opencl": set(), "jax": set(),
         "tpu": set(), "mlx": {"mps"}, "torch": set(), "dask": set(), "onednn": {"mkldnn"}, "mkl": set(), "cudnn": set(),
-        "triton": set(), "cusparselt": set(), "opt_einsum": set(), "mha": set(), "nki": set(), "nnpack": set(),
+        "triton": set(), "cusparselt": set(), "nki": set(), "nnpack": set(),
     }  # fmt: skip
     for name, aliases in promised.items():
         assert aliases <= set(BACKENDS[name].aliases)
+
+
+@pytest.mark.parametrize(("name", "operator"), [("opt_einsum", "einsum"), ("mha", "multi_head_attention")])
+def test_operators_that_are_asked_for_as_backends_are_said_to_be_operators(name, operator):
+    with pytest.raises(ValueError, match=rf"^'{name}' is not a backend, but an operator .*{operator};"):
+        tp.set_backend(name)
 
 
 # --- one process -------------------------------------------------------------------------------------
@@ -158,9 +164,7 @@ def test_every_row_of_the_promised_table_is_there():
 @pytest.fixture
 def fake(monkeypatch):
     """A backend on NumPy arrays whose way there can be made to do anything."""
-    yield Backend(
-        "fake", dataclasses.replace(NAMESPACES["numpy"]), "for this test", isolated=False, remedy="do nothing"
-    )
+    yield Backend("fake", dataclasses.replace(LIBRARIES["numpy"]), "for this test", isolated=False, remedy="do nothing")
     probing._probes.pop("fake", None)
 
 
@@ -212,7 +216,7 @@ def test_threads_try_a_backend_once(fake, tried):
     ],
 )
 def test_a_wrong_result_or_an_error_is_a_reason(fake, value, reason):
-    object.__setattr__(fake.namespace, "to_numpy", lambda x: value())
+    object.__setattr__(fake.library, "to_numpy", lambda x: value())
     found = probe(fake)
     assert re.search(reason, found.reason)
     assert (found.remedy, found.verified, found.here) == ("do nothing", None, False)
@@ -285,7 +289,7 @@ def test_backends_tried_at_the_same_time_search_one_after_another(monkeypatch):
 
     monkeypatch.setattr(probing.importlib, "invalidate_caches", invalidate_caches)
     monkeypatch.setattr(probing, "_probes", {})
-    row = dataclasses.replace(NAMESPACES["numpy"], packages=("no_such",))
+    row = dataclasses.replace(LIBRARIES["numpy"], packages=("no_such",))
     absent = [Backend(f"absent{i}", row, "") for i in range(6)]
     assert all("is not installed" in found.reason for found in probe_all(absent).values())
     assert together == [1] * 6

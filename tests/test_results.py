@@ -66,25 +66,25 @@ EMPTY = {
 @pytest.mark.parametrize("name", EMPTY)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)], ids=str)
-def test_empty_results_are_arrays_of_their_own(namespace, name, shape, dtype):
-    if dtype not in support.dtypes_of(namespace.name):
-        pytest.skip(f"{namespace.name} holds no {dtype}")
+def test_empty_results_are_arrays_of_their_own(library, name, shape, dtype):
+    if dtype not in support.dtypes_of(library.name):
+        pytest.skip(f"{library.name} holds no {dtype}")
     operator = OPERATORS[name.partition("-")[0]]
-    with support.holding(namespace.name, dtype):
-        args, kwargs = support.there(EMPTY[name](np.zeros(shape, dtype)), namespace.name)
+    with support.holding(library.name, dtype):
+        args, kwargs = support.there(EMPTY[name](np.zeros(shape, dtype)), library.name)
         for call in (operator, operator.generic):
             assert_own(call(*args, **kwargs), args)
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
-def test_results_are_arrays_of_their_own(namespace, operator):
+def test_results_are_arrays_of_their_own(library, operator):
     """All cases in a dtype in which nothing needs to be widened, and a result could be its input."""
     for case in CASES[operator.__name__]:
         if "float32" in case.dtypes:
-            args, kwargs = support.there(case.build(dtype_name="float32"), namespace.name)
+            args, kwargs = support.there(case.build(dtype_name="float32"), library.name)
             for call in (operator, operator.generic):
                 assert_own(call(*args, **kwargs), (args, kwargs))
-            if namespace.name in ("jax", "dask"):
+            if library.name in ("jax", "dask"):
                 break  # arrays are never written to, and graphs take their time
 
 
@@ -116,13 +116,13 @@ def address_of(x):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("temperature", [1e-320, 1e-300, 1e-50, 1e-44, 1e-39, 1e-30])
-def test_the_coldest_draw_takes_the_largest(namespace, temperature, dtype):
-    if dtype not in support.dtypes_of(namespace.name):
-        pytest.skip(f"{namespace.name} holds no {dtype}")
+def test_the_coldest_draw_takes_the_largest(library, temperature, dtype):
+    if dtype not in support.dtypes_of(library.name):
+        pytest.skip(f"{library.name} holds no {dtype}")
     logits = np.array([[1.0, 3.0, 2.0, -np.inf], [0.0, -1.0, -0.5, -2.0], [5.0, 5.0, 1.0, 7.0]]).astype(dtype)
     uniform = np.array([0.0, 0.5, 0.99], np.float32)
-    with support.holding(namespace.name, dtype):
-        x, u = support.there((logits, uniform), namespace.name)
+    with support.holding(library.name, dtype):
+        x, u = support.there((logits, uniform), library.name)
         for options in ({}, {"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}):
             for call in (tp.sample, tp.sample.generic):
                 drawn = support.back(call(x, temperature=temperature, rng=u, **options))
@@ -130,23 +130,23 @@ def test_the_coldest_draw_takes_the_largest(namespace, temperature, dtype):
 
 
 @pytest.mark.parametrize("temperature", [1e39, 1e300])
-def test_the_hottest_draw_is_uniform(namespace, temperature):
+def test_the_hottest_draw_is_uniform(library, temperature):
     logits = np.tile(np.array([1.0, 1000.0, -np.inf, 2.0], np.float32), (4, 1))
     uniform = np.array([0.1, 0.4, 0.6, 0.9], np.float32)
-    x, u = support.there((logits, uniform), namespace.name)
+    x, u = support.there((logits, uniform), library.name)
     for call in (tp.sample, tp.sample.generic):
         assert support.back(call(x, temperature=temperature, rng=u)).tolist() == [0, 1, 1, 3]
 
 
-def test_equals_are_drawn_alike_however_cold(namespace):
+def test_equals_are_drawn_alike_however_cold(library):
     logits, uniform = np.array([[2.0, 1.0, 2.0]] * 2, np.float32), np.array([0.2, 0.8], np.float32)
-    x, u = support.there((logits, uniform), namespace.name)
+    x, u = support.there((logits, uniform), library.name)
     for call in (tp.sample, tp.sample.generic):
         assert support.back(call(x, temperature=1e-60, rng=u)).tolist() == [0, 2]
 
 
-def test_the_smallest_top_p_keeps_the_most_probable(namespace):
+def test_the_smallest_top_p_keeps_the_most_probable(library):
     logits, uniform = np.array([[2.0, 1.0, 5.0]] * 2, np.float32), np.array([0.0, 0.9], np.float32)
-    x, u = support.there((logits, uniform), namespace.name)
+    x, u = support.there((logits, uniform), library.name)
     for call in (tp.sample, tp.sample.generic):
         assert support.back(call(x, top_p=1e-60, rng=u)).tolist() == [2, 2]

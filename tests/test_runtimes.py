@@ -15,22 +15,24 @@ import pytest
 
 import fake_cupy
 import support
-from tensorops import _dtypes, kernels
-from tensorops._namespaces import NAMESPACES
-from tensorops.backends import hardware
-from tensorops.backends._machine import Machine
-from tensorops.backends.devices import ConfigurationError, CUDAConfig, DeviceConfig
-from tensorops.backends.registry import Backend, resolve
-from tensorops.backends.runtimes import (
+from tensorops import _dtypes, _providers, hardware
+from tensorops.backends.registry import resolve
+from tensorops.hardware.machine import Machine
+from tensorops.libraries import (
+    LIBRARIES,
+    Backend,
     Change,
+    ConfigurationError,
+    DeviceConfig,
     DeviceFacts,
     MemoryStats,
-    NumpyRuntime,
     Runtime,
-    _base,
     _host,
+    _runtime,
     runtime_of,
 )
+from tensorops.libraries.cupy import CUDAConfig
+from tensorops.libraries.numpy import NumpyRuntime
 
 MIB = 1024 * 1024
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -38,7 +40,7 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 
 def runtime(name):
     """Return the runtime of a backend that can compute here, loaded; or skip."""
-    support.require(resolve(name).namespace.name)
+    support.require(resolve(name).library.name)
     if name == "cpu":
         support.require_provider("cpu")
     found = runtime_of(resolve(name))
@@ -59,7 +61,7 @@ def cupy(monkeypatch):
 
 
 def test_every_row_names_a_runtime():
-    for row in NAMESPACES.values():
+    for row in LIBRARIES.values():
         assert isinstance(runtime_of(Backend("x", row, "")), Runtime)
     assert type(runtime_of(resolve("numpy"))) is NumpyRuntime
     assert type(runtime_of(resolve("dask"))) is NumpyRuntime
@@ -67,13 +69,13 @@ def test_every_row_names_a_runtime():
 
 def test_a_row_that_names_something_else_is_an_error():
     row = types.SimpleNamespace(name="odd", runtime="tensorops.backends.trace:Trace")
-    with pytest.raises(RuntimeError, match=r"^backend 'odd': tensorops.backends.trace:Trace is no tensorops Runtime$"):
+    with pytest.raises(RuntimeError, match=r"^backend .odd.: tensorops.backends.trace:Trace is not a tensorops R"):
         runtime_of(Backend("odd", row, ""))
     row.runtime = "types:SimpleNamespace"
     with pytest.raises(RuntimeError, match=r"^backend 'odd': making types:SimpleNamespace failed with TypeError: "):
         runtime_of(Backend("odd", row, ""))
     row.runtime = "builtins:id"
-    with pytest.raises(RuntimeError, match=r"^backend 'odd': builtins:id is no tensorops Runtime$"):
+    with pytest.raises(RuntimeError, match=r"^backend 'odd': builtins:id is not a tensorops Runtime$"):
         runtime_of(Backend("odd", row, ""))
 
 
@@ -82,8 +84,8 @@ def test_a_row_that_names_something_else_is_an_error():
     [
         ("no_such_module:Runtime", "ModuleNotFoundError: No module named 'no_such_module'"),
         (
-            "tensorops.backends.runtimes:NoSuchClass",
-            "AttributeError: module 'tensorops.backends.runtimes' has no attrib",
+            "tensorops.libraries:NoSuchClass",
+            "AttributeError: module 'tensorops.libraries' has no attrib",
         ),
     ],
 )
@@ -109,7 +111,7 @@ def test_facts_of_libraries_on_the_processor(name):
     assert facts.device_name == _host.processor_name()
     assert facts.compute_capability is None
     assert facts.max_shared_memory is None
-    package = resolve(name).namespace.packages[0]
+    package = resolve(name).library.packages[0]
     assert facts.versions[package] == sys.modules[package].__version__ if package != "mlx" else facts.versions["mlx"]
 
 
@@ -184,7 +186,7 @@ def test_asking_for_a_runtime_imports_no_library():
     result = support.python(
         "import sys, tensorops\n"
         "from tensorops.backends.registry import all_backends\n"
-        "from tensorops.backends.runtimes import runtime_of\n"
+        "from tensorops.libraries import runtime_of\n"
         "print(sorted(b.name for b in all_backends().values() if runtime_of(b).loaded))\n"
         "print(sorted({'jax', 'mlx.core', 'torch', 'cupy', 'dask', 'pyopencl'} & set(sys.modules)))"
     )
@@ -460,7 +462,7 @@ def test_queues_of_living_opencl_arrays_are_finished(monkeypatch):
     assert [q.finished for q in (one, other, dropped)] == [1, 1, 0]
     monkeypatch.setitem(sys.modules, "array_api_pyopencl", shim)
     alive.append(shim.Array(types.SimpleNamespace(finish=wrapped.finish)))
-    alive[-1].device = types.SimpleNamespace(queue=wrapped)  # a device of the namespace, which has a queue
+    alive[-1].device = types.SimpleNamespace(queue=wrapped)  # a device of the library, which has a queue
     runtime_of(resolve("opencl")).synchronize()
     assert [q.finished for q in (one, other, dropped, wrapped)] == [2, 2, 0, 1]
     assert len(alive) == 5
@@ -502,7 +504,7 @@ def test_a_library_that_cannot_be_imported_names_the_backend():
 def test_missing_kernels_are_said(monkeypatch):
     reason = "there is no compiler"
     monkeypatch.delitem(sys.modules, "tensorops.kernels.cpu._native", raising=False)
-    monkeypatch.setattr(kernels, "load", lambda provider: reason)
+    monkeypatch.setattr(_providers, "load", lambda provider: reason)
     cpu = runtime_of(resolve("cpu"))
     assert not cpu.loaded
     with pytest.raises(RuntimeError, match=rf"^backend 'cpu': {reason}$"):
@@ -515,8 +517,8 @@ def test_missing_kernels_are_said(monkeypatch):
 @pytest.fixture
 def originals(monkeypatch):
     """What settings were before tensorops changed them, empty and put back."""
-    monkeypatch.setattr(_base, "_original", {})
-    return _base._original
+    monkeypatch.setattr(_runtime, "_original", {})
+    return _runtime._original
 
 
 def test_a_change_is_made_seen_and_undone(originals):

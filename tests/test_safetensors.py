@@ -16,7 +16,7 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops._namespaces import namespace_of
+from tensorops.libraries import library_of
 
 safetensors = pytest.importorskip("safetensors")
 pytest.importorskip("gguf")  # which tensorops.models needs as well
@@ -75,18 +75,18 @@ def header_of(path):
 # --- from every library to every library -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", support.NAMESPACES)
-def test_every_bit_survives_the_way_from_any_library_to_any_other(namespace, target, path):
+@pytest.mark.parametrize("target", support.LIBRARIES)
+def test_every_bit_survives_the_way_from_any_library_to_any_other(library, target, path):
     other = support.require(target)
-    floating = [n for n in support.dtypes_of(namespace.name) if n in support.dtypes_of(other.name)]
+    floating = [n for n in support.dtypes_of(library.name) if n in support.dtypes_of(other.name)]
     expected = samples(floating)
-    source_name, target_name = (support.backend_of(row.name).name for row in (namespace, other))
-    with support.holding(namespace.name, "float64"), support.holding(other.name, "float64"):
+    source_name, target_name = (support.backend_of(row.name).name for row in (library, other))
+    with support.holding(library.name, "float64"), support.holding(other.name, "float64"):
         there = tp.to_backend(expected, source_name)
-        assert {namespace_of(x) for x in there.values()} == {namespace}
+        assert {library_of(x) for x in there.values()} == {library}
         save_safetensors(there, path)
         loaded = load_safetensors(path, target_name)
-        assert {namespace_of(x) for x in loaded.values()} == {other}
+        assert {library_of(x) for x in loaded.values()} == {other}
         returned = tp.to_backend(loaded, "numpy")
     assert list(returned) == list(expected)
     for name, value in expected.items():
@@ -94,9 +94,9 @@ def test_every_bit_survives_the_way_from_any_library_to_any_other(namespace, tar
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 1, 3)])
-def test_every_shape_survives(namespace, shape, path):
+def test_every_shape_survives(library, shape, path):
     expected = np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + 1
-    backend = support.backend_of(namespace.name).name
+    backend = support.backend_of(library.name).name
     save_safetensors({"x": tp.to_backend(expected, backend)}, path)
     assert header_of(path)["x"]["shape"] == list(shape)
     assert_same_bits(tp.to_backend(load_safetensors(path, backend)["x"], "numpy"), expected)
@@ -167,7 +167,7 @@ def test_without_a_name_the_backend_in_force_is_meant(path):
     save_safetensors(np.ones(2), path)
     assert type(load_safetensors(path)) is np.ndarray
     with tp.set_backend("array_api_strict"):
-        assert namespace_of(load_safetensors(path)).name == "array_api_strict"
+        assert library_of(load_safetensors(path)).name == "array_api_strict"
         assert type(load_safetensors(path, "numpy")) is np.ndarray
 
 
@@ -392,7 +392,7 @@ def test_metadata_is_text(metadata, path):
 
 
 def test_the_structures_key_is_taken(path):
-    with pytest.raises(ValueError, match=r"^save_safetensors: the metadata key 'tensorops\.structure' is taken"):
+    with pytest.raises(ValueError, match=r"^save_safetensors: the metadata key 'tensorops\.structure' is reserved"):
         save_safetensors({}, path, metadata={STRUCTURE: "{}"})
 
 
@@ -498,9 +498,9 @@ DEEP = '{"list":[' * 100_000
 @pytest.mark.parametrize(
     ("structure", "problem"),
     [
-        ("", r"it is no JSON: "),
-        ("{", r"it is no JSON: "),
-        (DEEP, r"it is no JSON: "),
+        ("", r"it is not valid JSON: "),
+        ("{", r"it is not valid JSON: "),
+        (DEEP, r"it is not valid JSON: "),
         ("3", r"it says 3;"),
         ('{"tensor":"y"}', r"it says \{'tensor': 'y'\};"),
         ('{"list":[{"tensor":"x"},{"tensor":"x"}]}', r"it says \{'tensor': 'x'\};"),

@@ -162,7 +162,7 @@ def test_a_backend_that_fails_only_here_is_a_row(monkeypatch):
 def test_kernels_that_do_not_load_are_named(monkeypatch):
     support.require_provider("cpu")
     monkeypatch.setattr("tensorops.testing.conformance.OPERATORS", {"rms_norm": OPERATORS["rms_norm"]})
-    monkeypatch.setattr("tensorops.testing.conformance.kernels.load", lambda provider: "no compiler was found")
+    monkeypatch.setattr("tensorops.testing.conformance._providers.load", lambda provider: "no compiler was found")
     result = run("--backend", "cpu")
     assert "skipped" in result.stdout
     assert result.stdout.count("cpu: cpu skipped: no compiler was found") == 1

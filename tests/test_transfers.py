@@ -14,8 +14,7 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import _namespaces
-from tensorops._namespaces import NAMESPACES, Namespace
+from tensorops.libraries import LIBRARIES, Library, _known
 from tensorops.testing import REFERENCES, assert_matches
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
@@ -38,7 +37,7 @@ def test_numpy_arrays_go_to_the_backend_and_come_back(elsewhere, dtype):
     assert y.flags.writeable
     assert_matches(y, REFERENCES["rms_norm"](x, w), dtype, tolerance=8)
     (record,) = log
-    assert record.namespace == explanation.namespace == elsewhere.name
+    assert record.library == explanation.library == elsewhere.name
     assert [(t.source, t.target, t.nbytes) for t in record.transfers] == [
         ("numpy", elsewhere.name, nbytes),
         ("numpy", elsewhere.name, w.nbytes),
@@ -57,7 +56,7 @@ def test_other_arrays_go_to_numpy_and_come_back(elsewhere):
         y = tp.rms_norm(x, w)
     assert elsewhere.owns(y)
     assert_matches(support.back(y), REFERENCES["rms_norm"](X, W), "float32", tolerance=8)
-    assert (log[0].namespace, len(log[0].transfers)) == ("numpy", 3)
+    assert (log[0].library, len(log[0].transfers)) == ("numpy", 3)
 
 
 def test_arrays_of_several_libraries_meet_in_a_backend(elsewhere):
@@ -211,7 +210,7 @@ def test_jax_refuses_what_it_would_narrow():
     ],
 )
 def test_what_is_no_array_is_refused_by_name(value, name):
-    expected = f"is {re.escape(name)}, expected an array of numpy, .*jax"
+    expected = f"is {re.escape(name)}, expected an array of cupy, .*jax, .*numpy"
     for call in (tp.rms_norm, tp.rms_norm.generic, tp.rms_norm.explain):
         with pytest.raises(TypeError, match=rf"^rms_norm: x {expected}"):
             call(value)
@@ -250,14 +249,14 @@ def test_plain_subclasses_are_arrays(tmp_path):
 
 
 def test_arrays_of_a_library_that_cannot_be_used_are_refused_clearly(monkeypatch):
-    for table in ("NAMESPACES", "_BY_PACKAGE", "_BY_TYPE"):
-        monkeypatch.setattr(_namespaces, table, getattr(_namespaces, table).copy())
+    for table in ("LIBRARIES", "_BY_PACKAGE", "_BY_TYPE"):
+        monkeypatch.setattr(_known, table, getattr(_known, table).copy())
     array_type = type("Array", (), {"__module__": "unusable.array"})
     module = types.ModuleType("unusable")
     module.Array = array_type
     monkeypatch.setitem(sys.modules, "unusable", module)
-    row = dataclasses.replace(Namespace.unusable("unusable", "it is too old"), array_type="unusable:Array")
-    _namespaces.register_namespace(row)
+    row = dataclasses.replace(Library.unusable("unusable", "it is too old"), array_type="unusable:Array")
+    _known.register_library(row)
     with pytest.raises(TypeError, match=r"^silu: x is an array of unusable, and it is too old$"):
         tp.silu(array_type())
     with pytest.raises(TypeError, match=r"^unusable arrays cannot be used: it is too old$"):
@@ -267,19 +266,19 @@ def test_arrays_of_a_library_that_cannot_be_used_are_refused_clearly(monkeypatch
 # --- get_namespace and to_backend --------------------------------------------------------------------
 
 
-def test_get_namespace_is_that_of_the_arrays_or_of_the_backend(namespace):
-    x = support.there(X, namespace.name)
+def test_get_namespace_is_that_of_the_arrays_or_of_the_backend(library):
+    x = support.there(X, library.name)
     xp = tp.get_namespace(x, None)
-    assert xp is namespace.xp
-    assert namespace.owns(xp.exp(x))
+    assert xp is library.xp
+    assert library.owns(xp.exp(x))
     with tp.set_backend("numpy"):
-        assert tp.get_namespace(x) is namespace.xp
-    with tp.set_backend(support.backend_of(namespace.name).name):
-        assert tp.get_namespace() is tp.get_namespace(None) is namespace.xp
+        assert tp.get_namespace(x) is library.xp
+    with tp.set_backend(support.backend_of(library.name).name):
+        assert tp.get_namespace() is tp.get_namespace(None) is library.xp
 
 
 def test_get_namespace_without_backend_is_that_of_numpy():
-    assert tp.get_namespace() is NAMESPACES["numpy"].xp
+    assert tp.get_namespace() is LIBRARIES["numpy"].xp
     with pytest.raises(TypeError, match=r"^expected an array, got list$"):
         tp.get_namespace([1.0])
 
@@ -297,7 +296,7 @@ class Block:
     derived: int = dataclasses.field(init=False, default=7)
 
 
-def test_to_backend_takes_nested_structures(namespace):
+def test_to_backend_takes_nested_structures(library):
     tree = {
         "list": [X, 3, "name", None],
         "tuple": (W, (X,)),
@@ -307,7 +306,7 @@ def test_to_backend_takes_nested_structures(namespace):
         "default": collections.defaultdict(list, w=W),
         "function": np.tanh,
     }
-    moved = tp.to_backend(tree, support.backend_of(namespace.name).name)
+    moved = tp.to_backend(tree, support.backend_of(library.name).name)
     assert list(moved) == list(tree)
     assert moved["list"][1:] == [3, "name", None]
     assert isinstance(moved["named"], Pair)
@@ -329,7 +328,7 @@ def test_to_backend_takes_nested_structures(namespace):
         (moved["default"]["w"], W),
     ]
     for array, original in found:
-        assert namespace.owns(array)
+        assert library.owns(array)
         there_and_back = support.back(array)
         assert there_and_back.dtype == original.dtype
         np.testing.assert_array_equal(there_and_back, original)
@@ -338,14 +337,14 @@ def test_to_backend_takes_nested_structures(namespace):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "uint8", "bool"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_to_backend_keeps_dtype_shape_and_values(namespace, dtype, shape):
-    if dtype in tp.testing.DTYPES and dtype not in support.dtypes_of(namespace.name):
-        pytest.skip(f"{namespace.name} holds no {dtype}")
+def test_to_backend_keeps_dtype_shape_and_values(library, dtype, shape):
+    if dtype in tp.testing.DTYPES and dtype not in support.dtypes_of(library.name):
+        pytest.skip(f"{library.name} holds no {dtype}")
     original = np.arange(6.0)[: int(np.prod(shape))].reshape(shape)
     original = original.astype(tp.testing.DTYPES.get(dtype, dtype))
-    with support.holding(namespace.name, dtype):
-        moved = tp.to_backend(original, support.backend_of(namespace.name).name)
-        assert namespace.owns(moved)
+    with support.holding(library.name, dtype):
+        moved = tp.to_backend(original, support.backend_of(library.name).name)
+        assert library.owns(moved)
         assert tuple(moved.shape) == shape
         returned = tp.to_backend(moved, "numpy")
     assert type(returned) is np.ndarray
@@ -363,10 +362,10 @@ def test_to_backend_keeps_dtype_shape_and_values(namespace, dtype, shape):
         pytest.param(lambda a: np.frombuffer(b"?" + a.tobytes(), a.dtype, offset=1), id="misaligned"),
     ],
 )
-def test_to_backend_takes_any_layout(namespace, layout):
+def test_to_backend_takes_any_layout(library, layout):
     original = layout(np.arange(12.0, dtype=np.float32).reshape(3, 4))
     original.flags.writeable = False
-    moved = tp.to_backend(original, support.backend_of(namespace.name).name)
+    moved = tp.to_backend(original, support.backend_of(library.name).name)
     np.testing.assert_array_equal(support.back(moved), original)
 
 
@@ -374,7 +373,7 @@ def test_a_move_that_was_asked_for_is_traced(elsewhere):
     with tp.trace() as log:
         moved = tp.to_backend((X, W), support.backend_of(elsewhere.name).name)
         tp.to_backend(moved, support.backend_of(elsewhere.name).name)
-    assert [(r.operator, r.namespace, len(r.transfers)) for r in log] == [("to_backend", elsewhere.name, 1)] * 2
+    assert [(r.operator, r.library, len(r.transfers)) for r in log] == [("to_backend", elsewhere.name, 1)] * 2
     assert [r.transfers[0].nbytes for r in log] == [X.nbytes, W.nbytes]
     assert (log[0].transfers[0].source, log[0].transfers[0].target) == ("numpy", elsewhere.name)
 

@@ -107,9 +107,9 @@ class Call:
         split = len(filled) - len(self.names)
         return function(*filled[:split], **dict(zip(self.names, filled[split:], strict=True)))
 
-    def of(self, namespace):
+    def of(self, library):
         """Return the operator as a function of arrays of a library, the others taken there."""
-        template = support.there(self.template, namespace)
+        template = support.there(self.template, library)
         return lambda *arrays: self(self.operator, template, arrays)
 
     def expected(self, inputs=None):
@@ -258,7 +258,7 @@ def test_jax_backend_in_force_under_jit():
     with tp.set_backend("jax"), tp.trace() as log:
         y = jax.jit(tp.rms_norm)(x)
     assert isinstance(y, jax.Array)
-    assert [(r.kernel, r.namespace, r.transfers) for r in log] == [("xla", "jax", ())]
+    assert [(r.kernel, r.library, r.transfers) for r in log] == [("jax_ffi", "jax", ())]
 
 
 def test_jax_ids_are_data_under_jit_and_vmap():
@@ -708,4 +708,4 @@ def test_dask_arrays_go_nowhere_by_themselves():
         with tp.set_backend("dask"):
             tp.rms_norm(x)
     assert isinstance(y, da.Array)
-    assert [(r.namespace, r.transfers) for r in log] == [("dask", ())] * 2
+    assert [(r.library, r.transfers) for r in log] == [("dask", ())] * 2

@@ -12,9 +12,9 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import kernels
-from tensorops.backends.validate import validate
-from tensorops.testing import DTYPES, _libraries
+from tensorops import _providers
+from tensorops.testing import DTYPES
+from tensorops.testing.validate import validate
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
 W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
@@ -175,17 +175,6 @@ def test_jax_says_why_it_holds_no_float64():
     row = one_row(tp.relu, X.astype(np.float64), backends=["jax"])
     assert (row.dtype, row.status) == ("float64", "refused")
     assert "jax_enable_x64" in row.reason
-
-
-def test_a_known_limit_of_a_library_is_named(monkeypatch):
-    xp = support.require("mlx").xp
-    exact = xp.exp
-    monkeypatch.setattr(xp, "exp", lambda x: xp.astype(exact(xp.astype(x, xp.float32)), x.dtype))
-    monkeypatch.setitem(_libraries.ONLY_AS_EXACT_AS_FLOAT32, ("mlx", "float64"), ("silu",))
-    with support.holding("mlx", "float64"):
-        row = one_row(tp.silu, X.astype(np.float64), backends=["mlx"])
-    assert row.status == "differs"
-    assert row.reason.endswith("a known limit: mlx computes silu in float64 only as exactly as in float32")
 
 
 @pytest.mark.parametrize(
@@ -469,4 +458,4 @@ def test_rows_are_frozen():
 def test_the_compiled_kernels_are_what_was_loaded():
     """The rows of the backend `cpu` must not say more than the provider can do."""
     (row,) = validate(tp.rms_norm, X, W, backends=["cpu"]).rows
-    assert row.status == ("unavailable" if kernels.load("cpu") else "ran")
+    assert row.status == ("unavailable" if _providers.load("cpu") else "ran")

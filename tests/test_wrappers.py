@@ -1,4 +1,4 @@
-"""Operators on arrays of a library that does not conform, whose namespace computes with wrappers around them."""
+"""Operators on arrays of a library that does not conform, whose library computes with wrappers around them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import _namespaces, kernels
-from tensorops._namespaces import Namespace, namespace_of
+from tensorops import _providers
+from tensorops._providers import Provider
 from tensorops._typing import Array
 from tensorops.backends import Backend, registry
+from tensorops.libraries import Library, _known, library_of
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
 W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
@@ -56,8 +57,8 @@ def to_numpy(x):
 
 @pytest.fixture
 def row(monkeypatch):
-    monkeypatch.setitem(kernels.PROVIDERS, "adding", "adds")
-    monkeypatch.setitem(kernels._reasons, "adding", "")
+    monkeypatch.setitem(_providers.PROVIDERS, "adding", Provider("adding", ("bare",), "adds", "adds"))
+    monkeypatch.setitem(_providers._reasons, "adding", "")
     bare, wrapping = types.ModuleType("bare"), types.ModuleType("wrapping_bare")
     bare.Array = Bare
     wrapping.Wrapper = Wrapper
@@ -65,9 +66,9 @@ def row(monkeypatch):
     wrapping.__getattr__ = lambda name: getattr(np, name)
     monkeypatch.setitem(sys.modules, "bare", bare)
     monkeypatch.setitem(sys.modules, "wrapping_bare", wrapping)
-    for table in ("NAMESPACES", "_BY_PACKAGE", "_BY_TYPE"):
-        monkeypatch.setattr(_namespaces, table, getattr(_namespaces, table).copy())
-    row = Namespace(
+    for table in ("LIBRARIES", "_BY_PACKAGE", "_BY_TYPE"):
+        monkeypatch.setattr(_known, table, getattr(_known, table).copy())
+    row = Library(
         name="bare",
         packages=("bare", "wrapping_bare"),
         array_type="bare:Array",
@@ -76,9 +77,8 @@ def row(monkeypatch):
         standard="wrapping_bare",
         to_numpy=to_numpy,
         from_numpy=lambda a, device: Bare(a),
-        providers=("adding",),
     )
-    _namespaces.register_namespace(row)
+    _known.register_library(row)
     return row
 
 
@@ -108,7 +108,7 @@ def adder(row):
 
 
 def test_both_types_belong_to_the_library(row):
-    assert namespace_of(Bare(X)) is namespace_of(X.view(Wrapper)) is row
+    assert library_of(Bare(X)) is library_of(X.view(Wrapper)) is row
     assert row.owns(Bare(X))
     assert row.owns(X.view(Wrapper))
     assert not row.owns(X)
@@ -125,7 +125,7 @@ def test_the_result_is_of_the_callers_type(adder, x):
         assert adder(given)[1] is None
         explanation = adder.explain(given, y=second)
         assert explanation.kernel == ("adding" if x is X else "generic")
-        assert explanation.namespace == "bare"
+        assert explanation.library == "bare"
     mixed = adder(Bare(x), x.view(Wrapper))
     assert [type(result) for result in mixed] == [Wrapper, Wrapper]
 
@@ -160,7 +160,7 @@ def test_a_wrapper_is_taken_to_a_backend_and_comes_back_as_one(row):
 
 def test_a_backend_of_wrappers_gets_other_libraries_arrays(row, monkeypatch):
     backend = Backend("bare", row, "bare arrays", isolated=False)
-    monkeypatch.setattr(Namespace, "is_installed", lambda self: True)
+    monkeypatch.setattr(Library, "is_installed", lambda self: True)
     monkeypatch.setitem(registry._by_any_name, "bare", backend)
     with tp.set_backend("bare"):
         assert type(tp.silu(X)) is np.ndarray

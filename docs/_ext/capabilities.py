@@ -1,6 +1,6 @@
 """Tables of what tensorops can do, read from its own registries while the documentation is built.
 
-Three directives without arguments: ``operators`` (operator × provider of kernels), ``namespaces`` (array library ×
+Three directives without arguments: ``operators`` (operator × provider of kernels), ``libraries`` (array library ×
 extra × floating dtypes) and ``backends``. No list is kept by hand, so none can fall behind the code.
 """
 
@@ -12,12 +12,12 @@ import numpy as np
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from tensorops import kernels
+from tensorops import _providers
 from tensorops._dtypes import dtype_name
-from tensorops._namespaces import NAMESPACES, Namespace
 from tensorops._operator import OPERATORS
 from tensorops.backends.probing import Probe, probe_all
-from tensorops.backends.registry import BACKENDS, Backend
+from tensorops.backends.registry import BACKENDS
+from tensorops.libraries import LIBRARIES, Backend, Library
 from tensorops.testing import DTYPES
 
 Cell = nodes.Node | str
@@ -61,31 +61,31 @@ class Operators(Directive):
 
     def run(self) -> list[nodes.Node]:
         rows = [
-            [operator_link(name), "✓", *("✓" if p in op.kernels else "–" for p in kernels.PROVIDERS)]
+            [operator_link(name), "✓", *("✓" if p in op.kernels else "–" for p in _providers.PROVIDERS)]
             for name, op in sorted(OPERATORS.items())
         ]
-        made: list[nodes.Node] = [table(["Operator", "generic body", *map(code, kernels.PROVIDERS)], rows)]
-        for provider in kernels.PROVIDERS:
-            if reason := kernels.load(provider):  # its column is empty for want of the provider, not of kernels
+        made: list[nodes.Node] = [table(["Operator", "generic body", *map(code, _providers.PROVIDERS)], rows)]
+        for provider in _providers.PROVIDERS:
+            if reason := _providers.load(provider):  # its column is empty for want of the provider, not of kernels
                 text = f"The provider {provider!r} could not be loaded where this page was built: {reason}"
                 made.append(nodes.warning("", nodes.paragraph("", text)))
         return made
 
 
-class Namespaces(Directive):
+class Libraries(Directive):
     """Every array library, how to install it, its providers, and the floating dtypes that it holds."""
 
     def run(self) -> list[nodes.Node]:
-        head = ["Namespace", "Extra", "Standard", "Kernels of", "Floating dtypes"]
+        head = ["Library", "Extra", "Standard", "Kernels of", "Floating dtypes"]
         rows = [
             [
                 code(row.name),
                 code(f"tensorops[{row.extra}]") if row.extra else "always there",
                 code(row.standard),
-                codes(row.providers),
+                codes(_providers.serving_library(row.name)),
                 floating_dtypes(row),
             ]
-            for row in NAMESPACES.values()
+            for row in LIBRARIES.values()
         ]
         return [table(head, rows)]
 
@@ -110,13 +110,13 @@ class Backends(Directive):
             code(backend.name),
             codes(backend.aliases),
             backend.summary,
-            codes(backend.providers),
+            codes(_providers.serving(backend)),
             backend.tested or "no",
             verdict,
         ]
 
 
-def floating_dtypes(row: Namespace) -> Cell:
+def floating_dtypes(row: Library) -> Cell:
     """Return the dtypes that arrays of a library kept when they were taken there, or why that was not tried."""
     if row.missing:
         return row.missing
@@ -128,7 +128,7 @@ def floating_dtypes(row: Namespace) -> Cell:
         return f"could not be asked where this page was built ({type(error).__name__})"
 
 
-def holds(row: Namespace, name: str) -> bool:
+def holds(row: Library, name: str) -> bool:
     try:
         x = row.from_numpy(np.ones(1, dtype=DTYPES[name]), None)
     except TypeError:
@@ -138,7 +138,7 @@ def holds(row: Namespace, name: str) -> bool:
 
 def setup(app) -> dict[str, bool]:
     app.add_directive("operators", Operators)
-    app.add_directive("namespaces", Namespaces)
+    app.add_directive("libraries", Libraries)
     app.add_directive("backends", Backends)
     # The tables are about the code, not about the page's source: read it anew on every build.
     app.connect("env-get-outdated", lambda *_: ["capabilities"])

@@ -1,7 +1,7 @@
 // Kernels as XLA's foreign functions: what JAX calls on the CPU. XLA makes the results; the interpreter has no part in
 // it.
 //
-// tensorops/kernels/xla registers the handlers by name. A new kernel adds its function, and a line of kHandlers.
+// tensorops/kernels/jax_ffi registers the handlers by name. A new kernel adds its function, and a line of kHandlers.
 //
 // Work is shared out over XLA's own threads: those of OpenMP would stand in their way, and spin while XLA's compute.
 // Nothing is written past the caches: XLA's memory is new to the process as a rule, and the system has just zeroed it.
@@ -21,7 +21,7 @@ namespace {
 
 using xla::Buffer;
 
-// What is wrong with a call; nullptr if nothing. tensorops/kernels/xla refuses all of this before XLA sees the call.
+// What is wrong with a call; nullptr if nothing. tensorops/kernels/jax_ffi refuses all of this before XLA sees the call.
 using Wrong = const char*;
 
 struct Call {

@@ -2,7 +2,7 @@
 //
 // Fresh memory costs more than computing into it: the kernel hands it over page by page, zeroed. Blocks of 64 KiB and
 // more are therefore kept when an array dies, up to a bound, and given out again; from 2 MiB on they are aligned to
-// 2 MiB and ask for huge pages. Smaller results are NumPy's own affair.
+// 2 MiB and ask for huge pages. NumPy allocates smaller results itself.
 #pragma once
 
 #include <cstddef>

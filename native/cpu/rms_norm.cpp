@@ -33,7 +33,7 @@ inline auto sum_of_two(const T* x, const T* residual, std::int64_t k) {
     return as_stored<T>(load_some(x, k) + load_some(residual, k));
 }
 
-// The mean square of x + residual, which is written down by the way
+// The mean square of x + residual; the sum is stored in the same pass
 template <bool kStream, class T>
 Compute<T> write_sum(const T* x, const T* residual, T* sum, std::int64_t n) {
     constexpr std::int64_t lanes = kLanes<T>, block = kAddedPlainly * 2 * lanes;

@@ -100,7 +100,7 @@ def _of_numbers(obj: Any, dtype: Any) -> np.ndarray[Any, Any]:
     if dtype is None and values.dtype.kind in "fc":
         return values.astype(np.complex64 if values.dtype.kind == "c" else np.float32)
     if values.dtype.kind == "O":
-        raise OverflowError("asarray: obj holds an integer that no data type holds, or something that is no number")
+        raise OverflowError("asarray: obj holds an integer that no data type holds, or something that is not a number")
     return values
 
 

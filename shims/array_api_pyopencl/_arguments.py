@@ -7,8 +7,8 @@ from typing import Any
 import pyopencl as cl
 import pyopencl.array
 
-from array_api_pyopencl import _array_object as _objects
 from array_api_pyopencl import _dtypes, _layout
+from array_api_pyopencl import _registered as _objects
 from array_api_pyopencl._devices import device_of_queue
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyopencl as cl
 import pyopencl.array
 
-from array_api_pyopencl import _calls, _dlpack, _indexing, _layout, _products
+from array_api_pyopencl import _calls, _dlpack, _indexing, _layout, _products, _registered
 from array_api_pyopencl._devices import Device, as_device, default_device
 from array_api_pyopencl._dtypes import DType
 from array_api_pyopencl._layout import Layout, Shape
@@ -398,3 +398,6 @@ _OPERANDS = (Array, bool, int, float, complex, np.generic, pyopencl.array.Array)
 
 def _is_operand(x: object) -> bool:
     return type(x) is Array or isinstance(x, _OPERANDS)
+
+
+_registered.Array = Array  # type: ignore[misc]

@@ -9,8 +9,8 @@ import pyopencl as cl
 import pyopencl.array
 from pyopencl import enqueue_nd_range_kernel
 
-from array_api_pyopencl import _array_object as _objects
 from array_api_pyopencl import _dtypes, _launch, _layout
+from array_api_pyopencl import _registered as _objects
 from array_api_pyopencl._arguments import as_array, name_of_type, wrap
 from array_api_pyopencl._devices import Device
 from array_api_pyopencl._dtypes import DType

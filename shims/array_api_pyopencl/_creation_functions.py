@@ -104,7 +104,7 @@ def _from_python(obj: Any, dtype: DType | None, device: Device) -> np.ndarray[An
     if host.dtype.kind not in "biufc":
         if dtype is None and host.dtype.kind == "O":
             raise OverflowError(
-                "an integer is beyond int64 and uint64, or the sequence has something that is no number"
+                "an integer is beyond int64 and uint64, or the sequence has something that is not a number"
             )
         host = np.asarray(obj, dtype)
     if dtype is None and host.dtype == np.float64:  # as Python's numbers are; arrays may be narrower

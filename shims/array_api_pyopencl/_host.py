@@ -47,9 +47,8 @@ def _record(name: str, arrays: Sequence[Array], results: Sequence[Array]) -> Non
     log = None if current is None else current.get().log
     if log is None:
         return
-    from tensorops.backends.trace import Record, Transfer
-
-    moved = [Transfer("pyopencl", "numpy", x.nbytes) for x in arrays]
-    moved += [Transfer("numpy", "pyopencl", y.nbytes) for y in results]
+    records = sys.modules["tensorops.backends.trace"]  # which the settings are made of
+    moved = [records.Transfer("pyopencl", "numpy", x.nbytes) for x in arrays]
+    moved += [records.Transfer("numpy", "pyopencl", y.nbytes) for y in results]
     shapes, dtypes = tuple(x.shape for x in arrays), tuple(x.dtype.name for x in arrays)
-    log.append(Record(name, "host", "pyopencl", shapes, dtypes, tuple(moved)))
+    log.append(records.Record(name, "host", "pyopencl", shapes, dtypes, tuple(moved)))

@@ -5,31 +5,33 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from tensorops._dtypes import dtype_name, nbytes
-from tensorops._namespaces import NAMESPACES, common_namespace, move, namespace_of
-from tensorops._namespaces import Namespace as Namespace
+from tensorops._providers import Provider, register_provider
 from tensorops._trees import map_arrays
 from tensorops._typing import Array
 from tensorops._typing import Namespace as ArrayNamespace
-from tensorops.backends.blocks import bind_settings, get_backend, set_backend, trace
-from tensorops.backends.default import (
+from tensorops.backends.probing import first_available
+from tensorops.backends.process_default import (
     BackendFallbackWarning,
     get_default_backend,
     in_force,
     reload_config,
     set_default_backend,
 )
-from tensorops.backends.probing import first_available
-from tensorops.backends.registry import BACKENDS, Backend, BackendUnavailableError, register_backend, resolve
+from tensorops.backends.registry import BACKENDS, BackendUnavailableError, register_backend, resolve
+from tensorops.backends.scopes import bind_settings, get_backend, set_backend, trace
 from tensorops.backends.settings import current
 from tensorops.backends.trace import Record, Trace, Transfer
+from tensorops.libraries import LIBRARIES, Backend, common_library, library_of, move
+from tensorops.libraries import Library as Library
 
 __all__ = [
     "BACKENDS",
-    "NAMESPACES",
+    "LIBRARIES",
     "Backend",
     "BackendFallbackWarning",
     "BackendUnavailableError",
-    "Namespace",
+    "Library",
+    "Provider",
     "Record",
     "Trace",
     "Transfer",
@@ -38,6 +40,7 @@ __all__ = [
     "get_default_backend",
     "get_namespace",
     "register_backend",
+    "register_provider",
     "reload_config",
     "set_backend",
     "set_default_backend",
@@ -74,9 +77,9 @@ def get_namespace(*arrays: Array | None) -> ArrayNamespace:
     array([1, 2], dtype=int32)
     """
     if arrays and any(x is not None for x in arrays):
-        return common_namespace(*arrays).xp
+        return common_library(*arrays).xp
     backend = in_force().backend
-    return (resolve("numpy") if backend is None else backend).namespace.xp
+    return (resolve("numpy") if backend is None else backend).library.xp
 
 
 def to_backend(tree: T, name: str) -> T:
@@ -85,8 +88,8 @@ def to_backend(tree: T, name: str) -> T:
     Parameters
     ----------
     tree : array, dict, list, tuple or dataclass instance
-        Containers may be nested, and may be of subclasses; what is no array stays as it is, and an array that stands
-        in several places stays one.
+        Containers may be nested, and may be of subclasses. An array that occurs more than once stays shared; everything
+        else is unchanged.
     name : str
         A backend's name or alias.
 
@@ -112,12 +115,12 @@ def to_backend(tree: T, name: str) -> T:
     >>> tensorops.to_backend({"w": [np.ones(2)]}, "numpy")
     {'w': [array([1., 1.])]}
     """
-    target = first_available([resolve(name)]).namespace
+    target = first_available([resolve(name)]).library
     log = current.get().log
 
     def there(x: Any) -> Any:
         moved = move(x, target)
-        source = namespace_of(x)
+        source = library_of(x)
         if log is not None and source is not None and source is not target:
             transfer = Transfer(source.name, target.name, nbytes(x))
             log.append(Record("to_backend", "-", target.name, (tuple(x.shape),), (dtype_name(x),), (transfer,)))

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
-from tensorops.backends.default import in_force
 from tensorops.backends.probing import first_available
+from tensorops.backends.process_default import in_force
 from tensorops.backends.registry import all_backends, resolve
-from tensorops.backends.runtimes import MemoryStats, Runtime, _host, is_loaded, runtime_of
+from tensorops.libraries import MemoryStats, Runtime, _host, is_loaded, runtime_of
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ def _of_each(name: str | None, ask: Callable[[Runtime], T]) -> list[T]:
     failures: list[RuntimeError] = []
     asked: set[str] = set()
     for backend in all_backends().values():
-        if not is_loaded(backend.namespace):  # its runtime's module is perhaps not even there
+        if backend.missing or not is_loaded(backend.library):  # its runtime's module is perhaps not even there
             continue
         try:
             runtime = runtime_of(backend)

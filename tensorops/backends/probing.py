@@ -17,18 +17,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from tensorops import _hooks
 from tensorops._display import printable
-from tensorops.backends.configuration import CHOICES, CONFIG, Configuration
-from tensorops.backends.registry import (
-    ENTRY_POINTS,
-    Backend,
-    BackendUnavailableError,
-    describe_error,
-    load_entry_point,
-    load_plugins_of,
-    plugins,
-    resolve,
-)
+from tensorops._messages import describe_error
+from tensorops.backends.config_file import CHOICES, CONFIG, Configuration
+from tensorops.backends.options import apply_configured
+from tensorops.backends.process import process
+from tensorops.backends.registry import BackendUnavailableError, load_plugins_of, made_by, plugins, resolve
+from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -167,18 +163,18 @@ def _lock_of(backend: Backend) -> threading.RLock:
 
 
 def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
-    missing = backend.missing or backend.namespace.missing
+    missing = backend.missing or backend.library.missing
     if missing:
         return Probe(missing, backend.remedy)
-    package = backend.namespace.packages[0]
+    package = backend.library.packages[0]
     with _searching:  # of two threads in there, one can fail: Python forgets paths without a lock of its own
         importlib.invalidate_caches()  # it may have been installed since
     try:
-        installed = backend.namespace.is_installed()
+        installed = backend.library.is_installed()
     except Exception as error:  # a package that breaks the search for it
         return Probe(f"looking for {package} failed with {describe_error(error)}", backend.remedy)
     if not installed:
-        extra = backend.namespace.extra
+        extra = backend.library.extra
         return Probe(
             f"{package} is not installed", f"pip install 'tensorops[{extra}]'" if extra else f"pip install {package}"
         )
@@ -191,8 +187,6 @@ def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
 
 def configure_device(backend: Backend, configured: Configuration | None = None) -> None:
     """Apply what is configured for a backend's device, before the library starts it."""
-    from tensorops.backends.default import process
-
     with _applying:
         _apply(backend.name, configured or process.configuration)
         _used.add(backend.name)
@@ -201,8 +195,6 @@ def configure_device(backend: Backend, configured: Configuration | None = None) 
 def _apply(name: str, configured: Configuration) -> None:
     options = configured.devices.get(name, {})
     if options or name in _optioned:
-        from tensorops.backends.devices import apply_configured
-
         apply_configured(name, options)
         _optioned.add(name)
 
@@ -236,38 +228,22 @@ def forget_misconfigured() -> None:
 def _compute(backend: Backend, configured: Configuration | None) -> Probe:
     """Compute something tiny on a backend, in this process, and look at the result."""
     try:
-        if backend.name != "cpu":  # its package does so when it is loaded, as arrays lead there without a backend, too
+        if not backend.requires:  # its kernels do so when loaded, as arrays lead there without a backend, too
             configure_device(backend, configured)
     except Exception as error:
         reason = f"its configured device was refused with {describe_error(error)}"
         return Probe(reason, f"change devices.{backend.name} in the configuration file", misconfigured=True)
     try:
-        reason = _wrong_result(backend)
+        (wrong_result,) = _hooks.wrong_result
+        reason = wrong_result(backend)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a broken installation may raise anything at all: it becomes the reason
-        reason = f"computing rms_norm with {backend.namespace.name} failed with {describe_error(error)}"
+        reason = f"computing rms_norm with {backend.library.name} failed with {describe_error(error)}"
     if reason:
         variable = "TENSOROPS_CPU_TARGET"
         return Probe(reason, f"unset {variable}" if f"environment variable {variable}" in reason else backend.remedy)
     return Probe(verified=datetime.now(UTC), here=True)
-
-
-def _wrong_result(backend: Backend) -> str:
-    import numpy as np
-
-    from tensorops.backends.settings import Settings, activate
-    from tensorops.ops.normalization import rms_norm
-
-    with activate(Settings(backend=backend)):
-        x = backend.namespace.from_numpy(np.asarray([[3.0, 4.0]], dtype=np.float32), None)
-        chosen = rms_norm.explain(x)
-        y = backend.namespace.to_numpy(rms_norm(x))
-    if not np.allclose(y, np.asarray([[3.0, 4.0]]) / np.sqrt(12.5), rtol=1e-5):
-        return f"rms_norm of (3, 4) came back as {np.asarray(y).tolist()}"
-    if backend.name == "cpu" and chosen.kernel != "cpu":
-        return chosen.refused["cpu"]
-    return ""
 
 
 # ------------------------------------------------------------------------------------ in a process of its own
@@ -278,8 +254,6 @@ def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Pr
     import json
     import tempfile
     from pathlib import Path
-
-    from tensorops.backends.default import process
 
     if not sys.executable or getattr(sys, "frozen", False):
         return None
@@ -292,7 +266,7 @@ def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Pr
         status = _run([sys.executable, "-W", "ignore", "-c", _CHILD, *arguments], complaints, SECONDS)
         if status is None or status == _UNKNOWN:
             return None
-        with_what = f"computing rms_norm with {backend.namespace.name}"
+        with_what = f"computing rms_norm with {backend.library.name}"
         if status == _NO_ANSWER:
             return Probe(f"{with_what} gave no answer within {SECONDS:g} seconds", backend.remedy)
         if status or not answer_file.exists():
@@ -365,7 +339,7 @@ def refuse_hanging_plugin(point: EntryPoint) -> None:
     with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
         complaints = Path(folder, "complaints")
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        arguments = [json.dumps(path), point.name, point.value]
+        arguments = [json.dumps(path), point.name, point.value, point.group]
         status = _run([sys.executable, "-W", "ignore", "-c", _PLUGIN, *arguments], complaints, PLUGIN_SECONDS)
         if status == _NO_ANSWER:
             raise TimeoutError(f"importing {point.module} took more than {PLUGIN_SECONDS:g} seconds")
@@ -373,14 +347,14 @@ def refuse_hanging_plugin(point: EntryPoint) -> None:
             raise RuntimeError(f"a process importing {point.module} {_end_of(status, complaints)}")
 
 
-def load_plugin(name: str, value: str) -> None:
+def load_plugin(name: str, value: str, group: str) -> None:
     """Load an entry point; what the process of its own runs. Whatever that raises is raised again when it is loaded."""
     import contextlib
     from importlib.metadata import EntryPoint
 
     load_plugins_of("")  # should it ask for a backend, it is not to load the others
     with contextlib.suppress(BaseException):
-        load_entry_point(EntryPoint(name, value, ENTRY_POINTS))
+        made_by(EntryPoint(name, value, group))
     os._exit(0)
 
 
@@ -400,3 +374,6 @@ def answer(owner: str, name: str, options: str, path: str) -> None:
     said = {"reason": found.reason, "remedy": found.remedy, "misconfigured": found.misconfigured, "verified": verified}
     Path(path).write_text(json.dumps(said), encoding="utf-8")
     os._exit(0)  # what libraries do when a process ends properly takes time, and proves nothing
+
+
+_hooks.refuse_plugin.append(refuse_hanging_plugin)

@@ -1,7 +1,7 @@
 """Settings: one immutable object behind one context variable.
 
 A context variable gives every thread and every asyncio task its own view. Where no block put settings in force, a
-stand-in is; what it stands for is in `tensorops.backends.default`.
+stand-in is; what it stands for is in `tensorops.backends.process_default`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from tensorops.backends.registry import Backend
 from tensorops.backends.trace import Trace
+from tensorops.libraries import Backend
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class Settings:
     ----------
     backend
         The backend chosen, or ``None``: compute where the arrays live.
-    kernels
+    providers
         Names of the only providers to use, in this order, or ``None`` for the usual choice.
     log
         Where to record what ran, or ``None``.
@@ -36,7 +36,7 @@ class Settings:
     """
 
     backend: Backend | None = None
-    kernels: tuple[str, ...] | None = None
+    providers: tuple[str, ...] | None = None
     log: Trace | None = None
     plans: defaultdict[Any, dict[type, Callable[..., Any]]] = field(
         default_factory=lambda: defaultdict(dict), repr=False
@@ -48,13 +48,13 @@ INHERITED = Settings()
 call need not ask which it is."""
 
 current: ContextVar[Settings] = ContextVar("tensorops.settings", default=INHERITED)
-"""What the innermost block put in force here, or `INHERITED`; see `tensorops.backends.default.in_force`."""
+"""What the innermost block put in force here, or `INHERITED`; see `tensorops.backends.process_default.in_force`."""
 
 
 @lru_cache(maxsize=128)
-def settings_of(backend: Backend | None, kernels: tuple[str, ...] | None = None) -> Settings:
+def settings_of(backend: Backend | None, providers: tuple[str, ...] | None = None) -> Settings:
     """Return one object for equal settings, so that entering a block again finds its plans made."""
-    return Settings(backend, kernels)
+    return Settings(backend, providers)
 
 
 @contextmanager

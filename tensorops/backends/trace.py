@@ -27,7 +27,7 @@ class Record:
 
     operator: str
     kernel: str
-    namespace: str
+    library: str
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     transfers: tuple[Transfer, ...] = ()
@@ -39,7 +39,7 @@ class Record:
 
     def __str__(self) -> str:
         moved = "; ".join(str(t) for t in self.transfers)
-        return f"{self.operator}: {self.kernel} on {self.namespace}, {self.inputs}" + (f" [{moved}]" if moved else "")
+        return f"{self.operator}: {self.kernel} on {self.library}, {self.inputs}" + (f" [{moved}]" if moved else "")
 
 
 @dataclass(eq=False, repr=False)
@@ -83,5 +83,5 @@ class Trace(Displayed, Sequence[Record]):
         return str(self) or "<trace: no operator has run>"
 
     def _table(self) -> Table:
-        rows = tuple((r.operator, r.kernel, r.namespace, r.inputs, "\n".join(map(str, r.transfers))) for r in self)
+        rows = tuple((r.operator, r.kernel, r.library, r.inputs, "\n".join(map(str, r.transfers))) for r in self)
         return Table("", ("operator", "kernel", "on", "inputs", "transfers"), rows)

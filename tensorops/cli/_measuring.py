@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tensorops.backends.registry import Backend, describe_error, resolve
+from tensorops._messages import describe_error
+from tensorops.backends.registry import resolve
+from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
     from tensorops.testing.workloads import Workload
@@ -115,16 +117,15 @@ def prepare(found: Measurement, work: Workload) -> Candidate:
 
 def _compiled(operator: Any, options: dict[str, Any], backend: Backend) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Compile for libraries that compile functions; options that are no arrays become part of the function."""
-    if backend.namespace.name != "jax":
+    jit = backend.library.jit
+    if jit is None:
         return operator, options
     from functools import partial
 
-    import jax
+    from tensorops.libraries import library_of
 
-    from tensorops._namespaces import namespace_of
-
-    fixed = {name: value for name, value in options.items() if namespace_of(value) is None}
-    return jax.jit(partial(operator, **fixed)), {name: options[name] for name in options if name not in fixed}
+    fixed = {name: value for name, value in options.items() if library_of(value) is None}
+    return jit(partial(operator, **fixed)), {name: options[name] for name in options if name not in fixed}
 
 
 def measure(work: Workload, wanted: list[Measurement], seconds: float) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorops.backends.registry import Backend, resolve
+from tensorops.backends.registry import resolve
+from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
     from tensorops.models import Llama
@@ -30,7 +31,7 @@ def load(path: Path, backend: Backend) -> Llama:
     try:
         from tensorops.models import Llama
 
-        return Llama.from_gguf(path, backend.name, compile=_compiler(backend))
+        return Llama.from_gguf(path, backend.name, compile=backend.library.jit)
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
 
@@ -43,16 +44,6 @@ def generate(llama: Llama, prompt: list[int], **options: Any) -> Iterator[int]:
         return llama.generate_ids(prompt, **options)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-
-
-def _compiler(backend: Backend) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
-    """Return what makes the network fast on a backend, if anything does."""
-    if backend.namespace.name != "jax":
-        return None
-    import jax
-
-    jit: Callable[[Callable[..., Any]], Callable[..., Any]] = jax.jit  # thousands of small dispatches become one
-    return jit
 
 
 @dataclass

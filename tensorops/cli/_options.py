@@ -15,7 +15,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.text import Text
 
 from tensorops._display import Table, printable, printable_lines, wrapped
-from tensorops.backends.registry import Backend, all_backends, nearest, resolve
+from tensorops._messages import nearest
+from tensorops.backends.registry import all_backends, resolve
+from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
     import rich.table
@@ -106,23 +108,24 @@ def _known(name: str) -> Backend:
 
 def available_here() -> str:
     """Return the words that say which backends can compute here, best first."""
-    from tensorops.cli.backends import probe_best_first
+    from tensorops.backends.listing import get_available_backends
 
-    names = ", ".join(backend.name for backend, probed in probe_best_first() if not probed.reason)
+    with messages.status("Probing backends ..."):
+        names = ", ".join(get_available_backends())
     return f"available here: {names} (`tensorops backends` has the reasons for the others)"
 
 
 def configuration_problem() -> str:
     """Return what keeps the configuration from being applied, or an empty string."""
-    from tensorops.backends.default import process
+    from tensorops.backends.process import process
 
     return "" if process.problem is None else str(process.problem)
 
 
 def apply_configuration() -> tuple[str | None, str]:
-    """Read the configuration anew and apply it; return the name of the backend in force, or none and the reason."""
-    from tensorops.backends.blocks import get_backend
-    from tensorops.backends.default import BackendFallbackWarning, reload_config
+    """Read the configuration again and apply it; return the name of the backend in force, or none and the reason."""
+    from tensorops.backends.process_default import BackendFallbackWarning, reload_config
+    from tensorops.backends.scopes import get_backend
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BackendFallbackWarning)  # who asks says what is unavailable, and why
@@ -151,7 +154,7 @@ def require_available(backend: Backend, *, option: str = "") -> None:
 
 def configured_backend() -> Backend | None:
     """Return the backend that the configuration puts in force, if it names one; a fallback is told of."""
-    from tensorops.backends.default import BackendFallbackWarning, in_force
+    from tensorops.backends.process_default import BackendFallbackWarning, in_force
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", BackendFallbackWarning)

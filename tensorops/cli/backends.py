@@ -8,14 +8,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from tensorops._messages import describe_error
 from tensorops.backends.probing import Probe, probe_all
-from tensorops.backends.registry import Backend, describe_error
 from tensorops.cli._options import configuration_problem, escape, messages, print_table, say, warn
+from tensorops.libraries import Backend
 
 
 def probe_best_first() -> list[tuple[Backend, Probe]]:
     """Return every backend and what came of trying it, best first; a spinner turns meanwhile."""
-    from tensorops.backends.information import best_first
+    from tensorops.backends.listing import best_first
 
     with messages.status("Probing backends …"):
         rows = best_first()
@@ -25,12 +26,12 @@ def probe_best_first() -> list[tuple[Backend, Probe]]:
 
 def providers() -> dict[str, str]:
     """Return every provider of kernels, and why it cannot be loaded, or an empty string."""
-    from tensorops import kernels
+    from tensorops import _providers
 
     reasons = {}
-    for name in tuple(kernels.PROVIDERS):
+    for name in tuple(_providers.PROVIDERS):
         try:
-            reasons[name] = kernels.load(name)
+            reasons[name] = _providers.load(name)
         except Exception as error:  # such as a setting of the kernels that means nothing: a list must not fail
             reasons[name] = describe_error(error)
     return reasons
@@ -38,7 +39,7 @@ def providers() -> dict[str, str]:
 
 def had_here(found: list[tuple[Backend, Probe]]) -> list[tuple[Backend, Probe]]:
     """Return those that compute here, or would if one did what their remedies say."""
-    from tensorops.backends.information import can_be_had
+    from tensorops.backends.listing import can_be_had
 
     return [row for row in found if can_be_had(*row)]
 
@@ -80,7 +81,7 @@ def backends(everything: bool, as_json: bool) -> None:
     found = probe_best_first()
     problem = configuration_problem()
     if as_json:
-        from tensorops.backends.information import describe_row
+        from tensorops.backends.listing import describe_row
 
         rows = [describe_row(backend, probed) for backend, probed in found]
         kernels = [{"name": name, "available": not why, "reason": why or None} for name, why in providers().items()]

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tensorops._files import write_atomically
-from tensorops.backends.registry import Backend, nearest
+from tensorops._messages import nearest
 from tensorops.cli._measuring import METHOD, Measurement, measure
 from tensorops.cli._options import (
     backend_names,
@@ -27,6 +27,7 @@ from tensorops.cli._options import (
     require_configuration,
     warn,
 )
+from tensorops.libraries import Backend
 
 # -------------------------------------------------------------------------------------------- reporting
 
@@ -41,8 +42,8 @@ def circumstances(backends: tuple[Backend, ...], dtype: str, seconds: float) -> 
     import numpy as np
 
     import tensorops
-    from tensorops.backends.hardware import detect_hardware
-    from tensorops.backends.runtimes import runtime_of
+    from tensorops.hardware import detect_hardware
+    from tensorops.libraries import runtime_of
 
     versions = {"python": platform.python_version(), "tensorops": tensorops.__version__, "numpy": np.__version__}
     for backend in backends:
@@ -66,10 +67,10 @@ def threads() -> int:
     """Return how many threads the compiled kernels use at most; without them, how many processors there are."""
     import os
 
-    from tensorops import kernels
+    from tensorops import _providers
 
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    if kernels.load("cpu"):
+    if _providers.load("cpu"):
         return usable
     from tensorops.kernels.cpu import _native
 
@@ -236,7 +237,7 @@ def _available() -> tuple[Backend, ...]:
     """Return the backends that compute here, but for those that exist for tests."""
     from tensorops.cli.backends import probe_best_first
 
-    return tuple(b for b, probed in probe_best_first() if not probed.reason and b.namespace.extra != "test")
+    return tuple(b for b, probed in probe_best_first() if not probed.reason and b.library.extra != "test")
 
 
 def _measure_all(

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tensorops._display import shortened
-from tensorops.backends import configuration
-from tensorops.backends.configuration import AUTO, CONFIG, Configuration
+from tensorops.backends import config_file
+from tensorops.backends.config_file import AUTO, CONFIG, Configuration
 from tensorops.cli._options import apply_configuration, escape, messages, print_table, say, warn
 
 FIELDS = {
@@ -30,7 +30,7 @@ FIELDS = {
 
 def _preferred(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     try:
-        return None if value is None else configuration.backend_name(value)
+        return None if value is None else config_file.backend_name(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -39,7 +39,7 @@ def _priority(context: click.Context, parameter: click.Parameter, value: str | N
     if value is None:
         return None
     try:
-        return configuration.priority([name.strip() for name in value.split(",") if name.strip()])
+        return config_file.priority([name.strip() for name in value.split(",") if name.strip()])
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -64,7 +64,7 @@ def config(
     as_json: bool,
 ) -> None:
     """Show the configuration, or change its file and show what came of it."""
-    usual = configuration.config_path()
+    usual = config_file.config_path()
     path = usual if file is None else file.absolute()
     changes: dict[str, Any] = {"preferred_backend": backend, "backend_priority": priority}
     changes = {name: value for name, value in changes.items() if value is not None}
@@ -74,7 +74,7 @@ def config(
         changes |= _write(path, changes, force, reset)
         if path != usual:
             warn(f"tensorops reads {usual or 'no file'}; to make it read this one, set {CONFIG}={path}")
-    elif file is not None and not configuration.exists(path):
+    elif file is not None and not config_file.exists(path):
         raise click.ClickException(f"configuration file {shortened(path, 1000)} does not exist")
     with _named_by_environment(file and path):
         _show(path, changes, as_json)
@@ -83,7 +83,7 @@ def config(
 def _write(path: Path, changes: dict[str, Any], force: bool | None, reset: bool) -> dict[str, Any]:
     """Change the file and return what was set."""
     try:
-        before = Configuration() if reset else configuration.read_file(path, must_exist=False)
+        before = Configuration() if reset else config_file.read_file(path, must_exist=False)
     except ValueError as error:
         raise click.ClickException(f"{error}\nMend the file, or begin from an empty one: add --reset.") from None
     if force is not None:
@@ -93,7 +93,7 @@ def _write(path: Path, changes: dict[str, Any], force: bool | None, reset: bool)
         changes = changes | {"force_backend": preferred if force else None}
     after = dataclasses.replace(before, **changes)
     try:
-        configuration.write_file(path, after)
+        config_file.write_file(path, after)
     except OSError as error:
         said = f"configuration file {shortened(path, 1000)} cannot be written: {error.strerror or error}"
         raise click.ClickException(said) from None
@@ -120,7 +120,7 @@ def _named_by_environment(file: Path | None) -> Iterator[None]:
 
 def _show(path: Path | None, changes: dict[str, Any], as_json: bool) -> None:
     try:
-        found = configuration.read()
+        found = config_file.read()
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     name, problem = apply_configuration()
@@ -128,7 +128,7 @@ def _show(path: Path | None, changes: dict[str, Any], as_json: bool) -> None:
     _warn_of_unavailable(found, changes)
     if as_json:
         values = {field: getattr(found, field) for field in FIELDS}
-        file = {"file": None if path is None else str(path), "file_exists": configuration.exists(path)}
+        file = {"file": None if path is None else str(path), "file_exists": config_file.exists(path)}
         rest = {"sources": dict(found.sources), "in_force": name, "problem": problem or None}
         click.echo(json.dumps({**values, **file, **rest}, indent=2))
         return
@@ -166,7 +166,7 @@ def _describe(value: Any) -> str:
 def _describe_file(path: Path | None) -> str:
     if path is None:
         return f"none, as {CONFIG} is set, but empty"
-    return f"{path} ({'exists' if configuration.exists(path) else 'does not exist'})"
+    return f"{path} ({'exists' if config_file.exists(path) else 'does not exist'})"
 
 
 _OVERRIDING = {

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 import tensorops
-from tensorops.backends.registry import Backend
 from tensorops.cli import _model
 from tensorops.cli._options import (
     backend_names,
@@ -25,6 +24,7 @@ from tensorops.cli._options import (
     text,
 )
 from tensorops.cli.backends import had_here, print_backends, probe_best_first
+from tensorops.libraries import Backend
 
 PROMPT = "The capital of France is"
 
@@ -56,9 +56,9 @@ def run(path: Path, backend: Backend, prompt: str, count: int) -> Outcome:
 
 def why_skipped(backend: Backend) -> str:
     """Return why the demonstration leaves a backend out, or an empty string."""
-    if backend.namespace.lazy:
+    if backend.library.lazy:
         return "lazy: it builds a graph of thousands of tasks for every token"
-    return "it checks conformance and is not made for speed" if backend.name == "array_api_strict" else ""
+    return "it checks conformance and is not made for speed" if backend.for_tests else ""
 
 
 @click.command()

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from tensorops.backends import configuration, registry
-from tensorops.backends.configuration import AUTO, CONFIG, VARIABLES, Configuration
+from tensorops._messages import describe_error
+from tensorops.backends import config_file, registry
+from tensorops.backends.config_file import AUTO, CONFIG, VARIABLES, Configuration
 from tensorops.backends.probing import Probe
-from tensorops.backends.registry import Backend, describe_error, resolve
+from tensorops.backends.registry import resolve
 from tensorops.cli._options import apply_configuration, say
 from tensorops.cli.backends import had_here, print_hidden, print_unavailable, probe_best_first
+from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
-    from tensorops.backends.hardware import Hardware
+    from tensorops.hardware import Hardware
 
 POCL = "Portable Computing Language"
 
@@ -32,8 +34,8 @@ def doctor(everything: bool, as_json: bool) -> None:
 
     The exit code is 0 if the configuration is sound, the backend that it names works, and the compiled kernels load.
     """
-    from tensorops.backends.hardware import detect_hardware
-    from tensorops.backends.optimal import get_optimal_backend
+    from tensorops.backends.ranking import get_optimal_backend
+    from tensorops.hardware import detect_hardware
 
     problems: list[dict[str, str]] = []
     configured = examine_configuration(problems)
@@ -102,11 +104,11 @@ def examine_installation() -> dict[str, Any]:
 
 def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
     """Return what the compiled kernels were made for, or why they do not load."""
-    from tensorops import kernels
+    from tensorops import _providers
     from tensorops.backends.probing import probe
 
     try:
-        reason = kernels.load("cpu")
+        reason = _providers.load("cpu")
     except Exception as error:  # a setting that means nothing
         reason = describe_error(error)
     if reason:
@@ -121,16 +123,16 @@ def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
 
 def examine_configuration(problems: list[dict[str, str]]) -> dict[str, Any]:
     """Return what is configured; what is wrong with it is added to the problems."""
-    path = configuration.config_path()
+    path = config_file.config_path()
     set_here = {name: value for name, value in sorted(os.environ.items()) if name.startswith("TENSOROPS_")}
     facts: dict[str, Any] = {
         "file": None if path is None else str(path),
-        "file_exists": configuration.exists(path),
+        "file_exists": config_file.exists(path),
         "environment": set_here,
         "unknown_variables": [name for name in set_here if name not in VARIABLES],
     }
     try:
-        found = configuration.read()
+        found = config_file.read()
     except ValueError as error:
         remedies = [f"unset {name}" for name in set_here if f"environment variable {name}" in str(error)]
         if not remedies:
@@ -204,7 +206,7 @@ def notes_on_opencl(hardware: Hardware) -> list[str]:
 
 
 def _row(backend: Backend, probed: Probe) -> dict[str, Any]:
-    from tensorops.backends.information import describe_row
+    from tensorops.backends.listing import describe_row
 
     return {
         **describe_row(backend, probed),

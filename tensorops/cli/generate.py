@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 import numpy as np
 
-from tensorops.backends.registry import Backend
 from tensorops.cli import _model
 from tensorops.cli._options import (
     backend_name,
@@ -20,6 +19,7 @@ from tensorops.cli._options import (
     require_configuration,
     text,
 )
+from tensorops.libraries import Backend
 
 
 def divisor(context: click.Context, parameter: click.Parameter, value: float) -> float:

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tensorops.backends.registry import describe_error, resolve
+from tensorops._messages import describe_error
+from tensorops.backends.registry import resolve
 from tensorops.cli import _ratios, _ratios_model, bench
 from tensorops.cli._options import escape, messages, print_table, require_available, require_configuration, warn
 from tensorops.testing import BENCHMARK_SHAPES, peers

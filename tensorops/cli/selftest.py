@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tensorops.backends.registry import Backend, describe_error, resolve
+from tensorops._messages import describe_error
+from tensorops.backends.registry import resolve
 from tensorops.cli._options import (
     backend_names,
     escape,
@@ -21,6 +22,7 @@ from tensorops.cli._options import (
     require_available,
     require_configuration,
 )
+from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
     from tensorops.testing.conformance import Outcome, Subject
@@ -113,7 +115,7 @@ def selftest(named: tuple[Backend, ...], full: bool, as_json: bool) -> None:
 
 
 def _available() -> tuple[Backend, ...]:
-    from tensorops.backends.information import get_available_backends
+    from tensorops.backends.listing import get_available_backends
 
     with messages.status("Probing backends ..."):
         return tuple(map(resolve, get_available_backends()))
@@ -121,9 +123,7 @@ def _available() -> tuple[Backend, ...]:
 
 def describe_quick(backends: tuple[Backend, ...]) -> str:
     """Return what a quick run leaves out, or an empty string."""
-    from tensorops.testing._libraries import SLOW
-
-    slow = [backend.name for backend in backends if backend.namespace.name in SLOW]
+    slow = [backend.name for backend in backends if backend.library.slow]
     if not slow:
         return ""
     return (

@@ -101,7 +101,7 @@ class Tensor:
 
     @property
     def data(self) -> Bytes:
-        """The stored bytes, read anew from the file."""
+        """The stored bytes, read from the file again."""
         return self.file.read(self.start, self.nbytes, f"tensor {self.name}")
 
     @property

@@ -342,7 +342,7 @@ class Llama:
     def _piece(self, left: int) -> int:
         """Return how many of the tokens that are left go through the network at once."""
         size = min(left, PREFILL_TOKENS)
-        # Every new length is compiled anew, so a compiled network sees powers of two only.
+        # Every new length is compiled again, so a compiled network sees powers of two only.
         return 1 << (size.bit_length() - 1) if self._compiled else size
 
     def _read(self, ids: Sequence[int], cache: KVCache) -> Iterator[Array]:

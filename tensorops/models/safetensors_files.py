@@ -62,7 +62,7 @@ def save_safetensors(tree: Any, path: str | os.PathLike[str], *, metadata: Mappi
     tree : array, dict, list, tuple or dataclass instance
         Containers may be nested; keys are strings or integers. Besides arrays they may hold numbers, strings, truth
         values and ``None``. Arrays are of float16, bfloat16, float32, float64, integers or truth values; lazy ones are
-        computed. An array that stands in several places is written as often.
+        computed. An array that occurs more than once is written each time.
     path : str or path-like
         The file. It is written atomically: whoever reads at that time sees the old one or the new one.
     metadata : mapping of str to str, optional
@@ -209,7 +209,7 @@ def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"save_safetensors: metadata holds {key!r}: {value!r}, expected strings only")
     if STRUCTURE in entries:
-        raise ValueError(f"save_safetensors: the metadata key {STRUCTURE!r} is taken: the structure stands there")
+        raise ValueError(f"save_safetensors: the metadata key {STRUCTURE!r} is reserved for the structure")
     return entries
 
 
@@ -274,7 +274,7 @@ class _Reader:
         try:
             structure = json.loads(described)
         except (ValueError, RecursionError) as error:
-            raise self.misfit(f"it is no JSON: {error}") from None
+            raise self.misfit(f"it is not valid JSON: {error}") from None
         self.unread = set(names)
         try:
             found = self.build(structure)

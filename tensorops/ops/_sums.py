@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from tensorops._namespaces import sums_in_order
 from tensorops._typing import Array, Namespace
+from tensorops.libraries import sums_in_order
 
 _BLOCK = 128
 _LONG = 1024  # where shorter sums lose digits, they lose few

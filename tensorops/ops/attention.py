@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tensorops._dtypes import is_bool, largest_exponent, narrow, widen
-from tensorops._namespaces import creation_device
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
 from tensorops._validation import (
@@ -19,6 +18,7 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
+from tensorops.libraries import creation_device
 
 _NAME = "scaled_dot_product_attention"
 _WIDEST = 2**31 - 1

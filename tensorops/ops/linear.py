@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tensorops._dtypes import narrow, widen, widen_integers
-from tensorops._namespaces import creation_device
 from tensorops._operator import operator
 from tensorops._typing import Array
 from tensorops._validation import require_floating, require_indices, require_integer, require_ndim
 from tensorops.backends import get_namespace
+from tensorops.libraries import creation_device
 
 
 @operator

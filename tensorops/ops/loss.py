@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tensorops._dtypes import integer_limits, narrow, widen, widen_integers
-from tensorops._namespaces import creation_device
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
 from tensorops._validation import (
@@ -16,6 +15,7 @@ from tensorops._validation import (
     require_ndim,
 )
 from tensorops.backends import get_namespace
+from tensorops.libraries import creation_device
 from tensorops.ops._sums import mean_along, sum_along
 
 # Losses are computed and summed up in this unit, a power of two: no difference of logits overflows in it, nor does a

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tensorops._dtypes import anew, is_floating, is_integer, narrow, widen
-from tensorops._namespaces import creation_device
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
 from tensorops._validation import (
@@ -16,6 +15,7 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
+from tensorops.libraries import creation_device
 
 
 @operator

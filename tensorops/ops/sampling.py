@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tensorops._dtypes import largest_exponent, widen
-from tensorops._namespaces import creation_device, namespace_of
 from tensorops._operator import operator
 from tensorops._typing import Array, Namespace
 from tensorops._validation import (
@@ -17,6 +16,7 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
+from tensorops.libraries import creation_device, library_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,7 +141,7 @@ def _require_source(rng: Any) -> None:
     """Raise `TypeError` unless `rng`, if it is given, is a source of numbers."""
     import numpy as np
 
-    if rng is not None and not isinstance(rng, np.random.Generator) and namespace_of(rng) is None:
+    if rng is not None and not isinstance(rng, np.random.Generator) and library_of(rng) is None:
         raise TypeError(f"sample: rng is {type(rng).__name__}, expected a numpy.random.Generator or an array")
 
 

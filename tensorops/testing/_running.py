@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorops._dtypes import dtype_name
-from tensorops._namespaces import Namespace, creation_device
-from tensorops._operator import GENERIC, KernelRefusedError
+from tensorops._operator import KernelRefusedError
+from tensorops._providers import GENERIC
 from tensorops.backends import get_namespace, set_backend, trace
 from tensorops.backends.settings import Settings, activate
-from tensorops.testing._libraries import arrays_in, back, is_limited
+from tensorops.libraries import Library, creation_device
+from tensorops.testing._libraries import arrays_in, back
 from tensorops.testing.assertions import assert_matches
 
 if TYPE_CHECKING:
     from tensorops._operator import Operator
-    from tensorops.backends.registry import Backend
     from tensorops.backends.trace import Trace
+    from tensorops.libraries import Backend
     from tensorops.testing.cases import Arguments, Case
     from tensorops.testing.invalid import InvalidCase
 
@@ -47,7 +48,7 @@ def run(operator: AnyOperator, call: Arguments, backend: Backend, implementation
     the results are those of a plain call, which goes on with something else.
     """
     if implementation == GENERIC:
-        return [run_generic(operator, call, backend.namespace)], None
+        return [run_generic(operator, call, backend.library)], None
     result, reason = run_kernel(operator, call, backend, implementation)
     results = run_plain(operator, call, _PLAIN)
     with set_backend(backend.name):
@@ -55,7 +56,7 @@ def run(operator: AnyOperator, call: Arguments, backend: Backend, implementation
     return (results if reason is not None else [*results, result]), reason
 
 
-def run_generic(operator: AnyOperator, call: Arguments, row: Namespace) -> Any:
+def run_generic(operator: AnyOperator, call: Arguments, row: Library) -> Any:
     """Run an operator's own body and return its result."""
     args, kwargs = call
     with trace() as log:
@@ -70,9 +71,9 @@ def run_kernel(operator: AnyOperator, call: Arguments, backend: Backend, provide
     `explain` must know before: the reason that it gives is the one in the error.
     """
     args, kwargs = call
-    with set_backend(backend.name, kernels=[provider, GENERIC]):
+    with set_backend(backend.name, providers=[provider, GENERIC]):
         reason = operator.explain(*args, **kwargs).refused.get(provider)
-    with set_backend(backend.name, kernels=[provider]), trace() as log:
+    with set_backend(backend.name, providers=[provider]), trace() as log:
         try:
             result = operator(*args, **kwargs)
         except KernelRefusedError as error:
@@ -81,7 +82,7 @@ def run_kernel(operator: AnyOperator, call: Arguments, backend: Backend, provide
             check(len(log) == 0, f"a refused call was recorded: {log}")
             return None, reason
     check(reason is None, f"explain says {reason!r}, but the kernel ran")
-    check_ran(log, operator, provider, backend.namespace, call)
+    check_ran(log, operator, provider, backend.library, call)
     return result, None
 
 
@@ -98,11 +99,11 @@ def run_plain(operator: AnyOperator, call: Arguments, settings: Settings | None)
     return [traced, operator(*args, **kwargs), operator(*args, **kwargs)]
 
 
-def check_ran(log: Trace, operator: AnyOperator, implementation: str, row: Namespace, call: Arguments) -> None:
+def check_ran(log: Trace, operator: AnyOperator, implementation: str, row: Library, call: Arguments) -> None:
     """Check that a trace holds one call of an implementation, on a library's arrays, and no transfer."""
     check(len(log) == 1, f"expected one call in the trace, got {len(log)}:\n{log}")
     record = log[0]
-    ran = (record.operator, record.kernel, record.namespace)
+    ran = (record.operator, record.kernel, record.library)
     wanted = (operator.__name__, implementation, row.name)
     check(ran == wanted, f"asked for {wanted[0]}: {wanted[1]} on {wanted[2]}, but what ran is {record}")
     check(record.transfers == (), f"arrays were moved: {record}")
@@ -112,17 +113,14 @@ def check_ran(log: Trace, operator: AnyOperator, implementation: str, row: Names
     check(record.dtypes == tuple(dtype_name(x) for x in inputs), f"recorded dtypes are {record.dtypes}")
 
 
-def check_result(
-    result: Any, expected: Any, case: Case, row: Namespace, dtype: str, call: Arguments, *, limited: bool | None = None
-) -> None:
+def check_result(result: Any, expected: Any, case: Case, row: Library, dtype: str, call: Arguments) -> None:
     """Check library, device, dtype, shape and values of one result or a tuple of results."""
     __tracebackhide__ = True
-    limited = is_limited(case, row, dtype) if limited is None else limited
     if isinstance(expected, tuple):
         check(isinstance(result, tuple), f"result is {type(result).__name__}, expected a tuple")
         check(len(result) == len(expected), f"result has {len(result)} parts, expected {len(expected)}")
         for part, expected_part in zip(result, expected, strict=True):
-            check_result(part, expected_part, case, row, dtype, call, limited=limited)
+            check_result(part, expected_part, case, row, dtype, call)
         return
     if expected is None:
         check(result is None, f"result is {type(result).__name__}, expected None")
@@ -136,9 +134,6 @@ def check_result(
         default = xp.__array_namespace_info__().default_dtypes()["indexing"]
         check(xp.isdtype(result.dtype, default), f"index dtype is {result.dtype}, expected {default}")
         wanted = dtype_name(result)
-    if limited and wanted == dtype:
-        check(actual.dtype.name == dtype, f"dtype is {actual.dtype.name}, expected {dtype}")
-        actual, wanted = actual.astype(np.float32), "float32"
     assert_matches(actual, expected, wanted, tolerance=case.tolerance_for(wanted), scale_axis=case.scale_axis)
 
 
@@ -160,11 +155,11 @@ def check_refusal(
             operator(*args, **kwargs)
 
     def preferred() -> None:
-        with set_backend(backend.name, kernels=[implementation, GENERIC]):
+        with set_backend(backend.name, providers=[implementation, GENERIC]):
             operator(*args, **kwargs)
 
     def kernel_alone() -> None:
-        with set_backend(backend.name, kernels=[implementation]):
+        with set_backend(backend.name, providers=[implementation]):
             operator(*args, **kwargs)
 
     if implementation == GENERIC:

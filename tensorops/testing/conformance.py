@@ -11,15 +11,19 @@ The tests of tensorops and the command ``tensorops selftest`` go through the sam
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tensorops import kernels
-from tensorops._operator import GENERIC, OPERATORS, Operator
+from tensorops import _providers
+from tensorops._messages import nearest
+from tensorops._operator import OPERATORS, Operator
+from tensorops._providers import GENERIC
+from tensorops._trees import map_arrays
 from tensorops.backends.probing import first_available
-from tensorops.backends.registry import Backend, nearest, resolve
-from tensorops.testing._libraries import SLOW, dtypes_held, holding, is_compiled, there
+from tensorops.backends.registry import resolve
+from tensorops.libraries import Backend
+from tensorops.testing._libraries import arrays_in, dtypes_held, there
 from tensorops.testing._running import check_refusal, check_result, run
 from tensorops.testing.assertions import DTYPES
 from tensorops.testing.cases import CASES, Arguments, Case
@@ -27,7 +31,7 @@ from tensorops.testing.invalid import INVALID, InvalidCase
 from tensorops.testing.references import REFERENCES
 
 if TYPE_CHECKING:
-    from tensorops._namespaces import Namespace
+    from tensorops.libraries import Library
 
 __all__ = ["ConformanceReport", "Outcome", "Subject", "check_conformance", "conformance", "subjects"]
 
@@ -245,9 +249,9 @@ class Subject:
     reason: str = ""
 
     @property
-    def row(self) -> Namespace:
+    def row(self) -> Library:
         """The array library."""
-        return self.backend.namespace
+        return self.backend.library
 
     def __len__(self) -> int:
         """Return how many outcomes `run` gives."""
@@ -257,9 +261,9 @@ class Subject:
         """Run all cases and return what came of each."""
         if self.reason:
             return [self._outcome("all", "skipped", self.reason)]
-        with holding(self.row, self.dtype):
-            together = is_compiled(self.row) and self.cases
-            computed = _run_compiled(self) if together else _run_one_by_one(self)
+        with self.row.holding(self.dtype):
+            jit = self.row.jit
+            computed = _run_compiled(self, jit) if jit and self.cases else _run_one_by_one(self)
             return [*computed, *(_run_invalid(self, case) for case in self.invalid)]
 
     def _outcome(self, case: str, status: Status, message: str = "") -> Outcome:
@@ -276,17 +280,17 @@ def subjects(
 ) -> tuple[Subject, ...]:
     """Return what `conformance` runs with these arguments, in order: to tell how much it is, or to run a part."""
     chosen = first_available([resolve(backend)])
-    held = dtypes_held(chosen.namespace)
-    some = quick and chosen.namespace.name in SLOW
+    held = dtypes_held(chosen.library)
+    some = quick and chosen.library.slow
     found = []
     for name in _tested(operators):
         operator = OPERATORS[name]
-        for implementation in _selected("implementation", implementations, (GENERIC, *chosen.providers)):
-            unloaded = "" if implementation == GENERIC else kernels.load(implementation)
+        for implementation in _selected("implementation", implementations, (GENERIC, *_providers.serving(chosen))):
+            unloaded = "" if implementation == GENERIC else _providers.load(implementation)
             if implementation != GENERIC and not unloaded and implementation not in operator.kernels:
                 continue
             for dtype in held if dtypes is None else _selected("dtype", dtypes, DTYPES):
-                lacks = "" if dtype in held else f"{chosen.namespace.name} holds no {dtype}"
+                lacks = "" if dtype in held else f"{chosen.library.name} holds no {dtype}"
                 cases = tuple(c for c in CASES[name] if dtype in c.dtypes and (not some or _is_telling(c)))
                 invalid = INVALID[name] if dtype == "float32" else ()
                 found.append(Subject(chosen, operator, implementation, dtype, cases, invalid, unloaded or lacks))
@@ -339,21 +343,17 @@ def _run_one_by_one(subject: Subject) -> Iterator[Outcome]:
             yield _compare(subject, case, call, expected, results, reason)
 
 
-def _run_compiled(subject: Subject) -> list[Outcome]:
-    """Run all cases in one `jax.jit`, as compiling each operation for each shape would take many times as long."""
-    import jax
-
+def _run_compiled(subject: Subject, jit: Callable[..., Any]) -> list[Outcome]:
+    """Compile all cases as one function, as compiling each operation for each shape would take many times as long."""
     built = [_arguments(subject, case) for case in subject.cases]
-    leaves, structure = jax.tree.flatten([call for call, _ in built])
-    is_array = [isinstance(leaf, jax.Array) for leaf in leaves]
+    calls = [call for call, _ in built]
     refusals: dict[int, str | None] = {}
     errors: dict[int, Exception] = {}
 
     def traced(*arrays: Any) -> list[Any]:
         given = iter(arrays)
-        filled = [next(given) if array else leaf for array, leaf in zip(is_array, leaves, strict=True)]
         made = []
-        for i, call in enumerate(jax.tree.unflatten(structure, filled)):
+        for i, call in enumerate(map_arrays(lambda _: next(given), calls)):
             try:
                 results, refusals[i] = run(subject.operator, call, subject.backend, subject.implementation)
             except Exception as error:
@@ -362,7 +362,7 @@ def _run_compiled(subject: Subject) -> list[Outcome]:
         return made
 
     try:
-        made = jax.jit(traced)(*(leaf for array, leaf in zip(is_array, leaves, strict=True) if array))
+        made = jit(traced)(*arrays_in(calls))
     except Exception as error:  # the compiler's: it does not say of which case
         return [subject._outcome(case.name, "failed", _describe(error)) for case in subject.cases]
     return [

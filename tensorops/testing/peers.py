@@ -266,9 +266,9 @@ def _expression(known: dict[str, Any], name: str) -> Any:
 
 
 def _to_torch(arrays: tuple[Any, ...]) -> list[Any]:
-    from tensorops._namespaces import NAMESPACES
+    from tensorops.libraries import LIBRARIES
 
-    return [NAMESPACES["torch"].from_numpy(a, None) for a in arrays]
+    return [LIBRARIES["torch"].from_numpy(a, None) for a in arrays]
 
 
 PEERS: dict[str, tuple[str, Callable[[str, tuple[Any, ...]], Call]]] = {

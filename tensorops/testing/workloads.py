@@ -6,17 +6,17 @@ Cases are small, and made to be difficult; workloads are large, and made to be o
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tensorops._messages import nearest
+from tensorops.backends import registry
+from tensorops.libraries import Library, Runtime, library_of, runtime_of
+from tensorops.testing._libraries import arrays_in
 from tensorops.testing.assertions import DTYPES
-
-if TYPE_CHECKING:
-    from tensorops._namespaces import Namespace
 
 __all__ = ["SIZES", "WORKLOADS", "Workload", "wait_for", "waiter", "workload"]
 
@@ -165,35 +165,20 @@ def workload(operator: str, rows: int, features: int, dtype_name: str = "float32
     [(2, 64), (64, 64)]
     """
     if operator not in WORKLOADS:
-        from tensorops.backends.registry import nearest
-
         near = nearest(operator, WORKLOADS)
         raise ValueError(f"no workload for {operator!r}{near}; valid names: {', '.join(WORKLOADS)}")
     return WORKLOADS[operator](_Maker(rows, features, dtype_name))
 
 
-# Libraries that compute what is asked for: waiting until they have done all that was submitted does not ask. And
-# PyOpenCL, whose queues the runtime looks for among all objects: that takes longer than most operators.
-_ASK: dict[str, Callable[[list[Any]], object]] = {
-    "dask": lambda arrays: importlib.import_module("dask").compute(*arrays),
-    "jax": lambda arrays: importlib.import_module("jax").block_until_ready(arrays),
-    "mlx": lambda arrays: importlib.import_module("mlx.core").eval(arrays),
-    "pyopencl": lambda arrays: [array.queue.finish() for array in arrays],
-}
-
-
 @functools.cache
-def waiter(row: Namespace) -> Callable[[list[Any]], object] | None:
+def waiter(row: Library) -> Callable[[list[Any]], object] | None:
     """Return what waits for arrays of a library, or ``None`` if its results are there when it returns.
 
-    The runtime of the library knows how to wait; where nobody wrote one, arrays are copied to host memory.
+    The runtime of the library knows how to wait; where there is none, arrays are copied to host memory.
     """
-    from tensorops.backends.registry import BACKENDS
-    from tensorops.backends.runtimes import Runtime, runtime_of
-
-    if row.name in _ASK:
-        return _ASK[row.name]
-    backend = next((backend for backend in BACKENDS.values() if backend.namespace is row), None)
+    if row.wait is not None:
+        return row.wait
+    backend = next((backend for backend in registry.BACKENDS.values() if backend.library is row), None)
     if backend is None or type(runtime := runtime_of(backend)) is Runtime:
         return lambda arrays: [row.to_numpy(array) for array in arrays]
     if type(runtime).do_synchronize is Runtime.do_synchronize:
@@ -210,11 +195,8 @@ def wait_for(result: Any) -> Any:
     >>> wait_for((np.ones(2), None))
     (array([1., 1.]), None)
     """
-    from tensorops._namespaces import namespace_of
-    from tensorops.testing._libraries import arrays_in
-
     if arrays := arrays_in(result):
-        row = namespace_of(arrays[0])
+        row = library_of(arrays[0])
         assert row is not None
         if (wait := waiter(row)) is not None:
             wait([row.unwrap(array) for array in arrays])

@@ -5,6 +5,13 @@ by the usual choice: what `set_backend` or a trace put in force, when the graph 
 the Dask arrays and goes no further, as threads and processes that compute blocks would not know of it.
 """
 
-from tensorops.kernels.dask import activation, normalization, positional
+from __future__ import annotations
 
-__all__ = ["activation", "normalization", "positional"]
+from tensorops._providers import Provider
+
+PROVIDER = Provider(
+    name="dask",
+    libraries=("dask",),
+    kernels="tensorops.kernels.dask.table",
+    summary="one task for each block, which calls the operator on the block",
+)

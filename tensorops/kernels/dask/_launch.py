@@ -10,11 +10,12 @@ from numbers import Real
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from tensorops import kernels
-from tensorops._namespaces import describe_type, namespace_of
+from tensorops import _providers
+from tensorops._messages import describe_type
 from tensorops._operator import Operator
 from tensorops._typing import Array
 from tensorops.backends.settings import Settings, activate
+from tensorops.libraries import library_of
 
 Axes: TypeAlias = tuple[int, ...]
 
@@ -57,7 +58,7 @@ def _only(block: Any) -> Any:
 
 @contextlib.contextmanager
 def _on_one_thread() -> Iterator[None]:
-    if kernels.load("cpu"):  # no compiled kernels, and no threads of theirs
+    if _providers.load("cpu"):  # no compiled kernels, and no threads of theirs
         yield
         return
     from tensorops.kernels.cpu import _native
@@ -102,7 +103,7 @@ class Blockwise:
         (first, _), *_ = self.arrays.values()
         library = None
         for name, (a, axes) in self.arrays.items():
-            row = namespace_of(a._meta)
+            row = library_of(a._meta)
             if row is None or row.missing:
                 return f"the blocks of {name} are of {describe_type(a._meta)}"
             if reason := row.unfit(a._meta):
@@ -187,6 +188,6 @@ def _refuse_others(arguments: tuple[Any, ...]) -> str | None:
     import dask.array as da
 
     for a in arguments:
-        if not isinstance(a, da.Array) and namespace_of(a) is not None:
+        if not isinstance(a, da.Array) and library_of(a) is not None:
             return f"an argument is {describe_type(a)}"
     return None

@@ -3,6 +3,13 @@
 `mx.fast.rms_norm` and `mx.fast.layer_norm` are not among them: their squares overflow in float32 from 1e19 on.
 """
 
-from tensorops.kernels.mlx import quantization
+from __future__ import annotations
 
-__all__ = ["quantization"]
+from tensorops._providers import Provider
+
+PROVIDER = Provider(
+    name="mlx",
+    libraries=("mlx",),
+    kernels="tensorops.kernels.mlx.table",
+    summary="MLX's own fused operations, where they keep the operators' contract",
+)

@@ -3,15 +3,14 @@
 Whatever records or transforms what is computed gets the body: gradients, torch.func, tracing, modes.
 """
 
-import tensorops.kernels.cpu  # noqa: F401 - its ImportError says why there is no compiled module
-from tensorops.kernels.torch_cpu import (
-    activation,
-    attention,
-    linear,
-    loss,
-    normalization,
-    positional,
-    quantization,
-)
+from __future__ import annotations
 
-__all__ = ["activation", "attention", "linear", "loss", "normalization", "positional", "quantization"]
+from tensorops._providers import Provider
+from tensorops.kernels.torch_cpu import _dynamo  # noqa: F401 - torch.compile is to find what to inline
+
+PROVIDER = Provider(
+    name="torch_cpu",
+    libraries=("torch",),
+    kernels="tensorops.kernels.torch_cpu.table",
+    summary="the C++ kernels on tensors in host memory",
+)

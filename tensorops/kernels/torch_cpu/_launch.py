@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorops._namespaces import torch_storage_suffices
 from tensorops._operator import Operator
+from tensorops.libraries.torch import storage_suffices
 
 
 def register(operator: Operator[..., Any]) -> None:
@@ -30,13 +30,7 @@ def register(operator: Operator[..., Any]) -> None:
             return result
         return tuple(map(_tensor, result)) if type(result) is tuple else _tensor(result)
 
-    for function in (supports, kernel):
-        function.__module__ = _family(operator)
     operator.kernel("torch_cpu", supports=supports, declines=True)(kernel)
-
-
-def _family(operator: Operator[..., Any]) -> str:
-    return f"tensorops.kernels.torch_cpu.{operator.__module__.rpartition('.')[2]}"
 
 
 def _refuse(arguments: tuple[Any, ...]) -> str | None:
@@ -55,7 +49,7 @@ def _refuse(arguments: tuple[Any, ...]) -> str | None:
                 return f"an argument is a {type(x).__name__}"
         if not x.is_cpu or x.layout is not torch.strided or x.is_neg() or x.is_conj():
             return "an argument is not a dense tensor on the CPU"
-        if not torch_storage_suffices(x, x.untyped_storage().nbytes()):
+        if not storage_suffices(x, x.untyped_storage().nbytes()):
             return "an argument's storage has been resized"
         if recording and x.requires_grad:
             return "an argument requires grad"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorops.backends import Backend, Namespace
+from tensorops.backends import Backend, Library, Provider
 
-__all__ = ["backend"]
+__all__ = ["backend", "provider"]
 
 
 def _to_numpy(x):
@@ -26,20 +26,24 @@ def _from_numpy(a, device):
 
 backend = Backend(
     name="tiny",
-    namespace=Namespace(
+    library=Library(
         name="tiny",
         packages=("tensorops_tiny",),
         array_type="tensorops_tiny.array:Array",
         standard="tensorops_tiny.xp",
         to_numpy=_to_numpy,
         from_numpy=_from_numpy,
-        providers=("tiny",),
         quiet=lambda: np.errstate(all="ignore"),
         host_values=True,
     ),
     summary="a tiny array library, as an example",
-    providers=("tiny",),
-    kernel_packages={"tiny": "tensorops_tiny.kernels"},
     tested="in the tests of tensorops",
     isolated=False,  # there is no driver that could hang
+)
+
+provider = Provider(
+    name="tiny",
+    libraries=("tiny",),
+    kernels="tensorops_tiny.kernels",
+    summary="kernels for tiny arrays, as an example",
 )

@@ -1,0 +1,10 @@
+"""The class of arrays, for the modules that its methods are made of: `_array_object` registers it here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from array_api_pyopencl._array_object import Array
+
+__all__ = ["Array"]

@@ -1,0 +1,28 @@
+"""What messages have in common: the nearest valid name, the name of a type, an exception as one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tensorops._display import printable
+
+
+def nearest(name: object, valid: Iterable[str]) -> str:
+    """Return `` (did you mean 'numpy'?)`` if one of the valid names is near, else an empty string."""
+    import difflib  # only after a mistake
+
+    by_lower = {v.lower(): v for v in valid}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1) if isinstance(name, str) else []
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
+
+
+def describe_type(x: object) -> str:
+    """Return how errors name the type of something that is not an array."""
+    cls = type(x)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception as one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {printable(lines[0]) if lines else 'no message'}"

@@ -1,0 +1,135 @@
+"""Providers of kernels: families of code that override operators, each of which describes itself.
+
+A package in `tensorops.kernels`, or of another distribution, has a ``PROVIDER`` that says what it is; importing the
+package costs next to nothing. The module that `Provider.kernels` names registers the kernels. It is imported when the
+first array that the provider may serve arrives.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tensorops import _hooks
+from tensorops._messages import nearest
+from tensorops.libraries import FILES, Backend
+
+GENERIC = "generic"
+"""What `explain` and `set_backend(..., providers=[…])` call the operator's own body."""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """What a provider of kernels says of itself.
+
+    Parameters
+    ----------
+    name : str
+        What `explain` and ``set_backend(..., providers=[…])`` call it.
+    libraries : tuple of str
+        The names of the libraries whose arrays it serves.
+    kernels : str
+        The module whose import registers the kernels, or raises `ImportError` with the reason why there are none. It
+        must not import an array library by itself: the kernels do, when they run.
+    summary : str
+        One line for people.
+    rank : int
+        Providers of one library are asked in ascending order of it.
+    by_name : bool
+        Only backends that name it in their `Backend.providers` use it. A provider of another distribution for arrays of
+        tensorops' own libraries must say so: what runs may not depend on whether plug-ins have been looked for.
+    """
+
+    name: str
+    libraries: tuple[str, ...]
+    kernels: str
+    summary: str
+    rank: int = 0
+    by_name: bool = False
+
+
+PROVIDERS: dict[str, Provider] = {}
+"""Every known provider by name."""
+
+_reasons: dict[str, str] = {}
+
+
+def register_provider(provider: Provider) -> None:
+    """Make a provider of kernels known.
+
+    A distribution that brings one names it in the group ``tensorops.providers`` of its entry points instead.
+
+    Raises
+    ------
+    TypeError
+        If it is not a `Provider`.
+    ValueError
+        If its name is taken, or it serves tensorops' own libraries without `by_name`.
+    """
+    if not isinstance(provider, Provider):
+        raise TypeError(f"register_provider: expected a tensorops Provider, got {provider!r}")
+    if provider.name == GENERIC or PROVIDERS.get(provider.name, provider) != provider:
+        raise ValueError(f"register_provider: the name {provider.name!r} is taken")
+    ours = provider.kernels.startswith("tensorops.") or provider.by_name
+    if not ours and (taken := {file.LIBRARY.name for file in FILES}.intersection(provider.libraries)):
+        served = ", ".join(sorted(taken))
+        raise ValueError(f"register_provider: {provider.name!r} serves arrays of {served}, which needs by_name=True")
+    PROVIDERS[provider.name] = provider
+    serving_library.cache_clear()
+
+
+def register_failure(name: str, reason: str) -> None:
+    """Register a provider that cannot be loaded, with the reason."""
+    _reasons[name] = reason
+    register_provider(Provider(name, (), "", "a plug-in that failed to load"))
+
+
+def register_package(package: str, path: Iterable[str]) -> None:
+    """Register the ``PROVIDER`` of every package in a folder."""
+    for info in pkgutil.iter_modules(path):
+        if info.ispkg:
+            register_provider(importlib.import_module(f"{package}.{info.name}").PROVIDER)
+
+
+def serving(backend: Backend) -> tuple[str, ...]:
+    """Return the names of the providers that a backend uses, in the order in which they are asked."""
+    return serving_library(backend.library.name) if backend.providers is None else backend.providers
+
+
+@functools.cache
+def serving_library(library: str) -> tuple[str, ...]:
+    """Return the names of the providers that serve a library's arrays, in the order in which they are asked."""
+    found = [row for row in PROVIDERS.copy().values() if library in row.libraries and not row.by_name]
+    return tuple(row.name for row in sorted(found, key=lambda row: (row.rank, row.name)))
+
+
+def require_provider(name: object) -> None:
+    """Raise `ValueError` unless `name` may be written in ``set_backend(..., providers=[…])``."""
+    if name not in (*PROVIDERS, GENERIC):
+        for load_plugins in _hooks.load_plugins:
+            load_plugins()
+    valid = (*PROVIDERS, GENERIC)
+    if name not in valid:
+        raise ValueError(f"unknown provider of kernels {name!r}{nearest(name, valid)}; valid names: {', '.join(valid)}")
+
+
+def load(name: str) -> str:
+    """Register a provider's kernels, once; return why it cannot be loaded, or an empty string."""
+    reason = _reasons.get(name)
+    if reason is None:
+        reason = ""
+        module = PROVIDERS[name].kernels
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            reason = str(error)
+        except Exception as error:
+            if module.partition(".")[0] == "tensorops":
+                raise
+            reason = f"{type(error).__name__}: {error}"  # another author's package may raise anything
+        # What a first attempt left behind may make that of a thread which waited for it fail in another way.
+        reason = _reasons.setdefault(name, reason)
+    return reason

@@ -1,0 +1,223 @@
+"""What there is to know about backends: which can compute here, best first, and why the others cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from dataclasses import replace
+from typing import Any
+
+from tensorops._display import Displayed, Table
+from tensorops._providers import serving
+from tensorops.backends.config_file import AUTO
+from tensorops.backends.probing import Probe, probe, probe_all, probe_here
+from tensorops.backends.process import process
+from tensorops.backends.process_default import in_force
+from tensorops.backends.registry import all_backends, plugin_failures, resolve
+from tensorops.backends.scopes import get_backend
+from tensorops.libraries import Backend
+
+
+def best_first() -> tuple[Backend, ...]:
+    """Return every backend: the configured priority first, then what suits this hardware best."""
+    from tensorops.backends.ranking import ranked
+
+    rows = all_backends()
+    return tuple(rows[name] for name in ranked(priority=process.configuration.backend_priority))
+
+
+def get_available_backends(*, refresh: bool = False) -> tuple[str, ...]:
+    """Return the names of the backends that can compute here, best first.
+
+    Each was tried by a tiny checked computation, once. What this program has not imported itself was tried in a process
+    of its own, with a limit of time, as its driver might hang.
+
+    Parameters
+    ----------
+    refresh : bool, default False
+        Try each of them again.
+
+    Returns
+    -------
+    tuple of str
+        A configured `backend_priority` goes first, then what suits this hardware best, see `get_optimal_backend`.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> "numpy" in tensorops.get_available_backends()
+    True
+    """
+    rows = best_first()
+    probes = probe_all(rows, refresh=refresh)
+    return tuple(b.name for b in rows if not probes[b.name].reason)
+
+
+def is_backend_available(name: str, *, refresh: bool = False) -> bool:
+    """Tell whether a backend can compute here.
+
+    Parameters
+    ----------
+    name : str
+        Its name or an alias.
+    refresh : bool, default False
+        Try it again.
+
+    Raises
+    ------
+    ValueError
+        If there is no backend of that name; the valid ones are listed.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> tensorops.is_backend_available("numpy")
+    True
+    """
+    return not probe(resolve(name), refresh=refresh).reason
+
+
+def get_backend_info(name: str | None = None) -> dict[str, Any]:
+    """Return what is known about a backend and its device.
+
+    Parameters
+    ----------
+    name : str, optional
+        A backend's name or alias; by default the backend in force, or with ``"auto"`` NumPy's, ``cpu``.
+
+    Returns
+    -------
+    dict
+        ``backend`` (name), ``config`` (what was configured for its device), ``available_backends``,
+        ``compute_capability`` (int, 90 means 9.0), ``compute_units``, ``max_memory`` and ``max_shared_memory`` (bytes),
+        ``device_count``, ``device_name``, ``dtypes``, ``versions``, ``verified`` (when it computed correctly here, in
+        ISO 8601), ``reason`` (why it is unavailable), ``remedy``; besides ``aliases``, ``library``, ``providers``,
+        ``summary`` and ``tested``. What is unknown is ``None``.
+
+    Raises
+    ------
+    ValueError
+        If there is no backend of that name; the valid ones are listed.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> info = tensorops.get_backend_info("numpy")
+    >>> info["backend"], info["device_count"], info["reason"]
+    ('numpy', 1, None)
+    """
+    from tensorops.backends.options import get_config
+    from tensorops.libraries import DeviceFacts, runtime_of
+
+    if name is None:
+        in_use = in_force().backend
+        backend = resolve("cpu") if in_use is None else in_use
+    else:
+        backend = resolve(name)
+    found = probe_here(backend)  # and not elsewhere: asking a library for its device starts it in this process
+    try:
+        facts = DeviceFacts() if found.reason else runtime_of(backend).facts()
+    except RuntimeError as error:  # it computes, and yet fails to describe itself
+        found, facts = replace(found, reason=str(error)), DeviceFacts()
+    config = get_config(backend.name)
+    return {
+        "backend": backend.name,
+        "config": None if config is None else dataclasses.asdict(config),
+        "available_backends": list(get_available_backends()),
+        **dataclasses.asdict(facts),
+        **describe_row(backend, found),
+    }
+
+
+def describe_row(backend: Backend, found: Probe) -> dict[str, Any]:
+    """Return a backend's row of the table and what came of trying it, for programs."""
+    return {
+        "name": backend.name,
+        "aliases": list(backend.aliases),
+        "summary": backend.summary,
+        "library": backend.library.name,
+        "providers": list(serving(backend)),
+        "tested": backend.tested or None,
+        "available": not found.reason,
+        "verified": None if found.verified is None else found.verified.isoformat(timespec="seconds"),
+        "reason": found.reason or None,
+        "remedy": found.remedy or None,
+    }
+
+
+def can_be_had(backend: Backend, found: Probe) -> bool:
+    """Tell whether a backend computes here, or would if one did what its remedy says.
+
+    What is planned cannot be had, nor can what computes on hardware that this machine lacks. A plug-in that failed was
+    installed by somebody who wants to know.
+    """
+    if not found.reason or backend.name in plugin_failures:
+        return True
+    if backend.missing or not backend.needs:
+        return not backend.missing
+    from tensorops.hardware import detect_hardware
+    from tensorops.hardware.nvidia import NO_DRIVER
+
+    hardware = detect_hardware()
+    there = {a.kind for a in hardware.accelerators} | ({"cuda"} if NO_DRIVER in hardware.notes else set())
+    return backend.needs in there
+
+
+class BackendList(Displayed, str):
+    """A table of backends: a text, and HTML in notebooks."""
+
+    _shown: Table
+
+    def __new__(cls, table: Table) -> BackendList:
+        """Return the table's text, made for the width of the terminal."""
+        made = super().__new__(cls, table.to_text(shutil.get_terminal_size().columns))
+        made._shown = table
+        return made
+
+    def _table(self) -> Table:
+        return self._shown
+
+
+def list_backends(verbose: bool = False) -> BackendList:
+    """Return a table of the backends for people, best first.
+
+    Those that can compute here, with the moment when each was seen to compute correctly; and those that could, each
+    with the reason why it does not and what mends that.
+
+    Parameters
+    ----------
+    verbose : bool, default False
+        Show all: those as well that are not written yet, or need other hardware.
+
+    Returns
+    -------
+    str
+        Lines of text; an interactive session shows them as a table.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> tensorops.list_backends().splitlines()[0].split()
+    ['backend', 'verified', '(UTC)', 'computes', 'with']
+    """
+    rows = best_first()
+    probes = probe_all(rows)
+    shown = [backend for backend in rows if verbose or can_be_had(backend, probes[backend.name])]
+    chosen = get_backend()
+    notes = [
+        "* in force here" if chosen != AUTO else "No backend is in force: operators compute where their arrays live."
+    ]
+    if hidden := len(rows) - len(shown):
+        notes.append(
+            f"{hidden} more are known by name, but cannot be had here: list_backends(verbose=True) shows them."
+        )
+    cells = tuple(_cells(backend, probes[backend.name], backend.name == chosen) for backend in shown)
+    return BackendList(Table("", ("  backend", "verified (UTC)", "computes with"), cells, tuple(notes)))
+
+
+def _cells(backend: Backend, found: Probe, in_force_here: bool) -> tuple[str, str, str]:
+    name = f"{'*' if in_force_here else ' '} {backend.name}"
+    if found.verified is not None:
+        return name, f"{found.verified:%Y-%m-%d %H:%M}", backend.summary
+    remedy = f"\nto mend it: {found.remedy}" if found.remedy else ""
+    return name, "no", f"{backend.summary}\nnot available: {found.reason}{remedy}"

@@ -1,0 +1,261 @@
+"""What this machine is made of, found without any optional library.
+
+Nothing is taken from an environment variable or a package that imports: a device is there when its driver, its device
+file or the operating system tells of it. Whether tensorops can compute on it is another question, which
+`get_available_backends` answers by computing.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar
+
+from tensorops import _hooks
+from tensorops._display import Displayed, Table
+from tensorops.hardware import accelerators as _accelerators
+from tensorops.hardware import opencl as _opencl
+from tensorops.hardware.accelerator import Accelerator
+from tensorops.hardware.cpu import CPU, bare_cpu, detect_cpu
+from tensorops.hardware.machine import DetectionError, Machine
+from tensorops.hardware.nvidia import detect_nvidia
+
+__all__ = ["CPU", "Accelerator", "Hardware", "OpenCLDevice", "detect_hardware"]
+
+T = TypeVar("T")
+
+KINDS = ("cuda", "rocm", "tpu", "apple", "neuron", "opencl", "cpu")
+"""The values of `Hardware.hardware_type`; of several kinds in one machine the first counts."""
+
+
+@dataclass(frozen=True)
+class OpenCLDevice:
+    """One device of one OpenCL platform.
+
+    Attributes
+    ----------
+    name, platform : str
+        As the driver calls them.
+    kind : str
+        "gpu", "cpu", "accelerator" or "other".
+    memory : int
+        Bytes of global memory.
+    compute_units : int
+        Its compute units.
+    """
+
+    name: str
+    platform: str
+    kind: str
+    memory: int
+    compute_units: int
+
+
+@dataclass(frozen=True, repr=False)
+class Hardware(Displayed):
+    """What a machine is made of; prints as a summary for people.
+
+    Attributes
+    ----------
+    hardware_type : str
+        "cuda", "rocm", "tpu", "apple", "neuron", "opencl", or "cpu" if there is no accelerator.
+    device_name : str
+        The accelerator's name (of several, the most capable), or the processor's.
+    device_count : int
+        How many accelerators of this type there are; 1 for "cpu".
+    total_memory_gb : float or None
+        The whole memory of that one device, or the machine's for "cpu", in units of 2**30 bytes; ``None`` if unknown.
+    cpu : CPU
+        The processor.
+    gpu_architecture : str or None
+        The GPU's generation: "Hopper", "gfx942".
+    compute_capability : int or None
+        An NVIDIA GPU's; 90 means 9.0.
+    tpu_version : str or None
+        "v4", "v5e", "v5p", "v6e", ...
+    opencl_devices : tuple of OpenCLDevice
+        What PyOpenCL lists, if it is installed; processors, too.
+    accelerators : tuple of Accelerator
+        Everything found beside the processor. A GPU that OpenCL lists as well is there twice.
+    notes : tuple of str
+        What could not be found out, and why.
+    """
+
+    hardware_type: str = "cpu"
+    device_name: str = ""
+    device_count: int = 1
+    total_memory_gb: float | None = None
+    cpu: CPU = field(default_factory=CPU)
+    gpu_architecture: str | None = None
+    compute_capability: int | None = None
+    tpu_version: str | None = None
+    opencl_devices: tuple[OpenCLDevice, ...] = ()
+    accelerators: tuple[Accelerator, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dictionaries, lists, strings and numbers, as JSON knows them."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+    def __str__(self) -> str:
+        count = f"{self.device_count} x " if self.device_count > 1 else ""
+        facts = [self.gpu_architecture or self.tpu_version]
+        if self.compute_capability is not None:
+            facts.append(f"compute capability {self.compute_capability / 10}")
+        if self.total_memory_gb is not None:
+            facts.append(f"{self.total_memory_gb:.1f} GiB" + (" each" if self.device_count > 1 else ""))
+        lines = [", ".join([f"{self.hardware_type}: {count}{self.device_name or 'unknown'}", *filter(None, facts)])]
+        lines += _lines_of(self.cpu)
+        lines += [f"OpenCL: {d.name} ({d.kind}) of {d.platform}" for d in self.opencl_devices]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def _table(self) -> Table:
+        facts = (line.strip().partition(": ") for line in str(self).splitlines())
+        return Table("", ("hardware", ""), tuple((what, value) for what, _, value in facts))
+
+
+def _lines_of(cpu: CPU) -> list[str]:
+    threads = f"{cpu.logical_cores} thread{'s' if cpu.logical_cores != 1 else ''}"
+    cores = f"{cpu.physical_cores} core{'s' if cpu.physical_cores != 1 else ''}, " if cpu.physical_cores else ""
+    lines = [f"processor: {cpu.name or 'unknown'} ({cpu.architecture or 'unknown architecture'}), {cores}{threads}"]
+    if cpu.features:
+        lines.append(f"  features: {' '.join(sorted(cpu.features))}")
+    if cpu.caches:
+        lines.append(f"  caches: {', '.join(f'{name} {size >> 10} KiB' for name, size in sorted(cpu.caches.items()))}")
+    if cpu.memory:
+        lines.append(f"  memory: {cpu.memory / 2**30:.1f} GiB")
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def detect_hardware(*, refresh: bool = False) -> Hardware:
+    """Find out what this machine is made of; once, and kept.
+
+    It needs no optional library and starts none. NVIDIA's GPUs come from the driver, AMD's, TPUs and Trainium from
+    the operating system's files, Apple's from sysctl; OpenCL's, where PyOpenCL is installed, from a process of their
+    own. What JAX and MLX know counts if this process has already started them. Devices that CUDA_VISIBLE_DEVICES and
+    its like hide from this process are left out.
+
+    Parameters
+    ----------
+    refresh : bool, default False
+        Look again.
+
+    Returns
+    -------
+    Hardware
+        What was found. Whatever fails is "not found", with a note; nothing raises.
+
+    Examples
+    --------
+    >>> from tensorops.hardware import detect_hardware
+    >>> hardware = detect_hardware()
+    >>> hardware.cpu.logical_cores >= 1 and hardware is detect_hardware()
+    True
+    """
+    if refresh:
+        _detect_here.cache_clear()
+        detect_processor.cache_clear()
+    return _detect_here()
+
+
+@functools.cache
+def _detect_here() -> Hardware:
+    return detect(Machine.here())
+
+
+@functools.cache
+def detect_processor() -> CPU:
+    """Return what `detect_hardware` says of the processor; without asking drivers, some of which answer late."""
+    return _processor(Machine.here(), [])
+
+
+def detect(machine: Machine) -> Hardware:
+    """Find out what a machine is made of."""
+    notes: list[str] = []
+    cpu = _processor(machine, notes)
+    opencl = _attempt("OpenCL", _opencl_devices, machine, notes) or ()
+    found: list[Accelerator] = []
+    for what, find in (
+        ("NVIDIA", detect_nvidia),
+        ("AMD", _accelerators.detect_amd),
+        ("TPU", _accelerators.detect_tpu),
+        ("Apple", _accelerators.detect_apple),
+        ("Neuron", _accelerators.detect_neuron),
+        *_hooks.accelerators.items(),
+    ):
+        kinds = {a.kind for a in found}
+        more = _attempt(what, find, machine, notes) or []
+        found += [a for a in more if a.kind not in kinds]  # not what the operating system told of already
+    found += [Accelerator("opencl", d.name, d.memory, "pyopencl") for d in opencl if d.kind in ("gpu", "accelerator")]
+    return _summary(cpu, tuple(found), opencl, tuple(notes))
+
+
+def _attempt(what: str, find: Callable[[Machine, list[str]], T], machine: Machine, notes: list[str]) -> T | None:
+    try:
+        return find(machine, notes)
+    except DetectionError as error:
+        notes.append(str(error))
+    except Exception as error:  # whatever a driver or an odd file leads to, the rest is still worth knowing
+        notes.append(f"{what}: {type(error).__name__}: {error}")
+    return None
+
+
+def _processor(machine: Machine, notes: list[str]) -> CPU:
+    return _attempt("processor", detect_cpu, machine, notes) or bare_cpu(machine)
+
+
+def _summary(
+    cpu: CPU, found: tuple[Accelerator, ...], opencl: tuple[OpenCLDevice, ...], notes: tuple[str, ...]
+) -> Hardware:
+    kind = next((k for k in KINDS if any(a.kind == k for a in found)), "cpu")
+    same = [a for a in found if a.kind == kind] or [Accelerator("cpu", cpu.name, cpu.memory, "the operating system")]
+    first = max(same, key=lambda a: (a.compute_capability or 0, a.memory or 0))
+    return Hardware(
+        hardware_type=kind,
+        device_name=first.name,
+        device_count=len(same),
+        total_memory_gb=None if first.memory is None else first.memory / 2**30,
+        cpu=cpu,
+        gpu_architecture=first.architecture if kind in ("cuda", "rocm") else None,
+        compute_capability=first.compute_capability,
+        tpu_version=next((a.architecture for a in found if a.kind == "tpu"), None),
+        opencl_devices=opencl,
+        accelerators=found,
+        notes=notes,
+    )
+
+
+def _opencl_devices(machine: Machine, notes: list[str]) -> tuple[OpenCLDevice, ...]:
+    cl = machine.modules.get("pyopencl")
+    if cl is not None:
+        said = _opencl.listing(cl)
+    elif machine.is_installed("pyopencl") and sys.executable and not getattr(sys, "frozen", False):
+        # -P keeps the folder of the file, whose modules are named like some of Python's, off the path.
+        command = (sys.executable, "-P", "-W", "ignore", _opencl.__file__, json.dumps(sys.path))
+        try:
+            printed = machine.run(command, _opencl.SECONDS) or ""
+        except DetectionError as error:
+            raise DetectionError(f"listing OpenCL's devices: {error}") from None
+        answers = [line for line in printed.splitlines() if line.startswith(_opencl.MARK)]
+        if not answers:
+            raise DetectionError("listing OpenCL's devices: pyopencl printed no answer")
+        said = json.loads(answers[-1].removeprefix(_opencl.MARK))
+    else:
+        return ()
+    notes += said["notes"]
+    return tuple(OpenCLDevice(**device) for device in said["devices"])

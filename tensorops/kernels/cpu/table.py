@@ -1,0 +1,68 @@
+"""The compiled function of every operator; its source is the file of the same name in ``native/cpu``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+try:
+    import tensorops.kernels.cpu._native  # noqa: F401 - first, so that its absence is told from other errors
+except ModuleNotFoundError as error:
+    if (Path(__file__).parents[3] / "native" / "CMakeLists.txt").exists():
+        reason = (
+            "tensorops was imported from its source tree, which holds no compiled module; start Python in another "
+            "folder, or install with: pip install --editable . (it needs a C++ compiler; Debian: apt-get install g++)"
+        )
+    else:
+        reason = (
+            "tensorops was installed without its compiled module, for lack of a working C++ compiler; install one "
+            "(Debian: apt-get install g++) and then tensorops again, with pip's option --force-reinstall"
+        )
+    raise ImportError(reason) from error
+except ImportError as error:
+    if str(error).startswith("TENSOROPS_CPU_TARGET"):  # an unknown name is no reason to go on without kernels
+        raise ValueError(f"environment variable {error}") from None
+    raise
+
+from tensorops.backends import probing
+from tensorops.backends.registry import resolve
+from tensorops.kernels.cpu import _native
+from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization, sampling
+
+OPERATORS = (
+    activation.relu,
+    activation.sigmoid,
+    activation.silu,
+    activation.softplus,
+    activation.gelu,
+    activation.swiglu,
+    activation.geglu,
+    activation.softmax,
+    activation.log_softmax,
+    activation.logsumexp,
+    attention.scaled_dot_product_attention,
+    linear.embedding,
+    linear.linear,
+    loss.cross_entropy,
+    normalization.rms_norm,
+    normalization.add_rms_norm,
+    normalization.layer_norm,
+    positional.rope,
+    quantization.quantize,
+    quantization.dequantize,
+    quantization.quantized_linear,
+    sampling.sample,
+)
+
+for _operator in OPERATORS:
+    # The compiled functions are the kernels: they decline in C++ what `supports` refuses, so a call needs no launcher.
+    _operator.kernel("cpu", supports=getattr(_native, f"{_operator.__name__}_supports"), declines=True)(
+        getattr(_native, _operator.__name__)
+    )
+
+
+def configure() -> None:
+    """Apply what is configured for the compiled kernels, once they are loaded."""
+    probing.configure_device(resolve("cpu"))
+
+
+configure()

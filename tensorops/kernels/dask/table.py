@@ -1,0 +1,5 @@
+"""Which operators are computed block by block."""
+
+from tensorops.kernels.dask import activation, normalization, positional
+
+__all__ = ["activation", "normalization", "positional"]

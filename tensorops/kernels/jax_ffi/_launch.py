@@ -1,0 +1,244 @@
+"""How a compiled kernel becomes a part of what JAX traces.
+
+Every kernel is one JAX primitive, with the call's options as its parameter. Derivatives and programs that the kernel
+cannot be part of are made from the operator's body, so that all of JAX's transformations work as they do without it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorops._operator import Operator
+from tensorops._typing import Array
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call but for its arrays. JAX compiles once for each.
+
+    Parameters
+    ----------
+    operator
+        Its body takes the arrays by position.
+    handler
+        The kernel's name in ``xla_handlers`` of the compiled module.
+    rows
+        How many of the arrays have the shape of the first; those that follow belong to each row.
+    options
+        The operator's options by name; the axis, where there is one, counts from the end.
+    attributes
+        The names of those options that the kernel takes.
+    """
+
+    operator: Operator[..., Any]
+    handler: str
+    rows: int = 1
+    options: tuple[tuple[str, Any], ...] = ()
+    attributes: tuple[str, ...] = ()
+
+    def body(self, *arrays: Array) -> list[Array]:
+        """Run the operator's own body; its results as a list."""
+        result = self.operator._body(*arrays, **dict(self.options))
+        return list(result) if isinstance(result, tuple) else [result]
+
+
+Prepared = str | tuple[Call, tuple[Array, ...]]
+
+
+def register(operator: Operator[..., Any], prepare: Callable[..., Prepared]) -> None:
+    """Register a kernel for XLA; `prepare` takes the operator's arguments, and returns a call or why there is none.
+
+    It raises as the operator if options are wrong.
+    """
+
+    def prepared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
+        try:
+            return prepare(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            return str(error)
+
+    @functools.wraps(prepare)
+    def supports(*args: Any, **kwargs: Any) -> str | None:
+        found = prepared(args, kwargs)
+        return found if isinstance(found, str) else None
+
+    @functools.wraps(prepare)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        found = prepared(args, kwargs)
+        if isinstance(found, str):
+            return NotImplemented
+        call, arrays = found
+        results = _compiled(call)(*arrays)
+        return tuple(results) if len(results) > 1 else results[0]
+
+    operator.kernel("jax_ffi", supports=supports, declines=True)(kernel)
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+def refuse_arrays(**arrays: Array) -> str | None:
+    """Return why the kernels do not take these arrays, which are to be of one shape and dtype."""
+    (_, x), *others = arrays.items()
+    for name, a in arrays.items():
+        if reason := refuse_array(name, a):
+            return reason
+    for name, a in others:
+        if a.shape != x.shape or a.dtype != x.dtype:
+            return f"{name} has another shape or dtype than {next(iter(arrays))}"
+    return _unusable() or None
+
+
+def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES) -> str | None:
+    """Return why the kernels do not take an array, which is to have one of these dtypes."""
+    import jax
+
+    if not isinstance(x, jax.Array):
+        return f"{name} is not a jax.Array"
+    if x.dtype.name not in dtypes:
+        return f"{name} has a dtype without a kernel"
+    if x.ndim == 0:
+        return f"{name} has 0 dimensions"
+    if not all(isinstance(n, int) for n in x.shape):
+        return f"{name} has a symbolic shape"
+    if isinstance(x, jax.core.Tracer):
+        platform = jax.default_backend()
+        return None if platform == "cpu" else f"{name} is traced, and the default platform is {platform}"
+    devices = x.devices()
+    if len(devices) > 1:
+        return f"{name} is spread over {len(devices)} devices"
+    (device,) = devices
+    return None if device.platform == "cpu" else f"{name} is on {device.platform}"
+
+
+def refuse_axis(x: Array, axis: object) -> str | None:
+    """Return why an axis, or a tuple of them, is not the one that the kernels go along."""
+    if isinstance(axis, tuple) and len(axis) == 1:
+        (axis,) = axis
+    return None if type(axis) is int and axis in (-1, x.ndim - 1) else "axis is not the last of x"
+
+
+def refuse_parameters(x: Array, **parameters: Array | None) -> str | None:
+    """Return why weights or biases do not fit rows of x; ``None`` entries are left out."""
+    given = {name: p for name, p in parameters.items() if p is not None}
+    for name, p in given.items():
+        if reason := refuse_array(name, p):
+            return reason
+        if p.shape != x.shape[-1:]:
+            return f"{name} does not have the shape of the last axis of x"
+        if p.dtype != x.dtype and not (p.dtype == np.float32 and x.dtype.itemsize == 2):
+            return f"{name} has another dtype than x"
+    return "weight and bias differ in dtype" if len({p.dtype for p in given.values()}) > 1 else None
+
+
+@functools.cache
+def _unusable() -> str:
+    """Hand the kernels to XLA, once; return why it does not take them, or an empty string."""
+    import jax
+
+    from tensorops.kernels.cpu import _native
+
+    try:
+        for name, handler in _native.xla_handlers().items():
+            jax.ffi.register_ffi_target(f"tensorops.{name}", handler, platform="cpu")
+        _primitive()
+    except Exception as error:  # another version of JAX or of XLA's interface
+        return f"jax {jax.__version__} does not take the kernels: {error}"
+    return ""
+
+
+# --------------------------------------------------------------------------------------------- in JAX's terms
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(call: Call) -> Callable[..., list[Array]]:
+    import jax
+
+    primitive = _primitive()
+    return jax.jit(lambda *arrays: primitive.bind(*arrays, call=call), inline=True)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _primitive() -> Any:
+    """Return the one primitive that all kernels share."""
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad, batching, mlir
+
+    primitive = Primitive("tensorops")
+    primitive.multiple_results = True
+    primitive.def_impl(_run_body)  # outside of a program, as under jax.disable_jit()
+    primitive.def_abstract_eval(_abstract_results)
+    ad.primitive_jvps[primitive] = _derivative
+    batching.primitive_batchers[primitive] = _map
+    mlir.register_lowering(primitive, mlir.lower_fun(_run_body, multiple_results=True))
+    mlir.register_lowering(primitive, _lower_on_cpu, platform="cpu")
+    return primitive
+
+
+def _run_body(*arrays: Array, call: Call) -> list[Array]:
+    return call.body(*arrays)
+
+
+def _abstract_results(*arrays: Any, call: Call) -> Any:
+    import jax
+
+    return jax.make_jaxpr(call.body)(*arrays).out_avals
+
+
+def _lower_on_cpu(ctx: Any, *operands: Any, call: Call) -> Any:
+    import jax
+    from jax.interpreters import mlir
+
+    if not _is_for_one_device_here(ctx.module_context):
+        return mlir.lower_fun(_run_body, multiple_results=True)(ctx, *operands, call=call)
+    options = dict(call.options)
+    attributes = {name: np.float64(options[name]) for name in call.attributes}
+    return jax.ffi.ffi_lowering(f"tensorops.{call.handler}")(ctx, *operands, **attributes)
+
+
+def _is_for_one_device_here(module: Any) -> bool:
+    """Tell whether a program may call the kernel, which others do not have, and which XLA cannot split."""
+    if getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1:
+        return False
+    axes = module.axis_context
+    if hasattr(axes, "num_devices"):
+        return bool(axes.num_devices == 1)
+    mesh = getattr(axes, "mesh", None)  # with all axes manual, a program is for one device, too
+    return mesh is None or mesh.size == 1 or set(axes.manual_axes) == set(mesh.axis_names)
+
+
+def _derivative(arrays: Sequence[Array], tangents: Sequence[Any], *, call: Call) -> Any:
+    """Differentiate the body, with respect to the arrays that have a tangent."""
+    import jax
+    from jax.interpreters import ad
+
+    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+    def body(*moved: Array) -> list[Array]:
+        every = dict(enumerate(arrays)) | dict(zip(moving, moved, strict=True))
+        return call.body(*every.values())
+
+    return jax.jvp(body, [arrays[i] for i in moving], [tangents[i] for i in moving])
+
+
+def _map(arrays: Sequence[Array], axes: Sequence[int | None], *, call: Call) -> Any:
+    """Map over an axis: more rows, unless the parameters of rows are mapped, too."""
+    import jax
+
+    if any(axis is not None for axis in axes[call.rows :]):
+        results = jax.vmap(call.body, tuple(axes))(*arrays)
+        return results, [0] * len(results)
+    size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
+    rows = [
+        jax.numpy.broadcast_to(a, (size, *a.shape)) if axis is None else jax.numpy.moveaxis(a, axis, 0)
+        for a, axis in zip(arrays[: call.rows], axes, strict=False)
+    ]
+    results = _primitive().bind(*rows, *arrays[call.rows :], call=call)
+    return results, [0] * len(results)

@@ -1,0 +1,65 @@
+"""Array libraries: everything about each of them is in one file of this folder.
+
+A file has a ``LIBRARY``, the row that says how to find its arrays and how they come and go, and ``BACKENDS``, the rows
+of what computes with it. The library's device and memory are known to its subclass of `Runtime`.
+"""
+
+from __future__ import annotations
+
+from tensorops._messages import describe_error
+from tensorops.libraries._known import (
+    FILES,
+    LIBRARIES,
+    common_library,
+    creation_device,
+    has_host_values,
+    learn_types,
+    library_of,
+    move,
+    register_library,
+    sums_in_order,
+)
+from tensorops.libraries._options import ConfigurationError, DeviceConfig
+from tensorops.libraries._rows import Backend, Library, attribute
+from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime, is_loaded
+
+__all__ = [
+    "FILES",
+    "LIBRARIES",
+    "Backend",
+    "Change",
+    "ConfigurationError",
+    "DeviceConfig",
+    "DeviceFacts",
+    "Library",
+    "MemoryStats",
+    "Runtime",
+    "common_library",
+    "creation_device",
+    "has_host_values",
+    "is_loaded",
+    "learn_types",
+    "library_of",
+    "move",
+    "register_library",
+    "runtime_of",
+    "sums_in_order",
+]
+
+
+def runtime_of(backend: Backend) -> Runtime:
+    """Return what knows a backend's device and memory; making it imports no library.
+
+    Raises
+    ------
+    RuntimeError
+        If the class that its row names cannot be loaded or is not a `Runtime`, with the reason.
+    """
+    path = backend.runtime or backend.library.runtime
+    try:
+        runtime = attribute(path)(backend)
+    except Exception as error:  # a plug-in's class may fail in any way
+        raise RuntimeError(f"backend {backend.name!r}: making {path} failed with {describe_error(error)}") from error
+    if not isinstance(runtime, Runtime):
+        raise RuntimeError(f"backend {backend.name!r}: {path} is not a tensorops Runtime")
+    return runtime

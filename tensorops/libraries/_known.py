@@ -1,0 +1,162 @@
+"""The libraries that are known: whose array something is, and how arrays get from one library to another.
+
+The rows are in the files of this folder, one for each library. Nothing of a library is imported before one of its
+arrays arrives, or its backend is asked for. All transfers go through host memory as a NumPy array, sharing memory where
+the library can (see `move`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from tensorops import _dtypes, _hooks
+from tensorops._messages import describe_type
+from tensorops._typing import Array
+from tensorops.libraries._rows import Library, attribute
+
+if TYPE_CHECKING:
+    pass
+
+
+def _files() -> list[ModuleType]:
+    package = sys.modules[__package__]
+    names = (info.name for info in pkgutil.iter_modules(package.__path__))
+    files = [importlib.import_module(f"{__package__}.{name}") for name in names if not name.startswith("_")]
+    return sorted(files, key=lambda file: file.LIBRARY.extra == "test")  # errors list libraries in this order
+
+
+FILES: tuple[ModuleType, ...] = tuple(_files())
+"""The modules of this folder that are about a library: each has a ``LIBRARY``, and ``BACKENDS`` that use it."""
+
+LIBRARIES: dict[str, Library] = {file.LIBRARY.name: file.LIBRARY for file in FILES}
+"""Every known library by name, those of plug-ins included once they were asked for."""
+
+_hooks.accelerators.update({row.name: row.accelerators for row in LIBRARIES.values() if row.accelerators is not None})
+
+_BY_PACKAGE = {package: row for row in LIBRARIES.values() for package in row.packages}
+_BY_TYPE: dict[type, Library] = {}
+_NO_LIBRARY = {"builtins", "__main__"}
+
+
+def register_library(row: Library) -> None:
+    """Make an array library of another distribution known.
+
+    Raises
+    ------
+    ValueError
+        If its name or one of its packages belongs to another library.
+    """
+    if LIBRARIES.get(row.name, row) is not row:
+        raise ValueError(f"the library {row.name!r} is already known, as another library")
+    for package in row.packages:
+        if (owner := _BY_PACKAGE.get(package, row)) is not row:
+            raise ValueError(f"the package {package!r} already belongs to the library {owner.name!r}")
+    LIBRARIES[row.name] = row
+    _BY_PACKAGE.update(dict.fromkeys(row.packages, row))
+
+
+def learn_types(row: Library) -> None:
+    """Enter the types of a library's arrays into the look-up, without waiting for the first array of each."""
+    for path in (row.array_type, *row.subtypes):
+        _BY_TYPE[attribute(path)] = row
+
+
+def library_of(x: object) -> Library | None:
+    """Return the row of the library that `x` is an array of, or ``None`` if it is not an array.
+
+    Looked up once per type: JAX's tracers, subclasses and parameters are types of their own.
+    """
+    row = _BY_TYPE.get(type(x))
+    if row is None:
+        row = _find(x)
+        if row is not None:
+            _BY_TYPE[type(x)] = row
+    return row
+
+
+def _find(x: object) -> Library | None:
+    row = _find_among_known(x)
+    package = type(x).__module__.partition(".")[0]
+    if row is None and package not in _NO_LIBRARY and package not in _BY_PACKAGE:
+        for load in _hooks.load_plugins:  # somebody else's array, perhaps
+            load()
+        row = _find_among_known(x)
+    return row
+
+
+def _find_among_known(x: object) -> Library | None:
+    for cls in type(x).__mro__:
+        row = _BY_PACKAGE.get(cls.__module__.partition(".")[0])
+        if row is not None and row.packages[0] in sys.modules and row.owns(x):
+            return row
+    return None
+
+
+def common_library(*arrays: Array | None) -> Library:
+    """Return the row of the one library that all `arrays` belong to; ``None`` entries are left out.
+
+    Raises
+    ------
+    TypeError
+        If something is not an array, or the arrays belong to several libraries: they are named.
+    """
+    found: Library | None = None
+    for x in arrays:
+        if x is None:
+            continue
+        row = library_of(x)
+        if row is None:
+            raise TypeError(f"expected an array, got {describe_type(x)}")
+        if row.missing:
+            raise TypeError(f"{row.name} arrays cannot be used: {row.missing}")
+        if reason := row.unfit(x):
+            raise TypeError(reason)
+        if found is not None and row is not found:
+            raise TypeError(
+                f"arrays of several libraries in one call: {found.name} and {row.name}; convert one of them, or "
+                f"choose a backend to take them all to: tensorops.set_backend({found.name!r})"
+            )
+        found = row
+    if found is None:
+        raise TypeError("expected at least one array")
+    return found
+
+
+def creation_device(x: Array) -> Any:
+    """Return the device on which to create arrays that are to meet `x`; ``None`` for the default."""
+    row = library_of(x)
+    return None if row is None else row.device(row.unwrap(x))
+
+
+def has_host_values(x: Array) -> bool:
+    """Tell whether reading values of `x` costs only the reading."""
+    row = library_of(x)
+    return row is not None and row.host_values
+
+
+def sums_in_order(x: Array) -> bool:
+    """Tell whether sums of the library of `x` lose digits where they are long."""
+    row = library_of(x)
+    return row is not None and row.sums_in_order
+
+
+def move(x: Array, target: Library, device: Any = None) -> Array:
+    """Take `x` to another library, sharing memory where both can, and keep its dtype; the result is in no wrapper.
+
+    Raises
+    ------
+    TypeError
+        If the value cannot go: it is traced, carries a gradient, or the target has no such dtype.
+    """
+    source = common_library(x)
+    if source is target:
+        return target.unwrap(x)
+    moved = target.from_numpy(source.to_numpy(source.unwrap(x)), device)
+    before, after = _dtypes.dtype_name(x), _dtypes.dtype_name(moved)
+    if before != after and before not in _dtypes.INTEGER:  # integers are narrowed where their values allow
+        raise TypeError(f"{target.name} holds no {before}")
+    return moved

@@ -1,0 +1,225 @@
+"""What is known of an array library and of a backend: two rows of data, written in each library's own file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tensorops._typing import Array, Namespace
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tensorops.hardware.accelerator import Accelerator
+    from tensorops.hardware.machine import Machine
+    from tensorops.libraries._options import DeviceConfig
+
+
+def attribute(path: str) -> Any:
+    """Return what ``"module:name"`` points at, importing the module."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True, eq=False)
+class Library:
+    """One array library, seen through the Array API standard.
+
+    Parameters
+    ----------
+    name
+        What errors, `explain` and `trace` call it.
+    packages
+        Top-level packages in which its array types are defined, `wrapper` included; the first is the one to import.
+    array_type
+        ``"module:name"`` of the type that all its arrays are instances of, tracers included.
+    standard
+        The module that implements the standard for it.
+    to_numpy, from_numpy
+        Conversions through host memory; `from_numpy` takes the device to go to, or ``None``.
+    subtypes
+        ``"module:name"`` of other types that arrays have, where they must be known before the first array.
+    wrapper
+        ``"module:name"`` of the type that `standard` computes with, where the arrays themselves do not conform. Its
+        ``asarray`` wraps one of them. Operators take both: their bodies see wrappers, kernels see what is in them,
+        and the caller gets wrappers if there were any among the arguments.
+    unwrapped
+        What takes an array out of a wrapper.
+    device
+        The device on which to create arrays that are to meet `x`, in the library's own terms.
+    unreadable
+        What is wrong with an array whose values nobody may read, so that the library itself would read foreign memory.
+    unfit
+        Why operators cannot take an array, and what to pass instead; an empty string if they can.
+    arrayed
+        Makes an array of what its functions return in place of one.
+    quiet
+        A context in which it computes without warnings: IEEE special values are results, not accidents.
+    host_values
+        Its arrays are in host memory and are computed eagerly: looking at a value costs only the look.
+    lazy
+        Reading a value computes a graph that its owner meant to compute later.
+    sums_in_order
+        Along some axes its sums add one element after another, so that a long one loses digits; see `ops._sums`.
+    runtime
+        ``"module:class"`` of what knows its devices and memory, see `tensorops.libraries.Runtime`.
+    jit
+        Compiles a function of its arrays, where calling operation by operation is slow; ``None`` where it is not.
+    wait
+        Waits for a list of its arrays; ``None``: its runtime's `synchronize` does, or nothing needs to.
+    holding
+        A context in which it holds a dtype, given by name, that its usual setting may lack; for tests.
+    reading
+        A context in which values are read without warnings or threads of its own; for tests.
+    slow
+        Compiled or scheduled again for every shape: tests try fewer of them.
+    holds_float64
+        Whether its present setting holds float64, or narrows it.
+    accelerators
+        What it knows of accelerators, if this process has started it already.
+    extra
+        The extra of tensorops that installs it.
+    missing
+        Why its arrays cannot be used at all, if so.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    array_type: str
+    standard: str
+    to_numpy: Callable[[Array], np.ndarray[Any, Any]]
+    from_numpy: Callable[[np.ndarray[Any, Any], Any], Array]
+    subtypes: tuple[str, ...] = ()
+    wrapper: str = ""
+    unwrapped: Callable[[Array], Array] = lambda x: x
+    device: Callable[[Array], Any] = lambda x: None
+    unreadable: Callable[[Array], str] = lambda x: ""
+    unfit: Callable[[Array], str] = lambda x: ""
+    arrayed: Callable[[Any], Array] = lambda y: y
+    quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    host_values: bool = False
+    lazy: bool = False
+    sums_in_order: bool = False
+    runtime: str = "tensorops.libraries:Runtime"
+    jit: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    wait: Callable[[list[Any]], object] | None = None
+    holding: Callable[[str], contextlib.AbstractContextManager[Any]] = lambda dtype: contextlib.nullcontext()
+    reading: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    slow: bool = False
+    holds_float64: Callable[[], bool] = lambda: True
+    accelerators: Callable[[Machine, list[str]], list[Accelerator]] | None = None
+    extra: str = ""
+    missing: str = ""
+
+    @cached_property
+    def xp(self) -> Namespace:
+        """The module that implements the standard, imported on first use."""
+        return importlib.import_module(self.standard)
+
+    @classmethod
+    def unusable(cls, name: str, reason: str) -> Library:
+        """Return a row for a library that could not be made known."""
+        return cls(name, (name,), "", "", _unsupported, _unsupported, missing=reason)
+
+    @cached_property
+    def _bare_type(self) -> Any:
+        return attribute(self.array_type)
+
+    @cached_property
+    def _wrapper_type(self) -> Any:
+        return attribute(self.wrapper) if self.wrapper else ()
+
+    def is_wrapper(self, x: object) -> bool:
+        """Tell whether `x` is one of this library's arrays in its `wrapper`."""
+        return isinstance(x, self._wrapper_type)
+
+    def wrap(self, x: Any) -> Any:
+        """Return an array as `standard` computes with it; anything else is returned as it is."""
+        return self.xp.asarray(x) if self.wrapper and isinstance(x, self._bare_type) else x
+
+    def unwrap(self, x: Any) -> Any:
+        """Return the array in a wrapper; anything else is returned as it is."""
+        return self.unwrapped(x) if isinstance(x, self._wrapper_type) else x
+
+    def is_installed(self) -> bool:
+        """Tell whether the library can be found, without importing it."""
+        return importlib.util.find_spec(self.packages[0]) is not None
+
+    def owns(self, x: object) -> bool:
+        """Tell whether `x` is one of this library's arrays."""
+        return isinstance(x, (attribute(self.array_type), self._wrapper_type))
+
+
+def _unsupported(*_: Any) -> Any:
+    raise TypeError("arrays of this library cannot be moved")
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """What a backend's name stands for.
+
+    Parameters
+    ----------
+    name : str
+        The name that users write.
+    library : Library
+        The array library it computes with.
+    summary : str
+        One line for people.
+    aliases : tuple of str
+        Other names for it.
+    providers : tuple of str or None
+        The providers whose kernels it uses, best first, before the generic body; ``None``: all that serve the library.
+    requires : str
+        The provider without whose kernels the backend is unavailable. It configures the device when it is loaded.
+    needs : str
+        The kind of accelerator that the machine must have, as in `Accelerator.kind`; empty if any machine will do.
+    suits : tuple of str
+        The kinds of hardware that it computes on, as in `Accelerator.kind`; ``"cpu"`` is in every machine.
+    options : type, optional
+        The subclass of `DeviceConfig` that configures its device, if there is anything to configure.
+    runtime : str
+        ``"module:class"`` of what knows its device and memory, where that is not its library's.
+    missing : str
+        Why it cannot compute in this version at all, if so.
+    remedy : str
+        The command or step that makes it available where the library is installed and yet cannot compute.
+    tested : str
+        Where its authors run the conformance tests; an empty string says that nobody has.
+    isolated : bool
+        Try it in a process of its own first, as its driver may hang or crash.
+    for_tests : bool
+        It checks conformance and is not made for speed: it is ranked last, and comparisons leave it out.
+    """
+
+    name: str
+    library: Library
+    summary: str
+    aliases: tuple[str, ...] = ()
+    providers: tuple[str, ...] | None = None
+    requires: str = ""
+    needs: str = ""
+    suits: tuple[str, ...] = ()
+    options: type[DeviceConfig] | None = None
+    runtime: str = ""
+    missing: str = ""
+    remedy: str = ""
+    tested: str = ""
+    isolated: bool = True
+    for_tests: bool = False
+
+
+ON_EVERY_CHANGE = "x86-64 Linux, on every change"
+
+
+def planned(name: str, library: Library, summary: str, missing: str, remedy: str, *aliases: str) -> Backend:
+    """Return the row of a backend that cannot compute in this version, with the reason and what to use instead."""
+    return Backend(name, library, summary, aliases=aliases, missing=missing, remedy=remedy)
+
+
+NOT_WRITTEN = "its kernels are not written yet"

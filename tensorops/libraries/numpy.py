@@ -1,0 +1,186 @@
+"""NumPy: host memory, results that are there when a call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tensorops._typing import Array
+from tensorops.libraries import _host
+from tensorops.libraries._arrays import numpy_quiet
+from tensorops.libraries._options import BYTES, COUNT, ConfigurationError, DeviceConfig, option
+from tensorops.libraries._rows import NOT_WRITTEN, ON_EVERY_CHANGE, Backend, Library, planned
+from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
+
+
+def __getattr__(name: str) -> Any:
+    if name != "NUMPY_TYPES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import numpy as np
+
+    return np.ndarray, np.generic  # NumPy's reductions return scalars of such types: arrays in all but name
+
+
+def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    return np.asarray(x)
+
+
+def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    return a if a.flags.writeable else a.copy()  # what comes from a library of immutable arrays
+
+
+def _unfit(x: Array) -> str:
+    import numpy as np
+
+    # Their arithmetic differs from the standard's: `*` of a matrix multiplies matrices, and the operators of a masked
+    # array leave out elements that every formula here would have to know of.
+    if isinstance(x, np.matrix):
+        return "matrix is not supported; pass numpy.asarray(x)"
+    if isinstance(x, np.ma.MaskedArray):
+        return "MaskedArray is not supported; pass x.filled(value)"
+    return ""
+
+
+def _arrayed(y: Array) -> Array:
+    import numpy as np
+
+    return np.asarray(y) if isinstance(y, np.generic) else y  # a scalar is an array of zero dimensions
+
+
+LIBRARY = Library(
+    name="numpy",
+    packages=("numpy",),
+    array_type="tensorops.libraries.numpy:NUMPY_TYPES",
+    standard="array_api_compat.numpy",
+    to_numpy=_to_numpy,
+    from_numpy=_from_numpy,
+    runtime="tensorops.libraries.numpy:NumpyRuntime",
+    unfit=_unfit,
+    arrayed=_arrayed,
+    quiet=numpy_quiet,
+    sums_in_order=True,
+    host_values=True,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class CPUConfig(DeviceConfig):
+    """Options of the compiled kernels for NumPy arrays.
+
+    NumPy's own arrays and threads are not tensorops' to bound.
+
+    Parameters
+    ----------
+    num_threads : int, optional
+        How many threads a kernel uses at most; OpenMP's own bound (``OMP_NUM_THREADS``) holds as well.
+    cache_bytes : int, optional
+        How much memory of dead results is kept for later ones at most; 0 keeps none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value is not valid; the message names it and what is expected.
+
+    Examples
+    --------
+    >>> import tensorops
+    >>> from tensorops import CPUConfig
+    >>> CPUConfig(num_threads=2)
+    CPUConfig(num_threads=2, cache_bytes=None)
+    """
+
+    num_threads: int | None = option(COUNT)
+    cache_bytes: int | None = option(BYTES)
+
+
+BACKENDS = (
+    Backend(
+        "cpu",
+        LIBRARY,
+        "NumPy with compiled kernels",
+        aliases=("cpp", "openmp", "xeon"),
+        requires="cpu",
+        suits=("cpu",),
+        options=CPUConfig,
+        runtime="tensorops.kernels.cpu.runtime:CpuRuntime",
+        remedy="install a C++ compiler (Debian: apt-get install g++), and then tensorops again, from where it was "
+        "installed, with pip's option --force-reinstall",
+        tested=ON_EVERY_CHANGE,
+        isolated=False,
+    ),
+    Backend(
+        "numpy",
+        LIBRARY,
+        "NumPy with generic bodies only",
+        aliases=("python",),
+        providers=(),
+        suits=("any",),
+        tested=ON_EVERY_CHANGE,
+        isolated=False,
+    ),
+    planned("onednn", LIBRARY, "oneDNN for linear maps on NumPy arrays", NOT_WRITTEN, "use 'cpu'", "mkldnn"),
+    planned("mkl", LIBRARY, "MKL for linear maps on NumPy arrays", NOT_WRITTEN, "use 'cpu'"),
+    planned(
+        "nnpack",
+        LIBRARY,
+        "NNPACK",
+        "NNPACK is retired: its authors archived it, and nothing replaces it here",
+        "use 'cpu'",
+    ),
+)
+
+# ------------------------------------------------------------------------------------------- device and memory
+
+
+class NumpyRuntime(Runtime):
+    """NumPy's device is the processor.
+
+    NumPy itself does not count its memory. While `tracemalloc` is tracing, the figures are those of all memory that
+    Python allocates, of which NumPy's arrays are a part; else they are unknown.
+    """
+
+    @property
+    def memory(self) -> str:
+        """Whose memory it counts: Python's."""
+        return "python"
+
+    def do_facts(self) -> DeviceFacts:
+        import numpy as np
+
+        return DeviceFacts(
+            compute_units=_host.processors(),
+            max_memory=_host.memory_bytes(),
+            device_count=1,
+            device_name=_host.processor_name(),
+            dtypes=self.held_dtypes(),
+            versions=self.version() | {"numpy": np.__version__},
+        )
+
+    def do_memory_stats(self) -> MemoryStats:
+        import tracemalloc
+
+        total = _host.memory_bytes()
+        if not tracemalloc.is_tracing():
+            return MemoryStats(self.name, "cpu", total=total)
+        in_use, peak = tracemalloc.get_traced_memory()
+        return MemoryStats(self.name, "cpu", in_use=in_use, peak=peak, total=total)
+
+    def do_empty_cache(self) -> int | None:
+        return 0
+
+    def do_reset_peak(self) -> bool:
+        import tracemalloc
+
+        if tracemalloc.is_tracing():
+            tracemalloc.reset_peak()
+            return True
+        return False
+
+    def do_changes(self, config: DeviceConfig) -> Sequence[Change]:
+        raise ConfigurationError("NumPy's own arrays and threads are not tensorops' to bound")

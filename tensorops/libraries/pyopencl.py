@@ -1,0 +1,196 @@
+"""PyOpenCL: transfers, and the device that it chooses; OpenCL counts no memory in use, and waits by queue."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tensorops._messages import describe_error
+from tensorops._typing import Array
+from tensorops.libraries._arrays import bfloat16
+from tensorops.libraries._options import TEXT, ConfigurationError, DeviceConfig, option
+from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
+from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
+
+
+def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import array_api_pyopencl as xp
+
+    return xp.asarray(x).numpy()
+
+
+def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    import array_api_pyopencl as xp
+
+    if a.dtype == bfloat16():
+        raise TypeError("pyopencl holds no bfloat16")
+    return xp.asarray(a, device=device).cl_array
+
+
+def _wait(arrays: list[Any]) -> None:
+    # The runtime looks for queues among all objects, which takes longer than most operators.
+    for array in arrays:
+        array.queue.finish()
+
+
+LIBRARY = Library(
+    name="pyopencl",
+    packages=("pyopencl", "array_api_pyopencl"),
+    array_type="pyopencl.array:Array",
+    wrapper="array_api_pyopencl:Array",
+    unwrapped=lambda x: x.cl_array,
+    standard="array_api_pyopencl",
+    to_numpy=_to_numpy,
+    from_numpy=_from_numpy,
+    runtime="tensorops.libraries.pyopencl:PyopenclRuntime",
+    device=lambda x: x.queue,
+    wait=_wait,
+    sums_in_order=True,
+    extra="opencl",
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class OpenCLConfig(DeviceConfig):
+    """Options of PyOpenCL.
+
+    Parameters
+    ----------
+    device : str, optional
+        ``"PLATFORM"`` or ``"PLATFORM:DEVICE"``, each a number from 0 or part of a name. It is what PyOpenCL chooses
+        where a program names no device, as ``PYOPENCL_CTX`` says.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a value is not valid; the message names it and what is expected.
+
+    Examples
+    --------
+    >>> from tensorops import OpenCLConfig
+    >>> OpenCLConfig(device="0:0").device
+    '0:0'
+    """
+
+    device: str | None = option(TEXT)
+
+
+BACKENDS = (
+    Backend(
+        "opencl",
+        LIBRARY,
+        "PyOpenCL arrays",
+        suits=("rocm", "opencl"),
+        options=OpenCLConfig,
+        remedy="install the OpenCL driver of your device; one for CPUs: pip install pocl-binary-distribution",
+        tested=ON_EVERY_CHANGE,
+    ),
+)
+
+# ------------------------------------------------------------------------------------------- device and memory
+
+_VARIABLE = "PYOPENCL_CTX"
+
+
+class PyopenclRuntime(Runtime):
+    """The device that PyOpenCL chooses where nobody names one: ``PYOPENCL_CTX``, else the first.
+
+    `synchronize` finishes the queues of all arrays that are alive: PyOpenCL keeps no list of its queues. OpenCL does
+    not tell how much memory is in use.
+    """
+
+    def do_facts(self) -> DeviceFacts:
+        import pyopencl as cl
+
+        device = _chosen(cl)
+        dtypes = ["float32", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+        extensions = device.extensions.split()
+        if "cl_khr_fp64" in extensions:
+            dtypes.insert(1, "float64")
+        if "cl_khr_fp16" in extensions:
+            dtypes.insert(0, "float16")
+        return DeviceFacts(
+            compute_units=device.max_compute_units,
+            max_memory=device.global_mem_size,
+            max_shared_memory=device.local_mem_size,
+            device_count=sum(len(_devices(platform)) for platform in cl.get_platforms()),
+            device_name=device.name.strip(),
+            dtypes=tuple(dtypes),
+            versions={
+                "pyopencl": cl.VERSION_TEXT,
+                "opencl": device.version.strip(),
+                "driver": device.driver_version.strip(),
+            },
+        )
+
+    def do_synchronize(self) -> None:
+        import pyopencl.array as cla
+
+        shim = sys.modules.get("array_api_pyopencl")
+        wrapper = () if shim is None else shim.Array
+        # By type(x), as isinstance asks objects for their __class__, and some proxies then load what they stand for.
+        arrays = [x for x in gc.get_objects() if issubclass(type(x), (cla.Array, wrapper))]
+        queues = {x.device.queue if issubclass(type(x), wrapper) else x.queue for x in arrays}
+        for queue in queues - {None}:
+            queue.finish()
+
+    def do_memory_stats(self) -> MemoryStats:
+        import pyopencl as cl
+
+        device = _chosen(cl)
+        return MemoryStats(self.name, device.name.strip(), total=device.global_mem_size)
+
+    def do_changes(self, config: DeviceConfig) -> Sequence[Change]:
+        import pyopencl as cl
+
+        assert isinstance(config, OpenCLConfig)
+
+        def write(value: str) -> None:
+            if value:
+                os.environ[_VARIABLE] = value
+            else:
+                os.environ.pop(_VARIABLE, None)
+
+        value = None if config.device is None else _indices_of(cl, config.device)
+        return (Change(_VARIABLE, lambda: os.environ.get(_VARIABLE, ""), write, value),)
+
+
+def _chosen(cl: Any) -> Any:
+    return cl.choose_devices(interactive=False)[0]
+
+
+def _devices(platform: Any) -> list[Any]:
+    try:
+        return list(platform.get_devices())
+    except Exception:  # a platform without devices says so with an error
+        return []
+
+
+def _indices_of(cl: Any, wanted: str) -> str:
+    """Return ``"platform:device"`` in numbers for what the user wrote, each an index or part of a name."""
+    try:
+        platforms = list(cl.get_platforms())
+    except Exception as error:
+        raise ConfigurationError(f"OpenCL lists no platform: {describe_error(error)}") from error
+    first, _, second = wanted.partition(":")
+    for p, platform in enumerate(platforms):
+        for d, device in enumerate(_devices(platform)):
+            if _means(first, p, platform.name) and (not second or _means(second, d, device.name)):
+                return f"{p}:{d}"
+    listed = "; ".join(
+        f"{p}:{d} is {device.name.strip()} of {platform.name.strip()}"
+        for p, platform in enumerate(platforms)
+        for d, device in enumerate(_devices(platform))
+    )
+    raise ConfigurationError(f"OpenCL has no device {wanted!r}; there are: {listed or 'none'}")
+
+
+def _means(wanted: str, index: int, name: str) -> bool:
+    return int(wanted) == index if wanted.isascii() and wanted.isdigit() else wanted.strip().lower() in name.lower()

@@ -1,0 +1,202 @@
+"""PyTorch: transfers, and its caching allocator on NVIDIA GPUs; on the processor it keeps no count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tensorops._typing import Array
+from tensorops.libraries import _host
+from tensorops.libraries._arrays import bfloat16, shareable
+from tensorops.libraries._rows import NOT_WRITTEN, ON_EVERY_CHANGE, Backend, Library, planned
+from tensorops.libraries._runtime import DeviceFacts, MemoryStats, Runtime
+
+
+def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
+    import numpy as np
+    import torch
+
+    if x.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            "a torch tensor that requires grad cannot leave torch without losing its gradient: "
+            "pass x.detach(), or compute under torch.no_grad()"
+        )
+    if reason := _unreadable(x):
+        raise ValueError(reason)
+    host = x.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        return np.asarray(host.view(torch.uint16).numpy()).view(bfloat16())
+    return np.asarray(host.numpy())
+
+
+def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
+    import numpy as np
+    import torch
+
+    native = shareable(a)
+    if native.dtype == bfloat16():
+        tensor = torch.from_numpy(native.view(np.uint16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(native)
+    return tensor if device is None else tensor.to(device)
+
+
+def _unfit(x: Array) -> str:
+    import torch
+
+    if x.is_nested:
+        return "a nested tensor is not supported; pass its parts one by one, or torch.nested.to_padded_tensor(x, value)"
+    return "" if x.layout is torch.strided else f"a tensor of layout {x.layout} is not supported; pass x.to_dense()"
+
+
+def _unreadable(x: Array) -> str:
+    """Return what is wrong with a torch tensor whose storage was made too small for it; torch itself does not look."""
+    import torch
+
+    if torch.compiler.is_compiling() or x.layout is not torch.strided:
+        return ""
+    try:
+        held = x.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):  # it wraps another tensor, or is one of a tracer: it has no memory
+        return ""
+    if isinstance(held, int) and not storage_suffices(x, held):
+        return (
+            f"a torch tensor of shape {tuple(x.shape)} whose storage has been resized to {held} bytes, "
+            "which do not hold it any more: its values are gone"
+        )
+    return ""
+
+
+def storage_suffices(x: Array, held: int) -> bool:
+    """Tell whether so many bytes of storage reach to the last element of a strided torch tensor."""
+    if x.is_contiguous():
+        reach = x.numel()
+    elif x.numel() == 0:
+        reach = 0
+    else:
+        reach = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return reach == 0 or bool((x.storage_offset() + reach) * x.element_size() <= held)
+
+
+LIBRARY = Library(
+    name="torch",
+    packages=("torch",),
+    array_type="torch:Tensor",
+    subtypes=("torch.nn:Parameter",),
+    standard="array_api_compat.torch",
+    to_numpy=_to_numpy,
+    from_numpy=_from_numpy,
+    runtime="tensorops.libraries.torch:TorchRuntime",
+    device=lambda x: x.device,
+    unreadable=_unreadable,
+    unfit=_unfit,
+    extra="torch",
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+BACKENDS = (
+    Backend(
+        "torch",
+        LIBRARY,
+        "PyTorch tensors",
+        remedy="pip install --upgrade 'tensorops[torch]'",
+        tested=ON_EVERY_CHANGE,
+    ),
+    planned("triton", LIBRARY, "Triton kernels on torch", NOT_WRITTEN, "use 'torch'"),
+)
+
+# ------------------------------------------------------------------------------------------- device and memory
+
+
+class TorchRuntime(Runtime):
+    """PyTorch's default device, and CUDA's caching allocator once the program has started CUDA.
+
+    Nothing here starts CUDA: on a program that uses the processor alone that would cost time and the GPU's memory.
+    """
+
+    def do_facts(self) -> DeviceFacts:
+        import torch
+
+        device = torch.get_default_device()
+        versions = self.version()
+        if device.type != "cuda":
+            host = device.type == "cpu"
+            return DeviceFacts(
+                compute_units=_host.processors() if host else None,
+                max_memory=_host.memory_bytes() if host else None,
+                device_count=1,
+                device_name=_host.processor_name() if host else device.type,
+                dtypes=self.held_dtypes(),
+                versions=versions,
+            )
+        properties = torch.cuda.get_device_properties(device)
+        return DeviceFacts(
+            compute_capability=10 * properties.major + properties.minor,
+            compute_units=properties.multi_processor_count,
+            max_memory=properties.total_memory,
+            max_shared_memory=getattr(properties, "shared_memory_per_block_optin", None),
+            device_count=torch.cuda.device_count(),
+            device_name=properties.name,
+            dtypes=self.held_dtypes(),
+            versions=versions | {"cuda": str(torch.version.cuda)},
+        )
+
+    def do_synchronize(self) -> None:
+        import torch
+
+        for device in _cuda_devices(torch):
+            torch.cuda.synchronize(device)
+        if torch.backends.mps.is_available():
+            torch.mps.synchronize()
+
+    def do_memory_stats(self) -> MemoryStats:
+        import torch
+
+        if not torch.cuda.is_initialized():
+            return MemoryStats(self.name, "cpu", total=_host.memory_bytes())
+        device = torch.cuda.current_device()
+        in_use = torch.cuda.memory_allocated(device)
+        return MemoryStats(
+            self.name,
+            f"cuda:{device}",
+            in_use=in_use,
+            peak=torch.cuda.max_memory_allocated(device),
+            cached=torch.cuda.memory_reserved(device) - in_use,
+            total=torch.cuda.mem_get_info(device)[1],
+        )
+
+    def do_empty_cache(self) -> int | None:
+        import torch
+
+        devices = _cuda_devices(torch)
+        before = sum(torch.cuda.memory_reserved(d) for d in devices)
+        if devices:
+            torch.cuda.empty_cache()
+        return int(before - sum(torch.cuda.memory_reserved(d) for d in devices))
+
+    def do_reset_peak(self) -> bool:
+        import torch
+
+        if not torch.cuda.is_initialized():
+            return False
+        torch.cuda.reset_peak_memory_stats()
+        return True
+
+    def do_gauge(self) -> Callable[[], int | None]:
+        import torch
+
+        if not torch.cuda.is_initialized():
+            return lambda: None
+        device = torch.cuda.current_device()  # of this thread, which the one that reads does not share
+        return lambda: int(torch.cuda.memory_allocated(device))
+
+
+def _cuda_devices(torch: Any) -> list[int]:
+    """Return the GPUs that hold something of this program; asking another one would start it."""
+    if not torch.cuda.is_initialized():
+        return []
+    current = torch.cuda.current_device()
+    return [d for d in range(torch.cuda.device_count()) if d == current or torch.cuda.memory_reserved(d)]

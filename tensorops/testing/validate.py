@@ -1,0 +1,333 @@
+"""Comparing what a function computes on several backends, with its float64 reference or with each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from tensorops._display import Displayed, Table
+from tensorops._messages import nearest
+from tensorops._trees import map_arrays
+from tensorops.backends.registry import BackendUnavailableError, resolve
+from tensorops.libraries import Backend
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["ValidationReport", "ValidationRow", "validate"]
+
+Status: TypeAlias = Literal["ran", "differs", "failed", "refused", "unavailable"]
+
+AS_GIVEN = "as given"
+
+
+@dataclass(frozen=True)
+class ValidationRow:
+    """What one backend made of the function, in one dtype.
+
+    Attributes
+    ----------
+    backend : str
+        Its name.
+    dtype : str
+        The floating dtype of the inputs; several if they differ, ``"-"`` without any.
+    status : {"ran", "differs", "failed", "refused", "unavailable"}
+        ``"ran"``: the result is that of `compared_with`. ``"differs"``: it is not. ``"failed"``: the function or its
+        reference raised. ``"refused"``: the backend cannot take the inputs, as it lacks their dtype, for example.
+        ``"unavailable"``: the backend cannot compute here.
+    reason : str
+        Why the status is not ``"ran"``.
+    compared_with : str
+        ``"reference"``, or the backend that ran first; empty if nothing was compared, as for that backend itself.
+    kernels : dict of str to tuple of str
+        The implementations that ran, by operator.
+    max_ulp : float or None
+        The largest error, see `tensorops.testing.ulp_error`, in units in the last place of the result's dtype.
+    max_relative_error : float or None
+        The same in units of the expected value.
+    """
+
+    backend: str
+    dtype: str
+    status: Status
+    reason: str = ""
+    compared_with: str = ""
+    kernels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    max_ulp: float | None = None
+    max_relative_error: float | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class ValidationReport(Displayed):
+    """What `validate` found; prints as a table.
+
+    Attributes
+    ----------
+    function : str
+        The function's name.
+    reference : str
+        What the results were compared with.
+    rows : tuple of ValidationRow
+        One for each backend and dtype.
+    """
+
+    function: str
+    reference: str
+    rows: tuple[ValidationRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether a backend ran, none failed, differed or was unavailable; a dtype may have been refused."""
+        statuses = {row.status for row in self.rows}
+        return "ran" in statuses and statuses <= {"ran", "refused"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as dicts, lists, strings and numbers, for JSON; an infinite error is ``None``."""
+        rows = [
+            vars(row)
+            | {
+                "kernels": {name: list(ran) for name, ran in row.kernels.items()},
+                "max_ulp": _finite(row.max_ulp),
+                "max_relative_error": _finite(row.max_relative_error),
+            }
+            for row in self.rows
+        ]
+        return {"function": self.function, "reference": self.reference, "ok": self.ok, "rows": rows}
+
+    def __str__(self) -> str:
+        return self._table().to_text()
+
+    def _table(self) -> Table:
+        head = ("backend", "dtype", "status", "max ULP", "max rel. error", "kernels", "reason")
+        return Table(f"{self.function}, compared with {self.reference}", head, tuple(map(_cells, self.rows)))
+
+
+def _cells(row: ValidationRow) -> tuple[str, ...]:
+    kernels = ", ".join(f"{name}: {'/'.join(ran)}" for name, ran in row.kernels.items())
+    reason = " ".join(row.reason.split())
+    return (row.backend, row.dtype, row.status, _number(row.max_ulp), _number(row.max_relative_error), kernels, reason)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def validate(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    backends: Collection[str] | None = None,
+    dtypes: Collection[str] | Literal["all"] | None = None,
+    reference: Callable[..., Any] | None = None,
+    **kwargs: Any,
+) -> ValidationReport:
+    """Run a function on several backends, and compare what comes back.
+
+    The arrays among the arguments are taken to each backend, which is then in force while `fn` runs. An operator is
+    compared with its float64 reference, any other function with `reference` if there is one, or else with the first
+    backend that ran. A result counts as the same if it has the same structure, shapes and kinds of dtypes, equal
+    integers and truth values, NaN and infinities where they belong, and if no element is off by more than 256 (half
+    types: 8) units of the dtype's resolution times the largest magnitude of the result; the errors themselves are in
+    the report. A result narrower than all floating inputs differs, unless that of `reference` is as narrow.
+
+    Parameters
+    ----------
+    fn : callable
+        An operator, or a function of arrays of any library that returns an array, a number, or nested tuples, lists
+        or dicts of them.
+    *args, **kwargs
+        Its arguments. Arrays may be of any library, and stand in nested dicts, lists, tuples and dataclasses.
+    backends : collection of str, optional
+        Names of backends; by default all that are available here except ``array_api_strict``.
+    dtypes : collection of str or "all", optional
+        Floating dtypes to cast all floating inputs to, one after another; by default they stay as given.
+    reference : callable, optional
+        Takes the arguments as NumPy arrays, the floating ones in float64 with the values that they have in the dtype
+        under test, so that the rounding of inputs is not counted as an error.
+
+    Returns
+    -------
+    ValidationReport
+        One row for each backend and dtype. A backend that is unavailable, lacks the dtype or raises is a row with the
+        reason.
+
+    Raises
+    ------
+    ValueError
+        If a backend or a dtype is unknown; the valid ones are listed, and nothing has run.
+    TypeError
+        If `fn` cannot be called, there is no array among its arguments, or `backends` or `dtypes` is one string.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> from tensorops.testing.validate import validate
+    >>> x = np.linspace(-3, 3, 7, dtype=np.float32)
+    >>> report = validate(tensorops.silu, x, backends=["numpy"])
+    >>> report.ok, report.rows[0].dtype, report.rows[0].max_ulp < 4
+    (True, 'float32', True)
+    """
+    from tensorops.testing._libraries import arrays_in, back
+
+    if not callable(fn):
+        raise TypeError(f"validate: expected a function, such as tensorops.rms_norm, got {fn!r}")
+    chosen, wanted = _backends(backends), _dtypes(dtypes)
+    name = getattr(fn, "__name__", type(fn).__name__)
+    reference, described = _reference(fn, name, reference)
+    call = back((args, kwargs))
+    if not arrays_in(call):
+        raise TypeError(f"validate: there is no array among the arguments for {name}, at least one is expected")
+    rows = [row for dtype in wanted for row in _validate_dtype(fn, call, chosen, dtype, reference)]
+    if reference is None and (first := dict.fromkeys(row.compared_with for row in rows if row.compared_with)):
+        described = f"{described}: {', '.join(first)}"
+    return ValidationReport(name, described, tuple(rows))
+
+
+def _reference(
+    fn: Callable[..., Any], name: str, given: Callable[..., Any] | None
+) -> tuple[Callable[..., Any] | None, str]:
+    """Return what to compare with, and how people call it."""
+    from tensorops._operator import Operator
+    from tensorops.testing import REFERENCES
+
+    if given is not None:
+        return given, "the reference given"
+    if isinstance(fn, Operator) and name in REFERENCES:
+        return REFERENCES[name], f"the float64 reference of {name}"
+    return None, "the first backend that ran"
+
+
+def _backends(names: Collection[str] | None) -> list[Backend]:
+    if isinstance(names, str):
+        raise TypeError("validate: backends is a collection of names, not one string")
+    if names is None:
+        from tensorops.backends.listing import get_available_backends
+
+        names = [name for name in get_available_backends() if not resolve(name).for_tests]
+    return list(dict.fromkeys(map(resolve, names)))
+
+
+def _dtypes(names: Collection[str] | None) -> list[str]:
+    from tensorops.testing import DTYPES
+
+    if names is None:
+        return [AS_GIVEN]
+    if names == "all":
+        return list(DTYPES)
+    if isinstance(names, str):
+        raise TypeError('validate: dtypes is a collection of names or "all", not one string')
+    for name in names:
+        if name not in DTYPES:
+            raise ValueError(
+                f"validate: unknown dtype {name!r}{nearest(name, DTYPES)}; valid names: {', '.join(DTYPES)}"
+            )
+    return list(dict.fromkeys(names))
+
+
+# --- one dtype, one backend --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What to compare with, and whose it is; or the problem with getting it."""
+
+    source: str = ""
+    value: Any = None
+    problem: str = ""
+
+
+def _validate_dtype(
+    fn: Callable[..., Any], call: Any, backends: list[Backend], dtype: str, reference: Callable[..., Any] | None
+) -> Iterator[ValidationRow]:
+    """Run every backend in one dtype; without a reference the first result is what the others are compared with."""
+    from tensorops.testing._libraries import arrays_in
+    from tensorops.testing._results import is_float, narrowest, too_narrow
+
+    given = call if dtype == AS_GIVEN else _cast(call, dtype)
+    label = ", ".join(dict.fromkeys(x.dtype.name for x in arrays_in(given) if is_float(x))) or "-"
+    least = narrowest(given)
+    expected = _Expected() if reference is None else _from_reference(reference, given)
+    for backend in backends:
+        own = map_arrays(np.copy, given)  # memory may be shared on the way there, and `fn` may write to it
+        row, result = _run(fn, own, backend, label)
+        if row.status == "ran" and expected.problem:
+            row = replace(row, status="failed", reason=expected.problem)
+        elif row.status == "ran" and expected.source:
+            row = _compare(row, result, expected, least)
+        elif row.status == "ran" and (reason := too_narrow(result, least)):
+            row = replace(row, status="differs", reason=reason)
+        elif row.status == "ran":
+            expected = _Expected(backend.name, result)
+        yield row
+
+
+def _cast(tree: Any, dtype: str) -> Any:
+    from tensorops.testing import DTYPES
+    from tensorops.testing._results import is_float
+
+    def cast(x: NDArray[Any]) -> NDArray[Any]:
+        with np.errstate(all="ignore"):  # what is beyond the range becomes an infinity, and a NaN stays one
+            return x.astype(DTYPES[dtype]) if is_float(x) else x.copy()
+
+    return map_arrays(cast, tree)
+
+
+def _from_reference(reference: Callable[..., Any], call: Any) -> _Expected:
+    from tensorops.testing._libraries import back
+
+    args, kwargs = _cast(call, "float64")
+    try:
+        with np.errstate(all="ignore"):
+            return _Expected("reference", back(reference(*args, **kwargs)))
+    except Exception as error:  # a caller's function may raise anything; a row says so
+        return _Expected(problem=f"nothing to compare with: the reference raised {_describe(error)}")
+
+
+def _run(fn: Callable[..., Any], call: Any, backend: Backend, label: str) -> tuple[ValidationRow, Any]:
+    """Run on one backend and bring the result to NumPy; whatever goes wrong is in the row."""
+    from tensorops.backends import set_backend, to_backend, trace
+    from tensorops.testing._libraries import back
+
+    try:
+        args, kwargs = to_backend(call, backend.name)
+    except BackendUnavailableError as error:
+        return ValidationRow(backend.name, label, "unavailable", str(error)), None
+    except Exception as error:  # a TypeError says it in tensorops' words, a library's own error in its own
+        said = str(error) if type(error) is TypeError else _describe(error)
+        return ValidationRow(backend.name, label, "refused", said), None
+    status: Status = "ran"
+    result, reason = None, ""
+    with set_backend(backend.name), trace() as log:
+        try:
+            with backend.library.quiet():
+                result = back(fn(*args, **kwargs))  # a lazy library computes, and fails, only now
+        except Exception as error:
+            status, reason = "failed", _describe(error)
+    ran = {name: tuple(sorted(kernels)) for name, kernels in log.kernels.items()}
+    return ValidationRow(backend.name, label, status, reason, kernels=ran), result
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _compare(row: ValidationRow, result: Any, expected: _Expected, least: str | None) -> ValidationRow:
+    from tensorops.testing._results import compare
+
+    found = compare(result, expected.value, least)
+    return replace(
+        row,
+        status="differs" if found.reason else "ran",
+        reason=found.reason,
+        compared_with=expected.source,
+        max_ulp=found.max_ulp,
+        max_relative_error=found.max_relative_error,
+    )
