@@ -11,15 +11,12 @@ import importlib
 import pkgutil
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorops import _dtypes, _hooks
 from tensorops._messages import describe_type
 from tensorops._typing import Array
 from tensorops.libraries._rows import Library, attribute
-
-if TYPE_CHECKING:
-    pass
 
 
 def _files() -> list[ModuleType]:

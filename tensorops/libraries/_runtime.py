@@ -8,15 +8,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorops import _dtypes
 from tensorops._messages import describe_error
 from tensorops.libraries._options import ConfigurationError, DeviceConfig
 from tensorops.libraries._rows import Backend, Library
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ from tensorops._typing import Array
 from tensorops.libraries._arrays import native_byte_order, numpy_quiet
 from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import array_api_strict as xp
@@ -49,6 +52,3 @@ BACKENDS = (
         for_tests=True,
     ),
 )
-
-if TYPE_CHECKING:
-    import numpy as np

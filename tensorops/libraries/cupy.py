@@ -23,6 +23,9 @@ from tensorops.libraries._options import (
 from tensorops.libraries._rows import NOT_WRITTEN, Backend, Library, planned
 from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import cupy
@@ -51,9 +54,6 @@ LIBRARY = Library(
     device=lambda x: x.device,
     extra="cuda",
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True)

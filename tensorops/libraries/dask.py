@@ -10,6 +10,9 @@ from tensorops._typing import Array
 from tensorops.libraries._arrays import numpy_quiet
 from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import numpy as np
@@ -55,9 +58,6 @@ LIBRARY = Library(
     lazy=True,
     extra="dask",
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 BACKENDS = (

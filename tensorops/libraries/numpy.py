@@ -13,6 +13,9 @@ from tensorops.libraries._options import BYTES, COUNT, ConfigurationError, Devic
 from tensorops.libraries._rows import NOT_WRITTEN, ON_EVERY_CHANGE, Backend, Library, planned
 from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 def __getattr__(name: str) -> Any:
     if name != "NUMPY_TYPES":
@@ -64,9 +67,6 @@ LIBRARY = Library(
     sums_in_order=True,
     host_values=True,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from tensorops.libraries._options import TEXT, ConfigurationError, DeviceConfig,
 from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
 from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import array_api_pyopencl as xp
@@ -52,9 +55,6 @@ LIBRARY = Library(
     sums_in_order=True,
     extra="opencl",
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from tensorops.libraries._arrays import bfloat16, shareable
 from tensorops.libraries._rows import NOT_WRITTEN, ON_EVERY_CHANGE, Backend, Library, planned
 from tensorops.libraries._runtime import DeviceFacts, MemoryStats, Runtime
 
+if TYPE_CHECKING:
+    import numpy as np
+
 
 def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
     import numpy as np
@@ -92,9 +95,6 @@ LIBRARY = Library(
     unfit=_unfit,
     extra="torch",
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 BACKENDS = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tensorops._display import shortened
+
 try:
     import tensorops.kernels.cpu._native  # noqa: F401 - first, so that its absence is told from other errors
 except ModuleNotFoundError as error:
@@ -20,7 +22,7 @@ except ModuleNotFoundError as error:
     raise ImportError(reason) from error
 except ImportError as error:
     if str(error).startswith("TENSOROPS_CPU_TARGET"):  # an unknown name is no reason to go on without kernels
-        raise ValueError(f"environment variable {error}") from None
+        raise ValueError(f"environment variable {shortened(error, 500)}") from None
     raise
 
 from tensorops.backends import probing
