@@ -12,8 +12,9 @@ A kernel's author registers a function with the same parameters for a provider, 
     @silu.kernel("cpu", supports=...)
     def _(x): ...
 
-`supports` is called with the operator's arguments, looks at metadata only (type, dtype, shape, strides, device)
-and returns ``None`` or a reason in words. Selection, `Operator.explain` and error messages all use that answer.
+`supports` is called with the operator's arguments, looks at metadata (type, dtype, shape, strides, device; values only
+where reading them costs nothing but the reading) and returns ``None`` or a reason in words. Selection,
+`Operator.explain` and error messages all use that answer.
 """
 
 from __future__ import annotations
