@@ -33,7 +33,7 @@ struct Silu {
 struct Softplus {
     template <class V>
     V operator()(V x) const {
-        return at_least(x, 0) + log1p_unit(exp_of_negative(negative(x)));
+        return at_least(x, 0) + log1p_unit(exp_of_negative(minus_magnitude(x)));
     }
 };
 struct Gelu {

@@ -552,8 +552,6 @@ class Worker {
     }
     static C correction_of(C before, C after) { return correction_of(V{} + before, V{} + after)[0]; }
 
-    static V larger(V a, V b) { return a < b ? b : a; }  // a NaN in b is passed over: it shows in the sum
-
     // Caps and masks the scores of a row, and finds the largest of every so many.
     void mask_row(std::int64_t r, std::int64_t start, std::int64_t n, Range range) {
         C* s = scores_ + r * kTile;
@@ -567,7 +565,8 @@ class Worker {
             const std::int64_t low = std::min(low_[r] - start, end), high = std::min(high_[r] - start, n);
             for (std::int64_t j = begin; j < low; ++j) s[j] = kNothing<C>;
             for (std::int64_t j = std::max(high, begin); j < end; ++j) s[j] = kNothing<C>;
-            for (std::int64_t j = begin; j < end; j += lanes) top = larger(top, load(s + j));
+            for (std::int64_t j = begin; j < end; j += lanes)
+                top = larger_ignoring_nan(top, load(s + j));  // a NaN shows in the sum
         }
         store(tops_ + r * lanes, top);
     }
@@ -577,7 +576,8 @@ class Worker {
         for (std::int64_t r = 0; r < count_; r += lanes) {
             V tops[lanes];
             for_each<lanes>([&](auto i) { tops[i] = load(tops_ + (r + static_cast<std::int64_t>(i)) * lanes); });
-            const V before = load(largest_ + r), after = larger(before, join_lanes<C>(tops, larger));
+            const V before = load(largest_ + r),
+                    after = larger_ignoring_nan(before, join_lanes<C>(tops, larger_ignoring_nan<V>));
             store(correction_ + r, correction_of(before, after));
             store(largest_ + r, after);
         }

@@ -21,7 +21,8 @@ namespace {
 
 using xla::Buffer;
 
-// What is wrong with a call; nullptr if nothing. tensorops/kernels/jax_ffi refuses all of this before XLA sees the call.
+// What is wrong with a call; nullptr if nothing. tensorops/kernels/jax_ffi refuses all of this before XLA sees the
+// call.
 using Wrong = const char*;
 
 struct Call {

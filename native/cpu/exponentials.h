@@ -8,11 +8,6 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-template <class V>
-inline V larger(V a, V b) {
-    return a < b ? b : a;  // a NaN in b is passed over: it shows in the sum
-}
-
 // The largest of a vector without NaN.
 inline float largest_of_lanes(Vec<float> v) {
 #if defined(__AVX512F__)
@@ -38,13 +33,13 @@ Compute<T> maximum(const T* x, std::int64_t n) {
     Vec<C> m0 = lowest, m1 = lowest, m2 = lowest, m3 = lowest;
     std::int64_t i = 0;
     for (; i + 4 * lanes <= n; i += 4 * lanes) {
-        m0 = larger(m0, load(x + i));
-        m1 = larger(m1, load(x + i + lanes));
-        m2 = larger(m2, load(x + i + 2 * lanes));
-        m3 = larger(m3, load(x + i + 3 * lanes));
+        m0 = larger_ignoring_nan(m0, load(x + i));  // a NaN shows in the sum
+        m1 = larger_ignoring_nan(m1, load(x + i + lanes));
+        m2 = larger_ignoring_nan(m2, load(x + i + 2 * lanes));
+        m3 = larger_ignoring_nan(m3, load(x + i + 3 * lanes));
     }
-    for (; i + lanes <= n; i += lanes) m0 = larger(m0, load(x + i));
-    const Vec<C> m = larger(larger(m0, m1), larger(m2, m3));
+    for (; i + lanes <= n; i += lanes) m0 = larger_ignoring_nan(m0, load(x + i));
+    const Vec<C> m = larger_ignoring_nan(larger_ignoring_nan(m0, m1), larger_ignoring_nan(m2, m3));
     C largest = largest_of_lanes(m);
     for (; i < n; ++i) {
         const C a = load_one(x + i);

@@ -180,12 +180,6 @@ template <class V>
 inline V smaller(V a, V b) {
     return b < a ? b : a;
 }
-// NaN if one of them is.
-template <class V>
-inline V larger(V a, V b) {
-    const V larger = b > a ? b : a;
-    return b == b ? larger : b;
-}
 
 template <class V>
 inline V absolute(V v) {
@@ -290,12 +284,12 @@ void quantize_groups(const T* x, std::int64_t n, std::int64_t count, T* scales, 
         Vec<C> high = kSigned ? Vec<C>{} : -low;
         for_vectors(x + g * n, n, [&](Vec<C> v, std::int64_t) {
             if (!kSigned) low = smaller(low, v);
-            high = larger(high, kSigned ? absolute(v) : v);
+            high = larger_or_nan(high, kSigned ? absolute(v) : v);
         });
         lows[g] = low;
         highs[g] = high;
     }
-    const Vec<C> high = join_lanes<C>(highs, larger<Vec<C>>);
+    const Vec<C> high = join_lanes<C>(highs, larger_or_nan<Vec<C>>);
     Vec<C> low{}, scale;
     if constexpr (kSigned) {
         scale = high / steps;

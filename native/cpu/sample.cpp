@@ -50,14 +50,9 @@ inline bool any(M mask) {
 template <class C>
 inline constexpr C kLowest = -std::numeric_limits<C>::infinity();
 
-template <class V>
-inline V larger(V a, V b) {
-    return a < b ? b : a;  // a NaN in b is passed over
-}
-
 // At most a vector of elements; the lanes of the others are -infinity.
 template <class T>
-inline Vec<Compute<T>> load_some(const T* x, std::int64_t n) {
+inline Vec<Compute<T>> load_or_lowest(const T* x, std::int64_t n) {
     constexpr std::int64_t lanes = kLanes<Compute<T>>;
     if (n >= lanes) return load(x);
     Vec<Compute<T>> v = load_part(x, n);
@@ -78,15 +73,15 @@ struct LaneMaxima {
         for (; i + 2 * lanes <= n; i += 2 * lanes) {
             const Vec<Compute<T>> a = load(x + i), b = load(x + i + lanes);
             nan |= (a != a) | (b != b);
-            value = larger(value, a);
-            other = larger(other, b);
+            value = larger_ignoring_nan(value, a);
+            other = larger_ignoring_nan(other, b);
         }
         for (; i < n; i += lanes) {
-            const Vec<Compute<T>> a = load_some(x + i, n - i);
+            const Vec<Compute<T>> a = load_or_lowest(x + i, n - i);
             nan |= a != a;
-            value = larger(value, a);
+            value = larger_ignoring_nan(value, a);
         }
-        value = larger(value, other);
+        value = larger_ignoring_nan(value, other);
     }
 };
 
@@ -103,7 +98,7 @@ template <class T, class F>
 std::int64_t first_where(const T* x, std::int64_t n, F is_it) {
     constexpr std::int64_t lanes = kLanes<Compute<T>>;
     for (std::int64_t i = 0; i < n; i += lanes) {
-        const auto found = is_it(load_some(x + i, n - i));
+        const auto found = is_it(load_or_lowest(x + i, n - i));
         if (!any(found)) continue;
         for (std::int64_t lane = 0; lane < std::min(lanes, n - i); ++lane)
             if (found[lane]) return i + lane;
@@ -165,7 +160,7 @@ std::int64_t collect(const T* x, std::int64_t n, Compute<T> least, Compute<T>* v
     constexpr std::int64_t lanes = kLanes<Compute<T>>;
     std::int64_t count = 0;
     for (std::int64_t i = 0; i < n; i += lanes) {
-        const Vec<Compute<T>> v = load_some(x + i, n - i);
+        const Vec<Compute<T>> v = load_or_lowest(x + i, n - i);
         if (!any(v >= least)) continue;
         Compute<T> part[lanes];
         store(part, v);
@@ -211,7 +206,7 @@ void make_weights(const T* x, std::int64_t n, Compute<T> largest, Compute<T> tem
     const auto make = [&](auto scale) {
         std::int64_t i = 0;
         for (; i + lanes <= n; i += lanes) store(weights + i, weights_of<C>(scale(load(x + i) - largest)));
-        if (i < n) store(weights + i, weights_of<C>(scale(load_some(x + i, n - i) - largest)));
+        if (i < n) store(weights + i, weights_of<C>(scale(load_or_lowest(x + i, n - i) - largest)));
     };
     if (temperature == 1)
         make([](Vec<C> v) { return v; });
@@ -226,7 +221,7 @@ void make_weights_of_top_k(C* values, std::int64_t n, std::int64_t k, C largest,
     for (std::int64_t i = 0; i < n; ++i) weights[i] = values[i] = (values[i] - largest) / temperature;
     const C least = kth_largest(weights, n, k);
     for (std::int64_t i = 0; i < n; i += lanes) {
-        const Vec<C> scaled = load_some(values + i, n - i);
+        const Vec<C> scaled = load_or_lowest(values + i, n - i);
         const Vec<C> e = weights_of<C>(scaled);
         store(weights + i, scaled >= least ? e : Vec<C>{});
     }
@@ -415,7 +410,7 @@ std::int64_t draw(const Sample& op, const T* x, Compute<T> uniform, const Room<C
         const LaneMaxima<T> of_part(x + i, std::min(part * lanes, n - i));
         if (any(of_part.nan)) return 0;
         store(room.weights + maxima, of_part.value);
-        largest_of_lanes = larger(largest_of_lanes, of_part.value);
+        largest_of_lanes = larger_ignoring_nan(largest_of_lanes, of_part.value);
     }
     const C largest = largest_lane<C>(largest_of_lanes);
     // Without a finite maximum, or with a uniform number below 0, the body finds the first candidate.

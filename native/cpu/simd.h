@@ -254,6 +254,20 @@ inline void store_part(T* p, V v, std::int64_t n) {
     std::memcpy(p, part, static_cast<std::size_t>(n) * sizeof(T));
 }
 
+// ---- the larger of two vectors, lane by lane
+
+// A NaN in b is passed over.
+template <class V>
+inline V larger_ignoring_nan(V a, V b) {
+    return a < b ? b : a;
+}
+// NaN if one of them is.
+template <class V>
+inline V larger_or_nan(V a, V b) {
+    const V larger = b > a ? b : a;
+    return b == b ? larger : b;
+}
+
 template <class T>
 inline auto load_some(const T* p, std::int64_t n) {
     return n == kLanes<T> ? load(p) : load_part(p, n);

@@ -24,8 +24,8 @@ inline Vec<double> by_lane(Vec<double> x, F f) {
 
 inline Vec<float> absolute(Vec<float> x) { return floats_of(bits_of(x) & 0x7fffffffu); }
 // -|x|
-inline Vec<float> negative(Vec<float> x) { return floats_of(bits_of(x) | 0x80000000u); }
-inline Vec<double> negative(Vec<double> x) {
+inline Vec<float> minus_magnitude(Vec<float> x) { return floats_of(bits_of(x) | 0x80000000u); }
+inline Vec<double> minus_magnitude(Vec<double> x) {
     return by_lane(x, [](double a) { return -std::fabs(a); });
 }
 
@@ -204,14 +204,14 @@ inline Vec<float> sigmoid(Vec<float> x) {
     if (__builtin_expect(any(far), 0)) tail = far ? far_sigmoid_tail(a) : tail;
     return x < 0 ? tail : 1.0f - tail;
 #else
-    const Vec<float> e = exp_of_negative(negative(x)), sum = e + 1.0f;
+    const Vec<float> e = exp_of_negative(minus_magnitude(x)), sum = e + 1.0f;
     const Vec<float> quotient = (x >= 0 ? Vec<float>{} + 1 : e) / sum;
     // What the sum lost to rounding, times a line that is 1 / sum to 6 %
     return quotient - quotient * ((e - (sum - 1.0f)) * (24 / 17.0f - 8 / 17.0f * sum));
 #endif
 }
 inline Vec<double> sigmoid(Vec<double> x) {
-    const Vec<double> e = exp(negative(x));
+    const Vec<double> e = exp(minus_magnitude(x));
     return (x >= 0 ? Vec<double>{} + 1 : e) / (e + 1);
 }
 
