@@ -815,7 +815,11 @@ def test_the_program_that_lists_opencl_agrees_with_pyopencl():
     without = dataclasses.replace(Machine.here(), modules={})
     found = detect(without)
     assert [(d.name, d.platform) for d in found.opencl_devices] == expected
-    assert found.opencl_devices == detect(Machine.here()).opencl_devices
+
+    def lasting(hardware):  # PoCL's memory is what the machine has left when its driver starts
+        return [dataclasses.replace(device, memory=0) for device in hardware.opencl_devices]
+
+    assert lasting(found) == lasting(detect(Machine.here()))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="compares with Linux's file")
