@@ -181,7 +181,10 @@ def test_backends_as_json_has_the_providers():
     from tensorops._providers import PROVIDERS, load
 
     said = json.loads(run("backends", "--json").stdout)["providers"]
-    assert said == [{"name": name, "available": not load(name), "reason": load(name) or None} for name in PROVIDERS]
+    assert said == [
+        {"name": name, "summary": row.summary, "available": not load(name), "reason": load(name) or None}
+        for name, row in PROVIDERS.items()
+    ]
 
 
 def run_here(*arguments, columns=200):
@@ -225,11 +228,13 @@ def test_by_default_what_can_be_had_here_is_shown(command):
 
 
 def test_backends_names_every_provider():
-    from tensorops._providers import PROVIDERS
+    from tensorops._providers import PROVIDERS, load
 
     said = run_here("backends").stdout
-    for name in PROVIDERS:
-        assert f"kernels of {name}:" in said
+    words = " ".join(said.split())
+    for name, row in PROVIDERS.items():
+        why = load(name)
+        assert f"kernels of {name}: " + (f"unavailable: {why}" if why else f"loaded: {row.summary}") in words
 
 
 def words_and_commands(text):

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tensorops._messages import describe_error
+from tensorops._providers import PROVIDERS, load
 from tensorops.backends.probing import Probe, probe_all
 from tensorops.cli._options import configuration_problem, escape, messages, print_table, say, warn
 from tensorops.libraries import Backend
@@ -26,12 +27,10 @@ def probe_best_first() -> list[tuple[Backend, Probe]]:
 
 def providers() -> dict[str, str]:
     """Return every provider of kernels, and why it cannot be loaded, or an empty string."""
-    from tensorops import _providers
-
     reasons = {}
-    for name in tuple(_providers.PROVIDERS):
+    for name in tuple(PROVIDERS):
         try:
-            reasons[name] = _providers.load(name)
+            reasons[name] = load(name)
         except Exception as error:  # such as a setting of the kernels that means nothing: a list must not fail
             reasons[name] = describe_error(error)
     return reasons
@@ -84,7 +83,10 @@ def backends(everything: bool, as_json: bool) -> None:
         from tensorops.backends.listing import describe_row
 
         rows = [describe_row(backend, probed) for backend, probed in found]
-        kernels = [{"name": name, "available": not why, "reason": why or None} for name, why in providers().items()]
+        kernels = [
+            {"name": name, "summary": PROVIDERS[name].summary, "available": not why, "reason": why or None}
+            for name, why in providers().items()
+        ]
         click.echo(json.dumps({"backends": rows, "providers": kernels, "problem": problem or None}, indent=2))
         return
     console = Console()
@@ -93,7 +95,7 @@ def backends(everything: bool, as_json: bool) -> None:
     print_hidden(console, len(found) - len(shown), "tensorops backends", indent=0)
     console.print()
     for name, why in providers().items():
-        verdict = "[red]unavailable[/]: " if why else "[green]loaded[/]"
-        say(console, why, label=f"kernels of [bold]{name}[/]: {verdict}")
+        verdict = "[red]unavailable[/]: " if why else "[green]loaded[/]: "
+        say(console, why or PROVIDERS[name].summary, label=f"kernels of [bold]{name}[/]: {verdict}")
     if problem:
         warn(f"the configuration is not in force: {problem}")
