@@ -96,9 +96,9 @@ def there(tree: Any, library: str) -> Any:
 
 
 @contextlib.contextmanager
-def temporary_operator(body: Callable[..., Any]) -> Iterator[Operator[..., Any]]:
+def temporary_operator(body: Callable[..., Any], **declared: Any) -> Iterator[Operator[..., Any]]:
     """An operator for the length of a test: kernels may be registered and nothing stays behind."""
-    made = tp._operator.operator(body)
+    made = tp._operator.operator(**declared)(body)
     try:
         yield made
     finally:
