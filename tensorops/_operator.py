@@ -258,13 +258,19 @@ class Operator(Generic[P, R]):
         """Return all arguments by name, defaults applied, in the order of the parameters."""
         given = {**dict(zip(self._by_position, args, strict=False)), **kwargs}
         arguments = {**self._defaults, **given}
-        complete = len(given) == len(args) + len(kwargs) and all(name in given for name in self._required)
-        if not complete or len(arguments) > len(self._defaults):
+        wrong = len(given) < len(args) + len(kwargs) or len(arguments) > len(self._defaults)
+        for name in self._required:
+            wrong = wrong or name not in given
+        if wrong:
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{self.__name__}: {error}") from None
         return arguments
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return by name the canonical arguments that a kernel of any operator is called with."""
+        return {**dict(zip(self._by_position, args, strict=True)), **kwargs}
 
     def canonical(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """Return all arguments as the body and kernels take them; raise if they are wrong."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tensorops._typing import Array
 
 Axes: TypeAlias = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class RowAxes:
+class RowAxes(NamedTuple):
     """How the arrays of one call lie along each other.
 
     Axes have numbers: those of the first array are 0, 1, …; an axis that it lacks has the next free number. Axes of

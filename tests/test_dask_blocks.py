@@ -108,8 +108,7 @@ def test_blocks_of_every_shape(name, args, options, calls):
         (tp.softmax, (X,), {"where": SPLIT > 0}, "axis -1 of where is split into 2 blocks"),
         (tp.add_rms_norm, (X, SPLIT), {}, "axis -1 of residual is split into 2 blocks"),
         (tp.silu, (X.map_blocks(np.ma.masked_array),), {}, "the blocks of x: MaskedArray is not supported; pass"),
-        (tp.rms_norm, (X,), {"weight_offset": np.ones(8)}, "an argument is numpy.ndarray"),
-        (tp.rms_norm, (X,), {"weight_offset": 1j}, "rms_norm: weight_offset is 1j, expected a number"),
+        (tp.linear, (SPLIT, X), {}, "axis -1 of x is split into 2 blocks"),
     ],
 )
 def test_says_what_it_refuses(operator, args, options, why):

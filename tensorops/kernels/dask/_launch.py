@@ -73,12 +73,12 @@ def register(operator: Operator[..., Any]) -> None:
 
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
-        arguments = operator.bind(args, kwargs)
+        arguments = operator.named(args, kwargs)
         return _refuse(arguments, operator.rows(arguments))
 
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        arguments = operator.bind(args, kwargs)
+        arguments = operator.named(args, kwargs)
         return _build(operator, arguments, operator.rows(arguments))
 
     operator.kernel("dask", supports=supports)(kernel)

@@ -13,9 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from tensorops._dtypes import dtype_name
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
+
+_MOST_KNOWN = 4096
+"""Of how many shapes, dtypes, devices and options of an operator the decision is remembered."""
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -73,19 +77,25 @@ def register(
 
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
-        found = prepare(operator.bind(args, kwargs))
+        found = prepare(operator.named(args, kwargs))
         return found if isinstance(found, str) else None
 
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        found = prepare(operator.bind(args, kwargs))
+        arguments = operator.named(args, kwargs)
+        metadata = _metadata(arguments)
+        found = known.get(metadata) or prepare(arguments)
         if isinstance(found, str):
             return NotImplemented
-        call, arrays = found
-        results = _compiled(call)(*arrays)
+        if metadata is not None and len(known) < _MOST_KNOWN:
+            known[metadata] = found
+        call, names = found
+        results = _compiled(call)(*[arguments[name] for name in names])
         return tuple(results) if len(results) > 1 else results[0]
 
-    def prepare(arguments: dict[str, Any]) -> str | tuple[Call, list[Array]]:
+    known: dict[object, tuple[Call, list[str]]] = {}
+
+    def prepare(arguments: dict[str, Any]) -> str | tuple[Call, list[str]]:
         rows = operator.rows(arguments)
         reason = refuse(arguments) if refuse else _refuse_rows(arguments, rows)
         if reason := reason or _unusable():
@@ -95,9 +105,20 @@ def register(
             options["axis"] = -1
         name = handler(options) if handler else operator.__name__
         call = Call(operator, name, rows.sharing, tuple(options.items()), attributes)
-        return call, [arguments[name] for name in rows.arrays]
+        return call, list(rows.arrays)
 
     operator.kernel("jax_ffi", supports=supports, declines=True)(kernel)
+
+
+def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Return all that a decision depends on, of arrays that are not traced: deciding takes as long as a call."""
+    import jax
+
+    if any(isinstance(value, jax.core.Tracer) for value in arguments.values()):
+        return None
+    return tuple(
+        (value.aval, value.sharding) if isinstance(value, jax.Array) else value for value in arguments.values()
+    )
 
 
 # ---------------------------------------------------------------------------------------------- refusals
@@ -130,7 +151,7 @@ def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES) -> str 
 
     if not isinstance(x, jax.Array):
         return f"{name} is not a jax.Array"
-    if x.dtype.name not in dtypes:
+    if dtype_name(x) not in dtypes:
         return f"{name} has a dtype without a kernel"
     if x.ndim == 0:
         return f"{name} has 0 dimensions"
