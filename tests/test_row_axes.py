@@ -67,5 +67,5 @@ def test_some_call_of_every_operator_can_be_divided(operator):
 def test_an_operator_without_the_declaration():
     operator = OPERATORS["sample"]
     assert not operator.divides
-    with pytest.raises(TypeError, match="^sample: it is not declared how calls may be divided$"):
+    with pytest.raises(TypeError, match=r"^sample: it is not declared how calls may be divided$"):
         operator.rows({})

@@ -13,7 +13,6 @@ from tensorops import _providers
 from tensorops._messages import describe_type
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
-from tensorops._typing import Array
 from tensorops.backends.settings import Settings, activate
 from tensorops.libraries import library_of
 
