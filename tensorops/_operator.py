@@ -54,6 +54,27 @@ class KernelRefusedError(TypeError):
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """Where a kernel's results are not what the operator promises.
+
+    Such a kernel runs only where its provider is named, as in ``set_backend(..., providers=[…])``.
+
+    Parameters
+    ----------
+    dtypes
+        The dtypes of the first array for which that holds.
+    reason
+        What differs, in words.
+    tags
+        The cases of `tensorops.testing` that show it have one of these tags: conformance leaves them out.
+    """
+
+    dtypes: tuple[str, ...]
+    reason: str
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Kernel:
     """An override of one operator by one provider.
 
@@ -71,6 +92,8 @@ class Kernel:
     checks
         Whether `function` also takes arguments as callers write them, and declines those that the operator refuses.
         Then a call needs no decision in Python at all.
+    deviation
+        Where its results are not what the operator promises, if anywhere.
     """
 
     provider: str
@@ -78,6 +101,13 @@ class Kernel:
     supports: Callable[..., str | None]
     declines: bool = False
     checks: bool = False
+    deviation: Deviation | None = None
+
+    def deviates(self, x: Any) -> str:
+        """Return how results for a first array `x` deviate, or an empty string."""
+        if self.deviation is None or _dtypes.dtype_name(x) not in self.deviation.dtypes:
+            return ""
+        return f"deviates in {_dtypes.dtype_name(x)}: {self.deviation.reason}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,6 +128,8 @@ class Explanation(Displayed):
         The providers that come before `kernel`, each with the reason why its kernel would not run.
     transfers : tuple of Transfer
         The arrays that would move there first.
+    deviation : str
+        How the kernel's results deviate from what the operator promises; empty unless its provider was named.
     """
 
     operator: str
@@ -106,9 +138,12 @@ class Explanation(Displayed):
     library: str
     refused: dict[str, str]
     transfers: tuple[Transfer, ...]
+    deviation: str = ""
 
     def __str__(self) -> str:
         lines = [self._title()]
+        if self.deviation:
+            lines.append(f"  {self.deviation}")
         lines += [f"  not {provider}: {reason}" for provider, reason in self.refused.items()]
         lines += [f"  moves {transfer}" for transfer in self.transfers]
         return "\n".join(lines)
@@ -119,7 +154,8 @@ class Explanation(Displayed):
     def _table(self) -> Table:
         rows = [(provider, "no", reason) for provider, reason in self.refused.items()]
         notes = tuple(f"moves {transfer}" for transfer in self.transfers)
-        return Table(self._title(), ("implementation", "runs", "reason"), (*rows, (self.kernel, "yes", "")), notes)
+        chosen = (self.kernel, "yes", self.deviation)
+        return Table(self._title(), ("implementation", "runs", "reason"), (*rows, chosen), notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +168,11 @@ class _Call:
     home: Library  # the caller's
     transfers: tuple[Transfer, ...]
     wrapped: bool  # whether the caller's arrays were in wrappers, and the result is to be
+
+    @property
+    def first(self) -> Any:
+        """The first array."""
+        return self.arguments[next(iter(self.inputs))]
 
     @property
     def bare(self) -> dict[str, Any]:
@@ -194,14 +235,20 @@ class Operator(Generic[P, R]):
     # ----------------------------------------------------------------- kernels
 
     def kernel(
-        self, provider: str, *, supports: Callable[..., str | None], declines: bool = False, checks: bool = False
+        self,
+        provider: str,
+        *,
+        supports: Callable[..., str | None],
+        declines: bool = False,
+        checks: bool = False,
+        deviation: Deviation | None = None,
     ) -> Callable[[F], F]:
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
             raise ValueError(f"{self.__name__} already has a kernel of {provider!r}")
 
         def register(function: F) -> F:
-            self._kernels[provider] = Kernel(provider, function, supports, declines or checks, checks)
+            self._kernels[provider] = Kernel(provider, function, supports, declines or checks, checks, deviation)
             return function
 
         return register
@@ -235,6 +282,7 @@ class Operator(Generic[P, R]):
             library=call.library.name,
             refused=refused,
             transfers=call.transfers,
+            deviation=kernel.deviates(call.first) if kernel else "",
         )
 
     @property
@@ -302,8 +350,9 @@ class Operator(Generic[P, R]):
         if settings.log is not None:
             settings.log.append(self._record(call, kernel, tuple(transfers)))
         elif kernel is not None and args and not refused and not transfers and not call.wrapped:
-            plan = kernel.function if kernel.checks else self._plan(kernel, type(args[0]), call.library)
-            settings.plans[self][type(args[0])] = plan  # the first choice for this type of array
+            if kernel.deviation is None or _are_named(settings):  # the first choice for this type of array
+                plan = kernel.function if kernel.checks else self._plan(kernel, type(args[0]), call.library)
+                settings.plans[self][type(args[0])] = plan
         return result  # type: ignore[no-any-return]
 
     def _plan(self, kernel: Kernel, kind: type, library: Library) -> Callable[..., Any]:
@@ -435,10 +484,13 @@ class Operator(Generic[P, R]):
             return f"does not support {call.library.name} arrays"
         if reason := _providers.load(provider):
             return reason
-        if provider not in self._kernels:
+        kernel = self._kernels.get(provider)
+        if kernel is None:
             return "has no kernel for this operator"
+        if not _are_named(settings) and (reason := kernel.deviates(call.first)):
+            return f"{reason}; it runs where it is named: providers=[{provider!r}]"
         try:
-            return self._apply(self._kernels[provider].supports, call.bare)  # type: ignore[no-any-return]
+            return self._apply(kernel.supports, call.bare)  # type: ignore[no-any-return]
         except TypeError:  # a compiled `supports` was given something that is not of its parameters' kinds
             return "an argument has an unexpected type"
 
@@ -451,6 +503,12 @@ class Operator(Generic[P, R]):
             dtypes=tuple(_dtypes.dtype_name(x) for x in call.inputs.values()),
             transfers=transfers,
         )
+
+
+def _are_named(settings: Settings) -> bool:
+    """Tell whether somebody named the providers that may be used, instead of leaving it to the table."""
+    backend = settings.backend
+    return settings.providers is not None or (backend is not None and backend.providers is not None)
 
 
 def _each(function: Callable[[Any], Any], result: Any) -> Any:
