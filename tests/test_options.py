@@ -15,9 +15,8 @@ import tensorops as tp
 from tensorops._operator import OPERATORS
 from tensorops._providers import GENERIC
 from tensorops.libraries import LIBRARIES
-from tensorops.testing import CASES
+from tensorops.testing import CASES, InvalidCase
 from tensorops.testing._running import _PLAIN, check_refusal
-from tensorops.testing.invalid import InvalidCase
 
 NAN, INF, HUGE = float("nan"), float("inf"), 10**5000  # more digits than Python prints
 
