@@ -16,6 +16,7 @@ os.environ["PYTHONSAFEPATH"] = "1"
 os.environ["SCIPY_ARRAY_API"] = "1"
 
 import importlib.util
+from collections import Counter
 
 import hypothesis
 import numpy as np
@@ -26,6 +27,7 @@ from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
 from tensorops.libraries import LIBRARIES
 
+import covering  # isort: skip
 import opencl_drivers  # isort: skip
 import support  # isort: skip
 
@@ -61,6 +63,47 @@ def pytest_report_header(config):
 
         lines.append(f"native targets: {', '.join(_native.targets())} (in use: {_native.target()})")
     return lines
+
+
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="run the whole cross product of every parametrized test")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by what is marked here
+def pytest_collection_modifyitems(config, items):
+    """Leave tests out that differ from others in the combination of their parameters alone, see `covering`."""
+    out = covering.left_out(items)
+    for item in out:
+        item.add_marker(pytest.mark.exhaustive)
+    by_name = any("::" in argument for argument in config.args)
+    if out and not (config.option.exhaustive or "exhaustive" in config.option.markexpr or by_name):
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=out)
+        count_left_out(config, Counter(item.path.name for item in out))
+
+
+LEFT_OUT = pytest.StashKey()
+
+
+def count_left_out(config, counts):
+    """Note how many tests of which files are left out; a worker of pytest-xdist tells its controller."""
+    config.stash[LEFT_OUT] = counts
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = dict(counts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    count_left_out(node.config, getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say what the short run has left out."""
+    if counts := config.stash.get(LEFT_OUT, {}):
+        terminalreporter.section("left out of the short run")
+        total, files = sum(counts.values()), ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        terminalreporter.write_line(f"{total} tests, further combinations of parameters and slow ones: {files}")
+        terminalreporter.write_line("pytest -m exhaustive runs these, pytest --exhaustive all tests")
 
 
 @pytest.fixture(params=list(LIBRARIES))

@@ -30,6 +30,7 @@ __all__ = [
     "arrays_in",
     "back",
     "backend_of",
+    "before_python_path",
     "dtypes_of",
     "holding",
     "implementations",
@@ -103,6 +104,11 @@ def temporary_operator(body: Callable[..., Any], **declared: Any) -> Iterator[Op
         yield made
     finally:
         del OPERATORS[made.__name__]
+
+
+def before_python_path(*folders: os.PathLike[str]) -> str:
+    """Return `PYTHONPATH` with these folders before those that it has."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

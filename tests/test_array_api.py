@@ -61,6 +61,7 @@ def promoted(a, b):
     return "complex64" if {a, b} == {"float32", "complex64"} else None
 
 
+@pytest.mark.dimensions
 @pytest.mark.parametrize(("a", "b"), list(itertools.product(DTYPES, DTYPES)))
 def test_promotion(xp, a, b):
     if "float64" in (a, b) and "complex64" in (a, b):

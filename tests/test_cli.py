@@ -139,6 +139,7 @@ main()
     assert (result.returncode, result.stdout, result.stderr.strip()) == (130, "", "Interrupted.")
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform == "win32", reason="what a closed pipe does there is another matter")
 @pytest.mark.parametrize(
     "arguments",
@@ -298,6 +299,7 @@ def test_what_computes_refuses_a_configuration_that_cannot_be_applied(bad_config
     assert result.stdout == ""
 
 
+@pytest.mark.costly
 def test_backends_goes_on_and_shows_it(bad_configuration):
     path, words = bad_configuration
     result = run("backends", TENSOROPS_CONFIG=path)

@@ -146,6 +146,7 @@ def test_a_variable_with_an_unknown_value(doctor, monkeypatch):
     assert problems(report) == [("environment variable TENSOROPS_FORCE is 'yes', valid: 1, 0", "unset TENSOROPS_FORCE")]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("preferred", ["mlx", "numpy"])
 def test_an_option_of_a_device_that_cannot_be_honoured(tmp_path, preferred):
     support.require("mlx")
@@ -238,6 +239,7 @@ def test_several_copies_of_pocl_are_noted():
 # --- as a process ------------------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("script", [True, False])
 def test_it_starts_under_a_forced_backend_that_is_missing(tmp_path, script):
     path = tmp_path / "config.json"

@@ -63,6 +63,7 @@ def say(levels, folder):
     return result.stdout.split()
 
 
+@pytest.mark.dimensions
 @pytest.mark.parametrize(
     ("higher", "lower"), [pytest.param(h, low, id=f"{h}-{low}") for h, low in itertools.combinations(LEVELS, 2)]
 )

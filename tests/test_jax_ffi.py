@@ -291,6 +291,7 @@ def slopes(h, args):
     }
 
 
+@pytest.mark.costly
 @every_kernel
 def test_derivatives_are_those_of_the_body(name, rng):
     with jax.enable_x64(True):
@@ -303,6 +304,7 @@ def test_derivatives_are_those_of_the_body(name, rng):
             close(jax.grad(f)(*there), expected["reverse"][0], 1e-12)
 
 
+@pytest.mark.costly
 @every_kernel
 def test_vmap_keeps_the_kernel(name, rng):
     rows, weights = ROWS[name]

@@ -104,6 +104,7 @@ def to_numpy(x: Any) -> np.ndarray:
 # --------------------------------------------------------------------------------- the network, every library
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_agree_with_float64(backend: str, tied: bool) -> None:
     weights = llama_arrays(tied=tied)
@@ -115,6 +116,7 @@ def test_logits_agree_with_float64(backend: str, tied: bool) -> None:
         np.testing.assert_allclose(to_numpy(logits), float64_logits(CONFIG, weights, ids), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.costly
 def test_token_by_token_equals_all_at_once(backend: str) -> None:
     model = Llama(CONFIG, llama_arrays(), backend=backend)
     ids = PROMPTS[2]
@@ -128,6 +130,7 @@ def test_token_by_token_equals_all_at_once(backend: str) -> None:
     np.testing.assert_allclose(np.concatenate(pieces), whole, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.costly
 def test_the_cache_grows_and_keeps_what_it_holds(backend: str) -> None:
     weights = llama_arrays()
     model = Llama(CONFIG, weights, backend=backend)
@@ -294,6 +297,7 @@ def test_a_long_prompt_goes_through_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     assert lengths == [16, 16, 16, 2, 1, 1, 1]
 
 
+@pytest.mark.costly
 def test_logits_of_a_long_text_come_from_pieces(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = llama_arrays()
     ids = [int(i) for i in np.random.default_rng(4).integers(0, 269, 50)]
@@ -473,7 +477,8 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, chat: bool) -> list[int]:
     return tokenizer.encode(text, add_special=False)
 
 
-@pytest.mark.parametrize("name", ["numpy", "cpu", "mlx", "torch", "opencl"])
+@pytest.mark.costly
+@pytest.mark.parametrize("name", ["cpu", "numpy", "mlx", "torch", "opencl"])
 def test_real_model_gives_the_recorded_tokens(real_path: Path, name: str) -> None:
     if name not in tp.get_available_backends():
         pytest.skip(f"backend {name} is not available")

@@ -15,9 +15,8 @@ import tensorops as tp
 from tensorops._operator import OPERATORS
 from tensorops._providers import GENERIC
 from tensorops.libraries import LIBRARIES
-from tensorops.testing import CASES
+from tensorops.testing import CASES, InvalidCase
 from tensorops.testing._running import _PLAIN, check_refusal
-from tensorops.testing.invalid import InvalidCase
 
 NAN, INF, HUGE = float("nan"), float("inf"), 10**5000  # more digits than Python prints
 
@@ -120,6 +119,7 @@ def test_every_option_is_under_test():
     assert len(EVERY) > 30
 
 
+@pytest.mark.dimensions
 @pytest.mark.parametrize(("operator", "name", "row", "implementation"), list(every_option_of_every_implementation()))
 def test_wrong_options_are_refused_in_the_operators_words(operator, name, row, implementation):
     support.require(row.name)
@@ -137,6 +137,7 @@ def test_wrong_options_are_refused_in_the_operators_words(operator, name, row, i
             raise AssertionError(f"{name} of {type(value)}: {failure}") from failure
 
 
+@pytest.mark.dimensions
 @pytest.mark.parametrize(("operator", "name", "row", "implementation"), list(every_option_of_every_implementation()))
 def test_right_options_of_every_type_mean_the_same(operator, name, row, implementation):
     support.require(row.name)

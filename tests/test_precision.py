@@ -161,6 +161,7 @@ def test_bodies_on_long_rows(library, name, options, tolerance, n, axis):
         assert_matches(y, expected, "float32", tolerance=2 * tolerance, scale_axis=None)
 
 
+@pytest.mark.costly
 def test_bodies_on_long_rows_of_two_axes(library):
     x = np.reshape(equal(1 << 20, "float32"), (1, 1 << 14, 1 << 6))
     y = body(library, "layer_norm", x, axis=(1, 2), eps=0.0)
@@ -175,6 +176,7 @@ def test_bodies_find_a_large_mean_of_long_rows(library, rng):
     np.testing.assert_allclose(y, REFERENCES["layer_norm"](x), rtol=0, atol=1e-3)
 
 
+@pytest.mark.costly
 def test_the_body_of_cross_entropy_on_many_classes_and_rows(library):
     n = 1_000_003
     for logits, targets in (

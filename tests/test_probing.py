@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import os
 import re
 import sys
 import textwrap
@@ -39,8 +38,7 @@ def run(code, folder, package, text, **environment):
     """Run code where an optional package is a stand-in."""
     (folder / package).mkdir(parents=True)
     (folder / package / "__init__.py").write_text(text)
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return support.python(textwrap.dedent(code), PYTHONPATH=path, **environment)
+    return support.python(textwrap.dedent(code), PYTHONPATH=support.before_python_path(folder), **environment)
 
 
 REASON = """
@@ -83,6 +81,7 @@ def test_a_broken_package_is_a_reason(name, how, tmp_path):
     assert error == f"backend {name!r} is not available: {reason}; to mend it: {BACKENDS[name].remedy}"
 
 
+@pytest.mark.exhaustive  # it waits for 20 seconds
 def test_listing_all_goes_on_while_one_hangs(tmp_path):
     """The others are tried at the same time, and all are listed."""
     code = """

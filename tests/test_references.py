@@ -8,6 +8,9 @@ import decimal
 import inspect
 import math
 import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+import tensorops
+from tensorops._operator import OPERATORS
 from tensorops.testing import (
     BENCHMARK_SHAPES,
     CASES,
@@ -25,16 +30,14 @@ from tensorops.testing import (
     assert_matches,
     cases,
     cast,
-    references,
     ulp_error,
 )
+from tensorops.testing.workloads import WORKLOADS
+
+ROOT = Path(tensorops.__file__).parent
+references = SimpleNamespace(**REFERENCES)
 
 inf, nan = np.inf, np.nan
-OPERATORS = [
-    "rms_norm", "add_rms_norm", "layer_norm", "silu", "sigmoid", "relu", "softplus", "gelu", "swiglu",
-    "geglu", "softmax", "log_softmax", "logsumexp", "rope", "scaled_dot_product_attention", "linear",
-    "embedding", "quantize", "dequantize", "quantized_linear", "cross_entropy", "sample",
-]  # fmt: skip
 EVERY_CASE = [pytest.param(case, id=str(case)) for group in CASES.values() for case in group]
 
 
@@ -569,23 +572,34 @@ def test_sample_never_draws_a_forbidden_token():
 # --- independence ------------------------------------------------------------------------------------
 
 
-def test_references_import_nothing_but_numpy():
-    tree = ast.parse(inspect.getsource(references))
+# What the files of the families are made of: they import the standard library, NumPy and each other.
+FREE = ("assertions", "entries", "values", *(path.stem for path in (ROOT / "ops").glob("[a-z]*.py")))
+
+
+@pytest.mark.parametrize("file", FREE)
+def test_references_share_no_code_with_operators(file):
+    tree = ast.parse((ROOT / "testing" / f"{file}.py").read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
-    assert imported == {"__future__", "collections.abc", "math", "numpy", "numpy.typing", "typing"}
+    ours = {f"tensorops.testing.{name}" for name in FREE}
+    assert imported - ours <= {*sys.stdlib_module_names, "collections.abc", "ml_dtypes", "numpy", "numpy.typing"}
 
 
-def test_every_operator_has_a_reference_cases_and_refusals():
-    assert list(REFERENCES) == OPERATORS
-    assert list(CASES) == OPERATORS
-    assert list(INVALID) == OPERATORS
-    assert sorted(references.__all__) == sorted([*OPERATORS, "REFERENCES"])
+def test_every_operator_has_a_reference_cases_refusals_and_a_workload():
+    for table in (REFERENCES, CASES, INVALID, WORKLOADS):
+        assert set(table) == set(OPERATORS)
+        assert all(table.values())
+
+
+def test_an_operator_is_described_in_the_file_of_its_family():
+    for name, operator in OPERATORS.items():
+        family = operator.__module__.rpartition(".")[2]
+        assert REFERENCES[name].__module__ == f"tensorops.testing.{family}"
 
 
 def test_cases_names_the_operators_it_knows():
     assert cases("silu") is CASES["silu"]
-    with pytest.raises(ValueError, match="'sillu'; there are cases for rms_norm, add_rms_norm"):
+    with pytest.raises(ValueError, match="'sillu'; there are cases for silu, sigmoid"):
         cases("sillu")
 
 

@@ -215,6 +215,7 @@ def test_jax_vmap(name, jax64):
     assert_close(y, mapped(call), 1e-12)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["rms_norm", "softmax", "gelu", "scaled_dot_product_attention"])
 def test_jax_vmap_of_grad_and_forward_mode(name, jax64):
     call = Call(name)
@@ -481,6 +482,7 @@ def test_torch_compile_of_a_function(name, torch):
     assert_close(compiled(*support.there(call.inputs, "torch")), call.expected(), 1e-12)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["rms_norm", "gelu", "softmax", "scaled_dot_product_attention", "linear"])
 def test_torch_gradients_through_a_compiled_function(name, torch):
     call = Call(name)
@@ -492,6 +494,7 @@ def test_torch_gradients_through_a_compiled_function(name, torch):
     assert_close([x.grad for x in arrays], call.gradients(), 1e-6)
 
 
+@pytest.mark.costly
 @looks_up_again
 @pytest.mark.parametrize("name", OPERATORS)
 def test_torch_compile_of_the_operator_itself(name, torch):

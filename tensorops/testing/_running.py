@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from tensorops._operator import Operator
     from tensorops.backends.trace import Trace
     from tensorops.libraries import Backend
-    from tensorops.testing.cases import Arguments, Case
-    from tensorops.testing.invalid import InvalidCase
+    from tensorops.testing.entries import Arguments, Case, InvalidCase
 
     AnyOperator = Operator[..., Any]
 

@@ -26,9 +26,8 @@ from tensorops.libraries import Backend
 from tensorops.testing._libraries import arrays_in, dtypes_held, there
 from tensorops.testing._running import check_refusal, check_result, run
 from tensorops.testing.assertions import DTYPES
-from tensorops.testing.cases import CASES, Arguments, Case
-from tensorops.testing.invalid import INVALID, InvalidCase
-from tensorops.testing.references import REFERENCES
+from tensorops.testing.entries import Arguments, Case, InvalidCase
+from tensorops.testing.tables import CASES, INVALID, REFERENCES
 
 if TYPE_CHECKING:
     from tensorops.libraries import Library
