@@ -350,10 +350,15 @@ class Operator(Generic[P, R]):
         if settings.log is not None:
             settings.log.append(self._record(call, kernel, tuple(transfers)))
         elif kernel is not None and args and not refused and not transfers and not call.wrapped:
-            if kernel.deviation is None or _are_named(settings):  # the first choice for this type of array
-                plan = kernel.function if kernel.checks else self._plan(kernel, type(args[0]), call.library)
-                settings.plans[self][type(args[0])] = plan
+            self._remember(settings, kernel, type(args[0]), call.library)
         return result  # type: ignore[no-any-return]
+
+    def _remember(self, settings: Settings, kernel: Kernel, kind: type, library: Library) -> None:
+        """Let later calls on a type of array ask its first choice at once."""
+        if kernel.checks:
+            settings.plans[self][kind] = kernel.function
+        elif kernel.deviation is None or _are_named(settings):  # else it depends on the dtype
+            settings.plans[self][kind] = self._plan(kernel, kind, library)
 
     def _plan(self, kernel: Kernel, kind: type, library: Library) -> Callable[..., Any]:
         """Return a function that calls a kernel if all arrays are of one type, and else declines."""
