@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorops._messages import describe_error
+from tensorops.benchmarks.measuring import CannotMeasureError
+
 if TYPE_CHECKING:
     from tensorops.models import Llama
 
@@ -43,15 +46,15 @@ class ModelLine:
     model : str
         The file's name.
     weight_bytes : int
-        What must be read of the file for each token.
+        Bytes of the file that must be read for each token.
     read_bandwidth : float
         Bytes that this machine reads in a second.
     decode, prefill : dict of str to float
-        Tokens per second, by who computes: the median over rounds.
+        Tokens per second of each program: the median over rounds.
     new_tokens, prefill_tokens : int
         How many were added to a short prompt, and how long the long prompt was.
     missing : dict of str to str
-        Why somebody took no part.
+        Why a program was not timed.
     """
 
     model: str
@@ -62,6 +65,7 @@ class ModelLine:
     decode: dict[str, float] = field(default_factory=dict)
     prefill: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    unsteady = False  # a median of rounds that take seconds each
 
     @property
     def bound(self) -> float:
@@ -69,7 +73,7 @@ class ModelLine:
         return self.read_bandwidth / self.weight_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON, with what is computed of it."""
+        """Return it for JSON, with what follows from it."""
         speedup = {what: ratio(getattr(self, what)) for what in ("decode", "prefill")}
         of_bound = {name: speed / self.bound for name, speed in self.decode.items()}
         return vars(self) | {"bound": self.bound, "of_bound": of_bound, "ratios": speedup, "note": NOTE}
@@ -85,9 +89,16 @@ def compare_model(path: Path, threads: int) -> ModelLine:
 
     Raises
     ------
-    ValueError, RuntimeError, ImportError
-        The model cannot be run here, with the reason.
+    CannotMeasureError
+        The model cannot be run here.
     """
+    try:
+        return _compare(path, threads)
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise CannotMeasureError(f"{path}: {describe_error(error)}") from None
+
+
+def _compare(path: Path, threads: int) -> ModelLine:
     from tensorops.models import Llama
 
     llama = Llama.from_gguf(path, "cpu")
@@ -108,7 +119,7 @@ def compare_model(path: Path, threads: int) -> ModelLine:
 
 
 def take_turns(line: ModelLine, runners: dict[str, Runner], prompt: list[int], long: list[int]) -> None:
-    """Let everybody decode and read in every round, and note the medians."""
+    """Let each runner decode and read in every round, and note the medians."""
     decode: dict[str, list[float]] = {name: [] for name in runners}
     prefill: dict[str, list[float]] = {name: [] for name in runners}
     for runner in runners.values():
@@ -161,7 +172,7 @@ class Process:
     """llama.cpp in a process of its own; `problem` says why there is none."""
 
     def __init__(self, path: Path, context: int, threads: int) -> None:
-        self._command = [sys.executable, "-m", "tensorops.cli._llama_cpp", str(path), str(context), str(threads)]
+        self._command = [sys.executable, "-m", "tensorops.benchmarks._llama_cpp", str(path), str(context), str(threads)]
         self.problem = ""
 
     def __enter__(self) -> Process:

@@ -1,44 +1,36 @@
-"""Operators beside their peers: what is timed in turns, and the ratios that come of it."""
+"""Operators beside their peers: what is timed in turns, and the ratios of the times."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from tensorops.cli import _measuring
-from tensorops.testing import peers
+import tensorops
+from tensorops._operator import OPERATORS
+from tensorops.benchmarks import peers
+from tensorops.benchmarks.measuring import Call, Contender, in_rounds, is_unsteady, median_and_quartiles
 
 OURS, COPY = "tensorops", "copy"
-
-
-@dataclass
-class Contender:
-    """One way to do a task, and how many calls of it make a batch."""
-
-    call: Callable[[], Any]
-    calls: int = 1
-
-    def time(self) -> float:
-        """Return the seconds that one call takes."""
-        return _measuring.time_batch(self.call, self.calls)
+BACKEND = "cpu"  # whose kernels are compared
 
 
 @dataclass
 class Line:
-    """A task on arrays of one size: the seconds of everybody who did it, medians of rounds, and why others did not.
+    """A task on arrays of one size: the seconds of each contender, medians of rounds, and why a peer is missing.
 
     Attributes
     ----------
     task, shape : str
-        What was done, and to what.
+        What was computed, and on what.
     kernel : str
         Which implementation of the operator ran.
     seconds, quickest, quartiles : dict
         By name: the operator, the copy and the peers.
     missing : dict of str to str
-        The peers that took no part, with the reason, which is empty where a peer has no form of the task.
+        Why a peer was not timed; the reason is empty for a peer without a form of the task.
     """
 
     task: str
@@ -48,6 +40,9 @@ class Line:
     quickest: dict[str, float] = field(default_factory=dict)
     quartiles: dict[str, tuple[float, float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.shape}"
 
     @property
     def of_copy(self) -> float:
@@ -61,12 +56,31 @@ class Line:
 
     @property
     def unsteady(self) -> bool:
-        """Whether somebody's times vary much from round to round, as they do while other programs compute."""
-        return any(upper > 1.5 * lower for lower, upper in self.quartiles.values())
+        """Whether the times of any contender vary much from round to round."""
+        return any(map(is_unsteady, self.quartiles.values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON, with what is computed of it."""
+        """Return it for JSON, with what follows from it."""
         return vars(self) | {"of_copy": self.of_copy, "ratios": self.ratios, "unsteady": self.unsteady}
+
+
+def jobs(
+    operators: Iterable[str], sizes: Iterable[tuple[int, int]], dtype: str, seconds: float
+) -> dict[str, Callable[[], Line]]:
+    """Return what compares each operator of rows of each size with its peers, with a label for people."""
+    return {
+        f"{name} {rows}x{features}": partial(compare, name, peers.ROWS[name], rows, features, dtype, seconds)
+        for name in operators
+        for rows, features in sizes
+    }
+
+
+def attention_jobs(dtype: str, seconds: float) -> dict[str, Callable[[], Line]]:
+    """Return the same for attention, whose tasks have sizes of their own."""
+    return {
+        f"attention {name}": partial(compare, name, task, 0, 0, dtype, seconds)
+        for name, task in peers.ATTENTION.items()
+    }
 
 
 def compare(name: str, task: peers.Task, rows: int, features: int, dtype: str, seconds: float) -> Line:
@@ -77,24 +91,20 @@ def compare(name: str, task: peers.Task, rows: int, features: int, dtype: str, s
     PeerDiffersError
         A peer computes something else.
     """
-    import tensorops
-    from tensorops._operator import OPERATORS
-
     args = task.work(rows, features, dtype).args
     operator = OPERATORS[task.operator]
-    with tensorops.set_backend("cpu"):
-        kernel = operator.explain(*args, **task.options).kernel
-        line = Line(name, describe_shapes(args, task), kernel)
+    with tensorops.set_backend(BACKEND):
+        line = Line(name, describe_shapes(args, task), operator.explain(*args, **task.options).kernel)
         ours = operator(*args, **task.options)
-        copied = int(task.copies * max(a.nbytes for a in args))
-        calls = {OURS: lambda: operator(*args, **task.options), COPY: peers.prepare_copy(copied)}
-        for peer in peers.PEERS:
-            try:
-                calls[peer] = peers.prepare(peer, name, args, ours)
-            except peers.PeerMissingError as error:
-                line.missing[peer] = str(error)
-        del ours
-        fill_in(line, calls, seconds)
+    copied = int(task.copies * max(a.nbytes for a in args))
+    calls = {OURS: lambda: operator(*args, **task.options), COPY: peers.prepare_copy(copied)}
+    for peer in peers.PEERS:
+        try:
+            calls[peer] = peers.prepare(peer, name, args, ours)
+        except peers.PeerMissingError as error:
+            line.missing[peer] = str(error)
+    del ours
+    fill_in(line, calls, seconds)
     return line
 
 
@@ -104,15 +114,15 @@ def describe_shapes(args: tuple[Any, ...], task: peers.Task) -> str:
     return f"{shapes[0]} on {shapes[1]}" if task.shapes else shapes[0]
 
 
-def fill_in(line: Line, calls: dict[str, Callable[[], Any]], seconds: float) -> None:
+def fill_in(line: Line, calls: dict[str, Call], seconds: float) -> None:
     """Time the calls in turns."""
-    times = _measuring.in_rounds([Contender(call) for call in calls.values()], seconds)
+    times = in_rounds([Contender(call, BACKEND) for call in calls.values()], seconds)
     for name, samples in zip(calls, times, strict=True):
-        lower, line.seconds[name], upper = statistics.quantiles(samples, n=4, method="inclusive")
-        line.quartiles[name], line.quickest[name] = (lower, upper), min(samples)
+        line.seconds[name], line.quartiles[name] = median_and_quartiles(samples)
+        line.quickest[name] = min(samples)
 
 
-def summarise(lines: Sequence[Line]) -> dict[str, dict[str, dict[str, float]]]:
+def summarize(lines: Sequence[Line]) -> dict[str, dict[str, dict[str, float]]]:
     """Return for each task and each peer the geometric mean of the ratios, and the least."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for task in dict.fromkeys(line.task for line in lines):
