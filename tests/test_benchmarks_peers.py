@@ -143,33 +143,27 @@ def test_the_copy_moves_as_many_bytes():
         assert task.copies == pytest.approx(moved / 2 / max(sizes)), name
 
 
+LAST_ROW_DIFFERS = np.ones((1000, 4), np.float32)
+LAST_ROW_DIFFERS[-1, -1] = 2
+
+
 @pytest.mark.parametrize(
-    ("theirs", "reason"),
+    ("shape", "theirs", "reason"),
     [
-        (
-            np.ones((4, 8), np.float64),
-            r"^silu of them gives float64 of shape \(4, 8\), the operator float32 of \(4, 8\)$",
-        ),
-        (np.ones((8, 4), np.float32), r"gives float32 of shape \(8, 4\), the operator float32 of \(4, 8\)$"),
-        (np.full((4, 8), 1.001, np.float32), r"is off by 0\.001, more than 1e-05: it computes something else$"),
-        (np.full((4, 8), np.nan, np.float32), r"is off by nan"),
+        ((4, 8), np.ones((4, 8)), r"^silu of them gives float64 of shape \(4, 8\), the operator float32 of \(4, 8\)$"),
+        ((4, 8), np.ones((8, 4), np.float32), r"gives float32 of shape \(8, 4\), the operator float32 of \(4, 8\)$"),
+        ((1, 8), np.full((1, 8), 1.001, np.float32), r"is off by 0\.001, more than 1e-05: it computes something else$"),
+        ((4, 8), np.full((4, 8), np.nan, np.float32), r"is off by nan"),
+        ((1000, 4), LAST_ROW_DIFFERS, r"is off by 1,"),
     ],
 )
-def test_a_peer_that_computes_something_else_is_an_error(theirs, reason):
-    ours = np.ones((4, 8), np.float32)
+def test_a_peer_that_computes_something_else_is_an_error(shape, theirs, reason):
+    ours = np.ones(shape, np.float32)
     peers.require_same(ours + np.float32(1e-6), ours, "silu of them")
     with pytest.raises(PeerDiffersError, match=reason):
         peers.require_same(theirs, ours, "silu of them")
     with pytest.raises(PeerDiffersError, match=reason):
         peers.require_same((ours, theirs), (ours, ours), "silu of them")
-
-
-def test_the_last_row_of_many_is_looked_at():
-    ours = np.ones((1000, 4), np.float32)
-    theirs = ours.copy()
-    theirs[-1, -1] = 2
-    with pytest.raises(PeerDiffersError):
-        peers.require_same(theirs, ours, "silu of them")
 
 
 def test_the_two_forms_of_gelu_are_not_the_same():
@@ -418,17 +412,13 @@ def test_speeds_are_medians_of_rounds():
     assert found["ratios"] == {"decode": pytest.approx(1.0), "prefill": 4.0}
 
 
-def test_of_a_table_of_embeddings_one_row_is_read(tmp_path):
-    pytest.importorskip("gguf")
-    import make_gguf
+def test_of_a_table_of_embeddings_one_row_is_read(model):
     from tensorops.models.gguf import open_gguf
 
-    path = tmp_path / "tiny.gguf"
-    make_gguf.write_llama(path)
-    tensors = open_gguf(path).tensors
+    tensors = open_gguf(model).tensors
     total = sum(tensor.nbytes for tensor in tensors.values())
     table = tensors["token_embd.weight"].nbytes if "output.weight" in tensors else 0
-    assert benchmark.weight_bytes(path) == total - table
+    assert benchmark.weight_bytes(model) == total - table
 
 
 def test_steps_of_our_model_are_counted(model):
@@ -442,7 +432,9 @@ def test_steps_of_our_model_are_counted(model):
 
 def test_a_model_without_llama_cpp(model, quick_bandwidth, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
-    line = benchmark.compare_model(model, 1)
+    from tensorops.models import Llama
+
+    line = benchmark.compare_model(Llama.from_gguf(model, "cpu"), model, 1)
     assert line.missing == {"llama.cpp": "not installed"}
     assert list(line.decode) == list(line.prefill) == ["tensorops"]
     assert line.to_dict()["ratios"] == {"decode": None, "prefill": None}
@@ -453,7 +445,7 @@ def test_a_process_that_ends_says_why(model, monkeypatch):
     process = benchmark.Process(model, 64, 1)
     process._command = [sys.executable, "-c", "import sys; sys.stderr.write('no such model\\n\\n'); sys.exit(3)"]
     with process:
-        assert process.problem == "its process ended with code 3: no such model"
+        assert process.problem == "llama.cpp ended with code 3: no such model"
 
 
 def test_llama_cpp_answers_from_its_process(model):
@@ -461,7 +453,7 @@ def test_llama_cpp_answers_from_its_process(model):
         pytest.skip("llama_cpp is not installed")
     with benchmark.Process(model, 64, 1) as process:
         if process.problem:  # it takes no model as small as this one
-            assert process.problem.startswith("its process ended with code ")
+            assert process.problem.startswith("llama.cpp ended with code ")
         else:
             assert len(process.run([5, 6], 3)) == 4
     assert process._process.poll() is not None
@@ -473,7 +465,9 @@ def test_the_model_section(model, quick_bandwidth, monkeypatch):
 
     monkeypatch.setattr(benchmark.Process, "__enter__", lambda self: self)
     monkeypatch.setattr(benchmark.Process, "run", run)
-    report = compared("--section", "model", "--model", str(model))["model"]
+    whole = compared("--section", "model", "--model", str(model))
+    assert not {"rows", "attention"} & set(whole)
+    report = whole["model"]
     assert report["model"] == "tiny.gguf"
     assert (report["new_tokens"], report["prefill_tokens"]) == (3, 9)
     assert report["decode"]["llama.cpp"] == 2.0
@@ -481,7 +475,6 @@ def test_the_model_section(model, quick_bandwidth, monkeypatch):
     assert report["ratios"]["decode"] == pytest.approx(report["decode"]["tensorops"] / 2.0)
     assert report["bound"] == report["read_bandwidth"] / report["weight_bytes"]
     assert "use_extra_bufts=False" in report["note"]
-    assert "rows" not in report
     result = invoke("--section", "model", "--model", str(model))
     assert "decode, 3 tokens" in result.stdout
     assert "prefill, 9 tokens" in result.stdout

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import tensorops
 from tensorops._dtypes import nbytes
@@ -51,10 +50,6 @@ class Measurement:
     def unsteady(self) -> bool:
         """Whether the times vary much from round to round."""
         return self.quartiles is not None and is_unsteady(self.quartiles)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
 
 def jobs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -65,21 +65,13 @@ class Line:
 
 
 def jobs(
-    operators: Iterable[str], sizes: Iterable[tuple[int, int]], dtype: str, seconds: float
+    tasks: dict[str, peers.Task], sizes: Sequence[tuple[int, int]], dtype: str, seconds: float
 ) -> dict[str, Callable[[], Line]]:
-    """Return what compares each operator of rows of each size with its peers, with a label for people."""
+    """Return what compares tasks with their peers on each size, or on their own shapes, with a label for people."""
     return {
-        f"{name} {rows}x{features}": partial(compare, name, peers.ROWS[name], rows, features, dtype, seconds)
-        for name in operators
-        for rows, features in sizes
-    }
-
-
-def attention_jobs(dtype: str, seconds: float) -> dict[str, Callable[[], Line]]:
-    """Return the same for attention, whose tasks have sizes of their own."""
-    return {
-        f"attention {name}": partial(compare, name, task, 0, 0, dtype, seconds)
-        for name, task in peers.ATTENTION.items()
+        name if task.shapes else f"{name} {size[0]}x{size[1]}": partial(compare, name, task, *size, dtype, seconds)
+        for name, task in tasks.items()
+        for size in (((0, 0),) if task.shapes else sizes)
     }
 
 
@@ -124,15 +116,12 @@ def fill_in(line: Line, calls: dict[str, Call], seconds: float) -> None:
 
 def summarize(lines: Sequence[Line]) -> dict[str, dict[str, dict[str, float]]]:
     """Return for each task and each peer the geometric mean of the ratios, and the least."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for task in dict.fromkeys(line.task for line in lines):
-        by_peer: dict[str, list[float]] = {}
-        for line in lines:
-            if line.task == task:
-                for peer, ratio in line.ratios.items():
-                    by_peer.setdefault(peer, []).append(ratio)
-        found[task] = {
-            peer: {"geometric_mean": statistics.geometric_mean(ratios), "least": min(ratios)}
-            for peer, ratios in by_peer.items()
-        }
-    return found
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for line in lines:
+        of_task = ratios.setdefault(line.task, {})
+        for peer, ratio in line.ratios.items():
+            of_task.setdefault(peer, []).append(ratio)
+    return {
+        task: {peer: {"geometric_mean": statistics.geometric_mean(r), "least": min(r)} for peer, r in of_task.items()}
+        for task, of_task in ratios.items()
+    }

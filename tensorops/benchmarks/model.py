@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorops._messages import describe_error
 from tensorops.benchmarks.measuring import CannotMeasureError
 
 if TYPE_CHECKING:
@@ -84,24 +83,8 @@ def ratio(speeds: dict[str, float]) -> float | None:
     return speeds[OURS] / speeds[LLAMA_CPP] if LLAMA_CPP in speeds else None
 
 
-def compare_model(path: Path, threads: int) -> ModelLine:
-    """Run a model here and in llama.cpp, in turns.
-
-    Raises
-    ------
-    CannotMeasureError
-        The model cannot be run here.
-    """
-    try:
-        return _compare(path, threads)
-    except (ImportError, RuntimeError, ValueError) as error:
-        raise CannotMeasureError(f"{path}: {describe_error(error)}") from None
-
-
-def _compare(path: Path, threads: int) -> ModelLine:
-    from tensorops.models import Llama
-
-    llama = Llama.from_gguf(path, "cpu")
+def compare_model(llama: Llama, path: Path, threads: int) -> ModelLine:
+    """Run a model here and, from its file, in llama.cpp, in turns."""
     assert llama.tokenizer is not None  # files without one are refused when they are read
     context = min(llama.config.context_length, PREFILL + NEW_TOKENS)
     prompt = llama.tokenizer.encode(TEXT)[: context // 2]
@@ -188,7 +171,7 @@ class Process:
         )
         try:
             self.run([1], 0)
-        except RuntimeError as error:
+        except CannotMeasureError as error:
             self.problem = str(error)
         return self
 
@@ -203,7 +186,7 @@ class Process:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise RuntimeError(self._how_it_ended())
+            raise CannotMeasureError(self._how_it_ended())
         times: list[float] = json.loads(answer)
         return times
 
@@ -211,7 +194,7 @@ class Process:
         code = self._process.wait()
         self._said.seek(0)
         lines = self._said.read().split("\n")
-        return f"its process ended with code {code}" + next((f": {x}" for x in reversed(lines) if x.strip()), "")
+        return f"llama.cpp ended with code {code}" + next((f": {x}" for x in reversed(lines) if x.strip()), "")
 
     def __exit__(self, *_: object) -> None:
         if hasattr(self, "_process"):

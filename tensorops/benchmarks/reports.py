@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,49 +25,33 @@ from tensorops.benchmarks.model import ModelLine
 from tensorops.hardware import detect_hardware
 from tensorops.libraries import Backend, runtime_of
 
+METHOD = (
+    "seconds: median over interleaved rounds, each of which times every candidate once; the result is waited for, "
+    "and nothing moves. bytes: what a call must read of its inputs, and its result. "
+    "speedup: seconds of NumPy's generic body in the same rounds / seconds. jax runs under jax.jit."
+)
+METHOD_BESIDE_PEERS = (
+    "seconds: median over interleaved rounds, each of which times every contender once, in one process. of copy: "
+    "time of a copy of the bytes that must be read and written / ours. The others: their time / ours, above 1 if "
+    "ours is faster. torch out= and the copy write into existing memory. ~: times vary by more than half."
+)
+
 
 @dataclass
 class Report:
-    """What was measured, and the circumstances without which a figure means nothing.
-
-    Attributes
-    ----------
-    circumstances : dict
-        The command, versions, hardware, date and settings.
-    found : list of Measurement, Line and ModelLine
-        The results.
-    method : str
-        How the figures were taken.
-    """
+    """Figures, and the circumstances without which they mean nothing: what programs read, and what people do."""
 
     circumstances: dict[str, Any]
-    found: Sequence[Any]
-    method = ""
-
-    def results(self) -> dict[str, Any]:
-        """Return the figures for JSON."""
-        raise NotImplementedError
-
-    def tables(self) -> list[Table]:
-        """Return the tables for people."""
-        raise NotImplementedError
-
-    def reasons(self) -> Iterable[str]:
-        """Return why some things were not measured, each reason once."""
-        raise NotImplementedError
-
-    def legend(self) -> list[str]:
-        """Return what explains the tables."""
-        return [self.method]
+    results: dict[str, Any]
+    tables: list[Table]
+    reasons: Iterable[str]  # why some things were not measured
+    legend: list[str]
+    unsteady: list[str]  # what was timed while the machine was busy
+    timed: bool = True  # anything at all
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it for JSON."""
-        return self.circumstances | {"method": self.method} | self.results()
-
-    @property
-    def timed(self) -> bool:
-        """Whether there is any figure."""
-        return True
+        """Return it for JSON."""
+        return self.circumstances | self.results
 
     def head(self) -> str:
         """Return in two lines what people need to know of the circumstances."""
@@ -77,10 +61,10 @@ class Report:
 
     def warning(self) -> str:
         """Return a warning if times vary much from round to round, else an empty string."""
-        unsteady = [str(one) for one in self.found if one.unsteady]
-        more = f" and {len(unsteady) - 3} others" if len(unsteady) > 3 else ""
-        said = f"times vary by more than half between rounds, is the machine busy? {', '.join(unsteady[:3])}{more}"
-        return said if unsteady else ""
+        if not self.unsteady:
+            return ""
+        more = f" and {len(self.unsteady) - 3} others" if len(self.unsteady) > 3 else ""
+        return f"times vary by more than half between rounds, is the machine busy? {', '.join(self.unsteady[:3])}{more}"
 
 
 def circumstances(backends: Sequence[Backend], dtype: str, seconds: float) -> dict[str, Any]:
@@ -123,97 +107,73 @@ def _table(title: str, words: Iterable[str], figures: Iterable[str]) -> Table:
 # --- on several backends -----------------------------------------------------------------------------
 
 
-@dataclass
-class BackendsReport(Report):
-    """Operators on several backends."""
-
-    found: Sequence[Measurement]
-    method = (
-        "seconds: median over interleaved rounds, each of which times every candidate once; the result is waited for, "
-        "and nothing moves. bytes: what a call must read of its inputs, and its result. "
-        "speedup: seconds of NumPy's generic body in the same rounds / seconds. jax runs under jax.jit."
+def on_backends(found: Sequence[Measurement], backends: Sequence[Backend], dtype: str, seconds: float) -> Report:
+    """Return the report on operators on several backends."""
+    return Report(
+        circumstances(backends, dtype, seconds) | {"method": METHOD},
+        {"results": [asdict(row) for row in found]},
+        [_medians(f"{dtype}, {seconds:g} s per measurement", found)],
+        _reasons(found),
+        [METHOD],
+        [str(row) for row in found if row.unsteady],
+        timed=any(row.seconds is not None for row in found),
     )
 
-    @property
-    def timed(self) -> bool:
-        return any(row.seconds is not None for row in self.found)
 
-    def results(self) -> dict[str, Any]:
-        return {"results": [row.to_dict() for row in self.found]}
+def _medians(title: str, found: Iterable[Measurement]) -> Table:
+    table = _table(title, ("operator", "rows x features", "backend", "kernel"), ("median", "GB/s", "x numpy"))
+    last = None
+    for row in found:
+        if row.case != last:
+            table.add_section()
+        figures = ("-", "-", "-")
+        if row.seconds is not None:
+            speedup = "-" if row.speedup is None else f"{row.speedup:.2f}"
+            figures = (duration(row.seconds), f"{row.gigabytes_per_second:.2f}", speedup)
+        table.add_row(*(row.case if row.case != last else ("", "")), row.backend, row.kernel or "-", *figures)
+        last = row.case
+    return table
 
-    def tables(self) -> list[Table]:
-        title = "{dtype}, {seconds_per_measurement:g} s per measurement".format_map(self.circumstances)
-        table = _table(title, ("operator", "rows x features", "backend", "kernel"), ("median", "GB/s", "x numpy"))
-        last = None
-        for row in self.found:
-            if row.case != last:
-                table.add_section()
-            figures = ("-", "-", "-")
-            if row.seconds is not None:
-                speedup = "-" if row.speedup is None else f"{row.speedup:.2f}"
-                figures = (duration(row.seconds), f"{row.gigabytes_per_second:.2f}", speedup)
-            table.add_row(*(row.case if row.case != last else ("", "")), row.backend, row.kernel or "-", *figures)
-            last = row.case
-        return [table]
 
-    def reasons(self) -> Iterable[str]:
-        backends: dict[tuple[str, str], list[str]] = {}
-        for row in self.found:
-            if row.reason:
-                backends.setdefault((" ".join(row.case), row.reason), []).append(row.backend)
-        return [f"{case} on {', '.join(names)}: {reason}" for (case, reason), names in backends.items()]
+def _reasons(found: Iterable[Measurement]) -> list[str]:
+    """Return what could not be measured and why, each with its backends."""
+    backends: dict[tuple[str, str], list[str]] = {}
+    for row in found:
+        if row.reason:
+            backends.setdefault((" ".join(row.case), row.reason), []).append(row.backend)
+    return [f"{case} on {', '.join(names)}: {reason}" for (case, reason), names in backends.items()]
 
 
 # --- beside peers ------------------------------------------------------------------------------------
 
 
-@dataclass
-class PeersReport(Report):
-    """The compiled kernels beside a copy and other libraries, and a model beside llama.cpp."""
+def beside_peers(found: Sequence[Line | ModelLine], backend: Backend, dtype: str, seconds: float) -> Report:
+    """Return the report on the compiled kernels beside a copy and other libraries, and on a model beside llama.cpp."""
+    known = circumstances((backend,), dtype, seconds) | {"method": METHOD_BESIDE_PEERS}
+    known["versions"] |= peers.versions()
+    lines = [line for line in found if isinstance(line, Line)]
+    rows, attention = ([line for line in lines if line.task in tasks] for tasks in (peers.ROWS, peers.ATTENTION))
+    report = Report(known, {}, [], _missing(found), [], [str(line) for line in lines if line.unsteady])
+    if rows:
+        report.results |= {"rows": [line.to_dict() for line in rows], "summary": comparison.summarize(rows)}
+        report.tables.append(_ratios(f"NumPy arrays, {dtype}", rows, summary=True))
+    if attention:
+        report.results["attention"] = [line.to_dict() for line in attention]
+        report.tables.append(_ratios(f"attention, {dtype}", attention, summary=False))
+    if lines:
+        report.legend.append(METHOD_BESIDE_PEERS)
+    for line in found:
+        if isinstance(line, ModelLine):
+            report.results["model"] = line.to_dict()
+            report.tables.append(_speeds(line))
+            report.legend += _bound(line)
+    return report
 
-    found: Sequence[Line | ModelLine]
-    method = (
-        "seconds: median over interleaved rounds, each of which times every contender once, in one process. of copy: "
-        "time of a copy of the bytes that must be read and written / ours. The others: their time / ours, above 1 if "
-        "ours is faster. torch out= and the copy write into existing memory. ~: times vary by more than half."
-    )
 
-    def __post_init__(self) -> None:
-        lines = [line for line in self.found if isinstance(line, Line)]
-        self.rows = [line for line in lines if line.task in peers.ROWS]
-        self.attention = [line for line in lines if line.task in peers.ATTENTION]
-        self.models = [line for line in self.found if isinstance(line, ModelLine)]
-
-    def results(self) -> dict[str, Any]:
-        sections: dict[str, Any] = {}
-        if self.rows:
-            sections |= {"rows": [line.to_dict() for line in self.rows], "summary": comparison.summarize(self.rows)}
-        if self.attention:
-            sections["attention"] = [line.to_dict() for line in self.attention]
-        for line in self.models:
-            sections["model"] = line.to_dict()
-        return sections
-
-    def tables(self) -> list[Table]:
-        dtype = self.circumstances["dtype"]
-        tables = [_ratios(f"NumPy arrays, {dtype}", self.rows, summary=True)] if self.rows else []
-        tables += [_ratios(f"attention, {dtype}", self.attention, summary=False)] if self.attention else []
-        return tables + [_speeds(line) for line in self.models]
-
-    def reasons(self) -> Iterable[str]:
-        """Return why peers are missing; a form that a peer lacks is a blank in the table and has no reason."""
-        missing = [item for line in self.found for item in line.missing.items()]
-        return dict.fromkeys(f"{peer}: {reason}" for peer, reason in missing if reason)
-
-    def legend(self) -> list[str]:
-        said = [self.method] if self.rows or self.attention else []
-        for line in self.models:
-            read, speed = f"{line.weight_bytes / 1e6:.0f} MB", f"{line.read_bandwidth / 1e9:.1f} GB/s"
-            said.append(
-                f"bound: {read} of weights for each token, read at {speed}: {line.bound:.0f} tokens per second."
-            )
-            said += [f"{model.NOTE}."] if model.LLAMA_CPP in line.decode else []
-        return said
+def _missing(found: Iterable[Line | ModelLine]) -> Iterable[str]:
+    """Return why peers are missing, each reason once; a form that a peer lacks is a blank in the table instead."""
+    missing = [item for line in found for item in line.missing.items()]
+    return dict.fromkeys(f"{peer}: {reason}" for peer, reason in missing if reason)
 
 
 def _ratios(title: str, lines: list[Line], *, summary: bool) -> Table:
@@ -247,3 +207,9 @@ def _speeds(line: ModelLine) -> Table:
         cells = [f"{speed:.1f}" for speed in speeds.values()]
         table.add_row(what, *cells, "-" if speedup is None else f"{speedup:.2f}", of_bound)
     return table
+
+
+def _bound(line: ModelLine) -> list[str]:
+    read, speed = f"{line.weight_bytes / 1e6:.0f} MB", f"{line.read_bandwidth / 1e9:.1f} GB/s"
+    said = f"bound: {read} of weights for each token, read at {speed}: {line.bound:.0f} tokens per second."
+    return [said, f"{model.NOTE}."] if model.LLAMA_CPP in line.decode else [said]

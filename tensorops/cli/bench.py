@@ -16,6 +16,7 @@ from rich.progress import Progress
 from tensorops._files import write_atomically
 from tensorops._messages import nearest
 from tensorops.backends.registry import resolve
+from tensorops.cli import _model
 from tensorops.cli._options import (
     backend_names,
     escape,
@@ -79,16 +80,18 @@ def _sizes(context: click.Context, parameter: click.Parameter, values: tuple[str
     return tuple(dict.fromkeys(found))
 
 
-def _sections(chosen: tuple[str, ...], rows_only: bool, model: Path | None) -> tuple[str, ...]:
-    """Return the sections to measure; operators and sizes are of rows alone, and a model has a section of its own."""
-    if not chosen:
-        possible = {"rows": True, "attention": not rows_only, "model": model is not None}
-        return tuple(section for section, wanted in possible.items() if wanted)
-    if rows_only and "rows" not in chosen:
+def _tasks(sections: tuple[str, ...], operators: tuple[str, ...], sizes: Sizes, model: Path | None) -> tuple[str, ...]:
+    """Return the tasks of the sections; operators and sizes are of rows alone, and a model is a section of its own."""
+    from tensorops.benchmarks.peers import ATTENTION, ROWS
+
+    rows_only = bool(operators or sizes)
+    if sections and rows_only and "rows" not in sections:
         raise click.BadParameter("operators and sizes are of the section rows", param_hint="--section")
-    if (model is not None) != ("model" in chosen):
+    if sections and (model is not None) != ("model" in sections):
         raise click.BadParameter("the section model and --model GGUF_FILE need each other", param_hint="--section")
-    return chosen
+    chosen = sections or (("rows",) if rows_only else ("rows", "attention"))
+    rows = operators or tuple(ROWS)
+    return (rows if "rows" in chosen else ()) + (tuple(ATTENTION) if "attention" in chosen else ())
 
 
 def _require_sense(peers: bool, named: tuple[Backend, ...], others: dict[str, object]) -> None:
@@ -164,8 +167,8 @@ def bench(
     if output is not None and not output.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {output.absolute().parent}", param_hint="--output")
     if peers:
-        chosen = _sections(sections, bool(operators or sizes), model)
-        report = _beside_peers(chosen, operators, sizes, dtype, seconds or SECONDS_BESIDE_PEERS, model)
+        tasks = _tasks(sections, operators, sizes, model)
+        report = _beside_peers(tasks, sizes, dtype, seconds or SECONDS_BESIDE_PEERS, model)
     else:
         report = _on_backends(operators, named, sizes, dtype, seconds or SECONDS)
     _hand_over(report, as_json, output)
@@ -179,16 +182,15 @@ def bench(
 def _on_backends(
     operators: tuple[str, ...], named: tuple[Backend, ...], sizes: Sizes, dtype: str, seconds: float
 ) -> Report:
-    from tensorops.benchmarks import backends as on_backends
-    from tensorops.benchmarks.reports import BackendsReport, circumstances
+    from tensorops.benchmarks import backends, reports
     from tensorops.benchmarks.workloads import SIZES, WORKLOADS
 
     for backend in named:
         require_available(backend, option="--backend")
-    backends = named or _available()
+    chosen = named or _available()
     sizes = sizes or (SIZES["decode"], SIZES["prefill"])
-    measured = _run(on_backends.jobs(operators or tuple(WORKLOADS), backends, sizes, dtype, seconds))
-    return BackendsReport(circumstances(backends, dtype, seconds), [row for rows in measured for row in rows])
+    measured = _run(backends.jobs(operators or tuple(WORKLOADS), chosen, sizes, dtype, seconds))
+    return reports.on_backends([row for rows in measured for row in rows], chosen, dtype, seconds)
 
 
 def _available() -> tuple[Backend, ...]:
@@ -198,34 +200,21 @@ def _available() -> tuple[Backend, ...]:
     return tuple(b for b, probed in probe_best_first() if not probed.reason and b.library.extra != "test")
 
 
-def _beside_peers(
-    sections: tuple[str, ...],
-    operators: tuple[str, ...],
-    sizes: Sizes,
-    dtype: str,
-    seconds: float,
-    model: Path | None,
-) -> Report:
-    from tensorops.benchmarks import comparison, peers
+def _beside_peers(tasks: tuple[str, ...], sizes: Sizes, dtype: str, seconds: float, model: Path | None) -> Report:
+    from tensorops.benchmarks import comparison, peers, reports
     from tensorops.benchmarks.measuring import threads
     from tensorops.benchmarks.model import compare_model
-    from tensorops.benchmarks.reports import PeersReport, circumstances
     from tensorops.testing import BENCHMARK_SHAPES
 
     cpu = resolve(CPU)
     require_available(cpu)
     peers.use_threads(threads())
+    known = peers.ROWS | peers.ATTENTION
     jobs: dict[str, Callable[[], Any]] = {}
-    if "rows" in sections:
-        jobs |= comparison.jobs(operators or tuple(peers.ROWS), sizes or BENCHMARK_SHAPES, dtype, seconds)
-    if "attention" in sections:
-        jobs |= comparison.attention_jobs(dtype, seconds)
+    jobs |= comparison.jobs({name: known[name] for name in tasks}, sizes or BENCHMARK_SHAPES, dtype, seconds)
     if model is not None:
-        jobs[model.name] = partial(compare_model, model, threads())
-    measured = _run(jobs)
-    known = circumstances((cpu,), dtype, seconds)
-    known["versions"] |= peers.versions()
-    return PeersReport(known, measured)
+        jobs[model.name] = partial(compare_model, _model.load(model, cpu), model, threads())
+    return reports.beside_peers(_run(jobs), cpu, dtype, seconds)
 
 
 def _run(jobs: Mapping[str, Callable[[], T]]) -> list[T]:
@@ -269,9 +258,9 @@ def _print(report: Report) -> None:
     if not console.is_terminal:  # a file has no width, and a table that is cut off loses digits
         console.width = max(console.width, WIDTH)
     console.print(escape(report.head()), soft_wrap=True, highlight=False)
-    for table in report.tables():
+    for table in report.tables:
         print_table(console, table)
-    for reason in report.reasons():
+    for reason in report.reasons:
         console.print(escape(reason), soft_wrap=True, highlight=False)
-    for said in report.legend():
+    for said in report.legend:
         console.print(f"[dim]{escape(said)}[/]")
