@@ -64,7 +64,6 @@ class ModelLine:
     decode: dict[str, float] = field(default_factory=dict)
     prefill: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    unsteady = False  # a median of rounds that take seconds each
 
     @property
     def bound(self) -> float:

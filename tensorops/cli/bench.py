@@ -213,7 +213,7 @@ def _beside_peers(tasks: tuple[str, ...], sizes: Sizes, dtype: str, seconds: flo
     jobs: dict[str, Callable[[], Any]] = {}
     jobs |= comparison.jobs({name: known[name] for name in tasks}, sizes or BENCHMARK_SHAPES, dtype, seconds)
     if model is not None:
-        jobs[model.name] = partial(compare_model, _model.load(model, cpu), model, threads())
+        jobs[f"model {model.name}"] = partial(compare_model, _model.load(model, cpu), model, threads())
     return reports.beside_peers(_run(jobs), cpu, dtype, seconds)
 
 
