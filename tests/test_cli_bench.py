@@ -6,9 +6,8 @@ import json
 import shlex
 import sys
 import time
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,12 +22,9 @@ from click.testing import CliRunner
 
 import tensorops as tp
 from tensorops._operator import OPERATORS
-from tensorops.backends.registry import BACKENDS
-from tensorops.cli import _measuring, bench
+from tensorops.benchmarks import backends, measuring, reports
+from tensorops.cli import bench
 from tensorops.cli._app import app
-from tensorops.libraries import Runtime
-from tensorops.testing import BENCHMARK_SHAPES, DTYPES
-from tensorops.testing.workloads import SIZES, WORKLOADS, Workload, wait_for, waiter, workload
 
 QUICK = ("--seconds", "0.001")
 
@@ -54,7 +50,7 @@ def test_one_operator_in_numbers():
     assert row["gigabytes_per_second"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
     assert row["speedup"] == 1.0
     assert row["quartiles"][0] <= row["seconds"] <= row["quartiles"][1]
-    assert row["rounds"] >= _measuring.LEAST_ROUNDS
+    assert row["rounds"] >= measuring.LEAST_ROUNDS
     assert row["reason"] is None
 
 
@@ -89,101 +85,13 @@ def test_a_slower_body_is_seen_to_be_slower(monkeypatch):
 
     def call_of(found, work):
         pause = {"numpy": 0.002, "array_api_strict": 0.02}[found.backend]
-        return _measuring.Candidate(tp.backends.resolve(found.backend), lambda: time.sleep(pause), found)
+        return measuring.Contender(lambda: time.sleep(pause), found.backend)
 
     support.require("array_api_strict")
-    monkeypatch.setattr(_measuring, "prepare", call_of)
+    monkeypatch.setattr(backends, "prepare", call_of)
     (row,) = measured("relu", "--backend", "array_api_strict", "--size", "small")["results"]
     assert 0.02 <= row["seconds"] < 0.2
     assert 0.01 < row["speedup"] < 0.9  # 0.1 on a machine that does nothing else
-
-
-def test_rounds_are_interleaved(monkeypatch):
-    turns = []
-
-    def call_of(found, work):
-        return _measuring.Candidate(tp.backends.resolve(found.backend), lambda: turns.append(found.backend), found)
-
-    support.require("array_api_strict")
-    monkeypatch.setattr(_measuring, "prepare", call_of)
-    monkeypatch.setattr(_measuring, "BATCHES", 10**9)  # one call in every round
-    wanted = [_measuring.Measurement("relu", name, 1, 64, "float32") for name in ("numpy", "array_api_strict")]
-    _measuring.measure(Workload(()), wanted, 1e-9)
-    calibrated = 2 * 2
-    assert turns[calibrated:] == ["numpy"] * 2 + ["array_api_strict"] * 2 + turns[calibrated + 4 :]
-    assert turns[calibrated:] == turns[calibrated : calibrated + 4] * wanted[0].rounds
-
-
-@pytest.mark.parametrize("library", ["jax", "mlx", "torch", "dask", "pyopencl"])
-def test_the_result_is_waited_for(library, monkeypatch):
-    """What comes out of a measured call has been computed, and by the library that was named."""
-    support.require(library)
-    made = []
-    original = wait_for
-
-    def noted(result):
-        made.append(result)
-        return original(result)
-
-    monkeypatch.setattr("tensorops.testing.workloads.wait_for", noted)
-    (row,) = measured("silu", "--backend", support.backend_of(library).name, "--size", "small")["results"]
-    assert row["reason"] is None
-    results = [result for result in made if type(result).__module__.partition(".")[0] != "numpy"]
-    assert len(results) > row["rounds"]
-    x = workload("silu", *SIZES["small"]).args[0]
-    for result in results[:2]:
-        np.testing.assert_allclose(support.back(result), x / (1 + np.exp(-x)), rtol=1e-5)
-
-
-def test_waiting_computes_a_lazy_graph():
-    """A result that was only promised would make every lazy library infinitely fast."""
-    support.require("dask")
-    import dask.array as da
-
-    computed = []
-    promised = da.from_array(np.ones(4)).map_blocks(lambda block: computed.append(block.size) or block, dtype=float)
-    computed.clear()  # of what dask tried to find out about the function
-    wait_for((promised, None))
-    assert computed == [4]
-
-
-@pytest.fixture
-def own_row(monkeypatch):
-    """Return a function that makes a library of its own, with a runtime or without, which takes NumPy's arrays."""
-
-    def make(**fields):
-        row = replace(tp.backends.LIBRARIES["numpy"], name="own", **fields)
-        monkeypatch.setitem(BACKENDS, "own", tp.backends.Backend("own", row, "one more"))
-        monkeypatch.setattr("tensorops.testing.workloads.library_of", lambda x: row)
-        return row
-
-    return make
-
-
-def test_arrays_of_a_library_without_a_runtime_are_read_to_be_waited_for(own_row):
-    read = []
-    own_row(runtime="tensorops.libraries:Runtime", to_numpy=read.append)
-    x, y = np.ones(2), np.ones(3)
-    assert wait_for([x, y])[0] is x
-    assert [id(array) for array in read] == [id(x), id(y)]
-
-
-class Patient(Runtime):
-    waited: ClassVar = []
-
-    def do_synchronize(self):
-        self.waited.append(self.name)
-
-
-def test_a_runtime_knows_how_to_wait(own_row):
-    own_row(runtime=f"{__name__}:Patient", to_numpy=None)
-    wait_for(np.ones(2))
-    assert Patient.waited == ["own"]
-
-
-def test_eager_libraries_are_not_waited_for():
-    for name in ("numpy", "array_api_strict"):
-        assert waiter(tp.backends.LIBRARIES[name]) is None
 
 
 # --- what it says of it ------------------------------------------------------------------------------
@@ -209,7 +117,7 @@ def test_a_result_file_says_what_its_figures_mean(tmp_path):
         [cell.strip() for cell in line.strip("│").split("│")] for line in result.stdout.splitlines() if "│" in line
     ]
     (row,) = report["results"]
-    figures = [bench.duration(row["seconds"]), f"{row['gigabytes_per_second']:.2f}", "1.00"]
+    figures = [reports.duration(row["seconds"]), f"{row['gigabytes_per_second']:.2f}", "1.00"]
     assert cells == [["relu", "1x64", "numpy", "generic", *figures]]
     assert report["hardware"]["cpu"]["name"] in result.stdout
     assert f"numpy {np.__version__}" in result.stdout
@@ -225,19 +133,23 @@ def test_threads_are_those_that_the_kernels_may_use():
     ("seconds", "words"), [(2.5, "2.5 s"), (0.00123, "1.23 ms"), (4.56e-5, "45.6 µs"), (1e-9, "0.001 µs")]
 )
 def test_durations(seconds, words):
-    assert bench.duration(seconds) == words
+    assert reports.duration(seconds) == words
 
 
-def test_by_default_what_is_available_but_for_tests(monkeypatch):
+def test_by_default_what_is_available_but_for_tests():
     assert {b.name for b in bench._available()} == set(tp.get_available_backends()) - {"array_api_strict"}
 
 
-def test_unsteady_times_are_told_of(monkeypatch):
-    unsteady = _measuring.Measurement("relu", "numpy", 1, 64, "float32", quartiles=(1.0, 1.6))
-    said = []
-    monkeypatch.setattr(bench, "warn", said.append)
-    bench.warn_of_unsteady([unsteady, _measuring.Measurement("silu", "numpy", 1, 64, "float32", quartiles=(1.0, 1.1))])
-    assert said == ["times vary by more than half between rounds, is the machine busy? relu 1x64 on numpy"]
+def test_unsteady_times_are_told_of():
+    row = partial(backends.Measurement, "relu", "numpy", 1, 64, "float32")
+
+    def warning(*rows):
+        return reports.on_backends(rows, (), "float32", 0.1).warning()
+
+    words = "times vary by more than half between rounds, is the machine busy? relu 1x64 on numpy"
+    assert warning(row(quartiles=(1.0, 1.6)), row(quartiles=(1.0, 1.1)), row()) == words
+    assert warning(*[row(quartiles=(1.0, 1.6))] * 5) == f"{words}{', relu 1x64 on numpy' * 2} and 2 others"
+    assert warning(row()) == ""
 
 
 # --- what it refuses ---------------------------------------------------------------------------------
@@ -249,10 +161,13 @@ def test_unsteady_times_are_told_of(monkeypatch):
         (["rmsnorm"], 2, "unknown operator 'rmsnorm' (did you mean 'rms_norm'?); valid names: silu, "),
         (["--backend=nunpy"], 2, "unknown backend 'nunpy' (did you mean 'numpy'?)"),
         (["--backend=nnpack"], 1, "backend 'nnpack' is not available: NNPACK is retired"),
-        (["--size=0x64"], 2, "'0x64' is no size; valid: small, decode, prefill, large, or rows and features"),
-        (["--size=prefil"], 2, "'prefil' is no size (did you mean 'prefill'?); valid: small, decode, "),
+        (["--size=0x64"], 2, "'0x64' is not a size; valid: small, decode, prefill, large, or rows and features"),
+        (["--size=prefil"], 2, "'prefil' is not a size (did you mean 'prefill'?); valid: small, decode, "),
         (["--dtype=flaot32"], 2, "unknown dtype 'flaot32' (did you mean 'float32'?); valid names: float16, bfloat16,"),
         (["--seconds=0"], 2, "0.0 is not in the range x>0"),
+        (["--section=rows"], 2, "--section needs --peers"),
+        (["--model", __file__], 2, "--model needs --peers"),
+        (["gelu_tanh"], 2, "unknown operator 'gelu_tanh' (did you mean 'gelu'?)"),
     ],
 )
 def test_what_means_nothing_is_refused(arguments, code, message):
@@ -291,35 +206,29 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     assert path.read_text() == "before"
 
 
-def test_a_size_that_an_operator_cannot_have_is_a_row_with_the_reason():
-    refused, timed = measured("rope", "relu", "--backend=numpy", "--size=2x100")["results"]
+@pytest.mark.parametrize(("operators", "code"), [(["rope"], 1), (["rope", "relu"], 0)])
+def test_a_size_that_an_operator_cannot_have_is_a_row_with_the_reason(operators, code):
+    """The exit code is 1 if nothing could be timed."""
+    arguments = (*operators, "--backend=numpy", "--size=2x100")
+    refused, *others = measured(*arguments, code=code)["results"]
     assert refused["seconds"] is None
     assert refused["reason"] == "its features must be a multiple of 64, got 100"
-    assert timed["seconds"] > 0
-    result = invoke("rope", "relu", "--backend=numpy", "--size=2x100")
-    assert result.exit_code == 0
-    assert "rope 2x100 on numpy: its features must be a multiple of 64, got 100" in result.stdout
-
-
-def test_nothing_that_could_be_timed_is_exit_code_1():
-    arguments = ("rope", "--backend=numpy", "--size=3x7")
-    (row,) = measured(*arguments, code=1)["results"]
-    assert row["seconds"] is None
+    assert all(row["seconds"] > 0 for row in others)
     result = invoke(*arguments)
-    assert result.exit_code == 1
-    assert "rope 3x7 on numpy: its features must be a multiple of 64, got 7" in result.stdout
+    assert result.exit_code == code
+    assert "rope 2x100 on numpy: its features must be a multiple of 64, got 100" in result.stdout
 
 
 def test_without_a_baseline_there_is_no_speedup(monkeypatch):
     support.require("array_api_strict")
-    prepare = _measuring.prepare
+    prepare = backends.prepare
 
     def fails_on_numpy(found, work):
         if found.backend == "numpy":
             raise MemoryError("on purpose")
         return prepare(found, work)
 
-    monkeypatch.setattr(_measuring, "prepare", fails_on_numpy)
+    monkeypatch.setattr(backends, "prepare", fails_on_numpy)
     result = invoke("relu", "--backend=array_api_strict", "--backend=numpy", "--size=small")
     assert result.exit_code == 0, result.output
     line = next(line for line in result.stdout.splitlines() if "array_api_strict" in line and "│" in line)
@@ -335,47 +244,3 @@ def test_a_dtype_that_a_library_lacks_is_a_row_with_the_reason():
     assert [row["seconds"] is None for row in rows] == [True, False]
     assert "jax holds float64 only if jax_enable_x64 is set" in rows[0]["reason"]
     assert rows[1]["reason"] is None
-
-
-# --- workloads ---------------------------------------------------------------------------------------
-
-
-def test_every_operator_has_a_workload():
-    assert set(WORKLOADS) == set(OPERATORS)
-
-
-def test_sizes_are_those_of_the_benchmarks():
-    assert set(SIZES.values()) <= set(BENCHMARK_SHAPES)
-
-
-@pytest.mark.parametrize("operator", WORKLOADS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_workloads_are_arguments_that_operators_take(operator, dtype):
-    work = workload(operator, 2, 64, dtype)
-    again = workload(operator, 2, 64, dtype)
-    result = OPERATORS[operator].generic(*work.args, **work.options)
-    for array, same in zip(work.args, again.args, strict=True):
-        np.testing.assert_array_equal(array, same)
-    floating = [x for x in support.arrays_in([result]) if x.dtype.kind not in "iu"]
-    assert all(np.isfinite(np.asarray(x, dtype=np.float64)).all() for x in floating)
-    assert {x.dtype.name for x in floating} <= {dtype}
-
-
-@pytest.mark.parametrize(
-    ("operator", "read"),
-    [("embedding", 4 * (2 + 2 * 64)), ("linear", 4 * (2 * 64 + 64 * 64)), ("quantize", 4 * 2 * 64)],
-)
-def test_only_what_must_be_read_counts(operator, read):
-    work = workload(operator, 2, 64)
-    assert sum(x.nbytes for x in work.args) - work.unread == read
-
-
-def test_scores_beyond_reason_are_no_workload():
-    with pytest.raises(ValueError, match=r"^the scores of 2048 queries and 2048 keys are a benchmark of memory$"):
-        workload("scaled_dot_product_attention", 2048, 4096)
-
-
-def test_an_unknown_workload():
-    message = r"^no workload for 'sillu' \(did you mean 'silu'\?\); valid names: silu, "
-    with pytest.raises(ValueError, match=message):
-        workload("sillu", 1, 64)

@@ -21,8 +21,8 @@ import pytest
 import support
 from tensorops import _providers
 from tensorops._operator import OPERATORS
+from tensorops.benchmarks.workloads import workload
 from tensorops.testing import DTYPES
-from tensorops.testing.workloads import workload
 
 WHY_NOT = _providers.load("cpu")
 if WHY_NOT:
@@ -555,7 +555,7 @@ FORK = """
 import multiprocessing, os, signal, sys, threading, time, warnings
 import numpy as np
 from tensorops._operator import OPERATORS
-from tensorops.testing.workloads import workload
+from tensorops.benchmarks.workloads import workload
 
 # Later Pythons warn of fork with threads; what is tested is that it works all the same.
 warnings.simplefilter("ignore", DeprecationWarning)

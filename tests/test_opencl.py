@@ -8,8 +8,8 @@ import pytest
 import opencl_drivers
 import support
 import tensorops as tp
+from tensorops.benchmarks.measuring import wait_for
 from tensorops.testing import REFERENCES, assert_matches
-from tensorops.testing.workloads import wait_for
 
 row = support.require("pyopencl")
 

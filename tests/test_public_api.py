@@ -250,7 +250,7 @@ WHERE_LIBRARIES_ARE_NAMED = ("libraries", "kernels")
 EXCEPTIONS = {
     "hardware/__init__.py": "OpenCL tells of its devices through PyOpenCL",
     "hardware/opencl.py": "OpenCL tells of its devices through PyOpenCL",
-    "testing/peers.py": "they are compared with",
+    "benchmarks/peers.py": "they are compared with",
 }
 
 

@@ -1,4 +1,4 @@
-"""``tensorops ratios``: what is compared with what, what is made of the times, and what takes no part."""
+"""``tensorops bench --peers``: what is compared, the ratios of the times, and what is missing or refused."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ pytest.importorskip("rich")
 from click.testing import CliRunner
 
 from tensorops._operator import OPERATORS
-from tensorops.cli import _llama_cpp, _measuring, _ratios, _ratios_model
-from tensorops.cli import ratios as command
+from tensorops.benchmarks import _llama_cpp, comparison, measuring, peers
+from tensorops.benchmarks import model as benchmark
+from tensorops.benchmarks.peers import ATTENTION, PEERS, ROWS, PeerDiffersError, PeerMissingError
 from tensorops.cli._app import app
-from tensorops.testing import DTYPES, REFERENCES, assert_matches, peers
-from tensorops.testing.peers import ATTENTION, PEERS, ROWS, PeerDiffersError, PeerMissingError
+from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -36,10 +36,10 @@ def compiled():
 @pytest.fixture
 def small(monkeypatch):
     """Let a run be over soon: two sizes, little attention, and a task of each kind."""
-    monkeypatch.setattr(command, "BENCHMARK_SHAPES", ((1, 64), (3, 48)))
+    monkeypatch.setattr("tensorops.testing.BENCHMARK_SHAPES", ((1, 64), (3, 48)))
     tiny = peers._attention(4, 4, 32, is_causal=True), peers._attention(1, 8, 8)
     monkeypatch.setattr(peers, "ATTENTION", dict(zip(("prefill", "decode"), tiny, strict=True)))
-    monkeypatch.setattr(_measuring, "REST", 0.0)
+    monkeypatch.setattr(measuring, "REST", 0.0)
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def stubbed(monkeypatch):
             line.seconds[name] = seconds[name] * (len(lines) if name == "torch" else 1)
             line.quartiles[name] = (line.seconds[name], line.seconds[name])
 
-    monkeypatch.setattr(_ratios, "fill_in", fill_in)
+    monkeypatch.setattr(comparison, "fill_in", fill_in)
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["ratios", *arguments, "--seconds", "0.001"], env={"COLUMNS": "140"})
+    return CliRunner().invoke(app, ["bench", "--peers", *arguments, "--seconds", "0.001"], env={"COLUMNS": "140"})
 
 
 def compared(*arguments):
@@ -143,33 +143,27 @@ def test_the_copy_moves_as_many_bytes():
         assert task.copies == pytest.approx(moved / 2 / max(sizes)), name
 
 
+LAST_ROW_DIFFERS = np.ones((1000, 4), np.float32)
+LAST_ROW_DIFFERS[-1, -1] = 2
+
+
 @pytest.mark.parametrize(
-    ("theirs", "reason"),
+    ("shape", "theirs", "reason"),
     [
-        (
-            np.ones((4, 8), np.float64),
-            r"^silu of them gives float64 of shape \(4, 8\), the operator float32 of \(4, 8\)$",
-        ),
-        (np.ones((8, 4), np.float32), r"gives float32 of shape \(8, 4\), the operator float32 of \(4, 8\)$"),
-        (np.full((4, 8), 1.001, np.float32), r"is off by 0\.001, more than 1e-05: it computes something else$"),
-        (np.full((4, 8), np.nan, np.float32), r"is off by nan"),
+        ((4, 8), np.ones((4, 8)), r"^silu of them gives float64 of shape \(4, 8\), the operator float32 of \(4, 8\)$"),
+        ((4, 8), np.ones((8, 4), np.float32), r"gives float32 of shape \(8, 4\), the operator float32 of \(4, 8\)$"),
+        ((1, 8), np.full((1, 8), 1.001, np.float32), r"is off by 0\.001, more than 1e-05: it computes something else$"),
+        ((4, 8), np.full((4, 8), np.nan, np.float32), r"is off by nan"),
+        ((1000, 4), LAST_ROW_DIFFERS, r"is off by 1,"),
     ],
 )
-def test_a_peer_that_computes_something_else_is_an_error(theirs, reason):
-    ours = np.ones((4, 8), np.float32)
+def test_a_peer_that_computes_something_else_is_an_error(shape, theirs, reason):
+    ours = np.ones(shape, np.float32)
     peers.require_same(ours + np.float32(1e-6), ours, "silu of them")
     with pytest.raises(PeerDiffersError, match=reason):
         peers.require_same(theirs, ours, "silu of them")
     with pytest.raises(PeerDiffersError, match=reason):
         peers.require_same((ours, theirs), (ours, ours), "silu of them")
-
-
-def test_the_last_row_of_many_is_looked_at():
-    ours = np.ones((1000, 4), np.float32)
-    theirs = ours.copy()
-    theirs[-1, -1] = 2
-    with pytest.raises(PeerDiffersError):
-        peers.require_same(theirs, ours, "silu of them")
 
 
 def test_the_two_forms_of_gelu_are_not_the_same():
@@ -210,7 +204,7 @@ def test_without_torch_the_copy_is_numpys(monkeypatch):
 def test_the_copy_beside_an_operator_moves_what_it_moves(monkeypatch, name, arrays):
     asked = []
     monkeypatch.setattr(peers, "prepare_copy", lambda nbytes: asked.append(nbytes) or (lambda: None))
-    _ratios.compare(name, ROWS[name], 3, 48, "float32", 0.01)
+    comparison.compare(name, ROWS[name], 3, 48, "float32", 0.01)
     assert asked == [arrays * 3 * 48 * 4]
 
 
@@ -218,32 +212,18 @@ def test_the_copy_beside_an_operator_moves_what_it_moves(monkeypatch, name, arra
 
 
 def test_ratios_are_those_of_the_times():
-    line = _ratios.Line("swiglu", "1x64", "cpu", {"tensorops": 2.0, "copy": 1.5, "torch": 5.0, "jax.jit": 1.0})
+    line = comparison.Line("swiglu", "1x64", "cpu", {"tensorops": 2.0, "copy": 1.5, "torch": 5.0, "jax.jit": 1.0})
     assert line.of_copy == 0.75
     assert line.ratios == {"torch": 2.5, "jax.jit": 0.5}
-    again = _ratios.Line("swiglu", "1x4096", "cpu", {"tensorops": 1.0, "copy": 1.0, "torch": 10.0})
-    other = _ratios.Line("silu", "1x64", "cpu", {"tensorops": 1.0, "copy": 1.0})
-    assert _ratios.summarise([line, again, other]) == {
+    again = comparison.Line("swiglu", "1x4096", "cpu", {"tensorops": 1.0, "copy": 1.0, "torch": 10.0})
+    other = comparison.Line("silu", "1x64", "cpu", {"tensorops": 1.0, "copy": 1.0})
+    assert comparison.summarize([line, again, other]) == {
         "swiglu": {
             "torch": {"geometric_mean": pytest.approx(5.0), "least": 2.5},
             "jax.jit": {"geometric_mean": pytest.approx(0.5), "least": 0.5},
         },
         "silu": {},
     }
-
-
-def test_everybody_is_timed_in_turns(monkeypatch):
-    turns = []
-    monkeypatch.setattr(_measuring, "REST", 0.0)
-    monkeypatch.setattr(_measuring, "BATCHES", 10**9)  # one call in every round
-    line = _ratios.Line("silu", "1x64", "cpu")
-    names = ("tensorops", "copy", "torch")
-    _ratios.fill_in(line, {name: lambda name=name: turns.append(name) for name in names}, 1e-9)
-    one_round = [name for name in names for _ in range(2)]  # one call to warm up
-    assert turns == one_round * (1 + _measuring.LEAST_ROUNDS)
-    assert list(line.seconds) == list(line.quartiles) == list(names)
-    for name, (lower, upper) in line.quartiles.items():
-        assert line.quickest[name] <= lower <= line.seconds[name] <= upper
 
 
 def test_the_table_in_numbers(small, stubbed):
@@ -264,6 +244,14 @@ def test_the_table_in_numbers(small, stubbed):
     assert "model" not in report
 
 
+def test_a_size_leaves_out_attention(small, stubbed, tmp_path):
+    path = tmp_path / "result.json"
+    report = compared("--size", "2x32", "--backend", "cpu", "--output", str(path))
+    assert [(row["task"], row["shape"]) for row in report["rows"]] == [(name, "2x32") for name in ROWS]
+    assert "attention" not in report
+    assert json.loads(path.read_text(encoding="utf-8")) == report
+
+
 def test_the_table_for_people(small, stubbed):
     support.require("torch")
     result = invoke("silu", "--section", "rows", "--section", "attention")
@@ -281,7 +269,7 @@ def test_the_table_for_people(small, stubbed):
 
 def test_no_digit_is_cut_off(small, stubbed):
     support.require("torch")
-    result = CliRunner().invoke(app, ["ratios", "silu"], env={"COLUMNS": "60"})
+    result = CliRunner().invoke(app, ["bench", "--peers", "silu"], env={"COLUMNS": "60"})
     assert "…" not in result.stdout
     assert "2.12/1.50" in result.stdout
 
@@ -292,12 +280,12 @@ def test_times_that_vary_are_marked(small, monkeypatch):
             line.seconds[name] = 1.0
             line.quartiles[name] = (1.0, 1.6 if name == "copy" and line.shape == "3x48" else 1.4)
 
-    monkeypatch.setattr(_ratios, "fill_in", fill_in)
+    monkeypatch.setattr(comparison, "fill_in", fill_in)
     assert [row["unsteady"] for row in compared("silu")["rows"]] == [False, True]
     result = invoke("silu")
     assert "3x48 ~" in result.stdout
     assert "1x64 ~" not in result.stdout
-    assert "times vary by more than half between rounds, is the machine busy? silu 3x48 (~)" in result.stderr
+    assert "times vary by more than half between rounds, is the machine busy? silu 3x48" in result.stderr
 
 
 def test_a_whole_run_is_sound(small):
@@ -310,6 +298,8 @@ def test_a_whole_run_is_sound(small):
         assert row["seconds"]["copy"] > 0
         assert set(row["seconds"]) | set(row["missing"]) == {"tensorops", "copy", *PEERS}
         assert set(row["seconds"]) & set(row["missing"]) == set()
+        for name, (lower, upper) in row["quartiles"].items():
+            assert row["quickest"][name] <= lower <= row["seconds"][name] <= upper
         assert row["of_copy"] == row["seconds"]["copy"] / row["seconds"]["tensorops"]
 
 
@@ -344,11 +334,20 @@ def test_a_dtype_that_a_peer_lacks_is_said(peer, dtype):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sillu",), "unknown operator 'sillu' (did you mean 'silu'?); valid names: rms_norm, add_rms_norm"),
-        (("rope",), "unknown operator 'rope'"),
+        (
+            ("sillu",),
+            "unknown operator 'sillu' (did you mean 'silu'?); valid names with --peers: rms_norm, add_rms_norm",
+        ),
+        (("rope",), "unknown operator 'rope'; valid names with --peers: rms_norm"),
         (("--dtype", "float23"), "unknown dtype 'float23'"),
-        (("--section", "model"), "the section model needs a GGUF file: --model PATH"),
-        (("--section", "attention", "silu"), "operators are of the section rows"),
+        (("--backend", "numpy"), "--peers times the kernels of the backend cpu only: leave out --peers or --backend"),
+        (("--section", "model"), "the section model and --model GGUF_FILE need each other"),
+        (
+            ("--section", "rows", "--model", __file__),
+            "the section model and --model GGUF_FILE need each other",
+        ),
+        (("--section", "attention", "silu"), "operators and sizes are of the section rows"),
+        (("--section", "attention", "--size", "small"), "operators and sizes are of the section rows"),
         (("--section", "rest"), "'rest' is not one of 'rows', 'attention', 'model'"),
         (("--model", "no_such_file.gguf"), "'no_such_file.gguf' does not exist"),
     ],
@@ -360,7 +359,7 @@ def test_usage_errors_are_exit_code_2(arguments, message):
 
 
 def test_it_needs_the_compiled_kernels():
-    result = run_command("ratios", "silu", TENSOROPS_CPU_TARGET="z80")
+    result = run_command("bench", "--peers", "silu", TENSOROPS_CPU_TARGET="z80")
     assert result.returncode == 1
     assert "backend 'cpu' is not available" in result.stderr
 
@@ -380,9 +379,9 @@ def model(tmp_path):
 
 @pytest.fixture
 def quick_bandwidth(monkeypatch):
-    monkeypatch.setattr(_ratios_model, "BANDWIDTH_BYTES", 1 << 16)
-    monkeypatch.setattr(_ratios_model, "NEW_TOKENS", 3)
-    monkeypatch.setattr(_ratios_model, "PREFILL", 9)
+    monkeypatch.setattr(benchmark, "BANDWIDTH_BYTES", 1 << 16)
+    monkeypatch.setattr(benchmark, "NEW_TOKENS", 3)
+    monkeypatch.setattr(benchmark, "PREFILL", 9)
 
 
 def test_speeds_are_medians_of_rounds():
@@ -401,8 +400,8 @@ def test_speeds_are_medians_of_rounds():
 
         return run
 
-    line = _ratios_model.ModelLine("m", weight_bytes=100, read_bandwidth=1000.0, new_tokens=3, prefill_tokens=8)
-    _ratios_model.take_turns(line, {name: runner(name) for name in steps}, [1, 2], list(range(8)))
+    line = benchmark.ModelLine("m", weight_bytes=100, read_bandwidth=1000.0, new_tokens=3, prefill_tokens=8)
+    benchmark.take_turns(line, {name: runner(name) for name in steps}, [1, 2], list(range(8)))
     assert line.decode == {"tensorops": pytest.approx(5.0), "llama.cpp": pytest.approx(5.0)}
     assert line.prefill == {"tensorops": 16.0, "llama.cpp": 4.0}
     one_round = [(name, *what) for name in steps for what in ((2, 3), (8, 0))]
@@ -413,31 +412,29 @@ def test_speeds_are_medians_of_rounds():
     assert found["ratios"] == {"decode": pytest.approx(1.0), "prefill": 4.0}
 
 
-def test_of_a_table_of_embeddings_one_row_is_read(tmp_path):
-    pytest.importorskip("gguf")
-    import make_gguf
+def test_of_a_table_of_embeddings_one_row_is_read(model):
     from tensorops.models.gguf import open_gguf
 
-    path = tmp_path / "tiny.gguf"
-    make_gguf.write_llama(path)
-    tensors = open_gguf(path).tensors
+    tensors = open_gguf(model).tensors
     total = sum(tensor.nbytes for tensor in tensors.values())
     table = tensors["token_embd.weight"].nbytes if "output.weight" in tensors else 0
-    assert _ratios_model.weight_bytes(path) == total - table
+    assert benchmark.weight_bytes(model) == total - table
 
 
 def test_steps_of_our_model_are_counted(model):
     from tensorops.models import Llama
 
     llama = Llama.from_gguf(model, "cpu")
-    assert len(_ratios_model.run(llama, [5, 6, 7], 4)) == 5
-    assert len(_ratios_model.run(llama, [5, 6, 7], 0)) == 1
-    assert all(t > 0 for t in _ratios_model.run(llama, [5], 2))
+    assert len(benchmark.run(llama, [5, 6, 7], 4)) == 5
+    assert len(benchmark.run(llama, [5, 6, 7], 0)) == 1
+    assert all(t > 0 for t in benchmark.run(llama, [5], 2))
 
 
 def test_a_model_without_llama_cpp(model, quick_bandwidth, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
-    line = _ratios_model.compare_model(model, 1)
+    from tensorops.models import Llama
+
+    line = benchmark.compare_model(Llama.from_gguf(model, "cpu"), model, 1)
     assert line.missing == {"llama.cpp": "not installed"}
     assert list(line.decode) == list(line.prefill) == ["tensorops"]
     assert line.to_dict()["ratios"] == {"decode": None, "prefill": None}
@@ -445,18 +442,18 @@ def test_a_model_without_llama_cpp(model, quick_bandwidth, monkeypatch):
 
 def test_a_process_that_ends_says_why(model, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
-    process = _ratios_model.Process(model, 64, 1)
+    process = benchmark.Process(model, 64, 1)
     process._command = [sys.executable, "-c", "import sys; sys.stderr.write('no such model\\n\\n'); sys.exit(3)"]
     with process:
-        assert process.problem == "its process ended with code 3: no such model"
+        assert process.problem == "llama.cpp ended with code 3: no such model"
 
 
 def test_llama_cpp_answers_from_its_process(model):
     if importlib.util.find_spec("llama_cpp") is None:
         pytest.skip("llama_cpp is not installed")
-    with _ratios_model.Process(model, 64, 1) as process:
+    with benchmark.Process(model, 64, 1) as process:
         if process.problem:  # it takes no model as small as this one
-            assert process.problem.startswith("its process ended with code ")
+            assert process.problem.startswith("llama.cpp ended with code ")
         else:
             assert len(process.run([5, 6], 3)) == 4
     assert process._process.poll() is not None
@@ -466,9 +463,11 @@ def test_the_model_section(model, quick_bandwidth, monkeypatch):
     def run(self, prompt, count):
         return [0.5] * (count + 1)
 
-    monkeypatch.setattr(_ratios_model.Process, "__enter__", lambda self: self)
-    monkeypatch.setattr(_ratios_model.Process, "run", run)
-    report = compared("--section", "model", "--model", str(model))["model"]
+    monkeypatch.setattr(benchmark.Process, "__enter__", lambda self: self)
+    monkeypatch.setattr(benchmark.Process, "run", run)
+    whole = compared("--section", "model", "--model", str(model))
+    assert not {"rows", "attention"} & set(whole)
+    report = whole["model"]
     assert report["model"] == "tiny.gguf"
     assert (report["new_tokens"], report["prefill_tokens"]) == (3, 9)
     assert report["decode"]["llama.cpp"] == 2.0
@@ -476,7 +475,6 @@ def test_the_model_section(model, quick_bandwidth, monkeypatch):
     assert report["ratios"]["decode"] == pytest.approx(report["decode"]["tensorops"] / 2.0)
     assert report["bound"] == report["read_bandwidth"] / report["weight_bytes"]
     assert "use_extra_bufts=False" in report["note"]
-    assert "rows" not in report
     result = invoke("--section", "model", "--model", str(model))
     assert "decode, 3 tokens" in result.stdout
     assert "prefill, 9 tokens" in result.stdout

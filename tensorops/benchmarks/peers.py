@@ -15,12 +15,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tensorops.testing.assertions import DTYPES
-from tensorops.testing.workloads import Workload, workload
+from tensorops.benchmarks.measuring import Call, CannotMeasureError
+from tensorops.benchmarks.workloads import Workload, workload
+from tensorops.libraries import LIBRARIES
+from tensorops.testing import DTYPES
+from tensorops.testing._libraries import back
 
 __all__ = ["ATTENTION", "PEERS", "ROWS", "PeerDiffersError", "PeerMissingError", "Task", "prepare", "prepare_copy"]
 
-Call: TypeAlias = Callable[[], Any]
 Expressions: TypeAlias = dict[str, Callable[..., Any]]
 
 
@@ -28,7 +30,7 @@ class PeerMissingError(Exception):
     """A peer cannot take part; the message is the reason."""
 
 
-class PeerDiffersError(Exception):
+class PeerDiffersError(CannotMeasureError):
     """A peer computes something else than the operator: its time would mean nothing."""
 
 
@@ -266,8 +268,6 @@ def _expression(known: dict[str, Any], name: str) -> Any:
 
 
 def _to_torch(arrays: tuple[Any, ...]) -> list[Any]:
-    from tensorops.libraries import LIBRARIES
-
     return [LIBRARIES["torch"].from_numpy(a, None) for a in arrays]
 
 
@@ -325,8 +325,6 @@ def require_same(theirs: Any, ours: Any, what: str) -> None:
 
     Of large results some rows are compared, from the first to the last.
     """
-    from tensorops.testing._libraries import back
-
     pairs = zip(theirs, ours, strict=True) if isinstance(ours, tuple) else [(theirs, ours)]
     for their, our in pairs:
         found = back(their)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorops.benchmarks.measuring import CannotMeasureError
+
 if TYPE_CHECKING:
     from tensorops.models import Llama
 
@@ -43,15 +45,15 @@ class ModelLine:
     model : str
         The file's name.
     weight_bytes : int
-        What must be read of the file for each token.
+        Bytes of the file that must be read for each token.
     read_bandwidth : float
         Bytes that this machine reads in a second.
     decode, prefill : dict of str to float
-        Tokens per second, by who computes: the median over rounds.
+        Tokens per second of each program: the median over rounds.
     new_tokens, prefill_tokens : int
         How many were added to a short prompt, and how long the long prompt was.
     missing : dict of str to str
-        Why somebody took no part.
+        Why a program was not timed.
     """
 
     model: str
@@ -69,7 +71,7 @@ class ModelLine:
         return self.read_bandwidth / self.weight_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON, with what is computed of it."""
+        """Return it for JSON, with what follows from it."""
         speedup = {what: ratio(getattr(self, what)) for what in ("decode", "prefill")}
         of_bound = {name: speed / self.bound for name, speed in self.decode.items()}
         return vars(self) | {"bound": self.bound, "of_bound": of_bound, "ratios": speedup, "note": NOTE}
@@ -80,17 +82,8 @@ def ratio(speeds: dict[str, float]) -> float | None:
     return speeds[OURS] / speeds[LLAMA_CPP] if LLAMA_CPP in speeds else None
 
 
-def compare_model(path: Path, threads: int) -> ModelLine:
-    """Run a model here and in llama.cpp, in turns.
-
-    Raises
-    ------
-    ValueError, RuntimeError, ImportError
-        The model cannot be run here, with the reason.
-    """
-    from tensorops.models import Llama
-
-    llama = Llama.from_gguf(path, "cpu")
+def compare_model(llama: Llama, path: Path, threads: int) -> ModelLine:
+    """Run a model here and, from its file, in llama.cpp, in turns."""
     assert llama.tokenizer is not None  # files without one are refused when they are read
     context = min(llama.config.context_length, PREFILL + NEW_TOKENS)
     prompt = llama.tokenizer.encode(TEXT)[: context // 2]
@@ -108,7 +101,7 @@ def compare_model(path: Path, threads: int) -> ModelLine:
 
 
 def take_turns(line: ModelLine, runners: dict[str, Runner], prompt: list[int], long: list[int]) -> None:
-    """Let everybody decode and read in every round, and note the medians."""
+    """Let each runner decode and read in every round, and note the medians."""
     decode: dict[str, list[float]] = {name: [] for name in runners}
     prefill: dict[str, list[float]] = {name: [] for name in runners}
     for runner in runners.values():
@@ -161,7 +154,7 @@ class Process:
     """llama.cpp in a process of its own; `problem` says why there is none."""
 
     def __init__(self, path: Path, context: int, threads: int) -> None:
-        self._command = [sys.executable, "-m", "tensorops.cli._llama_cpp", str(path), str(context), str(threads)]
+        self._command = [sys.executable, "-m", "tensorops.benchmarks._llama_cpp", str(path), str(context), str(threads)]
         self.problem = ""
 
     def __enter__(self) -> Process:
@@ -177,7 +170,7 @@ class Process:
         )
         try:
             self.run([1], 0)
-        except RuntimeError as error:
+        except CannotMeasureError as error:
             self.problem = str(error)
         return self
 
@@ -192,7 +185,7 @@ class Process:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise RuntimeError(self._how_it_ended())
+            raise CannotMeasureError(self._how_it_ended())
         times: list[float] = json.loads(answer)
         return times
 
@@ -200,7 +193,7 @@ class Process:
         code = self._process.wait()
         self._said.seek(0)
         lines = self._said.read().split("\n")
-        return f"its process ended with code {code}" + next((f": {x}" for x in reversed(lines) if x.strip()), "")
+        return f"llama.cpp ended with code {code}" + next((f": {x}" for x in reversed(lines) if x.strip()), "")
 
     def __exit__(self, *_: object) -> None:
         if hasattr(self, "_process"):

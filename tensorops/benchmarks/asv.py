@@ -1,4 +1,4 @@
-"""What the benchmarks share: which implementations there are, inputs for them, and calls that wait for the result.
+"""What the benchmarks of asv share: the implementations there are, inputs for them, and the class of a benchmark.
 
 Everything is read from tensorops' registries, so that a new operator, kernel or array library is measured without a
 change here.
@@ -6,9 +6,7 @@ change here.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,9 @@ from tensorops._operator import OPERATORS
 from tensorops._providers import GENERIC, serving, serving_library
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
-from tensorops.libraries import LIBRARIES, Library, library_of
+from tensorops.benchmarks.measuring import prepare_call
+from tensorops.libraries import LIBRARIES, Library
 from tensorops.testing import DTYPES
-from tensorops.testing.workloads import wait_for, waiter
 
 
 def family(name: str) -> list[str]:
@@ -70,17 +68,11 @@ class Benchmark:
             if reason := op.explain(*args, **options).refused.get(provider):
                 self.teardown()
                 raise NotImplementedError(f"{operator} has no kernel of {provider} here: {reason}")
-        function = op.generic if provider == GENERIC else op
-        if library == "jax":
-            fixed = {name: options.pop(name) for name in list(options) if library_of(options[name]) is None}
-            function = importlib.import_module("jax").jit(partial(function, **fixed))
-        if waiter(row) is None:  # looking for arrays to wait for would take time of its own
-            self.call = lambda: function(*args, **options)
-        else:
-            self.call = lambda: wait_for(function(*args, **options))
+        self.call = prepare_call(op.generic if provider == GENERIC else op, args, options, row)
         self.call()  # compiled, and its memory touched
 
     def teardown(self, *_: Any) -> None:
+        """Leave the scope of the backend."""
         if hasattr(self, "_scope"):
             self._scope.__exit__(None, None, None)
             del self._scope
