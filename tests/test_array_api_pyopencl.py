@@ -231,7 +231,7 @@ def test_a_queue_whose_context_is_gone_says_so():
     try:
         held = queue.context
     except cl.LogicError:  # as Intel's driver answers
-        with pytest.raises(ValueError, match=r"the context of the command queue is gone.*keep a reference to the pyopencl.Context"):
+        with pytest.raises(ValueError, match=r"context of the command queue is gone.*keep a reference to the pyopencl"):
             xp.ones(2, device=queue)
     else:
         assert xp.ones(2, device=queue).device.context == held

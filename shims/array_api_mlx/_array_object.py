@@ -312,9 +312,7 @@ class Array:
 
     def _item(self, kind: str) -> Any:
         if self._array.ndim:
-            raise TypeError(
-                f"only a zero-dimensional array converts to a Python {kind}, not shape {self._array.shape}"
-            )
+            raise TypeError(f"only a zero-dimensional array converts to a Python {kind}, not shape {self._array.shape}")
         return self._array.item()
 
     def __bool__(self) -> bool:
