@@ -27,7 +27,7 @@ source_suffix = {".md": "markdown"}
 # `name` in a docstring is a link where it names something on the API page, and code where it does not.
 default_role = "py:obj"
 add_module_names = False
-smartquotes = False  # messages and command lines are quoted as they are
+smartquotes = False  # messages and command lines are quoted verbatim
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say more
 numpydoc_show_class_members = False

@@ -231,7 +231,7 @@ def test_a_queue_whose_context_is_gone_says_so():
     try:
         held = queue.context
     except cl.LogicError:  # as Intel's driver answers
-        with pytest.raises(ValueError, match=r"the context of the command queue is gone.*hold the pyopencl.Context"):
+        with pytest.raises(ValueError, match=r"context of the command queue is gone.*keep a reference to the pyopencl"):
             xp.ones(2, device=queue)
     else:
         assert xp.ones(2, device=queue).device.context == held
@@ -1095,7 +1095,7 @@ def test_scalars_and_conversions_out():
     assert bool(xp.asarray(0)) is False
     assert np.asarray(xp.asarray([1, 2])).tolist() == [1, 2]
     assert repr(xp.asarray([1, 2])) == "Array([1, 2], dtype=int64)"
-    with pytest.raises(TypeError, match="no dimensions"):
+    with pytest.raises(TypeError, match="zero-dimensional"):
         float(xp.ones(1))
     with pytest.raises(TypeError):
         np.ones(3) + xp.ones(3)

@@ -1,4 +1,4 @@
-"""Tables of what tensorops can do, read from its own registries while the documentation is built.
+"""Tables of what tensorops can do, read from its own registries when the documentation is built.
 
 Three directives without arguments: ``operators`` (operator × provider of kernels), ``libraries`` (array library ×
 extra × floating dtypes) and ``backends``. No list is kept by hand, so none can fall behind the code.
@@ -28,7 +28,7 @@ def code(text: str) -> nodes.literal:
 
 
 def codes(names: Iterable[str]) -> nodes.inline:
-    """Return names set as code, with commas between them; a dash for none."""
+    """Return names formatted as code and separated by commas, or a dash if there are none."""
     cell = nodes.inline()
     for name in names:
         if cell.children:
@@ -66,21 +66,21 @@ class Operators(Directive):
         ]
         made: list[nodes.Node] = [table(["Operator", "generic body", *map(code, _providers.PROVIDERS)], rows)]
         for provider in _providers.PROVIDERS:
-            if reason := _providers.load(provider):  # its column is empty for want of the provider, not of kernels
+            if reason := _providers.load(provider):  # its column is empty because it is not loaded
                 text = f"The provider {provider!r} could not be loaded where this page was built: {reason}"
                 made.append(nodes.warning("", nodes.paragraph("", text)))
         return made
 
 
 class Libraries(Directive):
-    """Every array library, how to install it, its providers, and the floating dtypes that it holds."""
+    """Every array library, how to install it, its providers, and the floating dtypes that it supports."""
 
     def run(self) -> list[nodes.Node]:
         head = ["Library", "Extra", "Standard", "Kernels of", "Floating dtypes"]
         rows = [
             [
                 code(row.name),
-                code(f"tensorops[{row.extra}]") if row.extra else "always there",
+                code(f"tensorops[{row.extra}]") if row.extra else "always available",
                 code(row.standard),
                 codes(_providers.serving_library(row.name)),
                 floating_dtypes(row),
@@ -91,7 +91,7 @@ class Libraries(Directive):
 
 
 class Backends(Directive):
-    """Every name that `tensorops.set_backend` takes."""
+    """Every name that `tensorops.set_backend` accepts."""
 
     def run(self) -> list[nodes.Node]:
         head = ["Backend", "Aliases", "Computes with", "Kernels of", "Tested", "Verified where this page was built"]
@@ -117,7 +117,7 @@ class Backends(Directive):
 
 
 def floating_dtypes(row: Library) -> Cell:
-    """Return the dtypes that arrays of a library kept when they were taken there, or why that was not tried."""
+    """Return the dtypes that arrays keep when moved to a library, or why that was not tried."""
     if row.missing:
         return row.missing
     if not row.is_installed():
@@ -125,7 +125,7 @@ def floating_dtypes(row: Library) -> Cell:
     try:
         return codes(name for name in DTYPES if holds(row, name))
     except Exception as error:  # whatever a library without its device raises
-        return f"could not be asked where this page was built ({type(error).__name__})"
+        return f"could not be determined where this page was built ({type(error).__name__})"
 
 
 def holds(row: Library, name: str) -> bool:
@@ -140,6 +140,6 @@ def setup(app) -> dict[str, bool]:
     app.add_directive("operators", Operators)
     app.add_directive("libraries", Libraries)
     app.add_directive("backends", Backends)
-    # The tables are about the code, not about the page's source: read it anew on every build.
+    # The tables describe the code, not the page's source: read the page again on every build.
     app.connect("env-get-outdated", lambda *_: ["capabilities"])
     return {"parallel_read_safe": True}

@@ -1,8 +1,8 @@
 """The Python Array API standard over MLX.
 
-`Array` wraps an ``mx.array``: `asarray` makes one without copying, and its attribute `mlx` gives the other back.
-Functions take both, and return `Array`. Everything is lazy that is lazy in MLX, so that `mx.grad`, `mx.vmap` and
-`mx.compile` see through it; functions whose result has a shape that depends on values compute them, and say so.
+`Array` wraps an ``mx.array``: `asarray` creates one without copying, and its attribute `mlx` is the ``mx.array``.
+Functions accept both and return `Array`. Everything that is lazy in MLX stays lazy and works under `mx.grad`,
+`mx.vmap` and `mx.compile`. Functions whose result shape depends on values compute them, and say so.
 
 The data types are MLX's own. There is no complex128.
 """

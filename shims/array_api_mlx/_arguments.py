@@ -1,4 +1,4 @@
-"""Arguments of functions: arrays out of their wrappers, Python numbers, axes, shapes, devices."""
+"""Arguments of functions: unwrapped arrays, Python numbers, axes, shapes, devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ARRAYS = (Array, mx.array)
 
 
 def unwrap(x: Any, function: str, what: str = "x") -> Any:
-    """Return the ``mx.array`` in `x`, which may be one itself."""
+    """Return the ``mx.array`` in `x`, or `x` if it is one."""
     if type(x) is Array:
         return x._array
     if isinstance(x, mx.array):
@@ -28,7 +28,7 @@ def unwrap(x: Any, function: str, what: str = "x") -> Any:
 
 
 def unwrap_of(category: frozenset[Any], x: Any, function: str, what: str = "x") -> Any:
-    """Return the ``mx.array`` in `x`, or raise a `TypeError` if its dtype is not of a category."""
+    """Return the ``mx.array`` in `x`, or raise a `TypeError` if its dtype is not in a category."""
     a = unwrap(x, function, what)
     if a.dtype not in category:
         raise wrong_category(function, what, a.dtype, category)
@@ -38,7 +38,7 @@ def unwrap_of(category: frozenset[Any], x: Any, function: str, what: str = "x") 
 def operands(
     x1: Any, x2: Any, function: str, pairs: dict[tuple[Any, Any], Any], category: frozenset[Any]
 ) -> tuple[Any, Any]:
-    """Return two arguments, one of which may be a Python number, as ``mx.array``s that promote."""
+    """Return two arguments, one of which may be a Python number, as ``mx.array``s with a common dtype."""
     if type(x1) is Array and type(x2) is Array:
         a, b = x1._array, x2._array
     elif isinstance(x1, _ARRAYS):
@@ -55,7 +55,7 @@ def operands(
 
 
 def axis_of(axis: Any, ndim: int, function: str) -> int:
-    """Return an axis as a number from the front."""
+    """Return an axis counted from the front."""
     index = operator.index(axis)
     if not -ndim <= index < ndim:
         raise IndexError(f"{function}: axis {index} is out of bounds for an array of {ndim} dimensions")
@@ -63,7 +63,7 @@ def axis_of(axis: Any, ndim: int, function: str) -> int:
 
 
 def axes_of(axis: Any, ndim: int, function: str) -> Shape:
-    """Return one, several or (``None``) all axes as numbers from the front, each once."""
+    """Return one, several or (``None``) all axes counted from the front, each once."""
     if axis is None:
         return tuple(range(ndim))
     axes = tuple(axis_of(a, ndim, function) for a in (axis if isinstance(axis, Sequence) else (axis,)))
@@ -73,14 +73,14 @@ def axes_of(axis: Any, ndim: int, function: str) -> Shape:
 
 
 def shape_of(shape: Any) -> Shape:
-    """Return a shape that may be given as one number."""
+    """Return a shape as a tuple; it may be given as one number."""
     return tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
 
 
 def require_device(device: Any, function: str) -> None:
-    """Raise a `ValueError` unless `device` is ``None`` or where MLX computes, the only device that there is."""
+    """Raise a `ValueError` unless `device` is ``None`` or MLX's current device, the only one."""
     if device is not None and device != mx.default_device():
         raise ValueError(
-            f"{function}: device is {device!r}, and MLX computes on {mx.default_device()}: its arrays belong to no "
-            "device, call mx.set_default_device or compute within mx.stream"
+            f"{function}: device is {device!r}, but MLX computes on {mx.default_device()}: its arrays do not belong to "
+            "a device; call mx.set_default_device or compute within mx.stream"
         )

@@ -1,7 +1,7 @@
-"""Arithmetic on ``mx.array`` where MLX's own differs from the standard, or where it has none.
+"""Arithmetic on ``mx.array`` where MLX's own differs from the standard or is missing.
 
-Everything here is lazy, and made of MLX's operations, so that it can be traced. MLX promotes before these see
-anything where that matters: both arguments of a function have the dtype of its result.
+Everything here is lazy and consists of MLX operations, so it can be traced. Arguments are promoted beforehand where it
+matters: both arguments of a function have the dtype of its result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INFINITY_BITS = {mx.float16: 0x7C00, mx.bfloat16: 0x7F80, mx.float32: 0x7F80000
 
 
 def constant(value: complex, like: Any) -> Any:
-    """Return a number as an array of the dtype of another."""
+    """Return a number as an array with the dtype of another."""
     return mx.array(value, dtype=like.dtype)
 
 
@@ -34,29 +34,29 @@ def promote(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def signbit(a: Any) -> Any:
-    """Tell where the sign bit of floating-point numbers is set."""
+    """Return whether the sign bit of floating-point numbers is set."""
     return mx.stop_gradient(a).view(_SIGNED_BITS[a.dtype]) < 0 if a.ndim else signbit(a[None])[0]
 
 
 def copysign(a: Any, b: Any) -> Any:
-    """Return magnitudes with the signs of others."""
+    """Return magnitudes with the signs of other numbers."""
     a, b = promote(a, b)
     magnitude = mx.abs(a)
     return mx.where(signbit(b), -magnitude, magnitude)
 
 
 def nextafter(a: Any, b: Any) -> Any:
-    """Return the next number in the direction of another."""
+    """Return the next representable number towards another."""
     a, b = mx.broadcast_arrays(*promote(a, b))
     if not a.ndim:
         return nextafter(a[None], b[None])[0]
     integer = _SIGNED_BITS[a.dtype]
     bits = a.view(integer)
     one = mx.array(1, dtype=integer)
-    away = (b > a) == (a > 0)  # the magnitude grows by one in the last place, or shrinks
+    away = (b > a) == (a > 0)  # whether the magnitude grows by one unit in the last place, or shrinks
     smallest = mx.where(b > 0, one, one | mx.array(mx.iinfo(integer).min, dtype=integer)).view(a.dtype)
     stepped = mx.where(away, bits + one, bits - one).view(a.dtype)
-    # MLX flushes denormal numbers in comparisons on some devices, not here: zero is told by its bits.
+    # On some devices MLX flushes denormal numbers in comparisons; testing the bits for zero avoids that.
     is_zero = (bits << one) == 0
     result = mx.where(is_zero, smallest, stepped)
     result = mx.where(a == b, b, result)
@@ -78,7 +78,7 @@ def sign(a: Any) -> Any:
 
 
 def remainder(a: Any, b: Any) -> Any:
-    """Return the remainder of `floor_divide`, which has the sign of the divisor; 0 for an integer divided by 0."""
+    """Return the remainder of `floor_divide`, with the sign of the divisor; 0 for an integer divided by 0."""
     a, b = promote(a, b)
     result = mx.remainder(a, b)
     if a.dtype not in _SIGNED_BITS:
@@ -98,7 +98,7 @@ def floor_divide(a: Any, b: Any) -> Any:
 
 
 def reciprocal(a: Any) -> Any:
-    """Return one divided by each number."""
+    """Return the reciprocal of each number."""
     return mx.divide(constant(1, a), a)
 
 
@@ -106,13 +106,13 @@ def reciprocal(a: Any) -> Any:
 
 
 def left_shift(a: Any, b: Any) -> Any:
-    """Shift bits to the left; by as many as there are, or more, nothing remains."""
+    """Shift bits to the left; shifts by the width or more give 0."""
     a, b = promote(a, b)
     return mx.where(b < constant(8 * a.dtype.size, b), mx.left_shift(a, b), constant(0, a))
 
 
 def right_shift(a: Any, b: Any) -> Any:
-    """Shift bits to the right; by as many as there are, or more, the sign remains."""
+    """Shift bits to the right; shifts by the width or more leave only the sign."""
     a, b = promote(a, b)
     most = constant(8 * a.dtype.size - 1, b)
     shifted = mx.right_shift(a, mx.minimum(b, most))
@@ -120,20 +120,20 @@ def right_shift(a: Any, b: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------- transcendental functions
-# MLX's CPU kernels compute exp, sin and cos of float64 by polynomials made for float32. Its expm1 and tan of float64
-# are exact to the last places, and the others follow from them.
+# MLX's CPU kernels compute exp, sin and cos of float64 with polynomials for float32. Its expm1 and tan of float64 are
+# accurate to the last digits, and the others are computed from them.
 
 
 def exp(a: Any) -> Any:
     """Return the exponential."""
     if a.dtype != mx.float64:
         return mx.exp(a)
-    grown = mx.expm1(mx.abs(a)) + constant(1, a)  # of the magnitude, so that nothing cancels
+    grown = mx.expm1(mx.abs(a)) + constant(1, a)  # of the magnitude, to avoid cancellation
     return mx.where(a < 0, mx.reciprocal(grown), grown)
 
 
 def sin(a: Any) -> Any:
-    """Return the sine; that of -0 is -0."""
+    """Return the sine; the sine of -0 is -0."""
     if a.dtype == mx.float64:
         t = mx.tan(a * constant(0.5, a))
         return (t + t) / (constant(1, a) + t * t)
@@ -150,7 +150,7 @@ def cos(a: Any) -> Any:
 
 
 def expm1(a: Any) -> Any:
-    """Return the exponential less one, exact near zero."""
+    """Return the exponential less one, accurate near zero."""
     if a.dtype != mx.complex64:
         return mx.expm1(a)
     x, y = mx.real(a), mx.imag(a)
@@ -160,12 +160,12 @@ def expm1(a: Any) -> Any:
     near = mx.expm1(x) * mx.cos(y) - constant(2, y) * half * half
     far = mx.where(mx.isinf(x), mx.real(mx.exp(a)) - constant(1, x), near)
     imag = mx.where(mx.isinf(x), mx.imag(mx.exp(a)), grown * mx.sin(y))
-    zero = constant(0, x)  # added to make 0 of -0
+    zero = constant(0, x)  # added to turn -0 into 0
     return as_complex(mx.where(turned, far, mx.expm1(x) + zero), mx.where(turned, imag, y))
 
 
 def log1p(a: Any) -> Any:
-    """Return the logarithm of one more than each number, exact near zero."""
+    """Return the logarithm of each number plus one, accurate near zero."""
     if a.dtype != mx.complex64:
         return mx.log1p(a)
     x, y = mx.real(a), mx.imag(a)
@@ -176,7 +176,7 @@ def log1p(a: Any) -> Any:
 
 
 def tanh(a: Any) -> Any:
-    """Return the hyperbolic tangent; its imaginary part has the sign of that of `a` at infinity, too."""
+    """Return the hyperbolic tangent; at infinity its imaginary part also has the sign of that of `a`."""
     if a.dtype != mx.complex64:
         return mx.tanh(a)
     x, y = mx.real(a), mx.imag(a)
@@ -196,7 +196,7 @@ def logaddexp(a: Any, b: Any) -> Any:
 
 
 def hypot(a: Any, b: Any) -> Any:
-    """Return the square root of the sum of squares, which do not overflow."""
+    """Return the square root of the sum of squares, without intermediate overflow."""
     a, b = promote(a, b)
     a, b = mx.abs(a), mx.abs(b)
     high, low = mx.maximum(a, b), mx.minimum(a, b)
@@ -208,7 +208,7 @@ def hypot(a: Any, b: Any) -> Any:
 
 
 def as_complex(real: Any, imag: Any) -> Any:
-    """Return complex numbers of their parts: a sum would make NaN of an infinite part."""
+    """Return complex numbers from their parts: a sum would turn an infinite part into NaN."""
     real, imag = mx.broadcast_arrays(real.astype(mx.float32), imag.astype(mx.float32))
     return mx.stack([real, imag], axis=-1).view(mx.complex64)[..., 0]
 
@@ -216,13 +216,13 @@ def as_complex(real: Any, imag: Any) -> Any:
 # -------------------------------------------------------------------------------------------- products
 
 _BLOCK = 1 << 22
-"""The most products that `matmul` of integers holds at a time."""
+"""The maximum number of products that integer `matmul` holds at a time."""
 
 
 def matmul(a: Any, b: Any) -> Any:
-    """Return the matrix product; of integers too, which MLX does not multiply as matrices."""
+    """Return the matrix product, also of integers, for which MLX has none."""
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
-        raise ValueError(f"matmul: shapes {a.shape} and {b.shape} do not go together")
+        raise ValueError(f"matmul: shapes {a.shape} and {b.shape} do not match")
     a, b = promote(a, b)
     if a.dtype in FLOATING:
         return mx.matmul(a, b)
@@ -241,7 +241,7 @@ def matmul(a: Any, b: Any) -> Any:
 
 
 def power(a: Any, b: Any) -> Any:
-    """Return powers; whatever to the power of zero is one, complex numbers too."""
+    """Return powers; any number to the power of zero is one, including complex numbers."""
     a, b = promote(a, b)
     if a.dtype != mx.complex64:
         return mx.power(a, b)

@@ -1,4 +1,4 @@
-"""The array object: a wrapper around ``mx.array`` that behaves as the standard says."""
+"""The array object: a wrapper around ``mx.array`` that follows the standard."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _NUMBERS: tuple[Any, ...] = (bool, int, float, complex)
 
 
 def scalar_operand(value: Any, dtype: Any, function: str) -> Any:
-    """Return a Python number as an ``mx.array`` that may meet an array of `dtype`, or ``None`` if it is no number.
+    """Return a Python number as an ``mx.array`` to combine with an array of `dtype`, or ``None`` if it is not a number.
 
     Raises
     ------
     TypeError
-        If the number is of a kind that does not go with the dtype.
+        If the kind of the number does not match the dtype.
     OverflowError
-        If it is an integer that the dtype does not hold.
+        If it is an integer that the dtype cannot hold.
     """
     target = SCALARS.get((type(value), dtype))
     if target is None:
@@ -53,7 +53,7 @@ def scalar_operand(value: Any, dtype: Any, function: str) -> Any:
                 return scalar_operand(kind(value), dtype, function)
         if isinstance(value, bool | int | float | complex):
             raise TypeError(
-                f"{function}: a Python {type(value).__name__} does not go with an array of {name_of(dtype)}"
+                f"{function}: a Python {type(value).__name__} cannot be combined with an array of {name_of(dtype)}"
             )
         return None
     limits = LIMITS.get(target)
@@ -65,26 +65,26 @@ def scalar_operand(value: Any, dtype: Any, function: str) -> Any:
 
 
 def name_of_type(x: object) -> str:
-    """Return the name of an argument's type for a message, with its module unless it is Python's own."""
+    """Return the name of an argument's type for a message, with its module unless it is a built-in type."""
     kind = type(x)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 # ----------------------------------------------------------------------------------------- operators
-# The dtypes of both operands are looked up as a pair, which tells at once whether they are of the right category and
-# promote to each other; where they do, MLX promotes them to what the standard says.
+# The dtypes of both operands are looked up as a pair, which shows at once whether they are of the right category and
+# promote to each other; if they do, MLX promotes them as the standard requires.
 
 _Unary: TypeAlias = "Callable[[Array], Array]"
 _Binary: TypeAlias = "Callable[[Array, Any], Array]"
 
 
 def _other(value: Any, dtype: Any, function: str) -> Any:
-    """Return the other operand as an ``mx.array``, or ``None`` if it is nothing that arrays compute with.
+    """Return the other operand as an ``mx.array``, or ``None`` if arrays cannot be combined with it.
 
     Raises
     ------
     TypeError
-        If it is an array of another library, which Python would say less clearly, and ``==`` would find unequal.
+        If it is an array of another library: Python's error would be less clear, and ``==`` would return False.
     """
     operand = scalar_operand(value, dtype, function)
     if operand is not None:
@@ -94,7 +94,7 @@ def _other(value: Any, dtype: Any, function: str) -> Any:
     if isinstance(value, Array):
         return value.mlx
     if hasattr(value, "__dlpack__"):
-        raise TypeError(f"{function}: an operand is {name_of_type(value)}; asarray makes an array of it")
+        raise TypeError(f"{function}: an operand is {name_of_type(value)}; convert it with asarray")
     return None
 
 
@@ -143,7 +143,7 @@ def _changing(name: str, function: Callable[[Any, Any], Any], category: frozense
             return NotImplemented  # type: ignore[no-any-return]
         if (a.dtype, b.dtype) not in pairs:
             raise cannot_promote(name, a.dtype, b.dtype, category)
-        result = function(a, b)  # lazy: what is refused below is never computed
+        result = function(a, b)  # lazy: a result that is refused below is never computed
         if result.dtype != a.dtype:
             raise TypeError(f"{name}: an array of {name_of(a.dtype)} cannot become {name_of(result.dtype)}")
         if result.shape != a.shape:
@@ -166,23 +166,23 @@ def _three(
 
 
 def to_numpy(a: Any) -> np.ndarray[Any, Any]:
-    """Return the values of an ``mx.array``, which are computed; bfloat16, which NumPy lacks, as float32."""
-    mx.eval(a)  # NumPy would pass over an error, and show memory that nothing was written to
+    """Compute an ``mx.array`` and return its values; bfloat16, which NumPy lacks, becomes float32."""
+    mx.eval(a)  # NumPy would ignore an error and show uninitialized memory
     return np.asarray(a.astype(mx.float32) if a.dtype == mx.bfloat16 else a)
 
 
 def _bare(key: Any) -> Any:
-    """Return an index with each `Array` in it out of its wrapper."""
+    """Return an index with each `Array` in it unwrapped."""
     if type(key) is tuple:
         return tuple(map(_bare, key))
     return key.mlx if isinstance(key, Array) else key
 
 
 class Array:
-    """An array of the namespace `array_api_mlx`: a name for an ``mx.array``, which is its attribute `mlx`.
+    """An array of the namespace `array_api_mlx`: a wrapper around an ``mx.array``, its attribute `mlx`.
 
-    Use `asarray` to make one. What changes it in place, as ``x[0] = 1`` and ``x += 1`` do, binds it to another
-    ``mx.array`` and leaves the one that it was made of as it was.
+    Use `asarray` to create one. Changes in place, such as ``x[0] = 1`` and ``x += 1``, bind it to another ``mx.array``
+    and leave the original one unchanged.
     """
 
     __slots__ = ("__weakref__", "_array")
@@ -206,7 +206,7 @@ class Array:
 
     @property
     def device(self) -> Any:
-        """Where MLX computes by default: its arrays belong to no device."""
+        """The device on which MLX computes by default: its arrays do not belong to a device."""
         return mx.default_device()
 
     @property
@@ -246,17 +246,17 @@ class Array:
     # ------------------------------------------------------------------------------------- ways in and out
 
     def __array_namespace__(self, /, *, api_version: str | None = None) -> ModuleType:
-        """Return the namespace; it is the same for all versions of the standard that it knows."""
+        """Return the namespace; it is the same for all supported versions of the standard."""
         if api_version is not None and api_version not in _VERSIONS:
             raise ValueError(f"api_version is {api_version!r}, expected one of {', '.join(_VERSIONS)}")
         return importlib.import_module("array_api_mlx")
 
     def __mlx_array__(self) -> Any:
-        """Return the ``mx.array``: what MLX's own functions ask for."""
+        """Return the ``mx.array``, for MLX's own functions."""
         return self._array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """Return the values as a NumPy array, which computes them; NumPy has no bfloat16, so that is float32."""
+        """Compute the values and return them as a NumPy array; bfloat16, which NumPy lacks, becomes float32."""
         a = self._array
         values = to_numpy(a)
         if dtype is not None and values.dtype != dtype:
@@ -266,7 +266,7 @@ class Array:
         return values.copy() if copy else values
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return DLPack's numbers of where the values are."""
+        """Return DLPack's numbers for the device."""
         kind, index = self._array.__dlpack_device__()
         return int(kind), int(index)
 
@@ -279,7 +279,7 @@ class Array:
         dl_device: tuple[Any, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return the values, which are computed, for another library to share; do not write to them there."""
+        """Compute the values and share them with another library, which must not write to them."""
         if dl_device is not None and (int(dl_device[0]), dl_device[1]) not in (self.__dlpack_device__(), _HOST):
             raise BufferError(f"__dlpack__: MLX cannot export to the device {dl_device}")
         a = self._array
@@ -289,11 +289,11 @@ class Array:
         return a.__dlpack__()
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Array:
-        """Return the array itself: MLX's arrays belong to no device, and the default one is all there is to ask for."""
+        """Return the array itself: MLX arrays do not belong to a device, so `device` can only be the default one."""
         if device != mx.default_device():
-            raise ValueError(f"to_device: device is {device!r}, and MLX computes on {mx.default_device()}")
+            raise ValueError(f"to_device: device is {device!r}, but MLX computes on {mx.default_device()}")
         if stream is not None:
-            raise ValueError("to_device: stream is given, and MLX has none to synchronise with")
+            raise ValueError("to_device: stream is given, but MLX has none to synchronise with")
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -312,7 +312,7 @@ class Array:
 
     def _item(self, kind: str) -> Any:
         if self._array.ndim:
-            raise TypeError(f"only an array of no dimensions is a Python {kind}; this one has {self._array.ndim}")
+            raise TypeError(f"only a zero-dimensional array converts to a Python {kind}, not shape {self._array.shape}")
         return self._array.item()
 
     def __bool__(self) -> bool:
@@ -333,12 +333,12 @@ class Array:
 
     def __index__(self) -> int:
         if self._array.dtype not in INTEGRAL:
-            raise TypeError(f"an array of {name_of(self._array.dtype)} is no index, expected an integer")
+            raise TypeError(f"an array of {name_of(self._array.dtype)} is not an index, expected an integer")
         return int(self._item("index"))
 
     def __len__(self) -> int:
         if not self._array.ndim:
-            raise TypeError("an array of no dimensions has no length")
+            raise TypeError("a zero-dimensional array has no length")
         return len(self._array)
 
     def __contains__(self, value: Any) -> bool:
@@ -347,13 +347,13 @@ class Array:
 
     def __iter__(self) -> Iterator[Array]:
         if not self._array.ndim:
-            raise TypeError("an array of no dimensions cannot be iterated over")
+            raise TypeError("a zero-dimensional array cannot be iterated over")
         return map(Array, self._array)
 
     # ------------------------------------------------------------------------------------- indexing
 
     def __getitem__(self, key: Any, /) -> Array:
-        """Return selected elements; a boolean array in `key` is computed, as the shape depends on its values."""
+        """Return selected elements; a boolean array in `key` is computed, because the shape depends on its values."""
         return Array(get(self._array, _bare(key)))
 
     def __setitem__(self, key: Any, value: Any, /) -> None:
@@ -365,7 +365,7 @@ class Array:
                 raise TypeError(f"__setitem__: value is {type(value).__name__}, expected an array or a Python number")
             b = value
         if (a.dtype, b.dtype) not in PROMOTION or (b.dtype in COMPLEX) > (a.dtype in COMPLEX):
-            raise TypeError(f"__setitem__: {name_of(b.dtype)} values do not go into an array of {name_of(a.dtype)}")
+            raise TypeError(f"__setitem__: {name_of(b.dtype)} values cannot be stored in a {name_of(a.dtype)} array")
         self._array = put(a, _bare(key), b.astype(a.dtype))
 
     # ------------------------------------------------------------------------------------- operators

@@ -1,4 +1,4 @@
-"""Creation functions, and ways in from other libraries."""
+"""Creation functions, and conversion from other libraries."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HOST_DTYPES = {dtype: np.dtype(np.float32 if dtype == mx.bfloat16 else name) fo
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
-    """Return an array of an array of any library, of a Python number, or of nested sequences of numbers.
+    """Return an array made from an array of any library, a Python number, or nested sequences of numbers.
 
-    An ``mx.array`` is wrapped, not copied. Two arrays never share what is changed in place, so that ``copy=True`` costs
-    nothing here; other libraries' values are always copied, and ``copy=False`` is an error for them. Sequences are of
-    the default dtype of their kind, integers of a wider one if they need it.
+    An ``mx.array`` is wrapped, not copied. Two arrays never share changes in place, so ``copy=True`` costs nothing
+    here. Other libraries' values are always copied, and ``copy=False`` is an error for them. Sequences get the default
+    dtype of their kind, or a wider one if their integers need it.
     """
     if dtype is not None:
         dtype = require_dtype(dtype, "asarray")
@@ -30,7 +30,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     if isinstance(obj, Array | mx.array):
         return _converted(obj, dtype, copy)
     if copy is False:
-        raise ValueError(f"asarray: copy is False, but a {type(obj).__name__} must be copied to become an array of MLX")
+        raise ValueError(f"asarray: copy is False, but a {type(obj).__name__} must be copied to become an MLX array")
     return Array(_made_of(obj, dtype))
 
 
@@ -47,7 +47,7 @@ def _converted(x: Array | Any, dtype: Any, copy: bool | None) -> Array:
 
 
 def _made_of(obj: Any, dtype: Any) -> Any:
-    """Return an ``mx.array`` of something that is none."""
+    """Return an ``mx.array`` made from another object."""
     if isinstance(obj, np.ndarray | np.generic):
         return from_numpy(np.asarray(obj), dtype)
     if isinstance(obj, bool | int | float | complex):
@@ -76,17 +76,17 @@ def _holds_arrays(obj: Any) -> bool:
 
 
 def _stacked(obj: Any, dtype: Any) -> Any:
-    """Return nested sequences with arrays in them, which stay lazy."""
+    """Return an array made from nested sequences with arrays in them, which stay lazy."""
     parts = [x.mlx if isinstance(x, Array) else x if isinstance(x, mx.array) else _made_of(x, None) for x in obj]
     if len({part.shape for part in parts}) > 1:
-        raise ValueError("asarray: the arrays in a sequence are of different shapes")
+        raise ValueError("asarray: the arrays in a sequence have different shapes")
     target = common_dtype("asarray", [part.dtype for part in parts]) if dtype is None else dtype
     return mx.stack([part.astype(target) for part in parts])
 
 
 def _of_numbers(obj: Any, dtype: Any) -> np.ndarray[Any, Any]:
     """Return numbers in the default dtype of their kind, or in `dtype`, as a NumPy array."""
-    if dtype is not None and dtype in INTEGRAL:  # NumPy refuses integers that are out of bounds only if it is told so
+    if dtype is not None and dtype in INTEGRAL:  # NumPy refuses integers out of bounds only if it gets the dtype
         values = np.asarray(obj)
         if values.dtype.kind in "iuO" or not values.size:
             return np.asarray(obj, dtype=_HOST_DTYPES[dtype])
@@ -100,17 +100,17 @@ def _of_numbers(obj: Any, dtype: Any) -> np.ndarray[Any, Any]:
     if dtype is None and values.dtype.kind in "fc":
         return values.astype(np.complex64 if values.dtype.kind == "c" else np.float32)
     if values.dtype.kind == "O":
-        raise OverflowError("asarray: obj holds an integer that no data type holds, or something that is not a number")
+        raise OverflowError("asarray: obj has an integer that no data type can hold, or something that is not a number")
     return values
 
 
 def from_numpy(values: np.ndarray[Any, Any], dtype: Any = None) -> Any:
-    """Return the values of a NumPy array as an ``mx.array``, of their own dtype if MLX has it."""
+    """Return the values of a NumPy array as an ``mx.array``, with the same dtype if MLX has it."""
     name = values.dtype.name
     if name not in _BY_NAME and not (name == "complex128" and dtype is not None):
-        raise TypeError(f"asarray: MLX has no {name}" + ("; ask for dtype=complex64" if name == "complex128" else ""))
+        raise TypeError(f"asarray: MLX has no {name}" + ("; use dtype=complex64" if name == "complex128" else ""))
     if dtype is not None and values.dtype.kind == "c" and dtype not in COMPLEX:
-        raise TypeError(f"asarray: complex numbers do not go into {name_of(dtype)}")
+        raise TypeError(f"asarray: complex numbers cannot be converted to {name_of(dtype)}")
     with np.errstate(all="ignore"):
         if dtype is not None and dtype != mx.bfloat16 and name != "bfloat16":
             values = values.astype(_HOST_DTYPES[dtype])
@@ -126,9 +126,9 @@ def from_numpy(values: np.ndarray[Any, Any], dtype: Any = None) -> Any:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
-    """Return an array of another library's array; its memory is shared where MLX can do that.
+    """Return an array made from another library's array; its memory is shared where MLX supports it.
 
-    MLX reads float64 through DLPack as float32, so that it is copied through NumPy instead.
+    MLX reads float64 through DLPack as float32, so float64 is copied through NumPy instead.
     """
     require_device(device, "from_dlpack")
     if isinstance(x, Array | mx.array):
@@ -151,9 +151,9 @@ def _filled(shape: Any, value: Any, dtype: Any, function: str) -> Array:
         if isinstance(value, int) and not low <= value <= high:
             raise OverflowError(f"{function}: fill_value {value} is out of bounds for {name_of(dtype)}")
         if isinstance(value, float | complex):
-            raise TypeError(f"{function}: fill_value is a {type(value).__name__}, and dtype {name_of(dtype)}")
+            raise TypeError(f"{function}: fill_value is a {type(value).__name__}, but dtype is {name_of(dtype)}")
     if isinstance(value, complex) and dtype not in COMPLEX:
-        raise TypeError(f"{function}: fill_value is complex, and dtype {name_of(dtype)}")
+        raise TypeError(f"{function}: fill_value is complex, but dtype is {name_of(dtype)}")
     return Array(mx.broadcast_to(from_numpy(np.asarray(value), dtype), shape_of(shape)))
 
 
@@ -168,7 +168,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
 
 
 def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
-    """Return an array of the shape and, unless it is given, the dtype of `x`, filled with one value."""
+    """Return an array with the shape of `x` and by default its dtype, filled with one value."""
     a = unwrap(x, "full_like")
     return full(a.shape, fill_value, dtype=a.dtype if dtype is None else dtype, device=device)
 
@@ -180,7 +180,7 @@ def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
 
 
 def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
-    """Return zeros of the shape and, unless it is given, the dtype of `x`."""
+    """Return zeros with the shape of `x` and by default its dtype."""
     a = unwrap(x, "zeros_like")
     return zeros(a.shape, dtype=a.dtype if dtype is None else dtype, device=device)
 
@@ -192,23 +192,23 @@ def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
 
 
 def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
-    """Return ones of the shape and, unless it is given, the dtype of `x`."""
+    """Return ones with the shape of `x` and by default its dtype."""
     a = unwrap(x, "ones_like")
     return ones(a.shape, dtype=a.dtype if dtype is None else dtype, device=device)
 
 
 def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
-    """Return zeros, as MLX has no arrays without values."""
+    """Return zeros, because MLX has no uninitialized arrays."""
     return zeros(shape, dtype=dtype, device=device)
 
 
 def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
-    """Return zeros of the shape and, unless it is given, the dtype of `x`."""
+    """Return zeros with the shape of `x` and by default its dtype."""
     return zeros_like(x, dtype=dtype, device=device)
 
 
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
-    """Return a matrix with ones on its `k`-th diagonal, and zeros elsewhere."""
+    """Return a matrix with ones on its `k`-th diagonal and zeros elsewhere."""
     require_device(device, "eye")
     columns = n_rows if n_cols is None else n_cols
     if n_rows < 0 or columns < 0:
@@ -246,7 +246,7 @@ def arange(
             raise OverflowError(f"arange: the values from {first} to {last} are out of bounds for {name_of(dtype)}")
         steps = mx.arange(length).astype(dtype)
         return Array(steps * from_numpy(_wrapped(step, dtype)) + from_numpy(_wrapped(first, dtype)))
-    # MLX's own arange adds up in the dtype of the result, and float32 of many steps would drift.
+    # MLX's own arange accumulates in the dtype of the result, which would drift over many steps in float32.
     return Array(from_numpy(first + step * np.arange(length, dtype=np.float64), dtype))
 
 
@@ -256,7 +256,7 @@ def _fits(first: Any, last: Any, step: Any, dtype: Any) -> bool:
 
 
 def _wrapped(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """Return an integer modulo the range of `dtype`, in which sums and products of it are right."""
+    """Return an integer modulo the range of `dtype`, so that sums and products of it are right."""
     return np.asarray(value % (1 << 8 * dtype.size), dtype=np.uint64).astype(_HOST_DTYPES[dtype])
 
 
@@ -270,7 +270,7 @@ def linspace(
     device: Any = None,
     endpoint: bool = True,
 ) -> Array:
-    """Return `num` evenly spaced values from `start` to `stop`, with or without the latter."""
+    """Return `num` evenly spaced values from `start` to `stop`, including or excluding `stop`."""
     require_device(device, "linspace")
     is_complex = isinstance(start, complex) or isinstance(stop, complex)
     target = (mx.complex64 if is_complex else mx.float32) if dtype is None else require_dtype(dtype, "linspace")

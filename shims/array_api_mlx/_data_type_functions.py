@@ -48,19 +48,19 @@ class IInfo:
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
-    """Return `x` converted to `dtype`; a float that an integer dtype does not hold becomes whatever MLX makes of it."""
+    """Return `x` converted to `dtype`; floats out of range for an integer dtype convert as in MLX."""
     a = unwrap(x, "astype")
     dtype = require_dtype(dtype, "astype")
     require_device(device, "astype")
     if a.dtype == dtype:
         return x if not copy and type(x) is Array else Array(a)
     if a.dtype in COMPLEX and dtype not in COMPLEX:
-        raise TypeError(f"astype: {name_of(a.dtype)} does not go into {name_of(dtype)}; take real, imag or abs")
+        raise TypeError(f"astype: {name_of(a.dtype)} cannot be converted to {name_of(dtype)}; use real, imag or abs")
     return Array(a.astype(dtype))
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    """Tell whether a dtype, or that of an array, converts to another as promotion would."""
+    """Return whether a dtype, or that of an array, promotes to another."""
     dtype = _dtype_of(from_, "can_cast")
     target = require_dtype(to, "can_cast")
     promoted = PROMOTION.get((dtype, target))
@@ -68,7 +68,7 @@ def can_cast(from_: Any, to: Any, /) -> bool:
 
 
 def finfo(type: Any, /) -> FInfo:  # noqa: A002
-    """Return the limits of a floating-point dtype, of a complex one those of its parts."""
+    """Return the limits of a floating-point dtype; for a complex dtype, those of its parts."""
     dtype = _dtype_of(type, "finfo")
     if dtype not in FLOATING:
         raise TypeError(f"finfo: type is {name_of(dtype)}, expected a floating-point data type")
@@ -89,7 +89,7 @@ def iinfo(type: Any, /) -> IInfo:  # noqa: A002
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """Tell whether a dtype is another one or of a kind, or is any of several."""
+    """Return whether a dtype equals another one, is of a kind, or matches any of several."""
     if isinstance(kind, tuple):
         return any(isdtype(dtype, each) for each in kind)
     bare = require_dtype(dtype, "isdtype")

@@ -1,6 +1,6 @@
-"""The data types, and what the standard says of them, as look-up tables.
+"""The data types and the standard's rules for them, as look-up tables.
 
-Beside those of the standard there are `float16` and `bfloat16`, which promote as real floating-point types do.
+In addition to the standard's types there are `float16` and `bfloat16`, which promote as real floating-point types do.
 MLX has no complex128.
 """
 
@@ -15,10 +15,10 @@ import mlx.core as mx
 
 
 class DType:
-    """A data type of the namespace: a name for an ``mx.Dtype``, which is its attribute `mlx`.
+    """A data type of the namespace: a wrapper around an ``mx.Dtype``, its attribute `mlx`.
 
-    It equals that one, too, but write it first: ``mx.Dtype`` calls everything else different from itself, and raises
-    when it is compared with `None`, which is why there is this class.
+    It also equals that one, but write it first: ``mx.Dtype`` compares unequal to everything else and raises when it is
+    compared with `None`, which is why this class exists.
     """
 
     __slots__ = ("mlx", "name")
@@ -37,7 +37,7 @@ class DType:
         return f"array_api_mlx.{self.name}"
 
     def __reduce__(self) -> str:
-        return self.name  # pickled by reference, as there is one of each
+        return self.name  # pickled by reference, because each exists once
 
 
 bool = DType("bool", mx.bool_)
@@ -60,7 +60,7 @@ _EVERY = (
 )  # fmt: skip
 
 PUBLIC = {dtype.mlx: dtype for dtype in _EVERY}
-"""The namespace's data types by MLX's own, on which alone all else here and in the functions is said."""
+"""The namespace's data types by MLX's own. Everything else here and in the functions uses MLX's own."""
 
 NAMES = {dtype.mlx: dtype.name for dtype in _EVERY}
 
@@ -105,7 +105,7 @@ def _promotion_table() -> dict[tuple[Any, Any], Any]:
         if a == b:
             return a
         if {a, b} <= SIGNED or {a, b} <= UNSIGNED or {a, b} <= REAL_FLOATING or {a, b} in mixed_complex:
-            # MLX's own rules are the standard's here; float16 and bfloat16 meet in float32.
+            # MLX's own rules are the standard's here; float16 and bfloat16 promote to float32.
             return mx.result_type(a, b)
         if {a, b} <= INTEGRAL and mx.uint64 not in (a, b):
             return mx.result_type(a, b)
@@ -119,11 +119,11 @@ def _promotion_table() -> dict[tuple[Any, Any], Any]:
 
 
 PROMOTION = _promotion_table()
-"""The common dtype of two dtypes, by pair. A pair that is missing does not promote."""
+"""The common dtype of two dtypes, by pair. Missing pairs do not promote."""
 
 
 def pairs_of(category: frozenset[Any]) -> dict[tuple[Any, Any], Any]:
-    """Return the part of `PROMOTION` whose dtypes are all of a category."""
+    """Return the part of `PROMOTION` with dtypes of one category only."""
     return {pair: dtype for pair, dtype in PROMOTION.items() if category.issuperset(pair)}
 
 
@@ -133,7 +133,7 @@ SCALARS: dict[tuple[type, Any], Any] = {
     **{(float, dtype): dtype for dtype in FLOATING},
     **{(complex, dtype): mx.complex64 for dtype in FLOATING if dtype != mx.float64},
 }
-"""The dtype that a Python number takes on when it meets an array, by its type and the dtype of the array."""
+"""The dtype of a Python number combined with an array, by its type and the dtype of the array."""
 
 LIMITS: dict[Any, tuple[int, int]] = {dtype: (int(mx.iinfo(dtype).min), int(mx.iinfo(dtype).max)) for dtype in INTEGRAL}
 
@@ -142,10 +142,10 @@ ACCUMULATOR: dict[Any, Any] = {
     **dict.fromkeys((mx.bool_, mx.int8, mx.int16), mx.int32),
     **dict.fromkeys((mx.uint8, mx.uint16), mx.uint32),
 }
-"""The dtype of a sum or product: integers are no narrower than the default integer."""
+"""The dtype of a sum or product: integers are at least as wide as the default integer."""
 
 _PYTHON = {builtins.bool: mx.bool_, int: mx.int32, float: mx.float32, complex: mx.complex64}
-"""The default dtypes, by Python's types of numbers."""
+"""The default dtypes, by Python's number types."""
 
 REAL_PART = {**{dtype: dtype for dtype in REAL_FLOATING}, mx.complex64: mx.float32}
 
@@ -156,9 +156,9 @@ def name_of(dtype: Any) -> str:
 
 
 def require_dtype(dtype: Any, function: str) -> Any:
-    """Return MLX's own dtype of the one that a caller gave, or raise a `TypeError` if it is none.
+    """Return MLX's own dtype for a caller's argument, or raise a `TypeError` if it is not a dtype.
 
-    Python's types of numbers are the default dtypes, as many a program writes ``dtype=bool``.
+    Python's number types mean the default dtypes, because many programs write ``dtype=bool``.
     """
     if isinstance(dtype, DType):
         return dtype.mlx
@@ -170,23 +170,23 @@ def require_dtype(dtype: Any, function: str) -> Any:
 
 
 def wrong_category(function: str, what: str, dtype: Any, category: frozenset[Any]) -> TypeError:
-    """Return the error for an argument whose dtype a function does not take."""
+    """Return the error for an argument whose dtype a function does not support."""
     return TypeError(f"{function}: {what} is {name_of(dtype)}, expected {_EXPECTED[category]} data type")
 
 
 def cannot_promote(function: str, a: Any, b: Any, category: frozenset[Any]) -> TypeError:
-    """Return the error for two arguments of which one is of a wrong category, or which do not promote."""
+    """Return the error for two arguments when one is of a wrong category or they do not promote."""
     for what, dtype in (("x1", a), ("x2", b)):
         if dtype not in category:
             return wrong_category(function, what, dtype, category)
-    hint = ", as MLX has no complex128" if {a, b} == {mx.float64, mx.complex64} else ""
+    hint = ", because MLX has no complex128" if {a, b} == {mx.float64, mx.complex64} else ""
     return TypeError(
         f"{function}: {name_of(a)} and {name_of(b)} do not promote to a common data type{hint}; use astype"
     )
 
 
 def common_dtype(function: str, dtypes: Iterable[Any]) -> Any:
-    """Return the dtype that several promote to, in whatever order they are met."""
+    """Return the dtype to which several promote, in any order."""
     remaining = sorted(set(dtypes), key=lambda dtype: (dtype in COMPLEX, dtype.size, dtype in SIGNED))
     result = remaining[0]
     for dtype in remaining[1:]:

@@ -1,4 +1,4 @@
-"""Elementwise functions: MLX's, or those of `_arithmetic`, behind a look at the dtypes."""
+"""Elementwise functions: MLX's or those of `_arithmetic`, after checking the dtypes."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def _binary(
 
 
 def _only(category: frozenset[Any], function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that leaves arrays of other dtypes as they are."""
+    """Return a function that leaves arrays of other dtypes unchanged."""
     return lambda a: function(a) if a.dtype in category else a
 
 
 def _never(category: frozenset[Any], function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a test that no array of another dtype passes."""
+    """Return a test that is false for arrays of other dtypes."""
     return lambda a: function(a) if a.dtype in category else mx.zeros(a.shape, dtype=mx.bool_)
 
 

@@ -1,8 +1,8 @@
-"""What stands between the brackets of ``x[...]``: on ``mx.array`` alone.
+"""The keys of ``x[...]``, on ``mx.array`` only.
 
-MLX knows integers, slices, integer arrays, `None` and the ellipsis. It does not look whether an index is out of bounds,
-and reads or writes foreign memory; `within` keeps arrays of indices from that without computing them. It knows no
-boolean arrays: their values are looked at here, since the shape of the result depends on them.
+MLX supports integers, slices, integer arrays, `None` and the ellipsis. It does not check bounds, and would access
+foreign memory; `within` clips arrays of indices without computing them. MLX does not support boolean arrays: their
+values are read here, since the shape of the result depends on them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _require_fit(mask: Any, a: Any) -> None:
 
 
 def _positions(mask: Any, a: Any) -> Any:
-    """Return where in the flattened leading dimensions of `a` the mask is true; computes it."""
+    """Compute the mask and return where it is true in the flattened leading dimensions of `a`."""
     _require_fit(mask, a)
     return mx.array(np.flatnonzero(np.asarray(mask)).astype(np.int64))
 
@@ -88,13 +88,13 @@ def _nothing(a: Any, mask: Any) -> Any:
 
 
 def _checked(key: Any, a: Any) -> Any:
-    """Return a key that MLX understands, whose integers are in bounds."""
+    """Return a key that MLX supports, with integers in bounds."""
     entries = key if isinstance(key, tuple) else (key,)
     used = sum(_dimensions(entry) for entry in entries)
     if used > a.ndim:
         _too_many(used, a)
     if sum(entry is Ellipsis for entry in entries) > 1:
-        raise IndexError("an index holds more than one ellipsis")
+        raise IndexError("an index can have only one ellipsis")
     checked: list[Any] = []
     axis = 0
     for entry in entries:
@@ -108,7 +108,7 @@ def _checked(key: Any, a: Any) -> Any:
 
 
 def _dimensions(entry: Any) -> int:
-    """Return how many dimensions an entry of a key selects from."""
+    """Return the number of dimensions that an entry of a key selects from."""
     if entry is None or entry is Ellipsis:
         return 0
     return entry.ndim if isinstance(entry, mx.array) and entry.dtype == mx.bool_ else 1
@@ -137,12 +137,12 @@ def _entry(entry: Any, a: Any, axis: int) -> list[Any]:
 
 
 def within(indices: Any, length: int, axis: int) -> Any:
-    """Return an integer array in which what is beyond the bounds of an axis is the nearest index that is not.
+    """Return an integer array with indices out of bounds clipped to the nearest valid index.
 
     Raises
     ------
     IndexError
-        If there is no such index, as the axis is empty.
+        If there is no valid index, because the axis is empty.
     """
     if not length and indices.size:
         raise IndexError(f"an index array is out of bounds for axis {axis} of length 0")
@@ -152,7 +152,7 @@ def within(indices: Any, length: int, axis: int) -> Any:
 
 
 def _selected(mask: Any, a: Any, axis: int) -> list[Any]:
-    """Return integer arrays in place of a boolean array among other entries; computes it."""
+    """Compute a boolean array among other entries and return integer arrays in its place."""
     if not mask.ndim or mask.shape != a.shape[axis : axis + mask.ndim]:
         raise IndexError(f"a boolean index of shape {mask.shape} does not fit the axes from {axis} on of {a.shape}")
     return [mx.array(positions.astype(np.int64)) for positions in np.nonzero(np.asarray(mask))]

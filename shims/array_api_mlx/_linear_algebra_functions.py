@@ -17,7 +17,7 @@ _PAIRS = pairs_of(NUMERIC)
 
 
 def _pair(x1: Any, x2: Any, function: str) -> tuple[Any, Any]:
-    """Return two arrays of one dtype."""
+    """Return two arrays with a common dtype."""
     a, b = unwrap(x1, function, "x1"), unwrap(x2, function, "x2")
     dtype = _PAIRS.get((a.dtype, b.dtype))
     if dtype is None:
@@ -26,7 +26,7 @@ def _pair(x1: Any, x2: Any, function: str) -> tuple[Any, Any]:
 
 
 def matmul(x1: Any, x2: Any, /) -> Array:
-    """Return the matrix product, or that of each pair of two stacks; a vector is a row in front, a column behind."""
+    """Return the matrix product, or that of each pair in two stacks; a first vector is a row, a second one a column."""
     return Array(_arithmetic.matmul(*_pair(x1, x2, "matmul")))
 
 
@@ -39,14 +39,14 @@ def matrix_transpose(x: Any, /) -> Array:
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Array:
-    """Return the sum of products over some axes of both: the last and first ones, or those that are named."""
+    """Return the sum of products over some axes of both: the last and first ones, or the given ones."""
     a, b = _pair(x1, x2, "tensordot")
     if isinstance(axes, int):
         first, second = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
     else:
         first, second = (axes_of(tuple(each), y.ndim, "tensordot") for each, y in zip(axes, (a, b), strict=True))
     if [a.shape[i] for i in first] != [b.shape[i] for i in second]:
-        raise ValueError(f"tensordot: the axes {axes} of shapes {a.shape} and {b.shape} are not of the same lengths")
+        raise ValueError(f"tensordot: the axes {axes} of shapes {a.shape} and {b.shape} do not have the same lengths")
     rows = [i for i in range(a.ndim) if i not in first]
     columns = [i for i in range(b.ndim) if i not in second]
     depth = math.prod(a.shape[i] for i in first)
@@ -58,10 +58,10 @@ def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
-    """Return the sum of products along an axis, of complex numbers with the conjugates of the first."""
+    """Return the sum of products along an axis; complex numbers of the first are conjugated."""
     a, b = _pair(x1, x2, "vecdot")
     if axis >= 0 or -axis > min(a.ndim, b.ndim):
-        raise ValueError(f"vecdot: axis is {axis}, expected a negative one that both arrays have")
+        raise ValueError(f"vecdot: axis is {axis}, expected a negative axis that both arrays have")
     if a.shape[axis] != b.shape[axis]:
         raise ValueError(f"vecdot: axis {axis} has length {a.shape[axis]} in x1, but {b.shape[axis]} in x2")
     left = mx.conjugate(a) if a.dtype == mx.complex64 else a

@@ -21,7 +21,7 @@ def broadcast_arrays(*arrays: Any) -> tuple[Array, ...]:
 
 
 def broadcast_shapes(*shapes: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """Return the shape that several broadcast to; an unknown length, ``None``, is that of the others or stays so."""
+    """Return the common broadcast shape; an unknown length, ``None``, becomes that of the others or stays unknown."""
     result: list[int | None] = []
     for axis in range(-max((len(shape) for shape in shapes), default=0), 0):
         lengths = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
@@ -38,7 +38,7 @@ def broadcast_to(x: Any, /, shape: tuple[int, ...]) -> Array:
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
-    """Return arrays joined along an axis, or, if it is ``None``, all their elements in a row."""
+    """Return arrays joined along an axis, or flattened and joined if it is ``None``."""
     bare = _promoted(arrays, "concat")
     if axis is None:
         return Array(mx.concatenate([a.reshape(-1) for a in bare], axis=0))
@@ -50,7 +50,7 @@ def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Array:
     """Return arrays joined along a new axis."""
     bare = _promoted(arrays, "stack")
     if len({a.shape for a in bare}) > 1:
-        raise ValueError(f"stack: the arrays are of different shapes: {', '.join(str(a.shape) for a in bare)}")
+        raise ValueError(f"stack: the arrays have different shapes: {', '.join(str(a.shape) for a in bare)}")
     return Array(mx.stack(bare, axis=axis_of(axis, bare[0].ndim + 1, "stack")))
 
 
@@ -71,7 +71,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Array, ...]:
 
 
 def expand_dims(x: Any, /, axis: int | tuple[int, ...] = 0) -> Array:
-    """Return `x` with new axes of length one at the places that `axis` gives them in the result."""
+    """Return `x` with new axes of length one at the positions `axis` of the result."""
     a = unwrap(x, "expand_dims")
     axes = axis if isinstance(axis, tuple) else (axis,)
     return Array(mx.expand_dims(a, axes_of(axes, a.ndim + len(axes), "expand_dims")))
@@ -95,11 +95,11 @@ def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
 
 
 def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> Array:
-    """Return `x` with some axes moved to other places; the others keep their order."""
+    """Return `x` with some axes moved to other positions; the others keep their order."""
     a = unwrap(x, "moveaxis")
     origins, targets = axes_of(source, a.ndim, "moveaxis"), axes_of(destination, a.ndim, "moveaxis")
     if len(origins) != len(targets):
-        raise ValueError(f"moveaxis: source names {len(origins)} axes, and destination {len(targets)}")
+        raise ValueError(f"moveaxis: source names {len(origins)} axes, but destination {len(targets)}")
     order = [axis for axis in range(a.ndim) if axis not in origins]
     for target, origin in sorted(zip(targets, origins, strict=True)):
         order.insert(target, origin)
@@ -111,44 +111,44 @@ def permute_dims(x: Any, /, axes: tuple[int, ...]) -> Array:
     a = unwrap(x, "permute_dims")
     order = axes_of(tuple(axes), a.ndim, "permute_dims")
     if len(order) != a.ndim:
-        raise ValueError(f"permute_dims: axes names {len(order)} axes, and x has {a.ndim}")
+        raise ValueError(f"permute_dims: axes names {len(order)} axes, but x has {a.ndim}")
     return Array(mx.transpose(a, order) if order else a)
 
 
 def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Array:
-    """Return `x` with each element repeated, as often as a number says, or for each an array; computes that array."""
+    """Return `x` with each element repeated; an array `repeats` gives the count for each element and is computed."""
     a = unwrap(x, "repeat")
     if axis is None:
         a, axis = a.reshape(-1), 0
     index = axis_of(axis, a.ndim, "repeat")
     if isinstance(repeats, int):
         if repeats < 0:
-            raise ValueError(f"repeat: repeats is {repeats}, expected a number that is not negative")
+            raise ValueError(f"repeat: repeats is {repeats}, expected a non-negative number")
         return Array(mx.repeat(a, repeats, axis=index))
     often = unwrap(repeats, "repeat", "repeats")
     if often.dtype not in INTEGRAL:
         raise wrong_category("repeat", "repeats", often.dtype, INTEGRAL)
     length = a.shape[index]
     if often.ndim > 1 or often.size not in (1, length):
-        raise ValueError(f"repeat: repeats has shape {often.shape}, expected ({length},), as axis {axis} is this long")
+        raise ValueError(f"repeat: repeats has shape {often.shape}, expected ({length},), the length of axis {axis}")
     places = np.repeat(np.arange(length), to_numpy(often))
     return Array(mx.take(a, mx.array(places.astype(np.int64)), axis=index))
 
 
 def reshape(x: Any, /, shape: tuple[int, ...], *, copy: bool | None = None) -> Array:
-    """Return the elements in another shape, of which one length may be -1; whatever `copy` says, nothing is shared."""
+    """Return the elements in another shape; one length may be -1. Nothing is shared, whatever `copy` says."""
     a = unwrap(x, "reshape")
     lengths = list(shape_of(shape))
     if lengths.count(-1) == 1:
         known = math.prod(n for n in lengths if n != -1)
         lengths[lengths.index(-1)] = a.size // known if known else 0
     if min(lengths, default=0) < 0 or math.prod(lengths) != a.size:
-        raise ValueError(f"reshape: an array of shape {a.shape} does not go into {shape}")
+        raise ValueError(f"reshape: an array of shape {a.shape} cannot be reshaped to {shape}")
     return Array(mx.reshape(a, lengths))
 
 
 def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Return `x` with its elements moved along some axes, or all in a row; what leaves at the end comes in in front."""
+    """Return `x` with its elements moved cyclically along some axes, or flattened if none is given."""
     a = unwrap(x, "roll")
     if not a.size:
         return Array(a)
@@ -157,14 +157,14 @@ def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...]
     axes = axis if isinstance(axis, tuple) else (axis,)
     shifts = shift if isinstance(shift, tuple) else (shift,) * len(axes)
     if len(shifts) != len(axes):
-        raise ValueError(f"roll: shift has {len(shifts)} numbers, and axis {len(axes)}")
+        raise ValueError(f"roll: shift has {len(shifts)} numbers, but axis {len(axes)}")
     for by, along in zip(shifts, axes, strict=True):
         a = mx.roll(a, by, axis_of(along, a.ndim, "roll"))
     return Array(a)
 
 
 def tile(x: Any, repetitions: tuple[int, ...], /) -> Array:
-    """Return `x` put next to itself, as often along each axis as `repetitions` says."""
+    """Return `x` repeated along each axis as often as `repetitions` says."""
     a = unwrap(x, "tile")
     if not all(repetitions) or not a.size:
         often = (1,) * (a.ndim - len(repetitions)) + tuple(repetitions)

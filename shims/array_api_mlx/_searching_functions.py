@@ -15,12 +15,12 @@ _REAL_PAIRS = pairs_of(REAL)
 
 
 def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Return where the greatest element is, the first of several, or the first NaN."""
+    """Return the first position of the greatest element, or of NaN."""
     return _position(x, "argmax", mx.argmax, axis, keepdims)
 
 
 def argmin(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Return where the least element is, the first of several, or the first NaN."""
+    """Return the first position of the least element, or of NaN."""
     return _position(x, "argmin", mx.argmin, axis, keepdims)
 
 
@@ -28,18 +28,18 @@ def _position(x: Any, function: str, search: Any, axis: int | None, keepdims: bo
     a = unwrap_of(REAL, x, function)
     index = None if axis is None else axis_of(axis, a.ndim, function)
     if not (a.size if index is None else a.shape[index]):
-        raise ValueError(f"{function}: x has shape {a.shape}, and no elements to search")
+        raise ValueError(f"{function}: x has shape {a.shape} and no elements to search")
     return Array(search(a, axis=index, keepdims=keepdims).astype(INDEX))
 
 
 def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Return how many elements are not zero along some or all axes."""
+    """Return the number of nonzero elements along some or all axes."""
     a = unwrap(x, "count_nonzero")
     return Array(mx.sum((a != 0).astype(INDEX), axis=axes_of(axis, a.ndim, "count_nonzero"), keepdims=keepdims))
 
 
 def nonzero(x: Any, /) -> tuple[Array, ...]:
-    """Return where elements are not zero, one array for each axis; computes `x`, as their length depends on it."""
+    """Compute `x` and return the indices of its nonzero elements, one array per axis."""
     a = unwrap(x, "nonzero")
     if not a.ndim:
         raise ValueError("nonzero: x has no dimensions")
@@ -47,7 +47,7 @@ def nonzero(x: Any, /) -> tuple[Array, ...]:
 
 
 def searchsorted(x1: Any, x2: Any, /, *, side: Literal["left", "right"] = "left", sorter: Any = None) -> Array:
-    """Return where to insert elements of `x2` into `x1`, which is sorted, or is so by `sorter`."""
+    """Return where to insert elements of `x2` into `x1`, which is sorted directly or by `sorter`."""
     if side not in ("left", "right"):
         raise ValueError(f"searchsorted: side is {side!r}, expected 'left' or 'right'")
     a, b = operands(x1, x2, "searchsorted", _REAL_PAIRS, REAL)

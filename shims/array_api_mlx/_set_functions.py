@@ -1,4 +1,4 @@
-"""Set functions. Those whose result has a shape that depends on values compute them, and sort through NumPy."""
+"""Set functions. Those whose result shape depends on values compute them, and sort with NumPy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class UniqueInverse(NamedTuple):
 
 
 def unique_all(x: Any, /) -> UniqueAll:
-    """Return the distinct elements, where each is first, which of them each element is, and how often; computes `x`.
+    """Compute `x` and return its distinct values, the first index of each, each element's value index, and the counts.
 
     NaNs are distinct from each other.
     """
@@ -49,25 +49,25 @@ def unique_all(x: Any, /) -> UniqueAll:
 
 
 def unique_counts(x: Any, /) -> UniqueCounts:
-    """Return the distinct elements, and how often each is there; computes `x`."""
+    """Compute `x` and return its distinct values and their counts."""
     every = unique_all(x)
     return UniqueCounts(every.values, every.counts)
 
 
 def unique_inverse(x: Any, /) -> UniqueInverse:
-    """Return the distinct elements, and which of them each element is; computes `x`."""
+    """Compute `x` and return its distinct values, and for each element the index of its value."""
     every = unique_all(x)
     return UniqueInverse(every.values, every.inverse_indices)
 
 
 def unique_values(x: Any, /) -> Array:
-    """Return the distinct elements; computes `x`."""
+    """Compute `x` and return its distinct values."""
     a = unwrap(x, "unique_values")
     return _values(np.unique(to_numpy(a), equal_nan=False), a)
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
-    """Tell which elements of `x1` are among those of `x2`, or with `invert` which are not."""
+    """Return which elements of `x1` are among those of `x2`; with `invert`, which are not."""
     a, b = operands(x1, x2, "isin", PROMOTION, ALL)
     dtype = PROMOTION[a.dtype, b.dtype]
     a, b = a.astype(dtype), b.astype(dtype).reshape(-1)

@@ -1,4 +1,4 @@
-"""Sorting functions; MLX's sort is stable, and takes NaN to the end."""
+"""Sorting functions; MLX's sort is stable and puts NaN at the end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from array_api_mlx._dtypes import INDEX, REAL
 
 
 def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """Return the order that sorts `x` along an axis; equal elements stay in their order, whatever `stable` says."""
+    """Return the order that sorts `x` along an axis; equal elements keep their order, whatever `stable` says."""
     a = unwrap_of(REAL, x, "argsort")
     index = axis_of(axis, a.ndim, "argsort")
     if not descending:
         return Array(mx.argsort(a, axis=index).astype(INDEX))
-    backwards = mx.argsort(mx.flip(a, axis=index), axis=index).astype(INDEX)  # the last of equals comes first
+    backwards = mx.argsort(mx.flip(a, axis=index), axis=index).astype(INDEX)  # the last of equal elements comes first
     return Array(mx.flip(mx.array(a.shape[index] - 1, dtype=INDEX) - backwards, axis=index))
 
 

@@ -22,7 +22,7 @@ def _accumulated(x: Any, function: str, reduce: Callable[..., Any], axis: Axis, 
 
 
 def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
-    """Return the sum along some or all axes; integers add up in the default integer dtype or a wider one."""
+    """Return the sum along some or all axes; integers are added in the default integer dtype or a wider one."""
     return _accumulated(x, "sum", mx.sum, axis, dtype, keepdims)
 
 
@@ -35,7 +35,7 @@ def _extreme(x: Any, function: str, reduce: Callable[..., Any], axis: Axis, keep
     a = unwrap_of(REAL, x, function)
     axes = axes_of(axis, a.ndim, function)
     if any(a.shape[each] == 0 for each in axes):
-        raise ValueError(f"{function}: x has shape {a.shape}, and no elements along axis {axis}")
+        raise ValueError(f"{function}: x has shape {a.shape} and no elements along axis {axis}")
     return Array(reduce(a, axis=axes, keepdims=keepdims))
 
 
@@ -56,7 +56,7 @@ def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
 
 
 def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
-    """Return the variance along some or all axes: the sum of squares divided by the number less `correction`."""
+    """Return the variance along some or all axes: squared deviations summed, divided by the count less `correction`."""
     return Array(_variance(x, "var", axis, correction, keepdims))
 
 
@@ -80,7 +80,7 @@ def _cumulated(
 ) -> Array:
     a = unwrap_of(_SUMMABLE, x, function)
     if axis is None and a.ndim != 1:
-        raise ValueError(f"{function}: axis is needed for an array of {a.ndim} dimensions")
+        raise ValueError(f"{function}: axis must be given for an array of {a.ndim} dimensions")
     index = axis_of(0 if axis is None else axis, a.ndim, function)
     target = ACCUMULATOR[a.dtype] if dtype is None else require_dtype(dtype, function)
     result = scan(a.astype(target), axis=index).astype(target) if a.size else a.astype(target)
@@ -91,10 +91,10 @@ def _cumulated(
 
 
 def cumulative_sum(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
-    """Return the sum of all elements up to each one along an axis, perhaps with a zero in front."""
+    """Return the cumulative sum along an axis, optionally with a leading zero."""
     return _cumulated(x, "cumulative_sum", mx.cumsum, 0, axis, dtype, include_initial)
 
 
 def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
-    """Return the product of all elements up to each one along an axis, perhaps with a one in front."""
+    """Return the cumulative product along an axis, optionally with a leading one."""
     return _cumulated(x, "cumulative_prod", mx.cumprod, 1, axis, dtype, include_initial)

@@ -12,23 +12,23 @@ from array_api_mlx._dtypes import NUMERIC, common_dtype
 
 
 def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Tell whether all elements along some or all axes are true, or not zero."""
+    """Return whether all elements along some or all axes are true (nonzero)."""
     a = unwrap(x, "all")
     return Array(mx.all(a != 0, axis=axes_of(axis, a.ndim, "all"), keepdims=keepdims))
 
 
 def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Tell whether one element along some or all axes is true, or not zero."""
+    """Return whether any element along some or all axes is true (nonzero)."""
     a = unwrap(x, "any")
     return Array(mx.any(a != 0, axis=axes_of(axis, a.ndim, "any"), keepdims=keepdims))
 
 
 def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Array:
-    """Return the differences of neighbours along an axis, `n` times over, perhaps with values before and after."""
+    """Return the `n`-th differences of neighbours along an axis, optionally with values before and after."""
     a = unwrap_of(NUMERIC, x, "diff")
     index = axis_of(axis, a.ndim, "diff")
     if n < 0:
-        raise ValueError(f"diff: n is {n}, expected a number that is not negative")
+        raise ValueError(f"diff: n is {n}, expected a non-negative number")
     ends = [None if end is None else unwrap_of(NUMERIC, end, "diff", "prepend or append") for end in (prepend, append)]
     parts = [part for part in (ends[0], a, ends[1]) if part is not None]
     if len(parts) > 1:

@@ -1,4 +1,4 @@
-"""The extension for Fourier transforms. MLX computes them in single precision: float64 goes in, complex64 comes out."""
+"""The extension for Fourier transforms. MLX computes them in single precision: float64 input gives complex64 output."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _along_one(
 
 
 def fft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Return the discrete Fourier transform along an axis, cut or padded with zeros to length `n`."""
+    """Return the discrete Fourier transform along an axis, truncated or zero-padded to length `n`."""
     return Array(_along_one(x, "fft", mx.fft.fft, n, axis, norm, FLOATING))
 
 
@@ -63,7 +63,7 @@ def ifft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 
 def rfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Return the transform of real numbers: the half that is not a conjugate of the other."""
+    """Return the non-redundant half of the transform of real numbers."""
     return Array(_along_one(x, "rfft", mx.fft.rfft, n, axis, norm, REAL_FLOATING))
 
 
@@ -107,14 +107,14 @@ def _along_several(
     if s is not None and len(s) != len(indices):
         raise ValueError(f"{function}: s has {len(s)} lengths for {len(indices)} axes")
     if any(not a.shape[index] for index in indices):
-        raise ValueError(f"{function}: x has shape {a.shape}, and no elements along an axis")
+        raise ValueError(f"{function}: x has shape {a.shape} and no elements along an axis")
     return Array(transform(a, s=None if s is None else list(s), axes=list(indices), norm=norm))
 
 
 def fftn(
     x: Any, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: Norm = "backward"
 ) -> Array:
-    """Return the transform along several or all axes, each cut or padded with zeros to its length in `s`."""
+    """Return the transform along several or all axes, each truncated or zero-padded to its length in `s`."""
     return _along_several(x, "fftn", mx.fft.fftn, s, axes, norm, FLOATING)
 
 
@@ -148,17 +148,17 @@ def _frequencies(values: Any, dtype: Any, device: Any, function: str) -> Array:
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
-    """Return the frequencies that the elements of `fft` belong to, for samples at distances of `d`."""
+    """Return the frequencies of the elements of `fft`, for the sample spacing `d`."""
     return _frequencies(np.fft.fftfreq(n, d=d), dtype, device, "fftfreq")
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
-    """Return the frequencies that the elements of `rfft` belong to, for samples at distances of `d`."""
+    """Return the frequencies of the elements of `rfft`, for the sample spacing `d`."""
     return _frequencies(np.fft.rfftfreq(n, d=d), dtype, device, "rfftfreq")
 
 
 def fftshift(x: Any, /, *, axes: int | Sequence[int] | None = None) -> Array:
-    """Return `x` with the frequency zero moved to the middle of some or all axes."""
+    """Return `x` with the zero frequency moved to the middle of some or all axes."""
     return _shifted(x, axes, "fftshift", lambda n: n // 2)
 
 

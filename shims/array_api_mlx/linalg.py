@@ -1,9 +1,9 @@
 """The extension for linear algebra.
 
-MLX decomposes matrices of float32 and float64 on its CPU stream, so that these functions compute there, lazily.
-Complex matrices it decomposes in part: for those, `cholesky`, `det`, `inv`, `pinv`, `qr`, `slogdet` and `solve` compute
-at once, through NumPy. Results whose dtype depends on nothing but the inputs' are never narrower than those, except
-for the complex eigenvalues of a float64 matrix, as MLX has no complex128.
+MLX decomposes float32 and float64 matrices on its CPU stream, so these functions compute there, lazily. It supports
+complex matrices only in part: for those, `cholesky`, `det`, `inv`, `pinv`, `qr`, `slogdet` and `solve` compute at once
+with NumPy. Results are never narrower than the inputs, except for the complex eigenvalues of a float64 matrix, because
+MLX has no complex128.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _matrices(x: Any, function: str, *, square: bool = False, what: str = "x") -
 
 
 def _on_host(function: Callable[..., Any], *arrays: Any, dtype: Any) -> Any:
-    """Return what NumPy computes of the values of `arrays`: one ``mx.array``, or several if it returns a tuple."""
+    """Compute a NumPy function of `arrays`; return one ``mx.array``, or several if it returns a tuple."""
     with np.errstate(all="ignore"):
         result = function(*map(to_numpy, arrays))
     if isinstance(result, tuple):
@@ -115,7 +115,7 @@ def _adjoint(a: Any) -> Any:
 
 
 def cholesky(x: Any, /, *, upper: bool = False) -> Array:
-    """Return the triangular factor of symmetric, positive definite matrices; of complex ones through NumPy."""
+    """Return the triangular factor of symmetric, positive definite matrices; complex ones use NumPy."""
     a = _matrices(x, "cholesky", square=True)
     if a.dtype in COMPLEX or not a.size:
         lower = _on_host(np.linalg.cholesky, a, dtype=a.dtype)
@@ -125,7 +125,7 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Array:
 
 
 def eigh(x: Any, /) -> EighResult:
-    """Return the eigenvalues, ascending, and the eigenvectors of symmetric matrices."""
+    """Return the ascending eigenvalues and the eigenvectors of symmetric matrices."""
     a = _matrices(x, "eigh", square=True)
     if not a.size:
         return EighResult(_eigenvalues(a), Array(a))
@@ -134,7 +134,7 @@ def eigh(x: Any, /) -> EighResult:
 
 
 def eigvalsh(x: Any, /) -> Array:
-    """Return the eigenvalues of symmetric matrices, ascending."""
+    """Return the ascending eigenvalues of symmetric matrices."""
     a = _matrices(x, "eigvalsh", square=True)
     return Array(mx.linalg.eigvalsh(a, stream=mx.cpu)) if a.size else _eigenvalues(a)
 
@@ -144,7 +144,7 @@ def _eigenvalues(a: Any) -> Array:
 
 
 def eig(x: Any, /) -> EigResult:
-    """Return the eigenvalues and eigenvectors of square matrices, which are complex."""
+    """Return the complex eigenvalues and eigenvectors of square matrices."""
     a = _matrices(x, "eig", square=True)
     if not a.size or a.dtype in COMPLEX:
         values, vectors = _on_host(lambda y: tuple(np.linalg.eig(y.astype(np.complex64))), a, dtype=None)
@@ -154,12 +154,12 @@ def eig(x: Any, /) -> EigResult:
 
 
 def eigvals(x: Any, /) -> Array:
-    """Return the eigenvalues of square matrices, which are complex."""
+    """Return the complex eigenvalues of square matrices."""
     return eig(x).eigenvalues
 
 
 def qr(x: Any, /, *, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
-    """Return orthonormal columns, and a triangular factor; complex and "complete" ones through NumPy."""
+    """Return the QR decomposition; complex matrices and mode "complete" use NumPy."""
     a = _matrices(x, "qr")
     if mode not in ("reduced", "complete"):
         raise ValueError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
@@ -195,7 +195,7 @@ def svdvals(x: Any, /) -> Array:
 
 
 def inv(x: Any, /) -> Array:
-    """Return the inverse of square matrices; of complex ones through NumPy."""
+    """Return the inverse of square matrices; complex ones use NumPy."""
     a = _matrices(x, "inv", square=True)
     if a.dtype in COMPLEX or not a.size:
         return Array(_on_host(np.linalg.inv, a, dtype=a.dtype))
@@ -203,14 +203,14 @@ def inv(x: Any, /) -> Array:
 
 
 def solve(x1: Any, x2: Any, /) -> Array:
-    """Return the solution of systems of equations; of complex ones through NumPy."""
+    """Return the solution of systems of equations; complex ones use NumPy."""
     a, b = _matrices(x1, "solve", square=True, what="x1"), unwrap_of(FLOATING, x2, "solve", "x2")
     dtype = PROMOTION[operands(a, b, "solve", pairs_of(FLOATING), FLOATING)[0].dtype, b.dtype]
     a, b = a.astype(dtype), b.astype(dtype)
     vector = b.ndim == 1
     b = b[:, None] if vector else b
     if b.ndim < 2 or a.shape[-1] != b.shape[-2]:
-        raise ValueError(f"solve: x2 has shape {x2.shape}, which does not go with x1 of shape {x1.shape}")
+        raise ValueError(f"solve: x2 has shape {x2.shape}, which does not match x1 of shape {x1.shape}")
     batch = mx.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = (mx.broadcast_to(y, (*batch, *y.shape[-2:])) for y in (a, b))
     if dtype in COMPLEX or not a.size or not b.size:
@@ -221,7 +221,7 @@ def solve(x1: Any, x2: Any, /) -> Array:
 
 
 def det(x: Any, /) -> Array:
-    """Return the determinant of square matrices; of complex ones through NumPy."""
+    """Return the determinant of square matrices; complex ones use NumPy."""
     a = _matrices(x, "det", square=True)
     if a.dtype in COMPLEX or not a.size:
         return Array(_on_host(np.linalg.det, a, dtype=a.dtype))
@@ -229,7 +229,7 @@ def det(x: Any, /) -> Array:
 
 
 def slogdet(x: Any, /) -> SlogdetResult:
-    """Return the sign and the logarithm of the magnitude of determinants; of complex matrices through NumPy."""
+    """Return the sign of determinants and the logarithm of their magnitude; complex matrices use NumPy."""
     a = _matrices(x, "slogdet", square=True)
     if a.dtype in COMPLEX or not a.size:
         sign, logarithm = _on_host(lambda y: tuple(np.linalg.slogdet(y)), a, dtype=None)
@@ -239,7 +239,7 @@ def slogdet(x: Any, /) -> SlogdetResult:
 
 
 def pinv(x: Any, /, *, rtol: Any = None) -> Array:
-    """Return the pseudo-inverse; singular values are zero below `rtol` times the greatest one."""
+    """Return the pseudo-inverse; singular values below `rtol` times the greatest one count as zero."""
     a = _matrices(x, "pinv")
     if not a.size:
         return Array(mx.swapaxes(a, -1, -2))
@@ -250,7 +250,7 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Array:
 
 
 def matrix_rank(x: Any, /, *, rtol: Any = None) -> Array:
-    """Return how many singular values are above `rtol` times the greatest one."""
+    """Return the number of singular values above `rtol` times the greatest one."""
     a = _matrices(x, "matrix_rank")
     s = svdvals(Array(a))._array
     if not s.size:
@@ -259,7 +259,7 @@ def matrix_rank(x: Any, /, *, rtol: Any = None) -> Array:
 
 
 def _tolerance(a: Any, s: Any, rtol: Any) -> Any:
-    """Return below what singular values are zero, in the shape of the values."""
+    """Return the threshold below which singular values count as zero, in the shape of the values."""
     if rtol is None:
         relative = mx.array(max(a.shape[-2:]) * float(mx.finfo(s.dtype).eps), dtype=s.dtype)
     elif isinstance(rtol, Array | mx.array):
@@ -270,7 +270,7 @@ def _tolerance(a: Any, s: Any, rtol: Any) -> Any:
 
 
 def matrix_power(x: Any, n: int, /) -> Array:
-    """Return the `n`-th power of square matrices, for a negative `n` that of the inverse."""
+    """Return the `n`-th power of square matrices; for negative `n`, that of the inverse."""
     a = _matrices(x, "matrix_power", square=True)
     if n < 0:
         a, n = inv(Array(a))._array, -n
@@ -292,7 +292,7 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: fl
     magnitude = mx.abs(a)
     if math.isinf(ord):
         if any(not a.shape[each] for each in axes):
-            raise ValueError("vector_norm: x has no elements, of which none is the greatest")
+            raise ValueError("vector_norm: x has no elements, so there is no greatest or least one")
         return Array((mx.max if ord > 0 else mx.min)(magnitude, axis=axes, keepdims=keepdims))
     if ord == 0:
         return Array(mx.sum((a != 0).astype(magnitude.dtype), axis=axes, keepdims=keepdims))
@@ -332,7 +332,7 @@ def _greatest_or_least(a: Any, ord: Any) -> Any:  # noqa: A002
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
-    """Return the cross product of vectors of three elements along an axis."""
+    """Return the cross product of 3-element vectors along an axis."""
     a, b = operands(unwrap(x1, "cross", "x1"), unwrap(x2, "cross", "x2"), "cross", pairs_of(NUMERIC), NUMERIC)
     a, b = _arithmetic.promote(a, b)
     index = axis if axis < 0 else axis - max(a.ndim, b.ndim)
@@ -345,7 +345,7 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
 
 
 def outer(x1: Any, x2: Any, /) -> Array:
-    """Return the products of all elements of one vector with all of another."""
+    """Return the products of all pairs of elements of two vectors."""
     a, b = operands(unwrap(x1, "outer", "x1"), unwrap(x2, "outer", "x2"), "outer", pairs_of(NUMERIC), NUMERIC)
     if a.ndim != 1 or b.ndim != 1:
         raise ValueError(f"outer: x1 and x2 have {a.ndim} and {b.ndim} dimensions, expected 1")

@@ -1,8 +1,8 @@
 """The Python Array API standard over PyOpenCL.
 
-Arrays wrap `pyopencl.array.Array` objects without a copy: ``asarray`` makes one of yours, and its property
-``cl_array`` gives it back. Functions enqueue generated OpenCL kernels on the array's own queue; what is computed on the
-host instead is named in `host_functions`.
+Arrays wrap `pyopencl.array.Array` objects without a copy: ``asarray`` wraps one, and the property ``cl_array`` gives
+it back. Functions enqueue generated OpenCL kernels on the array's own queue; `host_functions` lists those that compute
+on the host instead.
 """
 
 from array_api_pyopencl import fft, linalg

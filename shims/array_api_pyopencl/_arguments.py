@@ -1,4 +1,4 @@
-"""Arguments of functions: arrays of this namespace, and of `pyopencl.array`, whose memory is shared."""
+"""Arguments of functions: arrays of this namespace and of `pyopencl.array`, whose memory is shared."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from array_api_pyopencl._devices import device_of_queue
 
 
 def as_array(function: str, x: Any) -> _objects.Array:
-    """Return an argument of `function` that has to be an array.
+    """Return an argument of `function` that must be an array.
 
     Raises
     ------
     TypeError
-        If it is none.
+        If it is not an array.
     """
     if type(x) is _objects.Array:
         return x
@@ -30,7 +30,7 @@ def as_array(function: str, x: Any) -> _objects.Array:
 
 
 def name_of_type(x: object) -> str:
-    """Return the name of an argument's type for a message, with its module unless it is Python's own."""
+    """Return the name of an argument's type for a message, with its module unless it is a built-in type."""
     kind = type(x)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
@@ -51,7 +51,7 @@ def wrap(x: Any) -> _objects.Array:
     dtype = device.require(_dtypes.as_dtype(x.dtype))
     size = dtype.itemsize
     if x.offset % size or any(s % size for s in x.strides):
-        raise ValueError("the elements of the pyopencl.array.Array do not lie at multiples of their size")
+        raise ValueError("the elements of the pyopencl.array.Array are not aligned to multiples of their size")
     if x.events:
         cl.enqueue_barrier(x.queue, wait_for=x.events)
     buffer = device.allocate(0) if x.base_data is None else x.base_data

@@ -1,4 +1,4 @@
-"""The array object: a buffer, a layout, and the device whose queue orders all that happens to it."""
+"""The array object: a buffer, a layout, and the device whose queue orders all operations on it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 
 
 class Array:
-    """An array of the standard over OpenCL memory; made by the functions of `array_api_pyopencl`, not directly.
+    """An Array API array over OpenCL memory; created by the functions of `array_api_pyopencl`, not directly.
 
-    What it computes is enqueued and returns at once; reading a value waits for it. Slices, transposes, and what
-    `broadcast_to`, `flip`, `permute_dims` and most calls of `reshape` return share memory with the array that they
-    were made from, and assignments through either are seen by both.
+    Computations are enqueued and return at once; reading a value waits for them. Slices, transposes, and the results of
+    `broadcast_to`, `flip`, `permute_dims` and most calls of `reshape` share memory with the original array, and
+    assignments through either are seen by both.
     """
 
     __slots__ = ("__weakref__", "_buffer", "_device", "_layout")
 
-    __array_ufunc__ = None  # NumPy arrays leave operators with one of these to it
+    __array_ufunc__ = None  # so NumPy arrays leave mixed operators to this class
 
     def __init__(self, buffer: Any, layout: Layout, device: Device) -> None:
         self._buffer = buffer
@@ -45,7 +45,7 @@ class Array:
 
     @property
     def device(self) -> Device:
-        """The device, which stands for an OpenCL command queue."""
+        """The device, which represents an OpenCL command queue."""
         return self._device
 
     @property
@@ -55,12 +55,12 @@ class Array:
 
     @property
     def strides(self) -> Shape:
-        """How far apart neighbours along each dimension are, in bytes."""
+        """The distance between neighbours along each dimension, in bytes."""
         return tuple(s * self._layout.itemsize for s in self._layout.strides)
 
     @property
     def offset(self) -> int:
-        """How far into the buffer the first element is, in bytes."""
+        """The position of the first element in the buffer, in bytes."""
         return self._layout.offset * self._layout.itemsize
 
     @property
@@ -116,7 +116,7 @@ class Array:
     # ----------------------------------------------------------------------------- to the host and away
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Return the values as a new NumPy array, once they are computed."""
+        """Return the values as a new NumPy array, after waiting for them."""
         readable = self._layout.contiguous and not (self._layout.offset and _dlpack.is_svm(self._buffer))
         x = self if readable else _calls.compute("copy", (self,))
         layout = x._layout
@@ -130,7 +130,7 @@ class Array:
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Array:
-        """Return the array on another device, or itself if it is there.
+        """Return the array on another device, or itself if it is already there.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class Array:
             Must be ``None``: the order is that of the two queues.
         """
         if stream is not None:
-            raise ValueError("to_device takes no stream: a device stands for its queue")
+            raise ValueError("to_device does not accept a stream: a device represents its queue")
         target = as_device(device)
         if target == self._device:
             return self
@@ -172,9 +172,9 @@ class Array:
 
     def _item(self, kinds: str, into: str) -> Any:
         if self._layout.shape != ():
-            raise TypeError(f"only an array of no dimensions is converted to a Python {into}, not one of {self.shape}")
+            raise TypeError(f"only a zero-dimensional array converts to a Python {into}, not one of shape {self.shape}")
         if self.dtype.kind not in kinds:
-            raise TypeError(f"an array of {self.dtype.name} is not converted to a Python {into}")
+            raise TypeError(f"an array of {self.dtype.name} cannot be converted to a Python {into}")
         return self.numpy()[()]
 
     def __bool__(self) -> bool:
@@ -210,12 +210,12 @@ class Array:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("an array of no dimensions has no length")
+            raise TypeError("a zero-dimensional array has no length")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Array]:
         if not self.shape:
-            raise TypeError("an array of no dimensions cannot be iterated over")
+            raise TypeError("a zero-dimensional array cannot be iterated over")
         return (self[i] for i in range(self.shape[0]))
 
     def __repr__(self) -> str:
@@ -387,7 +387,7 @@ class Array:
 
 
 def _on_default_device(values: np.ndarray[Any, Any]) -> Array:
-    """Return an array with the values of one that was pickled, perhaps where other devices are."""
+    """Return an array with the values of a pickled one, perhaps on a machine with other devices."""
     device = default_device()
     return Array(device.write(values), _layout.contiguous(device.require(values.dtype), values.shape), device)
 

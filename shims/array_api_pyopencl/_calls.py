@@ -29,14 +29,14 @@ _REAL_PARTS = frozenset(("abs", "real", "imag"))
 
 
 def result_dtype(name: str, dtype: DType) -> DType:
-    """Return the type of an operation's result, if its operands meet in `dtype`."""
+    """Return the type of an operation's result for operands with the common type `dtype`."""
     if name in _TRUTHS:
         return _dtypes.bool
     return _dtypes.real_of(dtype) if name in _REAL_PARTS else dtype
 
 
 def meeting_dtype(name: str, device: Device, dtype: DType) -> DType:
-    """Return the type to which operands whose common type is `dtype` are converted: integers are divided as floats."""
+    """Return the type to which operands of the common type `dtype` are converted: integers are divided as floats."""
     return device.default_float if name == "divide" and dtype.kind in "iu" else dtype
 
 
@@ -79,7 +79,7 @@ def binary(name: str, x1: Any, x2: Any) -> _objects.Array:
 
 
 def operator(name: str, x1: Any, x2: Any) -> _objects.Array:
-    """Do what `binary` does, but return ``NotImplemented`` for what is neither an array nor a Python scalar."""
+    """Do what `binary` does, but return ``NotImplemented`` for anything except arrays and Python scalars."""
     array = _objects.Array
     left: Any
     right: Any
@@ -121,21 +121,22 @@ def _are_operands(*operands: Any) -> bool:
 def not_an_operand(name: str, *operands: Any) -> Any:
     """Return ``NotImplemented``, unless an operand is an array of another library.
 
-    That would be said less clearly by Python, moved unasked by the other library, and found unequal by ``==``.
+    Otherwise Python's error would be less clear, the other library might move it silently, and ``==`` would return
+    False.
 
     Raises
     ------
     TypeError
-        If one is.
+        If an operand is an array of another library.
     """
     for x in operands:
         if hasattr(x, "__dlpack__") and not isinstance(x, _objects.Array):
-            raise TypeError(f"{name}: an operand is {name_of_type(x)}; asarray takes it to the device")
+            raise TypeError(f"{name}: an operand is {name_of_type(x)}; use asarray to copy it to the device")
     return NotImplemented
 
 
 def compute(name: str, operands: tuple[Any, ...], out: Any = None) -> _objects.Array:
-    """Do what `unary` and `binary` do, for operands of any kind; into `out` if that is given."""
+    """Do what `unary` and `binary` do for operands of any kind; write into `out` if it is given."""
     device, operands = meet(name, *operands)
     sides = [x._layout if isinstance(x, _objects.Array) else type(x) for x in operands]
     key = (name, *sides) if out is None else (name, *sides, "into", out._layout)
@@ -166,7 +167,7 @@ def _plan(name: str, device: Device, operands: tuple[Any, ...], out: Any) -> Pla
 
 
 def common_dtype(operands: tuple[Any, ...]) -> DType:
-    """Return the type in which arrays and Python scalars meet."""
+    """Return the common type of arrays and Python scalars."""
     dtypes = [x.dtype for x in operands if isinstance(x, _objects.Array)]
     result: DType = dtypes[0]
     for d in dtypes[1:]:
@@ -178,7 +179,7 @@ def common_dtype(operands: tuple[Any, ...]) -> DType:
 
 
 def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
-    """Return the device of the first array, and the operands there: arrays, and Python scalars as they are.
+    """Return the device of the first array, and the operands there: arrays, and Python scalars unchanged.
 
     An array on another queue of the same context is copied to this one's queue.
 
@@ -254,7 +255,7 @@ def in_place(name: str, x: Any, other: Any) -> _objects.Array:
 
 
 def overlaps(x: Any, y: Any) -> bool:
-    """Tell whether writing to `x` element by element could change elements of `y` that are still to be read."""
+    """Return whether writing to `x` element by element could change elements of `y` before they are read."""
     if x._layout is y._layout or x._buffer is not y._buffer:
         return False
     return bool(x._layout.low <= y._layout.high and y._layout.low <= x._layout.high)
@@ -286,7 +287,7 @@ def fill(x: Any, value: Any) -> None:
 
 
 def assign(x: Any, y: Any) -> None:
-    """Set `x` to the values of an array on its device whose shape broadcasts to that of `x`, and whose type to its."""
+    """Set `x` to an array on its device, whose shape broadcasts and whose type promotes to that of `x`."""
     device = x._device
     if overlaps(x, y):
         y = compute("copy", (y,))
@@ -299,6 +300,6 @@ def assign(x: Any, y: Any) -> None:
 
 
 def empty(device: Device, dtype: DType, shape: tuple[int, ...]) -> _objects.Array:
-    """Return a new array whose values are not set."""
+    """Return a new uninitialized array."""
     layout = _layout.contiguous(device.require(dtype), shape)
     return _objects.Array(device.allocate(layout.nbytes), layout, device)

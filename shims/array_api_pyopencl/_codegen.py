@@ -1,7 +1,7 @@
-"""OpenCL C for one call: the source of elementwise kernels, gathers and scatters included.
+"""OpenCL C for one call: the source of elementwise kernels, including gathers and scatters.
 
-The source depends on the operation, the types, and for each operand on one of a few classes of layout; lengths,
-strides and offsets are arguments. So kernels are few, and compiled once.
+The source depends on the operation, the types, and one of a few classes of layout for each operand. Lengths, strides
+and offsets are arguments, so there are few kernels, and each is compiled once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONTIGUOUS = "contiguous"  # element i is the i-th after the start
 SINGLE = "single"  # one element for all
 STRIDED = "strided"  # a stride for each dimension
 VALUE = "value"  # a Python scalar, passed by value
-INDIRECT = "indirect"  # strided, and further on by the first operand's value
+INDIRECT = "indirect"  # strided, offset by the first operand's value
 
 NAMES = "abc"
 
@@ -25,7 +25,7 @@ NAMES = "abc"
 class Operand(NamedTuple):
     """An operand of a kernel: the type in memory, the type to compute with, and the class of its layout.
 
-    If `inner`, the stride along the innermost dimension, is 0 or 1, the compiler is told: it makes vectors then.
+    If `inner`, the stride along the innermost dimension, is 0 or 1, the source says so, and the compiler vectorizes.
     """
 
     dtype: DType
@@ -35,12 +35,12 @@ class Operand(NamedTuple):
 
     @property
     def has_strides(self) -> bool:
-        """Whether the kernel takes strides of it."""
+        """Whether the kernel has arguments for its strides."""
         return self.kind in (STRIDED, INDIRECT)
 
 
 class Spec(NamedTuple):
-    """All that the source of an elementwise kernel depends on."""
+    """Everything that the source of an elementwise kernel depends on."""
 
     expression: str  # over a, b and c; see `_expressions`
     computes: DType  # the type of the expression's value
@@ -51,7 +51,7 @@ class Spec(NamedTuple):
 
 
 def header(dtypes: Sequence[DType], wide: bool) -> str:
-    """Return what every program begins with."""
+    """Return the beginning of every program."""
     lines = ["#pragma OPENCL FP_CONTRACT OFF"]
     if any(_dtypes.real_of(d) == _dtypes.float64 for d in dtypes):
         lines.append("#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
@@ -64,8 +64,8 @@ def header(dtypes: Sequence[DType], wide: bool) -> str:
 def elementwise_source(spec: Spec) -> str:
     """Return the source of the kernel ``elementwise``.
 
-    Its arguments are the output's buffer and start, then for each operand its buffer and start, or its value; then the
-    lengths of the dimensions, outermost first; then for the output and each operand that is strided its strides.
+    Its arguments are the output's buffer and start; for each operand its buffer and start, or its value; the lengths
+    of the dimensions, outermost first; and the strides of the output and of each strided operand.
     """
     arguments = [f"__global {C_TYPES[spec.out.dtype]}* out", "idx start"]
     body = []
@@ -101,9 +101,9 @@ _PLAIN_POSITION = ("  idx i = get_global_id(0);", "  if (i >= n0) return;")
 
 
 def _strided_position(dimensions: int, steps: Mapping[str, int | None]) -> list[str]:
-    """Find one's place: the two innermost dimensions are the launch's first two, all others are its third.
+    """Find the work-item's element: the two innermost dimensions are the launch's first two, all others its third.
 
-    Divisions take longer than all the rest, so that there are none for up to three dimensions.
+    Divisions take longer than everything else, so there are none for up to three dimensions.
     """
     last = dimensions - 1
     lines = [f"  idx i{last} = get_global_id(0);", f"  if (i{last} >= n{last}) return;"]

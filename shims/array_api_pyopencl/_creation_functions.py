@@ -1,4 +1,4 @@
-"""Creation functions: constants and sequences are computed on the device, what the host has is copied there."""
+"""Creation functions: constants and sequences are computed on the device, host data is copied there."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def asarray(obj: Any, /, *, dtype: DType | None = None, device: Any = None, copy
         An array of this namespace; a `pyopencl.array.Array`, whose memory and queue the result shares; a NumPy array
         or another object with a buffer, ``__dlpack__`` or ``__array__``; a Python scalar, or nested sequences.
     dtype
-        The data type, by default that of `obj`: of Python numbers int64, and the widest floating-point types that
-        the device has.
+        The data type, by default that of `obj`; for Python numbers, int64 and the widest floating-point types that the
+        device has.
     device
         A device of this namespace, a `pyopencl.CommandQueue` or a `pyopencl.Device`; by default where `obj` is.
     copy
-        Whether to copy. ``None`` copies where it must; ``False`` refuses to.
+        Whether to copy. ``None`` copies only if necessary; ``False`` never copies.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def asarray(obj: Any, /, *, dtype: DType | None = None, device: Any = None, copy
         return _converted(obj, dtype, device, copy)
     target = as_device(device)
     if copy is False:
-        raise ValueError(f"copy=False, but {type(obj).__name__} is not OpenCL memory: it can only be copied")
+        raise ValueError(f"copy=False, but {type(obj).__name__} is not OpenCL memory and must be copied")
     wanted = None if dtype is None else target.require(target.as_dtype(dtype))
     host = _on_host(obj, wanted, target)
     layout = _layout.contiguous(target.require(_dtypes.as_dtype(host.dtype)), host.shape)
@@ -96,7 +96,7 @@ def _has_buffer(obj: Any) -> bool:
 
 
 def _from_python(obj: Any, dtype: DType | None, device: Device) -> np.ndarray[Any, Any]:
-    """Return scalars and nested sequences, among which there may be arrays, as a NumPy array."""
+    """Return scalars and nested sequences, which may contain arrays, as a NumPy array."""
     obj = _without_arrays(obj)
     if dtype is not None and dtype.kind in "iu":
         return np.asarray(obj, dtype)  # NumPy refuses what does not fit
@@ -107,7 +107,7 @@ def _from_python(obj: Any, dtype: DType | None, device: Device) -> np.ndarray[An
                 "an integer is beyond int64 and uint64, or the sequence has something that is not a number"
             )
         host = np.asarray(obj, dtype)
-    if dtype is None and host.dtype == np.float64:  # as Python's numbers are; arrays may be narrower
+    if dtype is None and host.dtype == np.float64:  # the type of Python's numbers; arrays may be narrower
         return host.astype(device.default_float)
     if dtype is None and host.dtype == np.complex128:
         return host.astype(device.default_complex)
@@ -125,9 +125,9 @@ def _without_arrays(obj: Any) -> Any:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
-    """Return an array made of any object with ``__dlpack__``.
+    """Return an array made from any object with ``__dlpack__``.
 
-    Arrays of this namespace and of `pyopencl.array` are shared, all others copied through host memory.
+    Arrays of this namespace and of `pyopencl.array` are shared; all others are copied through host memory.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 
 
 def empty(shape: Any, *, dtype: DType | None = None, device: Any = None) -> Array:
-    """Return an array whose values are not set."""
+    """Return an uninitialized array."""
     target = as_device(device)
     dtype = target.default_float if dtype is None else target.as_dtype(dtype)
     return _calls.empty(target, dtype, _layout.as_shape(shape))
@@ -159,7 +159,7 @@ def full(shape: Any, fill_value: Any, *, dtype: DType | None = None, device: Any
     Raises
     ------
     TypeError
-        If `fill_value` is of a kind above that of `dtype`.
+        If the kind of `fill_value` is above that of `dtype`.
     """
     target = as_device(device)
     if isinstance(fill_value, Array | pyopencl.array.Array):
@@ -202,26 +202,26 @@ def _constant(shape: Any, value: int, dtype: DType | None, device: Any) -> Array
 
 
 def empty_like(x: Array, /, *, dtype: DType | None = None, device: Any = None) -> Array:
-    """Return an array of the shape of `x` whose values are not set."""
+    """Return an uninitialized array with the shape of `x`."""
     x = as_array("empty_like", x)
     return empty(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device)
 
 
 def full_like(x: Array, /, fill_value: Any, *, dtype: DType | None = None, device: Any = None) -> Array:
-    """Return an array of the shape of `x` filled with one value."""
+    """Return an array with the shape of `x`, filled with one value."""
     x = as_array("full_like", x)
     device = x.device if device is None else device
     return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
 
 
 def zeros_like(x: Array, /, *, dtype: DType | None = None, device: Any = None) -> Array:
-    """Return an array of zeros of the shape of `x`."""
+    """Return an array of zeros with the shape of `x`."""
     x = as_array("zeros_like", x)
     return zeros(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device)
 
 
 def ones_like(x: Array, /, *, dtype: DType | None = None, device: Any = None) -> Array:
-    """Return an array of ones of the shape of `x`."""
+    """Return an array of ones with the shape of `x`."""
     x = as_array("ones_like", x)
     return ones(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device if device is None else device)
 
@@ -247,16 +247,16 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: DType | Non
 def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: DType | None = None, device: Any = None, endpoint: bool = True
 ) -> Array:
-    """Return `num` evenly spaced values from `start` to `stop`, the latter included if `endpoint` is true."""
+    """Return `num` evenly spaced values from `start` to `stop`, which is included if `endpoint` is true."""
     if num < 0:
-        raise ValueError(f"linspace: num is {num}, expected a number that is not negative")
+        raise ValueError(f"linspace: num is {num}, expected a non-negative number")
     target = as_device(device)
     if dtype is None:
         is_complex = isinstance(start, complex) or isinstance(stop, complex)
         dtype = target.default_complex if is_complex else target.default_float
     dtype = target.require(target.as_dtype(dtype))
     gaps = num - 1 if endpoint else num
-    # Python's own numbers are float64, on every device; the division stands last, so that whole steps stay whole.
+    # Python floats are float64 on every device. The division comes last, so that whole steps stay whole.
     step = (stop - start) / gaps if gaps > 0 else 0.0
     if dtype.kind in "iu":
         host = np.linspace(start, stop, num, endpoint=endpoint, dtype=dtype)
@@ -265,7 +265,7 @@ def linspace(
 
 
 def _sequence(device: Device, dtype: DType, count: int, start: Any, step: Any, last: Any) -> Array:
-    """Return ``start + i * step``, with `last` as the last value if it is given."""
+    """Return ``start + i * step``; the last value is `last` if that is given."""
     result: Array = _calls.empty(device, dtype, (count,))
     wide = _dtypes.int64 if dtype.kind in "iu" else np.promote_types(dtype, device.default_float)
     t = C_TYPES[wide]
@@ -293,7 +293,7 @@ def _wrapped(value: Any, dtype: DType) -> bytes:
         return np.asarray(value).astype(dtype).tobytes()
 
 
-# Each value is computed from its position, as sums of steps would drift.
+# Each value is computed from its position, because sums of steps would drift.
 _SEQUENCE = """
 __kernel void sequence(__global OUT* out, long n, WIDE start, WIDE step, WIDE last) {
   long i = get_global_id(0);
@@ -331,7 +331,7 @@ def triu(x: Array, /, *, k: int = 0) -> Array:
 
 def _triangle(x: Array, k: int, relation: str) -> Array:
     if x.ndim < 2:
-        raise ValueError(f"a triangle needs two dimensions or more, not {x.ndim}")
+        raise ValueError(f"tril and triu need two dimensions or more, not {x.ndim}")
     device = x.device
     columns = arange(x.shape[-1], device=device)
     diagonal = arange(k, x.shape[-2] + k, device=device)[:, None]

@@ -32,7 +32,7 @@ def astype(x: Array, dtype: DType, /, *, copy: bool = True, device: Any = None) 
 
 
 def can_cast(from_: DType | Array, to: DType, /) -> bool:
-    """Tell whether the standard's promotion of `from_` and `to` is `to`."""
+    """Return whether the standard promotes `from_` and `to` to `to`."""
     source = _dtype_of(from_)
     target = _dtype_of(to)
     try:
@@ -66,13 +66,13 @@ class IntInfo:
 def _dtype_of(type_: Any) -> DType:
     if isinstance(type_, Array):
         return type_.dtype
-    if type_ is float or type_ is complex:  # which alone depend on the device; there need not be one
+    if type_ is float or type_ is complex:  # only these depend on the device, and there may be none
         return default_device().as_dtype(type_)
     return _dtypes.as_dtype(type_)
 
 
 def finfo(type: DType | Array, /) -> FloatInfo:  # noqa: A002 (the standard's name)
-    """Return the limits of a floating-point type; of a complex one, those of its parts."""
+    """Return the limits of a floating-point type; for a complex type, those of its parts."""
     dtype = _dtype_of(type)
     if dtype.kind not in "fc":
         raise TypeError(f"finfo is not defined for {dtype.name}")
@@ -91,12 +91,12 @@ def iinfo(type: DType | Array, /) -> IntInfo:  # noqa: A002 (the standard's name
 
 
 def isdtype(dtype: DType, kind: Any) -> bool:
-    """Tell whether a type is another one, of a named kind, or one of several of these.
+    """Return whether a type equals another one, is of a named kind, or matches one of several of these.
 
     Raises
     ------
     ValueError
-        If a kind is none of the standard's.
+        If a kind is not in the standard.
     """
     dtype = _dtype_of(dtype)
     if isinstance(kind, tuple):
@@ -114,7 +114,7 @@ def result_type(*arrays_and_dtypes: Any) -> DType:
     Raises
     ------
     TypeError
-        If they do not, or there are only scalars.
+        If they have no common type, or there are only scalars.
     """
     dtypes = []
     scalars = []

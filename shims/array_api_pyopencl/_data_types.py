@@ -1,4 +1,4 @@
-"""The data types as the namespace shows them, see `_dtypes`."""
+"""The data types that the namespace exports, see `_dtypes`."""
 
 from __future__ import annotations
 

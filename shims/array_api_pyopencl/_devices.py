@@ -1,4 +1,4 @@
-"""Devices: an OpenCL device together with the context and the in-order queue on which its arrays live."""
+"""Devices: an OpenCL device with the context and the in-order queue on which its arrays live."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from array_api_pyopencl import _dtypes
 from array_api_pyopencl._dtypes import DType
 
 _MAX_QUEUES = 64
-_LARGE = 1 << 20  # bytes of a buffer before which it is worth a look how many the pool holds
+_LARGE = 1 << 20  # bytes; before allocating a larger buffer, check how much the pool holds
 _MAX_PROGRAMS = 4096
 _programs: dict[tuple[Any, Any, str], Any] = {}
 _compiling = threading.Lock()  # warnings are silenced for the whole process
-_found = threading.RLock()  # two threads must not make two contexts for one device, nor two of its queues' devices
+_found = threading.RLock()  # two threads must not make two contexts for one device, or two devices for one queue
 
 
 class Device:
-    """Where arrays live and are computed: a command queue, and with it a context and an OpenCL device.
+    """The place where arrays live and are computed: a command queue with its context and OpenCL device.
 
     Two devices are equal if their queues are. `array_api_pyopencl.__array_namespace_info__().devices()` has one for
-    each OpenCL device found; for a queue of your own there is ``Device(queue)``.
+    each OpenCL device found; use ``Device(queue)`` for your own queue.
 
     Raises
     ------
     ValueError
-        If the queue executes out of order: results here are only ordered by their queue. If its context is gone, which
-        not every driver's queues keep alive.
+        If the queue executes out of order: only the queue orders the computations here. Also if its context is gone,
+        which some drivers' queues do not keep alive.
     """
 
     __slots__ = ("__dict__", "cl_device", "context", "lock", "plans", "pool", "queue")
@@ -46,8 +46,8 @@ class Device:
             self.context = queue.context
         except cl.LogicError as error:
             raise ValueError(
-                "the context of the command queue is gone, as this OpenCL driver's queues do not keep it alive; hold "
-                "the pyopencl.Context as long as the queue"
+                "the context of the command queue is gone, because this OpenCL driver's queues do not keep it alive; "
+                "keep a reference to the pyopencl.Context as long as you use the queue"
             ) from error
         self.cl_device = queue.device
         self.pool = MemoryPool(ImmediateAllocator(queue))
@@ -85,12 +85,12 @@ class Device:
         return _dtypes.complex_of(self.default_float)
 
     def as_dtype(self, dtype: Any) -> DType:
-        """Return what a caller gave as a data type; Python's types of numbers are the default ones of the device.
+        """Return a caller's argument as a data type; Python's number types mean the device's default types.
 
         Raises
         ------
         TypeError
-            If it is none of the standard's in native byte order.
+            If it is not one of the standard's types in native byte order.
         """
         if dtype is float:
             return self.default_float
@@ -98,7 +98,7 @@ class Device:
 
     @cached_property
     def is_cpu(self) -> bool:
-        """Whether work-items are better given consecutive elements than interleaved ones."""
+        """Whether work-items are faster with consecutive elements than with interleaved ones."""
         return bool(self.cl_device.type & cl.device_type.CPU)
 
     @cached_property
@@ -108,7 +108,7 @@ class Device:
 
     @cached_property
     def most_held(self) -> int:
-        """The number of bytes that the pool may hold and nobody uses: the pool itself knows no limit."""
+        """The number of unused bytes that the pool may hold: the pool itself has no limit."""
         return int(self.cl_device.global_mem_size) // 4
 
     @cached_property
@@ -119,7 +119,7 @@ class Device:
 
     @cached_property
     def build_options(self) -> list[str]:
-        """What every program is compiled with: divisions and roots are rounded correctly where that can be had."""
+        """The options of every program: divisions and roots are rounded correctly where the device supports it."""
         config = self.cl_device.single_fp_config
         exact = config & cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
         return ["-cl-fp32-correctly-rounded-divide-sqrt"] if exact else []
@@ -175,7 +175,7 @@ class Device:
             return cl.Program(self.context, source).build(self.build_options, devices=[self.cl_device])
 
     def read(self, buffer: Any, start: int, count: int, dtype: DType) -> np.ndarray[Any, Any]:
-        """Return `count` elements from the element `start` on, once they are computed."""
+        """Return `count` elements from the element `start` on, after waiting for them."""
         host = np.empty(count, dtype)
         if count:
             cl.enqueue_copy(self.queue, host, buffer, src_offset=start * dtype.itemsize)
@@ -204,7 +204,7 @@ _by_queue: dict[Any, Device] = {}
 
 
 def device_of_queue(queue: cl.CommandQueue) -> Device:
-    """Return the device that stands for `queue`; the same one while it is among the last ones used."""
+    """Return the device that represents `queue`; the same object while it is among the last ones used."""
     found = _by_queue.get(queue)
     if found is None:
         with _found:
@@ -215,7 +215,7 @@ def device_of_queue(queue: cl.CommandQueue) -> Device:
 
 
 def devices() -> tuple[Device, ...]:
-    """Return one device for each OpenCL device found, each with a context and a queue of its own."""
+    """Return one device for each OpenCL device found, each with its own context and queue."""
     with _found:
         return _find_devices()
 
@@ -223,7 +223,7 @@ def devices() -> tuple[Device, ...]:
 @cache
 def _find_devices() -> tuple[Device, ...]:
     found = [device for platform in _platforms() for device in platform.get_devices()]
-    # Intel's queues do not keep their context alive: the contexts are held here until each device holds its own.
+    # Intel's queues do not keep their context alive: keep the contexts here until each device holds its own.
     contexts = [cl.Context([device]) for device in found]
     return tuple(device_of_queue(cl.CommandQueue(context)) for context in contexts)
 
@@ -250,7 +250,7 @@ def default_device() -> Device:
 def _default_device(choice: str) -> Device:
     found = devices()
     if not found:
-        raise RuntimeError("no OpenCL device was found; pip install pocl-binary-distribution brings one for CPUs")
+        raise RuntimeError("no OpenCL device was found; pip install pocl-binary-distribution provides one for CPUs")
     if not choice:
         return found[0]
     chosen = cl.choose_devices(interactive=False)[0]
@@ -265,7 +265,7 @@ def as_device(device: Any) -> Device:
     TypeError
         If it is anything else.
     ValueError
-        If it is an OpenCL device that was not found here.
+        If it is an OpenCL device that is not on this machine.
     """
     if device is None:
         return default_device()

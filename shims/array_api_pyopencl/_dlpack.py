@@ -1,6 +1,6 @@
-"""DLPack: OpenCL memory that the host can see is shared as host memory, all other only copied on request.
+"""DLPack: OpenCL memory that the host can access is shared as host memory, all other is only copied on request.
 
-The host sees the memory of CPU devices, and shared virtual memory of devices whose SVM is fine-grained.
+The host can access the memory of CPU devices and fine-grained shared virtual memory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def _is_host_memory(x: Any) -> bool:
 
 
 def is_svm(buffer: Any) -> bool:
-    """Tell whether memory is an SVM allocation, as an array of `pyopencl.array` may have, and no buffer."""
+    """Return whether memory is an SVM allocation, which an array of `pyopencl.array` may have, rather than a buffer."""
     return not isinstance(buffer, cl.MemoryObjectHolder)
 
 
 def device_of(x: Any) -> tuple[int, int]:
-    """Return DLPack's name of the place: a CPU device's buffers are host memory."""
+    """Return DLPack's name of the device: a CPU device's buffers are host memory."""
     return (CPU, 0) if _is_host_memory(x) else (OPENCL, _ordinal(x.device))
 
 
@@ -39,30 +39,30 @@ def _ordinal(device: Device) -> int:
 
 
 def export(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
-    """Return the capsule, once the values are computed.
+    """Return the capsule, after waiting for the values.
 
     Raises
     ------
     BufferError
-        If the memory is not the host's and no copy there was asked for.
+        If the memory is not host memory and no copy in host memory was requested.
     """
     if stream is not None:
-        raise ValueError("__dlpack__ takes no stream: the values are computed when it returns")
+        raise ValueError("__dlpack__ does not accept a stream: the values are computed when it returns")
     where = device_of(x) if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
     if where[0] != CPU:
         raise BufferError(
-            "OpenCL memory cannot be exported by DLPack: ask for a copy in host memory, dl_device=(1, 0), "
+            "OpenCL memory cannot be exported by DLPack: request a copy in host memory, dl_device=(1, 0), "
             "or use the pyopencl.array.Array that the property cl_array returns"
         )
     shared = _is_host_memory(x)
     if copy is False and not shared:
-        raise BufferError("copy=False, but the memory of this OpenCL device is not the host's")
+        raise BufferError("copy=False, but the memory of this OpenCL device is not host memory")
     host = host_view(x) if shared and not copy else x.numpy()
     return host.__dlpack__() if max_version is None else host.__dlpack__(max_version=max_version)
 
 
 class _Mapped:
-    """Memory that the host sees, kept alive together with what it was mapped from."""
+    """Memory that the host can access; it keeps the mapped buffer alive."""
 
     def __init__(self, mapped: np.ndarray[Any, Any], kept: Any) -> None:
         self.__array_interface__ = mapped.__array_interface__
@@ -70,7 +70,7 @@ class _Mapped:
 
 
 def host_view(x: Any) -> np.ndarray[Any, Any]:
-    """Return a NumPy array that shares the memory of `x`, once its values are computed."""
+    """Return a NumPy array that shares the memory of `x`, after waiting for its values."""
     layout = x._layout
     if layout.size == 0:
         return np.empty(layout.shape, layout.dtype)

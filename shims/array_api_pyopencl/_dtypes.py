@@ -1,7 +1,7 @@
 """The data types: NumPy's own dtype objects, which `pyopencl.array.Array` carries as well.
 
-The namespace shows NumPy's scalar types in their place, as NumPy and CuPy do: an array's dtype is equal to one of them,
-and unlike a dtype object, ``numpy.float64`` is not equal to ``None``.
+The namespace exports NumPy's scalar types instead, as NumPy and CuPy do: an array's dtype equals one of them, and
+unlike a dtype object, ``numpy.float64`` is not equal to ``None``.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ _COMPLEX_OF = {float16: complex64, float32: complex64, float64: complex128}
 
 
 def as_dtype(dtype: Any) -> DType:
-    """Return `dtype` as a dtype object, if it is one of the standard's in native byte order.
+    """Return `dtype` as a dtype object, if it is one of the standard's types in native byte order.
 
-    Python's `bool` and `int` are their default types; `Device.as_dtype` takes `float` and `complex` as well.
+    Python's `bool` and `int` mean their default types; `Device.as_dtype` also accepts `float` and `complex`.
 
     Raises
     ------
@@ -92,17 +92,17 @@ def as_dtype(dtype: Any) -> DType:
 
 
 def real_of(dtype: DType) -> DType:
-    """Return the type of the real and imaginary parts; a real type is its own."""
+    """Return the type of the real and imaginary parts; a real type is returned unchanged."""
     return _REAL_OF.get(dtype, dtype)
 
 
 def complex_of(dtype: DType) -> DType:
-    """Return the complex type whose parts are of the real floating `dtype`; a complex type is its own."""
+    """Return the complex type with parts of the real floating `dtype`; a complex type is returned unchanged."""
     return _COMPLEX_OF.get(dtype, dtype)
 
 
 def is_kind(dtype: DType, kind: str) -> Any:
-    """Tell whether `dtype` is of one of the standard's named kinds."""
+    """Return whether `dtype` is of one of the standard's named kinds."""
     return dtype.kind in KINDS[kind]
 
 
@@ -115,7 +115,7 @@ def promote(a: DType, b: DType) -> DType:
     Raises
     ------
     TypeError
-        If the table has no entry for them, as for an integer and a floating-point type.
+        If the table has no entry for them, for example for an integer and a floating-point type.
     """
     if a is b:
         return a
@@ -137,7 +137,7 @@ def _promote(a: DType, b: DType) -> DType:
 
 
 def require_scalar_fits(scalar: Any, dtype: DType) -> DType:
-    """Return the type in which a Python scalar and an array of type `dtype` meet.
+    """Return the common type of a Python scalar and an array of type `dtype`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Elementwise functions: each is one kernel over its operands, broadcast and strided as they are."""
+"""Elementwise functions: each is one kernel over its operands, whatever their broadcasting and strides."""
 
 from __future__ import annotations
 
@@ -10,94 +10,94 @@ from array_api_pyopencl._calls import binary, unary
 
 
 def abs(x: Array, /) -> Array:
-    """Return for each element the absolute value, which is real."""
+    """Return the absolute value of each element, which is real."""
     return unary("abs", x)
 
 
 def acos(x: Array, /) -> Array:
-    """Return for each element the inverse cosine."""
+    """Return the inverse cosine of each element."""
     return unary("acos", x)
 
 
 def acosh(x: Array, /) -> Array:
-    """Return for each element the inverse hyperbolic cosine."""
+    """Return the inverse hyperbolic cosine of each element."""
     return unary("acosh", x)
 
 
 def add(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the sum."""
+    """Return the sum of each pair of elements."""
     return binary("add", x1, x2)
 
 
 def asin(x: Array, /) -> Array:
-    """Return for each element the inverse sine."""
+    """Return the inverse sine of each element."""
     return unary("asin", x)
 
 
 def asinh(x: Array, /) -> Array:
-    """Return for each element the inverse hyperbolic sine."""
+    """Return the inverse hyperbolic sine of each element."""
     return unary("asinh", x)
 
 
 def atan(x: Array, /) -> Array:
-    """Return for each element the inverse tangent."""
+    """Return the inverse tangent of each element."""
     return unary("atan", x)
 
 
 def atan2(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the angle of the point ``(x2, x1)``."""
+    """Return the angle of the point ``(x2, x1)`` for each pair of elements."""
     return binary("atan2", x1, x2)
 
 
 def atanh(x: Array, /) -> Array:
-    """Return for each element the inverse hyperbolic tangent."""
+    """Return the inverse hyperbolic tangent of each element."""
     return unary("atanh", x)
 
 
 def bitwise_and(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the bits set in both."""
+    """Return the bitwise AND of each pair of elements."""
     return binary("bitwise_and", x1, x2)
 
 
 def bitwise_invert(x: Array, /) -> Array:
-    """Return for each element every bit inverted; a truth value negated."""
+    """Return each element with all bits inverted; booleans are negated."""
     return unary("bitwise_invert", x)
 
 
 def bitwise_left_shift(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the bits of `x1` moved up by `x2`, all lost beyond the width."""
+    """Return `x1` shifted left by `x2` bits; shifts beyond the width give 0."""
     return binary("bitwise_left_shift", x1, x2)
 
 
 def bitwise_or(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the bits set in either."""
+    """Return the bitwise OR of each pair of elements."""
     return binary("bitwise_or", x1, x2)
 
 
 def bitwise_right_shift(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the bits of `x1` moved down by `x2`, all but the sign lost beyond the width."""
+    """Return `x1` shifted right by `x2` bits; shifts beyond the width leave only the sign."""
     return binary("bitwise_right_shift", x1, x2)
 
 
 def bitwise_xor(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the bits set in one of both."""
+    """Return the bitwise XOR of each pair of elements."""
     return binary("bitwise_xor", x1, x2)
 
 
 def ceil(x: Array, /) -> Array:
-    """Return for each element the least integer that is not less."""
+    """Return the smallest integer not less than each element."""
     return unary("ceil", x)
 
 
 def clip(x: Array, /, min: Any = None, max: Any = None) -> Array:  # noqa: A002 (the standard's names)
-    """Return each element, but not less than `min` and not greater than `max`.
+    """Return each element limited to the range from `min` to `max`.
 
     Parameters
     ----------
     x
         Real numbers.
     min, max
-        Bounds, arrays or scalars that broadcast with `x` and are of its kind; ``None`` is no bound.
+        Bounds: arrays or scalars of the kind of `x` that broadcast with it; ``None`` means no bound.
     """
     if isinstance(x, Array) and x.dtype.kind not in "iuf":
         raise TypeError(f"clip is not defined for {x.dtype.name}")
@@ -115,250 +115,250 @@ def clip(x: Array, /, min: Any = None, max: Any = None) -> Array:  # noqa: A002 
 
 
 def conj(x: Array, /) -> Array:
-    """Return for each element the complex conjugate."""
+    """Return the complex conjugate of each element."""
     return unary("conj", x)
 
 
 def copysign(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the magnitude of `x1` with the sign of `x2`."""
+    """Return the magnitude of `x1` with the sign of `x2`."""
     return binary("copysign", x1, x2)
 
 
 def cos(x: Array, /) -> Array:
-    """Return for each element the cosine."""
+    """Return the cosine of each element."""
     return unary("cos", x)
 
 
 def cosh(x: Array, /) -> Array:
-    """Return for each element the hyperbolic cosine."""
+    """Return the hyperbolic cosine of each element."""
     return unary("cosh", x)
 
 
 def divide(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the quotient; of integers it is of the default floating-point type."""
+    """Return the quotient of each pair of elements; integers give the default floating-point type."""
     return binary("divide", x1, x2)
 
 
 def equal(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements whether both are equal."""
+    """Return whether the elements of each pair are equal."""
     return binary("equal", x1, x2)
 
 
 def exp(x: Array, /) -> Array:
-    """Return for each element the exponential."""
+    """Return the exponential of each element."""
     return unary("exp", x)
 
 
 def expm1(x: Array, /) -> Array:
-    """Return for each element ``exp(x) - 1``, precise near 0."""
+    """Return ``exp(x) - 1`` for each element, accurate near 0."""
     return unary("expm1", x)
 
 
 def floor(x: Array, /) -> Array:
-    """Return for each element the greatest integer that is not greater."""
+    """Return the largest integer not greater than each element."""
     return unary("floor", x)
 
 
 def floor_divide(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the quotient rounded down; of an integer and 0 it is 0."""
+    """Return the quotient of each pair of elements, rounded down; an integer divided by 0 gives 0."""
     return binary("floor_divide", x1, x2)
 
 
 def greater(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements whether `x1` is greater."""
+    """Return whether `x1` is greater than `x2`, for each pair of elements."""
     return binary("greater", x1, x2)
 
 
 def greater_equal(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements whether `x1` is not less."""
+    """Return whether `x1` is greater than or equal to `x2`, for each pair of elements."""
     return binary("greater_equal", x1, x2)
 
 
 def hypot(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements ``sqrt(x1**2 + x2**2)`` without overflow on the way."""
+    """Return ``sqrt(x1**2 + x2**2)`` for each pair of elements, without intermediate overflow."""
     return binary("hypot", x1, x2)
 
 
 def imag(x: Array, /) -> Array:
-    """Return for each element the imaginary part."""
+    """Return the imaginary part of each element."""
     return unary("imag", x)
 
 
 def isfinite(x: Array, /) -> Array:
-    """Return for each element whether it is neither infinite nor NaN."""
+    """Return whether each element is finite."""
     return unary("isfinite", x)
 
 
 def isinf(x: Array, /) -> Array:
-    """Return for each element whether it is infinite."""
+    """Return whether each element is infinite."""
     return unary("isinf", x)
 
 
 def isnan(x: Array, /) -> Array:
-    """Return for each element whether it is NaN."""
+    """Return whether each element is NaN."""
     return unary("isnan", x)
 
 
 def less(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements whether `x1` is less."""
+    """Return whether `x1` is less than `x2`, for each pair of elements."""
     return binary("less", x1, x2)
 
 
 def less_equal(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements whether `x1` is not greater."""
+    """Return whether `x1` is less than or equal to `x2`, for each pair of elements."""
     return binary("less_equal", x1, x2)
 
 
 def log(x: Array, /) -> Array:
-    """Return for each element the natural logarithm."""
+    """Return the natural logarithm of each element."""
     return unary("log", x)
 
 
 def log10(x: Array, /) -> Array:
-    """Return for each element the logarithm to base 10."""
+    """Return the base-10 logarithm of each element."""
     return unary("log10", x)
 
 
 def log1p(x: Array, /) -> Array:
-    """Return for each element ``log(1 + x)``, precise near 0."""
+    """Return ``log(1 + x)`` for each element, accurate near 0."""
     return unary("log1p", x)
 
 
 def log2(x: Array, /) -> Array:
-    """Return for each element the logarithm to base 2."""
+    """Return the base-2 logarithm of each element."""
     return unary("log2", x)
 
 
 def logaddexp(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements ``log(exp(x1) + exp(x2))``."""
+    """Return ``log(exp(x1) + exp(x2))`` for each pair of elements."""
     return binary("logaddexp", x1, x2)
 
 
 def logical_and(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements whether both are true."""
+    """Return the logical AND of each pair of elements."""
     return binary("logical_and", x1, x2)
 
 
 def logical_not(x: Array, /) -> Array:
-    """Return for each element the negated truth value."""
+    """Return the logical NOT of each element."""
     return unary("logical_not", x)
 
 
 def logical_or(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements whether either is true."""
+    """Return the logical OR of each pair of elements."""
     return binary("logical_or", x1, x2)
 
 
 def logical_xor(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements whether one of both is true."""
+    """Return the logical XOR of each pair of elements."""
     return binary("logical_xor", x1, x2)
 
 
 def maximum(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the greater one, or NaN if one is."""
+    """Return the greater of each pair of elements, or NaN if either is NaN."""
     return binary("maximum", x1, x2)
 
 
 def minimum(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the lesser one, or NaN if one is."""
+    """Return the lesser of each pair of elements, or NaN if either is NaN."""
     return binary("minimum", x1, x2)
 
 
 def multiply(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the product."""
+    """Return the product of each pair of elements."""
     return binary("multiply", x1, x2)
 
 
 def negative(x: Array, /) -> Array:
-    """Return for each element the negated value."""
+    """Return the negative of each element."""
     return unary("negative", x)
 
 
 def nextafter(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the next representable number after `x1` in the direction of `x2`."""
+    """Return the next representable number after `x1` towards `x2`."""
     return binary("nextafter", x1, x2)
 
 
 def not_equal(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements whether they differ."""
+    """Return whether the elements of each pair differ."""
     return binary("not_equal", x1, x2)
 
 
 def positive(x: Array, /) -> Array:
-    """Return for each element the value itself."""
+    """Return each element unchanged."""
     return unary("positive", x)
 
 
 def pow(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements `x1` to the power `x2`; for integers, a negative one rounds to 0."""
+    """Return `x1` to the power `x2`; with integers, results of negative powers are rounded towards 0."""
     return binary("pow", x1, x2)
 
 
 def real(x: Array, /) -> Array:
-    """Return for each element the real part."""
+    """Return the real part of each element."""
     return unary("real", x)
 
 
 def reciprocal(x: Array, /) -> Array:
-    """Return for each element ``1 / x``."""
+    """Return ``1 / x`` for each element."""
     return unary("reciprocal", x)
 
 
 def remainder(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the remainder with the sign of `x2`; of an integer by 0 it is 0."""
+    """Return the remainder of each pair of elements, with the sign of `x2`; an integer modulo 0 gives 0."""
     return binary("remainder", x1, x2)
 
 
 def round(x: Array, /) -> Array:
-    """Return for each element the nearest integer, of two the even one."""
+    """Return the integer nearest to each element; ties go to the even one."""
     return unary("round", x)
 
 
 def sign(x: Array, /) -> Array:
-    """Return for each element -1, 0 or 1, or for a complex number its direction."""
+    """Return the sign of each element: -1, 0 or 1, or for a complex number its direction."""
     return unary("sign", x)
 
 
 def signbit(x: Array, /) -> Array:
-    """Return for each element whether the sign bit is set."""
+    """Return whether the sign bit of each element is set."""
     return unary("signbit", x)
 
 
 def sin(x: Array, /) -> Array:
-    """Return for each element the sine."""
+    """Return the sine of each element."""
     return unary("sin", x)
 
 
 def sinh(x: Array, /) -> Array:
-    """Return for each element the hyperbolic sine."""
+    """Return the hyperbolic sine of each element."""
     return unary("sinh", x)
 
 
 def sqrt(x: Array, /) -> Array:
-    """Return for each element the square root."""
+    """Return the square root of each element."""
     return unary("sqrt", x)
 
 
 def square(x: Array, /) -> Array:
-    """Return for each element the square."""
+    """Return the square of each element."""
     return unary("square", x)
 
 
 def subtract(x1: Any, x2: Any, /) -> Array:
-    """Return for each pair of elements the difference."""
+    """Return the difference of each pair of elements."""
     return binary("subtract", x1, x2)
 
 
 def tan(x: Array, /) -> Array:
-    """Return for each element the tangent."""
+    """Return the tangent of each element."""
     return unary("tan", x)
 
 
 def tanh(x: Array, /) -> Array:
-    """Return for each element the hyperbolic tangent."""
+    """Return the hyperbolic tangent of each element."""
     return unary("tanh", x)
 
 
 def trunc(x: Array, /) -> Array:
-    """Return for each element the integer part."""
+    """Return the integer part of each element."""
     return unary("trunc", x)

@@ -1,7 +1,7 @@
-"""What the elementwise functions compute, as OpenCL C: one expression for each kind of data type.
+"""The elementwise functions as OpenCL C: one expression for each kind of data type.
 
-In an expression ``a``, ``b`` and ``c`` are the operands, already converted to the type in which they meet. `expression`
-replaces ``T`` by that type, ``R`` by its real type, ``U`` by its unsigned type and ``BITS`` by its width.
+In an expression ``a``, ``b`` and ``c`` are the operands, already converted to their common type. `expression` replaces
+``T`` by that type, ``R`` by its real type, ``U`` by its unsigned type and ``BITS`` by its width.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from array_api_pyopencl import _dtypes
 from array_api_pyopencl._dtypes import C_TYPES, DType
 
-# Signed integers wrap around as NumPy's do, which C only promises for unsigned ones.
+# Signed integers wrap around as in NumPy; C guarantees this only for unsigned ones.
 _WRAP = {"i": "(T)((U)a {0} (U)b)", "u": "(T)(a {0} b)"}
 
 
@@ -27,7 +27,7 @@ def _float_function(name: str) -> dict[str, str]:
     return {"f": f"{name}(a)", "c": f"c_{name}(a)"}
 
 
-# A shift beyond the width is undefined in C; here all bits have left.
+# A shift beyond the width is undefined in C; here it shifts out all bits.
 _OUT_OF_WIDTH = "b < 0 || b >= BITS"
 
 EXPRESSIONS: dict[str, dict[str, str]] = {
@@ -113,7 +113,7 @@ EXPRESSIONS: dict[str, dict[str, str]] = {
 
 
 def expression(name: str, dtype: DType) -> str:
-    """Return what `name` computes for operands of `dtype`.
+    """Return the expression that `name` computes for operands of `dtype`.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def expression(name: str, dtype: DType) -> str:
 
 
 def substitute(text: str, dtype: DType) -> str:
-    """Put the C types of `dtype` in the place of ``T``, ``R``, ``U``, ``P`` and ``BITS``."""
+    """Replace ``T``, ``R``, ``U``, ``P`` and ``BITS`` by the C types and width of `dtype`."""
     t = C_TYPES[dtype]
     unsigned = f"u{t}" if dtype.kind == "i" else t
     words = {
@@ -142,7 +142,7 @@ def substitute(text: str, dtype: DType) -> str:
 
 
 def convert(value: str, source: DType, target: DType) -> str:
-    """Return C that converts `value` from one type to another: never undefined, whatever the value.
+    """Return C that converts `value` from one type to another and is defined for every value.
 
     Floating-point numbers beyond an integer type's range become its nearest bound, and NaN becomes 0.
     """
@@ -157,7 +157,7 @@ def convert(value: str, source: DType, target: DType) -> str:
     if target.kind == "b":
         return f"({t})({value} != 0)"
     if source.kind == "f" and target.kind in "iu":
-        return f"(isnan({value}) ? ({t})0 : convert_{t}_sat_rtz({value}))"  # the built-in's NaN differs by driver
+        return f"(isnan({value}) ? ({t})0 : convert_{t}_sat_rtz({value}))"  # drivers convert NaN differently
     return f"({t})({value})"
 
 
@@ -233,7 +233,7 @@ inline T c_over_i(T a) { return (T)(a.y, -a.x); }
 """
 
 _COMPLEX_EXP = """
-// exp(x) (cos y + i sin y) / 2^half for large x as well; of special values only those that the callers leave.
+// exp(x) (cos y + i sin y) * factor, also for large x; the callers handle other special values.
 inline T c_cis(R x, R y, R factor) {
   R c = cos(y), s = y == 0 ? y : sin(y);
   R h = exp(x * (R)0.5);
@@ -351,7 +351,7 @@ inline T c_acosh(T a) {
     if (isnan(y)) return isinf(x) ? (T)(INFINITY, NAN) : x == 0 ? (T)(NAN, (R)1.5707963267948966) : (T)(NAN, NAN);
   }
   T w = c_acos(a);
-  // i acos or -i acos, whichever has a real part that is not negative.
+  // i acos or -i acos, whichever has a nonnegative real part.
   return signbit(y) ? (T)(w.y, -w.x) : (T)(-w.y, w.x);
 }
 inline T c_asin(T a) {
@@ -411,7 +411,7 @@ inline T c_pow(T a, T b) {
 }
 """
 
-# The functions that a piece of generated code needs, found by the names in it; later ones call earlier ones.
+# The functions that generated code may need, found by their names in it; later ones call earlier ones.
 _LIBRARY = (
     (r"\bi_(floor_divide|remainder)\b", _INTEGERS),
     (r"\bi_pow\b", _INTEGER_POW),

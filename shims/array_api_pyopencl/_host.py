@@ -1,4 +1,4 @@
-"""The one way to what is computed on the host: every such function goes through `run`, and stands in open traces."""
+"""Functions computed on the host: each goes through `run` and is recorded in open traces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Within ``with tensorops.trace()`` each call is recorded under this name, with ``
 
 
 def run(name: str, function: Callable[..., Any], *arrays: Array, **options: Any) -> Any:
-    """Compute a function of NumPy arrays on the host; its result, or each of its results, returns to the device."""
+    """Compute a function of NumPy arrays on the host, and copy its result or results back to the device."""
     device = arrays[0].device
     with np.errstate(all="ignore"):
         result = function(*(x.numpy() for x in arrays), **options)
@@ -41,13 +41,13 @@ def run(name: str, function: Callable[..., Any], *arrays: Array, **options: Any)
 
 
 def _record(name: str, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-    """Add what was computed here to the `tensorops.trace` that is open; tensorops is not imported to look for one."""
+    """Record a computation in the open `tensorops.trace`, if any, without importing tensorops."""
     settings = sys.modules.get("tensorops.backends.settings")
-    current = getattr(settings, "current", None)  # there is none while another thread imports the module
+    current = getattr(settings, "current", None)  # missing while another thread imports the module
     log = None if current is None else current.get().log
     if log is None:
         return
-    records = sys.modules["tensorops.backends.trace"]  # which the settings are made of
+    records = sys.modules["tensorops.backends.trace"]  # imported by the settings
     moved = [records.Transfer("pyopencl", "numpy", x.nbytes) for x in arrays]
     moved += [records.Transfer("numpy", "pyopencl", y.nbytes) for y in results]
     shapes, dtypes = tuple(x.shape for x in arrays), tuple(x.dtype.name for x in arrays)

@@ -1,7 +1,7 @@
-"""Indexing: views where a key has integers and slices only, gathers and scatters where it has arrays.
+"""Indexing: views if a key has only integers and slices, gathers and scatters if it has arrays.
 
-Integer arrays are checked on the device before anything is read or written through them: that waits for the queue.
-A mask waits as well, for the number of its true values, except where it only selects the elements to set to one value.
+Integer arrays are checked on the device before anything is read or written through them, which waits for the queue. A
+mask also waits, for the number of its true values, except where it only selects the elements to set to one value.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def basic(x: _objects.Array, keys: Sequence[Any]) -> _objects.Array:
 
 
 def _expand(keys: Sequence[Any], ndim: int) -> list[Any]:
-    """Replace the ellipsis, or the dimensions that the key is silent about, by full slices."""
+    """Replace the ellipsis, or the dimensions missing from the key, by full slices."""
     used = sum(k is not None and k is not Ellipsis for k in keys)
     if used > ndim:
         raise IndexError(f"{used} indices for an array of {ndim} dimensions")
@@ -134,16 +134,16 @@ def _position(key: Any, n: int, axis: int) -> int:
 
 
 def _resolve(x: Any, keys: Sequence[Any]) -> tuple[Any, Any, int, Shape, Shape]:
-    """Take a key with integer arrays apart.
+    """Analyse a key with integer arrays.
 
     Returns
     -------
     view, offsets
-        The array after its integers and slices, and how far from its start each selected element lies.
+        The array after its integers and slices, and the offset of each selected element from its start.
     place
-        Before which of the remaining dimensions those of the index arrays go.
+        The remaining dimension before which those of the index arrays go.
     strides, rest
-        Of the remaining dimensions.
+        The strides and lengths of the remaining dimensions.
     """
     expanded = _expand(keys, x.ndim)
     for k in expanded:
@@ -160,7 +160,7 @@ def _resolve(x: Any, keys: Sequence[Any]) -> tuple[Any, Any, int, Shape, Shape]:
         elif i < advanced[0]:
             place += 1
         axis += isinstance(k, slice | _objects.Array) or k is None
-    adjacent = given[-1] - given[0] == len(given) - 1  # an ellipsis separates, even one that stands for nothing
+    adjacent = given[-1] - given[0] == len(given) - 1  # an ellipsis separates, even an empty one
     axes = {axis for axis, _ in selected}
     lengths, steps = view.shape, view._layout.strides
     offsets = offsets_of(x._device, [(k, lengths[a], steps[a]) for a, k in selected])
@@ -170,7 +170,7 @@ def _resolve(x: Any, keys: Sequence[Any]) -> tuple[Any, Any, int, Shape, Shape]:
 
 
 def offsets_of(device: Device, indices: Sequence[tuple[Any, int, int]]) -> _objects.Array:
-    """Return how far from the start the elements lie that index arrays select.
+    """Return the offsets from the start of the elements that index arrays select.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def offsets_of(device: Device, indices: Sequence[tuple[Any, int, int]]) -> _obje
     Raises
     ------
     IndexError
-        If an index is out of bounds; the queue is waited for to know.
+        If an index is out of bounds; finding out waits for the queue.
     """
     arrays = [_calls.meet("__getitem__", index)[1][0].to_device(device) for index, _, _ in indices]
     shape = _layout.broadcast_shapes(*(index.shape for index in arrays))
@@ -205,7 +205,7 @@ def offsets_of(device: Device, indices: Sequence[tuple[Any, int, int]]) -> _obje
 
 
 def _offsets_source(dtype: DType, first: bool) -> str:
-    bad = "i >= length" if dtype.kind == "i" else "i >= length || i < 0"  # a large unsigned one has become negative
+    bad = "i >= length" if dtype.kind == "i" else "i >= length || i < 0"  # large unsigned values become negative
     lines = (
         _codegen.header((), True),
         f"__kernel void offsets(__global long* out, __global const {C_TYPES[dtype]}* index, __global int* flag,",
@@ -225,7 +225,7 @@ def _offsets_source(dtype: DType, first: bool) -> str:
 
 
 def gather(x: Any, offsets: Any, strides: Shape, rest: Shape) -> _objects.Array:
-    """Return the elements of `x` that lie `offsets` from its start, with all of the remaining dimensions."""
+    """Return the elements of `x` at `offsets` from its start, with all of the remaining dimensions."""
     device = x._device
     out = _layout.contiguous(x.dtype, offsets.shape + rest)
     key = ("gather", x._layout, offsets._layout, strides, rest)
@@ -266,7 +266,7 @@ def _around(x: Any, offsets: Any, strides: Shape, rest: Shape) -> tuple[Any, Any
 
 
 def _put_axes(x: Any, count: int, place: int) -> _objects.Array:
-    """Move the first `count` dimensions behind the `place` next ones."""
+    """Move the first `count` dimensions behind the next `place` ones."""
     order = (*range(count, count + place), *range(count), *range(count + place, x.ndim))
     return _permute(x, order)
 
@@ -307,14 +307,14 @@ def _offsets_of_mask(x: Any, mask: Any) -> _objects.Array:
     positions = true_positions(mask)
     lengths, (steps,) = _layout.collapse(mask.shape, x._layout.strides[: mask.ndim])
     parts = unravel(positions, lengths)
-    total = _calls.binary("multiply", positions, 0)  # all there is, for a mask of no dimensions
+    total = _calls.binary("multiply", positions, 0)  # the only offset, for a zero-dimensional mask
     for part, step in zip(parts, steps, strict=True):
         total = _calls.binary("add", total, _calls.binary("multiply", part, step))
     return total
 
 
 def true_positions(mask: Any) -> _objects.Array:
-    """Return the positions of the true values of a mask, in C order, as if it had one dimension."""
+    """Return the positions of the true values in a flattened mask, in C order."""
     device = mask._device
     flat = _calls.compute("copy", (mask,))
     n = flat.size
@@ -336,7 +336,7 @@ __kernel void compress(__global long* out, __global const uchar* mask, __global 
 
 
 def unravel(positions: Any, shape: Sequence[int]) -> list[Any]:
-    """Return for each dimension the indices of positions in C order."""
+    """Return the indices along each dimension for positions in C order."""
     result = []
     inner = 1
     for axis in range(len(shape) - 1, -1, -1):
@@ -374,7 +374,7 @@ def _set_masked(x: Any, mask: Any, value: Any) -> None:
 
 
 def gather_along(x: Any, offsets: Any) -> _objects.Array:
-    """Return the elements of `x` that lie `offsets` further on, both broadcast to the shape of `offsets`."""
+    """Return the elements at `offsets` from those of `x`, broadcast to the shape of `offsets`."""
     device = x._device
     out = _layout.contiguous(x.dtype, offsets.shape)
     launch = _launch.elementwise(

@@ -8,7 +8,7 @@ from array_api_pyopencl._array_object import Array
 
 
 def take(x: Array, indices: Array, /, *, axis: int | None = None) -> Array:
-    """Return the elements of `x` at some positions along an axis, which may be left out for one dimension.
+    """Return the elements of `x` at given positions along an axis, which is optional for one dimension.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def take(x: Array, indices: Array, /, *, axis: int | None = None) -> Array:
 
 
 def take_along_axis(x: Array, indices: Array, /, *, axis: int = -1) -> Array:
-    """Return for each index the element of `x` at that position along an axis, other axes broadcast.
+    """Return the element of `x` at each index along an axis; the other axes broadcast.
 
     Raises
     ------

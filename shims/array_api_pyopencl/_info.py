@@ -1,4 +1,4 @@
-"""What the namespace can do: the standard's inspection."""
+"""The standard's inspection of what the namespace can do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Info:
     """The object that `__array_namespace_info__` returns."""
 
     def capabilities(self) -> dict[str, Any]:
-        """Return what optional behaviour there is."""
+        """Return which optional behaviour is supported."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": MAX_DIMENSIONS}
 
     def default_device(self) -> Device:
@@ -26,7 +26,7 @@ class Info:
         return _devices.devices()
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
-        """Return the types of Python's numbers on a device: the widest floating-point types that it has."""
+        """Return the default types on a device, with the widest floating-point types that it has."""
         target = as_device(device)
         return {
             "real floating": target.default_float,
@@ -36,7 +36,7 @@ class Info:
         }
 
     def dtypes(self, *, device: Any = None, kind: str | tuple[str, ...] | None = None) -> dict[str, DType]:
-        """Return the standard's data types that a device has, all or those of some kinds."""
+        """Return the standard's data types that a device has: all, or those of given kinds."""
         kinds = tuple(_dtypes.KINDS) if kind is None else kind if isinstance(kind, tuple) else (kind,)
         for k in kinds:
             if k not in _dtypes.KINDS:

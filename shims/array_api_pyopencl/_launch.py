@@ -1,7 +1,7 @@
-"""Calls: what is worked out once for the layouts of a call's arguments, and the launches.
+"""Calls: plans that are computed once for the layouts of a call's arguments, and launches.
 
 A *plan* holds a kernel whose lengths, strides and offsets are set, and the layout of the result. It is found by the
-operation and the layouts; a call that has a plan allocates, sets the buffers, enqueues, and does nothing else.
+operation and the layouts. A call with a plan only allocates, sets the buffers, and enqueues.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from array_api_pyopencl._devices import Device
 from array_api_pyopencl._dtypes import DType
 from array_api_pyopencl._layout import Layout
 
-MAX_PLANS = 4096  # for one device; then all are forgotten
+MAX_PLANS = 4096  # for one device; beyond it all are dropped
 _INT32 = 2**31 - 1
 
 
 class Value:
-    """A Python scalar among the operands: its type, as an array would have it."""
+    """A Python scalar among the operands: the type that an array of it would have."""
 
     __slots__ = ("dtype",)
 
@@ -43,13 +43,13 @@ class Launch:
         self.kernel = kernel
         self.global_size = global_size  # None: there is nothing to compute
         self.local_size = local_size
-        self.buffers: list[int] = []  # the numbers of the arguments that each call sets: buffers
+        self.buffers: list[int] = []  # the positions of the arguments that each call sets: buffers
         self.values: list[int] = []  # and Python scalars, as bytes
         self.set_buffers = _setter(kernel, "_set_arg_multi")
         self.set_values = _setter(kernel, "_set_arg_buf_multi")
 
     def run(self, device: Device, *arguments: Any) -> None:
-        """Enqueue it on `device` with these buffers and packed scalars, in the order of the kernel's arguments."""
+        """Enqueue the kernel on `device` with buffers and packed scalars, in the order of its arguments."""
         if self.global_size is None:
             return
         buffers = [x for x in arguments if type(x) is not bytes]
@@ -66,9 +66,9 @@ def _interleaved(slots: Sequence[int], values: Sequence[Any]) -> tuple[Any, ...]
 
 
 def _setter(kernel: Any, name: str) -> Any:
-    """Return what sets several arguments at once, given as number, value, and so on.
+    """Return a function that sets several arguments at once, given as alternating positions and values.
 
-    `Kernel.set_arg` looks for buffers first, and takes ten times as long for the bytes of a number.
+    `Kernel.set_arg` tries buffers first, and takes ten times as long for the bytes of a number.
     """
     several = getattr(kernel, name, None)
     if several is not None:
@@ -91,8 +91,8 @@ def launch(
 ) -> Launch:
     """Return the launch of a kernel.
 
-    Among its arguments ``None`` is a buffer and `Value` a Python scalar, which each call sets; numbers are set now.
-    `size` is rounded up to whole groups: the kernel itself leaves out what is beyond.
+    In its arguments, ``None`` means a buffer and `Value` a Python scalar, both set by each call; numbers are set now.
+    `size` is rounded up to whole groups; the kernel itself skips the excess work-items.
     """
     kernel = cl.Kernel(device.program(source), name)
     group = plain_group(device, size[0]) if group is None else group
@@ -112,17 +112,17 @@ def launch(
 
 
 def plain_group(device: Device, n: int) -> tuple[int, ...]:
-    """Return the group size of a one-dimensional launch: few different ones, as each may be compiled."""
-    if device.is_cpu and n >= 65536:  # a group is what one thread takes at a time
+    """Return the group size of a one-dimensional launch: one of a few, because each may be compiled."""
+    if device.is_cpu and n >= 65536:  # a thread takes one group at a time
         return (int(min(4096, device.cl_device.max_work_group_size)),)
     return (device.work_group,)
 
 
 def strided_group(device: Device, size: Sequence[int], transposed: bool) -> tuple[int, ...]:
-    """Return the group size of a three-dimensional launch: few different ones, as each may be compiled.
+    """Return the group size of a three-dimensional launch: one of a few, because each may be compiled.
 
-    Where an operand is read across its rows, a group has as many work-items along the second dimension as a line of
-    memory has elements: it reads each line once.
+    Where an operand is read across its rows, a group has as many work-items along the second dimension as a cache line
+    has elements, so it reads each line once.
     """
     items = plain_group(device, math.prod(size))[0]
     longest = min(256 if transposed else 512, items // 16 if transposed else items)
@@ -133,15 +133,15 @@ def strided_group(device: Device, size: Sequence[int], transposed: bool) -> tupl
 
 
 class Plan(NamedTuple):
-    """What a call with given layouts does."""
+    """The work of a call with given layouts."""
 
     launch: Launch
     layout: Layout  # of the result
-    pack: Any  # how a Python scalar becomes the kernel's argument, if one is among the operands
+    pack: Any  # converts the Python scalar among the operands, if any, to the kernel's argument
 
 
 def remember(device: Device, key: Any, plan: Any) -> Any:
-    """Keep a plan for the calls to come."""
+    """Keep a plan for later calls."""
     if len(device.plans) >= MAX_PLANS:
         device.plans.clear()
     device.plans[key] = plan
@@ -173,7 +173,7 @@ def elementwise(
     meets
         The type to which each operand is converted when it is loaded.
     indirect
-        The number of the operand whose element lies further on by the value of the first; -1 means the output.
+        The position of the operand whose elements are offset by the value of the first; -1 means the output.
     """
     for layout in (out, *operands):
         device.require(layout.dtype)
@@ -215,7 +215,7 @@ def _kind(side: Layout | Value, out: Layout) -> str:
 def _steps(out: Layout, sides: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
     """Return the collapsed lengths, and the strides of layouts whose shapes broadcast to that of `out`.
 
-    There are one, two, three, four, eight … dimensions: each number is a kernel of its own.
+    The number of dimensions is one, two, three, four, eight …, because each needs its own kernel.
     """
     steps = [_layout.broadcast_strides(side.shape, side.strides, out.shape) for side in sides]
     lengths, strides = _layout.collapse(out.shape, _layout.contiguous_strides(out.shape), *steps)
@@ -241,7 +241,7 @@ _PACK = {
 
 
 def packer(dtype: DType) -> Any:
-    """Return the function that makes of a Python scalar the bytes of a kernel's argument.
+    """Return the function that converts a Python scalar to the bytes of a kernel's argument.
 
     It raises an `OverflowError` for an integer that the type cannot hold.
     """

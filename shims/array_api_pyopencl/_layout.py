@@ -1,4 +1,4 @@
-"""How an array lies in its buffer: pure arithmetic on shapes and strides, without any device.
+"""The layout of an array in its buffer: pure arithmetic on shapes and strides, without any device.
 
 Layouts are interned, so that a plan for a call (see `_launch`) is found by the identity of its arrays' layouts.
 """
@@ -19,7 +19,7 @@ _MAX_INTERNED = 16384
 
 
 class Layout:
-    """A type, a shape, strides and an offset, the latter two counted in elements."""
+    """A type, a shape, strides and an offset; strides and offset are counted in elements."""
 
     __slots__ = ("contiguous", "dtype", "high", "itemsize", "low", "nbytes", "offset", "shape", "size", "strides")
 
@@ -41,12 +41,12 @@ _interned: dict[tuple[DType, Shape, Shape, int], Layout] = {}
 
 
 def layout(dtype: DType, shape: Shape, strides: Shape, offset: int) -> Layout:
-    """Return the one layout of these properties."""
+    """Return the one layout with these properties."""
     key = (dtype, shape, strides, offset)
     found = _interned.get(key)
     if found is None:
         if len(_interned) >= _MAX_INTERNED:
-            _interned.clear()  # equal layouts made later are other objects, and only their plans are made anew
+            _interned.clear()  # equal layouts made later are other objects, and only their plans are made again
         if len(shape) > MAX_DIMENSIONS:
             raise ValueError(f"an array can have at most {MAX_DIMENSIONS} dimensions, not {len(shape)}")
         found = _interned[key] = Layout(dtype, shape, strides, offset)
@@ -86,7 +86,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     Raises
     ------
     ValueError
-        If they do not.
+        If they do not broadcast.
     """
     first = shapes[0] if shapes else ()
     if all(s == first for s in shapes):
@@ -102,7 +102,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def broadcast_strides(shape: Shape, strides: Shape, to: Shape) -> Shape:
-    """Return the strides of an array seen with the shape `to`, to which `shape` broadcasts."""
+    """Return the strides of an array viewed with the shape `to`, to which `shape` broadcasts."""
     lead = len(to) - len(shape)
     return (0,) * lead + tuple(0 if n == 1 and m != 1 else s for n, s, m in zip(shape, strides, to[lead:], strict=True))
 
@@ -141,7 +141,7 @@ def normalize_axis(axis: Any, ndim: int) -> int:
 
 
 def normalize_axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return the axes that ``None`` (all of them), an integer, or a sequence of integers names; without duplicates."""
+    """Return the axes named by ``None`` (all of them), an integer, or a sequence of distinct integers."""
     if axis is None:
         return tuple(range(ndim))
     given: Sequence[Any] = axis if isinstance(axis, tuple | list) else (axis,)

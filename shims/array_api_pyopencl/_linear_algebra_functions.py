@@ -12,7 +12,7 @@ from array_api_pyopencl._manipulation_functions import moveaxis, permute_dims, r
 
 
 def matmul(x1: Array, x2: Array, /) -> Array:
-    """Return the product of matrices, or of stacks of them that broadcast; one dimension is a vector.
+    """Return the product of matrices, or of stacks of them that broadcast; a 1-D array is a vector.
 
     Raises
     ------
@@ -29,7 +29,7 @@ def matrix_transpose(x: Array, /) -> Array:
 
 
 def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
-    """Return the sum along an axis of ``conj(x1) * x2``; the other axes broadcast.
+    """Return the sum of ``conj(x1) * x2`` along an axis; the other axes broadcast.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def vecdot(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
 
 
 def tensordot(x1: Array, x2: Array, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Array:
-    """Return the sums of products over pairs of axes: the last of `x1` with the first of `x2`, or those named.
+    """Return the sums of products over pairs of axes: the last of `x1` with the first of `x2`, or the given ones.
 
     Raises
     ------

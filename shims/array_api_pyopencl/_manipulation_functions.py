@@ -1,4 +1,4 @@
-"""Manipulation functions: views where the values can stay where they are, copies on the device elsewhere."""
+"""Manipulation functions: views where possible, else copies on the device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def broadcast_to(x: Array, /, shape: Shape) -> Array:
     Raises
     ------
     ValueError
-        If it does not.
+        If it does not broadcast to that shape.
     """
     x = as_array("broadcast_to", x)
     shape = _layout.as_shape(shape)
@@ -44,7 +44,7 @@ def broadcast_to(x: Array, /, shape: Shape) -> Array:
 
 
 def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
-    """Return the arrays one after another along an axis; along the only one, flattened, if it is ``None``."""
+    """Return the arrays joined along an axis, or flattened and joined if it is ``None``."""
     if not arrays:
         raise ValueError("concat needs at least one array")
     _, found = _calls.meet("concat", *(as_array("concat", x) for x in arrays))
@@ -52,7 +52,7 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
         found = tuple(reshape(x, (-1,)) for x in found)
         axis = 0
     if any(x.ndim == 0 for x in found):
-        raise ValueError("concat takes arrays of one dimension or more")
+        raise ValueError("concat needs arrays of one dimension or more")
     axis = _layout.normalize_axis(axis, found[0].ndim)
     first = found[0].shape
     for x in found:
@@ -70,7 +70,7 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
 
 
 def expand_dims(x: Array, /, axis: int | tuple[int, ...] = 0) -> Array:
-    """Return `x` with dimensions of length 1 put in at the positions `axis` of the result, without a copy."""
+    """Return `x` with dimensions of length 1 inserted at the positions `axis` of the result, without a copy."""
     x = as_array("expand_dims", x)
     count = len(axis) if isinstance(axis, tuple | list) else 1
     axes = _layout.normalize_axes(axis, x.ndim + count)
@@ -82,7 +82,7 @@ def expand_dims(x: Array, /, axis: int | tuple[int, ...] = 0) -> Array:
 
 
 def flip(x: Array, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Return `x` with the order of its elements reversed along axes, along all of them by default; without a copy."""
+    """Return `x` with the order of its elements reversed along axes, by default all, without a copy."""
     x = as_array("flip", x)
     axes = _layout.normalize_axes(axis, x.ndim)
     return x[tuple(slice(None, None, -1) if a in axes else slice(None) for a in range(x.ndim))]
@@ -112,9 +112,9 @@ def permute_dims(x: Array, /, axes: tuple[int, ...]) -> Array:
 
 
 def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Array:
-    """Return each element several times in a row.
+    """Return each element repeated in place.
 
-    Where `repeats` is an array, its sum is read, which waits for the queue.
+    If `repeats` is an array, its sum is read, which waits for the queue.
     """
     x = as_array("repeat", x)
     if axis is None:
@@ -126,7 +126,7 @@ def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Arr
         repeats = int(reshape(repeats, ()))
     if isinstance(repeats, int):
         if repeats < 0:
-            raise ValueError(f"repeat: repeats is {repeats}")
+            raise ValueError(f"repeat: repeats is {repeats}, expected a non-negative number")
         view = expand_dims(x, axis=axis + 1)
         view = broadcast_to(view, (*view.shape[: axis + 1], repeats, *view.shape[axis + 2 :]))
         return reshape(view, (*x.shape[:axis], n * repeats, *x.shape[axis + 1 :]), copy=True)
@@ -193,7 +193,7 @@ def _view_strides(old: Shape, strides: Shape, new: Shape) -> Shape | None:
 
 
 def roll(x: Array, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Return `x` with its elements moved along axes, those that leave one end entering at the other."""
+    """Return `x` with its elements moved cyclically along axes."""
     x = as_array("roll", x)
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), shift, axis=0), x.shape)
@@ -234,7 +234,7 @@ def squeeze(x: Array, /, axis: int | tuple[int, ...]) -> Array:
 
 
 def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
-    """Return arrays of one shape along a new axis."""
+    """Return arrays of one shape joined along a new axis."""
     arrays = [as_array("stack", x) for x in arrays]
     if any(x.shape != arrays[0].shape for x in arrays):
         raise ValueError(f"stack: the shapes {', '.join(str(x.shape) for x in arrays)} differ")
@@ -242,7 +242,7 @@ def stack(arrays: Sequence[Array], /, *, axis: int = 0) -> Array:
 
 
 def tile(x: Array, repetitions: tuple[int, ...], /) -> Array:
-    """Return `x` several times along each axis."""
+    """Return `x` repeated along each axis."""
     x = as_array("tile", x)
     ndim = max(x.ndim, len(repetitions))
     shape = (1,) * (ndim - x.ndim) + x.shape

@@ -1,6 +1,6 @@
-"""Products of matrices: one launch for a whole batch, whatever the strides.
+"""Matrix products: one launch for a whole batch, whatever the strides.
 
-A work-item computes a tile of the result, a few rows by one vector of columns, if the second matrix has its rows
+A work-item computes a tile of the result, a few rows by one vector of columns, if the rows of the second matrix are
 contiguous; or some dot products, if both operands are contiguous along the summed dimension and there are few rows;
 or one element.
 """
@@ -28,9 +28,9 @@ def matmul(x1: Any, x2: Any) -> _objects.Array:
     _, (a, b) = _calls.meet("matmul", x1, x2)
     for x in (a, b):
         if not isinstance(x, _objects.Array):
-            raise TypeError("matmul takes arrays, not scalars")
+            raise TypeError("matmul needs arrays, not scalars")
         if x.ndim == 0:
-            raise ValueError("matmul takes arrays of one dimension or more")
+            raise ValueError("matmul needs arrays of one dimension or more")
     left, right = a.ndim == 1, b.ndim == 1
     if left:
         a = a._view((1, *a.shape), (0, *a._layout.strides))
@@ -45,13 +45,13 @@ def matmul(x1: Any, x2: Any) -> _objects.Array:
 
 
 def product(name: str, a: Any, b: Any, conjugate: bool = False) -> _objects.Array:
-    """Return the product of matrices of matching shapes; of ``conj(a)`` and ``b``, if asked for."""
+    """Return the product of matrices of matching shapes; optionally of ``conj(a)`` and ``b``."""
     if "b" in (a.dtype.kind, b.dtype.kind):
         raise TypeError(f"{name} is not defined for bool")
     dtype = _dtypes.promote(a.dtype, b.dtype)
     rows, columns = a.shape[-2], b.shape[-1]
     if rows >= _FEW_ROWS and columns >= _VECTOR and b._layout.strides[-1] != 1 and dtype.kind != "c":
-        b = _calls.convert(b, dtype)  # worth a copy, as each of its rows is read many times
+        b = _calls.convert(b, dtype)  # worth a copy, because each of its rows is read many times
     device = a._device
     key = ("product", a._layout, b._layout, conjugate)
     plan = device.plans.get(key)
@@ -107,7 +107,7 @@ def _made(device: Device, text: str, arguments: list[Any], size: tuple[int, int,
 
 
 def _head(source: _Source) -> str:
-    """Return the kernel's head, up to the start of its batch's matrices."""
+    """Return the kernel's head, up to where its batch's matrices start."""
     parameters = [f"__global {C_TYPES[source.dtype]}* out"]
     parameters += [f"__global const {C_TYPES[d]}* {name}" for name, d in (("a", source.a), ("b", source.b))]
     parameters += [f"long {name}" for name in ("start_a", "start_b", "m", "n", "k", "am", "ak", "bk", "bn")]
@@ -186,7 +186,7 @@ def _tile_source(source: _Source) -> str:
     scalar = convert("a{r}[i * ak]", source.a, acc)
     stored = "sum{r}" if acc == source.dtype else f"convert_{C_TYPES[source.dtype]}{_VECTOR}(sum{{r}})"
 
-    # Floating-point vectors are multiplied and added in one instruction, where the device has one.
+    # Floating-point vectors use a fused multiply-add, where the device has one.
     spread = f"({t}{_VECTOR})({scalar})"
     multiplied = f"fma({spread}, y, sum{{r}})" if acc.kind == "f" else f"sum{{r}} + {spread} * y"
 

@@ -1,8 +1,8 @@
 """Reductions as generated kernels: the kept dimensions run in parallel, the reduced ones in parts if few are kept.
 
-A work-item reduces one part for one element of the result; where there are parts, a second launch reduces them.
-On CPUs a part is a run of neighbours, which is read as vectors where it lies contiguously; elsewhere the parts are
-interleaved, so that neighbouring work-items read neighbouring elements.
+A work-item reduces one part for one element of the result; if there are several parts, a second launch reduces them.
+On CPUs a part is a run of neighbours, read as vectors where it is contiguous. Elsewhere the parts are interleaved, so
+that neighbouring work-items read neighbouring elements.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from array_api_pyopencl._layout import Layout, Shape
 
 
 class Reduction(NamedTuple):
-    """How two accumulated values become one, as C over ``acc`` and ``v``; of the accumulated type."""
+    """How two accumulated values are combined, as C over ``acc`` and ``v`` of the accumulated type."""
 
     combine: dict[str, str]  # by kind
-    vector: dict[str, str]  # the same for vectors of 16, where that differs from nothing at all
-    load: str = "v"  # what of an element is accumulated; ``m`` is the mean
-    identity: int | None = None  # of an empty reduction
+    vector: dict[str, str]  # by kind, for vectors of 16; kinds without an entry are not vectorized
+    load: str = "v"  # the value of an element that is accumulated; ``m`` is the mean
+    identity: int | None = None  # the value of an empty reduction
 
 
 def _same(text: str, kinds: str) -> dict[str, str]:
@@ -50,7 +50,7 @@ REDUCTIONS = {
 }
 
 _VECTOR = 16
-_PART = 4096  # elements that are worth a work-item of their own
+_PART = 4096  # elements that are worth a separate work-item
 
 
 class _Shape(NamedTuple):
@@ -84,15 +84,15 @@ def reduce(
     x, axes, keepdims
         As in the standard, the axes counted from the front.
     accumulate
-        The type in which it is accumulated.
+        The type of the accumulator.
     load
-        What of each element is converted to that type: ``copy``, or ``nonzero``.
+        The function of each element that is converted to that type: ``copy`` or ``nonzero``.
     out
-        The type of the result, if another one.
+        The type of the result, if different.
     mean
         For ``squares``, the contiguous means, one for each element of the result.
     finish, scale
-        C over ``acc`` and the number ``scale`` that makes the result of the accumulated value.
+        C over ``acc`` and the number ``scale`` that computes the result from the accumulated value.
     """
     device = x._device
     out = accumulate if out is None else out
@@ -134,7 +134,7 @@ class _Plan:
             self.identity = REDUCTIONS[name].identity
             if self.identity is None and self.layout.size:
                 raise ValueError(f"{name} of no elements is not defined")
-            # 0 / 0 and the like, as the formula has it
+            # 0 / 0 and the like, as in the formula
             self.empty_value = _finish_empty(finish, self.identity, scale)
             return
         parts = _parts(device, self.layout.size, count)
@@ -188,7 +188,7 @@ def _split(x: Layout, axes: Sequence[int]) -> _Shape:
 
 
 def _parts(device: Device, results: int, count: int) -> int:
-    """Return into how many parts the reduced elements are split: one, if the results keep the device busy."""
+    """Return the number of parts of the reduced elements: one, if the results alone keep the device busy."""
     if results >= device.parallelism or count < 2 * _PART:
         return 1
     return max(1, min(count // _PART, device.parallelism // results))
@@ -284,7 +284,7 @@ class _Source(NamedTuple):
         )
 
     def _columns_apply(self, dtype: DType, dims: _Shape) -> bool:
-        """Tell whether results that are neighbours come from neighbours in memory, and are better made together."""
+        """Return whether neighbouring results come from neighbours in memory and are faster computed together."""
         kind = self.accumulate.kind
         rows = dims.reduced_strides[-1] != 1 and dims.kept_strides[-1] == 1 and dims.kept[-1] >= _VECTOR
         return rows and kind in REDUCTIONS[self.name].vector and kind != "b" and dtype.kind in "iuf"
@@ -309,7 +309,7 @@ class _Source(NamedTuple):
         return _launch.launch(device, source, "reduce", arguments, (items,), heavy_group(device, items))
 
     def _columns(self, dtype: DType, out: DType, dims: _Shape, wide: bool, has_mean: bool, last: bool) -> str:
-        """Return the source of a kernel whose work-items make a vector of neighbouring results each."""
+        """Return the source of a kernel in which each work-item computes a vector of neighbouring results."""
         reduction = REDUCTIONS[self.name]
         acc = C_TYPES[self.accumulate]
         kind = self.accumulate.kind
@@ -376,9 +376,9 @@ class _Source(NamedTuple):
         return ("  idx i = part, end = count, step = parts;",)
 
     def _vector_loop(self, vector: str, combine: str, dtype: DType, load: str) -> tuple[str, ...]:
-        """Reduce whole vectors of neighbours first: that many sums at a time are faster, and more precise.
+        """Reduce whole vectors of neighbours first: that many sums at a time are faster and more accurate.
 
-        There are four of them, if the row is long: one addition need not wait for the one before.
+        A long row uses four of them, so that one addition need not wait for the previous one.
         """
         acc = C_TYPES[self.accumulate]
         wide = f"{acc}{_VECTOR}"
@@ -425,7 +425,7 @@ def _join(vector: str, low: str, high: str) -> str:
 
 
 def _unravel(position: str, names: str, lengths: str, count: int) -> list[str]:
-    """Split a position into indices, the last dimension being the fastest."""
+    """Split a position into indices; the last dimension varies fastest."""
     if count <= 1:
         return [f"  idx {names}0 = {position};"]
     lines = [f"  idx rest_{names} = {position};"]
@@ -435,7 +435,7 @@ def _unravel(position: str, names: str, lengths: str, count: int) -> list[str]:
 
 
 def heavy_group(device: Device, items: int) -> tuple[int, ...]:
-    """Return the group size for work-items that have much to do each."""
+    """Return the group size for work-items that each have much to do."""
     if not device.is_cpu:
         return (device.work_group,)
     return (64,) if items >= 64 * device.parallelism else (1,)
@@ -445,7 +445,7 @@ def heavy_group(device: Device, items: int) -> tuple[int, ...]:
 
 
 def arg_reduce(better: str, x: Any, axis: int | None, keepdims: bool) -> _objects.Array:
-    """Return where along an axis, or in the whole array, the extreme value is first; ``better`` is ``>`` or ``<``."""
+    """Return the first position of the extreme value along an axis or in the whole array; `better` is > or <."""
     if x.dtype.kind not in "iuf":
         raise TypeError(f"argmax and argmin are not defined for {x.dtype.name}")
     device = x._device

@@ -1,4 +1,4 @@
-"""The class of arrays, for the modules that its methods are made of: `_array_object` registers it here."""
+"""The class of arrays, for the modules that implement its methods: `_array_object` registers it here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scans: each part of a row by one work-item, then the parts' totals, then the totals onto the parts."""
+"""Scans: one work-item scans each part of a row; then the parts' totals are scanned and added to the parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PART = 1024
 
 
 def scan(name: str, x: Any, axis: int, dtype: DType, include_initial: bool = False) -> _objects.Array:
-    """Return the inclusive scan of `x` along an axis, computed in `dtype`; with the identity first, if asked for."""
+    """Return the inclusive scan of `x` along an axis, computed in `dtype`, optionally with the identity first."""
     device = x._device
     device.require(dtype)
     order = [a for a in range(x.ndim) if a != axis] + [axis]

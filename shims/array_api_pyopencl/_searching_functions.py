@@ -16,29 +16,29 @@ from array_api_pyopencl._sorting_functions import less
 
 
 def argmax(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Return where the greatest element along an axis is first, or the first NaN; of all elements by default."""
+    """Return the first position of the greatest element or NaN along an axis, or among all elements by default."""
     x = as_array("argmax", x)
     return arg_reduce(">", x, axis, keepdims)
 
 
 def argmin(x: Array, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Return where the least element along an axis is first, or the first NaN; of all elements by default."""
+    """Return the first position of the least element or NaN along an axis, or among all elements by default."""
     x = as_array("argmin", x)
     return arg_reduce("<", x, axis, keepdims)
 
 
 def count_nonzero(x: Array, /, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Array:
-    """Return how many elements along axes are not 0."""
+    """Return the number of nonzero elements along axes."""
     x = as_array("count_nonzero", x)
     axes = _layout.normalize_axes(axis, x.ndim)
     return reduce("sum", x, axes, keepdims, _dtypes.int64, load="nonzero")
 
 
 def nonzero(x: Array, /) -> tuple[Array, ...]:
-    """Return the indices of the elements that are not 0, one array for each axis; waits for their number."""
+    """Return the indices of the nonzero elements, one array per axis; waits for their number."""
     x = as_array("nonzero", x)
     if x.ndim == 0:
-        raise ValueError("nonzero takes arrays of one dimension or more")
+        raise ValueError("nonzero needs arrays of one dimension or more")
     positions = _indexing.true_positions(_calls.compute("nonzero", (x,)))
     return tuple(_indexing.unravel(positions, x.shape))
 
@@ -46,7 +46,7 @@ def nonzero(x: Array, /) -> tuple[Array, ...]:
 def searchsorted(
     x1: Array, x2: Any, /, *, side: Literal["left", "right"] = "left", sorter: Array | None = None
 ) -> Array:
-    """Return where the elements of `x2` would be put into the sorted array `x1`.
+    """Return the positions at which the elements of `x2` would be inserted into the sorted array `x1`.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def searchsorted(
     x2
         An array, or a number.
     side
-        Before (``"left"``) or after (``"right"``) the elements that are equal.
+        Whether to insert before (``"left"``) or after (``"right"``) equal elements.
     sorter
         The indices that sort `x1`.
     """
@@ -101,12 +101,12 @@ __kernel void search(__global long* out, __global const {C_TYPES[dtype]}* x1, __
 
 
 def where(condition: Array, x1: Any, x2: Any, /) -> Array:
-    """Return the elements of `x1` where the condition is true, those of `x2` elsewhere.
+    """Return the elements of `x1` where the condition is true, and those of `x2` elsewhere.
 
     Raises
     ------
     TypeError
-        If `condition` is not of bool, or `x1` and `x2` have no common type.
+        If `condition` is not bool, or `x1` and `x2` have no common type.
     """
     device, (condition, x1, x2) = _calls.meet("where", condition, x1, x2)
     if not isinstance(condition, Array) or condition.dtype != _dtypes.bool:

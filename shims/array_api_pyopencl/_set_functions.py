@@ -1,4 +1,4 @@
-"""Set functions: by sorting, on the device. All but `isin` wait for the number of distinct values."""
+"""Set functions, by sorting on the device. All except `isin` wait for the number of distinct values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from array_api_pyopencl._sorting_functions import sort_pairs
 
 
 class UniqueAll(NamedTuple):
-    """What `unique_all` returns."""
+    """The result of `unique_all`."""
 
     values: Array
     indices: Array
@@ -24,21 +24,21 @@ class UniqueAll(NamedTuple):
 
 
 class UniqueCounts(NamedTuple):
-    """What `unique_counts` returns."""
+    """The result of `unique_counts`."""
 
     values: Array
     counts: Array
 
 
 class UniqueInverse(NamedTuple):
-    """What `unique_inverse` returns."""
+    """The result of `unique_inverse`."""
 
     values: Array
     inverse_indices: Array
 
 
 def _first_of_each(ordered: Array) -> tuple[Array, Array]:
-    """Return which elements of a sorted array differ from the one before, and the positions of those."""
+    """Return which elements of a sorted array differ from the previous one, and their positions."""
     starts: Array = _calls.empty(ordered.device, _dtypes.bool, ordered.shape)
     _calls.fill(starts, True)
     if ordered.size > 1:
@@ -52,9 +52,9 @@ def _counts(firsts: Array, size: int) -> Array:
 
 
 def unique_all(x: Array, /) -> UniqueAll:
-    """Return the distinct values in order, where each is first, which one each element is, and how often it is there.
+    """Return the sorted distinct values, the first index of each, the value index of each element, and the counts.
 
-    Every NaN is distinct.
+    Each NaN is distinct.
     """
     x = as_array("unique_all", x)
     flat = reshape(x, (-1,))
@@ -73,7 +73,7 @@ def unique_all(x: Array, /) -> UniqueAll:
 
 
 def unique_counts(x: Array, /) -> UniqueCounts:
-    """Return the distinct values in order, and how often each is there."""
+    """Return the sorted distinct values and their counts."""
     x = as_array("unique_counts", x)
     ordered, _ = sort_pairs(reshape(x, (-1,)), 0, False, False)
     _, firsts = _first_of_each(ordered)
@@ -81,14 +81,14 @@ def unique_counts(x: Array, /) -> UniqueCounts:
 
 
 def unique_inverse(x: Array, /) -> UniqueInverse:
-    """Return the distinct values in order, and which one each element is."""
+    """Return the sorted distinct values, and for each element the index of its value."""
     x = as_array("unique_inverse", x)
     found = unique_all(x)
     return UniqueInverse(found.values, found.inverse_indices)
 
 
 def unique_values(x: Array, /) -> Array:
-    """Return the distinct values in order."""
+    """Return the sorted distinct values."""
     x = as_array("unique_values", x)
     ordered, _ = sort_pairs(reshape(x, (-1,)), 0, False, False)
     _, firsts = _first_of_each(ordered)
@@ -96,7 +96,7 @@ def unique_values(x: Array, /) -> Array:
 
 
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
-    """Tell for each element of `x1` whether it is among those of `x2`; whether it is not, if `invert` is true."""
+    """Return whether each element of `x1` is among those of `x2`; if `invert` is true, whether it is not."""
     device, (x1, x2) = _calls.meet("isin", x1, x2)
     dtype = _calls.common_dtype((x1, x2))
     x1 = _calls.convert(x1, dtype) if isinstance(x1, Array) else asarray(x1, dtype=dtype, device=device)

@@ -15,14 +15,14 @@ _RUN = 16  # elements that one work-item sorts by insertion
 
 
 def sort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """Return the elements sorted along an axis, NaN as the greatest; always stable."""
+    """Return the elements sorted along an axis, with NaN as the greatest; always stable."""
     x = as_array("sort", x)
     _require(x)
     return sort_pairs(x, _layout.normalize_axis(axis, x.ndim), descending, False)[0]
 
 
 def argsort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """Return the positions along an axis that sort the elements, NaN as the greatest; always stable."""
+    """Return the positions along an axis that sort the elements, with NaN as the greatest; always stable."""
     x = as_array("argsort", x)
     _require(x)
     positions = sort_pairs(x, _layout.normalize_axis(axis, x.ndim), descending, True)[1]
@@ -34,11 +34,11 @@ def _require(x: Array) -> None:
     if x.dtype.kind not in "iuf":
         raise TypeError(f"sorting is not defined for {x.dtype.name}")
     if x.ndim == 0:
-        raise ValueError("sorting takes arrays of one dimension or more")
+        raise ValueError("sorting needs arrays of one dimension or more")
 
 
 def sort_pairs(x: Array, axis: int, descending: bool, with_positions: bool) -> tuple[Array, Array | None]:
-    """Return the sorted elements and, if asked for, the position from which each comes."""
+    """Return the sorted elements and, optionally, the original position of each."""
     order = [a for a in range(x.ndim) if a != axis] + [axis]
     rows = x._view(tuple(x.shape[a] for a in order), tuple(x._layout.strides[a] for a in order))
     keys: Array = _calls.compute("copy", (rows,))
@@ -83,12 +83,12 @@ def _sort_rows(keys: Array, positions: Array | None, descending: bool) -> tuple[
 
 
 def _piece(device: Device, size: int) -> int:
-    """Return how many elements of the result a work-item merges."""
+    """Return the number of elements of the result that a work-item merges."""
     return max(_RUN, min(4096, size // device.parallelism))
 
 
 def less(dtype: DType) -> str:
-    """Return the definition of ``less``: a total order in which NaN is the greatest, of complex numbers by parts."""
+    """Return the definition of ``less``: a total order with NaN as the greatest; complex numbers compare by parts."""
     t = C_TYPES[dtype]
     if dtype.kind == "c":
         text = "isnan(b.x + b.y) ? !isnan(a.x + a.y) : a.x < b.x || (a.x == b.x && a.y < b.y)"

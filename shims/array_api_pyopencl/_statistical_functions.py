@@ -22,7 +22,7 @@ def _require(name: str, x: Array, kinds: str) -> None:
 
 
 def _sum_dtype(name: str, x: Array, dtype: DType | None) -> DType:
-    """Return the type of a sum or product: of integers at least the default one of their kind."""
+    """Return the type of a sum or product; integers use at least the default type of their kind."""
     _require(name, x, "iufc")
     if dtype is not None:
         dtype = x.device.as_dtype(dtype)
@@ -33,7 +33,7 @@ def _sum_dtype(name: str, x: Array, dtype: DType | None) -> DType:
 
 
 def sum(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: bool = False) -> Array:
-    """Return the sum along axes, along all of them by default; integers are summed in 64 bits, truths counted."""
+    """Return the sum along axes, by default all; integers and booleans are summed in 64 bits."""
     if dtype is None and getattr(x, "dtype", None) == _dtypes.bool:
         return count_nonzero(x, axis=axis, keepdims=keepdims)
     x = as_array("sum", x)
@@ -42,7 +42,7 @@ def sum(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims:
 
 
 def prod(x: Array, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: bool = False) -> Array:
-    """Return the product along axes, along all of them by default; integers are multiplied in 64 bits."""
+    """Return the product along axes, by default all; integers are multiplied in 64 bits."""
     x = as_array("prod", x)
     dtype = _sum_dtype("prod", x, dtype)
     return reduce("prod", x, _layout.normalize_axes(axis, x.ndim), keepdims, dtype)
@@ -79,7 +79,7 @@ def _wide(dtype: DType) -> DType:
 
 
 def mean(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Return the arithmetic mean along axes; NaN if there are no elements."""
+    """Return the arithmetic mean along axes, or NaN if there are no elements."""
     x = as_array("mean", x)
     _require("mean", x, "fc")
     return _mean(x, _layout.normalize_axes(axis, x.ndim), keepdims, x.dtype)
@@ -92,7 +92,7 @@ def _mean(x: Array, axes: tuple[int, ...], keepdims: bool, out: DType) -> Array:
 
 
 def var(x: Array, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
-    """Return the variance along axes: of the squares, the mean over the number of elements less `correction`."""
+    """Return the variance along axes: the sum of squared deviations divided by the count less `correction`."""
     x = as_array("var", x)
     return _spread("var", x, axis, correction, keepdims, "acc / scale")
 
@@ -117,7 +117,7 @@ def _spread(name: str, x: Array, axis: Axis, correction: float, keepdims: bool, 
 def cumulative_sum(
     x: Array, /, *, axis: int | None = None, dtype: DType | None = None, include_initial: bool = False
 ) -> Array:
-    """Return the sums of the elements up to each one along an axis; with 0 first, if `include_initial` is true."""
+    """Return the cumulative sum along an axis, starting with 0 if `include_initial` is true."""
     x = as_array("cumulative_sum", x)
     return _cumulative("sum", "cumulative_sum", x, axis, dtype, include_initial)
 
@@ -125,7 +125,7 @@ def cumulative_sum(
 def cumulative_prod(
     x: Array, /, *, axis: int | None = None, dtype: DType | None = None, include_initial: bool = False
 ) -> Array:
-    """Return the products of the elements up to each one along an axis; with 1 first, if `include_initial` is true."""
+    """Return the cumulative product along an axis, starting with 1 if `include_initial` is true."""
     x = as_array("cumulative_prod", x)
     return _cumulative("prod", "cumulative_prod", x, axis, dtype, include_initial)
 

@@ -12,14 +12,14 @@ Axis = int | tuple[int, ...] | None
 
 
 def all(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Tell whether all elements along axes are true, that is, not 0."""
+    """Return whether all elements along axes are true (nonzero)."""
     x = as_array("all", x)
     axes = _layout.normalize_axes(axis, x.ndim)
     return reduce("all", x, axes, keepdims, _dtypes.bool, load="nonzero")
 
 
 def any(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Tell whether any element along axes is true, that is, not 0."""
+    """Return whether any element along axes is true (nonzero)."""
     x = as_array("any", x)
     axes = _layout.normalize_axes(axis, x.ndim)
     return reduce("any", x, axes, keepdims, _dtypes.bool, load="nonzero")
@@ -28,10 +28,10 @@ def any(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
 def diff(
     x: Array, /, *, axis: int = -1, n: int = 1, prepend: Array | None = None, append: Array | None = None
 ) -> Array:
-    """Return the differences of neighbours along an axis, `n` times over."""
+    """Return the `n`-th differences of neighbours along an axis."""
     x = as_array("diff", x)
     if n < 0:
-        raise ValueError(f"diff: n is {n}")
+        raise ValueError(f"diff: n is {n}, expected a non-negative number")
     axis = _layout.normalize_axis(axis, x.ndim)
     parts = [p for p in (prepend, x, append) if p is not None]
     x = concat(parts, axis=axis) if len(parts) > 1 else x

@@ -1,4 +1,4 @@
-"""The extension for Fourier transforms: all but the shifts and the frequencies are computed **on the host**.
+"""The extension for Fourier transforms: all except the shifts and frequencies are computed **on the host**.
 
 See `array_api_pyopencl.host_functions`.
 """
@@ -43,7 +43,7 @@ def ifft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "bac
 
 
 def rfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Array:
-    """Return the half of `fft` that determines the rest, of real numbers. Computed on the host."""
+    """Return the non-redundant half of `fft` of real numbers. Computed on the host."""
     return _transform("rfft", np.fft.rfft, x, "f", False, n=n, axis=axis, norm=norm)
 
 
@@ -81,7 +81,7 @@ def ifftn(
 def rfftn(
     x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: Norm = "backward"
 ) -> Array:
-    """Return the half of `fftn` that determines the rest, of real numbers. Computed on the host."""
+    """Return the non-redundant half of `fftn` of real numbers. Computed on the host."""
     axes = range(-len(s), 0) if axes is None and s is not None else axes
     return _transform("rfftn", np.fft.rfftn, x, "f", False, s=s, axes=axes, norm=norm)
 
@@ -95,12 +95,12 @@ def irfftn(
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: DType | None = None, device: Any = None) -> Array:
-    """Return the frequencies of `fft` for a distance `d` of the samples."""
+    """Return the frequencies of `fft` for the sample spacing `d`."""
     return _frequencies(np.fft.fftfreq(n, d), dtype, device)
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: DType | None = None, device: Any = None) -> Array:
-    """Return the frequencies of `rfft` for a distance `d` of the samples."""
+    """Return the frequencies of `rfft` for the sample spacing `d`."""
     return _frequencies(np.fft.rfftfreq(n, d), dtype, device)
 
 
@@ -113,7 +113,7 @@ def _frequencies(values: Any, dtype: DType | None, device: Any) -> Array:
 
 
 def fftshift(x: Array, /, *, axes: int | Sequence[int] | None = None) -> Array:
-    """Return `x` with the frequency 0 moved to the middle of axes, of all by default."""
+    """Return `x` with the zero frequency moved to the middle of axes, by default all."""
     x = as_array("fftshift", x)
     found = normalize_axes(axes, x.ndim)
     return roll(x, tuple(x.shape[a] // 2 for a in found), axis=found) if found else x

@@ -1,7 +1,7 @@
 """The extension for linear algebra.
 
-Products, norms of vectors, powers and traces are computed on the device. Decompositions, and what is made of them, are
-computed **on the host** with NumPy, as each docstring says; see `array_api_pyopencl.host_functions`.
+Products, vector norms, powers and traces are computed on the device. Decompositions and functions based on them are
+computed **on the host** with NumPy, as their docstrings say; see `array_api_pyopencl.host_functions`.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from array_api_pyopencl._manipulation_functions import broadcast_arrays, moveaxi
 
 
 class EighResult(NamedTuple):
-    """What `eigh` returns."""
+    """The result of `eigh`."""
 
     eigenvalues: Array
     eigenvectors: Array
 
 
 class EigResult(NamedTuple):
-    """What `eig` returns."""
+    """The result of `eig`."""
 
     eigenvalues: Array
     eigenvectors: Array
 
 
 class QRResult(NamedTuple):
-    """What `qr` returns."""
+    """The result of `qr`."""
 
     Q: Array
     R: Array
 
 
 class SlogdetResult(NamedTuple):
-    """What `slogdet` returns."""
+    """The result of `slogdet`."""
 
     sign: Array
     logabsdet: Array
 
 
 class SVDResult(NamedTuple):
-    """What `svd` returns."""
+    """The result of `svd`."""
 
     U: Array
     S: Array
@@ -62,7 +62,7 @@ def _require_matrices(name: str, x: Array, *, square: bool = False) -> None:
     if x.dtype.kind not in "fc":
         raise TypeError(f"{name} is not defined for {x.dtype.name}; convert it to a floating-point type")
     if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
-        raise ValueError(f"{name}: shape {x.shape} is not that of {'square ' if square else ''}matrices")
+        raise ValueError(f"{name}: expected {'square ' if square else ''}matrices, not an array of shape {x.shape}")
 
 
 def _solved(name: str, function: Any, *arrays: Array, **options: Any) -> Any:
@@ -73,7 +73,7 @@ def _solved(name: str, function: Any, *arrays: Array, **options: Any) -> Any:
 
 
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
-    """Return the Cholesky factors of positive definite matrices, lower ones by default. Computed on the host.
+    """Return the Cholesky factors of positive definite matrices, by default lower ones. Computed on the host.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def cholesky(x: Array, /, *, upper: bool = False) -> Array:
 
 
 def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
-    """Return the cross products of vectors of three elements along an axis.
+    """Return the cross products of 3-element vectors along an axis.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def diagonal(x: Array, /, *, offset: int = 0) -> Array:
     """Return the diagonals of matrices, without a copy."""
     x = as_array("diagonal", x)
     if x.ndim < 2:
-        raise ValueError(f"diagonal: shape {x.shape} is not that of matrices")
+        raise ValueError(f"diagonal: expected matrices, not an array of shape {x.shape}")
     rows, columns = x.shape[-2:]
     down, right = x._layout.strides[-2:]
     first, second = max(-offset, 0), max(offset, 0)
@@ -170,7 +170,7 @@ def inv(x: Array, /) -> Array:
 
 
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:  # noqa: A002
-    """Return norms of matrices. Those by singular values, ``"nuc"``, 2 and -2, are computed on the host."""
+    """Return norms of matrices. The orders ``"nuc"``, 2 and -2 use singular values, computed on the host."""
     x = as_array("matrix_norm", x)
     _require_matrices("matrix_norm", x)
     if ord in ("nuc", 2, -2):
@@ -192,7 +192,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
 
 
 def matrix_power(x: Array, n: int, /) -> Array:
-    """Return powers of square matrices, by repeated squaring on the device; a negative one needs `inv`."""
+    """Return powers of square matrices, by repeated squaring on the device; negative powers use `inv`."""
     x = as_array("matrix_power", x)
     _require_matrices("matrix_power", x, square=True)
     if n < 0:
@@ -208,7 +208,7 @@ def matrix_power(x: Array, n: int, /) -> Array:
 
 
 def matrix_rank(x: Array, /, *, rtol: float | Array | None = None) -> Array:
-    """Return the ranks of matrices: how many singular values exceed `rtol` times the largest. Computed on the host."""
+    """Return the number of singular values above `rtol` times the largest, for matrices. Computed on the host."""
     x = as_array("matrix_rank", x)
     _require_matrices("matrix_rank", x)
 
@@ -228,7 +228,7 @@ def outer(x1: Array, x2: Array, /) -> Array:
     """Return the products of all pairs of elements of two vectors."""
     x1, x2 = as_array("outer", x1), as_array("outer", x2)
     if x1.ndim != 1 or x2.ndim != 1:
-        raise ValueError(f"outer takes vectors, not shapes {x1.shape} and {x2.shape}")
+        raise ValueError(f"outer needs vectors, not shapes {x1.shape} and {x2.shape}")
     return _calls.binary("multiply", x1[:, None], x2[None, :])
 
 
@@ -260,7 +260,7 @@ def slogdet(x: Array, /) -> SlogdetResult:
 
 
 def solve(x1: Array, x2: Array, /) -> Array:
-    """Return the solutions of linear equations; `x2` of one dimension is one vector. Computed on the host.
+    """Return the solutions of linear equations; a 1-D `x2` is one vector. Computed on the host.
 
     Raises
     ------
@@ -270,7 +270,7 @@ def solve(x1: Array, x2: Array, /) -> Array:
     _, (x1, x2) = _calls.meet("solve", as_array("solve", x1), as_array("solve", x2))
     _require_matrices("solve", x1, square=True)
     if x2.shape[-2 if x2.ndim > 1 else -1 :][:1] != x1.shape[-1:]:
-        raise ValueError(f"solve: x2 has shape {x2.shape}, which does not go with x1 of shape {x1.shape}")
+        raise ValueError(f"solve: x2 has shape {x2.shape}, which does not match x1 of shape {x1.shape}")
     dtype = _dtypes.promote(x1.dtype, x2.dtype)
     x1, x2 = astype(x1, dtype, copy=False), astype(x2, dtype, copy=False)
 
@@ -307,7 +307,7 @@ def vector_norm(
     keepdims: bool = False,
     ord: float = 2,  # noqa: A002
 ) -> Array:
-    """Return norms of vectors along axes, of all elements by default."""
+    """Return norms of vectors along axes, by default of all elements."""
     x = as_array("vector_norm", x)
     if x.dtype.kind not in "fc":
         raise TypeError(f"vector_norm is not defined for {x.dtype.name}")
