@@ -158,11 +158,12 @@ def test_a_benchmark_calls_the_implementation_that_it_names(implementation):
     if provider == "cpu":
         support.require_provider(provider)
     work = workload("rms_norm", 3, 48)
-    benchmark = asv.Benchmark()
+    benchmark, before = asv.Benchmark(), tp.get_backend()
     with tp.trace() as log:
         benchmark.prepare("rms_norm", implementation, work.args, eps=1e-3)
         result = benchmark.call()
-    benchmark.teardown()
+        benchmark.teardown()
+    assert tp.get_backend() == before
     assert {(record.kernel, record.library) for record in log} == {(provider, library)}
     assert row.owns(result)
     expected = REFERENCES["rms_norm"](*work.args, eps=1e-3)
