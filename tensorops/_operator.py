@@ -23,7 +23,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from tensorops import _dtypes, _providers
 from tensorops._display import Displayed, Table
@@ -378,8 +378,24 @@ def _each(function: Callable[[Any], Any], result: Any) -> Any:
     return function(result)
 
 
-def operator(body: Callable[P, R]) -> Operator[P, R]:
+if TYPE_CHECKING:
+    C = TypeVar("C", bound=Callable[..., Any], covariant=True)
+    E = TypeVar("E", bound=Callable[..., Explanation], covariant=True)
+
+    class TypedOperator(Operator[..., Any], Generic[C, E]):
+        """What a checker takes an operator for: `C` is how it is called, `E` how it is explained.
+
+        These are whole types of functions, as a generic function cannot be taken apart into parameters and result: in
+        ``Operator[P, R]`` a type variable that both contain, the array's, would be lost.
+        """
+
+        __call__: C
+        generic: C
+        explain: E
+
+
+def operator(body: Callable[P, R]) -> TypedOperator[Callable[P, R], Callable[P, Explanation]]:
     """Make an operator of a function over the Array API; its parameters annotated ``Array`` are the inputs."""
-    made = Operator(body)
+    made: Any = Operator(body)
     OPERATORS[made.__name__] = made
-    return made
+    return made  # type: ignore[no-any-return]

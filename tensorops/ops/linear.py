@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tensorops._dtypes import narrow, widen, widen_integers
 from tensorops._operator import operator
-from tensorops._typing import Array
+from tensorops._typing import ArrayInput, ArrayOfKind, ArrayT, KindT
 from tensorops._validation import require_floating, require_indices, require_integer, require_ndim
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device
 
 
 @operator
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear(x: ArrayT, weight: ArrayInput, bias: ArrayInput | None = None) -> ArrayT:
     r"""Affine map of the last axis.
 
     .. math:: y = x W^\mathsf{T} + b
@@ -57,7 +57,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 @operator
-def embedding(ids: Array, weight: Array) -> Array:
+def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT]) -> KindT:
     r"""Look up rows of a table.
 
     .. math:: y_i = W_{\mathit{ids}_i}

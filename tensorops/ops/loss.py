@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorops._dtypes import integer_limits, narrow, widen, widen_integers
 from tensorops._operator import operator
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, KindT, Namespace
 from tensorops._validation import (
     as_choice,
     as_integer,
@@ -25,13 +25,13 @@ _UNIT = 2.0**-64
 
 @operator
 def cross_entropy(
-    logits: Array,
-    targets: Array,
+    logits: ArrayOfKind[KindT],
+    targets: ArrayInput,
     *,
     reduction: str = "mean",
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> Array:
+) -> KindT:
     r"""Cross entropy of a categorical distribution, given its logits, against class numbers.
 
     .. math:: \ell = -(1 - \alpha) \log p_t - \frac{\alpha}{V} \sum_c \log p_c, \qquad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tensorops._dtypes import anew, is_floating, is_integer, narrow, widen
 from tensorops._operator import operator
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_bool,
     as_integer,
@@ -20,14 +20,14 @@ from tensorops.libraries import creation_device
 
 @operator
 def rope(
-    x: Array,
-    positions: Array,
+    x: ArrayT,
+    positions: ArrayInput,
     *,
     base: float = 10000.0,
-    freqs: Array | None = None,
+    freqs: ArrayInput | None = None,
     interleaved: bool = False,
     dims: int | None = None,
-) -> Array:
+) -> ArrayT:
     r"""Rotary position embedding: rotate pairs of features by an angle proportional to the position.
 
     .. math:: \begin{pmatrix} y_1 \\ y_2 \end{pmatrix} =
