@@ -27,7 +27,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from tensorops import _dtypes, _providers
 from tensorops._display import Displayed, Table
@@ -523,8 +523,24 @@ def _each(function: Callable[[Any], Any], result: Any) -> Any:
     return function(result)
 
 
+if TYPE_CHECKING:
+    C = TypeVar("C", bound=Callable[..., Any], covariant=True)
+    E = TypeVar("E", bound=Callable[..., Explanation], covariant=True)
+
+    class TypedOperator(Operator[..., Any], Generic[C, E]):
+        """What a checker takes an operator for: `C` is how it is called, `E` how it is explained.
+
+        These are whole types of functions, as a generic function cannot be taken apart into parameters and result: in
+        ``Operator[P, R]`` a type variable that both contain, the array's, would be lost.
+        """
+
+        __call__: C
+        generic: C
+        explain: E
+
+
 @overload
-def operator(body: Callable[P, R]) -> Operator[P, R]: ...
+def operator(body: Callable[P, R]) -> TypedOperator[Callable[P, R], Callable[P, Explanation]]: ...
 
 
 @overload
@@ -532,7 +548,7 @@ def operator(
     *,
     check: Callable[..., dict[str, Any] | None] | None = None,
     rows: Callable[..., RowAxes] | None = None,
-) -> Callable[[Callable[P, R]], Operator[P, R]]: ...
+) -> Callable[[Callable[P, R]], TypedOperator[Callable[P, R], Callable[P, Explanation]]]: ...
 
 
 def operator(

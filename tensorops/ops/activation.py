@@ -8,7 +8,7 @@ from typing import Any
 from tensorops._dtypes import anew, is_bool, narrow, widen
 from tensorops._operator import operator
 from tensorops._row_axes import Axes, RowAxes, elementwise, every_axis, last_axes
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
 from tensorops._validation import (
     as_axes,
     as_bool,
@@ -67,7 +67,7 @@ def _logsumexp_rows(x: Array, axis: Axes, keepdims: bool) -> RowAxes:
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
-def silu(x: Array) -> Array:
+def silu(x: ArrayT) -> ArrayT:
     r"""Sigmoid linear unit, also called swish.
 
     .. math:: y = \frac{x}{1 + e^{-x}}
@@ -103,7 +103,7 @@ def silu(x: Array) -> Array:
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
-def sigmoid(x: Array) -> Array:
+def sigmoid(x: ArrayT) -> ArrayT:
     r"""Logistic function.
 
     .. math:: y = \frac{1}{1 + e^{-x}}
@@ -135,7 +135,7 @@ def sigmoid(x: Array) -> Array:
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
-def relu(x: Array) -> Array:
+def relu(x: ArrayT) -> ArrayT:
     r"""Rectified linear unit.
 
     .. math:: y = \max(x, 0)
@@ -162,11 +162,11 @@ def relu(x: Array) -> Array:
     array([0., 0., 1.])
     """
     xp = get_namespace(x)
-    return xp.where(x <= 0, xp.zeros_like(x), x)
+    return xp.where(x <= 0, xp.zeros_like(x), x)  # type: ignore[operator]
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
-def softplus(x: Array) -> Array:
+def softplus(x: ArrayT) -> ArrayT:
     r"""Smooth form of the rectified linear unit.
 
     .. math:: y = \log(1 + e^x)
@@ -200,7 +200,7 @@ def softplus(x: Array) -> Array:
 
 
 @operator(check=_check_gelu, rows=elementwise("x"))
-def gelu(x: Array, *, approximate: str = "none") -> Array:
+def gelu(x: ArrayT, *, approximate: str = "none") -> ArrayT:
     r"""Gaussian error linear unit.
 
     .. math:: y = x \, \Phi(x) = \frac{x}{2} \operatorname{erfc}\left(-\frac{x}{\sqrt 2}\right)
@@ -241,7 +241,7 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
 
 
 @operator(check=_check_gated, rows=elementwise("gate", "up"))
-def swiglu(gate: Array, up: Array) -> Array:
+def swiglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
     r"""Gated unit with silu: the feed-forward block of Llama.
 
     .. math:: y = \operatorname{silu}(\mathit{gate}) \cdot \mathit{up}
@@ -279,7 +279,7 @@ def swiglu(gate: Array, up: Array) -> Array:
 
 
 @operator(check=_check_gated, rows=elementwise("gate", "up"))
-def geglu(gate: Array, up: Array) -> Array:
+def geglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
     r"""Gated unit with gelu (the exact form).
 
     .. math:: y = \operatorname{gelu}(\mathit{gate}) \cdot \mathit{up}
@@ -317,7 +317,7 @@ def geglu(gate: Array, up: Array) -> Array:
 
 
 @operator(check=_check_softmax, rows=_softmax_rows)
-def softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | None = None) -> Array:
+def softmax(x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None) -> ArrayT:
     r"""Exponentials, normalized to sum to one along an axis.
 
     .. math:: y_i = \frac{e^{x_i}}{\sum_j e^{x_j}}
@@ -360,7 +360,7 @@ def softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | None =
 
 
 @operator(check=_check_softmax, rows=_softmax_rows)
-def log_softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | None = None) -> Array:
+def log_softmax(x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None) -> ArrayT:
     r"""Logarithm of softmax, without the exponentials' overflow or the logarithm's cancellation.
 
     .. math:: y_i = x_i - \log \sum_j e^{x_j}
@@ -402,7 +402,7 @@ def log_softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | No
 
 
 @operator(check=_check_logsumexp, rows=_logsumexp_rows)
-def logsumexp(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = False) -> Array:
+def logsumexp(x: ArrayOfKind[KindT], *, axis: int | tuple[int, ...] = -1, keepdims: bool = False) -> KindT:
     r"""Logarithm of the sum of exponentials along an axis.
 
     .. math:: y = \log \sum_j e^{x_j}

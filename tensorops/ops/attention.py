@@ -7,7 +7,7 @@ from typing import Any
 from tensorops._dtypes import is_bool, largest_exponent, narrow, widen
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, given
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_bool,
     as_integer,
@@ -96,17 +96,17 @@ def _rows(
 
 @operator(check=_check, rows=_rows)
 def scaled_dot_product_attention(
-    q: Array,
-    k: Array,
-    v: Array,
+    q: ArrayT,
+    k: ArrayInput,
+    v: ArrayInput,
     *,
-    mask: Array | None = None,
+    mask: ArrayInput | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
-    sinks: Array | None = None,
-) -> Array:
+    sinks: ArrayInput | None = None,
+) -> ArrayT:
     r"""Attend from queries to keys and average the values.
 
     .. math:: y_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \frac{e^{s_{ij}}}{e^{z} + \sum_{j'} e^{s_{ij'}}}, \qquad

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tensorops._dtypes import narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
-from tensorops._typing import Array
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT
 from tensorops._validation import require_floating, require_indices, require_integer, require_ndim
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device
@@ -41,7 +41,7 @@ def _embedding_rows(ids: Array, weight: Array) -> RowAxes:
 
 
 @operator(check=_check_linear, rows=_linear_rows)
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def linear(x: ArrayT, weight: ArrayInput, bias: ArrayInput | None = None) -> ArrayT:
     r"""Affine map of the last axis.
 
     .. math:: y = x W^\mathsf{T} + b
@@ -80,7 +80,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 @operator(check=_check_embedding, rows=_embedding_rows)
-def embedding(ids: Array, weight: Array) -> Array:
+def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT]) -> KindT:
     r"""Look up rows of a table.
 
     .. math:: y_i = W_{\mathit{ids}_i}

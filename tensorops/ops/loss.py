@@ -7,7 +7,7 @@ from typing import Any
 from tensorops._dtypes import integer_limits, narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, KindT, Namespace
 from tensorops._validation import (
     as_choice,
     as_integer,
@@ -57,13 +57,13 @@ def _cross_entropy_rows(logits: Array, targets: Array, reduction: str, **_: Any)
 
 @operator(check=_check_cross_entropy, rows=_cross_entropy_rows)
 def cross_entropy(
-    logits: Array,
-    targets: Array,
+    logits: ArrayOfKind[KindT],
+    targets: ArrayInput,
     *,
     reduction: str = "mean",
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> Array:
+) -> KindT:
     r"""Cross entropy of a categorical distribution, given its logits, against class numbers.
 
     .. math:: \ell = -(1 - \alpha) \log p_t - \frac{\alpha}{V} \sum_c \log p_c, \qquad

@@ -7,7 +7,7 @@ from typing import Any
 from tensorops._dtypes import anew, largest_exponent, narrow, widen
 from tensorops._operator import operator
 from tensorops._row_axes import Axes, RowAxes, every_axis, given
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_axes,
     as_number,
@@ -85,8 +85,8 @@ def _layer_norm_rows(x: Array, weight: Array | None, bias: Array | None, axis: A
 
 @operator(check=_check_rms_norm, rows=_rms_norm_rows)
 def rms_norm(
-    x: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
-) -> Array:
+    x: ArrayT, weight: ArrayInput | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
+) -> ArrayT:
     r"""Divide by the root mean square along an axis.
 
     .. math:: y = \frac{x}{\sqrt{\operatorname{mean}(x^2) + \varepsilon}} \cdot (w + w_0)
@@ -133,8 +133,8 @@ def rms_norm(
 
 @operator(check=_check_add_rms_norm, rows=_add_rms_norm_rows)
 def add_rms_norm(
-    x: Array, residual: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1
-) -> tuple[Array, Array]:
+    x: ArrayT, residual: ArrayInput, weight: ArrayInput | None = None, eps: float = 1e-6, *, axis: int = -1
+) -> tuple[ArrayT, ArrayT]:
     r"""Add a residual, then divide by the root mean square: the two steps between blocks of a transformer.
 
     .. math:: r' = x + r, \qquad y = \frac{r'}{\sqrt{\operatorname{mean}(r'^2) + \varepsilon}} \cdot w
@@ -179,13 +179,13 @@ def add_rms_norm(
 
 @operator(check=_check_layer_norm, rows=_layer_norm_rows)
 def layer_norm(
-    x: Array,
-    weight: Array | None = None,
-    bias: Array | None = None,
+    x: ArrayT,
+    weight: ArrayInput | None = None,
+    bias: ArrayInput | None = None,
     eps: float = 1e-5,
     *,
     axis: int | tuple[int, ...] = -1,
-) -> Array:
+) -> ArrayT:
     r"""Subtract the mean and divide by the standard deviation along one or more axes.
 
     .. math:: y = \frac{x - \operatorname{mean}(x)}{\sqrt{\operatorname{var}(x) + \varepsilon}} \cdot w + b

@@ -7,7 +7,7 @@ from typing import Any
 from tensorops._dtypes import anew, is_floating, is_integer, narrow, widen
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_bool,
     as_integer,
@@ -59,14 +59,14 @@ def _rope_rows(x: Array, positions: Array, freqs: Array | None, **_: Any) -> Row
 
 @operator(check=_check_rope, rows=_rope_rows)
 def rope(
-    x: Array,
-    positions: Array,
+    x: ArrayT,
+    positions: ArrayInput,
     *,
     base: float = 10000.0,
-    freqs: Array | None = None,
+    freqs: ArrayInput | None = None,
     interleaved: bool = False,
     dims: int | None = None,
-) -> Array:
+) -> ArrayT:
     r"""Rotary position embedding: rotate pairs of features by an angle proportional to the position.
 
     .. math:: \begin{pmatrix} y_1 \\ y_2 \end{pmatrix} =

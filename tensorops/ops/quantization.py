@@ -13,7 +13,7 @@ from typing import Any
 from tensorops._dtypes import dtype_name, epsilon, largest, largest_exponent, narrow, widen
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
 from tensorops._validation import as_choice, as_integer, require_floating, require_ndim, shown
 from tensorops.backends import get_namespace
 
@@ -100,7 +100,9 @@ def _quantized_linear_rows(x: Array, weight: Array, scales: Array, biases: Array
 
 
 @operator(check=_check_quantize)
-def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> tuple[Array, Array, Array | None]:
+def quantize(
+    w: ArrayOfKind[KindT], *, bits: int, group_size: int, mode: str = "affine"
+) -> tuple[Array, KindT, KindT | None]:
     r"""Quantize a matrix in groups along its rows.
 
     .. math:: q = \operatorname{round}\left(\frac{w - b}{s}\right), \qquad
@@ -169,14 +171,14 @@ def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> t
 
 @operator(check=_check_dequantize)
 def dequantize(
-    weight: Array,
-    scales: Array,
-    biases: Array | None = None,
+    weight: ArrayInput,
+    scales: ArrayOfKind[KindT],
+    biases: ArrayInput | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
     mode: str = "affine",
-) -> Array:
+) -> KindT:
     r"""Invert `quantize`.
 
     .. math:: w = s \, q + b
@@ -221,14 +223,14 @@ def dequantize(
 
 @operator(check=_check_quantized_linear, rows=_quantized_linear_rows)
 def quantized_linear(
-    x: Array,
-    weight: Array,
-    scales: Array,
-    biases: Array | None = None,
+    x: ArrayT,
+    weight: ArrayInput,
+    scales: ArrayInput,
+    biases: ArrayInput | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
-) -> Array:
+) -> ArrayT:
     r"""Linear map of the last axis by a quantized matrix.
 
     .. math:: y = x W^\mathsf{T}, \qquad W = s \, q + b

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorops._dtypes import largest_exponent, widen
 from tensorops._operator import operator
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, ArrayInput, Namespace
 from tensorops._validation import (
     as_integer,
     as_number_of_at_least_0,
@@ -72,13 +72,13 @@ def _check_source(name: str, logits: Array, rng: Any, *, needed: bool) -> None:
 
 @operator(check=_check_sample)
 def sample(
-    logits: Array,
+    logits: ArrayInput,
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    rng: np.random.Generator | Array | None = None,
+    rng: np.random.Generator | ArrayInput | None = None,
 ) -> Array:
     r"""Draw from the categorical distribution of some logits, one index for each row.
 
