@@ -15,6 +15,7 @@ os.environ["PYTHONSAFEPATH"] = "1"
 # SciPy, and scikit-learn with it, take arrays of the standard if this is set when SciPy is first imported.
 os.environ["SCIPY_ARRAY_API"] = "1"
 
+import gc
 import importlib.util
 from collections import Counter
 
@@ -110,6 +111,28 @@ def pytest_terminal_summary(terminalreporter, config):
 def library(request):
     """Every row of the table of array libraries, one after another; a visible skip where it cannot compute."""
     return support.require(request.param)
+
+
+@pytest.fixture(params=support.TARGETS)
+def target(request):
+    """Every target of the compiled module that this machine can run, one after another."""
+    in_use = support.NATIVE.target()
+    support.NATIVE.use_target(request.param)
+    yield request.param
+    support.NATIVE.use_target(in_use)
+
+
+@pytest.fixture
+def pool():
+    """The compiled module with an empty pool; its settings are put back."""
+    module = support.require_native()
+    gc.collect()
+    limit, bound = module.memory_stats()["limit"], module.num_threads()
+    module.empty_cache()
+    yield module
+    module.set_cache_limit(limit)
+    module.set_num_threads(bound)
+    module.empty_cache()
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def collected(*arguments):
 
 
 def test_what_is_left_out_is_said_and_can_be_run():
-    file = "tests/test_arrays_refused.py"
+    file = "tests/ops/test_arrays_refused.py"
     short, said = collected(file)
     rest, _ = collected(file, "-m", "exhaustive")
     every, nothing = collected(file, "--exhaustive")

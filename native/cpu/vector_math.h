@@ -3,7 +3,7 @@
 // float32: polynomials fitted to the least largest relative error. AVX-512 looks up those of a segment in registers,
 // where other targets have one for all arguments. No function is further from the truth than 2 units of the last place
 // (native/tests), but for 2.1 of the normal distribution function just before its results are subnormal; what an
-// operator adds to that is in tests/test_cpu_activation.py.
+// operator adds to that is in tests/kernels/cpu/test_activation.py.
 // float64: the C library's functions, lane by lane, as no kernel's speed in float64 has mattered yet.
 #pragma once
 

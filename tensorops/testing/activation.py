@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from tensorops.testing.entries import Case, Entry, Workload
+from tensorops.testing.entries import Arguments, Case, Entry, Maker, Workload
 from tensorops.testing.values import (
     DOUBLE,
     EMPTY,
@@ -17,6 +19,8 @@ from tensorops.testing.values import (
     ODD_LENGTHS,
     SPECIAL,
     SPECIAL_ROWS,
+    Float64,
+    Wide,
     args,
     float64,
     integers,
@@ -26,14 +30,6 @@ from tensorops.testing.values import (
     quiet,
     random_mask,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from tensorops.testing.entries import Arguments, Maker
-    from tensorops.testing.values import Float64, Wide
 
 __all__ = [
     "ENTRIES",

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from tensorops.testing.activation import softmax
-from tensorops.testing.entries import HEAD_DIM, Case, Entry, Workload
-from tensorops.testing.values import EMPTY, EXTREME, SPECIAL, args, float64, integers, normal, ones, quiet, random_mask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from tensorops.testing.entries import Arguments, Maker
-    from tensorops.testing.values import Float64
+from tensorops.testing.entries import HEAD_DIM, Arguments, Case, Entry, Maker, Workload
+from tensorops.testing.values import (
+    EMPTY,
+    EXTREME,
+    SPECIAL,
+    Float64,
+    args,
+    float64,
+    integers,
+    normal,
+    ones,
+    quiet,
+    random_mask,
+)
 
 __all__ = ["ENTRIES", "scaled_dot_product_attention"]
 

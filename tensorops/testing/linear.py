@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from tensorops.testing.entries import Case, Entry, Workload
+from tensorops.testing.entries import Arguments, Case, Entry, Maker, Workload
 from tensorops.testing.values import (
     EMPTY,
     EXTREME,
     ODD_LENGTHS,
     SPECIAL,
     SPECIAL_ROWS,
+    Float64,
     args,
     float64,
     integers,
@@ -21,14 +23,6 @@ from tensorops.testing.values import (
     ones,
     quiet,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import ArrayLike
-
-    from tensorops.testing.entries import Arguments, Maker
-    from tensorops.testing.values import Float64
 
 __all__ = ["ENTRIES", "embedding", "linear"]
 

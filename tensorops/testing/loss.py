@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tensorops.testing.activation import log_softmax
-from tensorops.testing.entries import Case, Entry, Workload
+from tensorops.testing.entries import Arguments, Case, Entry, Workload
 from tensorops.testing.values import (
     EMPTY,
     EXTREME,
@@ -16,6 +18,7 @@ from tensorops.testing.values import (
     ODD_LENGTHS,
     SPECIAL,
     SPECIAL_ROWS,
+    Float64,
     args,
     float64,
     integers,
@@ -23,14 +26,6 @@ from tensorops.testing.values import (
     ones,
     quiet,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import ArrayLike
-
-    from tensorops.testing.entries import Arguments
-    from tensorops.testing.values import Float64
 
 __all__ = ["ENTRIES", "cross_entropy"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from tensorops.testing.entries import Case, Entry, Workload
 from tensorops.testing.values import (
@@ -19,6 +20,8 @@ from tensorops.testing.values import (
     OVERFLOW,
     SPECIAL,
     SPECIAL_ROWS,
+    Float64,
+    Wide,
     alternating,
     args,
     float64,
@@ -28,13 +31,6 @@ from tensorops.testing.values import (
     quiet,
     weights,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from tensorops.testing.values import Float64, Wide
 
 __all__ = ["ENTRIES", "add_rms_norm", "layer_norm", "rms_norm"]
 

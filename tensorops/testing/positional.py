@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from tensorops.testing.entries import HEAD_DIM, Case, Entry, Workload
-from tensorops.testing.values import EMPTY, EXTREME, SPECIAL, SPECIAL_ROWS, args, float64, integers, normal, ones, quiet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import ArrayLike
-
-    from tensorops.testing.entries import Maker
-    from tensorops.testing.values import Float64
+from tensorops.testing.entries import HEAD_DIM, Case, Entry, Maker, Workload
+from tensorops.testing.values import (
+    EMPTY,
+    EXTREME,
+    SPECIAL,
+    SPECIAL_ROWS,
+    Float64,
+    args,
+    float64,
+    integers,
+    normal,
+    ones,
+    quiet,
+)
 
 __all__ = ["ENTRIES", "rope"]
 

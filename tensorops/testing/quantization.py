@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from tensorops.testing.entries import GROUP, Case, Entry, Workload
+from tensorops.testing.entries import GROUP, Case, Entry, Maker, Workload
 from tensorops.testing.linear import linear
 from tensorops.testing.values import (
     ALL,
@@ -15,6 +17,7 @@ from tensorops.testing.values import (
     FULL,
     SPECIAL,
     SPECIAL_ROWS,
+    Float64,
     args,
     float64,
     integers,
@@ -23,14 +26,6 @@ from tensorops.testing.values import (
     ones,
     quiet,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from tensorops.testing.entries import Maker
-    from tensorops.testing.values import Float64
 
 __all__ = ["ENTRIES", "dequantize", "quantize", "quantized_linear"]
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from tensorops.testing.activation import softmax
 from tensorops.testing.entries import Case, Entry, Workload
-from tensorops.testing.values import EMPTY, ODD_LENGTHS, SPECIAL, args, float64, integers, ones
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import ArrayLike, NDArray
-
-    from tensorops.testing.values import Float64
+from tensorops.testing.values import EMPTY, ODD_LENGTHS, SPECIAL, Float64, args, float64, integers, ones
 
 __all__ = ["ENTRIES", "sample"]
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from tensorops.testing.assertions import DTYPES
-from tensorops.testing.entries import Workload
+from tensorops.testing.entries import Arguments, Maker, Workload
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    from tensorops.testing.entries import Arguments, Maker
-
-    Float64: TypeAlias = NDArray[np.float64]
-    Wide: TypeAlias = NDArray[np.longdouble]
+Float64: TypeAlias = NDArray[np.float64]
+Wide: TypeAlias = NDArray[np.longdouble]
 
 ALL = tuple(DTYPES)
 FLOAT32_RANGE = ("bfloat16", "float32", "float64")

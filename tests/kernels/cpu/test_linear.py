@@ -9,35 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import tensorops as tp
-from tensorops import _providers
+import support
+from support import bits, normal
+from tensorops._dtypes import INTEGER
 from tensorops.testing import DTYPES, REFERENCES
 
-WHY_NOT = _providers.load("cpu")
-if WHY_NOT:
-    TARGETS = []
-else:
-    from tensorops.kernels.cpu import _native
-
-    TARGETS = _native.targets()
-
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"cpu: {WHY_NOT}")
-
+_native = support.require_native()
 SHORT = ("float16", "bfloat16", "float32")
 FORMATS = {"4": (4, True), "8": (8, True), "8 symmetric": (8, False)}
-
-
-@pytest.fixture(params=TARGETS)
-def target(request):
-    """Every target that this machine can run, one after another."""
-    in_use = _native.target()
-    _native.use_target(request.param)
-    yield request.param
-    _native.use_target(in_use)
-
-
-def normal(rng, *shape, dtype="float32"):
-    return rng.standard_normal(shape).astype(DTYPES[dtype])
 
 
 def quantized(rng, outputs, inputs, form="4", group_size=32, dtype="float32"):
@@ -77,10 +56,6 @@ def magnitude(parts, options):
     )
 
 
-def bits_of(a):
-    return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")
-
-
 # ------------------------------------------------------------------------------------------------ linear
 
 
@@ -108,7 +83,7 @@ def test_linear_takes_any_layout_with_a_contiguous_last_axis(target, rng):
         y = _native.linear(part, w[::-1, 1], bias)
         assert y is not NotImplemented
         assert y.shape == (*part.shape[:-1], 20)
-        np.testing.assert_array_equal(bits_of(y), bits_of(_native.linear(part.copy(), w[::-1, 1].copy(), bias)))
+        np.testing.assert_array_equal(bits(y), bits(_native.linear(part.copy(), w[::-1, 1].copy(), bias)))
         assert_close(y.reshape(-1, 20), part.reshape(-1, 40), w[::-1, 1], bias)
 
 
@@ -123,7 +98,7 @@ def test_several_threads_and_one_give_the_same_bits(target, rng):
     finally:
         _native.set_num_threads(bound)
     for a, b in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(bits_of(a), bits_of(b))
+        np.testing.assert_array_equal(bits(a), bits(b))
     assert_close(together[0], x, w)
     assert_quantized(together[1], x, parts, options)
 
@@ -195,7 +170,7 @@ def test_quantized_weights_of_any_layout(target, form, rng):
         strided = (room[::-2, 3:], scales[::-2], None if biases is None else biases[::-2])
         y = _native.quantized_linear(x, *strided, **options)
         copies = tuple(None if a is None else a.copy() for a in strided)
-        np.testing.assert_array_equal(bits_of(y), bits_of(_native.quantized_linear(x, *copies, **options)))
+        np.testing.assert_array_equal(bits(y), bits(_native.quantized_linear(x, *copies, **options)))
         assert_quantized(y, x, strided, options)
         batch = np.broadcast_to(x, (2, rows, 192))
         assert _native.quantized_linear(batch, *strided, **options).shape == (2, rows, 30)
@@ -249,16 +224,6 @@ def test_the_largest_number_of_a_group_keeps_its_sign(target):
             assert abs(float(y[0, 0]) - sign * float(x0)) <= 2.0**-22
 
 
-def test_vectors_and_plain_calls(rng):
-    (weight, scales, biases), _ = quantized(rng, 7, 64)
-    x = normal(rng, 64)
-    with tp.trace() as log:
-        y = tp.quantized_linear(x, weight, scales, biases)
-        z = tp.linear(x, normal(rng, 3, 64))
-    assert [(r.operator, r.kernel) for r in log] == [("quantized_linear", "cpu"), ("linear", "cpu")]
-    assert (y.shape, z.shape) == ((7,), (3,))
-
-
 @pytest.mark.parametrize(
     ("change", "options", "reason"),
     [
@@ -287,3 +252,61 @@ def test_quantized_linear_says_what_it_refuses(change, options, reason, rng):
     args = change(normal(rng, 2, 64), *parts)
     assert str(_native.quantized_linear_supports(*args, **options)).startswith(reason)
     assert _native.quantized_linear(*args, **options) is NotImplemented
+
+
+# --- embedding ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", INTEGER)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_copied(dtype, kind, rng):
+    room = normal(rng, 40, 3, 17, dtype=dtype)
+    for weight in (room[:, 0].copy(), room[::-2, 1], room[:, 2, 4:5]):
+        for shape in ((), (1,), (7,), (2, 3), (0,), (3, 0, 2)):
+            ids = rng.integers(0, len(weight), shape).astype(kind)
+            y = _native.embedding(ids, weight)
+            assert y.dtype == weight.dtype
+            assert y.shape == (*shape, weight.shape[1])
+            np.testing.assert_array_equal(y, np.asarray(weight)[ids.astype(int)])
+    ids = np.arange(30).reshape(5, 6)[::-2, ::3].astype(kind)
+    np.testing.assert_array_equal(_native.embedding(ids, room[:, 0]), room[:, 0][ids.astype(int)])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda i, w: (i + 4, w), "an id is out of range"),
+        (lambda i, w: (-i, w), "an id is out of range"),
+        (lambda i, w: (np.asarray([2**63], np.uint64), w), "an id is out of range"),
+        (lambda i, w: (np.asarray([-(2**63)]), w), "an id is out of range"),
+        (lambda i, w: (i.tolist(), w), "ids is not a numpy.ndarray"),
+        (lambda i, w: (i > 1, w), "ids has a dtype that is no integer"),
+        (lambda i, w: (i.astype(float), w), "ids has a dtype that is no integer"),
+        (lambda i, w: (i.astype(">i8"), w), "ids is in foreign byte order"),
+        (lambda i, w: (i, w[0]), "weight does not have 2 dimensions"),
+        (lambda i, w: (i, w[:0]), "weight is empty"),
+        (lambda i, w: (i, w[:, ::2]), "the last axis of weight is not contiguous"),
+        (lambda i, w: (i, w.astype(np.int32)), "weight has a dtype without a kernel"),
+    ],
+)
+def test_embedding_says_what_it_refuses(change, reason, rng):
+    args = change(np.asarray([0, 3, 1]), normal(rng, 6, 4))
+    assert _native.embedding_supports(*args) == reason
+    assert _native.embedding(*args) is NotImplemented
+
+
+def test_ids_that_another_thread_writes_to(rng):
+    """What was checked is what is used: a row of the table, or a refusal, but no memory beyond."""
+    far = 2**40  # times the bytes of a row: nothing is mapped there
+    weight = np.arange(4, dtype=np.float32).repeat(512).reshape(4, 512)
+    ids = np.zeros(20_000, np.int64)  # 40 MB of rows: the interpreter is free meanwhile
+
+    def write():
+        ids.fill(3)
+        ids[-1] = far
+
+    with support.another_thread(write):
+        for _ in range(20):
+            ids[-1] = 0
+            y = _native.embedding(ids, weight)
+            assert y is NotImplemented or set(y[::50, 0]) <= {0, 3}

@@ -15,31 +15,13 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import _providers
-from tensorops.testing import CASES, DTYPES, REFERENCES, assert_matches
+from support import HALVES, bits
+from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
-WHY_NOT = _providers.load("cpu")
-if WHY_NOT:
-    TARGETS = []
-else:
-    from tensorops.kernels.cpu import _native
-
-    TARGETS = _native.targets()
-
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"cpu: {WHY_NOT}")
-
+_native = support.require_native()
 OPERATOR = tp.scaled_dot_product_attention
 REFERENCE = REFERENCES["scaled_dot_product_attention"]
 TILE, BLOCK = 128, 144  # keys and rows that the kernel takes at a time
-
-
-@pytest.fixture(params=TARGETS)
-def target(request):
-    """Every target that this machine can run, one after another."""
-    in_use = _native.target()
-    _native.use_target(request.param)
-    yield request.param
-    _native.use_target(in_use)
 
 
 def qkv(rng, *, b=1, hq=2, hkv=1, tq=5, tk=9, d=16, dv=None, dtype="float32"):
@@ -60,7 +42,7 @@ def assert_right(args, dtype="float32", tolerance=32, **options):
     """
     y = attend(*args, **options)
     expected = REFERENCE(*args, **options)
-    assert_matches(y, expected, dtype, tolerance=1 if dtype in support.HALVES else tolerance, scale_axis=None)
+    assert_matches(y, expected, dtype, tolerance=1 if dtype in HALVES else tolerance, scale_axis=None)
 
 
 def assert_like_the_body(args, **options):
@@ -73,20 +55,7 @@ def assert_like_the_body(args, **options):
     return y
 
 
-def bits(a):
-    return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")
-
-
 # --- shapes ------------------------------------------------------------------------------------------
-
-
-def test_all_cases_on_every_target(target):
-    assert _native.target() == target
-    for case in CASES["scaled_dot_product_attention"]:
-        for dtype in case.dtypes:
-            args, options = case.build(dtype_name=dtype)
-            expected = REFERENCE(*args, **options)
-            assert_matches(attend(*args, **options), expected, dtype, tolerance=case.tolerance_for(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -459,14 +428,6 @@ def test_several_threads_whatever_the_machine_has(rng):
 
 
 # --- what is taken, and what is not ------------------------------------------------------------------
-
-
-def test_plain_calls_run_the_kernel(rng):
-    args = qkv(rng)
-    with tp.trace() as log:
-        OPERATOR(*args, is_causal=True)
-    assert [(r.operator, r.kernel) for r in log] == [("scaled_dot_product_attention", "cpu")]
-    assert OPERATOR.explain(*args).kernel == "cpu"
 
 
 def test_numbers_of_every_kind(rng):

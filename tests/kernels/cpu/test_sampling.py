@@ -6,25 +6,18 @@ is a uniform number near the end of a candidate's share: there a neighbour is ri
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
+import support
 import tensorops as tp
-from tensorops import _providers
 from tensorops.testing import DTYPES, REFERENCES
 
-WHY_NOT = _providers.load("cpu")
-if WHY_NOT:
-    TARGETS = []
-else:
-    from tensorops.kernels.cpu import _native
-
-    TARGETS = _native.targets()
-
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"cpu: {WHY_NOT}")
-
+_native = support.require_native()
+normal = functools.partial(support.normal, scale=2.0)
 OPTIONS = {
     "plain": {},
     "cold": {"temperature": 0.3},
@@ -34,19 +27,6 @@ OPTIONS = {
     "everything": {"temperature": 3.0, "top_k": 40, "top_p": 0.8, "min_p": 0.02},
 }
 SLACK = 2e-6
-
-
-@pytest.fixture(params=TARGETS)
-def target(request):
-    """Every target that this machine can run, one after another."""
-    in_use = _native.target()
-    _native.use_target(request.param)
-    yield request.param
-    _native.use_target(in_use)
-
-
-def normal(rng, *shape, dtype="float32", scale=2.0):
-    return (scale * rng.standard_normal(shape)).astype(DTYPES[dtype])
 
 
 def assert_drawn(logits, uniforms, **options):

@@ -25,7 +25,7 @@ from tensorops.models._open_file import OpenFile  # noqa: E402
 from tensorops.models.blocks import QuantizedWeight  # noqa: E402
 from tensorops.models.gguf import _Reader  # noqa: E402
 from tensorops.models.weights import Memory  # noqa: E402
-from tensorops.testing import references  # noqa: E402
+from tensorops.testing import REFERENCES  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +63,7 @@ def test_quantized_layout_means_the_same_values(tmp_path: Path, matrix: np.ndarr
     assert (w.weight.dtype, w.weight.shape) == (np.uint8, (6, 96 * bits // 8))
     assert (w.scales.dtype, w.scales.shape) == (np.float32, (6, 3))
     assert (w.biases is None) == (kind == "Q8_0")
-    decoded = references.dequantize(w.weight, w.scales, w.biases, bits=bits, group_size=32)
+    decoded = REFERENCES["dequantize"](w.weight, w.scales, w.biases, bits=bits, group_size=32)
     # float64 holds every product and sum of these short numbers exactly, so one rounding remains.
     np.testing.assert_array_equal(decoded.astype(np.float32), tensor.dequantize())
 

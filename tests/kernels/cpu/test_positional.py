@@ -8,32 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tensorops as tp
-from tensorops import _providers
+import support
+from support import normal
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
-WHY_NOT = _providers.load("cpu")
-if WHY_NOT:
-    TARGETS = []
-else:
-    from tensorops.kernels.cpu import _native
-
-    TARGETS = _native.targets()
-
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"cpu: {WHY_NOT}")
-
-
-@pytest.fixture(params=TARGETS)
-def target(request):
-    """Every target that this machine can run, one after another."""
-    in_use = _native.target()
-    _native.use_target(request.param)
-    yield request.param
-    _native.use_target(in_use)
-
-
-def normal(rng, *shape, dtype="float32"):
-    return rng.standard_normal(shape).astype(DTYPES[dtype])
+_native = support.require_native()
 
 
 def assert_rotated(y, x, positions, dtype, **options):
@@ -108,12 +87,6 @@ def test_several_threads_give_the_same_bits(target, rng):
     finally:
         _native.set_num_threads(bound)
     assert_rotated(together, x, positions, "float32")
-
-
-def test_plain_calls_run_the_kernel(rng):
-    with tp.trace() as log:
-        tp.rope(normal(rng, 1, 9, 2, 64).transpose(0, 1, 2, 3), np.asarray([3, 4], np.int32), interleaved=True)
-    assert [(r.operator, r.kernel) for r in log] == [("rope", "cpu")]
 
 
 @pytest.mark.parametrize(

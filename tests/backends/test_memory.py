@@ -25,19 +25,9 @@ MIB = 1024 * 1024
 FUNCTIONS = (synchronize, get_memory_stats, empty_cache)
 
 
-@pytest.fixture
-def native():
-    """The compiled kernels, their pool empty."""
-    support.require_provider("cpu")
-    from tensorops.kernels.cpu import _native
-
-    _native.empty_cache()
-    return _native
-
-
-def result_of(native, nbytes):
+def result_of(pool, nbytes):
     """Return a result from the pool."""
-    return native.rms_norm(np.ones((nbytes // 1024, 256), np.float32))
+    return pool.rms_norm(np.ones((nbytes // 1024, 256), np.float32))
 
 
 class Counted(Runtime):
@@ -78,7 +68,7 @@ def test_unavailable_backends_are_errors(function, unavailable):
         raise AssertionError("the block must not begin")
 
 
-def test_a_named_backend_comes_before_the_one_in_force(native):
+def test_a_named_backend_comes_before_the_one_in_force(pool):
     with tp.set_backend("numpy"):
         assert get_memory_stats().backend == "numpy"
         assert get_memory_stats("cpp").backend == "cpu"
@@ -87,12 +77,12 @@ def test_a_named_backend_comes_before_the_one_in_force(native):
         assert get_memory_stats("numpy").backend == "numpy"
 
 
-def test_figures_are_those_of_the_pool(native):
+def test_figures_are_those_of_the_pool(pool):
     before = get_memory_stats()
-    y = result_of(native, 2 * MIB)
+    y = result_of(pool, 2 * MIB)
     stats = get_memory_stats("cpu")
     assert stats.in_use - before.in_use == 2 * MIB
-    assert stats.limit == native.memory_stats()["limit"]
+    assert stats.limit == pool.memory_stats()["limit"]
     del y
     assert get_memory_stats("cpu").cached == 2 * MIB
     with tp.set_backend("numpy"):
@@ -102,7 +92,7 @@ def test_figures_are_those_of_the_pool(native):
     assert get_memory_stats("cpu").cached == 0
 
 
-def test_without_a_choice_every_imported_library_is_meant(native, monkeypatch):
+def test_without_a_choice_every_imported_library_is_meant(pool, monkeypatch):
     support.require("jax")
     import jax.numpy as jnp
 
@@ -118,9 +108,9 @@ def test_without_a_choice_every_imported_library_is_meant(native, monkeypatch):
     assert called == ["jax"]
 
 
-def test_what_is_freed_is_added_up(native, monkeypatch):
+def test_what_is_freed_is_added_up(pool, monkeypatch):
     support.require("jax")
-    result_of(native, 3 * MIB)
+    result_of(pool, 3 * MIB)
     monkeypatch.setattr(JaxRuntime, "do_empty_cache", lambda self: None)  # a library that does not tell
     for name in ("mlx", "torch"):
         if runtime_of(resolve(name)).loaded:
@@ -157,11 +147,11 @@ def test_every_backend_answers(name):
 # --- the monitor -------------------------------------------------------------------------------------
 
 
-def test_a_monitor_sees_a_peak_between_two_looks(native):
-    before = native.memory_stats()["in_use"]
+def test_a_monitor_sees_a_peak_between_two_looks(pool):
+    before = pool.memory_stats()["in_use"]
     with MemoryMonitor("cpu", interval=100) as watched:
-        kept = result_of(native, MIB)
-        result_of(native, 8 * MIB)
+        kept = result_of(pool, MIB)
+        result_of(pool, 8 * MIB)
     assert [in_use - before for _, in_use, _ in watched.samples] == [0, MIB]
     assert watched.start == before
     assert watched.end == before + MIB
@@ -169,29 +159,29 @@ def test_a_monitor_sees_a_peak_between_two_looks(native):
     assert kept.nbytes == MIB
 
 
-def test_an_earlier_peak_is_not_the_blocks(native):
-    result_of(native, 8 * MIB)
-    before = native.memory_stats()["in_use"]
+def test_an_earlier_peak_is_not_the_blocks(pool):
+    result_of(pool, 8 * MIB)
+    before = pool.memory_stats()["in_use"]
     with MemoryMonitor("cpu") as watched:
-        result_of(native, MIB)
+        result_of(pool, MIB)
     assert watched.peak == before + MIB
 
 
-def test_monitors_nest_and_lose_no_peak(native):
-    before = native.memory_stats()["in_use"]
+def test_monitors_nest_and_lose_no_peak(pool):
+    before = pool.memory_stats()["in_use"]
     with MemoryMonitor("cpu", interval=100) as outer:
-        result_of(native, 8 * MIB)
+        result_of(pool, 8 * MIB)
         with MemoryMonitor("cpu", interval=100) as first:
-            result_of(native, MIB)
+            result_of(pool, MIB)
         with MemoryMonitor("cpu", interval=100) as second:
-            result_of(native, 2 * MIB)
+            result_of(pool, 2 * MIB)
             assert second.peak == before + 2 * MIB  # while it runs, too
         assert outer.peak == before + 8 * MIB
     assert [m.peak - before for m in (outer, first, second)] == [8 * MIB, MIB, 2 * MIB]
     with MemoryMonitor("cpu", interval=100) as outer:
         with MemoryMonitor("cpu", interval=100):
-            result_of(native, 4 * MIB)
-        result_of(native, MIB)
+            result_of(pool, 4 * MIB)
+        result_of(pool, MIB)
     assert outer.peak == before + 4 * MIB
 
 
@@ -328,7 +318,7 @@ def test_the_interval_is_checked(interval):
         MemoryMonitor("numpy", interval=interval)
 
 
-def test_a_monitor_watches_the_backend_in_force(native):
+def test_a_monitor_watches_the_backend_in_force(pool):
     with tp.set_backend("numpy"), MemoryMonitor() as watched:
         pass
     assert str(watched).startswith("numpy: ")
@@ -337,8 +327,8 @@ def test_a_monitor_watches_the_backend_in_force(native):
     assert str(watched).startswith("cpu: ")
 
 
-def test_monitors_in_several_threads_see_each_others_peaks(native):
-    before = native.memory_stats()["in_use"]
+def test_monitors_in_several_threads_see_each_others_peaks(pool):
+    before = pool.memory_stats()["in_use"]
     began, done = threading.Event(), threading.Event()
     peaks = []
 
@@ -349,11 +339,11 @@ def test_monitors_in_several_threads_see_each_others_peaks(native):
         peaks.append(watched.peak)
 
     with MemoryMonitor("cpu", interval=100) as watched:
-        result_of(native, 4 * MIB)
+        result_of(pool, 4 * MIB)
         thread = threading.Thread(target=other)
         thread.start()
         assert began.wait(30)
-        result_of(native, 2 * MIB)
+        result_of(pool, 2 * MIB)
         done.set()
         thread.join(30)
     assert peaks == [before + 2 * MIB]

@@ -11,29 +11,12 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops import _providers
 from tensorops.libraries import LIBRARIES
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
-WHY_NOT = _providers.load("cpu")
-if WHY_NOT:
-    TARGETS = []
-else:
-    from tensorops.kernels.cpu import _native
-
-    TARGETS = _native.targets()
-
+_native = support.NATIVE
 LONG = [1 << 16, 1_000_003]
 FLOATS = ["float32", "float64"]
-
-
-@pytest.fixture(params=TARGETS)
-def target(request):
-    """Every target that this machine can run, one after another."""
-    in_use = _native.target()
-    _native.use_target(request.param)
-    yield request.param
-    _native.use_target(in_use)
 
 
 @pytest.fixture(params=LIBRARIES)

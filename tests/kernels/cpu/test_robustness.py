@@ -1,7 +1,7 @@
 """The compiled module as a whole: memory over a million calls, many threads, fork, and how many threads compute.
 
 Every operator that has a compiled kernel is called, with the arguments that the benchmarks give it. rms_norm alone, and
-the pool by itself, are tested in `test_cpu_rms_norm`; the bound of `configure` in `test_device_options`.
+the pool by itself, are tested in `test_pool`; the bound of `configure` in `backends/test_options`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,13 @@ import numpy as np
 import pytest
 
 import support
-from tensorops import _providers
+from support import resident_bytes
 from tensorops._operator import OPERATORS
 from tensorops.benchmarks.workloads import workload
 from tensorops.testing import DTYPES
 
-WHY_NOT = _providers.load("cpu")
-if WHY_NOT:
-    COMPILED = []
-else:
-    from tensorops.kernels.cpu import _native
-
-    COMPILED = sorted(name for name, operator in OPERATORS.items() if "cpu" in operator.kernels)
-
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"cpu: {WHY_NOT}")
+_native = support.require_native()
+COMPILED = sorted(name for name, operator in OPERATORS.items() if "cpu" in operator.kernels)
 lists_threads = pytest.mark.skipif(
     not pathlib.Path("/proc/self/task").exists(), reason="this system does not list threads"
 )
@@ -42,18 +35,6 @@ KIB, MIB = 1024, 1024 * 1024
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")  # which keeps what was freed for a while
 
 
-@pytest.fixture
-def pool():
-    """The module with an empty pool; its settings are put back."""
-    gc.collect()
-    limit, bound = _native.memory_stats()["limit"], _native.num_threads()
-    _native.empty_cache()
-    yield _native
-    _native.set_cache_limit(limit)
-    _native.set_num_threads(bound)
-    _native.empty_cache()
-
-
 def arrays_of(result):
     return result if isinstance(result, tuple) else (result,)
 
@@ -61,12 +42,6 @@ def arrays_of(result):
 def same(a, b):
     """Tell whether two results are the same bits."""
     return all(x.tobytes() == y.tobytes() for x, y in zip(arrays_of(a), arrays_of(b), strict=True))
-
-
-def resident_bytes():
-    """Return the process's resident memory where the system tells, else 0."""
-    path = pathlib.Path("/proc/self/statm")
-    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if path.exists() else 0
 
 
 # --- memory ------------------------------------------------------------------------------------------
@@ -161,7 +136,7 @@ TOO_LARGE = {
 }
 
 ALL_TOO_LARGE = """
-import test_cpu_robustness as this
+import test_robustness as this
 from tensorops.kernels.cpu import _native
 
 before = _native.memory_stats()["in_use"]
@@ -177,7 +152,7 @@ assert _native.memory_stats()["in_use"] == before
 def test_results_that_no_memory_holds_are_an_error_at_once():
     """In a process of its own, with a limit of time: what loops for ever would keep the interpreter."""
     assert set(COMPILED) - set(TOO_LARGE) == {"geglu", "gelu", "log_softmax", "relu", "sigmoid", "softplus"}
-    result = support.python(ALL_TOO_LARGE, PYTHONPATH=os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+    result = support.python(ALL_TOO_LARGE, PYTHONPATH=support.before_python_path(HERE, HERE.parents[1]))
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
 
 

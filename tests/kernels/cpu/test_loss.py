@@ -1,123 +1,19 @@
-"""embedding and cross_entropy in C++: every SIMD target, layout and kind of integers; what is refused.
-
-That they are chosen, and agree with the references on all cases, is tested in `test_conformance`.
-"""
+"""Cross-entropy in C++: every SIMD target, numbers of classes, layouts, integers of all kinds and what is ignored."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import functools
 
 import numpy as np
 import pytest
 
+import support
 import tensorops as tp
-from tensorops import _providers
+from tensorops._dtypes import INTEGER
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
-WHY_NOT = _providers.load("cpu")
-if WHY_NOT:
-    TARGETS = []
-else:
-    from tensorops.kernels.cpu import _native
-
-    TARGETS = _native.targets()
-
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"cpu: {WHY_NOT}")
-
-INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-
-
-@pytest.fixture(params=TARGETS)
-def target(request):
-    """Every target that this machine can run, one after another."""
-    in_use = _native.target()
-    _native.use_target(request.param)
-    yield request.param
-    _native.use_target(in_use)
-
-
-def normal(rng, *shape, dtype="float32"):
-    return (2 * rng.standard_normal(shape)).astype(DTYPES[dtype])
-
-
-# --------------------------------------------------------------------------------------------- embedding
-
-
-@pytest.mark.parametrize("kind", INTEGERS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_are_copied(dtype, kind, rng):
-    room = normal(rng, 40, 3, 17, dtype=dtype)
-    for weight in (room[:, 0].copy(), room[::-2, 1], room[:, 2, 4:5]):
-        for shape in ((), (1,), (7,), (2, 3), (0,), (3, 0, 2)):
-            ids = rng.integers(0, len(weight), shape).astype(kind)
-            y = _native.embedding(ids, weight)
-            assert y.dtype == weight.dtype
-            assert y.shape == (*shape, weight.shape[1])
-            np.testing.assert_array_equal(y, np.asarray(weight)[ids.astype(int)])
-    ids = np.arange(30).reshape(5, 6)[::-2, ::3].astype(kind)
-    np.testing.assert_array_equal(_native.embedding(ids, room[:, 0]), room[:, 0][ids.astype(int)])
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda i, w: (i + 4, w), "an id is out of range"),
-        (lambda i, w: (-i, w), "an id is out of range"),
-        (lambda i, w: (np.asarray([2**63], np.uint64), w), "an id is out of range"),
-        (lambda i, w: (np.asarray([-(2**63)]), w), "an id is out of range"),
-        (lambda i, w: (i.tolist(), w), "ids is not a numpy.ndarray"),
-        (lambda i, w: (i > 1, w), "ids has a dtype that is no integer"),
-        (lambda i, w: (i.astype(float), w), "ids has a dtype that is no integer"),
-        (lambda i, w: (i.astype(">i8"), w), "ids is in foreign byte order"),
-        (lambda i, w: (i, w[0]), "weight does not have 2 dimensions"),
-        (lambda i, w: (i, w[:0]), "weight is empty"),
-        (lambda i, w: (i, w[:, ::2]), "the last axis of weight is not contiguous"),
-        (lambda i, w: (i, w.astype(np.int32)), "weight has a dtype without a kernel"),
-    ],
-)
-def test_embedding_says_what_it_refuses(change, reason, rng):
-    args = change(np.asarray([0, 3, 1]), normal(rng, 6, 4))
-    assert _native.embedding_supports(*args) == reason
-    assert _native.embedding(*args) is NotImplemented
-
-
-@contextlib.contextmanager
-def another_thread(write):
-    """Call `write` over and over in another thread for the length of a block."""
-    stop = threading.Event()
-
-    def run():
-        while not stop.is_set():
-            write()
-
-    writer = threading.Thread(target=run)
-    writer.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        writer.join()
-
-
-def test_ids_that_another_thread_writes_to(rng):
-    """What was checked is what is used: a row of the table, or a refusal, but no memory beyond."""
-    far = 2**40  # times the bytes of a row: nothing is mapped there
-    weight = np.arange(4, dtype=np.float32).repeat(512).reshape(4, 512)
-    ids = np.zeros(20_000, np.int64)  # 40 MB of rows: the interpreter is free meanwhile
-
-    def write():
-        ids.fill(3)
-        ids[-1] = far
-
-    with another_thread(write):
-        for _ in range(20):
-            ids[-1] = 0
-            y = _native.embedding(ids, weight)
-            assert y is NotImplemented or set(y[::50, 0]) <= {0, 3}
-
-
-# ----------------------------------------------------------------------------------------- cross_entropy
+_native = support.require_native()
+normal = functools.partial(support.normal, scale=2.0)
 
 
 def assert_losses(logits, targets, dtype, **options):
@@ -150,7 +46,7 @@ def test_losses_of_any_layout(target, dtype, rng):
         np.testing.assert_array_equal(y, _native.cross_entropy(logits.copy(), targets, reduction="none"))
 
 
-@pytest.mark.parametrize("kind", INTEGERS)
+@pytest.mark.parametrize("kind", INTEGER)
 def test_targets_of_any_kind_and_what_is_ignored(kind, rng):
     logits = normal(rng, 6, 9)
     targets = np.asarray([3, 0, 8, 3, 3, 1]).astype(kind)
@@ -169,7 +65,7 @@ def test_targets_that_another_thread_writes_to(rng):
         targets.fill(3)
         targets[-1] = 2**60
 
-    with another_thread(write):
+    with support.another_thread(write):
         for _ in range(20):
             targets[-1] = 0
             y = _native.cross_entropy(logits, targets, reduction="none")
@@ -218,13 +114,6 @@ def test_threads_and_results_like_those_of_the_body(rng):
         for args in ((logits[:3, :5], targets[:3] % 5), (logits[0, :5], np.asarray(2))):
             body = tp.cross_entropy.generic(*args, reduction=reduction)
             assert type(_native.cross_entropy(*args, reduction=reduction)) is type(body)
-
-
-def test_plain_calls_run_the_kernels(rng):
-    with tp.trace() as log:
-        tp.cross_entropy(normal(rng, 3, 5), np.asarray([1, 2, 0]))
-        tp.embedding(np.asarray([1]), normal(rng, 3, 5))
-    assert [(r.operator, r.kernel) for r in log] == [("cross_entropy", "cpu"), ("embedding", "cpu")]
 
 
 @pytest.mark.parametrize(

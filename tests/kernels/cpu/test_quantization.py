@@ -1,7 +1,7 @@
 """Quantization in C++: every SIMD target, format, size of groups and layout gives the generic body's own bits.
 
 That the kernels are chosen, and agree with the references on all cases, is tested in `test_conformance`;
-`quantized_linear` is in `test_cpu_linear`.
+`quantized_linear` is in `test_linear`.
 """
 
 from __future__ import annotations
@@ -9,36 +9,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import support
 import tensorops as tp
-from tensorops import _providers
+from support import normal
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
-WHY_NOT = _providers.load("cpu")
-if WHY_NOT:
-    TARGETS = []
-else:
-    from tensorops.kernels.cpu import _native
-
-    TARGETS = _native.targets()
-
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"cpu: {WHY_NOT}")
-
+_native = support.require_native()
 FORMATS = {"4": (4, "affine"), "8": (8, "affine"), "8 symmetric": (8, "symmetric")}
 # Around the lanes of a vector, 2 … 16; the last ones are longer than a few vectors.
 GROUP_SIZES = [*range(1, 40), 48, 62, 64, 96, 128, 130, 514]
-
-
-@pytest.fixture(params=TARGETS)
-def target(request):
-    """Every target that this machine can run, one after another."""
-    in_use = _native.target()
-    _native.use_target(request.param)
-    yield request.param
-    _native.use_target(in_use)
-
-
-def normal(rng, *shape, dtype="float32"):
-    return rng.standard_normal(shape).astype(DTYPES[dtype])
 
 
 def packed(rng, rows, columns, form, group_size, dtype="float32"):
@@ -167,15 +146,6 @@ def test_large_results_are_the_same_bits(target, form, dtype, group_size, rng):
         alone = (None if p is None else p[one] for p in parts)
         assert_same(w[one], _native.dequantize(*alone, **options))
         assert_same(tuple(None if p is None else p[one] for p in together), _native.quantize(w[one], **options))
-
-
-def test_plain_calls_run_the_kernels(rng):
-    w = normal(rng, 3, 64)
-    with tp.trace() as log:
-        parts = tp.quantize(w, bits=4, group_size=32)
-        back = tp.dequantize(*parts)
-    assert [(r.operator, r.kernel) for r in log] == [("quantize", "cpu"), ("dequantize", "cpu")]
-    assert np.max(np.abs(back - w)) <= 0.51 * np.max(parts[1])
 
 
 W = np.ones((2, 64), np.float32)
