@@ -46,13 +46,8 @@ void arrange(const T* x, int bits, std::int64_t n, float* to) {
 
 inline float largest_magnitude(const float* x, std::int64_t n) {
     Vec<float> m{};
-    for (std::int64_t i = 0; i < n; i += kLanes<float>) {
-        const Vec<float> a = absolute(load(x + i));
-        m = m < a ? a : m;
-    }
-    float largest = 0;
-    for (std::int64_t k = 0; k < kLanes<float>; ++k) largest = m[k] > largest ? m[k] : largest;
-    return largest;
+    for (std::int64_t i = 0; i < n; i += kLanes<float>) m = larger_ignoring_nan(m, absolute(load(x + i)));
+    return largest_of_lanes(m);
 }
 
 #if defined(__AVX512VNNI__)

@@ -43,29 +43,12 @@ void products(const Linear& op) {
         products_with_rows<T, float>(op.x, y, op.outputs, bias, widened, widen_x, threads);
 }
 
-template <class T>
-void products_of(const Linear& op) {
-    switch (op.weight_dtype) {
-        case Dtype::float16:
-            return products<T, Float16>(op);
-        case Dtype::bfloat16:
-            return products<T, BFloat16>(op);
-        default:
-            return products<T, float>(op);
-    }
-}
-
 }  // namespace
 
 void linear(const Linear& op) {
-    switch (op.x_dtype) {
-        case Dtype::float16:
-            return products_of<Float16>(op);
-        case Dtype::bfloat16:
-            return products_of<BFloat16>(op);
-        default:
-            return products_of<float>(op);
-    }
+    for_narrow_dtype(op.x_dtype, [&op](auto x) {
+        for_narrow_dtype(op.weight_dtype, [&op](auto weight) { products<decltype(x), decltype(weight)>(op); });
+    });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

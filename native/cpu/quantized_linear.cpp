@@ -36,15 +36,11 @@ constexpr float kLargest = 1e30f;
 
 // ----------------------------------------------------------------------------------------------- parts of a row
 
-typedef std::uint8_t U8 __attribute__((vector_size(kFloats)));
-typedef std::int8_t S8 __attribute__((vector_size(kFloats)));
-typedef std::int32_t S32 __attribute__((vector_size(kVectorBytes)));
-
 struct Pair {
     Vec<float> low, high;
 };
 
-inline Vec<float> to_floats(U32 q) { return __builtin_convertvector(reinterpret_cast<S32>(q), Vec<float>); }
+inline Vec<float> to_floats(U32 q) { return __builtin_convertvector(reinterpret_cast<I32>(q), Vec<float>); }
 
 inline Pair load_nibbles(const std::uint8_t* packed) {
     const U32 bytes = __builtin_convertvector(load_bits<U8>(packed), U32);
@@ -54,7 +50,7 @@ inline Pair load_nibbles(const std::uint8_t* packed) {
 template <bool kSigned>
 inline Vec<float> load_bytes(const std::uint8_t* packed) {
     if constexpr (kSigned)
-        return __builtin_convertvector(__builtin_convertvector(load_bits<S8>(packed), S32), Vec<float>);
+        return __builtin_convertvector(__builtin_convertvector(load_bits<I8>(packed), I32), Vec<float>);
     else
         return to_floats(__builtin_convertvector(load_bits<U8>(packed), U32));
 }
@@ -328,14 +324,12 @@ bool few_rows(const QuantizedLinear& op, int threads) {
         if (!is_moderate(x, n) || !way.make_row(x, reinterpret_cast<char*>(x) + line, rows[r])) return false;
     }
     T* y = reinterpret_cast<T*>(op.y);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const Share share = share_of(op.outputs, kUnit);
+    over_shares(threads, op.outputs, kUnit, [&](Share share) {
         for (std::int64_t begin = share.begin; begin < share.end; begin += kOutputs)
             for (std::int64_t r = 0; r < count; r += kTogether)
                 some_outputs<T, S>(std::min(kTogether, count - r), way, rows + r, y + r * op.outputs, begin,
                                    std::min(kOutputs, share.end - begin));
-    }
+    });
     return true;
 }
 
@@ -353,29 +347,12 @@ void products_of(const QuantizedLinear& op) {
     return op.biases ? products<8, false, T, S>(op) : products<8, true, T, S>(op);
 }
 
-template <class T>
-void products_of(const QuantizedLinear& op) {
-    switch (op.scale_dtype) {
-        case Dtype::float16:
-            return products_of<T, Float16>(op);
-        case Dtype::bfloat16:
-            return products_of<T, BFloat16>(op);
-        default:
-            return products_of<T, float>(op);
-    }
-}
-
 }  // namespace
 
 void quantized_linear(const QuantizedLinear& op) {
-    switch (op.x_dtype) {
-        case Dtype::float16:
-            return products_of<Float16>(op);
-        case Dtype::bfloat16:
-            return products_of<BFloat16>(op);
-        default:
-            return products_of<float>(op);
-    }
+    for_narrow_dtype(op.x_dtype, [&op](auto x) {
+        for_narrow_dtype(op.scale_dtype, [&op](auto scale) { products_of<decltype(x), decltype(scale)>(op); });
+    });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -13,8 +13,6 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-typedef std::int32_t I32 __attribute__((vector_size(kVectorBytes)));
-
 template <class F>
 inline Vec<double> by_lane(Vec<double> x, F f) {
     constexpr int lanes = kVectorBytes / sizeof(double);
@@ -149,7 +147,6 @@ inline Vec<float> by_segment(const float (&table)[kTerms][32], Vec<float> a, flo
     for (int term = kTerms - 2; term >= 0; --term) p = p * d + of_segment(table[term]);
     return p;
 }
-inline bool any(I32 mask) { return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0; }
 
 // 1 / (1 + exp(a)). Largest relative error: 5.0e-8, nearly all of it the rounding of the constant terms.
 constexpr float kSigmoidStep = 0.25f;

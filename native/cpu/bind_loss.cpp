@@ -1,9 +1,9 @@
-// Bindings of what looks up by integers: embedding and cross_entropy.
+// Binding of losses.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "bind.h"
+#include "integers.h"
 #include "targets.h"
 
 namespace tensorops {
@@ -11,65 +11,6 @@ namespace tensorops {
 using namespace nb::literals;
 
 namespace {
-
-Reason refuse_integers(const char* name, nb::handle h) {
-    if (!PyArray_CheckExact(h.ptr())) return std::string(name) + " is not a numpy.ndarray";
-    PyArrayObject* a = as_array(h);
-    if (!PyArray_ISINTEGER(a) || PyArray_ISBOOL(a)) return std::string(name) + " has a dtype that is no integer";
-    return PyArray_ISNOTSWAPPED(a) ? Reason{} : std::string(name) + " is in foreign byte order";
-}
-
-// Contiguous int64 of integers; those of uint64 beyond it become negative. Always a copy: another thread may write to
-// the caller's integers between a look at them and their use.
-nb::object as_int64(nb::handle h) {
-    constexpr int copied = NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST | NPY_ARRAY_ENSURECOPY;
-    if (product(PyArray_SIZE(as_array(h)), sizeof(std::int64_t)) == INT64_MAX) throw std::bad_alloc();
-    PyObject* wide = PyArray_FROMANY(h.ptr(), NPY_INT64, 0, 0, copied);
-    if (!wide) throw nb::python_error();
-    return nb::steal(wide);
-}
-
-std::int64_t* int64s(const nb::object& a) { return static_cast<std::int64_t*>(PyArray_DATA(as_array(a))); }
-
-// ---------------------------------------------------------------------------------------------------- embedding
-
-Reason refuse_embedding(nb::handle ids, nb::handle weight, nb::object& wide_ids) {
-    if (Reason reason = refuse_array("weight", weight); !reason.empty()) return reason;
-    if (Reason reason = refuse_integers("ids", ids); !reason.empty()) return reason;
-    PyArrayObject *w = as_array(weight), *i = as_array(ids);
-    if (PyArray_NDIM(w) != 2) return "weight does not have 2 dimensions";
-    if (PyArray_NDIM(i) == kMaxDims) return "ids has as many dimensions as NumPy allows";
-    if (PyArray_SIZE(w) == 0) return "weight is empty";
-    if (!last_axis_contiguous(w)) return "the last axis of weight is not contiguous";
-    wide_ids = as_int64(ids);
-    const std::int64_t count = PyArray_SIZE(i), rows = PyArray_DIM(w, 0);
-    const std::int64_t* id = int64s(wide_ids);
-    const bool within = std::all_of(id, id + count, [rows](std::int64_t value) { return value >= 0 && value < rows; });
-    return within ? Reason{} : "an id is out of range";
-}
-
-nb::object embedding(nb::handle ids, nb::handle weight) {
-    nb::object wide_ids;
-    if (!refuse_embedding(ids, weight, wide_ids).empty()) return nb::borrow(Py_NotImplemented);
-    PyArrayObject *i = as_array(ids), *w = as_array(weight);
-    npy_intp shape[kMaxDims];
-    std::copy_n(PyArray_DIMS(i), PyArray_NDIM(i), shape);
-    shape[PyArray_NDIM(i)] = PyArray_DIM(w, 1);
-    nb::object y = empty(PyArray_NDIM(i) + 1, shape, PyArray_DESCR(w));
-    const std::int64_t bytes = PyArray_DIM(w, 1) * PyArray_ITEMSIZE(w), stride = PyArray_STRIDE(w, 0);
-    const char* from = PyArray_BYTES(w);
-    char* to = PyArray_BYTES(as_array(y));
-    const std::int64_t count = PyArray_SIZE(i);
-    const std::int64_t* id = int64s(wide_ids);
-    compute(count * bytes, [=] {
-        Interruption* const at = interruption;
-        for (std::int64_t k = 0; k < count && !leaves(at, bytes); ++k)
-            std::memcpy(to + k * bytes, from + id[k] * stride, static_cast<std::size_t>(bytes));
-    });
-    return y;
-}
-
-// ------------------------------------------------------------------------------------------------ cross_entropy
 
 Reason refuse_cross_entropy(nb::handle logits, nb::handle targets, Choice reduction, Integer ignore_index,
                             Number label_smoothing) {
@@ -137,15 +78,7 @@ nb::object cross_entropy_supports(nb::handle logits, nb::handle targets, Choice 
 
 }  // namespace
 
-void bind_lookup(nb::module_& m) {
-    m.def("embedding", &embedding, "ids"_a, "weight"_a);
-    m.def(
-        "embedding_supports",
-        [](nb::handle ids, nb::handle weight) {
-            nb::object wide_ids;
-            return none_or(refuse_embedding(ids, weight, wide_ids));
-        },
-        "ids"_a, "weight"_a);
+void bind_loss(nb::module_& m) {
     m.def("cross_entropy", &cross_entropy, "logits"_a, "targets"_a, nb::kw_only(), "reduction"_a.none() = "mean",
           "ignore_index"_a.none() = -100, "label_smoothing"_a.none() = 0.0);
     m.def("cross_entropy_supports", &cross_entropy_supports, "logits"_a, "targets"_a, nb::kw_only(),
