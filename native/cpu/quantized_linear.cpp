@@ -11,8 +11,6 @@
 //   the weights need not be.
 // Biases: the sum of x over each group, times the group's bias, in float32.
 // Bytes: the weights, scales and biases once, which for a few rows is the memory's speed.
-#include <cmath>
-
 #include "dot_tiles.h"
 #include "fixed_point.h"
 #include "linear.h"
@@ -31,8 +29,6 @@ constexpr std::int64_t kFewRows = 16;
 constexpr std::int64_t kTogether = 4;  // rows that are multiplied at once
 constexpr std::int64_t kUnit = 16;     // outputs are given to threads in multiples of so many
 constexpr std::int64_t kOutputs = 64;  // and computed in blocks of at most so many
-// A row with larger x takes the second way: integers times x would overflow.
-constexpr float kLargest = 1e30f;
 
 // ----------------------------------------------------------------------------------------------- parts of a row
 
@@ -128,12 +124,6 @@ void sum_groups(const float* x, const QuantizedLinear& op, float* sums) {
             for (std::int64_t i = 0; i < per_part; i += lanes) sum += load(x + part * (n / 2) + g * per_part + i);
         sums[g] = sum_of_lanes<float>(sum);
     }
-}
-
-bool is_moderate(const float* x, std::int64_t n) {
-    bool moderate = true;
-    for (std::int64_t i = 0; i < n; ++i) moderate &= std::fabs(x[i]) <= kLargest;
-    return moderate;
 }
 
 constexpr std::int64_t kChunk = 32 * kLanes<float>;  // weights, whose scales fit a vector

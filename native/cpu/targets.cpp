@@ -6,24 +6,27 @@ namespace tensorops {
 
 #define TENSOROPS_DECLARE(kernel, Arguments) void kernel(const Arguments&);
 #define TENSOROPS_FUNCTION(kernel, Arguments) kernel,
-#define TENSOROPS_DECLARE_TARGET(target)                                                 \
-    namespace target {                                                                   \
-    TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_DECLARE)                                         \
-    constexpr Target kTarget = {#target, TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
+#define TENSOROPS_DECLARE_TARGET(target, gains_by_panels)                                                 \
+    namespace target {                                                                                    \
+    TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_DECLARE)                                                          \
+    constexpr Target kTarget = {#target, gains_by_panels, TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
     }
 
 #if defined(TENSOROPS_HAS_v4_bf16)
-TENSOROPS_DECLARE_TARGET(v4_bf16)
+TENSOROPS_DECLARE_TARGET(v4_bf16, true)
 #endif
 #if defined(TENSOROPS_HAS_v4)
-TENSOROPS_DECLARE_TARGET(v4)
+TENSOROPS_DECLARE_TARGET(v4, false)
 #endif
 #if defined(TENSOROPS_HAS_v4_vnni)
 namespace v4_vnni {
+void panel_linear(const PanelLinear&);
 void quantized_linear(const QuantizedLinear&);
 constexpr Target make_target() {
     Target made = v4::kTarget;
     made.name = "v4_vnni";
+    made.gains_by_panels = true;
+    made.panel_linear = panel_linear;
     made.quantized_linear = quantized_linear;
     return made;
 }
@@ -31,13 +34,13 @@ constexpr Target kTarget = make_target();
 }  // namespace v4_vnni
 #endif
 #if defined(TENSOROPS_HAS_v3)
-TENSOROPS_DECLARE_TARGET(v3)
+TENSOROPS_DECLARE_TARGET(v3, false)
 #endif
 #if defined(TENSOROPS_HAS_v2)
-TENSOROPS_DECLARE_TARGET(v2)
+TENSOROPS_DECLARE_TARGET(v2, false)
 #endif
 #if defined(TENSOROPS_HAS_baseline)
-TENSOROPS_DECLARE_TARGET(baseline)
+TENSOROPS_DECLARE_TARGET(baseline, false)
 #endif
 
 namespace {

@@ -9,6 +9,7 @@
 #include "cross_entropy.h"
 #include "layer_norm.h"
 #include "linear.h"
+#include "panel_linear.h"
 #include "quantize.h"
 #include "rms_norm.h"
 #include "rope.h"
@@ -25,6 +26,7 @@ namespace tensorops {
     DO(cross_entropy, CrossEntropy)       \
     DO(layer_norm, LayerNorm)             \
     DO(linear, Linear)                    \
+    DO(panel_linear, PanelLinear)         \
     DO(quantize, Quantize)                \
     DO(quantized_linear, QuantizedLinear) \
     DO(rms_norm, RmsNorm)                 \
@@ -35,6 +37,7 @@ namespace tensorops {
 // The kernels of one target.
 struct Target {
     const char* name;
+    bool gains_by_panels;  // whether panel_linear is quicker than quantized_linear
 #define TENSOROPS_MEMBER(kernel, Arguments) void (*kernel)(const Arguments&);
     TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_MEMBER)
 #undef TENSOROPS_MEMBER
