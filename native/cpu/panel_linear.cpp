@@ -1,8 +1,8 @@
 // y = x · Wᵀ for quantized weights in panels, whose lanes are outputs: see panel_linear.h.
 //
 // Work: chunks of rows, made whole numbers once (fixed_point.h); panels go to threads as they become free, and are
-//   multiplied by four rows at a time. AVX512_VNNI multiplies four neighbours by bytes in one instruction: 32 weights of
-//   16 outputs are 24 of these for each row, and six others. The same in quantized_linear's order, whose lanes are
+//   multiplied by four rows at a time. AVX512_VNNI multiplies four neighbours by bytes in one instruction: 32 weights
+//   of 16 outputs are 24 of these for each row, and six others. The same in quantized_linear's order, whose lanes are
 //   inputs, has six others for each three to six.
 // Precision: whole numbers, exact within 32 neighbours; their sums in float32, which are as exact as those of float32
 //   products. Rows with infinities, NaN or extreme numbers are multiplied by the weights themselves, in float32; so are
@@ -66,7 +66,8 @@ void multiply_floats(const PanelFormat& format, const float* x, const char* pane
                 const U32 word = load_bits<U32>(group + kWordBytes * i + static_cast<int>(kVectorBytes) * v);
                 for (int k = 0; k < kPerWord; ++k) {
                     const U32 q = (word >> (kBits * k)) & ((1u << kBits) - 1);
-                    const auto w = __builtin_convertvector(reinterpret_cast<I32>(q), Vec<float>) - (kBiases ? 0 : 128.0f);
+                    const auto w =
+                        __builtin_convertvector(reinterpret_cast<I32>(q), Vec<float>) - (kBiases ? 0 : 128.0f);
                     sum += (w * s + b) * from[kPerWord * i + k];
                 }
             }
@@ -137,7 +138,7 @@ inline __attribute__((always_inline)) void add_products(const Row* x, std::int64
         for (int v = 0; v < kVectors; ++v)
             for (int d = 0; d < 3; ++d)
                 sum[r][v][d] = kBiases ? _mm512_setzero_si512() : _mm512_set1_epi32(x[r].fixed[index].start[d]);
-    const auto add = [&](const __m512i (&q)[kVectors], int four) {
+    const auto add = [&](const __m512i(&q)[kVectors], int four) {
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4

@@ -54,7 +54,8 @@ void for_each_item(const PanelFormat& format, char* panels, const PlainWeights& 
         char* group = panels + output / kPanelOutputs * format.panel_bytes();
         char* weight = plain.weight + output * plain.weight_stride;
         for (std::int64_t g = 0; g < format.groups(); ++g, group += format.group_bytes(), weight += 4 * words) {
-            for (std::int64_t i = 0; i < words; ++i) move(group + 4 * (kPanelOutputs * i + lane), weight + 4 * i, 4, true);
+            for (std::int64_t i = 0; i < words; ++i)
+                move(group + 4 * (kPanelOutputs * i + lane), weight + 4 * i, 4, true);
             char* scales = group + 4 * kPanelOutputs * words;
             move(scales + size * lane, plain.scales + output * plain.scale_stride + size * g, size, false);
             if (format.has_biases)

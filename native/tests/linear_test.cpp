@@ -121,30 +121,35 @@ void quantized(Test& t, const std::string& name, Multiply multiply, Packing pack
     }
     std::vector<Input> in{x, weight, scales};
     if (!packing.is_signed) in.push_back(biases);
-    t.check(name + packing.suffix, {16, 0}, in, products(x.values, w, size, {}, rows, outputs, n), [&](const Test::Call& call) {
-        QuantizedLinear op{};
-        op.x = rows_of(x, call.in[0]);
-        op.weight = call.in[1];
-        op.weight_stride = weight.stride[0];
-        op.scales = call.in[2];
-        op.scale_stride = scales.stride[0];
-        op.biases = packing.is_signed ? nullptr : call.in[3];
-        op.bias_stride = biases.stride[0];
-        op.outputs = outputs;
-        op.group_size = group_size;
-        op.bits = packing.bits;
-        op.y = call.out;
-        op.x_dtype = t.dtype;
-        op.scale_dtype = scale_dtype;
-        multiply(op);
-    });
+    t.check(name + packing.suffix, {16, 0}, in, products(x.values, w, size, {}, rows, outputs, n),
+            [&](const Test::Call& call) {
+                QuantizedLinear op{};
+                op.x = rows_of(x, call.in[0]);
+                op.weight = call.in[1];
+                op.weight_stride = weight.stride[0];
+                op.scales = call.in[2];
+                op.scale_stride = scales.stride[0];
+                op.biases = packing.is_signed ? nullptr : call.in[3];
+                op.bias_stride = biases.stride[0];
+                op.outputs = outputs;
+                op.group_size = group_size;
+                op.bits = packing.bits;
+                op.y = call.out;
+                op.x_dtype = t.dtype;
+                op.scale_dtype = scale_dtype;
+                multiply(op);
+            });
 }
 
 void by_plain_weights(const QuantizedLinear& op) { target().quantized_linear(op); }
 
 void by_panels(const QuantizedLinear& op) {
-    const PlainWeights plain{const_cast<char*>(op.weight), const_cast<char*>(op.scales), const_cast<char*>(op.biases),
-                             op.weight_stride,             op.scale_stride,              op.bias_stride};
+    const PlainWeights plain{const_cast<char*>(op.weight),
+                             const_cast<char*>(op.scales),
+                             const_cast<char*>(op.biases),
+                             op.weight_stride,
+                             op.scale_stride,
+                             op.bias_stride};
     const PanelFormat format{op.outputs, op.x.length, op.group_size, op.bits, op.biases != nullptr, op.scale_dtype};
     const WeightPanels panels(format, plain);
     target().panel_linear({op.x, panels.data(), format, op.y, op.x_dtype});
