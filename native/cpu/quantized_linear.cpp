@@ -209,8 +209,11 @@ inline void one_output(const QuantizedLinear& op, const ScaleOfLane<kBits>& lane
     const std::int64_t bytes = op.x.length * kBits / 8, groups = op.x.length / op.group_size;
     const std::int64_t groups_of_chunk = kChunk / op.group_size;
     for (std::int64_t i = 0; i < bytes; i += 64) fetch(o.weight + kAhead + i);
-    fetch(o.scales + kAhead / 8);
-    if (!kSigned) fetch(o.biases + kAhead / 8);
+    const std::int64_t scale_bytes = groups * static_cast<std::int64_t>(sizeof(S)), rows_ahead = kAhead / bytes + 1;
+    for (std::int64_t i = 0; i < scale_bytes; i += 64) {
+        fetch(o.scales + rows_ahead * op.scale_stride + i);
+        if (!kSigned) fetch(o.biases + rows_ahead * op.bias_stride + i);
+    }
     Vec<float> sum[kRows] = {};
     const auto add = [&](U32 packed, std::int64_t block, Vec<float> scale) {
         for (int r = 0; r < kRows; ++r) {
