@@ -84,6 +84,7 @@ void bind_loss(nb::module_& m);
 void bind_normalization(nb::module_& m);
 void bind_positional(nb::module_& m);
 void bind_xla(nb::module_& m);
+void bind_panels(nb::module_& m);
 void bind_quantization(nb::module_& m);
 void bind_sampling(nb::module_& m);
 

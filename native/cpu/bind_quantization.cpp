@@ -24,19 +24,6 @@ Reason refuse_quantize(nb::handle w, Integer bits, Integer group_size, Choice mo
     return refuse_format(bits, group_size, mode, PyArray_DIM(as_array(w), 1));
 }
 
-// Scales, and biases or None: matrices of one dtype that have an element for each group.
-Reason refuse_scales(nb::handle scales, nb::handle biases, npy_intp rows, npy_intp groups, bool takes_float64 = true) {
-    const auto refuse = [=](const char* name, nb::handle h) -> Reason {
-        if (Reason reason = refuse_array(name, h); !reason.empty()) return reason;
-        PyArrayObject* p = as_array(h);
-        if (!takes_float64 && dtype_of(p) == Dtype::float64) return std::string(name) + " has dtype float64";
-        if (dtype_of(p) != dtype_of(as_array(scales))) return "biases has another dtype than scales";
-        return refuse_matrix(name, p, rows, groups);
-    };
-    if (Reason reason = refuse("scales", scales); !reason.empty()) return reason;
-    return biases.is_none() ? Reason{} : refuse("biases", biases);
-}
-
 Reason refuse_dequantize(nb::handle weight, nb::handle scales, nb::handle biases, Integer bits, Integer group_size,
                          Choice mode) {
     if (!PyArray_CheckExact(weight.ptr())) return "weight is not a numpy.ndarray";

@@ -19,6 +19,20 @@ inline Reason refuse_matrix(const std::string& name, PyArrayObject* a, npy_intp 
     return last_axis_contiguous(a) ? Reason{} : "the last axis of " + name + " is not contiguous";
 }
 
+// Scales, and biases or None: matrices of one dtype that have an element for each group.
+inline Reason refuse_scales(nb::handle scales, nb::handle biases, npy_intp rows, npy_intp groups,
+                            bool takes_float64 = true) {
+    const auto refuse = [=](const char* name, nb::handle h) -> Reason {
+        if (Reason reason = refuse_array(name, h); !reason.empty()) return reason;
+        PyArrayObject* p = as_array(h);
+        if (!takes_float64 && dtype_of(p) == Dtype::float64) return std::string(name) + " has dtype float64";
+        if (dtype_of(p) != dtype_of(as_array(scales))) return "biases has another dtype than scales";
+        return refuse_matrix(name, p, rows, groups);
+    };
+    if (Reason reason = refuse("scales", scales); !reason.empty()) return reason;
+    return biases.is_none() ? Reason{} : refuse("biases", biases);
+}
+
 // What is multiplied by a matrix of weights, in float32
 inline Reason refuse_factor(nb::handle x) {
     if (Reason reason = refuse_array("x", x); !reason.empty()) return reason;

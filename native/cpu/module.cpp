@@ -92,6 +92,7 @@ NB_MODULE(_native, m) {
     bind_normalization(m);
     bind_positional(m);
     bind_xla(m);
+    bind_panels(m);
     bind_quantization(m);
     bind_sampling(m);
 

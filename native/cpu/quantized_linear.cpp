@@ -11,8 +11,6 @@
 //   the weights need not be.
 // Biases: the sum of x over each group, times the group's bias, in float32.
 // Bytes: the weights, scales and biases once, which for a few rows is the memory's speed.
-#include <cmath>
-
 #include "dot_tiles.h"
 #include "fixed_point.h"
 #include "linear.h"
@@ -31,8 +29,6 @@ constexpr std::int64_t kFewRows = 16;
 constexpr std::int64_t kTogether = 4;  // rows that are multiplied at once
 constexpr std::int64_t kUnit = 16;     // outputs are given to threads in multiples of so many
 constexpr std::int64_t kOutputs = 64;  // and computed in blocks of at most so many
-// A row with larger x takes the second way: integers times x would overflow.
-constexpr float kLargest = 1e30f;
 
 // ----------------------------------------------------------------------------------------------- parts of a row
 
@@ -126,12 +122,6 @@ void sum_groups(const float* x, const QuantizedLinear& op, float* sums) {
     }
 }
 
-bool is_moderate(const float* x, std::int64_t n) {
-    bool moderate = true;
-    for (std::int64_t i = 0; i < n; ++i) moderate &= std::fabs(x[i]) <= kLargest;
-    return moderate;
-}
-
 constexpr std::int64_t kChunk = 32 * kLanes<float>;  // weights, whose scales fit a vector
 
 // A row of x in the first way.
@@ -215,8 +205,11 @@ inline void one_output(const QuantizedLinear& op, const ScaleOfLane<kBits>& lane
     const std::int64_t bytes = op.x.length * kBits / 8, groups = op.x.length / op.group_size;
     const std::int64_t groups_of_chunk = kChunk / op.group_size;
     for (std::int64_t i = 0; i < bytes; i += 64) fetch(o.weight + kAhead + i);
-    fetch(o.scales + kAhead / 8);
-    if (!kSigned) fetch(o.biases + kAhead / 8);
+    const std::int64_t scale_bytes = groups * static_cast<std::int64_t>(sizeof(S)), rows_ahead = kAhead / bytes + 1;
+    for (std::int64_t i = 0; i < scale_bytes; i += 64) {
+        fetch(o.scales + rows_ahead * op.scale_stride + i);
+        if (!kSigned) fetch(o.biases + rows_ahead * op.bias_stride + i);
+    }
     Vec<float> sum[kRows] = {};
     const auto add = [&](U32 packed, std::int64_t block, Vec<float> scale) {
         for (int r = 0; r < kRows; ++r) {

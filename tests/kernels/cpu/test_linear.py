@@ -310,3 +310,175 @@ def test_ids_that_another_thread_writes_to(rng):
             ids[-1] = 0
             y = _native.embedding(ids, weight)
             assert y is NotImplemented or set(y[::50, 0]) <= {0, 3}
+
+
+# -------------------------------------------------------------------------------------- weights in panels
+
+
+def pack_panels(parts, options):
+    """Pack on a target that multiplies panels faster than plain weights, whichever target is in use."""
+    in_use = _native.target()
+    for name in _native.targets():
+        _native.use_target(name)
+        if _native.pack_panels_supports(*parts, **options) is None:
+            panels = _native.pack_panels(*parts, **options)
+            _native.use_target(in_use)
+            return panels
+    _native.use_target(in_use)
+    return pytest.skip("no target of this machine gains by panels")
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 96, 512, 1024])
+@pytest.mark.parametrize("form", FORMATS)
+def test_panels_of_every_format_and_number_of_rows(target, form, group_size, rng):
+    for groups in (1, 3, 5):
+        if group_size * groups > 2048:
+            continue
+        for outputs in (1, 32, 81):
+            parts, options = quantized(rng, outputs, group_size * groups, form, group_size)
+            panels = pack_panels(parts, options)
+            for rows in (1, 2, 3, 4, 5, 11, 70):
+                x = normal(rng, rows, group_size * groups)
+                y = _native.panel_linear(x, panels)
+                assert y.dtype == np.float32
+                assert_quantized(y, x, parts, options)
+
+
+def test_sums_over_long_rows_of_panels(target, rng):
+    """Equal numbers, on which rounding errors add up if they can."""
+    parts, options = quantized(rng, 33, 65536)
+    parts[1][:], parts[2][:] = 0.7, 0.3
+    x = np.full((3, 65536), 1.1, np.float32)
+    assert_quantized(_native.panel_linear(x, pack_panels(parts, options)), x, parts, options)
+
+
+@pytest.mark.parametrize("scale_dtype", SHORT)
+@pytest.mark.parametrize("dtype", SHORT)
+@pytest.mark.parametrize("form", FORMATS)
+def test_dtypes_of_x_and_of_scales_in_panels(target, form, dtype, scale_dtype, rng):
+    parts, options = quantized(rng, 40, 576, form, 32, scale_dtype)
+    panels = pack_panels(parts, options)
+    for shape in ((1, 576), (5, 576), (2, 3, 576), (576,)):
+        x = normal(rng, *shape, dtype=dtype)
+        y = _native.panel_linear(x, panels)
+        assert y.dtype == x.dtype
+        assert_quantized(y, x, parts, options)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_panels_and_numbers_of_any_size(target, form, rng):
+    """Rows that become whole numbers and rows that cannot, four of them multiplied at once."""
+    parts, options = quantized(rng, 40, 256, form)
+    panels = pack_panels(parts, options)
+    for exponents in ((0, 0), (-30, 30), (-37, -33), (-44, -38), (30, 36), (-45, 36)):
+        sizes = 10.0 ** np.repeat(rng.integers(exponents[0], exponents[1] + 1, (4, 8)), 32, axis=1)
+        sizes[2] = 1
+        x = (rng.standard_normal((4, 256)) * sizes).astype(np.float32)
+        expected = REFERENCES["quantized_linear"](x, *parts, **options)
+        bound = np.abs(x).astype(np.float64) @ magnitude(parts, options).T
+        y = _native.panel_linear(x, panels)
+        np.testing.assert_array_less(np.abs(y - expected), 6 * 2.0**-24 * bound + 2e-44)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_special_values_beside_panels(target, form, special, rng):
+    (weight, scales, biases), options = quantized(rng, 50, 64, form)
+    weight[:25] = 0
+    x = normal(rng, 2, 64)
+    x[1, 5] = special
+    y = _native.panel_linear(x, pack_panels((weight, scales, biases), options))
+    with np.errstate(invalid="ignore"):
+        expected = REFERENCES["quantized_linear"](x, weight, scales, biases, **options)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+    np.testing.assert_array_equal(y[~np.isfinite(expected)], expected[~np.isfinite(expected)])
+    assert_quantized(y[:1], x[:1], (weight, scales, biases), options)
+
+
+@pytest.mark.parametrize("scale_dtype", SHORT)
+@pytest.mark.parametrize("form", FORMATS)
+def test_panels_of_any_layout_give_the_plain_arrays_back(form, scale_dtype, rng):
+    (weight, scales, biases), options = quantized(rng, 70, 192, form, 64, scale_dtype)
+    room = np.zeros((70, weight.shape[1] + 3), np.uint8)
+    room[:, 3:] = weight
+    parts = room[::-2, 3:], scales[::-2], None if biases is None else biases[::-2]
+    panels = pack_panels(parts, options)
+    assert (panels.shape, panels.bits, panels.group_size) == ((35, 192), options["bits"], 64)
+    assert panels.nbytes * 35 == 64 * sum(a.nbytes for a in parts if a is not None)  # two panels of 32
+    for plain, part in zip(panels.unpack(), parts, strict=True):
+        if part is None:
+            assert plain is None
+        else:
+            assert plain.dtype == part.dtype
+            np.testing.assert_array_equal(plain, part)
+    weight[:] = 0  # which the panels no longer look at
+    assert np.any(panels.unpack()[0])
+
+
+def test_panels_on_several_threads_and_one_give_the_same_bits(target, rng):
+    parts, options = quantized(rng, 2000, 1024)
+    panels, x = pack_panels(parts, options), normal(rng, 67, 1024)
+    together = _native.panel_linear(x, panels)
+    bound = _native.num_threads()
+    _native.set_num_threads(1)
+    try:
+        alone = _native.panel_linear(x, panels)
+    finally:
+        _native.set_num_threads(bound)
+    np.testing.assert_array_equal(bits(together), bits(alone))
+    assert_quantized(together, x, parts, options)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    [
+        (lambda w, s, b: (w.view(np.int8), s, b), {}, "weight does not have dtype uint8"),
+        (lambda w, s, b: (w.tolist(), s, b), {}, "weight is not a numpy.ndarray"),
+        (lambda w, s, b: (w[0], s, b), {}, "weight does not have 2 dimensions"),
+        (lambda w, s, b: (w, s, None), {}, "biases are missing"),
+        (lambda w, s, b: (w, s, b.astype(np.float16)), {}, "biases has another dtype than scales"),
+        (lambda w, s, b: (w, s.astype(np.float64), b), {}, "scales has dtype float64"),
+        (lambda w, s, b: (w, s[:3], b), {}, "scales has shape (3, 2), not (5, 2)"),
+        (lambda w, s, b: (w, s, b[:, :1]), {}, "biases has shape (5, 1), not (5, 2)"),
+        (lambda w, s, b: (w[:, :30], s, b), {}, "the rows of weight are not whole groups"),
+        (lambda w, s, b: (np.asfortranarray(w), s, b), {}, "the last axis of weight is not contiguous"),
+        (lambda w, s, b: (w[:0], s[:0], b[:0]), {}, "weight is empty"),
+        (lambda w, s, b: (w, s, b), {"bits": 2}, "bits is neither 4 nor 8"),
+        (lambda w, s, b: (w, s, b), {"group_size": 0}, "group_size is not a multiple of 32 up to 1024"),
+        (lambda w, s, b: (w, s, b), {"group_size": 16}, "group_size is not a multiple of 32 up to 1024"),
+        (lambda w, s, b: (w, s, b), {"group_size": 2**40}, "group_size is not a multiple of 32 up to 1024"),
+    ],
+)
+def test_packing_says_what_it_refuses(change, options, reason, rng):
+    parts, _ = quantized(rng, 5, 64)
+    if _native.pack_panels_supports(*parts) is not None:
+        pytest.skip(_native.pack_panels_supports(*parts))
+    args = change(*parts)
+    assert _native.pack_panels_supports(*args, **options) == reason
+    assert _native.pack_panels(*args, **options) is NotImplemented
+
+
+def test_targets_without_gain_do_not_pack(target, rng):
+    parts, options = quantized(rng, 5, 64)
+    reason = _native.pack_panels_supports(*parts, **options)
+    assert (reason is None) == (target in ("v4_vnni", "v4_bf16"))
+    if reason is not None:
+        assert reason == f"on the target {target} plain weights are multiplied as fast"
+        assert _native.pack_panels(*parts, **options) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x: x.astype(np.float64), "x has dtype float64, whose products numpy.matmul computes"),
+        (lambda x: x.tolist(), "x is not a numpy.ndarray"),
+        (lambda x: x[:, ::2], "the last axis of x is not contiguous"),
+        (lambda x: x[:, :32], "the last axis of x has 32 elements, and weight has rows of 64"),
+        (lambda x: x[:0], "x is empty"),
+    ],
+)
+def test_panel_linear_says_what_it_refuses(change, reason, rng):
+    panels = pack_panels(*quantized(rng, 5, 64))
+    x = change(normal(rng, 2, 64))
+    assert _native.panel_linear_supports(x, panels) == reason
+    assert _native.panel_linear(x, panels) is NotImplemented

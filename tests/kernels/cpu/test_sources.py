@@ -18,7 +18,7 @@ else:
 
     TARGETS = _native.targets()
 
-NATIVE = Path(__file__).parents[1] / "native"
+NATIVE = Path(__file__).parents[3] / "native"
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT) or not NATIVE.exists(), reason=WHY_NOT or "no C++ sources here")
 
