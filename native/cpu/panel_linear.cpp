@@ -277,29 +277,12 @@ void products_of(const PanelLinear& op) {
     return op.format.has_biases ? products<8, true, T, S>(op) : products<8, false, T, S>(op);
 }
 
-template <class T>
-void products_of(const PanelLinear& op) {
-    switch (op.format.scale_dtype) {
-        case Dtype::float16:
-            return products_of<T, Float16>(op);
-        case Dtype::bfloat16:
-            return products_of<T, BFloat16>(op);
-        default:
-            return products_of<T, float>(op);
-    }
-}
-
 }  // namespace
 
 void panel_linear(const PanelLinear& op) {
-    switch (op.x_dtype) {
-        case Dtype::float16:
-            return products_of<Float16>(op);
-        case Dtype::bfloat16:
-            return products_of<BFloat16>(op);
-        default:
-            return products_of<float>(op);
-    }
+    for_narrow_dtype(op.x_dtype, [&op](auto x) {
+        for_narrow_dtype(op.format.scale_dtype, [&op](auto scale) { products_of<decltype(x), decltype(scale)>(op); });
+    });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET
