@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorops import _hooks, _providers, kernels
 from tensorops._operator import Explanation, KernelRefusedError
+from tensorops._prepared import Prepared, prepare
 from tensorops.backends import (
     BackendFallbackWarning,
     BackendUnavailableError,
@@ -87,6 +88,7 @@ __all__ = [
     "MemoryStats",
     "OpenCLConfig",
     "OptimalBackend",
+    "Prepared",
     "Record",
     "Trace",
     "Transfer",
@@ -115,6 +117,7 @@ __all__ = [
     "list_backends",
     "log_softmax",
     "logsumexp",
+    "prepare",
     "quantize",
     "quantized_linear",
     "register_backend",

@@ -27,7 +27,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from tensorops import _dtypes, _providers
 from tensorops._display import Displayed, Table
@@ -74,6 +74,23 @@ class Deviation:
     tags: tuple[str, ...] = ()
 
 
+class Packed(Protocol):
+    """What a kernel makes of arguments that stay the same."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it holds."""
+
+    def supports(self, *args: Any, **kwargs: Any) -> str | None:
+        """Return ``None``, or why a call with these other arguments cannot use it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute with the other arguments, or return ``NotImplemented`` for those that `supports` refuses."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the arrays that it was made of, by parameter; new ones."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """An override of one operator by one provider.
@@ -94,6 +111,9 @@ class Kernel:
         Then a call needs no decision in Python at all.
     deviation
         Where its results are not what the operator promises, if anywhere.
+    pack
+        Repacks arguments that stay the same, such as weights, for `tensorops.prepare`: is called with them by name, and
+        returns a `Packed` or in words why it does not. ``None`` if the kernel takes all arrays as they come.
     """
 
     provider: str
@@ -102,6 +122,7 @@ class Kernel:
     declines: bool = False
     checks: bool = False
     deviation: Deviation | None = None
+    pack: Callable[..., Packed | str] | None = None
 
     def deviates(self, x: Any) -> str:
         """Return how results for a first array `x` deviate, or an empty string."""
@@ -130,6 +151,8 @@ class Explanation(Displayed):
         The arrays that would move there first.
     deviation : str
         How the kernel's results deviate from what the operator promises; empty unless its provider was named.
+    prepared : str
+        The arguments that `tensorops.prepare` repacked for the kernel, if any.
     """
 
     operator: str
@@ -139,9 +162,12 @@ class Explanation(Displayed):
     refused: dict[str, str]
     transfers: tuple[Transfer, ...]
     deviation: str = ""
+    prepared: str = ""
 
     def __str__(self) -> str:
         lines = [self._title()]
+        if self.prepared:
+            lines.append(f"  with {self.prepared} prepared")
         if self.deviation:
             lines.append(f"  {self.deviation}")
         lines += [f"  not {provider}: {reason}" for provider, reason in self.refused.items()]
@@ -154,7 +180,7 @@ class Explanation(Displayed):
     def _table(self) -> Table:
         rows = [(provider, "no", reason) for provider, reason in self.refused.items()]
         notes = tuple(f"moves {transfer}" for transfer in self.transfers)
-        chosen = (self.kernel, "yes", self.deviation)
+        chosen = (self.kernel, "yes", self.deviation or (f"with {self.prepared} prepared" if self.prepared else ""))
         return Table(self._title(), ("implementation", "runs", "reason"), (*rows, chosen), notes)
 
 
@@ -242,13 +268,14 @@ class Operator(Generic[P, R]):
         declines: bool = False,
         checks: bool = False,
         deviation: Deviation | None = None,
+        pack: Callable[..., Packed | str] | None = None,
     ) -> Callable[[F], F]:
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
             raise ValueError(f"{self.__name__} already has a kernel of {provider!r}")
 
         def register(function: F) -> F:
-            self._kernels[provider] = Kernel(provider, function, supports, declines or checks, checks, deviation)
+            self._kernels[provider] = Kernel(provider, function, supports, declines or checks, checks, deviation, pack)
             return function
 
         return register
@@ -259,6 +286,15 @@ class Operator(Generic[P, R]):
         for provider in _providers.PROVIDERS.copy():
             _providers.load(provider)
         return dict(self._kernels)
+
+    def kernel_of(self, provider: str) -> Kernel | None:
+        """Return the kernel of a provider that has been loaded, if it has one."""
+        return self._kernels.get(provider)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of all parameters, in order."""
+        return tuple(self._defaults)
 
     def generic(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the operator's own body where the arrays live, whatever kernels and settings there are."""

@@ -1,8 +1,9 @@
 """The weights of a network: loading them, and the two things that are done with a matrix.
 
-A matrix is either a float32 array (out, in) or a tuple ``(weight, scales, biases)`` in the layout of
-`tensorops.quantized_linear`. Bits and group size follow from the shapes, so that a structure of weights
-consists of arrays alone: that is what compilers such as ``jax.jit`` and ``mx.compile`` take as an argument.
+A matrix is a float32 array (out, in), a tuple ``(weight, scales, biases)`` in the layout of
+`tensorops.quantized_linear`, or what `tensorops.prepare` makes of these. Bits and group size of a tuple follow from the
+shapes, so that a structure of weights can consist of arrays alone: that is what compilers such as ``jax.jit`` and
+``mx.compile`` take as an argument.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "arrange", "embed", "linear", "load"]
 
 Array = Any
-Matrix = Any  # array, or (weight, scales, biases)
+Matrix = Any  # array, (weight, scales, biases), or Prepared
 _Weight = TypeVar("_Weight", "np.ndarray[Any, Any]", QuantizedWeight)
 
 
@@ -111,7 +112,7 @@ def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:
 
 
 def arrange(
-    config: LlamaConfig, weights: Mapping[str, Array | QuantizedWeight], backend: str
+    config: LlamaConfig, weights: Mapping[str, Array | QuantizedWeight], backend: str, *, arrays_only: bool
 ) -> tuple[dict[str, Any], Matrix]:
     """Sort weights that are named as in a GGUF file into the structure that the network takes.
 
@@ -123,6 +124,8 @@ def arrange(
         By name; moved to the backend where they are not there yet.
     backend : str
         The backend that computes.
+    arrays_only : bool
+        Whether weights must stay arrays, as a compiler takes them; else kernels may repack those of the blocks.
 
     Returns
     -------
@@ -145,7 +148,10 @@ def arrange(
         "norm": named["output_norm.weight"],
         "frequencies": None if factors is None else _frequencies(config, factors, backend),
         "blocks": [
-            {name: named[f"blk.{block}.{name}.weight"] for name in config.block_shapes()}
+            {
+                name: _ready(named.pop(f"blk.{block}.{name}.weight"), columns=shape[-1], arrays_only=arrays_only)
+                for name, shape in config.block_shapes().items()
+            }
             for block in range(config.blocks)
         ],
     }
@@ -154,6 +160,8 @@ def arrange(
 
 def linear(x: Array, matrix: Matrix) -> Array:
     """Return ``x @ matrix.T``."""
+    if isinstance(matrix, tp.Prepared):
+        return matrix(x)
     if not isinstance(matrix, tuple):
         return tp.linear(x, matrix)
     bits, group_size = _format(matrix, x.shape[-1])
@@ -171,6 +179,18 @@ def embed(ids: Array, matrix: Matrix, dim: int) -> Array:
     wide: list[Array] = [None if part is None else xp.astype(part, xp.float32, copy=False) for part in parameters]
     bits, group_size = _format(matrix, dim)
     return tp.dequantize(weight, *wide, bits=bits, group_size=group_size)
+
+
+def _ready(matrix: Matrix, *, columns: int, arrays_only: bool) -> Matrix:
+    """Return a matrix as its kernel likes it best."""
+    if arrays_only or not isinstance(matrix, tuple):
+        return matrix
+    bits, group_size = _format(matrix, columns)
+    weight, scales, biases = matrix
+    prepared = tp.prepare(
+        tp.quantized_linear, weight=weight, scales=scales, biases=biases, bits=bits, group_size=group_size
+    )
+    return prepared if prepared.provider else matrix
 
 
 def _plain(weight: Array | QuantizedWeight) -> Matrix:

@@ -27,7 +27,7 @@ except ImportError as error:
 
 from tensorops.backends import probing
 from tensorops.backends.registry import resolve
-from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu import _native, panels
 from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization, sampling
 
 OPERATORS = (
@@ -55,9 +55,12 @@ OPERATORS = (
     sampling.sample,
 )
 
+_PACK = {"quantized_linear": panels.pack}
+
 for _operator in OPERATORS:
     # The compiled functions are the kernels: they decline in C++ what `supports` refuses, so a call needs no launcher.
-    _operator.kernel("cpu", supports=getattr(_native, f"{_operator.__name__}_supports"), checks=True)(
+    _supports = getattr(_native, f"{_operator.__name__}_supports")
+    _operator.kernel("cpu", supports=_supports, checks=True, pack=_PACK.get(_operator.__name__))(
         getattr(_native, _operator.__name__)
     )
 
