@@ -175,6 +175,8 @@ def test_weights_stay_quantized_exactly_where_a_kernel_takes_them(backend: str, 
     with tp.trace() as log:
         model([1, 2, 3])
     used = {record.kernel for record in log if record.operator == "quantized_linear"}
+    if choice.kernel == "dask":  # activations whose features Dask has split are multiplied by the body
+        used.discard("generic")
     assert used == (set() if choice.kernel == "generic" else {choice.kernel})
 
 
