@@ -154,13 +154,13 @@ def test_an_option_of_a_device_that_cannot_be_honoured(tmp_path, preferred):
     result = run("doctor", "--json", TENSOROPS_CONFIG=str(path))  # where MLX has not computed yet
     assert result.returncode == 1, result.stderr
     ((problem, remedy),) = problems(json.loads(result.stdout))
-    assert "max_memory_fraction cannot be kept" in problem
+    assert "max_memory_fraction cannot be honoured" in problem
     if preferred == "mlx":
         assert problem.startswith(f"backend 'mlx' is preferred by {path} and not available: ")
         assert remedy.endswith("; or choose another: tensorops config --backend=auto --no-force")
     else:
         assert problem.startswith(f"{path}: devices: mlx: ")
-        assert remedy == f"take that option out of {path}"
+        assert remedy == f"remove that option from {path}"
 
 
 # --- what is wrong with the installation -------------------------------------------------------------

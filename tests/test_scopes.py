@@ -57,7 +57,7 @@ def test_a_block_may_be_auto():
 
 def test_a_block_that_nobody_entered_says_so():
     assert repr(tp.set_backend("numpy")) == (
-        "<set_backend 'numpy': holds within a `with` block or a decorated function; "
+        "<set_backend 'numpy': applies to a `with` block or a decorated function; "
         "for the whole process: set_default_backend('numpy')>"
     )
     assert tp.get_backend() == "auto"
