@@ -231,7 +231,7 @@ def test_several_copies_of_pocl_are_noted():
         return OpenCLDevice("cpu-Intel", maker, kind, 2**30, 4)
 
     (note,) = module.notes_on_opencl(Hardware(opencl_devices=(device(), device(), device(maker="Intel(R) OpenCL"))))
-    assert note.startswith("OpenCL lists the processor 2 times, as several copies of PoCL are installed")
+    assert note.startswith("OpenCL lists the processor 2 times, because several copies of PoCL are installed")
     assert module.notes_on_opencl(Hardware(opencl_devices=(device(), device("gpu")))) == []
 
 

@@ -118,7 +118,7 @@ def test_a_forced_backend_that_is_missing_is_an_error_at_import(how, unavailable
     line, _, way_out = last_line(result).rpartition("; ")
     source = str(tmp_path / "config.json") if how == "file" else "TENSOROPS_FORCE"
     mend = "tensorops config --no-force" if how == "file" else "unset TENSOROPS_FORCE"
-    assert way_out == f"{source} forces it; to use another: {mend}"
+    assert way_out == f"{source} forces it, undo that with: {mend}"
     assert line.startswith(
         f"tensorops.backends.registry.BackendUnavailableError: backend '{name}' is not available: {reason}; to fix it: "
     )

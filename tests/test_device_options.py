@@ -574,7 +574,7 @@ def test_a_bound_of_the_cache_needs_filelock(tmp_path, monkeypatch):
     support.require("jax")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "filelock" else found(name))
-    with pytest.raises(ConfigurationError, match=r"needs the package filelock to limit its cache: pip install filelock$"):
+    with pytest.raises(ConfigurationError, match=r"filelock to limit its cache: pip install filelock$"):
         configure(JAXConfig(compilation_cache_dir=tmp_path, compilation_cache_bytes=MIB))
 
 
@@ -621,7 +621,7 @@ def test_mlx_takes_a_limit_as_a_guideline():
     support.require("mlx")
     import mlx.core as mx
 
-    with pytest.raises(ConfigurationError, match=r"^backend 'mlx': max_memory_fraction cannot be honoured: MLX treats a"):
+    with pytest.raises(ConfigurationError, match=r"^backend 'mlx': max_memory_fraction cannot be honoured: MLX"):
         configure(MLXConfig(max_memory_fraction=0.5, device="cpu"))
     if mx.default_device().type != mx.cpu:
         pytest.skip("measured on the processor only")

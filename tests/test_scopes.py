@@ -273,9 +273,9 @@ def test_unknown_providers_list_the_valid_ones():
 
 
 def test_one_string_is_no_sequence_of_names():
-    with pytest.raises(TypeError, match=r"^set_backend: fallback and providers are sequences"):
+    with pytest.raises(TypeError, match=r"^set_backend: fallback and providers must be sequences"):
         tp.set_backend("numpy", fallback="cpu")
-    with pytest.raises(TypeError, match=r"^set_backend: fallback and providers are sequences"):
+    with pytest.raises(TypeError, match=r"^set_backend: fallback and providers must be sequences"):
         tp.set_backend("numpy", providers="generic")
 
 

@@ -88,7 +88,7 @@ def _default_of(configured: Configuration, chosen: str | None) -> tuple[Settings
     if configured.force_backend:
         source = configured.sources.get("force_backend", "the configuration")
         way_out = f"unset {source}" if source in config_file.VARIABLES else "tensorops config --no-force"
-        raise BackendUnavailableError(f"{failure}; {source} forces it; to use another: {way_out}")
+        raise BackendUnavailableError(f"{failure}; {source} forces it, undo that with: {way_out}")
     return _next_in_priority(preferred, failure, configured)
 
 

@@ -135,9 +135,9 @@ def is_loaded(row: Library) -> bool:
 class Runtime:
     """A library's device and memory, as far as they are known for any library.
 
-    The default for libraries without a class of their own: it assumes that they compute eagerly, so that there is
-    nothing to wait for, and knows no figures. A subclass overrides the methods that begin with ``do_``; whatever these
-    raise reaches the user as a `RuntimeError` that names the backend.
+    This default for libraries without their own class assumes that they compute eagerly, so there is nothing to wait
+    for, and has no statistics. A subclass overrides the methods that begin with ``do_``; their errors reach the user
+    as a `RuntimeError` that names the backend.
 
     Parameters
     ----------
