@@ -277,7 +277,7 @@ class MemoryMonitor:
         start, peak, end, resident = map(_readable, (self.start, self.peak, self.end, self.peak_resident))
         return (
             f"{self._backend}: {start} in use at the start, {peak} at the peak, {end} at the end; "
-            f"process {resident} at the peak ({self._looks} samples in {self._samples[-1][0]:.2f} s)"
+            f"process {resident} at the peak ({self._looks} readings in {self._samples[-1][0]:.2f} s)"
         )
 
 
