@@ -4,9 +4,8 @@ The rows of a shape are the keys, its features those of all query heads; eight q
 """
 
 from tensorops._providers import GENERIC
+from tensorops.benchmarks.asv import Benchmark, family, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
-
-from .common import Benchmark, family, implementations, normal
 
 OPERATORS = family("attention")
 HEAD_DIM = 64

@@ -2,9 +2,8 @@
 
 import numpy as np
 
+from tensorops.benchmarks.asv import Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
-
-from .common import Benchmark, implementations, normal
 
 VOCABULARY = 8192
 # More rows than these make a benchmark of matrix products, which are the libraries' own.

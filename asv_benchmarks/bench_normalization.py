@@ -2,10 +2,9 @@
 
 import numpy as np
 
+from tensorops.benchmarks.asv import Benchmark, family, implementations
+from tensorops.benchmarks.workloads import workload
 from tensorops.testing import BENCHMARK_SHAPES
-from tensorops.testing.workloads import workload
-
-from .common import Benchmark, family, implementations
 
 OPERATORS = family("normalization")
 

@@ -2,9 +2,8 @@
 
 import numpy as np
 
+from tensorops.benchmarks.asv import Benchmark, family, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
-
-from .common import Benchmark, family, implementations, normal
 
 OPERATORS = family("positional")
 HEAD_DIM = 64

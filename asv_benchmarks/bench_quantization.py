@@ -1,9 +1,8 @@
 """Quantized weights: packing a matrix, unpacking it, and multiplying by it while it stays packed."""
 
 from tensorops import quantize
+from tensorops.benchmarks.asv import Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
-
-from .common import Benchmark, implementations, normal
 
 FORMAT = {"group_size": 32}
 # Decoding and short prompts; beyond them a product is bound by arithmetic, not by the bytes of the matrix.

@@ -2,9 +2,8 @@
 
 import numpy as np
 
+from tensorops.benchmarks.asv import Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
-
-from .common import Benchmark, implementations, normal
 
 OPTIONS = {
     "largest": {"temperature": 0.0},

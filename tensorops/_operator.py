@@ -1,20 +1,24 @@
 """Operators: a public function whose body runs on any array, and kernels that override it.
 
-An operator's author writes a function over the Array API and decorates it::
+An operator's author writes a function over the Array API, a function that checks its arguments, and one that says along
+which axes a call may be divided::
 
-    @operator
-    def silu(x: Array) -> Array:
+    @operator(check=_check_softmax, rows=_softmax_rows)
+    def softmax(x: Array, *, axis: int = -1) -> Array:
         xp = get_namespace(x)
         ...
 
-A kernel's author registers a function with the same parameters for a provider, and says what it takes::
+The arguments are checked once, before a kernel is chosen. From then on they are *canonical*: complete, with defaults
+applied, options of Python's own types, axes counted from the front. The body and the kernels get canonical arguments.
 
-    @silu.kernel("cpu", supports=...)
-    def _(x): ...
+A kernel's author registers a function with the same parameters for a provider, and says what it supports::
 
-`supports` is called with the operator's arguments, looks at metadata (type, dtype, shape, strides, device; values only
-where reading them costs nothing but the reading) and returns ``None`` or a reason in words. Selection,
-`Operator.explain` and error messages all use that answer.
+    @softmax.kernel("cpu", supports=...)
+    def _(x, *, axis): ...
+
+`supports` is called with the canonical arguments, looks at metadata (type, dtype, shape, strides, device; values only
+where reading them costs nothing but the reading) and returns ``None``, or in words why this kernel cannot compute what
+the operator allows. Selection, `Operator.explain` and error messages all use that answer.
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from tensorops import _dtypes, _providers
 from tensorops._display import Displayed, Table
 from tensorops._messages import describe_type
 from tensorops._providers import GENERIC
+from tensorops._row_axes import RowAxes
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Settings, current
 from tensorops.backends.trace import Record, Transfer
@@ -49,6 +54,27 @@ class KernelRefusedError(TypeError):
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """Where a kernel's results are not what the operator promises.
+
+    Such a kernel runs only where its provider is named, as in ``set_backend(..., providers=[…])``.
+
+    Parameters
+    ----------
+    dtypes
+        The dtypes of the first array for which that holds.
+    reason
+        What differs, in words.
+    tags
+        The cases of `tensorops.testing` that show it have one of these tags: conformance leaves them out.
+    """
+
+    dtypes: tuple[str, ...]
+    reason: str
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Kernel:
     """An override of one operator by one provider.
 
@@ -57,18 +83,31 @@ class Kernel:
     provider
         The family it belongs to.
     function
-        Takes the operator's arguments.
+        Takes the operator's canonical arguments.
     supports
         Takes them too; returns ``None`` or the reason why `function` cannot.
     declines
         Whether `function` itself returns ``NotImplemented``, before it touches any memory, for exactly the arguments
-        that `supports` refuses. Then a call needs no decision in Python.
+        that `supports` refuses. Then a call need not ask `supports`.
+    checks
+        Whether `function` also takes arguments as callers write them, and declines those that the operator refuses.
+        Then a call needs no decision in Python at all.
+    deviation
+        Where its results are not what the operator promises, if anywhere.
     """
 
     provider: str
     function: Callable[..., Any]
     supports: Callable[..., str | None]
     declines: bool = False
+    checks: bool = False
+    deviation: Deviation | None = None
+
+    def deviates(self, x: Any) -> str:
+        """Return how results for a first array `x` deviate, or an empty string."""
+        if self.deviation is None or _dtypes.dtype_name(x) not in self.deviation.dtypes:
+            return ""
+        return f"deviates in {_dtypes.dtype_name(x)}: {self.deviation.reason}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,6 +128,8 @@ class Explanation(Displayed):
         The providers that come before `kernel`, each with the reason why its kernel would not run.
     transfers : tuple of Transfer
         The arrays that would move there first.
+    deviation : str
+        How the kernel's results deviate from what the operator promises; empty unless its provider was named.
     """
 
     operator: str
@@ -97,9 +138,12 @@ class Explanation(Displayed):
     library: str
     refused: dict[str, str]
     transfers: tuple[Transfer, ...]
+    deviation: str = ""
 
     def __str__(self) -> str:
         lines = [self._title()]
+        if self.deviation:
+            lines.append(f"  {self.deviation}")
         lines += [f"  not {provider}: {reason}" for provider, reason in self.refused.items()]
         lines += [f"  moves {transfer}" for transfer in self.transfers]
         return "\n".join(lines)
@@ -110,15 +154,15 @@ class Explanation(Displayed):
     def _table(self) -> Table:
         rows = [(provider, "no", reason) for provider, reason in self.refused.items()]
         notes = tuple(f"moves {transfer}" for transfer in self.transfers)
-        return Table(self._title(), ("implementation", "runs", "reason"), (*rows, (self.kernel, "yes", "")), notes)
+        chosen = (self.kernel, "yes", self.deviation)
+        return Table(self._title(), ("implementation", "runs", "reason"), (*rows, chosen), notes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The arguments of one call, all in the library that computes."""
+    """The canonical arguments of one call, all in the library that computes."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    arguments: dict[str, Any]
     inputs: dict[str, Any]  # the arrays among the arguments as the caller gave them, by name
     library: Library
     home: Library  # the caller's
@@ -126,12 +170,17 @@ class _Call:
     wrapped: bool  # whether the caller's arrays were in wrappers, and the result is to be
 
     @property
-    def bare(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def first(self) -> Any:
+        """The first array."""
+        return self.arguments[next(iter(self.inputs))]
+
+    @property
+    def bare(self) -> dict[str, Any]:
         """The arguments without wrappers, as kernels take them."""
         library = self.library
         if not library.wrapper:
-            return self.args, self.kwargs
-        return tuple(map(library.unwrap, self.args)), {name: library.unwrap(x) for name, x in self.kwargs.items()}
+            return self.arguments
+        return {name: library.unwrap(x) for name, x in self.arguments.items()}
 
 
 class Operator(Generic[P, R]):
@@ -139,12 +188,24 @@ class Operator(Generic[P, R]):
 
     __name__: str
 
-    def __init__(self, body: Callable[P, R]) -> None:
+    def __init__(
+        self,
+        body: Callable[P, R],
+        check: Callable[..., dict[str, Any] | None] | None = None,
+        rows: Callable[..., RowAxes] | None = None,
+    ) -> None:
         functools.update_wrapper(self, body)
         self._body = body
+        self._check = check
+        self._rows = rows
         self._kernels: dict[str, Kernel] = {}
         self._signature = inspect.signature(body)
-        annotations = {name: str(p.annotation) for name, p in self._signature.parameters.items()}
+        parameters = self._signature.parameters.values()
+        self._defaults = {p.name: p.default for p in parameters}
+        self._required = tuple(p.name for p in parameters if p.default is p.empty)
+        self._by_position = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        self._by_name = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+        annotations = {p.name: str(p.annotation) for p in parameters}
         self._arrays = frozenset(name for name, a in annotations.items() if "Array" in a)
         self._surely_arrays = frozenset(name for name, a in annotations.items() if a.startswith("Array"))
         if not self._surely_arrays:
@@ -173,13 +234,21 @@ class Operator(Generic[P, R]):
 
     # ----------------------------------------------------------------- kernels
 
-    def kernel(self, provider: str, *, supports: Callable[..., str | None], declines: bool = False) -> Callable[[F], F]:
+    def kernel(
+        self,
+        provider: str,
+        *,
+        supports: Callable[..., str | None],
+        declines: bool = False,
+        checks: bool = False,
+        deviation: Deviation | None = None,
+    ) -> Callable[[F], F]:
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
             raise ValueError(f"{self.__name__} already has a kernel of {provider!r}")
 
         def register(function: F) -> F:
-            self._kernels[provider] = Kernel(provider, function, supports, declines)
+            self._kernels[provider] = Kernel(provider, function, supports, declines or checks, checks, deviation)
             return function
 
         return register
@@ -213,7 +282,55 @@ class Operator(Generic[P, R]):
             library=call.library.name,
             refused=refused,
             transfers=call.transfers,
+            deviation=kernel.deviates(call.first) if kernel else "",
         )
+
+    @property
+    def divides(self) -> bool:
+        """Whether `rows` can tell along which axes a call may be divided."""
+        return self._rows is not None
+
+    def rows(self, arguments: dict[str, Any]) -> RowAxes:
+        """Tell along which axes a call with these canonical arguments may be divided."""
+        if self._rows is None:
+            raise TypeError(f"{self.__name__}: it is not declared how calls may be divided")
+        return self._rows(**arguments)
+
+    def compute(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Check the arguments and run the body, whatever is in force: for what traces or transforms the body itself."""
+        return self._apply(self._body, self.canonical(*args, **kwargs))  # type: ignore[no-any-return]
+
+    # --------------------------------------------------------------- arguments
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return all arguments by name, defaults applied, in the order of the parameters."""
+        given = {**dict(zip(self._by_position, args, strict=False)), **kwargs}
+        arguments = {**self._defaults, **given}
+        wrong = len(given) < len(args) + len(kwargs) or len(arguments) > len(self._defaults)
+        for name in self._required:
+            wrong = wrong or name not in given
+        if wrong:
+            try:
+                self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.__name__}: {error}") from None
+        return arguments
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return by name the canonical arguments that a kernel of any operator is called with."""
+        return {**dict(zip(self._by_position, args, strict=True)), **kwargs}
+
+    def canonical(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """Return all arguments as the body and kernels take them; raise if they are wrong."""
+        return self._canonical(self.bind(args, kwargs))
+
+    def _canonical(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        changed = None if self._check is None else self._check(self.__name__, **arguments)
+        return {**arguments, **changed} if changed else arguments
+
+    def _apply(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        by_name = {name: arguments[name] for name in self._by_name}
+        return function(*[arguments[name] for name in self._by_position], **by_name)
 
     # ---------------------------------------------------------------- one call
 
@@ -224,8 +341,7 @@ class Operator(Generic[P, R]):
         if kernel is None:
             result: Any = self._run_body(call)
         else:
-            bare_args, bare_kwargs = call.bare
-            result = kernel.function(*bare_args, **bare_kwargs)
+            result = self._apply(kernel.function, call.bare)
         transfers = list(call.transfers)
         if call.home is not call.library:
             result = self._take_home(call, result, transfers)
@@ -233,33 +349,54 @@ class Operator(Generic[P, R]):
             result = _each(call.home.wrap, result)
         if settings.log is not None:
             settings.log.append(self._record(call, kernel, tuple(transfers)))
-        elif kernel is not None and kernel.declines and args and not refused and not transfers and not call.wrapped:
-            # The first choice for this type of array, and it says itself what it cannot take.
-            settings.plans[self][type(args[0])] = kernel.function
+        elif kernel is not None and args and not refused and not transfers and not call.wrapped:
+            self._remember(settings, kernel, type(args[0]), call.library)
         return result  # type: ignore[no-any-return]
+
+    def _remember(self, settings: Settings, kernel: Kernel, kind: type, library: Library) -> None:
+        """Let later calls on a type of array ask its first choice at once."""
+        if kernel.checks:
+            settings.plans[self][kind] = kernel.function
+        elif kernel.deviation is None or _are_named(settings):  # else it depends on the dtype
+            settings.plans[self][kind] = self._plan(kernel, kind, library)
+
+    def _plan(self, kernel: Kernel, kind: type, library: Library) -> Callable[..., Any]:
+        """Return a function that calls a kernel if all arrays are of one type, and else declines."""
+
+        def plan(*args: Any, **kwargs: Any) -> Any:
+            arguments = self.bind(args, kwargs)
+            for name in self._arrays:
+                value = arguments[name]
+                if value is not None and (type(value) is not kind or library.unfit(value) or library.unreadable(value)):
+                    return NotImplemented
+            try:
+                arguments = self._canonical(arguments)
+            except (TypeError, ValueError):  # raised again, once it is clear that all arguments can be read
+                return NotImplemented
+            if not kernel.declines and self._apply(kernel.supports, arguments) is not None:
+                return NotImplemented
+            return self._apply(kernel.function, arguments)
+
+        return plan
 
     def _run_body(self, call: _Call) -> Any:
         library = call.library
         with library.quiet():
             if not library.wrapper:
-                return _each(library.arrayed, self._body(*call.args, **call.kwargs))
-            args = map(library.wrap, call.args)
-            kwargs = {name: library.wrap(value) for name, value in call.kwargs.items()}
-            result = self._body(*args, **kwargs)
+                return _each(library.arrayed, self._apply(self._body, call.arguments))
+            result = self._apply(self._body, {name: library.wrap(value) for name, value in call.arguments.items()})
             return result if call.wrapped and call.home is library else _each(library.unwrap, result)
 
     def _prepare(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self.__name__}: {error}") from None
-        inputs = dict(self._arrays_among(bound.arguments))
+        arguments = self.bind(args, kwargs)
+        inputs = dict(self._arrays_among(arguments))
         home = library_of(next(iter(inputs.values())))
         assert home is not None
         wrapped = any(home.is_wrapper(value) for value in inputs.values())
         if settings.backend is None:
             self._require_one_library(inputs)
-            return _Call(bound.args, bound.kwargs, inputs, home, home, (), wrapped)
+            return _Call(self._canonical(arguments), inputs, home, home, (), wrapped)
+        arguments = self._canonical(arguments)
         target = settings.backend.library
         there = next((value for value in inputs.values() if library_of(value) is target), None)
         device = None if there is None else creation_device(there)  # where the others are to meet it
@@ -267,9 +404,9 @@ class Operator(Generic[P, R]):
         for name, value in inputs.items():
             if (source := library_of(value)) is not target:
                 assert source is not None
-                bound.arguments[name] = self._take_there(name, value, source, target, device)
+                arguments[name] = self._take_there(name, value, source, target, device)
                 transfers.append(Transfer(source.name, target.name, _dtypes.nbytes(value)))
-        return _Call(bound.args, bound.kwargs, inputs, target, home, tuple(transfers), wrapped)
+        return _Call(arguments, inputs, target, home, tuple(transfers), wrapped)
 
     def _arrays_among(self, arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in arguments.items():
@@ -352,11 +489,13 @@ class Operator(Generic[P, R]):
             return f"does not support {call.library.name} arrays"
         if reason := _providers.load(provider):
             return reason
-        if provider not in self._kernels:
+        kernel = self._kernels.get(provider)
+        if kernel is None:
             return "has no kernel for this operator"
+        if not _are_named(settings) and (reason := kernel.deviates(call.first)):
+            return f"{reason}; it runs where it is named: providers=[{provider!r}]"
         try:
-            args, kwargs = call.bare
-            return self._kernels[provider].supports(*args, **kwargs)
+            return self._apply(kernel.supports, call.bare)  # type: ignore[no-any-return]
         except TypeError:  # a compiled `supports` was given something that is not of its parameters' kinds
             return "an argument has an unexpected type"
 
@@ -371,6 +510,12 @@ class Operator(Generic[P, R]):
         )
 
 
+def _are_named(settings: Settings) -> bool:
+    """Tell whether somebody named the providers that may be used, instead of leaving it to the table."""
+    backend = settings.backend
+    return settings.providers is not None or (backend is not None and backend.providers is not None)
+
+
 def _each(function: Callable[[Any], Any], result: Any) -> Any:
     """Return an operator's result with `function` applied to its arrays: one, or several and ``None`` in a tuple."""
     if isinstance(result, tuple):
@@ -378,8 +523,57 @@ def _each(function: Callable[[Any], Any], result: Any) -> Any:
     return function(result)
 
 
-def operator(body: Callable[P, R]) -> Operator[P, R]:
-    """Make an operator of a function over the Array API; its parameters annotated ``Array`` are the inputs."""
-    made = Operator(body)
-    OPERATORS[made.__name__] = made
-    return made
+if TYPE_CHECKING:
+    C = TypeVar("C", bound=Callable[..., Any], covariant=True)
+    E = TypeVar("E", bound=Callable[..., Explanation], covariant=True)
+
+    class TypedOperator(Operator[..., Any], Generic[C, E]):
+        """What a checker takes an operator for: `C` is how it is called, `E` how it is explained.
+
+        These are whole types of functions, as a generic function cannot be taken apart into parameters and result: in
+        ``Operator[P, R]`` a type variable that both contain, the array's, would be lost.
+        """
+
+        __call__: C
+        generic: C
+        explain: E
+
+
+@overload
+def operator(body: Callable[P, R]) -> TypedOperator[Callable[P, R], Callable[P, Explanation]]: ...
+
+
+@overload
+def operator(
+    *,
+    check: Callable[..., dict[str, Any] | None] | None = None,
+    rows: Callable[..., RowAxes] | None = None,
+) -> Callable[[Callable[P, R]], TypedOperator[Callable[P, R], Callable[P, Explanation]]]: ...
+
+
+def operator(
+    body: Callable[P, R] | None = None,
+    *,
+    check: Callable[..., dict[str, Any] | None] | None = None,
+    rows: Callable[..., RowAxes] | None = None,
+) -> Any:
+    """Make an operator of a function over the Array API; its parameters annotated ``Array`` are the inputs.
+
+    Parameters
+    ----------
+    body : callable
+        Computes the result from canonical arguments.
+    check : callable, optional
+        Is called with the operator's name and all arguments, by name; raises `TypeError` or `ValueError` in the
+        caller's terms if they are wrong. Returns the canonical values of those options that are to be replaced.
+        It looks at metadata only, as arrays may be traced, lazy or on a device.
+    rows : callable, optional
+        Is called with the canonical arguments, by name; tells along which axes a call may be divided.
+    """
+
+    def make(body: Callable[P, R]) -> Operator[P, R]:
+        made = Operator(body, check, rows)
+        OPERATORS[made.__name__] = made
+        return made
+
+    return make if body is None else make(body)

@@ -178,6 +178,12 @@ def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:
     return tuple(axes)
 
 
+def as_axes(axis: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return what `normalize_axes` made of an option, which types say may still be an integer."""
+    assert isinstance(axis, tuple)
+    return axis
+
+
 def require_indices(operator: str, name: str, ids: Array, size: int, xp: Namespace) -> None:
     """Raise `ValueError` if a host-memory, eager array holds an index outside ``[0, size)``."""
     if 0 in ids.shape or not has_host_values(ids):

@@ -15,7 +15,9 @@ os.environ["PYTHONSAFEPATH"] = "1"
 # SciPy, and scikit-learn with it, take arrays of the standard if this is set when SciPy is first imported.
 os.environ["SCIPY_ARRAY_API"] = "1"
 
+import gc
 import importlib.util
+from collections import Counter
 
 import hypothesis
 import numpy as np
@@ -26,6 +28,7 @@ from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
 from tensorops.libraries import LIBRARIES
 
+import covering  # isort: skip
 import opencl_drivers  # isort: skip
 import support  # isort: skip
 
@@ -63,10 +66,73 @@ def pytest_report_header(config):
     return lines
 
 
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="run the whole cross product of every parametrized test")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by what is marked here
+def pytest_collection_modifyitems(config, items):
+    """Leave tests out that differ from others in the combination of their parameters alone, see `covering`."""
+    out = covering.left_out(items)
+    for item in out:
+        item.add_marker(pytest.mark.exhaustive)
+    by_name = any("::" in argument for argument in config.args)
+    if out and not (config.option.exhaustive or "exhaustive" in config.option.markexpr or by_name):
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=out)
+        count_left_out(config, Counter(item.path.name for item in out))
+
+
+LEFT_OUT = pytest.StashKey()
+
+
+def count_left_out(config, counts):
+    """Note how many tests of which files are left out; a worker of pytest-xdist tells its controller."""
+    config.stash[LEFT_OUT] = counts
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = dict(counts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    count_left_out(node.config, getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say what the short run has left out."""
+    if counts := config.stash.get(LEFT_OUT, {}):
+        terminalreporter.section("left out of the short run")
+        total, files = sum(counts.values()), ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        terminalreporter.write_line(f"{total} tests, further combinations of parameters and slow ones: {files}")
+        terminalreporter.write_line("pytest -m exhaustive runs these, pytest --exhaustive all tests")
+
+
 @pytest.fixture(params=list(LIBRARIES))
 def library(request):
     """Every row of the table of array libraries, one after another; a visible skip where it cannot compute."""
     return support.require(request.param)
+
+
+@pytest.fixture(params=support.TARGETS)
+def target(request):
+    """Every target of the compiled module that this machine can run, one after another."""
+    in_use = support.NATIVE.target()
+    support.NATIVE.use_target(request.param)
+    yield request.param
+    support.NATIVE.use_target(in_use)
+
+
+@pytest.fixture
+def pool():
+    """The compiled module with an empty pool; its settings are put back."""
+    module = support.require_native()
+    gc.collect()
+    limit, bound = module.memory_stats()["limit"], module.num_threads()
+    module.empty_cache()
+    yield module
+    module.set_cache_limit(limit)
+    module.set_num_threads(bound)
+    module.empty_cache()
 
 
 @pytest.fixture

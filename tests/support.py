@@ -7,12 +7,16 @@ cannot know stands in `tensorops.testing`, where authors of other backends have 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import pathlib
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tensorops as tp
@@ -22,24 +26,8 @@ from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
 from tensorops.libraries import LIBRARIES, Backend, Library
 from tensorops.testing import DTYPES, _libraries
-from tensorops.testing._libraries import arrays_in, back
-
-__all__ = [
-    "HALVES",
-    "STRICTEST",
-    "arrays_in",
-    "back",
-    "backend_of",
-    "dtypes_of",
-    "holding",
-    "implementations",
-    "python",
-    "require",
-    "require_provider",
-    "temporary_operator",
-    "there",
-    "why_not",
-]
+from tensorops.testing._libraries import arrays_in as arrays_in
+from tensorops.testing._libraries import back as back
 
 HALVES = ("float16", "bfloat16")
 
@@ -85,6 +73,19 @@ def require_provider(provider: str) -> None:
         pytest.skip(f"{provider}: {reason}", allow_module_level=True)
 
 
+NATIVE: Any = None if _providers.load("cpu") else importlib.import_module("tensorops.kernels.cpu._native")
+"""The compiled module, or ``None`` without it."""
+
+TARGETS: list[str] = NATIVE.targets() if NATIVE else []
+"""The levels of instructions that it has kernels for, and this machine can run."""
+
+
+def require_native() -> Any:
+    """Return the compiled module, or skip the file with the reason why there is none."""
+    require_provider("cpu")
+    return NATIVE
+
+
 def implementations(operator: Operator[..., Any], row: Library) -> tuple[str, ...]:
     """Return what there is of an operator for a library's arrays: its body, and kernels by provider."""
     return ("generic", *(p for p in operator.kernels if p in _providers.serving_library(row.name)))
@@ -95,14 +96,71 @@ def there(tree: Any, library: str) -> Any:
     return _libraries.there(tree, backend_of(library))
 
 
+def normal(rng: np.random.Generator, *shape: int, dtype: str = "float32", scale: float = 1.0) -> np.ndarray[Any, Any]:
+    """Return normally distributed numbers."""
+    return (scale * rng.standard_normal(shape)).astype(DTYPES[dtype])
+
+
+def bits(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array's elements as integers, to compare NaN and the sign of zero too."""
+    return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")
+
+
+def close(actual: Any, expected: Any, rtol: float = 1e-14, atol: float = 1e-300) -> None:
+    """Assert that float64 results agree to a few units of the last place."""
+    np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol)
+
+
+def integers_there(values: np.ndarray[Any, Any], dtype: str, row: Library) -> Any:
+    """Take integers to a library in a dtype, or skip the test: not every library holds all, or all of them here."""
+    taken = there(values.astype(dtype), row.name)
+    if str(taken.dtype).rpartition(".")[2] != dtype:
+        pytest.skip(f"{row.name} holds no {dtype} here")
+    return taken
+
+
 @contextlib.contextmanager
-def temporary_operator(body: Callable[..., Any]) -> Iterator[Operator[..., Any]]:
+def another_thread(write: Callable[[], object]) -> Iterator[None]:
+    """Call `write` over and over in another thread for the length of a block."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            write()
+
+    writer = threading.Thread(target=run)
+    writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
+
+
+def to_torch(torch: Any, *arrays: Any) -> list[Any]:
+    """Return copies of arrays as tensors."""
+    return [None if x is None else torch.from_numpy(np.array(x)) for x in arrays]
+
+
+def resident_bytes() -> int:
+    """Return the process's resident memory where the system tells, else 0."""
+    path = pathlib.Path("/proc/self/statm")
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if path.exists() else 0
+
+
+@contextlib.contextmanager
+def temporary_operator(body: Callable[..., Any], **declared: Any) -> Iterator[Operator[..., Any]]:
     """An operator for the length of a test: kernels may be registered and nothing stays behind."""
-    made = tp._operator.operator(body)
+    made = tp._operator.operator(**declared)(body)
     try:
         yield made
     finally:
         del OPERATORS[made.__name__]
+
+
+def before_python_path(*folders: os.PathLike[str]) -> str:
+    """Return `PYTHONPATH` with these folders before those that it has."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -71,6 +71,7 @@ def require_none_failed(outcomes):
         pytest.fail("\n".join(failed), pytrace=False)
 
 
+@pytest.mark.dimensions
 @pytest.mark.parametrize(("operator", "row", "dtype", "implementation"), list(every_implementation()))
 def test_conformance(operator, row, dtype, implementation):
     support.require(row.name)
@@ -128,6 +129,7 @@ def test_every_provider_has_kernels(provider):
     assert any(provider in operator.kernels for operator in OPERATORS.values())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 def test_jax_operation_by_operation(operator):
     """Without `jit`, every operation is compiled alone and rounds alone."""
@@ -143,6 +145,7 @@ def test_jax_operation_by_operation(operator):
     failures.raise_all()
 
 
+@pytest.mark.dimensions
 @pytest.mark.parametrize(
     ("operator", "device", "dtype"),
     [
@@ -192,6 +195,7 @@ def every_refusal():
                 yield pytest.param(operator, row, implementation, id=f"{operator.__name__}-{row.name}-{implementation}")
 
 
+@pytest.mark.dimensions
 @pytest.mark.parametrize(("operator", "row", "implementation"), list(every_refusal()))
 def test_refuses_invalid_arguments(operator, row, implementation):
     support.require(row.name)

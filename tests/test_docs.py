@@ -244,6 +244,7 @@ def test_examples_in_docstrings(name):
         assert test.examples
 
 
+@pytest.mark.exhaustive  # .ci/run builds them, too
 def test_the_pages_build_without_a_warning(tmp_path):
     for module in ("sphinx", "myst_parser", "numpydoc", "pydata_sphinx_theme", "gguf", "tokenizers"):
         pytest.importorskip(module)

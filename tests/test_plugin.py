@@ -50,7 +50,7 @@ def installed(tmp_path_factory):
 
 def run(code, *folders, **environment):
     """Run code with folders on the path and return what it printed."""
-    path = os.pathsep.join(map(str, folders))
+    path = support.before_python_path(*folders)
     result = support.python(PRELUDE + code, PYTHONPATH=path, **environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
@@ -145,7 +145,7 @@ def test_the_environment_may_name_it(installed):
 def test_its_own_tests_pass(installed):
     """They are the two lines that authors of backends are told to write."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
-    environment = {**os.environ, "PYTHONPATH": str(installed), "TENSOROPS_CONFIG": ""}
+    environment = {**os.environ, "PYTHONPATH": support.before_python_path(installed), "TENSOROPS_CONFIG": ""}
     folder = installed.parent / "source"
     process = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -229,6 +229,7 @@ with tp.set_backend("numpy"), tp.trace() as log:
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_plugin_is_a_row_with_the_reason(tmp_path, broken):
     value, source, reason = BROKEN[broken]
@@ -259,6 +260,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("what", ENDLESS)
 def test_a_plugin_that_never_loads_holds_up_nobody_else(tmp_path, installed, what):
     """The sound one beside it is tried in a process of its own, which must not load this one either."""
@@ -335,7 +337,7 @@ def test_a_broken_plugin_is_named_by_the_command_line(tmp_path):
     pytest.importorskip("rich")
     write_plugin(tmp_path, "odd", "odd:backend", "raise OSError('on purpose')")
     command = [sys.executable, "-m", "tensorops", "backends", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TENSOROPS_CONFIG": ""}
+    environment = {**os.environ, "PYTHONPATH": support.before_python_path(tmp_path), "TENSOROPS_CONFIG": ""}
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert process.returncode == 0, process.stderr
     assert "the plug-in of odd-distribution failed to load: OSError: on purpose" in process.stdout

@@ -93,53 +93,22 @@ template <class F, class T, class... R>
 void run(const Activation& op, const R&... rows) {
     T* y = reinterpret_cast<T*>(op.y);
     const std::int64_t total = op.x.count * op.x.length, length = op.x.length;
-    const auto work = [&](std::int64_t begin, std::int64_t end) {
-        if (op.streaming) {
-            elements<true, F>(y, length, begin, end, rows...);
-            stream_fence();
-        } else {
-            elements<false, F>(y, length, begin, end, rows...);
-        }
-    };
     const int threads = threads_for(total / 64, (1 + sizeof...(R)) * total * static_cast<std::int64_t>(sizeof(T)));
-    if (threads == 1) return work(0, total);
-#pragma omp parallel num_threads(threads)
-    {
-        const Share mine = share_of(total, 64);  // results that are aligned to a line of the cache stay so
-        work(mine.begin, mine.end);
-    }
+    over_shares(threads, total, 64, [&](Share mine) {  // results that are aligned to a line of the cache stay so
+        if (!op.streaming) return elements<false, F>(y, length, mine.begin, mine.end, rows...);
+        elements<true, F>(y, length, mine.begin, mine.end, rows...);
+        stream_fence();
+    });
 }
 
 template <class F>
 void unary(const Activation& op) {
-    switch (op.dtype) {
-        case Dtype::float64:
-            return run<F, double>(op, op.x);
-        case Dtype::float32:
-            return run<F, float>(op, op.x);
-        case Dtype::float16:
-            return run<F, Float16>(op, op.x);
-        case Dtype::bfloat16:
-            return run<F, BFloat16>(op, op.x);
-        case Dtype::other:
-            return;  // the binding has refused it
-    }
+    for_dtype(op.dtype, [&op](auto x) { run<F, decltype(x)>(op, op.x); });
 }
 
 template <class F>
 void gated(const Activation& op) {
-    switch (op.dtype) {
-        case Dtype::float64:
-            return run<Gated<F>, double>(op, op.x, op.up);
-        case Dtype::float32:
-            return run<Gated<F>, float>(op, op.x, op.up);
-        case Dtype::float16:
-            return run<Gated<F>, Float16>(op, op.x, op.up);
-        case Dtype::bfloat16:
-            return run<Gated<F>, BFloat16>(op, op.x, op.up);
-        case Dtype::other:
-            return;
-    }
+    for_dtype(op.dtype, [&op](auto x) { run<Gated<F>, decltype(x)>(op, op.x, op.up); });
 }
 
 }  // namespace

@@ -19,12 +19,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <new>
 
 #include "interruption.h"
 #include "lanes.h"
 #include "parallel.h"
-#include "pool.h"
+#include "scratch.h"
 #include "simd.h"
 #include "vector_math.h"
 #include "wide_scores.h"
@@ -138,7 +137,7 @@ void score_direct(const Compute<T>* q, std::int64_t rows, const char* k, std::in
 // As many bytes as a vector has lanes
 template <class C>
 struct BytesOf {
-    typedef std::uint8_t type __attribute__((vector_size(kLanes<float>)));
+    using type = U8;
 };
 template <>
 struct BytesOf<double> {
@@ -175,37 +174,14 @@ void add_mask(const char* mask, std::int64_t stride, C* s, std::int64_t begin, s
 
 template <class C>
 C load_as(const char* p, Dtype dtype) {
-    switch (dtype) {
-        case Dtype::float64:
-            return static_cast<C>(load_one(at<double>(p)));
-        case Dtype::float32:
-            return static_cast<C>(load_one(at<float>(p)));
-        case Dtype::float16:
-            return static_cast<C>(load_one(at<Float16>(p)));
-        case Dtype::bfloat16:
-            return static_cast<C>(load_one(at<BFloat16>(p)));
-        case Dtype::other:
-            break;  // the binding has refused it
-    }
-    return 0;
+    return for_dtype(dtype, [p](auto element) { return static_cast<C>(load_one(at<decltype(element)>(p))); });
 }
 
 template <class C>
 void apply_mask(const Attention& op, const char* mask, C* s, std::int64_t begin, std::int64_t end) {
     const std::int64_t stride = op.mask_stride[3];
     if (op.mask_kind == MaskKind::boolean) return apply_bool_mask(mask, stride, s, begin, end);
-    switch (op.mask_dtype) {
-        case Dtype::float64:
-            return add_mask<double>(mask, stride, s, begin, end);
-        case Dtype::float32:
-            return add_mask<float>(mask, stride, s, begin, end);
-        case Dtype::float16:
-            return add_mask<Float16>(mask, stride, s, begin, end);
-        case Dtype::bfloat16:
-            return add_mask<BFloat16>(mask, stride, s, begin, end);
-        case Dtype::other:
-            return;
-    }
+    for_dtype(op.mask_dtype, [=](auto element) { add_mask<decltype(element)>(mask, stride, s, begin, end); });
 }
 
 // ---- the work, cut into items
@@ -257,27 +233,6 @@ struct Plan {
     std::int64_t partial_size() const { return spans == 1 ? 0 : round_up(block_rows * (width + 2), lanes); }
     std::int64_t flags_size() const { return round_up(op.batch * op.kv_heads * tiles, 64); }  // bytes
     std::int64_t all_rows() const { return op.batch * op.kv_heads * rows; }
-};
-
-// Memory that is gone after the call: a little on the stack, more from the pool.
-class Scratch {
-  public:
-    explicit Scratch(std::size_t bytes) : bytes_(bytes) {
-        if (bytes <= sizeof little_) return;
-        block_ = pool::take(bytes);
-        if (!block_) throw std::bad_alloc();
-    }
-    ~Scratch() {
-        if (block_) pool::give(block_, bytes_);
-    }
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-    char* data() { return block_ ? static_cast<char*>(block_) : little_; }
-
-  private:
-    alignas(64) char little_[16 * 1024];
-    void* block_ = nullptr;
-    std::size_t bytes_;
 };
 
 // ---- one thread's work
@@ -749,8 +704,8 @@ void widen_rows(const Plan<T>& plan, Compute<T>* memory, std::uint8_t* flags, in
     };
     const std::int64_t heads = plan.op.batch * plan.op.kv_heads, room = plan.op.dim + plan.op.value_dim;
     if (!std::memchr(wide, 1, static_cast<std::size_t>(plan.all_rows()))) return;
-    Scratch scratch(static_cast<std::size_t>(threads * room) * sizeof(double));
-    double* rooms = reinterpret_cast<double*>(scratch.data());
+    const Scratch scratch(threads * room * static_cast<std::int64_t>(sizeof(double)));
+    double* rooms = scratch.at<double>(0);
     std::atomic<std::int64_t> workers{0};
     std::atomic<int> arrived{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -771,10 +726,10 @@ void attend(const Attention& op) {
     const int threads = threads_for(plan.items, op.work);
     const std::int64_t of_threads = threads * plan.thread_size(), of_spans = plan.items * plan.partial_size();
     const std::int64_t flags = plan.flags_size() + round_up(plan.all_rows(), 64);
-    Scratch scratch(static_cast<std::size_t>(flags + (of_threads + of_spans) * static_cast<std::int64_t>(sizeof(C))));
-    std::uint8_t* known = reinterpret_cast<std::uint8_t*>(scratch.data());
+    const Scratch scratch(flags + (of_threads + of_spans) * static_cast<std::int64_t>(sizeof(C)));
+    std::uint8_t* known = scratch.at<std::uint8_t>(0);
     std::fill(known, known + flags, std::uint8_t{0});
-    C* memory = reinterpret_cast<C*>(scratch.data() + flags);
+    C* memory = scratch.at<C>(flags);
     C* partials = memory + of_threads;
     Interruption* const at = interruption;
     if (threads == 1) {
@@ -801,18 +756,7 @@ void attend(const Attention& op) {
 }  // namespace
 
 void attention(const Attention& op) {
-    switch (op.dtype) {
-        case Dtype::float64:
-            return attend<double>(op);
-        case Dtype::float32:
-            return attend<float>(op);
-        case Dtype::float16:
-            return attend<Float16>(op);
-        case Dtype::bfloat16:
-            return attend<BFloat16>(op);
-        case Dtype::other:
-            return;  // the binding has refused it
-    }
+    for_dtype(op.dtype, [&op](auto x) { attend<decltype(x)>(op); });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

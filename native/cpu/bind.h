@@ -80,10 +80,11 @@ inline bool is_last_axis(nb::handle axis, int ndim) {
 void bind_activation(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_linear(nb::module_& m);
-void bind_lookup(nb::module_& m);
+void bind_loss(nb::module_& m);
 void bind_normalization(nb::module_& m);
 void bind_positional(nb::module_& m);
 void bind_xla(nb::module_& m);
+void bind_panels(nb::module_& m);
 void bind_quantization(nb::module_& m);
 void bind_sampling(nb::module_& m);
 

@@ -1,5 +1,6 @@
-// Bindings of quantization; quantized_linear is bound with the other linear maps.
+// Bindings of quantization, and of products with what it makes.
 #include "bind.h"
+#include "matrices.h"
 #include "targets.h"
 
 namespace tensorops {
@@ -15,25 +16,12 @@ Reason refuse_format(Integer bits, Integer group_size, Choice mode, npy_intp col
     return group_size * bits % 8 == 0 ? Reason{} : "group_size does not fill whole bytes";
 }
 
-Reason refuse_matrix(const char* name, PyArrayObject* a) {
-    if (PyArray_NDIM(a) != 2) return std::string(name) + " does not have 2 dimensions";
-    if (PyArray_SIZE(a) == 0) return std::string(name) + " is empty";
-    return last_axis_contiguous(a) ? Reason{} : "the last axis of " + std::string(name) + " is not contiguous";
-}
-
 Reason refuse_quantize(nb::handle w, Integer bits, Integer group_size, Choice mode) {
     if (Reason reason = refuse_array("w", w); !reason.empty()) return reason;
     if (Reason reason = refuse_matrix("w", as_array(w)); !reason.empty()) return reason;
+    if (PyArray_SIZE(as_array(w)) == 0) return "w is empty";
     if (mode == "symmetric" && bits != 8) return "mode 'symmetric' has 8 bits";
     return refuse_format(bits, group_size, mode, PyArray_DIM(as_array(w), 1));
-}
-
-Reason refuse_parameter(const char* name, nb::handle h, npy_intp rows, npy_intp groups) {
-    if (Reason reason = refuse_array(name, h); !reason.empty()) return reason;
-    PyArrayObject* a = as_array(h);
-    if (Reason reason = refuse_matrix(name, a); !reason.empty()) return reason;
-    if (PyArray_DIM(a, 0) == rows && PyArray_DIM(a, 1) == groups) return {};
-    return std::string(name) + " does not have one element for each group";
 }
 
 Reason refuse_dequantize(nb::handle weight, nb::handle scales, nb::handle biases, Integer bits, Integer group_size,
@@ -42,14 +30,13 @@ Reason refuse_dequantize(nb::handle weight, nb::handle scales, nb::handle biases
     PyArrayObject* w = as_array(weight);
     if (PyArray_TYPE(w) != NPY_UINT8) return "weight does not have dtype uint8";
     if (Reason reason = refuse_matrix("weight", w); !reason.empty()) return reason;
+    if (PyArray_SIZE(w) == 0) return "weight is empty";
     if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
     const npy_intp rows = PyArray_DIM(w, 0), columns = PyArray_DIM(w, 1) * (8 / bits);
     if (Reason reason = refuse_format(bits, group_size, mode, columns); !reason.empty()) return reason;
-    if (Reason reason = refuse_parameter("scales", scales, rows, columns / group_size); !reason.empty()) return reason;
-    if (biases.is_none()) return bits == 8 ? Reason{} : "biases are missing";
-    if (mode == "symmetric") return "mode 'symmetric' has no biases";
-    if (Reason reason = refuse_parameter("biases", biases, rows, columns / group_size); !reason.empty()) return reason;
-    return dtype_of(as_array(biases)) == dtype_of(as_array(scales)) ? Reason{} : "biases has another dtype than scales";
+    if (biases.is_none() && bits != 8) return "biases are missing";
+    if (!biases.is_none() && mode == "symmetric") return "mode 'symmetric' has no biases";
+    return refuse_scales(scales, biases, rows, columns / group_size);
 }
 
 nb::object empty_bytes(npy_intp rows, npy_intp columns) {
@@ -123,6 +110,50 @@ nb::object dequantize(nb::handle weight, nb::handle scales, nb::handle biases, I
     return w;
 }
 
+Reason refuse_quantized_linear(nb::handle x, nb::handle weight, nb::handle scales, nb::handle biases, Integer bits,
+                               Integer group_size) {
+    if (Reason reason = refuse_factor(x); !reason.empty()) return reason;
+    PyArrayObject* a = as_array(x);
+    if (!PyArray_CheckExact(weight.ptr())) return "weight is not a numpy.ndarray";
+    PyArrayObject* w = as_array(weight);
+    if (PyArray_TYPE(w) != NPY_UINT8) return "weight does not have dtype uint8";
+    if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
+    if (biases.is_none() && bits != 8) return "biases are missing";
+    if (PyArray_SIZE(a) == 0 || PyArray_SIZE(w) == 0) return "x or weight is empty";
+    if (group_size < 1 || group_size > PyArray_SIZE(a) || group_size * bits % 8 != 0)
+        return "group_size does not fit x";
+    const npy_intp columns = length_of(a);
+    if (columns % group_size != 0) return "the last axis of x is no multiple of group_size";
+    if (Reason reason = refuse_matrix("weight", w, kAny, columns * bits / 8); !reason.empty()) return reason;
+    return refuse_scales(scales, biases, PyArray_DIM(w, 0), columns / group_size, false);
+}
+
+nb::object quantized_linear(nb::handle x, nb::handle weight, nb::handle scales, nb::handle biases, Integer bits,
+                            Integer group_size) {
+    if (!refuse_quantized_linear(x, weight, scales, biases, bits, group_size).empty())
+        return nb::borrow(Py_NotImplemented);
+    PyArrayObject *a = as_array(x), *w = as_array(weight), *s = as_array(scales);
+    nb::object y = empty_outputs(a, PyArray_DIM(w, 0));
+    QuantizedLinear op{};
+    op.x = rows_of(a);
+    op.weight = PyArray_BYTES(w);
+    op.weight_stride = PyArray_STRIDE(w, 0);
+    op.scales = PyArray_BYTES(s);
+    op.scale_stride = PyArray_STRIDE(s, 0);
+    if (!biases.is_none()) {
+        op.biases = PyArray_BYTES(as_array(biases));
+        op.bias_stride = PyArray_STRIDE(as_array(biases), 0);
+    }
+    op.outputs = PyArray_DIM(w, 0);
+    op.group_size = group_size;
+    op.bits = static_cast<int>(bits.value);
+    op.y = PyArray_BYTES(as_array(y));
+    op.x_dtype = dtype_of(a);
+    op.scale_dtype = dtype_of(s);
+    compute(product(PyArray_NBYTES(w), op.x.count), [&op] { target().quantized_linear(op); });
+    return y;
+}
+
 }  // namespace
 
 void bind_quantization(nb::module_& m) {
@@ -143,6 +174,15 @@ void bind_quantization(nb::module_& m) {
         },
         "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(), "bits"_a.none() = 4, "group_size"_a.none() = 32,
         "mode"_a.none() = "affine");
+    m.def("quantized_linear", &quantized_linear, "x"_a, "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(),
+          "bits"_a.none() = 4, "group_size"_a.none() = 32);
+    m.def(
+        "quantized_linear_supports",
+        [](nb::handle x, nb::handle weight, nb::handle scales, nb::handle biases, Integer bits, Integer group_size) {
+            return none_or(refuse_quantized_linear(x, weight, scales, biases, bits, group_size));
+        },
+        "x"_a, "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(), "bits"_a.none() = 4,
+        "group_size"_a.none() = 32);
 }
 
 }  // namespace tensorops

@@ -10,7 +10,7 @@
 
 #include "exponentials.h"
 #include "interruption.h"
-#include "parallel.h"
+#include "over_rows.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
@@ -64,34 +64,18 @@ void reduce(const CrossEntropy& op, T* y) {
 
 template <class T>
 void all_rows(const CrossEntropy& op) {
-    const std::int64_t rows = op.logits.count;
     const std::int64_t row_bytes = op.logits.length * static_cast<std::int64_t>(sizeof(T));
-    const int threads = threads_for(rows, 2 * rows * row_bytes);
     Interruption* const at = interruption;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (std::int64_t i = 0; i < rows; ++i) {
-        if (leaves(at, row_bytes)) continue;
-        op.losses[i] = loss_of_row<T>(op, i);
-    }
-    if (leaves(at, 0)) return;
-    reduce(op, reinterpret_cast<T*>(op.y));
+    over_rows(op.logits.count, 2 * op.logits.count * row_bytes, [&op, at, row_bytes](std::int64_t i) {
+        if (!leaves(at, row_bytes)) op.losses[i] = loss_of_row<T>(op, i);
+    });
+    if (!leaves(at, 0)) reduce(op, reinterpret_cast<T*>(op.y));
 }
 
 }  // namespace
 
 void cross_entropy(const CrossEntropy& op) {
-    switch (op.dtype) {
-        case Dtype::float64:
-            return all_rows<double>(op);
-        case Dtype::float32:
-            return all_rows<float>(op);
-        case Dtype::float16:
-            return all_rows<Float16>(op);
-        case Dtype::bfloat16:
-            return all_rows<BFloat16>(op);
-        case Dtype::other:
-            return;  // the binding has refused it
-    }
+    for_dtype(op.dtype, [&op](auto x) { all_rows<decltype(x)>(op); });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

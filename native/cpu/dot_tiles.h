@@ -115,9 +115,7 @@ void block_of_outputs(std::int64_t rows, const X* const* x, T* const* y, const W
 
 // Elements as float32.
 inline void widen(Dtype dtype, const char* from, float* to, std::int64_t n) {
-    if (dtype == Dtype::float16) return convert(reinterpret_cast<const Float16*>(from), to, n);
-    if (dtype == Dtype::bfloat16) return convert(reinterpret_cast<const BFloat16*>(from), to, n);
-    convert(reinterpret_cast<const float*>(from), to, n);
+    for_narrow_dtype(dtype, [=](auto element) { convert(reinterpret_cast<const decltype(element)*>(from), to, n); });
 }
 
 // y = x · Wᵀ + bias, where row(index, buffer) returns a pointer to a row of W, in the buffer if it has to be made, and

@@ -8,22 +8,6 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-// The largest of a vector without NaN.
-inline float largest_of_lanes(Vec<float> v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
-#else
-    float largest = v[0];
-    for (std::size_t k = 1; k < kFloats; ++k) largest = v[k] > largest ? v[k] : largest;
-    return largest;
-#endif
-}
-inline double largest_of_lanes(Vec<double> v) {
-    double largest = v[0];
-    for (std::int64_t k = 1; k < kLanes<double>; ++k) largest = v[k] > largest ? v[k] : largest;
-    return largest;
-}
-
 // The largest of a row; a NaN is passed over.
 template <class T>
 Compute<T> maximum(const T* x, std::int64_t n) {

@@ -19,6 +19,8 @@ namespace tensorops::TENSOROPS_TARGET {
 inline constexpr std::int64_t kFixed = 32;  // neighbours of x with a common scale
 // Numbers below this have no scale in float32.
 inline constexpr float kSmallestFixed = 1e-31f;
+// Integers times larger ones would overflow.
+inline constexpr float kLargestFixed = 1e30f;
 
 // How many weights a vector of packed ones has
 template <int kBits>
@@ -44,15 +46,16 @@ void arrange(const T* x, int bits, std::int64_t n, float* to) {
     }
 }
 
+inline bool is_moderate(const float* x, std::int64_t n) {
+    bool moderate = true;
+    for (std::int64_t i = 0; i < n; ++i) moderate &= std::fabs(x[i]) <= kLargestFixed;
+    return moderate;
+}
+
 inline float largest_magnitude(const float* x, std::int64_t n) {
     Vec<float> m{};
-    for (std::int64_t i = 0; i < n; i += kLanes<float>) {
-        const Vec<float> a = absolute(load(x + i));
-        m = m < a ? a : m;
-    }
-    float largest = 0;
-    for (std::int64_t k = 0; k < kLanes<float>; ++k) largest = m[k] > largest ? m[k] : largest;
-    return largest;
+    for (std::int64_t i = 0; i < n; i += kLanes<float>) m = larger_ignoring_nan(m, absolute(load(x + i)));
+    return largest_of_lanes(m);
 }
 
 #if defined(__AVX512VNNI__)

@@ -6,14 +6,14 @@
 //   taken again about the mean of all.
 // Precision: float64 in float64, everything else in float32, summed in blocks, so that the error does not grow with the
 //   row. The mean of the differences corrects both moments. If the variance leaves the range in which float32 squares
-//   neither overflow nor vanish, the row is done again in double precision, scaled by a power of two.
+//   neither overflow nor vanish, the row is done again: see careful_row.h.
 // Bytes: each element once in, once out, which is a copy's.
 #include "layer_norm.h"
 
 #include <cmath>
 
-#include "parallel.h"
-#include "simd.h"
+#include "careful_row.h"
+#include "over_rows.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
@@ -96,38 +96,6 @@ Moments<Compute<T>> moments(const T* x, std::int64_t n) {
     return moments_about(x, n, mean(x, n));
 }
 
-// The row again, where squares leave the range: scaled by a power of two, in double.
-template <class T, class W>
-void careful_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t n, double eps) {
-    double largest = std::sqrt(eps);
-    bool finite = true;
-    for (std::int64_t i = 0; i < n; ++i) {
-        const double a = std::fabs(static_cast<double>(load_one(x + i)));
-        finite = finite && std::isfinite(a);
-        if (a > largest) largest = a;
-    }
-    int exponent = finite && largest > 0 ? std::ilogb(largest) : 0;
-    if (exponent > 1021) exponent = 1021;  // 2^-exponent stays a normal number
-    if (exponent < -1021) exponent = -1021;
-    const double unit = std::ldexp(1.0, -exponent), count = static_cast<double>(n);
-    const auto scaled = [x, unit](std::int64_t i, std::int64_t k) { return doubles_of(x + i, k) * unit; };
-    const double mean = sum_of_row<double>(n, scaled) / count;
-    const double square = sum_of_row<double>(n, [=](std::int64_t i, std::int64_t k) {
-        Vec<double> a = scaled(i, k) - mean;
-        for (std::int64_t j = k; j < kLanes<double>; ++j) a[j] = 0;
-        return a * a;
-    });
-    const double square_and_eps = square / count + eps * unit * unit;
-    // Where eps vanished beside nothing but zeros: 0 divided by anything
-    const double root = eps > 0 && square_and_eps == 0 ? 1 : std::sqrt(square_and_eps);
-    for (std::int64_t i = 0; i < n; ++i) {
-        double a = (static_cast<double>(load_one(x + i)) * unit - mean) / root;
-        if (weight) a *= static_cast<double>(load_one(weight + i));
-        if (bias) a += static_cast<double>(load_one(bias + i));
-        store_one(y + i, static_cast<Compute<T>>(a));
-    }
-}
-
 template <bool kStream, bool kWeight, bool kBias, class T, class W>
 void write_row(const T* x, const T* next, const W* weight, const W* bias, T* y, std::int64_t n, Compute<T> mean,
                Compute<T> r) {
@@ -154,7 +122,8 @@ void one_row(const LayerNorm& op, std::int64_t index) {
     T* y = reinterpret_cast<T*>(op.y) + index * n;
     const Moments<C> m = moments(x, n);
     const double spread = m.variance + op.eps;
-    if (!(spread >= kSmall && spread <= kLarge)) return careful_row(x, weight, bias, y, n, op.eps);
+    if (!(spread >= kSmall && spread <= kLarge))
+        return careful_row(x, weight, bias, y, n, op.eps, -0.0, true);  // -0 changes no weight
     const C r = static_cast<C>(1.0 / std::sqrt(spread));
     if (weight && bias) return write_row<kStream, true, true>(x, next, weight, bias, y, n, m.mean, r);
     if (weight) return write_row<kStream, true, false>(x, next, weight, bias, y, n, m.mean, r);
@@ -162,42 +131,15 @@ void one_row(const LayerNorm& op, std::int64_t index) {
     write_row<kStream, false, false>(x, next, weight, bias, y, n, m.mean, r);
 }
 
-template <class T, class W>
-void all_rows(const LayerNorm& op) {
-    const std::int64_t rows = op.x.count;
-    const auto work = [&op](std::int64_t begin, std::int64_t end) {
-        if (op.streaming) {
-            for (std::int64_t i = begin; i < end; ++i) one_row<true, T, W>(op, i);
-            stream_fence();
-        } else {
-            for (std::int64_t i = begin; i < end; ++i) one_row<false, T, W>(op, i);
-        }
-    };
-    const int threads = threads_for(rows, 2 * rows * op.x.length * static_cast<std::int64_t>(sizeof(T)));
-    if (threads == 1) return work(0, rows);
-#pragma omp parallel num_threads(threads)
-    {
-        const Share mine = share_of(rows, 1);
-        work(mine.begin, mine.end);
-    }
-}
-
 }  // namespace
 
 void layer_norm(const LayerNorm& op) {
-    const bool floats = op.parameter_dtype == Dtype::float32;
-    switch (op.x_dtype) {
-        case Dtype::float64:
-            return all_rows<double, double>(op);
-        case Dtype::float32:
-            return all_rows<float, float>(op);
-        case Dtype::float16:
-            return floats ? all_rows<Float16, float>(op) : all_rows<Float16, Float16>(op);
-        case Dtype::bfloat16:
-            return floats ? all_rows<BFloat16, float>(op) : all_rows<BFloat16, BFloat16>(op);
-        case Dtype::other:
-            return;  // the binding has refused it
-    }
+    for_dtypes(op.x_dtype, op.parameter_dtype, [&op](auto x, auto parameter) {
+        const std::int64_t bytes = op.x.count * op.x.length * static_cast<std::int64_t>(sizeof x);
+        over_rows(op.x.count, 2 * bytes, op.streaming, [&op](auto streaming, std::int64_t i) {
+            one_row<streaming, decltype(x), decltype(parameter)>(op, i);
+        });
+    });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

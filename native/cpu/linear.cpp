@@ -1,7 +1,7 @@
 // y = x · Wᵀ + bias for weights in float32 and half types.
 //
-// Work: see dot_tiles.h. A row or two read every weight once and go at the memory's speed; half types are then widened
-//   in registers, and for more rows once for all of them.
+// Work: see dot_tiles.h. As many rows as a tile has read every weight once and go at the memory's speed; half types are
+//   then widened in registers, and for more rows once for all of them.
 // Precision: products and sums in float32, of long rows in blocks that are added up in double; one rounding to the
 // dtype
 //   of x.
@@ -13,7 +13,8 @@
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
-constexpr std::int64_t kFewRows = 2;
+// Up to how many rows half types are widened in registers: more read a weight several times.
+constexpr std::int64_t kFewRows = kTileRows;
 
 template <class T, class W>
 void products(const Linear& op) {
@@ -43,29 +44,12 @@ void products(const Linear& op) {
         products_with_rows<T, float>(op.x, y, op.outputs, bias, widened, widen_x, threads);
 }
 
-template <class T>
-void products_of(const Linear& op) {
-    switch (op.weight_dtype) {
-        case Dtype::float16:
-            return products<T, Float16>(op);
-        case Dtype::bfloat16:
-            return products<T, BFloat16>(op);
-        default:
-            return products<T, float>(op);
-    }
-}
-
 }  // namespace
 
 void linear(const Linear& op) {
-    switch (op.x_dtype) {
-        case Dtype::float16:
-            return products_of<Float16>(op);
-        case Dtype::bfloat16:
-            return products_of<BFloat16>(op);
-        default:
-            return products_of<float>(op);
-    }
+    for_narrow_dtype(op.x_dtype, [&op](auto x) {
+        for_narrow_dtype(op.weight_dtype, [&op](auto weight) { products<decltype(x), decltype(weight)>(op); });
+    });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

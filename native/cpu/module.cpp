@@ -88,10 +88,11 @@ NB_MODULE(_native, m) {
     bind_activation(m);
     bind_attention(m);
     bind_linear(m);
-    bind_lookup(m);
+    bind_loss(m);
     bind_normalization(m);
     bind_positional(m);
     bind_xla(m);
+    bind_panels(m);
     bind_quantization(m);
     bind_sampling(m);
 

@@ -64,22 +64,22 @@ inline int team_size() {
 #endif
 }
 
-// What the calling thread of a parallel region does of `total` elements or rows: a contiguous part that begins at a
-// multiple of `unit`.
+// A contiguous part of some elements or rows, and the number of the thread that takes it.
 struct Share {
     std::int64_t begin, end;
+    int thread;
 };
 
-inline Share share_of(std::int64_t total, std::int64_t unit) {
-#if defined(_OPENMP)
-    const std::int64_t threads = omp_get_num_threads(), mine = omp_get_thread_num();
-    const std::int64_t units = (total + unit - 1) / unit;
-    const std::int64_t begin = units * mine / threads * unit, end = units * (mine + 1) / threads * unit;
-    return {begin, end < total ? end : total};
-#else
-    (void)unit;
-    return {0, total};
-#endif
+// Calls f(share) on each of so many threads, for parts of `total` that begin at multiples of `unit`.
+template <class F>
+void over_shares(int threads, std::int64_t total, std::int64_t unit, const F& f) {
+    if (threads == 1) return f(Share{0, total, 0});
+#pragma omp parallel num_threads(threads)
+    {
+        const std::int64_t count = team_size(), mine = thread_index(), units = (total + unit - 1) / unit;
+        const std::int64_t begin = units * mine / count * unit, end = units * (mine + 1) / count * unit;
+        f(Share{begin, end < total ? end : total, static_cast<int>(mine)});
+    }
 }
 
 }  // namespace tensorops

@@ -13,17 +13,13 @@
 #include <type_traits>
 
 #include "lanes.h"
-#include "parallel.h"
-#include "simd.h"
+#include "over_rows.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
-// Integers for the lanes of a vector of float: two in a word of 64 bits, one in one of 32, and in bytes.
+// Integers for the lanes of a vector of float, two of them in a word of 64 bits; and a byte for each word.
 typedef std::uint64_t Pairs __attribute__((vector_size(kVectorBytes)));
-typedef std::int32_t Words __attribute__((vector_size(kVectorBytes)));
-typedef std::uint8_t Bytes __attribute__((vector_size(kFloats)));
-typedef std::int8_t SignedBytes __attribute__((vector_size(kFloats)));
 typedef std::uint8_t HalfBytes __attribute__((vector_size(kFloats / 2)));
 
 // Bytes to words and back in one instruction: GCC 12 takes conversions of whole vectors apart.
@@ -39,19 +35,19 @@ inline Pairs bytes_to_pairs(const std::uint8_t* p) {
 }
 
 template <bool kSigned>
-inline Words bytes_to_words(const std::uint8_t* p) {
+inline I32 bytes_to_words(const std::uint8_t* p) {
 #if defined(__AVX512F__)
     const __m128i bytes = load_bits<__m128i>(p);
-    return reinterpret_cast<Words>(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+    return reinterpret_cast<I32>(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
 #elif defined(__AVX2__)
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-    return reinterpret_cast<Words>(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+    return reinterpret_cast<I32>(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
 #elif defined(__SSE4_1__)
     const __m128i bytes = _mm_cvtsi32_si128(load_bits<std::int32_t>(p));
-    return reinterpret_cast<Words>(kSigned ? _mm_cvtepi8_epi32(bytes) : _mm_cvtepu8_epi32(bytes));
+    return reinterpret_cast<I32>(kSigned ? _mm_cvtepi8_epi32(bytes) : _mm_cvtepu8_epi32(bytes));
 #else
-    using Either = std::conditional_t<kSigned, SignedBytes, Bytes>;
-    return __builtin_convertvector(load_bits<Either>(p), Words);
+    using Either = std::conditional_t<kSigned, I8, U8>;
+    return __builtin_convertvector(load_bits<Either>(p), I32);
 #endif
 }
 
@@ -68,7 +64,7 @@ inline void store_bytes(std::uint8_t* p, U32 words) {
     const std::int32_t bytes = _mm_cvtsi128_si32(_mm_packus_epi16(halves, halves));
     std::memcpy(p, &bytes, sizeof bytes);
 #else
-    const auto bytes = __builtin_convertvector(words & 255u, Bytes);
+    const auto bytes = __builtin_convertvector(words & 255u, U8);
     std::memcpy(p, &bytes, sizeof bytes);
 #endif
 }
@@ -108,7 +104,7 @@ inline Vec<C> unpack(const std::uint8_t* packed) {
     } else if constexpr (kBits == 4) {
         // Each byte becomes 64 bits, of which the upper word takes the high half.
         const Pairs bytes = bytes_to_pairs(packed), words = (bytes | (bytes << 28)) & 0x0000000f0000000fu;
-        return __builtin_convertvector(reinterpret_cast<Words>(words), Vec<C>);
+        return __builtin_convertvector(reinterpret_cast<I32>(words), Vec<C>);
     } else {
         return __builtin_convertvector(bytes_to_words<kSigned>(packed), Vec<C>);
     }
@@ -328,35 +324,16 @@ void quantize_row(const Quantize& op, std::int64_t row) {
 
 // ------------------------------------------------------------------------------------------------------ all rows
 
-template <class F>
-void for_rows(std::int64_t rows, std::int64_t bytes, F f) {
-    const int threads = threads_for(rows, bytes);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const Share mine = share_of(rows, 1);
-        f(mine.begin, mine.end);
-    }
-}
-
 template <class T, int kBits, bool kSigned>
 void dequantize_rows(const Dequantize& op) {
-    for_rows(op.rows, op.rows * op.columns * static_cast<std::int64_t>(sizeof(T)),
-             [&op](std::int64_t begin, std::int64_t end) {
-                 if (!op.streaming) {
-                     for (std::int64_t i = begin; i < end; ++i) dequantize_row<false, T, kBits, kSigned>(op, i);
-                     return;
-                 }
-                 for (std::int64_t i = begin; i < end; ++i) dequantize_row<true, T, kBits, kSigned>(op, i);
-                 stream_fence();
-             });
+    over_rows(op.rows, op.rows * op.columns * static_cast<std::int64_t>(sizeof(T)), op.streaming,
+              [&op](auto streaming, std::int64_t i) { dequantize_row<streaming, T, kBits, kSigned>(op, i); });
 }
 
 template <class T, int kBits, bool kSigned>
 void quantize_rows(const Quantize& op) {
-    for_rows(op.rows, op.rows * op.columns * static_cast<std::int64_t>(sizeof(Compute<T>)),
-             [&op](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t i = begin; i < end; ++i) quantize_row<T, kBits, kSigned>(op, i);
-             });
+    over_rows(op.rows, op.rows * op.columns * static_cast<std::int64_t>(sizeof(Compute<T>)),
+              [&op](std::int64_t i) { quantize_row<T, kBits, kSigned>(op, i); });
 }
 
 template <class T>
@@ -374,33 +351,11 @@ void quantize_format(const Quantize& op) {
 }  // namespace
 
 void dequantize(const Dequantize& op) {
-    switch (op.dtype) {
-        case Dtype::float64:
-            return dequantize_format<double>(op);
-        case Dtype::float32:
-            return dequantize_format<float>(op);
-        case Dtype::float16:
-            return dequantize_format<Float16>(op);
-        case Dtype::bfloat16:
-            return dequantize_format<BFloat16>(op);
-        case Dtype::other:
-            return;  // the binding has refused it
-    }
+    for_dtype(op.dtype, [&op](auto w) { dequantize_format<decltype(w)>(op); });
 }
 
 void quantize(const Quantize& op) {
-    switch (op.dtype) {
-        case Dtype::float64:
-            return quantize_format<double>(op);
-        case Dtype::float32:
-            return quantize_format<float>(op);
-        case Dtype::float16:
-            return quantize_format<Float16>(op);
-        case Dtype::bfloat16:
-            return quantize_format<BFloat16>(op);
-        case Dtype::other:
-            return;  // the binding has refused it
-    }
+    for_dtype(op.dtype, [&op](auto w) { quantize_format<decltype(w)>(op); });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -11,8 +11,6 @@
 //   the weights need not be.
 // Biases: the sum of x over each group, times the group's bias, in float32.
 // Bytes: the weights, scales and biases once, which for a few rows is the memory's speed.
-#include <cmath>
-
 #include "dot_tiles.h"
 #include "fixed_point.h"
 #include "linear.h"
@@ -31,20 +29,14 @@ constexpr std::int64_t kFewRows = 16;
 constexpr std::int64_t kTogether = 4;  // rows that are multiplied at once
 constexpr std::int64_t kUnit = 16;     // outputs are given to threads in multiples of so many
 constexpr std::int64_t kOutputs = 64;  // and computed in blocks of at most so many
-// A row with larger x takes the second way: integers times x would overflow.
-constexpr float kLargest = 1e30f;
 
 // ----------------------------------------------------------------------------------------------- parts of a row
-
-typedef std::uint8_t U8 __attribute__((vector_size(kFloats)));
-typedef std::int8_t S8 __attribute__((vector_size(kFloats)));
-typedef std::int32_t S32 __attribute__((vector_size(kVectorBytes)));
 
 struct Pair {
     Vec<float> low, high;
 };
 
-inline Vec<float> to_floats(U32 q) { return __builtin_convertvector(reinterpret_cast<S32>(q), Vec<float>); }
+inline Vec<float> to_floats(U32 q) { return __builtin_convertvector(reinterpret_cast<I32>(q), Vec<float>); }
 
 inline Pair load_nibbles(const std::uint8_t* packed) {
     const U32 bytes = __builtin_convertvector(load_bits<U8>(packed), U32);
@@ -54,7 +46,7 @@ inline Pair load_nibbles(const std::uint8_t* packed) {
 template <bool kSigned>
 inline Vec<float> load_bytes(const std::uint8_t* packed) {
     if constexpr (kSigned)
-        return __builtin_convertvector(__builtin_convertvector(load_bits<S8>(packed), S32), Vec<float>);
+        return __builtin_convertvector(__builtin_convertvector(load_bits<I8>(packed), I32), Vec<float>);
     else
         return to_floats(__builtin_convertvector(load_bits<U8>(packed), U32));
 }
@@ -128,12 +120,6 @@ void sum_groups(const float* x, const QuantizedLinear& op, float* sums) {
             for (std::int64_t i = 0; i < per_part; i += lanes) sum += load(x + part * (n / 2) + g * per_part + i);
         sums[g] = sum_of_lanes<float>(sum);
     }
-}
-
-bool is_moderate(const float* x, std::int64_t n) {
-    bool moderate = true;
-    for (std::int64_t i = 0; i < n; ++i) moderate &= std::fabs(x[i]) <= kLargest;
-    return moderate;
 }
 
 constexpr std::int64_t kChunk = 32 * kLanes<float>;  // weights, whose scales fit a vector
@@ -219,8 +205,11 @@ inline void one_output(const QuantizedLinear& op, const ScaleOfLane<kBits>& lane
     const std::int64_t bytes = op.x.length * kBits / 8, groups = op.x.length / op.group_size;
     const std::int64_t groups_of_chunk = kChunk / op.group_size;
     for (std::int64_t i = 0; i < bytes; i += 64) fetch(o.weight + kAhead + i);
-    fetch(o.scales + kAhead / 8);
-    if (!kSigned) fetch(o.biases + kAhead / 8);
+    const std::int64_t scale_bytes = groups * static_cast<std::int64_t>(sizeof(S)), rows_ahead = kAhead / bytes + 1;
+    for (std::int64_t i = 0; i < scale_bytes; i += 64) {
+        fetch(o.scales + rows_ahead * op.scale_stride + i);
+        if (!kSigned) fetch(o.biases + rows_ahead * op.bias_stride + i);
+    }
     Vec<float> sum[kRows] = {};
     const auto add = [&](U32 packed, std::int64_t block, Vec<float> scale) {
         for (int r = 0; r < kRows; ++r) {
@@ -328,14 +317,12 @@ bool few_rows(const QuantizedLinear& op, int threads) {
         if (!is_moderate(x, n) || !way.make_row(x, reinterpret_cast<char*>(x) + line, rows[r])) return false;
     }
     T* y = reinterpret_cast<T*>(op.y);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const Share share = share_of(op.outputs, kUnit);
+    over_shares(threads, op.outputs, kUnit, [&](Share share) {
         for (std::int64_t begin = share.begin; begin < share.end; begin += kOutputs)
             for (std::int64_t r = 0; r < count; r += kTogether)
                 some_outputs<T, S>(std::min(kTogether, count - r), way, rows + r, y + r * op.outputs, begin,
                                    std::min(kOutputs, share.end - begin));
-    }
+    });
     return true;
 }
 
@@ -353,29 +340,12 @@ void products_of(const QuantizedLinear& op) {
     return op.biases ? products<8, false, T, S>(op) : products<8, true, T, S>(op);
 }
 
-template <class T>
-void products_of(const QuantizedLinear& op) {
-    switch (op.scale_dtype) {
-        case Dtype::float16:
-            return products_of<T, Float16>(op);
-        case Dtype::bfloat16:
-            return products_of<T, BFloat16>(op);
-        default:
-            return products_of<T, float>(op);
-    }
-}
-
 }  // namespace
 
 void quantized_linear(const QuantizedLinear& op) {
-    switch (op.x_dtype) {
-        case Dtype::float16:
-            return products_of<Float16>(op);
-        case Dtype::bfloat16:
-            return products_of<BFloat16>(op);
-        default:
-            return products_of<float>(op);
-    }
+    for_narrow_dtype(op.x_dtype, [&op](auto x) {
+        for_narrow_dtype(op.scale_dtype, [&op](auto scale) { products_of<decltype(x), decltype(scale)>(op); });
+    });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -5,15 +5,15 @@
 //   meanwhile. A sum with a residual is written while its squares are added up.
 // Precision: float64 in float64, everything else in float32, summed in blocks, so that the error does not grow with the
 //   row. If the mean square leaves the range in which float32 squares neither overflow nor vanish, the row is done
-//   again with a scaled sum in double precision: exact for any finite input, IEEE for the others.
+//   again: see careful_row.h.
 // Bytes: each element once in, once out, which is a copy's. The benchmark's rows `copy` and `numpy/cpu` show what
 //   fraction of a copy's speed is reached: asv run --bench Normalization
 #include "rms_norm.h"
 
 #include <cmath>
 
-#include "parallel.h"
-#include "simd.h"
+#include "careful_row.h"
+#include "over_rows.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
@@ -61,34 +61,6 @@ Compute<T> write_sum(const T* x, const T* residual, T* sum, std::int64_t n) {
     return total.value() / count;
 }
 
-// The row again, where squares leave the range: scaled by a power of two, summed and multiplied in double.
-template <class T, class W>
-void careful_row(const T* x, const W* weight, T* y, std::int64_t n, double eps, double offset) {
-    double largest = std::sqrt(eps);
-    bool finite = true;
-    for (std::int64_t i = 0; i < n; ++i) {
-        const double a = std::fabs(static_cast<double>(load_one(x + i)));
-        finite = finite && std::isfinite(a);
-        if (a > largest) largest = a;
-    }
-    int exponent = finite && largest > 0 ? std::ilogb(largest) : 0;
-    if (exponent > 1021) exponent = 1021;  // 2^-exponent stays a normal number
-    if (exponent < -1021) exponent = -1021;
-    const double unit = std::ldexp(1.0, -exponent);
-    const double sum = sum_of_row<double>(n, [x, unit](std::int64_t i, std::int64_t k) {
-        const Vec<double> a = doubles_of(x + i, k) * unit;
-        return a * a;
-    });
-    const double square_and_eps = sum / static_cast<double>(n) + eps * unit * unit;
-    // Where eps vanished beside nothing but zeros: 0 divided by anything
-    const double root = eps > 0 && square_and_eps == 0 ? 1 : std::sqrt(square_and_eps);
-    for (std::int64_t i = 0; i < n; ++i) {
-        double a = static_cast<double>(load_one(x + i)) * unit / root;
-        if (weight) a *= static_cast<double>(load_one(weight + i)) + offset;
-        store_one(y + i, static_cast<Compute<T>>(a));
-    }
-}
-
 // y = value(i, k) · r · (weight + offset)
 template <bool kStream, class T, class W, class F>
 void scale_row(F value, const W* weight, T* y, std::int64_t n, Compute<T> r, Compute<T> offset) {
@@ -113,7 +85,8 @@ void one_row(const RmsNorm& op, std::int64_t index) {
     const C mean = sum ? write_sum<kStream>(x, residual, sum, n) : mean_square(x, n);
     const double spread = static_cast<double>(mean) + op.eps;
     if (!(spread >= kSmall && spread <= kLarge))
-        return careful_row(sum ? sum : x, weight, y, n, op.eps, op.weight_offset);
+        return careful_row(sum ? sum : x, weight, static_cast<const W*>(nullptr), y, n, op.eps, op.weight_offset,
+                           false);
     const C r = static_cast<C>(1.0 / std::sqrt(spread)), offset = static_cast<C>(op.weight_offset);
     const T* from = sum && !kStream ? sum : x;
     if (sum && kStream)  // a sum that went past the caches is quicker added again than read
@@ -128,42 +101,14 @@ void one_row(const RmsNorm& op, std::int64_t index) {
             weight, y, n, r, offset);
 }
 
-template <class T, class W>
-void all_rows(const RmsNorm& op) {
-    const std::int64_t rows = op.x.count;
-    const auto work = [&op](std::int64_t begin, std::int64_t end) {
-        if (op.streaming) {
-            for (std::int64_t i = begin; i < end; ++i) one_row<true, T, W>(op, i);
-            stream_fence();
-        } else {
-            for (std::int64_t i = begin; i < end; ++i) one_row<false, T, W>(op, i);
-        }
-    };
-    const int threads = threads_for(rows, (op.sum ? 4 : 2) * rows * op.x.length * static_cast<std::int64_t>(sizeof(T)));
-    if (threads == 1) return work(0, rows);
-#pragma omp parallel num_threads(threads)
-    {
-        const Share mine = share_of(rows, 1);
-        work(mine.begin, mine.end);
-    }
-}
-
 }  // namespace
 
 void rms_norm(const RmsNorm& op) {
-    const bool float_weight = op.weight_dtype == Dtype::float32;
-    switch (op.x_dtype) {
-        case Dtype::float64:
-            return all_rows<double, double>(op);
-        case Dtype::float32:
-            return all_rows<float, float>(op);
-        case Dtype::float16:
-            return float_weight ? all_rows<Float16, float>(op) : all_rows<Float16, Float16>(op);
-        case Dtype::bfloat16:
-            return float_weight ? all_rows<BFloat16, float>(op) : all_rows<BFloat16, BFloat16>(op);
-        case Dtype::other:
-            return;  // the binding has refused it
-    }
+    for_dtypes(op.x_dtype, op.weight_dtype, [&op](auto x, auto weight) {
+        const std::int64_t bytes = op.x.count * op.x.length * static_cast<std::int64_t>(sizeof x);
+        over_rows(op.x.count, (op.sum ? 4 : 2) * bytes, op.streaming,
+                  [&op](auto streaming, std::int64_t i) { one_row<streaming, decltype(x), decltype(weight)>(op, i); });
+    });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

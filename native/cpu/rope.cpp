@@ -83,10 +83,8 @@ void all_positions(const Rope& op) {
     const std::int64_t line = whole_lines(3 * op.dims * static_cast<std::int64_t>(sizeof(C)));
     const Scratch scratch(threads * line);
     Interruption* const at = interruption;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const Share share = share_of(op.length, 1);
-        C* table = scratch.at<C>(thread_index() * line);
+    over_shares(threads, op.length, 1, [&](Share share) {
+        C* table = scratch.at<C>(share.thread * line);
         const Angles<C> angles{table, table + op.dims / 2};
         for (std::int64_t p = share.begin; p < share.end; ++p) {
             if (leaves(at, batches * op.heads * op.features * size)) break;
@@ -100,24 +98,13 @@ void all_positions(const Rope& op) {
                                angles, table + op.dims);
             }
         }
-    }
+    });
 }
 
 }  // namespace
 
 void rope(const Rope& op) {
-    switch (op.dtype) {
-        case Dtype::float64:
-            return all_positions<double>(op);
-        case Dtype::float32:
-            return all_positions<float>(op);
-        case Dtype::float16:
-            return all_positions<Float16>(op);
-        case Dtype::bfloat16:
-            return all_positions<BFloat16>(op);
-        case Dtype::other:
-            return;  // the binding has refused it
-    }
+    for_dtype(op.dtype, [&op](auto x) { all_positions<decltype(x)>(op); });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

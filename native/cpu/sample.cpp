@@ -20,9 +20,8 @@
 #include <limits>
 
 #include "lanes.h"
-#include "parallel.h"
+#include "over_rows.h"
 #include "scratch.h"
-#include "simd.h"
 #include "vector_math.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -31,21 +30,6 @@ namespace {
 constexpr std::int64_t kBlock = 1024;
 constexpr std::int64_t kFew = 64;          // weights that are sorted
 constexpr std::int64_t kLongestPart = 64;  // vectors of which one maximum for each lane is kept
-
-template <class M>
-inline bool any(M mask) {
-#if defined(__AVX512F__)
-    return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(mask), reinterpret_cast<__m512i>(mask)) != 0;
-#elif defined(__AVX2__)
-    return !_mm256_testz_si256(reinterpret_cast<__m256i>(mask), reinterpret_cast<__m256i>(mask));
-#elif defined(__SSE4_1__)
-    return !_mm_testz_si128(reinterpret_cast<__m128i>(mask), reinterpret_cast<__m128i>(mask));
-#else
-    bool found = false;
-    for (std::size_t i = 0; i < sizeof(M) / sizeof(mask[0]); ++i) found |= mask[i] != 0;
-    return found;
-#endif
-}
 
 template <class C>
 inline constexpr C kLowest = -std::numeric_limits<C>::infinity();
@@ -85,13 +69,6 @@ struct LaneMaxima {
     }
 };
 
-template <class C>
-inline C largest_lane(Vec<C> v) {
-    C largest = v[0];
-    for (std::size_t i = 1; i < kLanes<C>; ++i) largest = v[i] > largest ? v[i] : largest;
-    return largest;
-}
-
 // ------------------------------------------------------------------------------------------------ temperature 0
 
 template <class T, class F>
@@ -115,7 +92,7 @@ std::int64_t index_of_largest(const T* x, std::int64_t n) {
     for (std::int64_t i = 0; i < n; i += kBlock) {
         const LaneMaxima<T> block(x + i, std::min(kBlock, n - i));
         if (any(block.nan)) return i + first_where(x + i, n - i, [](Vec<C> v) { return v != v; });
-        const C value = largest_lane<C>(block.value);
+        const C value = largest_of_lanes(block.value);
         if (value > largest) {
             largest = value;
             where = i;
@@ -405,14 +382,14 @@ std::int64_t draw(const Sample& op, const T* x, Compute<T> uniform, const Room<C
 
     const std::int64_t part = restricted ? std::clamp<std::int64_t>(n / op.top_k / 8, 1, kLongestPart) : kLongestPart;
     std::int64_t maxima = 0;
-    Vec<C> largest_of_lanes = Vec<C>{} + kLowest<C>;
+    Vec<C> tops = Vec<C>{} + kLowest<C>;
     for (std::int64_t i = 0; i < n; i += part * lanes, maxima += lanes) {
         const LaneMaxima<T> of_part(x + i, std::min(part * lanes, n - i));
         if (any(of_part.nan)) return 0;
         store(room.weights + maxima, of_part.value);
-        largest_of_lanes = larger_ignoring_nan(largest_of_lanes, of_part.value);
+        tops = larger_ignoring_nan(tops, of_part.value);
     }
-    const C largest = largest_lane<C>(largest_of_lanes);
+    const C largest = largest_of_lanes(tops);
     // Without a finite maximum, or with a uniform number below 0, the body finds the first candidate.
     if (!std::isfinite(largest) || uniform < 0) return 0;
 
@@ -436,57 +413,33 @@ std::int64_t draw(const Sample& op, const T* x, Compute<T> uniform, const Room<C
 
 template <class C>
 C uniform_of(const Sample& op, std::int64_t row) {
-    switch (op.uniform_dtype) {
-        case Dtype::float64:
-            return static_cast<C>(load_one(reinterpret_cast<const double*>(op.uniform) + row));
-        case Dtype::float16:
-            return load_one(reinterpret_cast<const Float16*>(op.uniform) + row);
-        case Dtype::bfloat16:
-            return load_one(reinterpret_cast<const BFloat16*>(op.uniform) + row);
-        default:
-            return load_one(reinterpret_cast<const float*>(op.uniform) + row);
-    }
+    return for_dtype(op.uniform_dtype, [&op, row](auto element) {
+        return static_cast<C>(load_one(reinterpret_cast<const decltype(element)*>(op.uniform) + row));
+    });
 }
 
 template <class T>
 void all_rows(const Sample& op) {
     using C = Compute<T>;
     const std::int64_t rows = op.logits.count, n = op.logits.length;
-    const std::int64_t row_bytes = n * static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t all_bytes = rows * n * static_cast<std::int64_t>(sizeof(T));
     const auto row = [&op](std::int64_t i) { return reinterpret_cast<const T*>(op.logits.row(i)); };
-    if (!op.uniform) {
-        const int threads = threads_for(rows, rows * row_bytes);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-        for (std::int64_t i = 0; i < rows; ++i) op.chosen[i] = index_of_largest(row(i), n);
-        return;
-    }
-    const int threads = threads_for(rows, 4 * rows * row_bytes);  // a draw costs as much as moving four rows
+    if (!op.uniform)
+        return over_rows(rows, all_bytes, [&](std::int64_t i) { op.chosen[i] = index_of_largest(row(i), n); });
+    const int threads = threads_for(rows, 4 * all_bytes);  // a draw costs as much as moving four rows
     const std::int64_t bytes = Room<C>::bytes(n);
     const Scratch scratch(threads * bytes);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const Room<C> room(scratch, thread_index() * bytes, n);
-        const Share mine = share_of(rows, 1);
+    over_shares(threads, rows, 1, [&](Share mine) {
+        const Room<C> room(scratch, mine.thread * bytes, n);
         for (std::int64_t i = mine.begin; i < mine.end; ++i)
             op.chosen[i] = draw(op, row(i), uniform_of<C>(op, i), room);
-    }
+    });
 }
 
 }  // namespace
 
 void sample(const Sample& op) {
-    switch (op.dtype) {
-        case Dtype::float64:
-            return all_rows<double>(op);
-        case Dtype::float32:
-            return all_rows<float>(op);
-        case Dtype::float16:
-            return all_rows<Float16>(op);
-        case Dtype::bfloat16:
-            return all_rows<BFloat16>(op);
-        case Dtype::other:
-            return;  // the binding has refused it
-    }
+    for_dtype(op.dtype, [&op](auto x) { all_rows<decltype(x)>(op); });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

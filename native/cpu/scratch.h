@@ -1,4 +1,4 @@
-// Memory for the time of a call, from the pool of results.
+// Memory for the time of a call: a little on the stack, more from the pool of results.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,13 @@ namespace tensorops {
 
 class Scratch {
   public:
-    explicit Scratch(std::int64_t bytes)
-        : bytes_(static_cast<std::size_t>(bytes)), block_(bytes > 0 ? pool::take(bytes_) : nullptr) {
-        if (bytes > 0 && !block_) throw std::bad_alloc();
+    explicit Scratch(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {
+        if (bytes_ <= sizeof little_) return;
+        block_ = static_cast<char*>(pool::take(bytes_));
+        if (!block_) throw std::bad_alloc();
     }
     ~Scratch() {
-        if (block_) pool::give(block_, bytes_);
+        if (block_ != little_) pool::give(block_, bytes_);
     }
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
@@ -23,12 +24,13 @@ class Scratch {
     // Aligned to a cache line.
     template <class T>
     T* at(std::int64_t byte) const {
-        return reinterpret_cast<T*>(static_cast<char*>(block_) + byte);
+        return reinterpret_cast<T*>(block_ + byte);
     }
 
   private:
+    alignas(64) mutable char little_[16 * 1024];
+    char* block_ = little_;
     std::size_t bytes_;
-    void* block_;
 };
 
 inline std::int64_t whole_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }

@@ -47,8 +47,12 @@ inline constexpr std::size_t kFloats = kVectorBytes / sizeof(float);
 // How many elements of an array of T fill a vector
 template <class T>
 inline constexpr std::int64_t kLanes = kVectorBytes / sizeof(Compute<T>);
+// Integers for the lanes of a vector of float
+typedef std::int32_t I32 __attribute__((vector_size(kVectorBytes)));
 typedef std::uint32_t U32 __attribute__((vector_size(kVectorBytes)));
 typedef std::uint16_t U16 __attribute__((vector_size(kVectorBytes / 2)));
+typedef std::int8_t I8 __attribute__((vector_size(kFloats)));
+typedef std::uint8_t U8 __attribute__((vector_size(kFloats)));
 
 template <class V, class T>
 inline V load_bits(const T* p) {
@@ -268,6 +272,23 @@ inline V larger_or_nan(V a, V b) {
     return b == b ? larger : b;
 }
 
+// ---- whether a lane of a comparison's result is true
+
+template <class M>
+inline bool any(M mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(mask), reinterpret_cast<__m512i>(mask)) != 0;
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256(reinterpret_cast<__m256i>(mask), reinterpret_cast<__m256i>(mask));
+#elif defined(__SSE4_1__)
+    return !_mm_testz_si128(reinterpret_cast<__m128i>(mask), reinterpret_cast<__m128i>(mask));
+#else
+    bool found = false;
+    for (std::size_t i = 0; i < sizeof(M) / sizeof(mask[0]); ++i) found |= mask[i] != 0;
+    return found;
+#endif
+}
+
 template <class T>
 inline auto load_some(const T* p, std::int64_t n) {
     return n == kLanes<T> ? load(p) : load_part(p, n);
@@ -364,6 +385,17 @@ inline T sum_of_lanes(Vec<T> v) {
         for (std::size_t i = 0; i < half; ++i) part[i] += part[i + half];
     return part[0];
 #endif
+}
+
+// The largest of a vector's elements, none of which is NaN.
+template <class V>
+inline auto largest_of_lanes(V v) {
+    auto largest = v[0] + 0;
+#if defined(__AVX512F__)
+    if constexpr (sizeof(largest) == 4) return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
+#endif
+    for (std::size_t k = 1; k < sizeof(V) / sizeof(largest); ++k) largest = v[k] > largest ? v[k] : largest;
+    return largest;
 }
 
 // A sum of vectors, lane by lane, that keeps what its additions round off: its error does not grow with their number.

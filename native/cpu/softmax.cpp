@@ -12,7 +12,7 @@
 #include <limits>
 
 #include "exponentials.h"
-#include "parallel.h"
+#include "over_rows.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
@@ -59,41 +59,14 @@ void one_row(const Softmax& op, std::int64_t index) {
     }
 }
 
-template <class T>
-void all_rows(const Softmax& op) {
-    const std::int64_t rows = op.x.count;
-    const auto work = [&op](std::int64_t begin, std::int64_t end) {
-        if (op.streaming) {
-            for (std::int64_t i = begin; i < end; ++i) one_row<true, T>(op, i);
-            stream_fence();
-        } else {
-            for (std::int64_t i = begin; i < end; ++i) one_row<false, T>(op, i);
-        }
-    };
-    const int threads = threads_for(rows, 2 * rows * op.x.length * static_cast<std::int64_t>(sizeof(T)));
-    if (threads == 1) return work(0, rows);
-#pragma omp parallel num_threads(threads)
-    {
-        const Share mine = share_of(rows, 1);
-        work(mine.begin, mine.end);
-    }
-}
-
 }  // namespace
 
 void softmax(const Softmax& op) {
-    switch (op.dtype) {
-        case Dtype::float64:
-            return all_rows<double>(op);
-        case Dtype::float32:
-            return all_rows<float>(op);
-        case Dtype::float16:
-            return all_rows<Float16>(op);
-        case Dtype::bfloat16:
-            return all_rows<BFloat16>(op);
-        case Dtype::other:
-            return;  // the binding has refused it
-    }
+    for_dtype(op.dtype, [&op](auto x) {
+        const std::int64_t bytes = op.x.count * op.x.length * static_cast<std::int64_t>(sizeof x);
+        over_rows(op.x.count, 2 * bytes, op.streaming,
+                  [&op](auto streaming, std::int64_t i) { one_row<streaming, decltype(x)>(op, i); });
+    });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

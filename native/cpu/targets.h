@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "activation.h"
@@ -9,6 +10,7 @@
 #include "cross_entropy.h"
 #include "layer_norm.h"
 #include "linear.h"
+#include "panel_linear.h"
 #include "quantize.h"
 #include "rms_norm.h"
 #include "rope.h"
@@ -25,6 +27,7 @@ namespace tensorops {
     DO(cross_entropy, CrossEntropy)       \
     DO(layer_norm, LayerNorm)             \
     DO(linear, Linear)                    \
+    DO(panel_linear, PanelLinear)         \
     DO(quantize, Quantize)                \
     DO(quantized_linear, QuantizedLinear) \
     DO(rms_norm, RmsNorm)                 \
@@ -35,9 +38,13 @@ namespace tensorops {
 // The kernels of one target.
 struct Target {
     const char* name;
+    std::string_view needs;  // what the processor must have, in C++
 #define TENSOROPS_MEMBER(kernel, Arguments) void (*kernel)(const Arguments&);
     TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_MEMBER)
 #undef TENSOROPS_MEMBER
+
+    // Whether panel_linear is quicker than quantized_linear: products of bytes must be one instruction.
+    bool gains_by_panels() const { return needs.find("avx512vnni") != std::string_view::npos; }
 };
 
 // The names of the targets that this machine can run, best first.

@@ -3,7 +3,7 @@
 // float32: polynomials fitted to the least largest relative error. AVX-512 looks up those of a segment in registers,
 // where other targets have one for all arguments. No function is further from the truth than 2 units of the last place
 // (native/tests), but for 2.1 of the normal distribution function just before its results are subnormal; what an
-// operator adds to that is in tests/test_cpu_activation.py.
+// operator adds to that is in tests/kernels/cpu/test_activation.py.
 // float64: the C library's functions, lane by lane, as no kernel's speed in float64 has mattered yet.
 #pragma once
 
@@ -12,8 +12,6 @@
 #include "simd.h"
 
 namespace tensorops::TENSOROPS_TARGET {
-
-typedef std::int32_t I32 __attribute__((vector_size(kVectorBytes)));
 
 template <class F>
 inline Vec<double> by_lane(Vec<double> x, F f) {
@@ -149,7 +147,6 @@ inline Vec<float> by_segment(const float (&table)[kTerms][32], Vec<float> a, flo
     for (int term = kTerms - 2; term >= 0; --term) p = p * d + of_segment(table[term]);
     return p;
 }
-inline bool any(I32 mask) { return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0; }
 
 // 1 / (1 + exp(a)). Largest relative error: 5.0e-8, nearly all of it the rounding of the constant terms.
 constexpr float kSigmoidStep = 0.25f;

@@ -268,6 +268,7 @@ constexpr Entry TESTS[] = {
     {"quantize", quantize, Lengths::few},
     {"dequantize", dequantize, Lengths::few},
     {"quantized_linear", quantized_linear, Lengths::few},
+    {"panel_linear", panel_linear, Lengths::few},
     {"attention", attention, Lengths::few},
     {"vector_math", vector_math, Lengths::few},
 };

@@ -75,12 +75,11 @@ void linear(Test& t) {
 namespace {
 
 struct Packing {
-    const char* name;
+    const char* suffix;
     int bits;
     bool is_signed;
 };
-constexpr Packing kPackings[] = {
-    {"quantized_linear, 4", 4, false}, {"quantized_linear, 8", 8, false}, {"quantized_linear, int8", 8, true}};
+constexpr Packing kPackings[] = {{", 4", 4, false}, {", 8", 8, false}, {", int8", 8, true}};
 
 int unpacked(const Input& packed, Packing packing, std::size_t index) {
     const int byte = static_cast<int>(packed.values[packing.bits == 4 ? index / 2 : index]);
@@ -100,8 +99,11 @@ void make_extreme(Input& x, std::int64_t n, std::int64_t choice) {
     if (choice == 4) std::fill(x.values.begin(), x.values.begin() + n, Real{0});
 }
 
-void quantized_linear(Test& t, Packing packing, Dtype scale_dtype, std::int64_t group_size, std::int64_t rows,
-                      std::int64_t outputs) {
+// Calls one of the two kernels with what quantized_linear takes.
+using Multiply = void (*)(const QuantizedLinear&);
+
+void quantized(Test& t, const std::string& name, Multiply multiply, Packing packing, Dtype scale_dtype,
+               std::int64_t group_size, std::int64_t rows, std::int64_t outputs) {
     const std::int64_t groups = t.length, n = groups * group_size, row_bytes = n * packing.bits / 8;
     Input x = strided_rows(t.random(rows * n), rows, n, groups % 2 ? 0 : 7);
     if (groups % 4 == 3) make_extreme(x, n, t.integer(0, 4));
@@ -119,23 +121,38 @@ void quantized_linear(Test& t, Packing packing, Dtype scale_dtype, std::int64_t 
     }
     std::vector<Input> in{x, weight, scales};
     if (!packing.is_signed) in.push_back(biases);
-    t.check(packing.name, {16, 0}, in, products(x.values, w, size, {}, rows, outputs, n), [&](const Test::Call& call) {
-        QuantizedLinear op{};
-        op.x = rows_of(x, call.in[0]);
-        op.weight = call.in[1];
-        op.weight_stride = weight.stride[0];
-        op.scales = call.in[2];
-        op.scale_stride = scales.stride[0];
-        op.biases = packing.is_signed ? nullptr : call.in[3];
-        op.bias_stride = biases.stride[0];
-        op.outputs = outputs;
-        op.group_size = group_size;
-        op.bits = packing.bits;
-        op.y = call.out;
-        op.x_dtype = t.dtype;
-        op.scale_dtype = scale_dtype;
-        target().quantized_linear(op);
-    });
+    t.check(name + packing.suffix, {16, 0}, in, products(x.values, w, size, {}, rows, outputs, n),
+            [&](const Test::Call& call) {
+                QuantizedLinear op{};
+                op.x = rows_of(x, call.in[0]);
+                op.weight = call.in[1];
+                op.weight_stride = weight.stride[0];
+                op.scales = call.in[2];
+                op.scale_stride = scales.stride[0];
+                op.biases = packing.is_signed ? nullptr : call.in[3];
+                op.bias_stride = biases.stride[0];
+                op.outputs = outputs;
+                op.group_size = group_size;
+                op.bits = packing.bits;
+                op.y = call.out;
+                op.x_dtype = t.dtype;
+                op.scale_dtype = scale_dtype;
+                multiply(op);
+            });
+}
+
+void by_plain_weights(const QuantizedLinear& op) { target().quantized_linear(op); }
+
+void by_panels(const QuantizedLinear& op) {
+    const PlainWeights plain{const_cast<char*>(op.weight),
+                             const_cast<char*>(op.scales),
+                             const_cast<char*>(op.biases),
+                             op.weight_stride,
+                             op.scale_stride,
+                             op.bias_stride};
+    const PanelFormat format{op.outputs, op.x.length, op.group_size, op.bits, op.biases != nullptr, op.scale_dtype};
+    const WeightPanels panels(format, plain);
+    target().panel_linear({op.x, panels.data(), format, op.y, op.x_dtype});
 }
 
 }  // namespace
@@ -148,8 +165,21 @@ void quantized_linear(Test& t) {
         for (std::int64_t group_size : {2, 6, 16, 32, 64, 128}) {
             if (t.many_threads && group_size != 32) continue;
             ++index;
-            quantized_linear(t, packing, kSingleOrHalf[index % 3], group_size, t.many_threads ? 5 : few_rows[index % 7],
-                             t.many_threads ? 300 : few_outputs[index % 5]);
+            quantized(t, "quantized_linear", by_plain_weights, packing, kSingleOrHalf[index % 3], group_size,
+                      t.many_threads ? 5 : few_rows[index % 7], t.many_threads ? 300 : few_outputs[index % 5]);
+        }
+}
+
+void panel_linear(Test& t) {
+    if (t.dtype == Dtype::float64) return;
+    const std::int64_t few_rows[] = {1, 2, 3, 4, 5, 9, 70}, few_outputs[] = {1, 17, 32, 65, 67};
+    std::int64_t index = t.length;
+    for (const Packing& packing : kPackings)
+        for (std::int64_t group_size : {32, 64, 128}) {
+            if (t.many_threads && group_size != 32) continue;
+            ++index;
+            quantized(t, "panel_linear", by_panels, packing, kSingleOrHalf[index % 3], group_size,
+                      t.many_threads ? 5 : few_rows[index % 7], t.many_threads ? 300 : few_outputs[index % 5]);
         }
 }
 

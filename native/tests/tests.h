@@ -9,6 +9,7 @@ void attention(Test& t);         // so many keys
 void cross_entropy(Test& t);     // so many classes
 void dequantize(Test& t);        // so many groups
 void linear(Test& t);            // so many inputs
+void panel_linear(Test& t);      // so many groups
 void quantize(Test& t);          // so many groups
 void quantized_linear(Test& t);  // so many groups
 void rope(Test& t);              // so many features

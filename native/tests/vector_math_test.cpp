@@ -1,24 +1,15 @@
 // The functions of vector_math.h on float32 of all sizes.
+#include "compiled_targets.h"
 #include "tests.h"
 #include "vector_functions.h"
 
 namespace tensorops {
 
-#define TENSOROPS_DECLARE(target)                                                          \
+#define TENSOROPS_DECLARE(target, ...)                                                     \
     namespace target {                                                                     \
     void vector_function(tests::VectorFunction, const float* x, float* y, std::int64_t n); \
-    }                                                                                      \
-    static_assert(true)
-
-#if defined(TENSOROPS_HAS_v4)
-TENSOROPS_DECLARE(v4_bf16);
-TENSOROPS_DECLARE(v4_vnni);
-TENSOROPS_DECLARE(v4);
-TENSOROPS_DECLARE(v3);
-TENSOROPS_DECLARE(v2);
-#else
-TENSOROPS_DECLARE(baseline);
-#endif
+    }
+TENSOROPS_FOR_EACH_TARGET(TENSOROPS_DECLARE, TENSOROPS_DECLARE, )
 
 namespace tests {
 namespace {
@@ -26,14 +17,8 @@ namespace {
 using Apply = void (*)(VectorFunction, const float*, float*, std::int64_t);
 
 Apply in_use() {
-    static const std::map<std::string, Apply> all = {
-#if defined(TENSOROPS_HAS_v4)
-        {"v4_bf16", v4_bf16::vector_function}, {"v4_vnni", v4_vnni::vector_function}, {"v4", v4::vector_function},
-        {"v3", v3::vector_function},           {"v2", v2::vector_function},
-#else
-        {"baseline", baseline::vector_function},
-#endif
-    };
+#define TENSOROPS_NAMED(target, ...) {#target, target::vector_function},
+    static const std::map<std::string, Apply> all = {TENSOROPS_FOR_EACH_TARGET(TENSOROPS_NAMED, TENSOROPS_NAMED, )};
     return all.at(target().name);
 }
 

@@ -17,7 +17,6 @@ COMMANDS = {
     "demo": "Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected.",
     "doctor": "Examine the installation, the configuration and every backend; say how to fix what is missing.",
     "generate": "Continue PROMPT; the text streams to standard output, the speed goes to standard error.",
-    "ratios": "Time the compiled kernels beside a copy, and beside other libraries that are installed.",
     "selftest": "Compare every operator on every backend that computes here with its float64 reference.",
 }
 """The subcommands, and the first sentence of their help. Each is in the module with its name."""

@@ -1,23 +1,22 @@
-"""``tensorops bench``: operators timed on several backends, each beside NumPy's generic body in the same run."""
+"""``tensorops bench``: operators timed on several backends, or beside other libraries."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Collection
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from tensorops._files import write_atomically
 from tensorops._messages import nearest
-from tensorops.cli._measuring import METHOD, Measurement, measure
+from tensorops.backends.registry import resolve
+from tensorops.cli import _model
 from tensorops.cli._options import (
     backend_names,
     escape,
@@ -29,208 +28,169 @@ from tensorops.cli._options import (
 )
 from tensorops.libraries import Backend
 
-# -------------------------------------------------------------------------------------------- reporting
+if TYPE_CHECKING:
+    from tensorops.benchmarks.reports import Report
+
+T = TypeVar("T")
+Sizes = tuple[tuple[int, int], ...]
+
+CPU = "cpu"  # whose kernels are compared with peers
+SECTIONS = ("rows", "attention", "model")
+WIDTH = 120
+SECONDS, SECONDS_BESIDE_PEERS = 0.3, 0.15
 
 
-def circumstances(backends: tuple[Backend, ...], dtype: str, seconds: float) -> dict[str, Any]:
-    """Return what a figure means nothing without: who computed it, on what, with which versions, and when."""
-    import os
-    import platform
-    import shlex
-    from datetime import UTC, datetime
-
-    import numpy as np
-
-    import tensorops
-    from tensorops.hardware import detect_hardware
-    from tensorops.libraries import runtime_of
-
-    versions = {"python": platform.python_version(), "tensorops": tensorops.__version__, "numpy": np.__version__}
-    for backend in backends:
-        versions |= runtime_of(backend).version()
-    return {
-        "command": shlex.join(["tensorops", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions,
-        "platform": platform.platform(),
-        "threads": threads(),
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # by other programs, and by this
-        "environment": {name: value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")},
-        "hardware": detect_hardware().to_dict(),
-        "dtype": dtype,
-        "seconds_per_measurement": seconds,
-        "method": METHOD,
-    }
+# --- options -----------------------------------------------------------------------------------------
 
 
-def threads() -> int:
-    """Return how many threads the compiled kernels use at most; without them, how many processors there are."""
-    import os
-
-    from tensorops import _providers
-
-    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    if _providers.load("cpu"):
-        return usable
-    from tensorops.kernels.cpu import _native
-
-    return min(_native.num_threads() or usable, usable)
-
-
-def print_circumstances(report: dict[str, Any]) -> None:
-    """Print in two lines what people need to know of `circumstances`."""
-    cpu = report["hardware"]["cpu"]["name"]
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    said = f"{cpu}, {report['threads']} threads; {report['date']}\n{versions}"
-    Console().print(said, highlight=False, soft_wrap=True)
-
-
-def print_report(report: dict[str, Any], found: list[Measurement]) -> None:
-    """Print the table that people see, under the circumstances."""
-    print_circumstances(report)
-    console = Console()
-    table = Table(title=f"{report['dtype']}, {report['seconds_per_measurement']:g} s per measurement")
-    for column in ("operator", "rows x features", "backend", "kernel"):
-        table.add_column(column, overflow="fold")
-    for column in ("median", "GB/s", "x numpy"):
-        table.add_column(column, justify="right", no_wrap=True)
-    last = None
-    for row in found:
-        case = (row.operator, f"{row.rows}x{row.features}")
-        if case != last:
-            table.add_section()
-        figures = ("-", "-", "-")
-        if row.seconds is not None:
-            speedup = "-" if row.speedup is None else f"{row.speedup:.2f}"
-            figures = (duration(row.seconds), f"{row.gigabytes_per_second:.2f}", speedup)
-        kernel = row.kernel or "-"
-        table.add_row(*(case if case != last else ("", "")), row.backend, kernel, *figures)
-        last = case
-    print_table(console, table)
-    for words, backends in reasons(found).items():
-        console.print(f"{words[0]} on {', '.join(backends)}: {escape(words[1])}", soft_wrap=True, highlight=False)
-    console.print(f"[dim]{METHOD}[/]")
-
-
-def reasons(found: list[Measurement]) -> dict[tuple[str, str], list[str]]:
-    """Return what could not be measured and why, each with its backends."""
-    said: dict[tuple[str, str], list[str]] = {}
-    for row in found:
-        if row.reason:
-            said.setdefault((f"{row.operator} {row.rows}x{row.features}", row.reason), []).append(row.backend)
-    return said
-
-
-def warn_of_unsteady(found: list[Measurement]) -> None:
-    """Say which times vary much from round to round, as they do while other programs compute."""
-    unsteady = [
-        f"{row.operator} {row.rows}x{row.features} on {row.backend}"
-        for row in found
-        if row.quartiles and row.quartiles[1] > 1.5 * row.quartiles[0]
-    ]
-    if unsteady:
-        more = f" and {len(unsteady) - 3} others" if len(unsteady) > 3 else ""
-        warn(f"times vary by more than half between rounds, is the machine busy? {', '.join(unsteady[:3])}{more}")
-
-
-def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
-
-
-# ---------------------------------------------------------------------------------------------- command
-
-
-def known(kind: str, name: str, valid: Collection[str]) -> str:
+def _known(kind: str, name: str, valid: Collection[str], when: str = "") -> str:
     """Return a name if it is valid; else it is a usage error that lists the valid ones."""
     if name not in valid:
-        raise click.BadParameter(f"unknown {kind} {name!r}{nearest(name, valid)}; valid names: {', '.join(valid)}")
+        message = f"unknown {kind} {name!r}{nearest(name, valid)}; valid names{when}: {', '.join(valid)}"
+        raise click.BadParameter(message)
     return name
 
 
-def dtype_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Check the name of a floating dtype."""
+def _dtype_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
     from tensorops.testing import DTYPES
 
-    return known("dtype", value, DTYPES)
+    return _known("dtype", value, DTYPES)
 
 
 def _operators(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    from tensorops.testing.workloads import WORKLOADS
+    from tensorops.benchmarks.peers import ROWS
+    from tensorops.benchmarks.workloads import WORKLOADS
 
-    for name in values:
-        known("operator", name, WORKLOADS)
-    return tuple(dict.fromkeys(values)) or tuple(WORKLOADS)
+    valid, when = (ROWS, " with --peers") if context.params["peers"] else (WORKLOADS, "")
+    return tuple(dict.fromkeys(_known("operator", name, valid, when) for name in values))
 
 
-def _sizes(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    from tensorops.testing.workloads import SIZES
+def _sizes(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Sizes:
+    from tensorops.benchmarks.workloads import SIZES
 
     found = []
     for value in values:
         shape = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", value)
         if value not in SIZES and shape is None:
             raise click.BadParameter(
-                f"{value!r} is no size{nearest(value, SIZES)}; valid: {', '.join(SIZES)}, or rows and features as "
+                f"{value!r} is not a size{nearest(value, SIZES)}; valid: {', '.join(SIZES)}, or rows and features as "
                 "16x4096"
             )
         found.append(SIZES[value] if shape is None else (int(shape[1]), int(shape[2])))
     return tuple(dict.fromkeys(found))
 
 
+def _tasks(sections: tuple[str, ...], operators: tuple[str, ...], sizes: Sizes, model: Path | None) -> tuple[str, ...]:
+    """Return the tasks of the sections; operators and sizes are of rows alone, and a model is a section of its own."""
+    from tensorops.benchmarks.peers import ATTENTION, ROWS
+
+    rows_only = bool(operators or sizes)
+    if sections and rows_only and "rows" not in sections:
+        raise click.BadParameter("operators and sizes are of the section rows", param_hint="--section")
+    if sections and (model is not None) != ("model" in sections):
+        raise click.BadParameter("the section model and --model GGUF_FILE need each other", param_hint="--section")
+    chosen = sections or (("rows",) if rows_only else ("rows", "attention"))
+    rows = operators or tuple(ROWS)
+    return (rows if "rows" in chosen else ()) + (tuple(ATTENTION) if "attention" in chosen else ())
+
+
+def _require_sense(peers: bool, named: tuple[Backend, ...], others: dict[str, object]) -> None:
+    """Refuse options that have no meaning with `--peers`, or without it."""
+    if peers and any(backend.name != CPU for backend in named):
+        raise click.UsageError(f"--peers times the kernels of the backend {CPU} only: leave out --peers or --backend")
+    for name, value in others.items():
+        if value and not peers:
+            raise click.UsageError(f"{name} needs --peers")
+
+
 @click.command()
 @click.argument("operators", nargs=-1, callback=_operators)
+@click.option(
+    "--peers",
+    is_flag=True,
+    is_eager=True,
+    help="Time the compiled kernels on NumPy arrays beside a copy of the same bytes and other libraries instead.",
+)
 @click.option("--backend", "named", multiple=True, callback=backend_names, metavar="NAME", help="May be repeated.")
 @click.option(
     "--size",
     "sizes",
     multiple=True,
     callback=_sizes,
-    default=("decode", "prefill"),
     metavar="SIZE",
-    help="small, decode, prefill, large, or rows x features as in 16x4096. By default decode and prefill.",
+    help="small, decode, prefill, large, or rows x features as in 16x4096. By default decode and prefill, with --peers "
+    "six from 1x64 to 8192x4096.",
 )
-@click.option("--dtype", callback=dtype_name, default="float32", metavar="[float16|bfloat16|float32|float64]")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=0.3, show_default=True)
+@click.option("--dtype", callback=_dtype_name, default="float32", metavar="[float16|bfloat16|float32|float64]")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help=f"For each figure; by default {SECONDS}, with --peers {SECONDS_BESIDE_PEERS}.",
+)
+@click.option(
+    "--section",
+    "sections",
+    multiple=True,
+    type=click.Choice(SECTIONS),
+    help="With --peers; may be repeated. By default rows, attention unless OPERATORS or a size are given, and "
+    "model if there is one.",
+)
+@click.option(
+    "--model",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --peers: a GGUF file to run beside llama.cpp.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file, too.")
 def bench(
     operators: tuple[str, ...],
+    peers: bool,
     named: tuple[Backend, ...],
-    sizes: tuple[tuple[int, int], ...],
+    sizes: Sizes,
     dtype: str,
-    seconds: float,
+    seconds: float | None,
+    sections: tuple[str, ...],
+    model: Path | None,
     as_json: bool,
     output: Path | None,
 ) -> None:
     """Time OPERATORS, by default all, on every backend that computes here, beside NumPy's generic bodies.
 
+    With --peers, time the compiled kernels beside a copy and beside other libraries that are installed: OPERATORS are
+    those of rows of features, where gelu_tanh is gelu in its other form, and all of it takes less than five minutes on
+    two processors.
+
     The exit code is 1 if nothing could be timed.
     """
+    _require_sense(peers, named, {"--section": sections, "--model": model})
     require_configuration()
     if output is not None and not output.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {output.absolute().parent}", param_hint="--output")
+    if peers:
+        tasks = _tasks(sections, operators, sizes, model)
+        report = _beside_peers(tasks, sizes, dtype, seconds or SECONDS_BESIDE_PEERS, model)
+    else:
+        report = _on_backends(operators, named, sizes, dtype, seconds or SECONDS)
+    _hand_over(report, as_json, output)
+    if not report.timed:
+        raise SystemExit(1)
+
+
+# --- measuring ---------------------------------------------------------------------------------------
+
+
+def _on_backends(
+    operators: tuple[str, ...], named: tuple[Backend, ...], sizes: Sizes, dtype: str, seconds: float
+) -> Report:
+    from tensorops.benchmarks import backends, reports
+    from tensorops.benchmarks.workloads import SIZES, WORKLOADS
+
     for backend in named:
         require_available(backend, option="--backend")
-    backends = named or _available()
-    found = _measure_all(operators, backends, sizes, dtype, seconds)
-    report = circumstances(backends, dtype, seconds)
-    text = json.dumps({**report, "results": [asdict(row) for row in found]}, indent=2) + "\n"
-    if output is not None:
-        try:
-            write_atomically(output, text)
-        except OSError as error:
-            raise click.ClickException(f"{output} cannot be written: {error}") from None
-    warn_of_unsteady(found)
-    if as_json:
-        click.echo(text, nl=False)
-    else:
-        print_report(report, found)
-    if all(row.seconds is None for row in found):
-        raise SystemExit(1)
+    chosen = named or _available()
+    sizes = sizes or (SIZES["decode"], SIZES["prefill"])
+    measured = _run(backends.jobs(operators or tuple(WORKLOADS), chosen, sizes, dtype, seconds))
+    return reports.on_backends([row for rows in measured for row in rows], chosen, dtype, seconds)
 
 
 def _available() -> tuple[Backend, ...]:
@@ -240,29 +200,67 @@ def _available() -> tuple[Backend, ...]:
     return tuple(b for b, probed in probe_best_first() if not probed.reason and b.library.extra != "test")
 
 
-def _measure_all(
-    operators: tuple[str, ...],
-    backends: tuple[Backend, ...],
-    sizes: tuple[tuple[int, int], ...],
-    dtype: str,
-    seconds: float,
-) -> list[Measurement]:
-    from tensorops.testing.workloads import workload
+def _beside_peers(tasks: tuple[str, ...], sizes: Sizes, dtype: str, seconds: float, model: Path | None) -> Report:
+    from tensorops.benchmarks import comparison, peers, reports
+    from tensorops.benchmarks.measuring import threads
+    from tensorops.benchmarks.model import compare_model
+    from tensorops.testing import BENCHMARK_SHAPES
 
-    found: list[Measurement] = []
+    cpu = resolve(CPU)
+    require_available(cpu)
+    peers.use_threads(threads())
+    known = peers.ROWS | peers.ATTENTION
+    jobs: dict[str, Callable[[], Any]] = {}
+    jobs |= comparison.jobs({name: known[name] for name in tasks}, sizes or BENCHMARK_SHAPES, dtype, seconds)
+    if model is not None:
+        jobs[f"model {model.name}"] = partial(compare_model, _model.load(model, cpu), model, threads())
+    return reports.beside_peers(_run(jobs), cpu, dtype, seconds)
+
+
+def _run(jobs: Mapping[str, Callable[[], T]]) -> list[T]:
+    """Run each of the labelled jobs while a bar shows how far this is; return what they return."""
+    from tensorops.benchmarks.measuring import CannotMeasureError
+
+    results = []
     with Progress(console=messages, transient=True) as bar:
-        task = bar.add_task("", total=len(operators) * len(sizes))
-        for operator in operators:
-            for rows, features in sizes:
-                bar.update(task, description=f"{operator} {rows}x{features}")
-                wanted = [Measurement(operator, b.name, rows, features, dtype) for b in backends]
-                try:
-                    work = workload(operator, rows, features, dtype)
-                except ValueError as error:  # a size that this operator cannot have
-                    for row in wanted:
-                        row.reason = str(error)
-                else:
-                    measure(work, wanted, seconds)
-                found += wanted
-                bar.advance(task)
-    return found
+        task = bar.add_task("", total=len(jobs))
+        for label, job in jobs.items():
+            bar.update(task, description=escape(label))
+            try:
+                results.append(job())
+            except CannotMeasureError as error:
+                raise click.ClickException(str(error)) from None
+            bar.advance(task)
+    return results
+
+
+# --- reporting ---------------------------------------------------------------------------------------
+
+
+def _hand_over(report: Report, as_json: bool, output: Path | None) -> None:
+    """Write the report to a file if there is one to write, and print it."""
+    text = json.dumps(report.to_dict(), indent=2) + "\n"
+    if output is not None:
+        try:
+            write_atomically(output, text)
+        except OSError as error:
+            raise click.ClickException(f"{output} cannot be written: {error}") from None
+    if warning := report.warning():
+        warn(warning)
+    if as_json:
+        click.echo(text, nl=False)
+    else:
+        _print(report)
+
+
+def _print(report: Report) -> None:
+    console = Console()
+    if not console.is_terminal:  # a file has no width, and a table that is cut off loses digits
+        console.width = max(console.width, WIDTH)
+    console.print(escape(report.head()), soft_wrap=True, highlight=False)
+    for table in report.tables:
+        print_table(console, table)
+    for reason in report.reasons:
+        console.print(escape(reason), soft_wrap=True, highlight=False)
+    for said in report.legend:
+        console.print(f"[dim]{escape(said)}[/]")

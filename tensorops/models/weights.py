@@ -166,8 +166,9 @@ def embed(ids: Array, matrix: Matrix, dim: int) -> Array:
         return tp.embedding(ids, matrix)
     # Only the required rows become float32; the matrix stays small.
     xp = tp.get_namespace(ids)
-    weight, *parameters = [None if part is None else xp.take(part, ids, axis=0) for part in matrix]
-    wide = [None if part is None else xp.astype(part, xp.float32, copy=False) for part in parameters]
+    rows: list[Array] = [None if part is None else xp.take(part, ids, axis=0) for part in matrix]
+    weight, *parameters = rows
+    wide: list[Array] = [None if part is None else xp.astype(part, xp.float32, copy=False) for part in parameters]
     bits, group_size = _format(matrix, dim)
     return tp.dequantize(weight, *wide, bits=bits, group_size=group_size)
 

@@ -1,1 +1,17 @@
 """The operators, one module a family; `tensorops` re-exports them all."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+from tensorops._operator import OPERATORS, Operator
+
+
+def every_operator() -> list[Operator[..., Any]]:
+    """Import all families and return the operators that they define."""
+    for info in pkgutil.iter_modules(__path__):
+        if not info.name.startswith("_"):
+            importlib.import_module(f"{__name__}.{info.name}")
+    return [operator for operator in OPERATORS.copy().values() if operator.__module__.startswith(f"{__name__}.")]

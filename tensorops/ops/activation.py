@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from math import pi, sqrt
+from typing import Any
 
 from tensorops._dtypes import anew, is_bool, narrow, widen
 from tensorops._operator import operator
-from tensorops._typing import Array, Namespace
+from tensorops._row_axes import Axes, RowAxes, elementwise, every_axis, last_axes
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
 from tensorops._validation import (
+    as_axes,
     as_bool,
     as_choice,
     normalize_axes,
@@ -21,8 +24,50 @@ from tensorops.ops import _special
 from tensorops.ops._sums import sum_along
 
 
-@operator
-def silu(x: Array) -> Array:
+def _check_unary(name: str, x: Array) -> None:
+    require_floating(name, x=x)
+
+
+def _check_gelu(name: str, x: Array, approximate: str) -> dict[str, Any]:
+    require_floating(name, x=x)
+    return {"approximate": as_choice(name, "approximate", approximate, ("none", "tanh"))}
+
+
+def _check_gated(name: str, gate: Array, up: Array) -> None:
+    require_floating(name, gate=gate, up=up)
+    require_same_dtype(name, gate=gate, up=up)
+    require_same_shape(name, gate=gate, up=up)
+
+
+def _check_softmax(name: str, x: Array, axis: int | tuple[int, ...], where: Array | None) -> dict[str, Any]:
+    require_floating(name, x=x)
+    if where is not None:
+        if not is_bool(where):
+            raise TypeError(f"{name}: where has dtype {where.dtype}, expected bool")
+        require_broadcastable(name, "where", where, tuple(x.shape))
+    return {"axis": normalize_axes(name, axis, x.ndim)}
+
+
+def _check_logsumexp(name: str, x: Array, axis: int | tuple[int, ...], keepdims: bool) -> dict[str, Any]:
+    require_floating(name, x=x)
+    return {"axis": normalize_axes(name, axis, x.ndim), "keepdims": as_bool(name, "keepdims", keepdims)}
+
+
+def _softmax_rows(x: Array, axis: Axes, where: Array | None) -> RowAxes:
+    every = every_axis(x)
+    masked = {} if where is None else {"where": last_axes(where, x.ndim)}
+    return RowAxes({"x": every} | masked, every, whole=axis)
+
+
+def _logsumexp_rows(x: Array, axis: Axes, keepdims: bool) -> RowAxes:
+    every = every_axis(x)
+    if keepdims:
+        return RowAxes({"x": every}, every, whole=axis, shortened=axis)
+    return RowAxes({"x": every}, tuple(a for a in every if a not in axis), whole=axis)
+
+
+@operator(check=_check_unary, rows=elementwise("x"))
+def silu(x: ArrayT) -> ArrayT:
     r"""Sigmoid linear unit, also called swish.
 
     .. math:: y = \frac{x}{1 + e^{-x}}
@@ -53,13 +98,12 @@ def silu(x: Array) -> Array:
     array([-0.26894142,  0.        ,  0.73105858])
     """
     xp = get_namespace(x)
-    require_floating("silu", x=x)
     (wide,) = widen(xp, x)
     return narrow(xp, wide * _special.sigmoid(xp, wide), x)
 
 
-@operator
-def sigmoid(x: Array) -> Array:
+@operator(check=_check_unary, rows=elementwise("x"))
+def sigmoid(x: ArrayT) -> ArrayT:
     r"""Logistic function.
 
     .. math:: y = \frac{1}{1 + e^{-x}}
@@ -86,13 +130,12 @@ def sigmoid(x: Array) -> Array:
     array([0.26894142, 0.5       , 0.73105858])
     """
     xp = get_namespace(x)
-    require_floating("sigmoid", x=x)
     (wide,) = widen(xp, x)
     return narrow(xp, _special.sigmoid(xp, wide), x)
 
 
-@operator
-def relu(x: Array) -> Array:
+@operator(check=_check_unary, rows=elementwise("x"))
+def relu(x: ArrayT) -> ArrayT:
     r"""Rectified linear unit.
 
     .. math:: y = \max(x, 0)
@@ -119,12 +162,11 @@ def relu(x: Array) -> Array:
     array([0., 0., 1.])
     """
     xp = get_namespace(x)
-    require_floating("relu", x=x)
-    return xp.where(x <= 0, xp.zeros_like(x), x)
+    return xp.where(x <= 0, xp.zeros_like(x), x)  # type: ignore[operator]
 
 
-@operator
-def softplus(x: Array) -> Array:
+@operator(check=_check_unary, rows=elementwise("x"))
+def softplus(x: ArrayT) -> ArrayT:
     r"""Smooth form of the rectified linear unit.
 
     .. math:: y = \log(1 + e^x)
@@ -151,15 +193,14 @@ def softplus(x: Array) -> Array:
     array([0.00000000e+00, 6.93147181e-01, 1.00000000e+03])
     """
     xp = get_namespace(x)
-    require_floating("softplus", x=x)
     (wide,) = widen(xp, x)
     positive = wide >= 0
     e = xp.exp(xp.where(positive, -wide, wide))
     return narrow(xp, xp.where(positive, wide, xp.zeros_like(wide)) + xp.log1p(e), x)
 
 
-@operator
-def gelu(x: Array, *, approximate: str = "none") -> Array:
+@operator(check=_check_gelu, rows=elementwise("x"))
+def gelu(x: ArrayT, *, approximate: str = "none") -> ArrayT:
     r"""Gaussian error linear unit.
 
     .. math:: y = x \, \Phi(x) = \frac{x}{2} \operatorname{erfc}\left(-\frac{x}{\sqrt 2}\right)
@@ -195,13 +236,12 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
     array([-0.15865525,  0.        ,  0.84134475])
     """
     xp = get_namespace(x)
-    approximate = _check_gelu(x, approximate)
     (wide,) = widen(xp, x)
     return narrow(xp, _gelu(xp, wide, approximate), x)
 
 
-@operator
-def swiglu(gate: Array, up: Array) -> Array:
+@operator(check=_check_gated, rows=elementwise("gate", "up"))
+def swiglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
     r"""Gated unit with silu: the feed-forward block of Llama.
 
     .. math:: y = \operatorname{silu}(\mathit{gate}) \cdot \mathit{up}
@@ -234,13 +274,12 @@ def swiglu(gate: Array, up: Array) -> Array:
     array([-0.53788284,  1.46211716])
     """
     xp = get_namespace(gate, up)
-    _check_gated("swiglu", gate, up)
     g, u = widen(xp, gate, up)
     return narrow(xp, g * _special.sigmoid(xp, g) * u, gate)
 
 
-@operator
-def geglu(gate: Array, up: Array) -> Array:
+@operator(check=_check_gated, rows=elementwise("gate", "up"))
+def geglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
     r"""Gated unit with gelu (the exact form).
 
     .. math:: y = \operatorname{gelu}(\mathit{gate}) \cdot \mathit{up}
@@ -273,13 +312,12 @@ def geglu(gate: Array, up: Array) -> Array:
     array([-0.31731051,  1.68268949])
     """
     xp = get_namespace(gate, up)
-    _check_gated("geglu", gate, up)
     g, u = widen(xp, gate, up)
     return narrow(xp, _gelu(xp, g, "none") * u, gate)
 
 
-@operator
-def softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | None = None) -> Array:
+@operator(check=_check_softmax, rows=_softmax_rows)
+def softmax(x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None) -> ArrayT:
     r"""Exponentials, normalized to sum to one along an axis.
 
     .. math:: y_i = \frac{e^{x_i}}{\sum_j e^{x_j}}
@@ -313,7 +351,7 @@ def softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | None =
     array([0.5, 0.5, 0. ])
     """
     xp = get_namespace(x, where)
-    axes = _check_reduction("softmax", x, axis, where)
+    axes = as_axes(axis)
     if 0 in x.shape:
         return anew(xp, x)
     (wide,) = widen(xp, x)
@@ -321,8 +359,8 @@ def softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | None =
     return narrow(xp, e / total, x)
 
 
-@operator
-def log_softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | None = None) -> Array:
+@operator(check=_check_softmax, rows=_softmax_rows)
+def log_softmax(x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None) -> ArrayT:
     r"""Logarithm of softmax, without the exponentials' overflow or the logarithm's cancellation.
 
     .. math:: y_i = x_i - \log \sum_j e^{x_j}
@@ -355,7 +393,7 @@ def log_softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | No
     array([-0.69314718, -0.69314718])
     """
     xp = get_namespace(x, where)
-    axes = _check_reduction("log_softmax", x, axis, where)
+    axes = as_axes(axis)
     if 0 in x.shape:
         return anew(xp, x)
     (wide,) = widen(xp, x)
@@ -363,8 +401,8 @@ def log_softmax(x: Array, *, axis: int | tuple[int, ...] = -1, where: Array | No
     return narrow(xp, shifted - xp.log(total), x)
 
 
-@operator
-def logsumexp(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = False) -> Array:
+@operator(check=_check_logsumexp, rows=_logsumexp_rows)
+def logsumexp(x: ArrayOfKind[KindT], *, axis: int | tuple[int, ...] = -1, keepdims: bool = False) -> KindT:
     r"""Logarithm of the sum of exponentials along an axis.
 
     .. math:: y = \log \sum_j e^{x_j}
@@ -398,7 +436,7 @@ def logsumexp(x: Array, *, axis: int | tuple[int, ...] = -1, keepdims: bool = Fa
     array([1000.69314718])
     """
     xp = get_namespace(x)
-    axes, keepdims = _check_logsumexp(x, axis, keepdims)
+    axes = as_axes(axis)
     (wide,) = widen(xp, x)
     if 0 in x.shape:  # the sum is zero, and no maximum exists
         return narrow(xp, xp.log(xp.sum(wide, axis=axes, keepdims=keepdims)), x)
@@ -416,30 +454,6 @@ def _gelu(xp: Namespace, x: Array, approximate: str) -> Array:
     bounded = xp.where(x > 100.0, xp.full_like(x, 100.0), xp.where(x < -100.0, xp.full_like(x, -100.0), x))
     inner = bounded * (1.0 + 0.044715 * bounded * bounded)
     return x * _special.sigmoid(xp, (2.0 * sqrt(2.0 / pi)) * inner)
-
-
-def _check_gelu(x: Array, approximate: str) -> str:
-    require_floating("gelu", x=x)
-    return as_choice("gelu", "approximate", approximate, ("none", "tanh"))
-
-
-def _check_logsumexp(x: Array, axis: int | tuple[int, ...], keepdims: bool) -> tuple[tuple[int, ...], bool]:
-    return _check_reduction("logsumexp", x, axis, None), as_bool("logsumexp", "keepdims", keepdims)
-
-
-def _check_gated(name: str, gate: Array, up: Array) -> None:
-    require_floating(name, gate=gate, up=up)
-    require_same_dtype(name, gate=gate, up=up)
-    require_same_shape(name, gate=gate, up=up)
-
-
-def _check_reduction(name: str, x: Array, axis: int | tuple[int, ...], where: Array | None) -> tuple[int, ...]:
-    require_floating(name, x=x)
-    if where is not None:
-        if not is_bool(where):
-            raise TypeError(f"{name}: where has dtype {where.dtype}, expected bool")
-        require_broadcastable(name, "where", where, tuple(x.shape))
-    return normalize_axes(name, axis, x.ndim)
 
 
 def _shifted_exponentials(

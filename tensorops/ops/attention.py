@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensorops._dtypes import is_bool, largest_exponent, narrow, widen
 from tensorops._operator import operator
-from tensorops._typing import Array, Namespace
+from tensorops._row_axes import RowAxes, given
+from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_bool,
     as_integer,
@@ -20,24 +23,90 @@ from tensorops._validation import (
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device
 
-_NAME = "scaled_dot_product_attention"
 _WIDEST = 2**31 - 1
 """The widest window that counts: an index of every library, and more positions than there are."""
 
 
-@operator
-def scaled_dot_product_attention(
+def _check(
+    name: str,
     q: Array,
     k: Array,
     v: Array,
+    mask: Array | None,
+    is_causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Array | None,
+) -> dict[str, Any]:
+    require_floating(name, q=q, k=k, v=v, sinks=sinks)
+    require_same_dtype(name, q=q, k=k, v=v)
+    for label, x in (("q", q), ("k", k), ("v", v)):
+        require_ndim(name, label, x, 4, 4)
+    if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
+        label, other = ("k", k) if k.shape[0] != q.shape[0] else ("v", v)
+        raise ValueError(f"{name}: {label} has batch size {other.shape[0]}, but q has {q.shape[0]}")
+    if k.shape[3] != q.shape[3]:
+        raise ValueError(f"{name}: k has head dimension {k.shape[3]}, but q has {q.shape[3]}")
+    if v.shape[1:3] != k.shape[1:3]:
+        raise ValueError(f"{name}: v has (heads, keys) {tuple(v.shape[1:3])}, but k has {tuple(k.shape[1:3])}")
+    if (k.shape[1] == 0 and q.shape[1] != 0) or (k.shape[1] and q.shape[1] % k.shape[1]):
+        raise ValueError(f"{name}: k has {plural(k.shape[1], 'head')}, which does not divide the {q.shape[1]} of q")
+    if mask is not None:
+        if not is_bool(mask):
+            require_floating(name, mask=mask)
+        require_broadcastable(name, "mask", mask, (*q.shape[:3], k.shape[2]))
+    if sinks is not None and tuple(sinks.shape) != (q.shape[1],):
+        raise ValueError(f"{name}: sinks has shape {tuple(sinks.shape)}, but q has {q.shape[1]} heads")
+    if window is not None:
+        window = as_integer(name, "window", window)
+        if window < 1:
+            raise ValueError(f"{name}: window is {shown(window)}, expected at least 1")
+        window = min(window, _WIDEST)
+    return {
+        "is_causal": as_bool(name, "is_causal", is_causal),
+        "scale": max(q.shape[3], 1) ** -0.5 if scale is None else as_number(name, "scale", scale),
+        "window": window,
+        "softcap": None if softcap is None else as_positive_number(name, "softcap", softcap),
+    }
+
+
+def _rows(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    is_causal: bool,
+    window: int | None,
+    sinks: Array | None,
+    **_: Any,
+) -> RowAxes:
+    batch, heads, queries, dim, kv_heads, keys, value_dim = range(7)
+    arrays = given(
+        q=(q, (batch, heads, queries, dim)),
+        k=(k, (batch, kv_heads, keys, dim)),
+        v=(v, (batch, kv_heads, keys, value_dim)),
+        mask=(mask, () if mask is None else (batch, heads, queries, keys)[4 - mask.ndim :]),
+        sinks=(sinks, (heads,)),
+    )
+    # A query's position depends on how many there are.
+    whole = (heads, dim, kv_heads, keys, *((queries,) if is_causal or window is not None else ()))
+    return RowAxes(arrays, (batch, heads, queries, value_dim), whole)
+
+
+@operator(check=_check, rows=_rows)
+def scaled_dot_product_attention(
+    q: ArrayT,
+    k: ArrayInput,
+    v: ArrayInput,
     *,
-    mask: Array | None = None,
+    mask: ArrayInput | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
-    sinks: Array | None = None,
-) -> Array:
+    sinks: ArrayInput | None = None,
+) -> ArrayT:
     r"""Attend from queries to keys and average the values.
 
     .. math:: y_i = \sum_j p_{ij} v_j, \qquad p_{ij} = \frac{e^{s_{ij}}}{e^{z} + \sum_{j'} e^{s_{ij'}}}, \qquad
@@ -98,8 +167,7 @@ def scaled_dot_product_attention(
            [2.]])
     """
     xp = get_namespace(q, k, v, mask, sinks)
-    _check(q, k, v, mask, sinks)
-    is_causal, scale, window, softcap = _check_options(q, is_causal, scale, window, softcap)
+    assert scale is not None
     batch, heads, queries, dim = q.shape
     kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
     group = heads // kv_heads if kv_heads else 1
@@ -128,43 +196,6 @@ def scaled_dot_product_attention(
     weights = _masked_softmax(xp, scores, allowed, sink, unit)
     y = xp.matmul(weights, xp.expand_dims(wide_v, axis=2))
     return narrow(xp, xp.reshape(y, (batch, heads, queries, value_dim)), q)
-
-
-def _check_options(
-    q: Array, is_causal: bool, scale: float | None, window: int | None, softcap: float | None
-) -> tuple[bool, float, int | None, float | None]:
-    """Check the options; return them, the scale that was meant among them."""
-    is_causal = as_bool(_NAME, "is_causal", is_causal)
-    scale = max(q.shape[3], 1) ** -0.5 if scale is None else as_number(_NAME, "scale", scale)
-    if window is not None:
-        window = as_integer(_NAME, "window", window)
-        if window < 1:
-            raise ValueError(f"{_NAME}: window is {shown(window)}, expected at least 1")
-        window = min(window, _WIDEST)
-    return is_causal, scale, window, None if softcap is None else as_positive_number(_NAME, "softcap", softcap)
-
-
-def _check(q: Array, k: Array, v: Array, mask: Array | None, sinks: Array | None) -> None:
-    name = _NAME
-    require_floating(name, q=q, k=k, v=v, sinks=sinks)
-    require_same_dtype(name, q=q, k=k, v=v)
-    for label, x in (("q", q), ("k", k), ("v", v)):
-        require_ndim(name, label, x, 4, 4)
-    if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
-        label, other = ("k", k) if k.shape[0] != q.shape[0] else ("v", v)
-        raise ValueError(f"{name}: {label} has batch size {other.shape[0]}, but q has {q.shape[0]}")
-    if k.shape[3] != q.shape[3]:
-        raise ValueError(f"{name}: k has head dimension {k.shape[3]}, but q has {q.shape[3]}")
-    if v.shape[1:3] != k.shape[1:3]:
-        raise ValueError(f"{name}: v has (heads, keys) {tuple(v.shape[1:3])}, but k has {tuple(k.shape[1:3])}")
-    if (k.shape[1] == 0 and q.shape[1] != 0) or (k.shape[1] and q.shape[1] % k.shape[1]):
-        raise ValueError(f"{name}: k has {plural(k.shape[1], 'head')}, which does not divide the {q.shape[1]} of q")
-    if mask is not None:
-        if not is_bool(mask):
-            require_floating(name, mask=mask)
-        require_broadcastable(name, "mask", mask, (*q.shape[:3], k.shape[2]))
-    if sinks is not None and tuple(sinks.shape) != (q.shape[1],):
-        raise ValueError(f"{name}: sinks has shape {tuple(sinks.shape)}, but q has {q.shape[1]} heads")
 
 
 def _positions_allowed(

@@ -4,14 +4,44 @@ from __future__ import annotations
 
 from tensorops._dtypes import narrow, widen, widen_integers
 from tensorops._operator import operator
-from tensorops._typing import Array
+from tensorops._row_axes import RowAxes, every_axis, given
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT
 from tensorops._validation import require_floating, require_indices, require_integer, require_ndim
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device
 
 
-@operator
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+def _check_linear(name: str, x: Array, weight: Array, bias: Array | None) -> None:
+    require_floating(name, x=x, weight=weight, bias=bias)
+    require_ndim(name, "x", x, 1)
+    require_ndim(name, "weight", weight, 2, 2)
+    if weight.shape[1] != x.shape[-1]:
+        raise ValueError(f"{name}: weight has {weight.shape[1]} columns, but the last axis of x has {x.shape[-1]}")
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise ValueError(f"{name}: bias has shape {tuple(bias.shape)}, but weight has {weight.shape[0]} rows")
+
+
+def _check_embedding(name: str, ids: Array, weight: Array) -> None:
+    require_integer(name, ids=ids)
+    require_floating(name, weight=weight)
+    require_ndim(name, "weight", weight, 2, 2)
+
+
+def _linear_rows(x: Array, weight: Array, bias: Array | None) -> RowAxes:
+    *rows, columns = every_axis(x)
+    out = x.ndim
+    arrays = given(x=(x, every_axis(x)), weight=(weight, (out, columns)), bias=(bias, (out,)))
+    return RowAxes(arrays, (*rows, out), whole=(columns,))
+
+
+def _embedding_rows(ids: Array, weight: Array) -> RowAxes:
+    vocabulary, dim = ids.ndim, ids.ndim + 1
+    arrays = {"ids": every_axis(ids), "weight": (vocabulary, dim)}
+    return RowAxes(arrays, (*every_axis(ids), dim), whole=(vocabulary,), like="weight")
+
+
+@operator(check=_check_linear, rows=_linear_rows)
+def linear(x: ArrayT, weight: ArrayInput, bias: ArrayInput | None = None) -> ArrayT:
     r"""Affine map of the last axis.
 
     .. math:: y = x W^\mathsf{T} + b
@@ -44,20 +74,13 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     array([1.5, 3.5])
     """
     xp = get_namespace(x, weight, bias)
-    require_floating("linear", x=x, weight=weight, bias=bias)
-    require_ndim("linear", "x", x, 1)
-    require_ndim("linear", "weight", weight, 2, 2)
-    if weight.shape[1] != x.shape[-1]:
-        raise ValueError(f"linear: weight has {weight.shape[1]} columns, but the last axis of x has {x.shape[-1]}")
-    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        raise ValueError(f"linear: bias has shape {tuple(bias.shape)}, but weight has {weight.shape[0]} rows")
     wide, w, b = widen(xp, x, weight, bias)
     y = xp.matmul(wide, xp.matrix_transpose(w))
     return narrow(xp, y if b is None else y + b, x)
 
 
-@operator
-def embedding(ids: Array, weight: Array) -> Array:
+@operator(check=_check_embedding, rows=_embedding_rows)
+def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT]) -> KindT:
     r"""Look up rows of a table.
 
     .. math:: y_i = W_{\mathit{ids}_i}
@@ -90,9 +113,6 @@ def embedding(ids: Array, weight: Array) -> Array:
            [0., 1.]])
     """
     xp = get_namespace(ids, weight)
-    require_integer("embedding", ids=ids)
-    require_floating("embedding", weight=weight)
-    require_ndim("embedding", "weight", weight, 2, 2)
     require_indices("embedding", "ids", ids, weight.shape[0], xp)
     flat = xp.reshape(widen_integers(xp, ids, creation_device(ids)), (-1,))
     rows = xp.take(weight, flat, axis=0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensorops._dtypes import integer_limits, narrow, widen, widen_integers
 from tensorops._operator import operator
-from tensorops._typing import Array, Namespace
+from tensorops._row_axes import RowAxes, every_axis
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, KindT, Namespace
 from tensorops._validation import (
     as_choice,
     as_integer,
@@ -23,15 +26,44 @@ from tensorops.ops._sums import mean_along, sum_along
 _UNIT = 2.0**-64
 
 
-@operator
+def _check_cross_entropy(
+    name: str, logits: Array, targets: Array, reduction: str, ignore_index: int, label_smoothing: float
+) -> dict[str, Any]:
+    require_floating(name, logits=logits)
+    require_integer(name, targets=targets)
+    require_ndim(name, "logits", logits, 1)
+    if tuple(targets.shape) != tuple(logits.shape[:-1]):
+        raise ValueError(
+            f"{name}: targets has shape {tuple(targets.shape)}, but logits has {tuple(logits.shape)}: "
+            f"expected {tuple(logits.shape[:-1])}"
+        )
+    options = {
+        "reduction": as_choice(name, "reduction", reduction, ("mean", "sum", "none")),
+        "ignore_index": as_integer(name, "ignore_index", ignore_index),
+        "label_smoothing": as_share(name, "label_smoothing", label_smoothing),
+    }
+    if logits.shape[-1] == 0:
+        raise ValueError(f"{name}: logits has no classes along its last axis")
+    return options
+
+
+def _cross_entropy_rows(logits: Array, targets: Array, reduction: str, **_: Any) -> RowAxes:
+    *rows, classes = every_axis(logits)
+    arrays = {"logits": every_axis(logits), "targets": tuple(rows)}
+    if reduction == "none":
+        return RowAxes(arrays, tuple(rows), whole=(classes,))
+    return RowAxes(arrays, (), whole=every_axis(logits))
+
+
+@operator(check=_check_cross_entropy, rows=_cross_entropy_rows)
 def cross_entropy(
-    logits: Array,
-    targets: Array,
+    logits: ArrayOfKind[KindT],
+    targets: ArrayInput,
     *,
     reduction: str = "mean",
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> Array:
+) -> KindT:
     r"""Cross entropy of a categorical distribution, given its logits, against class numbers.
 
     .. math:: \ell = -(1 - \alpha) \log p_t - \frac{\alpha}{V} \sum_c \log p_c, \qquad
@@ -71,20 +103,7 @@ def cross_entropy(
     array([0.28768207, 0.69314718])
     """
     xp = get_namespace(logits, targets)
-    require_floating("cross_entropy", logits=logits)
-    require_integer("cross_entropy", targets=targets)
-    require_ndim("cross_entropy", "logits", logits, 1)
-    if tuple(targets.shape) != tuple(logits.shape[:-1]):
-        raise ValueError(
-            f"cross_entropy: targets has shape {tuple(targets.shape)}, but logits has {tuple(logits.shape)}: "
-            f"expected {tuple(logits.shape[:-1])}"
-        )
-    reduction = as_choice("cross_entropy", "reduction", reduction, ("mean", "sum", "none"))
-    ignore_index = as_integer("cross_entropy", "ignore_index", ignore_index)
-    label_smoothing = as_share("cross_entropy", "label_smoothing", label_smoothing)
     classes = logits.shape[-1]
-    if classes == 0:
-        raise ValueError("cross_entropy: logits has no classes along its last axis")
     device = creation_device(logits)
     smallest, largest = integer_limits(targets)
     if smallest <= ignore_index <= largest:

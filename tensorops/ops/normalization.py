@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensorops._dtypes import anew, largest_exponent, narrow, widen
 from tensorops._operator import operator
-from tensorops._typing import Array, Namespace
+from tensorops._row_axes import Axes, RowAxes, every_axis, given
+from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
+    as_axes,
     as_number,
     as_number_of_at_least_0,
     normalize_axes,
@@ -21,10 +25,68 @@ from tensorops.backends import get_namespace
 from tensorops.ops._sums import mean_along
 
 
-@operator
+def _check_rms_norm(
+    name: str, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float
+) -> dict[str, Any]:
+    require_floating(name, x=x, weight=weight)
+    require_ndim(name, "x", x, 1)
+    eps = as_number_of_at_least_0(name, "eps", eps)
+    weight_offset = as_number(name, "weight_offset", weight_offset)
+    index = normalize_axis(name, axis, x.ndim)
+    if weight is not None:
+        require_ndim(name, "weight", weight, 1, 1)
+        if weight.shape[0] != x.shape[index]:
+            elements = plural(weight.shape[0], "element")
+            raise ValueError(f"{name}: weight has {elements}, but axis {axis} of x has {x.shape[index]}")
+    return {"eps": eps, "axis": index, "weight_offset": weight_offset}
+
+
+def _check_add_rms_norm(
+    name: str, x: Array, residual: Array, weight: Array | None, eps: float, axis: int
+) -> dict[str, Any]:
+    require_floating(name, x=x, residual=residual)
+    require_same_dtype(name, x=x, residual=residual)
+    require_same_shape(name, x=x, residual=residual)
+    options = _check_rms_norm(name, x, weight, eps, axis, 0.0)
+    return {"eps": options["eps"], "axis": options["axis"]}
+
+
+def _check_layer_norm(
+    name: str, x: Array, weight: Array | None, bias: Array | None, eps: float, axis: int | tuple[int, ...]
+) -> dict[str, Any]:
+    require_floating(name, x=x, weight=weight, bias=bias)
+    require_ndim(name, "x", x, 1)
+    eps = as_number_of_at_least_0(name, "eps", eps)
+    axes = normalize_axes(name, axis, x.ndim)
+    normalized = tuple(x.shape[a] for a in axes)
+    for label, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and tuple(parameter.shape) != normalized:
+            raise ValueError(
+                f"{name}: {label} has shape {tuple(parameter.shape)}, but axis {shown(axis)} of x has {normalized}"
+            )
+    return {"eps": eps, "axis": axes}
+
+
+def _rms_norm_rows(x: Array, weight: Array | None, axis: int, **_: Any) -> RowAxes:
+    every = every_axis(x)
+    return RowAxes(given(x=(x, every), weight=(weight, (axis,))), every, whole=(axis,))
+
+
+def _add_rms_norm_rows(x: Array, residual: Array, weight: Array | None, axis: int, **_: Any) -> RowAxes:
+    every = every_axis(x)
+    arrays = given(x=(x, every), residual=(residual, every), weight=(weight, (axis,)))
+    return RowAxes(arrays, every, whole=(axis,), sharing=2, results=2)
+
+
+def _layer_norm_rows(x: Array, weight: Array | None, bias: Array | None, axis: Axes, **_: Any) -> RowAxes:
+    every = every_axis(x)
+    return RowAxes(given(x=(x, every), weight=(weight, axis), bias=(bias, axis)), every, whole=axis)
+
+
+@operator(check=_check_rms_norm, rows=_rms_norm_rows)
 def rms_norm(
-    x: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
-) -> Array:
+    x: ArrayT, weight: ArrayInput | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
+) -> ArrayT:
     r"""Divide by the root mean square along an axis.
 
     .. math:: y = \frac{x}{\sqrt{\operatorname{mean}(x^2) + \varepsilon}} \cdot (w + w_0)
@@ -66,14 +128,13 @@ def rms_norm(
     array([[0.84852814, 0.56568542]])
     """
     xp = get_namespace(x, weight)
-    eps, axis, weight_offset = _check_rms_norm("rms_norm", x, weight, eps, axis, weight_offset)
     return _rms_norm(xp, x, weight, eps, axis, weight_offset)
 
 
-@operator
+@operator(check=_check_add_rms_norm, rows=_add_rms_norm_rows)
 def add_rms_norm(
-    x: Array, residual: Array, weight: Array | None = None, eps: float = 1e-6, *, axis: int = -1
-) -> tuple[Array, Array]:
+    x: ArrayT, residual: ArrayInput, weight: ArrayInput | None = None, eps: float = 1e-6, *, axis: int = -1
+) -> tuple[ArrayT, ArrayT]:
     r"""Add a residual, then divide by the root mean square: the two steps between blocks of a transformer.
 
     .. math:: r' = x + r, \qquad y = \frac{r'}{\sqrt{\operatorname{mean}(r'^2) + \varepsilon}} \cdot w
@@ -111,21 +172,20 @@ def add_rms_norm(
     (array([0.84852814, 1.13137085]), array([3., 4.]))
     """
     xp = get_namespace(x, residual, weight)
-    eps, axis, weight_offset = _check_add_rms_norm(x, residual, weight, eps, axis)
     a, b = widen(xp, x, residual)
     new_residual = narrow(xp, a + b, x)
-    return _rms_norm(xp, new_residual, weight, eps, axis, weight_offset), new_residual
+    return _rms_norm(xp, new_residual, weight, eps, axis, 0.0), new_residual
 
 
-@operator
+@operator(check=_check_layer_norm, rows=_layer_norm_rows)
 def layer_norm(
-    x: Array,
-    weight: Array | None = None,
-    bias: Array | None = None,
+    x: ArrayT,
+    weight: ArrayInput | None = None,
+    bias: ArrayInput | None = None,
     eps: float = 1e-5,
     *,
     axis: int | tuple[int, ...] = -1,
-) -> Array:
+) -> ArrayT:
     r"""Subtract the mean and divide by the standard deviation along one or more axes.
 
     .. math:: y = \frac{x - \operatorname{mean}(x)}{\sqrt{\operatorname{var}(x) + \varepsilon}} \cdot w + b
@@ -165,7 +225,7 @@ def layer_norm(
            [-1.,  1.]])
     """
     xp = get_namespace(x, weight, bias)
-    eps, axes = _check_layer_norm(x, weight, bias, eps, axis)
+    axes = as_axes(axis)
     if 0 in x.shape:
         return anew(xp, x)
     wide, w, b = widen(xp, x, weight, bias)
@@ -178,49 +238,6 @@ def layer_norm(
     if b is not None:
         y = y + xp.reshape(b, along)
     return narrow(xp, y, x)
-
-
-def _check_rms_norm(
-    name: str, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float = 0.0
-) -> tuple[float, int, float]:
-    """Check the arguments that both forms of rms_norm share; return the options, `axis` counted from the front."""
-    require_floating(name, x=x, weight=weight)
-    require_ndim(name, "x", x, 1)
-    eps = as_number_of_at_least_0(name, "eps", eps)
-    weight_offset = as_number(name, "weight_offset", weight_offset)
-    index = normalize_axis(name, axis, x.ndim)
-    if weight is not None:
-        require_ndim(name, "weight", weight, 1, 1)
-        if weight.shape[0] != x.shape[index]:
-            elements = plural(weight.shape[0], "element")
-            raise ValueError(f"{name}: weight has {elements}, but axis {axis} of x has {x.shape[index]}")
-    return eps, index, weight_offset
-
-
-def _check_add_rms_norm(
-    x: Array, residual: Array, weight: Array | None, eps: float, axis: int
-) -> tuple[float, int, float]:
-    require_floating("add_rms_norm", x=x, residual=residual)
-    require_same_dtype("add_rms_norm", x=x, residual=residual)
-    require_same_shape("add_rms_norm", x=x, residual=residual)
-    return _check_rms_norm("add_rms_norm", x, weight, eps, axis)
-
-
-def _check_layer_norm(
-    x: Array, weight: Array | None, bias: Array | None, eps: float, axis: int | tuple[int, ...]
-) -> tuple[float, tuple[int, ...]]:
-    """Check the arguments; return the options, the axes counted from the front."""
-    require_floating("layer_norm", x=x, weight=weight, bias=bias)
-    require_ndim("layer_norm", "x", x, 1)
-    eps = as_number_of_at_least_0("layer_norm", "eps", eps)
-    axes = normalize_axes("layer_norm", axis, x.ndim)
-    normalized = tuple(x.shape[a] for a in axes)
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        if parameter is not None and tuple(parameter.shape) != normalized:
-            raise ValueError(
-                f"layer_norm: {name} has shape {tuple(parameter.shape)}, but axis {shown(axis)} of x has {normalized}"
-            )
-    return eps, axes
 
 
 def _rms_norm(xp: Namespace, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float) -> Array:

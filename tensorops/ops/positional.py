@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensorops._dtypes import anew, is_floating, is_integer, narrow, widen
 from tensorops._operator import operator
-from tensorops._typing import Array, Namespace
+from tensorops._row_axes import RowAxes, every_axis, given
+from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_bool,
     as_integer,
@@ -18,16 +21,52 @@ from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device
 
 
-@operator
-def rope(
+def _check_rope(
+    name: str,
     x: Array,
     positions: Array,
+    base: float,
+    freqs: Array | None,
+    interleaved: bool,
+    dims: int | None,
+) -> dict[str, Any]:
+    require_floating(name, x=x, freqs=freqs)
+    require_ndim(name, "x", x, 3)
+    if not (is_integer(positions) or is_floating(positions)):
+        raise TypeError(f"{name}: positions has dtype {positions.dtype}, expected integers or floating point")
+    require_ndim(name, "positions", positions, 1)
+    require_broadcastable(name, "positions", positions, (*x.shape[:-3], x.shape[-2]))
+    head_dim = x.shape[-1]
+    count = head_dim if dims is None else as_integer(name, "dims", dims)
+    if count % 2 or not 0 <= count <= head_dim:
+        raise ValueError(f"{name}: dims is {shown(count)}, expected an even number up to the {head_dim} features of x")
+    if freqs is not None and tuple(freqs.shape) != (count // 2,):
+        raise ValueError(f"{name}: freqs has shape {tuple(freqs.shape)}, expected ({count // 2},)")
+    base, interleaved = as_positive_number(name, "base", base), as_bool(name, "interleaved", interleaved)
+    return {"base": base, "interleaved": interleaved, "dims": count}
+
+
+def _rope_rows(x: Array, positions: Array, freqs: Array | None, **_: Any) -> RowAxes:
+    *batch, _heads, sequence, features = every_axis(x)
+    frequencies = x.ndim
+    arrays = given(
+        x=(x, every_axis(x)),
+        positions=(positions, (*batch, sequence)[-positions.ndim :]),
+        freqs=(freqs, (frequencies,)),
+    )
+    return RowAxes(arrays, every_axis(x), whole=(features, frequencies))
+
+
+@operator(check=_check_rope, rows=_rope_rows)
+def rope(
+    x: ArrayT,
+    positions: ArrayInput,
     *,
     base: float = 10000.0,
-    freqs: Array | None = None,
+    freqs: ArrayInput | None = None,
     interleaved: bool = False,
     dims: int | None = None,
-) -> Array:
+) -> ArrayT:
     r"""Rotary position embedding: rotate pairs of features by an angle proportional to the position.
 
     .. math:: \begin{pmatrix} y_1 \\ y_2 \end{pmatrix} =
@@ -77,7 +116,7 @@ def rope(
             [0.5403, 0.8415]]])
     """
     xp = get_namespace(x, positions, freqs)
-    base, interleaved, dims = _check(x, positions, base, freqs, interleaved, dims)
+    assert dims is not None
     if dims == 0 or 0 in x.shape:
         return anew(xp, x)  # nothing rotates
     angle_dtype = _angle_dtype(xp, x)
@@ -96,25 +135,6 @@ def rope(
     if dims < x.shape[-1]:
         parts.append(wide[..., dims:])
     return narrow(xp, xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0], x)
-
-
-def _check(
-    x: Array, positions: Array, base: float, freqs: Array | None, interleaved: bool, dims: int | None
-) -> tuple[float, bool, int]:
-    """Check the arguments; return the options, `dims` as how many features rotate."""
-    require_floating("rope", x=x, freqs=freqs)
-    require_ndim("rope", "x", x, 3)
-    if not (is_integer(positions) or is_floating(positions)):
-        raise TypeError(f"rope: positions has dtype {positions.dtype}, expected integers or floating point")
-    require_ndim("rope", "positions", positions, 1)
-    require_broadcastable("rope", "positions", positions, (*x.shape[:-3], x.shape[-2]))
-    head_dim = x.shape[-1]
-    count = head_dim if dims is None else as_integer("rope", "dims", dims)
-    if count % 2 or not 0 <= count <= head_dim:
-        raise ValueError(f"rope: dims is {shown(count)}, expected an even number up to the {head_dim} features of x")
-    if freqs is not None and tuple(freqs.shape) != (count // 2,):
-        raise ValueError(f"rope: freqs has shape {tuple(freqs.shape)}, expected ({count // 2},)")
-    return as_positive_number("rope", "base", base), as_bool("rope", "interleaved", interleaved), count
 
 
 def _angle_dtype(xp: Namespace, x: Array) -> object:

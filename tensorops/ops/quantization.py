@@ -8,17 +8,101 @@ GGUF's Q4_0, Q4_1 and Q8_0 map onto it with groups of 32.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensorops._dtypes import dtype_name, epsilon, largest, largest_exponent, narrow, widen
 from tensorops._operator import operator
-from tensorops._typing import Array, Namespace
+from tensorops._row_axes import RowAxes, every_axis, given
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
 from tensorops._validation import as_choice, as_integer, require_floating, require_ndim, shown
 from tensorops.backends import get_namespace
 
 _MODES = ("affine", "symmetric")
 
 
-@operator
-def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> tuple[Array, Array, Array | None]:
+def _check_format(name: str, bits: int, group_size: int, mode: str) -> dict[str, Any]:
+    """Check the options that describe a format, and return them."""
+    bits, group_size = as_integer(name, "bits", bits), as_integer(name, "group_size", group_size)
+    mode = as_choice(name, "mode", mode, _MODES)
+    if bits not in (4, 8):
+        raise ValueError(f"{name}: bits is {shown(bits)}, expected one of 4, 8")
+    if mode == "symmetric" and bits != 8:
+        raise ValueError(f"{name}: bits is {bits}, but mode 'symmetric' has 8")
+    if group_size < 1 or group_size * bits % 8:
+        raise ValueError(
+            f"{name}: group_size is {shown(group_size)}, expected a positive number that fills whole bytes"
+        )
+    return {"bits": bits, "group_size": group_size, "mode": mode}
+
+
+def _check_quantized(
+    name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
+) -> dict[str, Any]:
+    """Check the arguments that hold and describe a quantized matrix; return the options."""
+    options = _check_format(name, bits, group_size, "affine" if biases is not None else "symmetric")
+    bits, group_size = options["bits"], options["group_size"]
+    if dtype_name(weight) != "uint8":
+        raise TypeError(f"{name}: weight has dtype {dtype_name(weight)}, expected uint8")
+    require_floating(name, scales=scales, biases=biases)
+    require_ndim(name, "weight", weight, 2, 2)
+    rows, columns = weight.shape[0], weight.shape[1] * 8 // bits
+    if columns % group_size:
+        raise ValueError(f"{name}: weight has {columns} columns, not a multiple of group_size {shown(group_size)}")
+    expected = (rows, columns // group_size)
+    for label, parameter in (("scales", scales), ("biases", biases)):
+        if parameter is not None and tuple(parameter.shape) != expected:
+            raise ValueError(
+                f"{name}: {label} has shape {tuple(parameter.shape)}, but weight has (rows, groups) {expected}"
+            )
+    return {"bits": bits, "group_size": group_size}
+
+
+def _check_quantize(name: str, w: Array, bits: int, group_size: int, mode: str) -> dict[str, Any]:
+    require_floating(name, w=w)
+    require_ndim(name, "w", w, 2, 2)
+    options = _check_format(name, bits, group_size, mode)
+    if w.shape[1] % options["group_size"]:
+        raise ValueError(f"{name}: w has {w.shape[1]} columns, not a multiple of group_size {shown(group_size)}")
+    return options
+
+
+def _check_dequantize(
+    name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int, mode: str
+) -> dict[str, Any]:
+    mode = as_choice(name, "mode", mode, _MODES)
+    if mode == "symmetric" and biases is not None:
+        raise ValueError(f"{name}: biases are given, but mode 'symmetric' has none")
+    return _check_quantized(name, weight, scales, biases, bits, group_size) | {"mode": mode}
+
+
+def _check_quantized_linear(
+    name: str, x: Array, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
+) -> dict[str, Any]:
+    require_floating(name, x=x)
+    require_ndim(name, "x", x, 1)
+    options = _check_quantized(name, weight, scales, biases, bits, group_size)
+    columns = weight.shape[1] * 8 // options["bits"]
+    if columns != x.shape[-1]:
+        raise ValueError(f"{name}: weight has {columns} columns, but the last axis of x has {x.shape[-1]}")
+    return options
+
+
+def _quantized_linear_rows(x: Array, weight: Array, scales: Array, biases: Array | None, **_: Any) -> RowAxes:
+    *rows, columns = every_axis(x)
+    out, packed, groups = range(x.ndim, x.ndim + 3)
+    arrays = given(
+        x=(x, every_axis(x)),
+        weight=(weight, (out, packed)),
+        scales=(scales, (out, groups)),
+        biases=(biases, (out, groups)),
+    )
+    return RowAxes(arrays, (*rows, out), whole=(columns, packed, groups))
+
+
+@operator(check=_check_quantize)
+def quantize(
+    w: ArrayOfKind[KindT], *, bits: int, group_size: int, mode: str = "affine"
+) -> tuple[Array, KindT, KindT | None]:
     r"""Quantize a matrix in groups along its rows.
 
     .. math:: q = \operatorname{round}\left(\frac{w - b}{s}\right), \qquad
@@ -60,12 +144,7 @@ def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> t
     (array([[ 16, 242]], dtype=uint8), array([[1.]]), array([[0.]]))
     """
     xp = get_namespace(w)
-    require_floating("quantize", w=w)
-    require_ndim("quantize", "w", w, 2, 2)
-    bits, group_size, mode = _check_format("quantize", bits, group_size, mode)
     rows, columns = w.shape
-    if columns % group_size:
-        raise ValueError(f"quantize: w has {columns} columns, not a multiple of group_size {shown(group_size)}")
     if 0 in w.shape:
         packed, scale, low = (xp.zeros_like(w) for _ in range(3))
         packed = xp.astype(packed[:, : columns * bits // 8], xp.uint8)
@@ -90,16 +169,16 @@ def quantize(w: Array, *, bits: int, group_size: int, mode: str = "affine") -> t
     return packed, _scale_to_store(xp, scale, low, steps, w), narrow(xp, low, w)
 
 
-@operator
+@operator(check=_check_dequantize)
 def dequantize(
-    weight: Array,
-    scales: Array,
-    biases: Array | None = None,
+    weight: ArrayInput,
+    scales: ArrayOfKind[KindT],
+    biases: ArrayInput | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
     mode: str = "affine",
-) -> Array:
+) -> KindT:
     r"""Invert `quantize`.
 
     .. math:: w = s \, q + b
@@ -139,23 +218,19 @@ def dequantize(
     array([[ 0.,  1.,  2., 15.]])
     """
     xp = get_namespace(weight, scales, biases)
-    mode = as_choice("dequantize", "mode", mode, _MODES)
-    if mode == "symmetric" and biases is not None:
-        raise ValueError("dequantize: biases are given, but mode 'symmetric' has none")
-    bits, group_size = _check_quantized("dequantize", weight, scales, biases, bits, group_size)
     return narrow(xp, _dequantize(xp, weight, scales, biases, bits, group_size), scales)
 
 
-@operator
+@operator(check=_check_quantized_linear, rows=_quantized_linear_rows)
 def quantized_linear(
-    x: Array,
-    weight: Array,
-    scales: Array,
-    biases: Array | None = None,
+    x: ArrayT,
+    weight: ArrayInput,
+    scales: ArrayInput,
+    biases: ArrayInput | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
-) -> Array:
+) -> ArrayT:
     r"""Linear map of the last axis by a quantized matrix.
 
     .. math:: y = x W^\mathsf{T}, \qquad W = s \, q + b
@@ -196,51 +271,9 @@ def quantized_linear(
     array([40.])
     """
     xp = get_namespace(x, weight, scales, biases)
-    require_floating("quantized_linear", x=x)
-    require_ndim("quantized_linear", "x", x, 1)
-    bits, group_size = _check_quantized("quantized_linear", weight, scales, biases, bits, group_size)
-    columns = weight.shape[1] * 8 // bits
-    if columns != x.shape[-1]:
-        raise ValueError(f"quantized_linear: weight has {columns} columns, but the last axis of x has {x.shape[-1]}")
     w = _dequantize(xp, weight, scales, biases, bits, group_size)
     wide, w = widen(xp, x, w)
     return narrow(xp, xp.matmul(wide, xp.matrix_transpose(w)), x)
-
-
-def _check_format(name: str, bits: int, group_size: int, mode: str) -> tuple[int, int, str]:
-    """Check the options that describe a format, and return them."""
-    bits, group_size = as_integer(name, "bits", bits), as_integer(name, "group_size", group_size)
-    mode = as_choice(name, "mode", mode, _MODES)
-    if bits not in (4, 8):
-        raise ValueError(f"{name}: bits is {shown(bits)}, expected one of 4, 8")
-    if mode == "symmetric" and bits != 8:
-        raise ValueError(f"{name}: bits is {bits}, but mode 'symmetric' has 8")
-    if group_size < 1 or group_size * bits % 8:
-        raise ValueError(
-            f"{name}: group_size is {shown(group_size)}, expected a positive number that fills whole bytes"
-        )
-    return bits, group_size, mode
-
-
-def _check_quantized(
-    name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
-) -> tuple[int, int]:
-    """Check the arguments that hold and describe a quantized matrix; return the options."""
-    bits, group_size, _ = _check_format(name, bits, group_size, "affine" if biases is not None else "symmetric")
-    if dtype_name(weight) != "uint8":
-        raise TypeError(f"{name}: weight has dtype {dtype_name(weight)}, expected uint8")
-    require_floating(name, scales=scales, biases=biases)
-    require_ndim(name, "weight", weight, 2, 2)
-    rows, columns = weight.shape[0], weight.shape[1] * 8 // bits
-    if columns % group_size:
-        raise ValueError(f"{name}: weight has {columns} columns, not a multiple of group_size {shown(group_size)}")
-    expected = (rows, columns // group_size)
-    for label, parameter in (("scales", scales), ("biases", biases)):
-        if parameter is not None and tuple(parameter.shape) != expected:
-            raise ValueError(
-                f"{name}: {label} has shape {tuple(parameter.shape)}, but weight has (rows, groups) {expected}"
-            )
-    return bits, group_size
 
 
 def _levels(xp: Namespace, groups: Array, scale: Array) -> Array:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorops._dtypes import largest_exponent, widen
 from tensorops._operator import operator
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, ArrayInput, Namespace
 from tensorops._validation import (
     as_integer,
     as_number_of_at_least_0,
@@ -22,15 +22,63 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-@operator
-def sample(
+def _check_sample(
+    name: str,
     logits: Array,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    rng: Any,
+) -> dict[str, Any]:
+    require_floating(name, logits=logits)
+    require_ndim(name, "logits", logits, 1)
+    temperature = as_number_of_at_least_0(name, "temperature", temperature)
+    if top_k is not None:
+        top_k = as_integer(name, "top_k", top_k)
+        if top_k < 1:
+            raise ValueError(f"{name}: top_k is {shown(top_k)}, expected an integer of at least 1")
+    if top_p is not None:
+        top_p = as_share(name, "top_p", top_p)
+        if top_p == 0.0:
+            raise ValueError(f"{name}: top_p is 0.0, expected more than 0 and at most 1")
+    if min_p is not None:
+        min_p = as_share(name, "min_p", min_p)
+    if logits.shape[-1] == 0:
+        raise ValueError(f"{name}: logits has no candidates along its last axis")
+    _check_source(name, logits, rng, needed=temperature > 0)
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+
+
+def _check_source(name: str, logits: Array, rng: Any, *, needed: bool) -> None:
+    """Check where the uniform numbers come from; an array must have one for each row, if any are needed."""
+    import numpy as np
+
+    if rng is None:
+        if needed:
+            raise ValueError(f"{name}: rng is missing; pass numpy.random.default_rng(seed), or temperature=0")
+        return
+    if isinstance(rng, np.random.Generator):
+        return
+    if library_of(rng) is None:
+        raise TypeError(f"{name}: rng is {type(rng).__name__}, expected a numpy.random.Generator or an array")
+    if needed:
+        require_floating(name, rng=rng)
+        if tuple(rng.shape) != tuple(logits.shape[:-1]):
+            raise ValueError(
+                f"{name}: rng has shape {tuple(rng.shape)}, but logits has {tuple(logits.shape[:-1])} rows"
+            )
+
+
+@operator(check=_check_sample)
+def sample(
+    logits: ArrayInput,
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    rng: np.random.Generator | Array | None = None,
+    rng: np.random.Generator | ArrayInput | None = None,
 ) -> Array:
     r"""Draw from the categorical distribution of some logits, one index for each row.
 
@@ -81,13 +129,7 @@ def sample(
     array([1])
     """
     xp = get_namespace(logits)
-    require_floating("sample", logits=logits)
-    require_ndim("sample", "logits", logits, 1)
-    temperature, top_k, top_p, min_p = _check_options(temperature, top_k, top_p, min_p)
-    if logits.shape[-1] == 0:
-        raise ValueError("sample: logits has no candidates along its last axis")
     (wide,) = widen(xp, logits)
-    _require_source(rng)
     uniform = None if temperature == 0 else _uniform(xp, wide, rng)
     if 0 in logits.shape:  # no row to draw for: not every library reduces nothing
         device = creation_device(logits)
@@ -112,22 +154,6 @@ def sample(
     return xp.argmax(xp.astype(chosen | last, xp.int32), axis=-1)
 
 
-def _check_options(
-    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
-) -> tuple[float, int | None, float | None, float | None]:
-    """Check the options, and return them."""
-    temperature = as_number_of_at_least_0("sample", "temperature", temperature)
-    if top_k is not None:
-        top_k = as_integer("sample", "top_k", top_k)
-        if top_k < 1:
-            raise ValueError(f"sample: top_k is {shown(top_k)}, expected an integer of at least 1")
-    if top_p is not None:
-        top_p = as_share("sample", "top_p", top_p)
-        if top_p == 0.0:
-            raise ValueError("sample: top_p is 0.0, expected more than 0 and at most 1")
-    return temperature, top_k, top_p, None if min_p is None else as_share("sample", "min_p", min_p)
-
-
 def _quotient(x: Array, divisor: float) -> Array:
     """Return ``x / divisor``, also for a divisor that the dtype of `x` would round to 0 or to infinity."""
     largest = 2.0 ** (largest_exponent(x) - 1)
@@ -137,27 +163,13 @@ def _quotient(x: Array, divisor: float) -> Array:
     return x * factor / min(max(divisor * factor, 1.0 / largest), largest)
 
 
-def _require_source(rng: Any) -> None:
-    """Raise `TypeError` unless `rng`, if it is given, is a source of numbers."""
-    import numpy as np
-
-    if rng is not None and not isinstance(rng, np.random.Generator) and library_of(rng) is None:
-        raise TypeError(f"sample: rng is {type(rng).__name__}, expected a numpy.random.Generator or an array")
-
-
 def _uniform(xp: Namespace, logits: Array, rng: Any) -> Array:
     """Return one number in [0, 1) for each row of `logits`, in their dtype."""
     import numpy as np
 
-    shape = tuple(logits.shape[:-1])
-    if rng is None:
-        raise ValueError("sample: rng is missing; pass numpy.random.default_rng(seed), or temperature=0")
     if isinstance(rng, np.random.Generator):
-        drawn = np.asarray(rng.random(shape, dtype=np.float32))
+        drawn = np.asarray(rng.random(tuple(logits.shape[:-1]), dtype=np.float32))
         return xp.astype(xp.asarray(drawn, device=creation_device(logits)), logits.dtype, copy=False)
-    require_floating("sample", rng=rng)
-    if tuple(rng.shape) != shape:
-        raise ValueError(f"sample: rng has shape {tuple(rng.shape)}, but logits has {shape} rows")
     return xp.astype(rng, logits.dtype, copy=False)
 
 

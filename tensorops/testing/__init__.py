@@ -4,10 +4,9 @@ Importing it imports NumPy and ml_dtypes only; `check_conformance` imports the l
 """
 
 from tensorops.testing.assertions import DTYPES, assert_matches, ulp_error
-from tensorops.testing.cases import BENCHMARK_SHAPES, CASES, Case, cases, cast
 from tensorops.testing.conformance import ConformanceReport, Outcome, check_conformance
-from tensorops.testing.invalid import INVALID, InvalidCase
-from tensorops.testing.references import REFERENCES
+from tensorops.testing.entries import Case, InvalidCase, cast
+from tensorops.testing.tables import BENCHMARK_SHAPES, CASES, INVALID, REFERENCES, cases
 
 __all__ = [
     "BENCHMARK_SHAPES",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tensorops import _providers
 from tensorops._messages import nearest
-from tensorops._operator import OPERATORS, Operator
+from tensorops._operator import OPERATORS, Kernel, Operator
 from tensorops._providers import GENERIC
 from tensorops._trees import map_arrays
 from tensorops.backends.probing import first_available
@@ -26,9 +26,8 @@ from tensorops.libraries import Backend
 from tensorops.testing._libraries import arrays_in, dtypes_held, there
 from tensorops.testing._running import check_refusal, check_result, run
 from tensorops.testing.assertions import DTYPES
-from tensorops.testing.cases import CASES, Arguments, Case
-from tensorops.testing.invalid import INVALID, InvalidCase
-from tensorops.testing.references import REFERENCES
+from tensorops.testing.entries import Arguments, Case, InvalidCase
+from tensorops.testing.tables import CASES, INVALID, REFERENCES
 
 if TYPE_CHECKING:
     from tensorops.libraries import Library
@@ -292,9 +291,19 @@ def subjects(
             for dtype in held if dtypes is None else _selected("dtype", dtypes, DTYPES):
                 lacks = "" if dtype in held else f"{chosen.library.name} holds no {dtype}"
                 cases = tuple(c for c in CASES[name] if dtype in c.dtypes and (not some or _is_telling(c)))
+                if implementation != GENERIC and not unloaded:
+                    cases = _promised(operator.kernels[implementation], dtype, cases)
                 invalid = INVALID[name] if dtype == "float32" else ()
                 found.append(Subject(chosen, operator, implementation, dtype, cases, invalid, unloaded or lacks))
     return tuple(found)
+
+
+def _promised(kernel: Kernel, dtype: str, cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """Return the cases but for those in which a kernel declares to deviate."""
+    deviation = kernel.deviation
+    if deviation is None or dtype not in deviation.dtypes:
+        return cases
+    return tuple(case for case in cases if not case.tags.intersection(deviation.tags))
 
 
 def _is_telling(case: Case) -> bool:

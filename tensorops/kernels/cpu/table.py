@@ -57,7 +57,7 @@ OPERATORS = (
 
 for _operator in OPERATORS:
     # The compiled functions are the kernels: they decline in C++ what `supports` refuses, so a call needs no launcher.
-    _operator.kernel("cpu", supports=getattr(_native, f"{_operator.__name__}_supports"), declines=True)(
+    _operator.kernel("cpu", supports=getattr(_native, f"{_operator.__name__}_supports"), checks=True)(
         getattr(_native, _operator.__name__)
     )
 

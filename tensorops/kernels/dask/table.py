@@ -1,5 +1,10 @@
-"""Which operators are computed block by block."""
+"""Operators computed block by block: all that declare along which axes their calls may be divided."""
 
-from tensorops.kernels.dask import activation, normalization, positional
+from __future__ import annotations
 
-__all__ = ["activation", "normalization", "positional"]
+from tensorops.kernels.dask._launch import register
+from tensorops.ops import every_operator
+
+for _operator in every_operator():
+    if _operator.divides:
+        register(_operator)

@@ -13,8 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from tensorops._dtypes import dtype_name
 from tensorops._operator import Operator
+from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
+
+_MOST_KNOWN = 4096
+"""Of how many shapes, dtypes, devices and options of an operator the decision is remembered."""
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -26,7 +31,7 @@ class Call:
     Parameters
     ----------
     operator
-        Its body takes the arrays by position.
+        It takes the arrays by position.
     handler
         The kernel's name in ``xla_handlers`` of the compiled module.
     rows
@@ -45,55 +50,99 @@ class Call:
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body; its results as a list."""
-        result = self.operator._body(*arrays, **dict(self.options))
+        result = self.operator.compute(*arrays, **dict(self.options))
         return list(result) if isinstance(result, tuple) else [result]
 
 
-Prepared = str | tuple[Call, tuple[Array, ...]]
+def register(
+    operator: Operator[..., Any],
+    *,
+    handler: Callable[[dict[str, Any]], str] | None = None,
+    attributes: tuple[str, ...] = (),
+    refuse: Callable[[dict[str, Any]], str | None] | None = None,
+) -> None:
+    """Register the kernel of an operator that tells how its calls may be divided.
 
-
-def register(operator: Operator[..., Any], prepare: Callable[..., Prepared]) -> None:
-    """Register a kernel for XLA; `prepare` takes the operator's arguments, and returns a call or why there is none.
-
-    It raises as the operator if options are wrong.
+    Parameters
+    ----------
+    operator
+        Its arrays are rows along the last axis, and parameters of those rows.
+    handler
+        Returns the handler's name for some options, where it is not the operator's.
+    attributes
+        The options that the kernel takes.
+    refuse
+        Tells why the kernel does not support some arguments, in place of what holds for rows and their parameters.
     """
 
-    def prepared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Prepared:
-        try:
-            return prepare(*args, **kwargs)
-        except (TypeError, ValueError) as error:
-            return str(error)
-
-    @functools.wraps(prepare)
+    @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
-        found = prepared(args, kwargs)
+        found = prepare(operator.named(args, kwargs))
         return found if isinstance(found, str) else None
 
-    @functools.wraps(prepare)
+    @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        found = prepared(args, kwargs)
+        arguments = operator.named(args, kwargs)
+        metadata = _metadata(arguments)
+        found = known.get(metadata) or prepare(arguments)
         if isinstance(found, str):
             return NotImplemented
-        call, arrays = found
-        results = _compiled(call)(*arrays)
+        if metadata is not None and len(known) < _MOST_KNOWN:
+            known[metadata] = found
+        call, names = found
+        results = _compiled(call)(*[arguments[name] for name in names])
         return tuple(results) if len(results) > 1 else results[0]
 
+    known: dict[object, tuple[Call, list[str]]] = {}
+
+    def prepare(arguments: dict[str, Any]) -> str | tuple[Call, list[str]]:
+        rows = operator.rows(arguments)
+        reason = refuse(arguments) if refuse else _refuse_rows(arguments, rows)
+        if reason := reason or _unusable():
+            return reason
+        options = {name: value for name, value in arguments.items() if name not in rows.arrays and value is not None}
+        if "axis" in options:
+            options["axis"] = -1
+        name = handler(options) if handler else operator.__name__
+        call = Call(operator, name, rows.sharing, tuple(options.items()), attributes)
+        return call, list(rows.arrays)
+
     operator.kernel("jax_ffi", supports=supports, declines=True)(kernel)
+
+
+def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Return all that a decision depends on, of arrays that are not traced: deciding takes as long as a call."""
+    import jax
+
+    if any(isinstance(value, jax.core.Tracer) for value in arguments.values()):
+        return None
+    return tuple(
+        (value.aval, value.sharding) if isinstance(value, jax.Array) else value for value in arguments.values()
+    )
 
 
 # ---------------------------------------------------------------------------------------------- refusals
 
 
-def refuse_arrays(**arrays: Array) -> str | None:
-    """Return why the kernels do not take these arrays, which are to be of one shape and dtype."""
-    (_, x), *others = arrays.items()
-    for name, a in arrays.items():
-        if reason := refuse_array(name, a):
+def _refuse_rows(arguments: dict[str, Any], rows: RowAxes) -> str | None:
+    """Return why a call is not one on rows along the last axis, with parameters that the kernels know."""
+    first, *others = rows.arrays
+    x = arguments[first]
+    for name in rows.arrays:
+        if reason := refuse_array(name, arguments[name]):
             return reason
-    for name, a in others:
-        if a.shape != x.shape or a.dtype != x.dtype:
-            return f"{name} has another shape or dtype than {next(iter(arrays))}"
-    return _unusable() or None
+    if rows.whole not in ((), (x.ndim - 1,)):
+        return f"axis is not the last of {first}"
+    if rows.whole and x.shape[-1] == 0:
+        return f"the last axis of {first} is empty"
+    parameters = others[rows.sharing - 1 :]
+    for name in parameters:
+        a = arguments[name]
+        if a.dtype != x.dtype and not (a.dtype == np.float32 and x.dtype.itemsize == 2):
+            return f"{name} has another dtype than {first}"
+    if "bias" in parameters and "weight" not in parameters:
+        return "bias is given without weight"
+    return "weight and bias differ in dtype" if len({arguments[name].dtype for name in parameters}) > 1 else None
 
 
 def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES) -> str | None:
@@ -102,7 +151,7 @@ def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES) -> str 
 
     if not isinstance(x, jax.Array):
         return f"{name} is not a jax.Array"
-    if x.dtype.name not in dtypes:
+    if dtype_name(x) not in dtypes:
         return f"{name} has a dtype without a kernel"
     if x.ndim == 0:
         return f"{name} has 0 dimensions"
@@ -116,26 +165,6 @@ def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES) -> str 
         return f"{name} is spread over {len(devices)} devices"
     (device,) = devices
     return None if device.platform == "cpu" else f"{name} is on {device.platform}"
-
-
-def refuse_axis(x: Array, axis: object) -> str | None:
-    """Return why an axis, or a tuple of them, is not the one that the kernels go along."""
-    if isinstance(axis, tuple) and len(axis) == 1:
-        (axis,) = axis
-    return None if type(axis) is int and axis in (-1, x.ndim - 1) else "axis is not the last of x"
-
-
-def refuse_parameters(x: Array, **parameters: Array | None) -> str | None:
-    """Return why weights or biases do not fit rows of x; ``None`` entries are left out."""
-    given = {name: p for name, p in parameters.items() if p is not None}
-    for name, p in given.items():
-        if reason := refuse_array(name, p):
-            return reason
-        if p.shape != x.shape[-1:]:
-            return f"{name} does not have the shape of the last axis of x"
-        if p.dtype != x.dtype and not (p.dtype == np.float32 and x.dtype.itemsize == 2):
-            return f"{name} has another dtype than x"
-    return "weight and bias differ in dtype" if len({p.dtype for p in given.values()}) > 1 else None
 
 
 @functools.cache

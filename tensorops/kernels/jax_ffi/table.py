@@ -1,6 +1,40 @@
-"""Which operators are foreign functions."""
+"""Operators as foreign functions; see ``native/cpu/bind_xla.cpp``."""
+
+from __future__ import annotations
+
+from typing import Any
 
 import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why there is no compiled module
-from tensorops.kernels.jax_ffi import activation, normalization, quantization
+from tensorops.kernels.jax_ffi._launch import refuse_array, register
+from tensorops.ops import activation, normalization, quantization
 
-__all__ = ["activation", "normalization", "quantization"]
+
+def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
+    x, weight, scales, biases = (arguments[name] for name in ("x", "weight", "scales", "biases"))
+    for name, a, dtypes in (("x", x, _NARROW), ("weight", weight, ("uint8",)), ("scales", scales, _NARROW)):
+        if reason := refuse_array(name, a, dtypes):
+            return reason
+    if biases is not None and biases.dtype != scales.dtype:
+        return "biases has another dtype than scales"
+    return "x or weight is empty" if 0 in (*x.shape, *weight.shape) else None
+
+
+_NARROW = ("float16", "bfloat16", "float32")
+
+# relu is not among them: XLA's own is as quick.
+for _operator in (
+    activation.sigmoid,
+    activation.silu,
+    activation.softplus,
+    activation.swiglu,
+    activation.geglu,
+    activation.softmax,
+    activation.log_softmax,
+    activation.logsumexp,
+):
+    register(_operator)
+register(activation.gelu, handler=lambda options: "gelu" if options["approximate"] == "none" else "gelu_tanh")
+register(normalization.rms_norm, attributes=("eps", "weight_offset"))
+register(normalization.add_rms_norm, attributes=("eps",))
+register(normalization.layer_norm, attributes=("eps",))
+register(quantization.quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_quantized)

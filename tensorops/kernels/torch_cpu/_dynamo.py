@@ -32,7 +32,7 @@ def _before_tracing(name: str) -> None:
 
 def _under_torch_compile(self: Operator[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     _before_tracing(self.__name__)
-    return self._body(*args, **kwargs)
+    return self.compute(*args, **kwargs)
 
 
 _before_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]

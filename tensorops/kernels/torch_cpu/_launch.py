@@ -15,13 +15,13 @@ def register(operator: Operator[..., Any]) -> None:
     """Register the operator's kernel of the provider ``cpu`` for torch tensors, too."""
     compiled = operator._kernels["cpu"]
 
-    @functools.wraps(operator._body)
+    @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
         if reason := _refuse((*args, *kwargs.values())):
             return reason
         return compiled.supports(*_views(args), **dict(zip(kwargs, _views(kwargs.values()), strict=True)))
 
-    @functools.wraps(operator._body)
+    @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if _refuse((*args, *kwargs.values())):
             return NotImplemented
@@ -30,7 +30,7 @@ def register(operator: Operator[..., Any]) -> None:
             return result
         return tuple(map(_tensor, result)) if type(result) is tuple else _tensor(result)
 
-    operator.kernel("torch_cpu", supports=supports, declines=True)(kernel)
+    operator.kernel("torch_cpu", supports=supports, checks=True)(kernel)
 
 
 def _refuse(arguments: tuple[Any, ...]) -> str | None:

@@ -20,9 +20,21 @@ class Array:
         """Return the values; memory is shared."""
         return self._values
 
-    dtype = property(lambda self: self._values.dtype)
-    shape = property(lambda self: self._values.shape)
-    ndim = property(lambda self: self._values.ndim)
+    @property
+    def dtype(self):
+        """Data type of the elements."""
+        return self._values.dtype
+
+    @property
+    def shape(self):
+        """Number of elements along each axis."""
+        return self._values.shape
+
+    @property
+    def ndim(self):
+        """Number of axes."""
+        return self._values.ndim
+
     size = property(lambda self: self._values.size)
     device = property(lambda self: "cpu")
     T = property(lambda self: Array(self._values.T))

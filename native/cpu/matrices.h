@@ -1,0 +1,55 @@
+// What bindings of matrices of weights share: what they refuse, and their results.
+#pragma once
+
+#include "bind.h"
+
+namespace tensorops {
+
+inline constexpr npy_intp kAny = -1;
+
+// Whether an array is a matrix of so many rows and columns whose rows are contiguous; the dtype is the caller's affair.
+inline Reason refuse_matrix(const std::string& name, PyArrayObject* a, npy_intp rows = kAny, npy_intp columns = kAny) {
+    if (PyArray_NDIM(a) != 2) return name + " does not have 2 dimensions";
+    const npy_intp* shape = PyArray_DIMS(a);
+    if (rows == kAny) rows = shape[0];
+    if (columns == kAny) columns = shape[1];
+    if (shape[0] != rows || shape[1] != columns)
+        return name + " has shape (" + std::to_string(shape[0]) + ", " + std::to_string(shape[1]) + "), not (" +
+               std::to_string(rows) + ", " + std::to_string(columns) + ")";
+    return last_axis_contiguous(a) ? Reason{} : "the last axis of " + name + " is not contiguous";
+}
+
+// Scales, and biases or None: matrices of one dtype that have an element for each group.
+inline Reason refuse_scales(nb::handle scales, nb::handle biases, npy_intp rows, npy_intp groups,
+                            bool takes_float64 = true) {
+    const auto refuse = [=](const char* name, nb::handle h) -> Reason {
+        if (Reason reason = refuse_array(name, h); !reason.empty()) return reason;
+        PyArrayObject* p = as_array(h);
+        if (!takes_float64 && dtype_of(p) == Dtype::float64) return std::string(name) + " has dtype float64";
+        if (dtype_of(p) != dtype_of(as_array(scales))) return "biases has another dtype than scales";
+        return refuse_matrix(name, p, rows, groups);
+    };
+    if (Reason reason = refuse("scales", scales); !reason.empty()) return reason;
+    return biases.is_none() ? Reason{} : refuse("biases", biases);
+}
+
+// What is multiplied by a matrix of weights, in float32
+inline Reason refuse_factor(nb::handle x) {
+    if (Reason reason = refuse_array("x", x); !reason.empty()) return reason;
+    PyArrayObject* a = as_array(x);
+    if (dtype_of(a) == Dtype::float64) return "x has dtype float64, whose products numpy.matmul computes";
+    if (PyArray_NDIM(a) == 0) return "x has 0 dimensions";
+    return last_axis_contiguous(a) ? Reason{} : "the last axis of x is not contiguous";
+}
+
+inline npy_intp length_of(PyArrayObject* a) { return PyArray_DIM(a, PyArray_NDIM(a) - 1); }
+
+// Room for so many outputs of each row of x
+inline nb::object empty_outputs(PyArrayObject* x, npy_intp outputs) {
+    npy_intp shape[kMaxDims];
+    std::copy_n(PyArray_DIMS(x), PyArray_NDIM(x), shape);
+    shape[PyArray_NDIM(x) - 1] = outputs;
+    return empty(PyArray_NDIM(x), shape, PyArray_DESCR(x));
+}
+
+}  // namespace tensorops

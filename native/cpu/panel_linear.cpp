@@ -1,0 +1,288 @@
+// y = x · Wᵀ for quantized weights in panels, whose lanes are outputs: see panel_linear.h.
+//
+// Work: chunks of rows, made whole numbers once (fixed_point.h); panels go to threads as they become free, and are
+//   multiplied by four rows at a time. AVX512_VNNI multiplies four neighbours by bytes in one instruction: 32 weights
+//   of 16 outputs are 24 of these for each row, and six others. The same in quantized_linear's order, whose lanes are
+//   inputs, has six others for each three to six.
+// Precision: whole numbers, exact within 32 neighbours; their sums in float32, which are as exact as those of float32
+//   products. Rows with infinities, NaN or extreme numbers are multiplied by the weights themselves, in float32; so are
+//   all on targets without AVX512_VNNI, where quantized_linear is the quicker kernel.
+// Bytes: the weights, scales and biases once for each chunk of rows, from the first to the last.
+#include "panel_linear.h"
+
+#include "dot_tiles.h"
+#include "fixed_point.h"
+#include "lanes.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {
+
+constexpr std::int64_t kRowsOfChunk = 64;  // whose digits stay in the second-level cache
+constexpr int kTogether = 4;               // rows that are multiplied at once
+constexpr int kVectors = kPanelOutputs / static_cast<int>(kFloats);
+constexpr std::int64_t kWordBytes = 4 * kPanelOutputs;  // one word of each output
+constexpr std::int64_t kAhead = 2048;                   // so many bytes ahead weights are fetched
+
+// 32 neighbours of x as whole numbers of three digits of base 256.
+struct Fixed {
+    std::int8_t digits[3][32];  // by significance; those that multiply the same word, low nibbles first, side by side
+    std::int32_t start[3];      // what the sums of products start from: signed weights have 128 added
+    float scale;
+};
+
+// A row of x: whole numbers and the sums over groups, or, where there are none, float32.
+struct Row {
+    const Fixed* fixed;
+    const float *sums, *wide;
+};
+
+// A row of four bytes for each element of x has room for either.
+static_assert(sizeof(Fixed) + sizeof(float) <= kFixed * sizeof(float));
+
+template <class S>
+inline Vec<float> load_lanes(const char* scales, int vector) {
+    return load(reinterpret_cast<const S*>(scales) + vector * static_cast<int>(kFloats));
+}
+
+inline void store_total(float* to, const Total<float>& total) {
+    const Vec<float> all = total.sum + total.rest;
+    store(to, all == all ? all : total.sum);  // nothing is left of infinity
+}
+
+// A panel for one row of float32.
+template <int kBits, bool kBiases, class S>
+void multiply_floats(const PanelFormat& format, const float* x, const char* panel, float* y) {
+    constexpr int kPerWord = 32 / kBits;
+    for (int v = 0; v < kVectors; ++v) {
+        Total<float> total;
+        const char* group = panel;
+        for (std::int64_t g = 0; g < format.groups(); ++g, group += format.group_bytes()) {
+            const char* scales = group + kWordBytes * format.words_of_group();
+            const Vec<float> s = load_lanes<S>(scales, v);
+            const Vec<float> b = kBiases ? load_lanes<S>(scales, kVectors + v) : Vec<float>{};
+            const float* from = x + g * format.group_size;
+            Vec<float> sum{};
+            for (std::int64_t i = 0; i < format.words_of_group(); ++i) {
+                const U32 word = load_bits<U32>(group + kWordBytes * i + static_cast<int>(kVectorBytes) * v);
+                for (int k = 0; k < kPerWord; ++k) {
+                    const U32 q = (word >> (kBits * k)) & ((1u << kBits) - 1);
+                    const auto w =
+                        __builtin_convertvector(reinterpret_cast<I32>(q), Vec<float>) - (kBiases ? 0 : 128.0f);
+                    sum += (w * s + b) * from[kPerWord * i + k];
+                }
+            }
+            total.add(sum);
+        }
+        store_total(y + v * static_cast<int>(kFloats), total);
+    }
+}
+
+#if defined(__AVX512VNNI__)
+
+// 32 neighbours; false if some are too large or too small to have a scale.
+template <int kBits, bool kBiases>
+bool make_fixed(const float* x, Fixed& to) {
+    constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not pass
+    if (!is_moderate(x, kFixed)) return false;
+    const float largest = largest_magnitude(x, kFixed);
+    if (largest > 0 && largest < kSmallestFixed) return false;
+    const float per_unit = largest > 0 ? kUnits / largest : 0;
+    for (int half = 0; half < 2; ++half) {
+        Vec<float> v = load(x + 16 * half);
+        if (kBits == 4) v = pick(v, v, std::index_sequence<0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15>{});
+        store_digits(v, per_unit, to.digits[0] + 16 * half, to.digits[1] + 16 * half, to.digits[2] + 16 * half);
+    }
+    to.scale = largest / kUnits;
+    for (int d = 0; d < 3; ++d) {
+        to.start[d] = 0;
+        for (int i = 0; !kBiases && i < kFixed; ++i) to.start[d] -= 128 * to.digits[d][i];
+    }
+    return true;
+}
+
+template <int kBits, bool kBiases, class T>
+bool make_fixed(const PanelFormat& format, const T* x, Fixed* fixed, float* sums) {
+    for (std::int64_t begin = 0; begin < format.inputs; begin += format.group_size) {
+        Vec<float> sum{};
+        for (std::int64_t i = begin; i < begin + format.group_size; i += kFixed) {
+            float piece[kFixed];
+            convert(x + i, piece, kFixed);
+            if (!make_fixed<kBits, kBiases>(piece, fixed[i / kFixed])) return false;
+            sum += load(piece) + load(piece + 16);
+        }
+        sums[begin / format.group_size] = sum_of_lanes<float>(sum);
+    }
+    return true;
+}
+
+inline __m512i four_digits(const std::int8_t* digits) {
+    std::int32_t four;
+    std::memcpy(&four, digits, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+// The sums of products of one, two and three digits as one number.
+inline Vec<float> value_of(const __m512i (&sum)[3]) {
+    const __m512i rest = _mm512_add_epi32(_mm512_slli_epi32(sum[1], 8), sum[2]);
+    return reinterpret_cast<Vec<float>>(
+        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[0]), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
+}
+
+// Adds the products of 32 inputs, without the weights' scales.
+template <int kRows, int kBits, bool kBiases>
+inline __attribute__((always_inline)) void add_products(const Row* x, std::int64_t index, const char* words,
+                                                        Vec<float> (&to)[kRows][kVectors]) {
+    __m512i sum[kRows][kVectors][3];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVectors; ++v)
+            for (int d = 0; d < 3; ++d)
+                sum[r][v][d] = kBiases ? _mm512_setzero_si512() : _mm512_set1_epi32(x[r].fixed[index].start[d]);
+    const auto add = [&](const __m512i(&q)[kVectors], int four) {
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+            for (int d = 0; d < 3; ++d) {
+                const __m512i digits = four_digits(x[r].fixed[index].digits[d] + 4 * four);
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v) sum[r][v][d] = _mm512_dpbusd_epi32(sum[r][v][d], q[v], digits);
+            }
+    };
+#pragma GCC unroll 8
+    for (int i = 0; i < kBits; ++i, words += kWordBytes) {  // so many words are 32 weights
+        __m512i q[kVectors], high[kVectors];
+        for (int v = 0; v < kVectors; ++v) {
+            q[v] = _mm512_loadu_si512(words + 64 * v);
+            fetch(words + kAhead + 64 * v);
+            if constexpr (kBits == 4) {
+                high[v] = _mm512_and_si512(_mm512_srli_epi16(q[v], 4), _mm512_set1_epi8(15));
+                q[v] = _mm512_and_si512(q[v], _mm512_set1_epi8(15));
+            }
+        }
+        add(q, i * 8 / kBits);
+        if constexpr (kBits == 4) add(high, 2 * i + 1);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVectors; ++v) to[r][v] += value_of(sum[r][v]) * x[r].fixed[index].scale;
+}
+
+// A panel for some rows of whole numbers. Not inlined, as registers are just enough for the sums.
+template <int kRows, int kBits, bool kBiases, class S>
+__attribute__((noinline)) void multiply_fixed(const PanelFormat& format, const Row* x, const char* panel,
+                                              float (*y)[kPanelOutputs]) {
+    const std::int64_t words = format.words_of_group(), groups = format.groups();
+    Total<float> total[kRows][kVectors];
+    for (std::int64_t g = 0, index = 0; g < groups;) {
+        Vec<float> sum[kRows][kVectors] = {};
+        for (const std::int64_t end = std::min(g + kAddedPlainly, groups); g < end; ++g) {
+            Vec<float> of_group[kRows][kVectors] = {};
+            for (std::int64_t i = 0; i < words; i += kBits, ++index, panel += kBits * kWordBytes)
+                add_products<kRows, kBits, kBiases>(x, index, panel, of_group);
+            for (int v = 0; v < kVectors; ++v) {
+                const Vec<float> s = load_lanes<S>(panel, v);
+                const Vec<float> b = kBiases ? load_lanes<S>(panel, kVectors + v) : Vec<float>{};
+                for (int r = 0; r < kRows; ++r) {
+                    sum[r][v] += of_group[r][v] * s;
+                    if (kBiases) sum[r][v] += b * x[r].sums[g];
+                }
+            }
+            panel += (kBiases ? 2 : 1) * kPanelOutputs * static_cast<std::int64_t>(sizeof(S));
+        }
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kVectors; ++v) total[r][v].add(sum[r][v]);
+    }
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVectors; ++v) store_total(y[r] + 16 * v, total[r][v]);
+}
+
+template <int kBits, bool kBiases, class S>
+void multiply_fixed(std::int64_t rows, const PanelFormat& format, const Row* x, const char* panel,
+                    float (*y)[kPanelOutputs]) {
+    static_assert(kTogether == 4);
+    if (rows == 1) return multiply_fixed<1, kBits, kBiases, S>(format, x, panel, y);
+    if (rows == 2) return multiply_fixed<2, kBits, kBiases, S>(format, x, panel, y);
+    if (rows == 3) return multiply_fixed<3, kBits, kBiases, S>(format, x, panel, y);
+    multiply_fixed<4, kBits, kBiases, S>(format, x, panel, y);
+}
+
+#endif
+
+template <int kBits, bool kBiases, class T>
+Row make_row(const PanelFormat& format, const T* x, char* memory) {
+#if defined(__AVX512VNNI__)
+    auto* fixed = reinterpret_cast<Fixed*>(memory);
+    auto* sums = reinterpret_cast<float*>(fixed + format.inputs / kFixed);
+    if (make_fixed<kBits, kBiases>(format, x, fixed, sums)) return {fixed, sums, nullptr};
+#endif
+    auto* wide = reinterpret_cast<float*>(memory);
+    convert(x, wide, format.inputs);
+    return {nullptr, nullptr, wide};
+}
+
+// A panel for at most kTogether rows.
+template <int kBits, bool kBiases, class S>
+void multiply(std::int64_t rows, const PanelFormat& format, const Row* x, const char* panel,
+              float (*y)[kPanelOutputs]) {
+#if defined(__AVX512VNNI__)
+    if (std::all_of(x, x + rows, [](const Row& row) { return row.fixed; }))
+        return multiply_fixed<kBits, kBiases, S>(rows, format, x, panel, y);
+#endif
+    for (std::int64_t r = 0; r < rows; ++r) {
+#if defined(__AVX512VNNI__)
+        if (x[r].fixed) {
+            multiply_fixed<1, kBits, kBiases, S>(format, x + r, panel, y + r);
+            continue;
+        }
+#endif
+        multiply_floats<kBits, kBiases, S>(format, x[r].wide, panel, y[r]);
+    }
+}
+
+template <int kBits, bool kBiases, class T, class S>
+void products(const PanelLinear& op) {
+    const PanelFormat& format = op.format;
+    const std::int64_t n = format.inputs, line = n * static_cast<std::int64_t>(sizeof(float));
+    const int threads = threads_for(format.panels(), matrix_work(op.x.count, format.outputs, n, kBits / 8.0));
+    const Scratch scratch(std::min(kRowsOfChunk, op.x.count) * line);
+    Interruption* const at = interruption;
+    for (std::int64_t begin = 0; begin < op.x.count; begin += kRowsOfChunk) {
+        if (at && at->happened()) return;
+        const std::int64_t count = std::min(kRowsOfChunk, op.x.count - begin);
+        Row rows[kRowsOfChunk];
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && count > kTogether)
+        for (std::int64_t r = 0; r < count; ++r)
+            rows[r] = make_row<kBits, kBiases>(format, reinterpret_cast<const T*>(op.x.row(begin + r)),
+                                               scratch.at<char>(r * line));
+#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
+        for (std::int64_t panel = 0; panel < format.panels(); ++panel) {
+            const std::int64_t first = panel * kPanelOutputs;
+            const std::int64_t width = std::min(kPanelOutputs, format.outputs - first);
+            if (leaves(at, matrix_work(count, width, n, kBits / 8.0))) continue;
+            for (std::int64_t r = 0; r < count; r += kTogether) {
+                const std::int64_t height = std::min<std::int64_t>(kTogether, count - r);
+                float sums[kTogether][kPanelOutputs];
+                multiply<kBits, kBiases, S>(height, format, rows + r, op.panels + panel * format.panel_bytes(), sums);
+                T* y = reinterpret_cast<T*>(op.y) + (begin + r) * format.outputs + first;
+                for (std::int64_t i = 0; i < height; ++i)
+                    store_outputs(y + i * format.outputs, sums[i], nullptr, width);
+            }
+        }
+    }
+}
+
+template <class T, class S>
+void products_of(const PanelLinear& op) {
+    if (op.format.bits == 4) return products<4, true, T, S>(op);
+    return op.format.has_biases ? products<8, true, T, S>(op) : products<8, false, T, S>(op);
+}
+
+}  // namespace
+
+void panel_linear(const PanelLinear& op) {
+    for_narrow_dtype(op.x_dtype, [&op](auto x) {
+        for_narrow_dtype(op.format.scale_dtype, [&op](auto scale) { products_of<decltype(x), decltype(scale)>(op); });
+    });
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

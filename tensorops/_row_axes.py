@@ -1,0 +1,69 @@
+"""Along which axes a call of an operator may be divided into calls on parts of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from tensorops._typing import Array
+
+Axes: TypeAlias = tuple[int, ...]
+
+
+class RowAxes(NamedTuple):
+    """How the arrays of one call lie along each other.
+
+    Axes have numbers: those of the first array are 0, 1, …; an axis that it lacks has the next free number. Axes of
+    the same number have the same length, or one that broadcasts to it. Along every axis that is not `whole`, the
+    operator computes each part of the result from the same part of the arrays.
+
+    Parameters
+    ----------
+    arrays : dict of str to tuple of int
+        The axes of every array argument, by parameter, in the order of the parameters.
+    result : tuple of int
+        The axes of each result.
+    whole : tuple of int
+        The axes along which a part must hold all elements.
+    sharing : int
+        How many of the arrays, counted from the first, have its shape. The others belong to all rows alike.
+    shortened : tuple of int
+        The axes which the results have with one element.
+    results : int
+        How many arrays the operator returns.
+    like : str
+        The array whose dtype the results have; the first one if empty.
+    """
+
+    arrays: dict[str, Axes]
+    result: Axes
+    whole: Axes = ()
+    sharing: int = 1
+    shortened: Axes = ()
+    results: int = 1
+    like: str = ""
+
+
+def every_axis(x: Array) -> Axes:
+    """Return the axes of the first array."""
+    return tuple(range(x.ndim))
+
+
+def last_axes(a: Array, ndim: int) -> Axes:
+    """Return the axes of an array that broadcasts to a first one of so many dimensions."""
+    return tuple(range(ndim - a.ndim, ndim))
+
+
+def given(**arrays: tuple[Array | None, Axes]) -> dict[str, Axes]:
+    """Return the axes of those arrays that are not ``None``."""
+    return {name: axes for name, (a, axes) in arrays.items() if a is not None}
+
+
+def elementwise(*names: str) -> Callable[..., RowAxes]:
+    """Return the declaration of an operator on arrays of one shape, each element of which is computed alone."""
+
+    def rows(**arguments: Any) -> RowAxes:
+        every = every_axis(arguments[names[0]])
+        return RowAxes(dict.fromkeys(names, every), every, sharing=len(names))
+
+    return rows

@@ -1,0 +1,98 @@
+"""What the benchmarks of asv share: the implementations there are, inputs for them, and the class of a benchmark.
+
+Everything is read from tensorops' registries, so that a new operator, kernel or array library is measured without a
+change here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tensorops import set_backend
+from tensorops._operator import OPERATORS
+from tensorops._providers import GENERIC, serving, serving_library
+from tensorops.backends.probing import unavailable_reason
+from tensorops.backends.registry import BACKENDS
+from tensorops.benchmarks.measuring import prepare_call
+from tensorops.libraries import LIBRARIES, Library
+from tensorops.testing import DTYPES
+
+
+def family(name: str) -> list[str]:
+    """Return the operators of a module of `tensorops.ops`."""
+    return [op.__name__ for op in OPERATORS.values() if op.__module__ == f"tensorops.ops.{name}"]
+
+
+def implementations(operators: list[str]) -> list[str]:
+    """Return ``"library/provider"`` for every kernel of some operators, and ``"library/generic"``."""
+    names = []
+    for row in LIBRARIES.values():
+        if row.missing or row.lazy or row.extra == "test":
+            continue
+        providers = [p for p in serving_library(row.name) if any(p in OPERATORS[name].kernels for name in operators)]
+        names += [f"{row.name}/{provider}" for provider in (*providers, GENERIC)]
+    return names
+
+
+def normal(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
+    """Return standard normal numbers, the same for the same shape."""
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(DTYPES[dtype])
+
+
+class Benchmark:
+    """Calls an operator on arrays of some library; the time includes waiting for the result.
+
+    `setup` of a subclass calls `prepare`; its ``time_…`` method calls ``self.call()``.
+    """
+
+    timeout = 300
+    # There are over two thousand: half a second for each, in one process, not asv's twenty seconds in two.
+    rounds = 1
+    repeat = (3, 10, 0.5)
+    warmup_time = 0.05
+
+    def prepare(self, operator: str, implementation: str, args: Iterable[Any], **options: Any) -> None:
+        """Make ``self.call``; `args` and `options` may hold NumPy arrays, which are taken to the library."""
+        library, provider = implementation.split("/")
+        row = LIBRARIES[library]
+        backend = self._backend(row, provider)
+        args = [self._move(value, row) for value in args]
+        options = {name: self._move(value, row) for name, value in options.items()}
+        op = OPERATORS[operator]
+        if provider != GENERIC:
+            self._scope = set_backend(backend, providers=[provider, GENERIC])
+            self._scope.__enter__()
+            if reason := op.explain(*args, **options).refused.get(provider):
+                self.teardown()
+                raise NotImplementedError(f"{operator} has no kernel of {provider} here: {reason}")
+        self.call = prepare_call(op.generic if provider == GENERIC else op, args, options, row)
+        self.call()  # compiled, and its memory touched
+
+    def teardown(self, *_: Any) -> None:
+        """Leave the scope of the backend."""
+        if hasattr(self, "_scope"):
+            self._scope.__exit__(None, None, None)
+            del self._scope
+
+    @staticmethod
+    def _backend(row: Library, provider: str) -> str:
+        """Return the backend that computes with a library, and uses a provider's kernels."""
+        reasons = []
+        for backend in BACKENDS.values():
+            if backend.library is row and (provider == GENERIC or provider in serving(backend)):
+                if not (reason := unavailable_reason(backend)):
+                    return backend.name
+                reasons.append(reason)
+        raise NotImplementedError(f"{row.name}/{provider}: {'; '.join(reasons)}")  # asv shows n/a
+
+    @staticmethod
+    def _move(value: Any, row: Library) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        try:
+            return row.from_numpy(value, None)
+        except TypeError as error:
+            raise NotImplementedError(str(error)) from None

@@ -1,0 +1,112 @@
+"""Operators on several backends in turns, each beside NumPy's generic body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import tensorops
+from tensorops._dtypes import nbytes
+from tensorops._messages import describe_error
+from tensorops._operator import OPERATORS
+from tensorops.backends.registry import resolve
+from tensorops.benchmarks.measuring import Contender, in_rounds, is_unsteady, median_and_quartiles, prepare_call
+from tensorops.benchmarks.workloads import Workload, workload
+from tensorops.libraries import Backend
+from tensorops.testing._libraries import arrays_in
+
+BASELINE = "numpy"  # its backend runs generic bodies only
+
+
+@dataclass
+class Measurement:
+    """One operator of one size on one backend; without a time there is the reason for that."""
+
+    operator: str
+    backend: str
+    rows: int
+    features: int
+    dtype: str
+    kernel: str | None = None
+    seconds: float | None = None
+    quartiles: tuple[float, float] | None = None
+    rounds: int = 0
+    calls_per_round: int = 0
+    bytes: int | None = None
+    gigabytes_per_second: float | None = None
+    speedup: float | None = None
+    reason: str | None = None
+
+    @property
+    def case(self) -> tuple[str, str]:
+        """The operator and the size."""
+        return self.operator, f"{self.rows}x{self.features}"
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.case)} on {self.backend}"
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether the times vary much from round to round."""
+        return self.quartiles is not None and is_unsteady(self.quartiles)
+
+
+def jobs(
+    operators: Sequence[str],
+    backends: Sequence[Backend],
+    sizes: Sequence[tuple[int, int]],
+    dtype: str,
+    seconds: float,
+) -> dict[str, Callable[[], list[Measurement]]]:
+    """Return what measures each operator of each size on all backends, with a label for people."""
+    return {
+        f"{operator} {size[0]}x{size[1]}": partial(
+            measure, [Measurement(operator, backend.name, *size, dtype) for backend in backends], seconds
+        )
+        for operator in operators
+        for size in sizes
+    }
+
+
+def measure(wanted: list[Measurement], seconds: float) -> list[Measurement]:
+    """Time an operator of one size on several backends, and fill in what is `wanted`, or the reason why not."""
+    first = wanted[0]
+    try:
+        work = workload(first.operator, first.rows, first.features, first.dtype)
+    except ValueError as error:  # a size that this operator cannot have
+        for found in wanted:
+            found.reason = str(error)
+        return wanted
+    others = [] if any(found.backend == BASELINE for found in wanted) else [replace(first, backend=BASELINE)]
+    timed: list[tuple[Measurement, Contender]] = []
+    for found in [*wanted, *others]:
+        try:
+            timed.append((found, prepare(found, work)))
+        except Exception as error:  # a library that lacks a dtype or an operation: a row of the table says so
+            found.reason = describe_error(error)
+    if timed:
+        _fill_in(timed, seconds)
+    return wanted
+
+
+def prepare(found: Measurement, work: Workload) -> Contender:
+    """Move the arguments to a backend, once, and call the operator for the first time."""
+    operator, backend = OPERATORS[found.operator], resolve(found.backend)
+    with tensorops.set_backend(backend.name):
+        args, options = tensorops.to_backend((work.args, work.options), backend.name)
+        found.kernel = operator.explain(*args, **options).kernel
+        call = prepare_call(operator, args, options, backend.library)
+        found.bytes = sum(map(nbytes, arrays_in((work.args, work.options, call())))) - work.unread
+    return Contender(call, backend.name)
+
+
+def _fill_in(timed: list[tuple[Measurement, Contender]], seconds: float) -> None:
+    for (found, contender), samples in zip(timed, in_rounds([one for _, one in timed], seconds), strict=True):
+        found.seconds, found.quartiles = median_and_quartiles(samples)
+        found.rounds, found.calls_per_round = len(samples), contender.calls
+        found.gigabytes_per_second = (found.bytes or 0) / found.seconds / 1e9
+    baseline = next((found.seconds for found, _ in timed if found.backend == BASELINE), None)
+    for found, _ in timed:
+        if baseline is not None and found.seconds is not None:
+            found.speedup = baseline / found.seconds

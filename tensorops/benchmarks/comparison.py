@@ -1,0 +1,127 @@
+"""Operators beside their peers: what is timed in turns, and the ratios of the times."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import tensorops
+from tensorops._operator import OPERATORS
+from tensorops.benchmarks import peers
+from tensorops.benchmarks.measuring import Call, Contender, in_rounds, is_unsteady, median_and_quartiles
+
+OURS, COPY = "tensorops", "copy"
+BACKEND = "cpu"  # whose kernels are compared
+
+
+@dataclass
+class Line:
+    """A task on arrays of one size: the seconds of each contender, medians of rounds, and why a peer is missing.
+
+    Attributes
+    ----------
+    task, shape : str
+        What was computed, and on what.
+    kernel : str
+        Which implementation of the operator ran.
+    seconds, quickest, quartiles : dict
+        By name: the operator, the copy and the peers.
+    missing : dict of str to str
+        Why a peer was not timed; the reason is empty for a peer without a form of the task.
+    """
+
+    task: str
+    shape: str
+    kernel: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    quickest: dict[str, float] = field(default_factory=dict)
+    quartiles: dict[str, tuple[float, float]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.shape}"
+
+    @property
+    def of_copy(self) -> float:
+        """The time of a copy that moves as many bytes / the operator's."""
+        return self.seconds[COPY] / self.seconds[OURS]
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """The time of each peer / the operator's."""
+        return {name: t / self.seconds[OURS] for name, t in self.seconds.items() if name not in (OURS, COPY)}
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether the times of any contender vary much from round to round."""
+        return any(map(is_unsteady, self.quartiles.values()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON, with what follows from it."""
+        return vars(self) | {"of_copy": self.of_copy, "ratios": self.ratios, "unsteady": self.unsteady}
+
+
+def jobs(
+    tasks: dict[str, peers.Task], sizes: Sequence[tuple[int, int]], dtype: str, seconds: float
+) -> dict[str, Callable[[], Line]]:
+    """Return what compares tasks with their peers on each size, or on their own shapes, with a label for people."""
+    return {
+        name if task.shapes else f"{name} {size[0]}x{size[1]}": partial(compare, name, task, *size, dtype, seconds)
+        for name, task in tasks.items()
+        for size in (((0, 0),) if task.shapes else sizes)
+    }
+
+
+def compare(name: str, task: peers.Task, rows: int, features: int, dtype: str, seconds: float) -> Line:
+    """Time a task and all peers that can do it.
+
+    Raises
+    ------
+    PeerDiffersError
+        A peer computes something else.
+    """
+    args = task.work(rows, features, dtype).args
+    operator = OPERATORS[task.operator]
+    with tensorops.set_backend(BACKEND):
+        line = Line(name, describe_shapes(args, task), operator.explain(*args, **task.options).kernel)
+        ours = operator(*args, **task.options)
+    copied = int(task.copies * max(a.nbytes for a in args))
+    calls = {OURS: lambda: operator(*args, **task.options), COPY: peers.prepare_copy(copied)}
+    for peer in peers.PEERS:
+        try:
+            calls[peer] = peers.prepare(peer, name, args, ours)
+        except peers.PeerMissingError as error:
+            line.missing[peer] = str(error)
+    del ours
+    fill_in(line, calls, seconds)
+    return line
+
+
+def describe_shapes(args: tuple[Any, ...], task: peers.Task) -> str:
+    """Return the first array's shape, and of attention that of the keys."""
+    shapes = ["x".join(map(str, a.shape)) for a in args]
+    return f"{shapes[0]} on {shapes[1]}" if task.shapes else shapes[0]
+
+
+def fill_in(line: Line, calls: dict[str, Call], seconds: float) -> None:
+    """Time the calls in turns."""
+    times = in_rounds([Contender(call, BACKEND) for call in calls.values()], seconds)
+    for name, samples in zip(calls, times, strict=True):
+        line.seconds[name], line.quartiles[name] = median_and_quartiles(samples)
+        line.quickest[name] = min(samples)
+
+
+def summarize(lines: Sequence[Line]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return for each task and each peer the geometric mean of the ratios, and the least."""
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for line in lines:
+        of_task = ratios.setdefault(line.task, {})
+        for peer, ratio in line.ratios.items():
+            of_task.setdefault(peer, []).append(ratio)
+    return {
+        task: {peer: {"geometric_mean": statistics.geometric_mean(r), "least": min(r)} for peer, r in of_task.items()}
+        for task, of_task in ratios.items()
+    }

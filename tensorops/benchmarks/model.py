@@ -1,0 +1,202 @@
+"""A language model beside llama.cpp, and beside the time that reading its weights takes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensorops.benchmarks.measuring import CannotMeasureError
+
+if TYPE_CHECKING:
+    from tensorops.models import Llama
+
+OURS, LLAMA_CPP = "tensorops", "llama.cpp"
+ROUNDS = 3
+TEXT = "The capital of France is"
+NEW_TOKENS = 128
+PREFILL = 512
+BANDWIDTH_BYTES = 1 << 28
+
+NOTE = (
+    "llama.cpp runs without repacking weights for matrix instructions (use_extra_bufts=False), which crashes where the "
+    "system has not granted AMX to the process: it may be faster elsewhere, above all at prefill"
+)
+
+Runner = Callable[[list[int], int], list[float]]
+"""Reads a prompt and adds tokens; returns the seconds of the prompt and of each token after it."""
+
+
+@dataclass
+class ModelLine:
+    """How fast a model runs.
+
+    Attributes
+    ----------
+    model : str
+        The file's name.
+    weight_bytes : int
+        Bytes of the file that must be read for each token.
+    read_bandwidth : float
+        Bytes that this machine reads in a second.
+    decode, prefill : dict of str to float
+        Tokens per second of each program: the median over rounds.
+    new_tokens, prefill_tokens : int
+        How many were added to a short prompt, and how long the long prompt was.
+    missing : dict of str to str
+        Why a program was not timed.
+    """
+
+    model: str
+    weight_bytes: int
+    read_bandwidth: float
+    new_tokens: int
+    prefill_tokens: int
+    decode: dict[str, float] = field(default_factory=dict)
+    prefill: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bound(self) -> float:
+        """Tokens per second if reading the weights were all there is to do."""
+        return self.read_bandwidth / self.weight_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON, with what follows from it."""
+        speedup = {what: ratio(getattr(self, what)) for what in ("decode", "prefill")}
+        of_bound = {name: speed / self.bound for name, speed in self.decode.items()}
+        return vars(self) | {"bound": self.bound, "of_bound": of_bound, "ratios": speedup, "note": NOTE}
+
+
+def ratio(speeds: dict[str, float]) -> float | None:
+    """Return llama.cpp's time / ours."""
+    return speeds[OURS] / speeds[LLAMA_CPP] if LLAMA_CPP in speeds else None
+
+
+def compare_model(llama: Llama, path: Path, threads: int) -> ModelLine:
+    """Run a model here and, from its file, in llama.cpp, in turns."""
+    assert llama.tokenizer is not None  # files without one are refused when they are read
+    context = min(llama.config.context_length, PREFILL + NEW_TOKENS)
+    prompt = llama.tokenizer.encode(TEXT)[: context // 2]
+    new_tokens, prefill = min(NEW_TOKENS, context - len(prompt)), min(PREFILL, context - 1)
+    long = np.random.default_rng(0).integers(0, llama.config.vocab_size, prefill).tolist()
+    line = ModelLine(path.name, weight_bytes(path), read_bandwidth(), new_tokens, prefill)
+    with Process(path, context, threads) as process:
+        runners: dict[str, Runner] = {OURS: lambda ids, count: run(llama, ids, count)}
+        if process.problem:
+            line.missing[LLAMA_CPP] = process.problem
+        else:
+            runners[LLAMA_CPP] = process.run
+        take_turns(line, runners, prompt, long)
+    return line
+
+
+def take_turns(line: ModelLine, runners: dict[str, Runner], prompt: list[int], long: list[int]) -> None:
+    """Let each runner decode and read in every round, and note the medians."""
+    decode: dict[str, list[float]] = {name: [] for name in runners}
+    prefill: dict[str, list[float]] = {name: [] for name in runners}
+    for runner in runners.values():
+        runner(prompt, 2)  # memory is touched, threads are started
+    for _ in range(ROUNDS):
+        for name, runner in runners.items():
+            _, *steps = runner(prompt, line.new_tokens)
+            decode[name].append(statistics.median(steps))
+            prefill[name].append(runner(long, 0)[0])
+    line.decode = {name: 1 / statistics.median(times) for name, times in decode.items()}
+    line.prefill = {name: len(long) / statistics.median(times) for name, times in prefill.items()}
+
+
+def run(llama: Llama, prompt: list[int], count: int) -> list[float]:
+    """Read a prompt and add the likeliest tokens; return the seconds that each of these steps took."""
+    start = time.perf_counter()
+    if count == 0:  # in pieces, and logits of the last token only
+        next(llama.generate_ids(prompt, max_new_tokens=1), None)
+        return [time.perf_counter() - start]
+    cache, tokens, stamps = llama.new_cache(), prompt, [start]
+    for _ in range(count + 1):  # whether or not the text ends
+        logits = np.asarray(llama(tokens, cache))
+        tokens = [int(logits[-1].argmax())]
+        stamps.append(time.perf_counter())
+    return np.diff(stamps).tolist()
+
+
+def weight_bytes(path: Path) -> int:
+    """Return how much of a file is read for one token: all matrices, but of a table of embeddings one row."""
+    from tensorops.models.gguf import open_gguf
+
+    tensors = dict(open_gguf(path).tensors)
+    if "output.weight" in tensors:
+        del tensors["token_embd.weight"]  # else it is the output's matrix as well
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def read_bandwidth() -> float:
+    """Return how many bytes the machine reads in a second: BLAS multiplies a long vector by itself."""
+    x = np.ones(BANDWIDTH_BYTES // 4, dtype=np.float32)
+    quickest = float("inf")
+    for _ in range(8):
+        start = time.perf_counter()
+        np.dot(x, x)
+        quickest = min(quickest, time.perf_counter() - start)
+    return x.nbytes / quickest
+
+
+class Process:
+    """llama.cpp in a process of its own; `problem` says why there is none."""
+
+    def __init__(self, path: Path, context: int, threads: int) -> None:
+        self._command = [sys.executable, "-m", "tensorops.benchmarks._llama_cpp", str(path), str(context), str(threads)]
+        self.problem = ""
+
+    def __enter__(self) -> Process:
+        import importlib.util
+
+        if importlib.util.find_spec("llama_cpp") is None:
+            self.problem = "not installed"
+            return self
+        pipe = subprocess.PIPE
+        self._said = tempfile.TemporaryFile("w+", errors="replace")  # a pipe that nobody reads could fill up
+        self._process = subprocess.Popen(  # noqa: S603 - this Python, and a file of the user's
+            self._command, stdin=pipe, stdout=pipe, stderr=self._said, text=True
+        )
+        try:
+            self.run([1], 0)
+        except CannotMeasureError as error:
+            self.problem = str(error)
+        return self
+
+    def run(self, prompt: list[int], count: int) -> list[float]:
+        """Have a prompt read and tokens added, as `run` does."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps([prompt, count]) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise CannotMeasureError(self._how_it_ended())
+        times: list[float] = json.loads(answer)
+        return times
+
+    def _how_it_ended(self) -> str:
+        code = self._process.wait()
+        self._said.seek(0)
+        lines = self._said.read().split("\n")
+        return f"llama.cpp ended with code {code}" + next((f": {x}" for x in reversed(lines) if x.strip()), "")
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "_process"):
+            self._process.kill()
+            self._process.communicate()
+            self._said.close()

@@ -1,0 +1,215 @@
+"""What was measured: as JSON for programs, and as tables and sentences for people."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+import tensorops
+from tensorops._display import printable
+from tensorops.benchmarks import comparison, model, peers
+from tensorops.benchmarks.backends import Measurement
+from tensorops.benchmarks.comparison import Line
+from tensorops.benchmarks.measuring import threads
+from tensorops.benchmarks.model import ModelLine
+from tensorops.hardware import detect_hardware
+from tensorops.libraries import Backend, runtime_of
+
+METHOD = (
+    "seconds: median over interleaved rounds, each of which times every candidate once; the result is waited for, "
+    "and nothing moves. bytes: what a call must read of its inputs, and its result. "
+    "speedup: seconds of NumPy's generic body in the same rounds / seconds. jax runs under jax.jit."
+)
+METHOD_BESIDE_PEERS = (
+    "seconds: median over interleaved rounds, each of which times every contender once, in one process. of copy: "
+    "time of a copy of the bytes that must be read and written / ours. The others: their time / ours, above 1 if "
+    "ours is faster. torch out= and the copy write into existing memory. ~: times vary by more than half."
+)
+
+
+@dataclass
+class Report:
+    """Figures, and the circumstances without which they mean nothing: what programs read, and what people do."""
+
+    circumstances: dict[str, Any]
+    results: dict[str, Any]
+    tables: list[Table]
+    reasons: Iterable[str]  # why some things were not measured
+    legend: list[str]
+    unsteady: list[str]  # what was timed while the machine was busy
+    timed: bool = True  # anything at all
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return self.circumstances | self.results
+
+    def head(self) -> str:
+        """Return in two lines what people need to know of the circumstances."""
+        known = self.circumstances
+        versions = ", ".join(f"{name} {version}" for name, version in known["versions"].items())
+        return f"{known['hardware']['cpu']['name']}, {known['threads']} threads; {known['date']}\n{versions}"
+
+    def warning(self) -> str:
+        """Return a warning if times vary much from round to round, else an empty string."""
+        if not self.unsteady:
+            return ""
+        more = f" and {len(self.unsteady) - 3} others" if len(self.unsteady) > 3 else ""
+        return f"times vary by more than half between rounds, is the machine busy? {', '.join(self.unsteady[:3])}{more}"
+
+
+def circumstances(backends: Sequence[Backend], dtype: str, seconds: float) -> dict[str, Any]:
+    """Return what a figure means nothing without: who computed it, on what, with which versions, and when."""
+    versions = {"python": platform.python_version(), "tensorops": tensorops.__version__, "numpy": np.__version__}
+    for backend in backends:
+        versions |= runtime_of(backend).version()
+    return {
+        "command": shlex.join(["tensorops", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions,
+        "platform": platform.platform(),
+        "threads": threads(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # by other programs, and by this
+        "environment": {name: value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")},
+        "hardware": detect_hardware().to_dict(),
+        "dtype": dtype,
+        "seconds_per_measurement": seconds,
+    }
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def _table(title: str, words: Iterable[str], figures: Iterable[str]) -> Table:
+    """Return a table without rows; columns of figures are aligned to the right."""
+    table = Table(title=title)
+    for column in words:
+        table.add_column(column, overflow="fold")
+    for column in figures:
+        table.add_column(column, justify="right", overflow="fold")
+    return table
+
+
+# --- on several backends -----------------------------------------------------------------------------
+
+
+def on_backends(found: Sequence[Measurement], backends: Sequence[Backend], dtype: str, seconds: float) -> Report:
+    """Return the report on operators on several backends."""
+    return Report(
+        circumstances(backends, dtype, seconds) | {"method": METHOD},
+        {"results": [asdict(row) for row in found]},
+        [_medians(f"{dtype}, {seconds:g} s per measurement", found)],
+        _reasons(found),
+        [METHOD],
+        [str(row) for row in found if row.unsteady],
+        timed=any(row.seconds is not None for row in found),
+    )
+
+
+def _medians(title: str, found: Iterable[Measurement]) -> Table:
+    table = _table(title, ("operator", "rows x features", "backend", "kernel"), ("median", "GB/s", "x numpy"))
+    last = None
+    for row in found:
+        if row.case != last:
+            table.add_section()
+        figures = ("-", "-", "-")
+        if row.seconds is not None:
+            speedup = "-" if row.speedup is None else f"{row.speedup:.2f}"
+            figures = (duration(row.seconds), f"{row.gigabytes_per_second:.2f}", speedup)
+        table.add_row(*(row.case if row.case != last else ("", "")), row.backend, row.kernel or "-", *figures)
+        last = row.case
+    return table
+
+
+def _reasons(found: Iterable[Measurement]) -> list[str]:
+    """Return what could not be measured and why, each with its backends."""
+    backends: dict[tuple[str, str], list[str]] = {}
+    for row in found:
+        if row.reason:
+            backends.setdefault((" ".join(row.case), row.reason), []).append(row.backend)
+    return [f"{case} on {', '.join(names)}: {reason}" for (case, reason), names in backends.items()]
+
+
+# --- beside peers ------------------------------------------------------------------------------------
+
+
+def beside_peers(found: Sequence[Line | ModelLine], backend: Backend, dtype: str, seconds: float) -> Report:
+    """Return the report on the compiled kernels beside a copy and other libraries, and on a model beside llama.cpp."""
+    known = circumstances((backend,), dtype, seconds) | {"method": METHOD_BESIDE_PEERS}
+    known["versions"] |= peers.versions()
+    lines = [line for line in found if isinstance(line, Line)]
+    rows, attention = ([line for line in lines if line.task in tasks] for tasks in (peers.ROWS, peers.ATTENTION))
+    report = Report(known, {}, [], _missing(found), [], [str(line) for line in lines if line.unsteady])
+    if rows:
+        report.results |= {"rows": [line.to_dict() for line in rows], "summary": comparison.summarize(rows)}
+        report.tables.append(_ratios(f"NumPy arrays, {dtype}", rows, summary=True))
+    if attention:
+        report.results["attention"] = [line.to_dict() for line in attention]
+        report.tables.append(_ratios(f"attention, {dtype}", attention, summary=False))
+    if lines:
+        report.legend.append(METHOD_BESIDE_PEERS)
+    for line in found:
+        if isinstance(line, ModelLine):
+            report.results["model"] = line.to_dict()
+            report.tables.append(_speeds(line))
+            report.legend += _bound(line)
+    return report
+
+
+def _missing(found: Iterable[Line | ModelLine]) -> Iterable[str]:
+    """Return why peers are missing, each reason once; a form that a peer lacks is a blank in the table instead."""
+    missing = [item for line in found for item in line.missing.items()]
+    return dict.fromkeys(f"{peer}: {reason}" for peer, reason in missing if reason)
+
+
+def _ratios(title: str, lines: list[Line], *, summary: bool) -> Table:
+    """Return the lines of each task, and under them their means."""
+    names = [peer for peer in peers.PEERS if any(peer in line.seconds for line in lines)]
+    table = _table(title, ("operator", "shape", "kernel"), ("ours", "of copy", *names))
+    for task, totals in comparison.summarize(lines).items():
+        table.add_section()
+        first = task
+        for line in (line for line in lines if line.task == task):
+            figures = (line.ratios.get(peer) for peer in names)
+            shape = f"{line.shape} ~" if line.unsteady else line.shape
+            cells = (first, shape, line.kernel, duration(line.seconds[comparison.OURS]), f"{line.of_copy:.0%}")
+            table.add_row(*cells, *("-" if r is None else f"{r:.2f}" for r in figures))
+            first = ""
+        if summary:
+            ends = (totals.get(peer) for peer in names)
+            said = ("-" if e is None else f"{e['geometric_mean']:.2f}/{e['least']:.2f}" for e in ends)
+            table.add_row("", "mean/least", "", "", "", *said, style="bold")
+    return table
+
+
+def _speeds(line: ModelLine) -> Table:
+    """Return the tokens per second of a model."""
+    title = f"{escape(printable(line.model))}, tokens per second"
+    table = _table(title, ("",), (*line.decode, "x llama.cpp", "of bound"))
+    whats = {f"decode, {line.new_tokens} tokens": line.decode, f"prefill, {line.prefill_tokens} tokens": line.prefill}
+    for what, speeds in whats.items():
+        speedup = model.ratio(speeds)
+        of_bound = f"{speeds[model.OURS] / line.bound:.0%}" if speeds is line.decode else "-"
+        cells = [f"{speed:.1f}" for speed in speeds.values()]
+        table.add_row(what, *cells, "-" if speedup is None else f"{speedup:.2f}", of_bound)
+    return table
+
+
+def _bound(line: ModelLine) -> list[str]:
+    read, speed = f"{line.weight_bytes / 1e6:.0f} MB", f"{line.read_bandwidth / 1e9:.1f} GB/s"
+    said = f"bound: {read} of weights for each token, read at {speed}: {line.bound:.0f} tokens per second."
+    return [said, f"{model.NOTE}."] if model.LLAMA_CPP in line.decode else [said]

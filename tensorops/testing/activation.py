@@ -1,0 +1,332 @@
+"""Activations, and softmax with its relatives: references, cases, refusals and workloads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tensorops.testing.entries import Arguments, Case, Entry, Maker, Workload
+from tensorops.testing.values import (
+    DOUBLE,
+    EMPTY,
+    EXTREME,
+    FLOAT32_RANGE,
+    ODD_LENGTHS,
+    SPECIAL,
+    SPECIAL_ROWS,
+    Float64,
+    Wide,
+    args,
+    float64,
+    integers,
+    normal,
+    one_array,
+    ones,
+    quiet,
+    random_mask,
+)
+
+__all__ = [
+    "ENTRIES",
+    "geglu",
+    "gelu",
+    "log_softmax",
+    "logsumexp",
+    "relu",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "swiglu",
+]
+
+# --- references --------------------------------------------------------------------------------------
+
+
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+@quiet
+def sigmoid(x: ArrayLike) -> Float64:
+    """``1 / (1 + exp(-x))``, written so that no exponential overflows."""
+    x = float64(x)
+    small = np.exp(-np.abs(x))
+    return float64(np.where(x < 0, small, 1.0) / (1.0 + small))
+
+
+@quiet
+def silu(x: ArrayLike) -> Float64:
+    """``x * sigmoid(x)``."""
+    return float64(float64(x) * sigmoid(x))
+
+
+@quiet
+def relu(x: ArrayLike) -> Float64:
+    """``max(x, 0)``; NaN stays NaN."""
+    return float64(np.maximum(float64(x), 0.0))
+
+
+@quiet
+def softplus(x: ArrayLike) -> Float64:
+    """``log(1 + exp(x))``, written so that no exponential overflows."""
+    x = float64(x)
+    return float64(np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x))))
+
+
+@quiet
+def gelu(x: ArrayLike, *, approximate: Literal["none", "tanh"] = "none") -> Float64:
+    """``x * Phi(x)`` with the normal distribution function, or its approximation by a hyperbolic tangent."""
+    x = float64(x)
+    if approximate == "none":
+        # 1 + erf(t) = erfc(-t), which does not cancel in the left tail.
+        return float64(0.5 * x * _erfc(-x / math.sqrt(2.0)))
+    if approximate == "tanh":
+        # (1 + tanh(t)) / 2 = sigmoid(2 t), which does not cancel either.
+        return float64(x * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    raise ValueError(f"gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
+
+
+@quiet
+def swiglu(gate: ArrayLike, up: ArrayLike) -> Float64:
+    """``silu(gate) * up``."""
+    return float64(silu(gate) * float64(up))
+
+
+@quiet
+def geglu(gate: ArrayLike, up: ArrayLike) -> Float64:
+    """``gelu(gate) * up``, with the exact `gelu`."""
+    return float64(gelu(gate) * float64(up))
+
+
+def _exponentials(x: ArrayLike, axis: int, where: ArrayLike | None) -> tuple[Wide, NDArray[np.bool_], Wide, Wide]:
+    """Return ``x - max``, the entries that count, ``exp(x - max)`` (0 elsewhere) and its sum along `axis`."""
+    x = np.asarray(x, dtype=np.longdouble)
+    keep = np.broadcast_to(np.asarray(True if where is None else where, dtype=np.bool_), x.shape)
+    top = np.max(np.where(keep, x, -np.inf), axis=axis, keepdims=True, initial=-np.inf)
+    shifted = x - top
+    exponentials = np.where(keep, np.exp(shifted), np.longdouble(0))
+    return shifted, keep, exponentials, np.sum(exponentials, axis=axis, keepdims=True)
+
+
+@quiet
+def softmax(x: ArrayLike, *, axis: int = -1, where: ArrayLike | None = None) -> Float64:
+    """``exp(x) / sum(exp(x), axis)`` over the entries where `where` is true; 0 elsewhere."""
+    _, keep, exponentials, total = _exponentials(x, axis, where)
+    return float64(np.where(keep, exponentials / total, 0))
+
+
+@quiet
+def log_softmax(x: ArrayLike, *, axis: int = -1, where: ArrayLike | None = None) -> Float64:
+    """``x - log(sum(exp(x), axis))`` over the entries where `where` is true; -inf elsewhere."""
+    shifted, keep, _, total = _exponentials(x, axis, where)
+    return float64(np.where(keep, shifted - np.log(total), -np.inf))
+
+
+@quiet
+def logsumexp(x: ArrayLike, *, axis: int = -1, keepdims: bool = False) -> Float64:
+    """``log(sum(exp(x), axis))``; -inf where every entry is -inf."""
+    x = np.asarray(x, dtype=np.longdouble)
+    top = np.max(x, axis=axis, keepdims=True, initial=-np.inf)
+    shift = np.where(np.isfinite(top), top, 0)
+    result = shift + np.log(np.sum(np.exp(x - shift), axis=axis, keepdims=True))
+    return float64(result if keepdims else np.squeeze(result, axis=axis))
+
+
+# --- cases -------------------------------------------------------------------------------------------
+
+
+_EXTREME_ARGUMENTS = np.array([1e4, -1e4, 6e4, -6e4, 200.0, -200.0, 0.0, -0.0])
+
+
+_HUGE_ARGUMENTS = np.array([1e30, -1e30, 1e38, -1e38])
+
+
+def _elementwise_cases(
+    operator: str, scale_axis: tuple[int, ...] | None, name_prefix: str = "", **options: Any
+) -> Iterator[Case]:
+    """Yield cases for a function of one array; `options` are passed on to it."""
+
+    def case(name: str, arguments: Callable[[np.random.Generator], Any], **fields: Any) -> Case:
+        fields = {"scale_axis": scale_axis, **fields}
+        return Case(operator, name_prefix + name, lambda r: args(arguments(r), **options), **fields)
+
+    def values(r: np.random.Generator, *shape: int) -> NDArray[np.float64]:
+        x = normal(r, *shape, scale=3.0)
+        x.flat[-1] = 3.0  # of the magnitude of the others, where the largest result sets the scale
+        return x
+
+    yield case("typical", lambda r: values(r, 4, 64))
+    for n in ODD_LENGTHS:
+        yield case(f"length_{n}", partial(lambda r, n: values(r, n), n=n))
+    yield case("scalar", lambda r: np.array(-0.75))
+    yield case("batch", lambda r: values(r, 2, 3, 5, 7))
+    # The relative error of a fast exponential grows with its argument.
+    wide = 64.0 if scale_axis == () else 8.0
+    yield case("wide", lambda r: np.linspace(-80.0, 80.0, 161), tolerance=wide)
+    yield case("small", lambda r: normal(r, 33, scale=1e-3))
+    yield case("empty", lambda r: np.zeros((3, 0, 2)), tags=EMPTY)
+    # The result follows from the formula exactly, so the neighbours set no scale.
+    yield case("extreme", lambda r: _EXTREME_ARGUMENTS, scale_axis=(), tags=EXTREME)
+    yield case("huge", lambda r: _HUGE_ARGUMENTS, scale_axis=(), dtypes=FLOAT32_RANGE, tags=EXTREME)
+    yield case("1e300", lambda r: np.array([1e300, -1e300]), scale_axis=(), dtypes=DOUBLE, tags=EXTREME)
+    yield case("special", lambda r: SPECIAL_ROWS, tags=SPECIAL)
+
+
+def _gelu_cases() -> Iterator[Case]:
+    # 1 + erf(x) and 1 + tanh(x) may cancel: the error in the left tail is in proportion to x.
+    yield from _elementwise_cases("gelu", None)
+    yield from _elementwise_cases("gelu", None, "tanh_", approximate="tanh")
+
+
+def _gated_cases(operator: str, scale_axis: tuple[int, ...] | None) -> Iterator[Case]:
+    case = partial(Case, operator, scale_axis=scale_axis)
+
+    def pair(r: np.random.Generator, *shape: int) -> Arguments:
+        return args(normal(r, *shape, scale=3.0), normal(r, *shape))
+
+    yield case("typical", lambda r: pair(r, 4, 64))
+    for n in ODD_LENGTHS:
+        yield case(f"length_{n}", partial(lambda r, n: pair(r, n), n=n))
+    yield case("batch", lambda r: pair(r, 2, 3, 5, 7))
+    yield case("empty", lambda r: pair(r, 0, 4), tags=EMPTY)
+    yield case(
+        "extreme",
+        lambda r: args(np.array([1e4, -1e4, -6e4, 6e4, 0.0]), np.array([0.5, 1e4, -1e4, 1.0, 6e4])),
+        scale_axis=(),
+        tags=EXTREME,
+    )
+    # 1e8 is an infinity in float16 and a number elsewhere.
+    yield case(
+        "overflows_float16", lambda r: args(np.array([1e4, 1e4]), np.array([1e4, -1e4])), scale_axis=(), tags=EXTREME
+    )
+    yield case("special_gate", lambda r: args(SPECIAL_ROWS, normal(r, 6, 4)), tags=SPECIAL)
+    yield case("special_up", lambda r: args(1.0 + r.random((6, 4)), SPECIAL_ROWS), tags=SPECIAL)
+
+
+def _softmax_cases(operator: str) -> Iterator[Case]:
+    """Yield cases for `softmax` and `log_softmax`."""
+    # A probability is exact relative to itself, its logarithm relative to the largest of the row.
+    logarithmic = operator == "log_softmax"
+    case = partial(Case, operator, tolerance=32.0, scale_axis=-1 if logarithmic else ())
+    yield case("typical", lambda r: args(normal(r, 4, 64, scale=3.0)))
+    for n in ODD_LENGTHS:
+        yield case(f"length_{n}", partial(lambda r, n: args(normal(r, 3, n, scale=3.0)), n=n))
+    yield case("one_dimension", lambda r: args(normal(r, 17)))
+    yield case("batch", lambda r: args(normal(r, 2, 3, 5, 16)))
+    for axis, name in enumerate(("first_axis", "middle_axis")):
+        yield case(
+            name,
+            partial(lambda r, axis: args(normal(r, 9, 4, 5), axis=axis), axis=axis),
+            scale_axis=axis if logarithmic else (),
+        )
+    yield case("equal", lambda r: args(np.full((2, 7), -3.25)))
+    yield case("offset", lambda r: args(1000.0 + np.arange(24.0).reshape(3, 8) / 2))
+    yield case("where", lambda r: args(normal(r, 5, 33), where=random_mask(r, 5, 33)))
+    yield case("where_broadcasts", lambda r: args(normal(r, 5, 33), where=random_mask(r, 33)))
+    yield case(
+        "where_middle_axis",
+        lambda r: args(normal(r, 3, 7, 4), axis=1, where=random_mask(r, 7, 1)),
+        scale_axis=1 if logarithmic else (),
+    )
+    yield case(
+        "where_masks_a_row",
+        lambda r: args(normal(r, 3, 9), where=np.array([True, False, True])[:, None] & random_mask(r, 3, 9)),
+    )
+    yield case("empty_batch", lambda r: args(np.zeros((0, 5))), tags=EMPTY)
+    yield case("6e4", lambda r: args(np.array([[6e4, -6e4, 6e4, 0.0], [-6e4, -6e4, -6e4, -6e4]])), tags=EXTREME)
+    yield case(
+        "1e38",
+        lambda r: args(np.array([[1e38, -1e38, 1e38, 0.0], [-1e38, -1e38, -1e38, -1e38]])),
+        dtypes=FLOAT32_RANGE,
+        tags=EXTREME,
+    )
+    yield case("special", lambda r: args(SPECIAL_ROWS), tags=SPECIAL)
+    yield case("all_minus_inf", lambda r: args(np.array([[-np.inf] * 3, [0.0, 1.0, 2.0]])), tags=SPECIAL)
+    yield case("where_hides_special", lambda r: args(SPECIAL_ROWS, where=np.isfinite(SPECIAL_ROWS)), tags=SPECIAL)
+
+
+def _logsumexp_cases() -> Iterator[Case]:
+    case = partial(Case, "logsumexp", tolerance=16.0, scale_axis=None)
+    yield case("typical", lambda r: args(normal(r, 4, 64, scale=3.0)))
+    for n in ODD_LENGTHS:
+        yield case(f"length_{n}", partial(lambda r, n: args(normal(r, 3, n, scale=3.0)), n=n))
+    yield case("one_dimension", lambda r: args(normal(r, 17)))
+    yield case("batch", lambda r: args(normal(r, 2, 3, 5, 16)))
+    yield case("first_axis", lambda r: args(normal(r, 9, 4, 5), axis=0))
+    yield case("middle_axis", lambda r: args(normal(r, 9, 4, 5), axis=1))
+    yield case("keepdims", lambda r: args(normal(r, 5, 8), keepdims=True))
+    yield case("keepdims_first_axis", lambda r: args(normal(r, 5, 8), axis=0, keepdims=True))
+    yield case("offset", lambda r: args(1000.0 + np.arange(24.0).reshape(3, 8) / 2))
+    yield case("empty_batch", lambda r: args(np.zeros((0, 5))), tags=EMPTY)
+    yield case("6e4", lambda r: args(np.array([[6e4, -6e4, 0.0], [-6e4, -6e4, -6e4]])), scale_axis=(), tags=EXTREME)
+    yield case(
+        "1e38",
+        lambda r: args(np.array([[1e38, -1e38, 0.0], [-1e38, -1e38, -1e38]])),
+        scale_axis=(),
+        dtypes=FLOAT32_RANGE,
+        tags=EXTREME,
+    )
+    yield case("special", lambda r: args(SPECIAL_ROWS), tags=SPECIAL)
+    yield case("all_minus_inf", lambda r: args(np.array([[-np.inf] * 3, [0.0, 1.0, 2.0]])), tags=SPECIAL)
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+_OF_ONE_ARRAY = (
+    ("integer_x", TypeError, "x", lambda: args(integers(3))),
+    ("bool_x", TypeError, "x", lambda: args(np.array([True, False]))),
+    ("no_array", TypeError, "x", lambda: args(None)),
+)
+
+_OF_GATES = (
+    ("up_shape", ValueError, "up", lambda: args(ones(3, 4), ones(3, 5))),
+    ("integer_gate", TypeError, "gate", lambda: args(integers(3), ones(3))),
+    ("integer_up", TypeError, "up", lambda: args(ones(3), integers(3))),
+)
+
+_OF_SLICES = (
+    ("axis_beyond", ValueError, "axis", lambda: args(ones(2, 3), axis=2)),
+    ("where_shape", ValueError, "where", lambda: args(ones(2, 3), where=np.ones((2, 4), dtype=bool))),
+    ("where_float", TypeError, "where", lambda: args(ones(2, 3), where=ones(2, 3))),
+    ("integer_x", TypeError, "x", lambda: args(integers(2, 3))),
+)
+
+
+# --- workloads, and all of it by operator ------------------------------------------------------------
+
+
+def _two_arrays(make: Maker) -> Workload:
+    return Workload((make.x(), make.x()))
+
+
+ENTRIES = (
+    Entry(silu, tuple(_elementwise_cases("silu", ())), _OF_ONE_ARRAY, one_array),
+    Entry(sigmoid, tuple(_elementwise_cases("sigmoid", ())), _OF_ONE_ARRAY, one_array),
+    Entry(relu, tuple(_elementwise_cases("relu", ())), _OF_ONE_ARRAY, one_array),
+    Entry(softplus, tuple(_elementwise_cases("softplus", ())), _OF_ONE_ARRAY, one_array),
+    Entry(
+        gelu,
+        tuple(_gelu_cases()),
+        (*_OF_ONE_ARRAY, ("approximate", ValueError, "approximate", lambda: args(ones(3), approximate="fast"))),
+        one_array,
+    ),
+    Entry(swiglu, tuple(_gated_cases("swiglu", ())), _OF_GATES, _two_arrays),
+    Entry(geglu, tuple(_gated_cases("geglu", None)), _OF_GATES, _two_arrays),
+    Entry(softmax, tuple(_softmax_cases("softmax")), _OF_SLICES, one_array),
+    Entry(log_softmax, tuple(_softmax_cases("log_softmax")), _OF_SLICES, one_array),
+    Entry(
+        logsumexp,
+        tuple(_logsumexp_cases()),
+        (
+            ("axis_beyond", ValueError, "axis", lambda: args(ones(2, 3), axis=-3)),
+            ("integer_x", TypeError, "x", lambda: args(integers(2, 3))),
+        ),
+        one_array,
+    ),
+)

@@ -1,0 +1,220 @@
+"""Attention: references, cases, refusals and workloads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tensorops.testing.activation import softmax
+from tensorops.testing.entries import HEAD_DIM, Arguments, Case, Entry, Maker, Workload
+from tensorops.testing.values import (
+    EMPTY,
+    EXTREME,
+    SPECIAL,
+    Float64,
+    args,
+    float64,
+    integers,
+    normal,
+    ones,
+    quiet,
+    random_mask,
+)
+
+__all__ = ["ENTRIES", "scaled_dot_product_attention"]
+
+# --- references --------------------------------------------------------------------------------------
+
+
+def _attends(tq: int, tk: int, is_causal: bool, window: int | None) -> NDArray[np.bool_]:
+    """Return which keys each query may see; the last query stands at the position of the last key."""
+    allowed = np.ones((tq, tk), dtype=np.bool_)
+    for i in range(tq):
+        position = i + tk - tq
+        for j in range(tk):
+            if is_causal and j > position:
+                allowed[i, j] = False
+            if window is not None and abs(position - j) >= window:
+                allowed[i, j] = False
+    return allowed
+
+
+@quiet
+def scaled_dot_product_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    mask: ArrayLike | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+) -> Float64:
+    """``softmax(q @ k.T * scale) @ v`` for every head; a row that attends to nothing gives 0.
+
+    `q` is (batch, q_heads, Tq, D), `k` (batch, kv_heads, Tk, D), `v` (batch, kv_heads, Tk, Dv). The scores
+    are capped first, ``softcap * tanh(scores / softcap)``, then masked. `sinks` holds one logit per query
+    head that joins the sum of the softmax and has no value.
+    """
+    q, k, v = float64(q), float64(k), float64(v)
+    batch, q_heads, tq, head_dim = q.shape
+    kv_heads, tk = k.shape[1:3]
+    scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+
+    allowed = np.broadcast_to(_attends(tq, tk, is_causal, window), (batch, q_heads, tq, tk))
+    added = np.zeros(())
+    if mask is not None:
+        mask = np.asarray(mask)
+        if mask.dtype == np.bool_:
+            allowed = allowed & mask
+        else:
+            added = float64(mask)
+            allowed = allowed & (added != -np.inf)
+    added = np.broadcast_to(added, allowed.shape)
+
+    y = np.zeros((batch, q_heads, tq, v.shape[-1]))
+    for b in range(batch):
+        for h in range(q_heads):
+            kv = h // (q_heads // kv_heads)
+            scores = q[b, h] @ k[b, kv].T * scale
+            if softcap is not None:
+                scores = softcap * np.tanh(scores / softcap)
+            scores = scores + added[b, h]
+            attends = allowed[b, h]
+            if sinks is not None:
+                sink = np.full((tq, 1), float64(sinks)[h])
+                scores = np.concatenate([scores, sink], axis=-1)
+                attends = np.concatenate([attends, np.ones((tq, 1), dtype=np.bool_)], axis=-1)
+            y[b, h] = softmax(scores, where=attends)[:, :tk] @ v[b, kv]
+    return y
+
+
+# --- cases -------------------------------------------------------------------------------------------
+
+
+def _attention_cases() -> Iterator[Case]:
+    # Several libraries round the scores or the probabilities of half types.
+    case = partial(Case, "scaled_dot_product_attention", tolerance=32.0, half_tolerance=4.0)
+
+    def qkv(
+        r: np.random.Generator, *, b: int = 2, hq: int = 2, hkv: int = 2, tq: int = 7, tk: int = 7, d: int = 16
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        return normal(r, b, hq, tq, d), normal(r, b, hkv, tk, d), normal(r, b, hkv, tk, d)
+
+    def float_mask(r: np.random.Generator, *shape: int) -> NDArray[np.float64]:
+        return np.where(random_mask(r, *shape), normal(r, *shape), -np.inf)
+
+    yield case("typical", lambda r: args(*qkv(r)))
+    for n in (1, 3, 17, 33, 65):
+        yield case(f"length_{n}", partial(lambda r, n: args(*qkv(r, b=1, tq=n, tk=n, d=8)), n=n))
+    for d in (1, 7, 33, 64):
+        yield case(f"head_dim_{d}", partial(lambda r, d: args(*qkv(r, d=d)), d=d))
+    yield case("value_dim", lambda r: args(normal(r, 1, 2, 5, 8), normal(r, 1, 2, 7, 8), normal(r, 1, 2, 7, 12)))
+    yield case("scale", lambda r: args(*qkv(r), scale=0.1))
+    yield case("causal", lambda r: args(*qkv(r), is_causal=True))
+    yield case("causal_decode", lambda r: args(*qkv(r, tq=1, tk=33), is_causal=True))
+    yield case("causal_more_keys", lambda r: args(*qkv(r, tq=5, tk=9), is_causal=True))
+    yield case("causal_more_queries", lambda r: args(*qkv(r, tq=9, tk=5), is_causal=True))
+    yield case("grouped", lambda r: args(*qkv(r, hq=6, hkv=2)))
+    yield case("grouped_causal", lambda r: args(*qkv(r, hq=4, hkv=2), is_causal=True))
+    yield case("multi_query", lambda r: args(*qkv(r, hq=4, hkv=1, tq=3)))
+    yield case("bool_mask", lambda r: args(*qkv(r), mask=random_mask(r, 2, 2, 7, 7)))
+    yield case("bool_mask_broadcasts", lambda r: args(*qkv(r, tk=9), mask=random_mask(r, 7, 9)))
+    yield case("bool_mask_padding", lambda r: args(*qkv(r), mask=random_mask(r, 2, 1, 1, 7)))
+    yield case(
+        "bool_mask_hides_rows", lambda r: args(*qkv(r), mask=np.arange(7)[:, None] % 3 != np.zeros(7, dtype=int))
+    )
+    yield case("float_mask", lambda r: args(*qkv(r), mask=normal(r, 2, 2, 7, 7)))
+    yield case("float_mask_infinite", lambda r: args(*qkv(r), mask=float_mask(r, 2, 1, 7, 7)))
+    yield case(
+        "float_mask_hides_rows",
+        lambda r: args(*qkv(r), mask=np.where(np.arange(7)[:, None] % 3 == 0, -np.inf, normal(r, 7, 7))),
+    )
+    yield case("causal_and_mask", lambda r: args(*qkv(r), mask=random_mask(r, 7, 7), is_causal=True))
+    yield case("window", lambda r: args(*qkv(r, tq=9, tk=9), window=3))
+    yield case("window_causal", lambda r: args(*qkv(r, tq=9, tk=9), window=3, is_causal=True))
+    yield case("window_one", lambda r: args(*qkv(r), window=1, is_causal=True))
+    yield case("window_decode", lambda r: args(*qkv(r, tq=1, tk=17), window=4, is_causal=True))
+    yield case("window_more_queries", lambda r: args(*qkv(r, tq=9, tk=4), window=2))
+    yield case("window_wider_than_keys", lambda r: args(*qkv(r), window=100, is_causal=True))
+    yield case("softcap", lambda r: args(*qkv(r), softcap=2.0))
+    yield case("sinks", lambda r: args(*qkv(r), sinks=normal(r, 2)))
+    yield case("sinks_hidden_rows", lambda r: args(*qkv(r, hq=4, tq=9, tk=5), sinks=normal(r, 4), is_causal=True))
+    yield case(
+        "everything",
+        lambda r: args(
+            *qkv(r, hq=4, hkv=2, tq=6, tk=17),
+            mask=float_mask(r, 2, 1, 6, 17),
+            is_causal=True,
+            scale=0.3,
+            window=8,
+            softcap=5.0,
+            sinks=normal(r, 4),
+        ),
+    )
+    yield case("empty_queries", lambda r: args(*qkv(r, tq=0)), tags=EMPTY)
+    yield case("empty_batch", lambda r: args(*qkv(r, b=0)), tags=EMPTY)
+    # Scores of a few hundred: only a softmax that takes the maximum away survives.
+    yield case(
+        "large_scores",
+        lambda r: args(np.full((1, 1, 2, 4), 16.0), 2.0 * np.arange(20.0).reshape(1, 1, 5, 4) - 20.0,
+                        normal(r, 1, 1, 5, 4)),
+        tags=EXTREME,
+    )  # fmt: skip
+
+    def one_bad_query(r: np.random.Generator) -> Arguments:
+        q, k, v = qkv(r)
+        q[0, 1, 2, 3] = np.nan
+        return args(q, k, v)
+
+    yield case("special", one_bad_query, tags=SPECIAL)
+
+
+# --- what is refused ---------------------------------------------------------------------------------
+
+
+def _qkv(hq: int = 2, hkv: int = 2, tk: int = 5, d: int = 4, tv: int = 5) -> tuple[Any, Any, Any]:
+    return ones(1, hq, 3, 4), ones(1, hkv, tk, d), ones(1, hkv, tv, 4)
+
+
+# --- workloads, and all of it by operator ------------------------------------------------------------
+
+
+QUERY_HEADS = 8  # that share a head of keys and values
+KEYS = 1024  # that a query meets at least: a conversation's cache
+MOST_SCORES = 2**26  # the generic body holds them all, several times
+
+
+def _attention_workload(make: Maker) -> Workload:
+    heads, keys = make.divided(HEAD_DIM), max(make.rows, KEYS)
+    if heads * make.rows * keys > MOST_SCORES:
+        raise ValueError(f"the scores of {make.rows} queries and {keys} keys are a benchmark of memory")
+    groups = heads // QUERY_HEADS if heads % QUERY_HEADS == 0 else heads
+    k, v = (make.normal(1, groups, keys, HEAD_DIM) for _ in range(2))
+    return Workload((make.normal(1, heads, make.rows, HEAD_DIM), k, v), {"is_causal": True})
+
+
+ENTRIES = (
+    Entry(
+        scaled_dot_product_attention,
+        tuple(_attention_cases()),
+        (
+            ("q_3d", ValueError, "q", lambda: args(ones(2, 3, 4), ones(2, 3, 4), ones(2, 3, 4))),
+            ("heads", ValueError, "q|k", lambda: args(*_qkv(hq=3))),
+            ("head_dim", ValueError, "q|k", lambda: args(*_qkv(d=5))),
+            ("value_length", ValueError, "k|v", lambda: args(*_qkv(tv=6))),
+            ("mask_shape", ValueError, "mask", lambda: args(*_qkv(), mask=ones(3, 6))),
+            ("mask_integer", TypeError, "mask", lambda: args(*_qkv(), mask=integers(3, 5))),
+            ("window_zero", ValueError, "window", lambda: args(*_qkv(), window=0)),
+            ("sinks_length", ValueError, "sinks", lambda: args(*_qkv(), sinks=ones(3))),
+        ),
+        _attention_workload,
+    ),
+)

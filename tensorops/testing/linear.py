@@ -1,0 +1,117 @@
+"""Products with matrices, and rows of tables: references, cases, refusals and workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tensorops.testing.entries import Arguments, Case, Entry, Maker, Workload
+from tensorops.testing.values import (
+    EMPTY,
+    EXTREME,
+    ODD_LENGTHS,
+    SPECIAL,
+    SPECIAL_ROWS,
+    Float64,
+    args,
+    float64,
+    integers,
+    normal,
+    ones,
+    quiet,
+)
+
+__all__ = ["ENTRIES", "embedding", "linear"]
+
+# --- references --------------------------------------------------------------------------------------
+
+
+@quiet
+def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Float64:
+    """``x @ weight.T + bias`` with `weight` (out, in)."""
+    y = float64(x) @ float64(weight).T
+    return float64(y if bias is None else y + float64(bias))
+
+
+def embedding(ids: ArrayLike, weight: ArrayLike) -> Float64:
+    """``weight[ids]``."""
+    return float64(float64(weight)[np.asarray(ids)])
+
+
+# --- cases -------------------------------------------------------------------------------------------
+
+
+def _linear_cases() -> Iterator[Case]:
+    case = partial(Case, "linear", tolerance=32.0)
+
+    def xw(r: np.random.Generator, n_in: int, n_out: int, *batch: int) -> Arguments:
+        return args(normal(r, *batch, n_in), normal(r, n_out, n_in))
+
+    yield case("typical", lambda r: args(*xw(r, 64, 32, 4)[0], normal(r, 32)))
+    for n in ODD_LENGTHS:
+        yield case(f"in_{n}", partial(lambda r, n: xw(r, n, 5, 3), n=n), scale_axis=None)
+        yield case(f"out_{n}", partial(lambda r, n: xw(r, 16, n, 3), n=n), scale_axis=None)
+    yield case("no_bias", lambda r: xw(r, 33, 17, 5))
+    yield case("one_dimension", lambda r: args(*xw(r, 17, 9)[0], normal(r, 9)))
+    yield case("batch", lambda r: args(*xw(r, 16, 8, 2, 3, 5)[0], normal(r, 8)))
+    yield case("empty_batch", lambda r: xw(r, 8, 4, 0), tags=EMPTY)
+    yield case("empty_in", lambda r: args(*xw(r, 0, 4, 3)[0], normal(r, 4)), tags=EMPTY)
+    # 120000 is an infinity in float16 and a number elsewhere.
+    yield case(
+        "overflows_float16",
+        lambda r: args(np.full((2, 3), 200.0), np.array([[200.0], [-200.0]]) * np.ones(3)),
+        tags=EXTREME,
+    )
+    yield case("special", lambda r: args(SPECIAL_ROWS, 1.0 + r.random((3, 4))), tags=SPECIAL)
+
+
+def _embedding_cases() -> Iterator[Case]:
+    case = partial(Case, "embedding", tolerance=0.0, half_tolerance=0.0, scale_axis=())
+    yield case("typical", lambda r: args(r.integers(0, 33, (2, 9)), normal(r, 33, 16)))
+    for n in ODD_LENGTHS:
+        yield case(f"length_{n}", partial(lambda r, n: args(r.integers(0, 11, 4), normal(r, 11, n)), n=n))
+    yield case("int32", lambda r: args(r.integers(0, 7, 5, dtype=np.int32), normal(r, 7, 4)))
+    yield case("repeated", lambda r: args(np.array([3, 3, 0, 6, 3]), normal(r, 7, 4)))
+    yield case("scalar", lambda r: args(np.array(2), normal(r, 7, 4)))
+    yield case("three_axes", lambda r: args(r.integers(0, 7, (2, 3, 2)), normal(r, 7, 4)))
+    yield case("empty", lambda r: args(np.zeros((2, 0), dtype=np.int64), normal(r, 7, 4)), tags=EMPTY)
+    yield case("special", lambda r: args(np.array([5, 0, 1, 2, 3, 4]), SPECIAL_ROWS), tags=SPECIAL)
+
+
+# --- workloads, and all of it by operator ------------------------------------------------------------
+
+
+VOCABULARY = 8192
+
+
+def _embedding_workload(make: Maker) -> Workload:
+    table = make.normal(VOCABULARY, make.features)
+    row = make.features * make.dtype.itemsize
+    return Workload((make.integers(VOCABULARY, make.rows), table), unread=max(VOCABULARY - make.rows, 0) * row)
+
+
+ENTRIES = (
+    Entry(
+        linear,
+        tuple(_linear_cases()),
+        (
+            ("weight_features", ValueError, "weight", lambda: args(ones(2, 8), ones(3, 7))),
+            ("weight_1d", ValueError, "weight", lambda: args(ones(2, 8), ones(8))),
+            ("bias_length", ValueError, "bias", lambda: args(ones(2, 8), ones(3, 8), ones(4))),
+            ("integer_x", TypeError, "x", lambda: args(integers(2, 8), ones(3, 8))),
+        ),
+        lambda m: Workload((m.x(), m.normal(m.features, m.features))),
+    ),
+    Entry(
+        embedding,
+        tuple(_embedding_cases()),
+        (
+            ("float_ids", TypeError, "ids", lambda: args(ones(3), ones(5, 4))),
+            ("weight_1d", ValueError, "weight", lambda: args(integers(3), ones(5))),
+        ),
+        _embedding_workload,
+    ),
+)

@@ -1,0 +1,254 @@
+"""Normalization: references, cases, refusals and workloads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tensorops.testing.entries import Case, Entry, Workload
+from tensorops.testing.values import (
+    DOUBLE,
+    EMPTY,
+    EXTREME,
+    FLOAT32_RANGE,
+    FULL,
+    ODD_LENGTHS,
+    OVERFLOW,
+    SPECIAL,
+    SPECIAL_ROWS,
+    Float64,
+    Wide,
+    alternating,
+    args,
+    float64,
+    integers,
+    normal,
+    ones,
+    quiet,
+    weights,
+)
+
+__all__ = ["ENTRIES", "add_rms_norm", "layer_norm", "rms_norm"]
+
+# --- references --------------------------------------------------------------------------------------
+
+
+def _magnitude(x: Wide, axis: int | tuple[int, ...]) -> Wide:
+    """Return a power of two near the largest ``|x|`` along `axis`, 1 where that is 0, inf or NaN.
+
+    Dividing by it is exact and keeps squares in range: `longdouble` alone would do where it has a larger
+    exponent than float64, which it has not on Windows and on Arm Macs.
+    """
+    top = np.max(np.abs(x), axis=axis, keepdims=True, initial=0)
+    _, exponent = np.frexp(top)
+    scale: Wide = np.ldexp(np.ones_like(top), exponent - 1)
+    scale[~np.isfinite(top) | (top == 0)] = 1
+    return scale
+
+
+def _divide_by_deviation(x: Wide, axis: int | tuple[int, ...], eps: float, *, center: bool) -> Wide:
+    """``x / sqrt(mean(x**2) + eps)``, with the mean taken away from `x` first if `center`."""
+    scale = _magnitude(x, axis)
+    scaled = x / scale
+    if center:
+        scaled = scaled - np.sum(scaled, axis=axis, keepdims=True) / _count(x, axis)
+    mean_square = np.sum(scaled * scaled, axis=axis, keepdims=True) / _count(x, axis)
+    deviation: Wide = np.hypot(np.sqrt(mean_square), np.sqrt(np.longdouble(eps)) / scale)
+    return scaled / deviation
+
+
+def _count(x: Wide, axis: int | tuple[int, ...]) -> np.longdouble:
+    """Return the number of elements along `axis`."""
+    axes = (axis,) if isinstance(axis, int) else axis
+    return np.longdouble(math.prod(x.shape[i] for i in axes))
+
+
+def _along(x: Wide, parameter: ArrayLike, axes: tuple[int, ...]) -> Float64:
+    """Reshape `parameter`, whose axes are `axes` of `x` in ascending order, to broadcast against `x`."""
+    return float64(parameter).reshape([n if i in axes else 1 for i, n in enumerate(x.shape)])
+
+
+@quiet
+def rms_norm(
+    x: ArrayLike, weight: ArrayLike | None = None, eps: float = 1e-6, *, axis: int = -1, weight_offset: float = 0.0
+) -> Float64:
+    """``x / sqrt(mean(x**2, axis) + eps) * (weight + weight_offset)``; no weight means a factor of 1."""
+    x = np.asarray(x, dtype=np.longdouble)
+    y = _divide_by_deviation(x, axis, eps, center=False)
+    if weight is not None:
+        y = y * (_along(x, weight, (axis % x.ndim,)) + np.longdouble(weight_offset))
+    return float64(y)
+
+
+@quiet
+def add_rms_norm(
+    x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None, eps: float = 1e-6, *, axis: int = -1
+) -> tuple[Float64, Float64]:
+    """``(rms_norm(x + residual, weight, eps), x + residual)``."""
+    new_residual = float64(x) + float64(residual)
+    return rms_norm(new_residual, weight, eps, axis=axis), float64(new_residual)
+
+
+@quiet
+def layer_norm(
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
+    *,
+    axis: int | tuple[int, ...] = -1,
+) -> Float64:
+    """``(x - mean) / sqrt(variance + eps) * weight + bias``, with the population variance over `axis`."""
+    x = np.asarray(x, dtype=np.longdouble)
+    axes = tuple(sorted(i % x.ndim for i in ((axis,) if isinstance(axis, int) else axis)))
+    y = _divide_by_deviation(x, axes, eps, center=True)
+    if weight is not None:
+        y = y * _along(x, weight, axes)
+    if bias is not None:
+        y = y + _along(x, bias, axes)
+    return float64(y)
+
+
+# --- cases -------------------------------------------------------------------------------------------
+
+
+def _rms_norm_cases() -> Iterator[Case]:
+    case = partial(Case, "rms_norm", tolerance=16.0, scale_axis=())
+    yield case("typical", lambda r: args(normal(r, 4, 64), weights(r, 64)))
+    for n in ODD_LENGTHS:
+        yield case(f"length_{n}", partial(lambda r, n: args(normal(r, 3, n), weights(r, n)), n=n))
+    yield case("no_weight", lambda r: args(normal(r, 5, 33)))
+    yield case("one_dimension", lambda r: args(normal(r, 17), weights(r, 17)))
+    yield case("batch", lambda r: args(normal(r, 2, 3, 5, 16), weights(r, 16)))
+    yield case("first_axis", lambda r: args(normal(r, 9, 4), weights(r, 9), axis=0))
+    yield case("middle_axis", lambda r: args(normal(r, 2, 6, 5), weights(r, 6), axis=1))
+    yield case("negative_axis", lambda r: args(normal(r, 2, 6, 5), weights(r, 6), axis=-2))
+    yield case("positional_eps", lambda r: args(normal(r, 3, 16, scale=0.01), weights(r, 16), 1e-3))
+    yield case("eps_dominates", lambda r: args(normal(r, 3, 16, scale=1e-4), None, eps=1e-2))
+    yield case("no_eps", lambda r: args(normal(r, 3, 16), weights(r, 16), eps=0.0))
+    yield case("weight_offset", lambda r: args(normal(r, 4, 32), weights(r, 32) - 1.0, weight_offset=1.0))
+    yield case("zeros", lambda r: args(np.zeros((2, 16)), weights(r, 16)))
+    yield case("one_large", lambda r: args(normal(r, 2, 33) + 1e4 * np.eye(2, 33), weights(r, 33)))
+    yield case("empty_batch", lambda r: args(np.zeros((2, 0, 8)), weights(r, 8)), tags=EMPTY)
+    yield case("empty_axis", lambda r: args(np.zeros((3, 0)), np.zeros(0)), tags=EMPTY)
+    yield case("6e4", lambda r: args(alternating(6e4, 3, 17), weights(r, 17)), tags=EXTREME)
+    yield case("1e30", lambda r: args(alternating(1e30, 3, 17), weights(r, 17)), dtypes=FLOAT32_RANGE, tags=OVERFLOW)
+    yield case("1e-30", lambda r: args(alternating(1e-30, 3, 17), weights(r, 17)), dtypes=FLOAT32_RANGE, tags=EXTREME)
+    yield case("1e200", lambda r: args(alternating(1e200, 3, 17), weights(r, 17)), dtypes=DOUBLE, tags=OVERFLOW)
+    yield case("special", lambda r: args(SPECIAL_ROWS, weights(r, 4)), tags=SPECIAL)
+
+
+def _add_rms_norm_cases() -> Iterator[Case]:
+    case = partial(Case, "add_rms_norm", tolerance=16.0, scale_axis=())
+
+    def rows(r: np.random.Generator, *shape: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return normal(r, *shape), normal(r, *shape)
+
+    yield case("typical", lambda r: args(*rows(r, 4, 64), weights(r, 64)))
+    for n in ODD_LENGTHS:
+        yield case(f"length_{n}", partial(lambda r, n: args(*rows(r, 3, n), weights(r, n)), n=n))
+    yield case("no_weight", lambda r: args(*rows(r, 5, 33)))
+    yield case("batch", lambda r: args(*rows(r, 2, 3, 16), weights(r, 16)))
+    yield case("middle_axis", lambda r: args(*rows(r, 2, 6, 5), weights(r, 6), axis=1))
+    yield case("positional_eps", lambda r: args(*rows(r, 3, 16), weights(r, 16), 1e-3))
+    yield case("cancels", lambda r: args(np.full((2, 8), 1.5), np.full((2, 8), -1.5), weights(r, 8)))
+    yield case("empty_batch", lambda r: args(*rows(r, 0, 8), weights(r, 8)), tags=EMPTY)
+    yield case(
+        "1e30",
+        lambda r: args(alternating(1e30, 3, 17), alternating(2e30, 3, 17), weights(r, 17)),
+        dtypes=FLOAT32_RANGE,
+        tags=OVERFLOW,
+    )
+    yield case("special", lambda r: args(SPECIAL_ROWS, np.ones((6, 4)), weights(r, 4)), tags=SPECIAL)
+
+
+def _layer_norm_cases() -> Iterator[Case]:
+    case = partial(Case, "layer_norm", tolerance=16.0)
+
+    def affine(r: np.random.Generator, *shape: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return weights(r, *shape), normal(r, *shape)
+
+    yield case("typical", lambda r: args(normal(r, 4, 64), *affine(r, 64)))
+    for n in ODD_LENGTHS:
+        yield case(f"length_{n}", partial(lambda r, n: args(normal(r, 3, n), *affine(r, n)), n=n))
+    yield case("no_weight", lambda r: args(normal(r, 5, 33)))
+    yield case("weight_alone", lambda r: args(normal(r, 5, 33), weights(r, 33)))
+    yield case("bias_alone", lambda r: args(normal(r, 5, 33), None, normal(r, 33)))
+    yield case("one_dimension", lambda r: args(normal(r, 17), *affine(r, 17)))
+    yield case("batch", lambda r: args(normal(r, 2, 3, 5, 16), *affine(r, 16)))
+    yield case("first_axis", lambda r: args(normal(r, 9, 4), *affine(r, 9), axis=0), scale_axis=0)
+    yield case(
+        "last_two_axes", lambda r: args(normal(r, 3, 4, 5), *affine(r, 4, 5), axis=(-2, -1)), scale_axis=(-2, -1)
+    )
+    yield case("separate_axes", lambda r: args(normal(r, 2, 3, 4, 5), *affine(r, 3, 5), axis=(1, 3)), scale_axis=(1, 3))
+    # The order in which the axes are named means nothing: weight and bias follow that of x.
+    yield case(
+        "unordered_axes", lambda r: args(normal(r, 3, 4, 5), *affine(r, 4, 5), axis=(-1, 1)), scale_axis=(-2, -1)
+    )
+    yield case("positional_eps", lambda r: args(normal(r, 3, 16, scale=0.1), *affine(r, 16), 1e-2))
+    yield case("constant", lambda r: args(np.full((2, 16), 2.5), *affine(r, 16)))
+    # The difference to the mean is exact to eps * mean, a variance as E[x^2] - E[x]^2 to eps * mean^2 only.
+    yield case("large_mean", lambda r: args(1e3 + normal(r, 3, 64)), tolerance=4e3, dtypes=FULL)
+    yield case("empty_batch", lambda r: args(np.zeros((0, 8)), *affine(r, 8)), tags=EMPTY)
+    yield case("6e4", lambda r: args(alternating(6e4, 3, 17), *affine(r, 17)), tags=EXTREME)
+    yield case("1e30", lambda r: args(alternating(1e30, 3, 17), *affine(r, 17)), dtypes=FLOAT32_RANGE, tags=OVERFLOW)
+    yield case("1e-30", lambda r: args(alternating(1e-30, 3, 17)), dtypes=FLOAT32_RANGE, tags=EXTREME)
+    yield case("special", lambda r: args(SPECIAL_ROWS, *affine(r, 4)), tags=SPECIAL)
+
+
+# --- workloads, and all of it by operator ------------------------------------------------------------
+
+
+ENTRIES = (
+    Entry(
+        rms_norm,
+        tuple(_rms_norm_cases()),
+        (
+            (
+                "weight_length",
+                ValueError,
+                "^rms_norm: weight has 7 elements, but axis -1 of x has 8",
+                lambda: args(ones(2, 8), ones(7)),
+            ),
+            ("weight_2d", ValueError, "weight", lambda: args(ones(2, 8), ones(1, 8))),
+            ("axis_beyond", ValueError, "axis", lambda: args(ones(2, 8), axis=2)),
+            ("integer_x", TypeError, "x", lambda: args(integers(2, 8), ones(8))),
+            ("integer_weight", TypeError, "weight", lambda: args(ones(2, 8), integers(8))),
+            ("negative_eps", ValueError, "eps", lambda: args(ones(2, 8), ones(8), -1e-6)),
+        ),
+        lambda m: Workload((m.x(), m.vector())),
+    ),
+    Entry(
+        add_rms_norm,
+        tuple(_add_rms_norm_cases()),
+        (
+            ("residual_shape", ValueError, "residual", lambda: args(ones(2, 8), ones(2, 7))),
+            (
+                "weight_length",
+                ValueError,
+                "^add_rms_norm: weight has 7 elements, but axis -1 of x has 8",
+                lambda: args(ones(2, 8), ones(2, 8), ones(7)),
+            ),
+            ("axis_beyond", ValueError, "axis", lambda: args(ones(2, 8), ones(2, 8), axis=-3)),
+            ("integer_x", TypeError, "x", lambda: args(integers(2, 8), ones(2, 8))),
+        ),
+        lambda m: Workload((m.x(), m.x(), m.vector())),
+    ),
+    Entry(
+        layer_norm,
+        tuple(_layer_norm_cases()),
+        (
+            ("weight_shape", ValueError, "weight", lambda: args(ones(2, 8), ones(7))),
+            ("bias_shape", ValueError, "bias", lambda: args(ones(2, 8), None, ones(8, 1))),
+            ("axis_beyond", ValueError, "axis", lambda: args(ones(2, 8), axis=(0, 2))),
+            ("axis_twice", ValueError, "axis", lambda: args(ones(2, 8), axis=(1, -1))),
+            ("integer_x", TypeError, "x", lambda: args(integers(2, 8))),
+            ("nan_eps", ValueError, "eps", lambda: args(ones(2, 8), eps=float("nan"))),
+        ),
+        lambda m: Workload((m.x(), m.vector(), m.vector())),
+    ),
+)

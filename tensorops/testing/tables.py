@@ -1,0 +1,80 @@
+"""References, cases, refusals and workloads of every operator, gathered from the files of the families.
+
+A test that goes through `CASES` covers a new operator or a new case without being edited:
+
+>>> from tensorops.testing import REFERENCES, assert_matches, cases, cast
+>>> for case in cases("silu"):
+...     for dtype_name in case.dtypes:
+...         args, kwargs = case.build(dtype_name=dtype_name)
+...         expected = REFERENCES[case.operator](*args, **kwargs)
+...         actual = cast(expected, dtype_name)  # here: convert args, call the operator, convert back
+...         tolerance = case.tolerance_for(dtype_name)
+...         assert_matches(actual, expected, dtype_name, tolerance=tolerance, scale_axis=case.scale_axis)
+
+The reference must see the arguments after the cast to the dtype under test, as above: otherwise it measures the
+rounding of the input.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tensorops.testing import activation, attention, linear, loss, normalization, positional, quantization, sampling
+from tensorops.testing.entries import InvalidCase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tensorops.testing.entries import Arguments, Case, Maker, Workload
+
+__all__ = ["BENCHMARK_SHAPES", "CASES", "INVALID", "REFERENCES", "WORKLOADS", "cases"]
+
+BENCHMARK_SHAPES: tuple[tuple[int, int], ...] = (
+    (1, 64),
+    (1, 4096),
+    (16, 4096),
+    (128, 4096),
+    (2048, 4096),
+    (8192, 4096),
+)
+"""Shapes (rows, features) of the benchmarks: from the cost of a call alone to that of memory alone."""
+
+_FAMILIES = (activation, attention, linear, loss, normalization, positional, quantization, sampling)
+_ENTRIES = {entry.reference.__name__: entry for family in _FAMILIES for entry in family.ENTRIES}
+
+REFERENCES: Mapping[str, Callable[..., Any]] = {name: entry.reference for name, entry in _ENTRIES.items()}
+"""The float64 reference of every operator, by the operator's name."""
+
+CASES: Mapping[str, tuple[Case, ...]] = {name: entry.cases for name, entry in _ENTRIES.items()}
+"""The cases of every operator."""
+
+
+def _invalid(
+    operator: str, name: str, exception: type[Exception], message: str, arguments: Callable[[], Arguments]
+) -> InvalidCase:
+    """Return the case of a refusal; a message of one or more argument names joined by ``|`` is completed."""
+    if message.replace("|", "").isidentifier():
+        message = rf"^{operator}: ({message})\b"
+    return InvalidCase(operator, name, arguments, exception, message)
+
+
+INVALID: Mapping[str, tuple[InvalidCase, ...]] = {
+    name: tuple(_invalid(name, *refusal) for refusal in entry.refusals) for name, entry in _ENTRIES.items()
+}
+"""Arguments that every operator must refuse."""
+
+WORKLOADS: Mapping[str, Callable[[Maker], Workload]] = {name: entry.workload for name, entry in _ENTRIES.items()}
+"""For every operator what makes the arguments that it is timed with."""
+
+
+def cases(operator: str) -> tuple[Case, ...]:
+    """Return the cases of an operator, by name.
+
+    Raises
+    ------
+    ValueError
+        If there is no such operator; the message lists those that there are.
+    """
+    if operator not in CASES:
+        raise ValueError(f"no cases for {operator!r}; there are cases for {', '.join(CASES)}")
+    return CASES[operator]

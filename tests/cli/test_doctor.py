@@ -1,0 +1,277 @@
+"""``tensorops doctor``: what it finds on this machine, on broken ones, and what mends them."""
+
+from __future__ import annotations
+
+import json
+import platform
+
+import numpy as np
+import pytest
+
+import support
+from command_line import configuration_restored, run
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from click.testing import CliRunner
+
+import tensorops as tp
+from tensorops import _providers
+from tensorops.backends import probing, registry
+from tensorops.cli import doctor as module
+from tensorops.cli._app import app
+from tensorops.hardware import Hardware, OpenCLDevice, detect_hardware
+from tensorops.libraries import LIBRARIES, Backend
+
+
+@pytest.fixture
+def doctor(tmp_path, monkeypatch):
+    """Run the command in this process under some configuration; the exit code and the report."""
+
+    def run_here(configuration="{}", *options, json_wanted=True):
+        path = tmp_path / "config.json"
+        path.write_text(configuration)
+        monkeypatch.setenv("TENSOROPS_CONFIG", str(path))
+        result = CliRunner().invoke(
+            app, ["doctor", *options, *(["--json"] if json_wanted else [])], env={"COLUMNS": "200"}
+        )
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+        return result.exit_code, json.loads(result.stdout) if json_wanted else result.stdout
+
+    with configuration_restored():
+        yield run_here
+
+
+def problems(report):
+    return [(problem["problem"], problem["remedy"]) for problem in report["problems"]]
+
+
+# --- a sound machine ---------------------------------------------------------------------------------
+
+
+def test_a_sound_machine_has_no_problems(doctor, tmp_path):
+    support.require_provider("cpu")
+    code, report = doctor('{"preferred_backend": "numpy"}')
+    assert (code, report["problems"]) == (0, [])
+    assert report["configuration"]["file"] == str(tmp_path / "config.json")
+    assert report["configuration"]["in_force"] == "numpy"
+    assert report["native"]["loaded"] is True
+    assert report["native"]["target"] in report["native"]["targets"]
+
+
+def test_it_says_what_it_stands_on(doctor):
+    _, report = doctor()
+    assert report["versions"]["numpy"] == np.__version__
+    assert report["versions"]["tensorops"] == tp.__version__
+    assert report["versions"]["python"].startswith(platform.python_version())
+    assert report["hardware"] == detect_hardware().to_dict()
+    assert report["optimal"]["name"] == tp.get_available_backends()[0]
+    assert report["optimal"]["reasons"]
+
+
+def test_every_backend_works_or_says_what_mends_it(doctor):
+    _, report = doctor()
+    rows = {row["name"]: row for row in report["backends"]}
+    assert set(rows) == set(registry.all_backends())
+    assert [name for name, row in rows.items() if row["available"]] == list(tp.get_available_backends())
+    for row in rows.values():
+        assert row["available"] == (row["reason"] is None)
+        assert row["available"] or row["remedy"]
+    assert rows["nnpack"]["planned"]
+    assert not rows["numpy"]["planned"]
+
+
+def test_the_report_for_people_says_the_same(doctor):
+    support.require_provider("cpu")
+    code, text = doctor("{}", "--all", json_wanted=False)
+    assert code == 0
+    lines = [line.strip() for line in text.splitlines()]
+    assert f"numpy {np.__version__}" in lines
+    assert "works    numpy" in lines
+    nnpack = next(line for line in lines if line.startswith("planned  nnpack: NNPACK is retired"))
+    assert nnpack.endswith("instead: use 'cpu'")
+    assert lines[-1] == "No problems."
+
+
+# --- what is wrong with the configuration ------------------------------------------------------------
+
+
+def test_a_broken_file(doctor, tmp_path):
+    code, report = doctor('{"preferred": "numpy"}')
+    assert code == 1
+    ((problem, remedy),) = problems(report)
+    assert problem.startswith(f"configuration file {tmp_path / 'config.json'}, line 1: unknown key 'preferred'")
+    assert "tensorops config --reset" in remedy
+    assert report["configuration"]["problem"] == problem
+
+
+@pytest.mark.parametrize(("key", "how"), [("preferred_backend", "preferred"), ("force_backend", "forced")])
+def test_a_backend_that_is_named_and_missing(doctor, tmp_path, key, how):
+    code, report = doctor(json.dumps({key: "nnpack"}))
+    assert code == 1
+    ((problem, remedy),) = problems(report)
+    assert problem.startswith(
+        f"backend 'nnpack' is {how} by {tmp_path / 'config.json'} and not available: NNPACK is retired"
+    )
+    assert remedy == "use 'cpu'; or choose another: tensorops config --backend=auto --no-force"
+    _, text = doctor(json.dumps({key: "nnpack"}), json_wanted=False)
+    assert "Problems\n  * backend 'nnpack' is " in text
+    assert "No problems." not in text
+
+
+def test_a_missing_backend_that_a_variable_names(doctor, monkeypatch):
+    monkeypatch.setenv("TENSOROPS_BACKEND", "nnpack")
+    code, report = doctor()
+    assert code == 1
+    ((problem, remedy),) = problems(report)
+    assert problem.startswith("backend 'nnpack' is preferred by TENSOROPS_BACKEND and not available")
+    assert remedy.endswith("choose another: unset TENSOROPS_BACKEND")
+    assert report["configuration"]["environment"]["TENSOROPS_BACKEND"] == "nnpack"
+
+
+def test_an_unknown_variable(doctor, monkeypatch):
+    monkeypatch.setenv("TENSOROPS_BACKENDS", "numpy")
+    code, report = doctor()
+    assert code == 1
+    ((problem, remedy),) = problems(report)
+    assert problem.startswith("unknown environment variable TENSOROPS_BACKENDS (did you mean 'TENSOROPS_BACKEND'?)")
+    assert remedy == "unset TENSOROPS_BACKENDS"
+    assert report["configuration"]["unknown_variables"] == ["TENSOROPS_BACKENDS"]
+
+
+def test_a_variable_with_an_unknown_value(doctor, monkeypatch):
+    monkeypatch.setenv("TENSOROPS_FORCE", "yes")
+    _, report = doctor()
+    assert problems(report) == [("environment variable TENSOROPS_FORCE is 'yes', valid: 1, 0", "unset TENSOROPS_FORCE")]
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("preferred", ["mlx", "numpy"])
+def test_an_option_of_a_device_that_cannot_be_honoured(tmp_path, preferred):
+    support.require("mlx")
+    path = tmp_path / "config.json"
+    path.write_text(f'{{"preferred_backend": "{preferred}", "devices": {{"mlx": {{"max_memory_fraction": 0.5}}}}}}')
+    result = run("doctor", "--json", TENSOROPS_CONFIG=str(path))  # where MLX has not computed yet
+    assert result.returncode == 1, result.stderr
+    ((problem, remedy),) = problems(json.loads(result.stdout))
+    assert "max_memory_fraction cannot be honoured" in problem
+    if preferred == "mlx":
+        assert problem.startswith(f"backend 'mlx' is preferred by {path} and not available: ")
+        assert remedy.endswith("; or choose another: tensorops config --backend=auto --no-force")
+    else:
+        assert problem.startswith(f"{path}: devices: mlx: ")
+        assert remedy == f"remove that option from {path}"
+
+
+# --- what is wrong with the installation -------------------------------------------------------------
+
+
+def test_kernels_that_do_not_load(doctor, monkeypatch):
+    monkeypatch.setitem(_providers._reasons, "cpu", "there was no compiler")
+    monkeypatch.setattr(probing, "_probes", {})
+    code, report = doctor()
+    assert code == 1
+    assert report["native"] == {"loaded": False, "reason": "there was no compiler"}
+    remedy = registry.resolve("cpu").remedy
+    assert "install a C++ compiler" in remedy
+    assert problems(report) == [("the compiled kernels do not load: there was no compiler", remedy)]
+
+
+def test_a_target_that_this_processor_lacks():
+    support.require_provider("cpu")
+    result = run("doctor", "--json", TENSOROPS_CPU_TARGET="z80")
+    assert result.returncode == 1
+    report = json.loads(result.stdout)
+    problem, remedy = problems(report)[0]
+    assert "environment variable TENSOROPS_CPU_TARGET is z80" in problem
+    row = next(row for row in report["backends"] if row["name"] == "cpu")
+    assert remedy == row["remedy"] == "unset TENSOROPS_CPU_TARGET"
+
+
+class _Point:
+    """An entry point of an installed distribution, in a module that is imported already."""
+
+    module = "tensorops"
+    group = registry.BACKENDS_GROUP
+
+    def __init__(self, name, loaded):
+        self.name, self.loaded = name, loaded
+
+    def load(self):
+        if isinstance(self.loaded, Exception):
+            raise self.loaded
+        return self.loaded
+
+
+def test_plugins_and_why_one_failed(doctor, monkeypatch):
+    good = Backend("good", LIBRARIES["numpy"], "NumPy again", isolated=False)
+    points = [
+        ("good-dist", _Point("entry", good)),
+        ("bad-dist", _Point("bad", ImportError("no such thing"))),
+        ("late-dist", _Point("numpy", ImportError("on purpose"))),
+    ]
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
+    monkeypatch.setattr(registry, "_plugins_loaded", False)
+    for table in ("BACKENDS", "_by_any_name", "plugins", "plugin_failures"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    _, report = doctor()
+    reason = "the plug-in of bad-dist failed to load: ImportError: no such thing"
+    late = "the plug-in of late-dist failed to load: ImportError: on purpose"
+    assert report["plugins"] == [
+        {"name": "bad", "distribution": "bad-dist", "reason": reason},
+        {"name": "good", "distribution": "good-dist", "reason": None},
+        {"name": "numpy@late-dist", "distribution": "late-dist", "reason": late},
+    ]
+    row = next(row for row in report["backends"] if row["name"] == "bad")
+    assert (row["reason"], row["remedy"]) == (reason, "pip install --upgrade bad-dist")
+
+
+def test_several_copies_of_pocl_are_noted():
+    def device(kind="cpu", maker=module.POCL):
+        return OpenCLDevice("cpu-Intel", maker, kind, 2**30, 4)
+
+    (note,) = module.notes_on_opencl(Hardware(opencl_devices=(device(), device(), device(maker="Intel(R) OpenCL"))))
+    assert note.startswith("OpenCL lists the processor 2 times, because several copies of PoCL are installed")
+    assert module.notes_on_opencl(Hardware(opencl_devices=(device(), device("gpu")))) == []
+
+
+# --- as a process ------------------------------------------------------------------------------------
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("script", [True, False])
+def test_it_starts_under_a_forced_backend_that_is_missing(tmp_path, script):
+    path = tmp_path / "config.json"
+    path.write_text('{"force_backend": "nnpack"}')
+    result = run("doctor", script=script, TENSOROPS_CONFIG=str(path))
+    assert result.returncode == 1
+    assert "backend 'nnpack' is forced by" in result.stdout
+    assert "Traceback" not in result.stderr
+
+
+def test_it_needs_no_array_library_but_numpy():
+    """Every optional array library is hidden: each gets the command that installs it."""
+    hidden = ("cupy", "jax", "jaxlib", "mlx", "torch", "dask", "pyopencl", "array_api_strict")
+    code = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Hidden:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return None if name.partition(".")[0] in {hidden!r} else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hidden
+sys.argv = ["tensorops", "doctor", "--json"]
+from tensorops.cli import main
+main()
+"""
+    result = support.python(code)
+    report = json.loads(result.stdout)
+    rows = {row["name"]: row for row in report["backends"]}
+    assert [name for name, row in rows.items() if row["available"]] in (["cpu", "numpy"], ["numpy"])
+    for name in ("jax", "mlx", "torch", "dask", "cuda"):
+        assert rows[name]["reason"].endswith("is not installed")
+        assert rows[name]["remedy"] == f"pip install 'tensorops[{name}]'"
+    assert result.returncode == (0 if rows["cpu"]["available"] else 1), result.stderr

@@ -1,0 +1,223 @@
+"""Activations in C++: every SIMD target, length, alignment and layout, and the vector functions they are made of.
+
+That they are chosen, and agree with the references on all cases, is tested in `test_conformance`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import support
+from support import HALVES, bits
+from tensorops.testing import DTYPES, REFERENCES, assert_matches, ulp_error
+
+_native = support.require_native()
+UNARY = ("relu", "sigmoid", "silu", "softplus", "gelu")
+GATED = ("swiglu", "geglu")
+ROWWISE = ("softmax", "log_softmax", "logsumexp")
+OPERATORS = (*UNARY, *GATED, *ROWWISE)
+TOLERANCE = {"softmax": 32, "log_softmax": 32, "logsumexp": 16}
+
+
+def inputs(operator, shape, dtype, rng):
+    return tuple((2 * rng.standard_normal(shape)).astype(DTYPES[dtype]) for _ in range(2 if operator in GATED else 1))
+
+
+def assert_right(operator, y, args, dtype, **options):
+    expected = REFERENCES[operator](*args, **options)
+    tolerance = 2 if dtype in HALVES else TOLERANCE.get(operator, 8)
+    if operator in ("gelu", "geglu") and dtype == "float64":
+        tolerance = 128  # of the reference: its erfc magnifies the rounding of x / sqrt(2)
+    axis = {"softmax": (), "logsumexp": None}.get(operator, -1 if operator == "log_softmax" else ())
+    assert_matches(y, expected, dtype, tolerance=tolerance, scale_axis=axis)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_length_to_beyond_two_blocks(target, operator, dtype, rng):
+    """Row-wise kernels take four vectors of at most 16 elements at a time."""
+    for n in [*range(1, 2 * 4 * 16 + 20), 4096 + 17, 16385, 70001]:
+        args = inputs(operator, (2, n), dtype, rng)
+        assert_right(operator, getattr(_native, operator)(*args), args, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_layout_makes_no_difference(target, operator, dtype, rng):
+    function = getattr(_native, operator)
+    room = inputs(operator, (5, 4, 131), dtype, rng)
+    for index in (np.s_[:, :, 1:], np.s_[::2, 1:, :65], np.s_[::-1, ::-1], np.s_[1, :, 3:4], np.s_[0, 0]):
+        args = tuple(x[index] for x in room)
+        y = function(*args)
+        assert y is not NotImplemented
+        np.testing.assert_array_equal(bits(y), bits(function(*(x.copy() for x in args))))
+    mixed = tuple(x[:, 1:, :] if i else x[:, :3, :].copy() for i, x in enumerate(room))
+    y = function(*mixed)
+    np.testing.assert_array_equal(bits(y), bits(function(*(x.copy() for x in mixed))))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_large_results_are_the_same_bits(target, operator, dtype, rng):
+    """Results of this size are computed by several threads and written past the caches, the last ones are not whole."""
+    size = DTYPES[dtype].itemsize
+    for columns in (4096, 4095):
+        rows = 9 * 2**20 // (columns * size)
+        args = inputs(operator, (rows, columns), dtype, rng)
+        y = getattr(_native, operator)(*args)
+        few = [0, 1, rows // 2, rows - 1]
+        for row in few:
+            alone = getattr(_native, operator)(*(x[row : row + 1] for x in args))
+            np.testing.assert_array_equal(bits(y[row : row + 1]), bits(alone))
+
+
+@pytest.mark.parametrize(
+    ("operator", "args", "options", "reason"),
+    [
+        ("silu", (np.ones((2, 4), np.float32)[:, ::2],), {}, "the last axis of x is not contiguous"),
+        ("silu", (np.float32(1),), {}, "x is not a numpy.ndarray"),
+        ("silu", (np.array(1.0),), {}, "x has 0 dimensions"),
+        ("silu", (np.ones(3, np.int32),), {}, "x has a dtype without a kernel"),
+        ("silu", (np.ones(3, ">f4"),), {}, "x is in foreign byte order"),
+        ("swiglu", (np.ones(3), np.ones(3, np.float32)), {}, "gate and up differ in dtype"),
+        ("swiglu", (np.ones(3), np.ones((1, 3))), {}, "gate and up differ in shape"),
+        ("swiglu", (np.ones(3), np.ones(6)[::2]), {}, "the last axis of up is not contiguous"),
+        ("gelu", (np.ones(3),), {"approximate": "fast"}, "approximate is neither 'none' nor 'tanh'"),
+        ("softmax", (np.ones((2, 3)),), {"axis": 0}, "axis is not the last of x"),
+        ("softmax", (np.ones((2, 3)),), {"axis": (0, 1)}, "axis is not the last of x"),
+        ("softmax", (np.ones((2, 3)),), {"axis": True}, "axis is not the last of x"),
+        ("softmax", (np.ones((2, 3)),), {"axis": 2**70}, "axis is not the last of x"),
+        ("softmax", (np.ones((2, 3)),), {"where": np.ones((2, 3), bool)}, "where is given"),
+        ("logsumexp", (np.ones((2, 0)),), {}, "the last axis of x is empty"),
+    ],
+)
+def test_what_is_refused_has_a_reason(operator, args, options, reason):
+    assert getattr(_native, f"{operator}_supports")(*args, **options) == reason
+    assert getattr(_native, operator)(*args, **options) is NotImplemented
+
+
+@pytest.mark.parametrize("axis", [-1, 1, (-1,), (1,)])
+def test_every_way_to_name_the_last_axis(axis, rng):
+    (x,) = inputs("softmax", (3, 5), "float64", rng)
+    for operator in ROWWISE:
+        y = getattr(_native, operator)(x, axis=axis)
+        assert_right(operator, y, (x,), "float64", axis=axis)
+    kept = _native.logsumexp(x, axis=axis, keepdims=True)
+    assert kept.shape == (3, 1)
+    np.testing.assert_array_equal(kept[:, 0], _native.logsumexp(x, axis=axis))
+
+
+def test_gelu_in_float64_does_not_magnify_rounding(target):
+    """Values of x Φ(x) from a series with 50 digits."""
+    expected = {
+        -1.0: -0.15865525393145705,
+        -7.5: -2.393168754683172e-13,
+        -12.25: -1.0289750177950936e-33,
+        -30.5: -3.973960635193133e-203,
+        3.0: 2.99595030590511,
+    }
+    for x, value in expected.items():
+        assert math.isclose(_native.gelu(np.array([x]))[0], value, rel_tol=1e-15)
+
+
+# --- the vector functions: every float of some binades, samples of the others -----------------------------
+
+
+def floats(low, high, step=1):
+    """Return every step-th float32 from low to high, of one sign."""
+    first, last = sorted(int(np.float32(v).view(np.uint32)) for v in (low, high))
+    return np.arange(first, last, step, dtype=np.uint32).view(np.float32)
+
+
+def sigmoid(x):
+    return np.where(x >= 0, 1, np.exp(np.minimum(x, 0))) / (1 + np.exp(-np.abs(x)))
+
+
+def units(actual, expected):
+    """Return the largest error in units of the last place of what is expected, of which eps times it is up to two."""
+    return np.max(np.abs(actual - expected) / np.ldexp(1.0, np.frexp(expected)[1] - 24))
+
+
+def normal_cdf(x):
+    return 0.5 * np.vectorize(math.erfc)(x / -math.sqrt(2.0))
+
+
+SPANS = [(1, 2, 1), (-1, -2, 1), (1e-6, 1, 997), (-1e-6, -1, 997), (2, 100, 997), (-2, -100, 997)]
+
+
+@pytest.mark.parametrize(("low", "high", "step"), SPANS)
+def test_sigmoid_is_exact_to_two_units(target, low, high, step):
+    x = floats(low, high, step)
+    y = _native.sigmoid(x)
+    normal = sigmoid(x.astype(np.float64)) > 2e-38
+    assert units(y[normal], sigmoid(x[normal].astype(np.float64))) <= 2
+
+
+@pytest.mark.parametrize(("low", "high", "step"), SPANS)
+def test_exp_and_log1p_are_exact_to_two_units(target, low, high, step):
+    """softplus(x) - x for x ≥ 0 and softplus(x) below are log(1 + exp(x)) by themselves; large and small alike."""
+    x = floats(low, high, step)
+    wide = x.astype(np.float64)
+    expected = np.maximum(wide, 0) + np.log1p(np.exp(-np.abs(wide)))
+    normal = expected > 2e-38
+    assert ulp_error(_native.softplus(x)[normal], expected[normal], "float32") <= 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step"),
+    [(1, 2, 1), (-1, -2, 1), (1e-6, 1, 997), (-1e-6, -1, 997), (2, 8, 101), (-2, -8, 101), (-8, -12.5, 101)],
+)
+def test_gelu_is_exact_to_two_units(target, low, high, step):
+    """It is x times the normal distribution function, whose lower tail magnifies the rounding of x²."""
+    x = floats(low, high, step)
+    wide = x.astype(np.float64)
+    assert ulp_error(_native.gelu(x), wide * normal_cdf(wide), "float32") <= 2
+
+
+def test_gelu_is_exact_on_both_sides_of_every_change_of_polynomial(target):
+    """Near 0 |x| chooses among segments of 3/16, from 5.9 on of 9/32."""
+    near = [3 / 16 * (k + 0.5) for k in range(32)]
+    far = [5.75 + 9 / 32 * (k + 0.5) for k in range(32)]
+    around = (np.array(near + far)[:, None] + np.linspace(-1e-5, 1e-5, 201)).ravel()
+    around = around[around < 12.5].astype(np.float32)
+    for x in (around, -around):
+        wide = x.astype(np.float64)
+        expected = wide * normal_cdf(wide)
+        assert ulp_error(_native.gelu(x), expected, "float32") <= 2
+
+
+# --- rounding to half types -------------------------------------------------------------------------------
+
+
+def every_half(dtype):
+    return np.arange(2**16, dtype=np.uint16).view(DTYPES[dtype])
+
+
+def widened(x):
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("operator", UNARY)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_half_is_rounded_correctly(target, dtype, operator):
+    """All 65536, subnormal ones included: first side by side, then among numbers of usual size."""
+    every = every_half(dtype)
+    every = every[np.isfinite(widened(every))]
+    expected = REFERENCES[operator](every)
+    few = every[:: every.size // 1000]
+    mixed = np.ones((few.size, 37), few.dtype)  # two vectors of 16 and a rest
+    mixed[np.arange(few.size), np.arange(few.size) % 37] = few
+    for x, of_x in ((every, expected), (mixed, REFERENCES[operator](mixed))):
+        assert ulp_error(getattr(_native, operator)(x), of_x, dtype) <= 0.501
+
+
+def test_nan_stays_nan_in_half_types(target):
+    for dtype in HALVES:
+        x = every_half(dtype)
+        x = x[np.isnan(widened(x))]
+        for operator in UNARY:
+            assert np.isnan(widened(getattr(_native, operator)(x))).all()

@@ -1,0 +1,140 @@
+"""Cross-entropy in C++: every SIMD target, numbers of classes, layouts, integers of all kinds and what is ignored."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+from tensorops._dtypes import INTEGER
+from tensorops.testing import DTYPES, REFERENCES, assert_matches
+
+_native = support.require_native()
+normal = functools.partial(support.normal, scale=2.0)
+
+
+def assert_losses(logits, targets, dtype, **options):
+    y = _native.cross_entropy(logits, targets, **options)
+    assert y is not NotImplemented
+    assert y.dtype == logits.dtype
+    with np.errstate(all="ignore"):
+        expected = REFERENCES["cross_entropy"](logits, targets, **options)
+    assert_matches(np.asarray(y), expected, dtype, tolerance=2 if DTYPES[dtype].itemsize == 2 else 16)
+    return y
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_number_of_classes(target, dtype, smoothing, rng):
+    for classes in [*range(1, 70), 4096 + 5, 20000]:
+        logits = normal(rng, 3, classes, dtype=dtype)
+        targets = rng.integers(0, classes, 3)
+        for reduction in ("none", "sum", "mean"):
+            assert_losses(logits, targets, dtype, reduction=reduction, label_smoothing=smoothing)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_losses_of_any_layout(target, dtype, rng):
+    room = normal(rng, 4, 6, 50, dtype=dtype)
+    for logits in (room.transpose(1, 0, 2), room[::-1, ::2, 7:], np.broadcast_to(room[:1, :1], (2, 3, 50)), room[0, 0]):
+        targets = np.asarray(rng.integers(0, logits.shape[-1], logits.shape[:-1]))
+        y = assert_losses(logits, targets, dtype, reduction="none")
+        assert y.shape == targets.shape
+        np.testing.assert_array_equal(y, _native.cross_entropy(logits.copy(), targets, reduction="none"))
+
+
+@pytest.mark.parametrize("kind", INTEGER)
+def test_targets_of_any_kind_and_what_is_ignored(kind, rng):
+    logits = normal(rng, 6, 9)
+    targets = np.asarray([3, 0, 8, 3, 3, 1]).astype(kind)
+    y = assert_losses(logits, targets, "float32", reduction="none", ignore_index=3)
+    np.testing.assert_array_equal(y == 0, targets == 3)
+    assert_losses(logits, targets, "float32", ignore_index=3)
+    assert np.isnan(_native.cross_entropy(logits, np.full(6, 7, kind), ignore_index=7))
+    assert _native.cross_entropy(logits, np.full(6, 7, kind), ignore_index=7, reduction="sum") == 0
+
+
+def test_targets_that_another_thread_writes_to(rng):
+    logits = np.zeros((20_000, 500), np.float32)
+    targets = np.zeros(20_000, np.int64)
+
+    def write():
+        targets.fill(3)
+        targets[-1] = 2**60
+
+    with support.another_thread(write):
+        for _ in range(20):
+            targets[-1] = 0
+            y = _native.cross_entropy(logits, targets, reduction="none")
+            if y is not NotImplemented:
+                np.testing.assert_allclose(y, np.log(500), rtol=1e-6)
+
+
+@pytest.mark.parametrize("ignore_index", [-100, -1])
+def test_large_unsigned_targets_are_not_negative_ones(ignore_index, rng):
+    """As int64 they would be the index to be ignored."""
+    logits, targets = normal(rng, 3, 5), np.asarray([1, 2**64 + ignore_index, 2], np.uint64)
+    options = {"ignore_index": ignore_index}
+    assert _native.cross_entropy(logits, targets, **options) is NotImplemented
+    assert _native.cross_entropy_supports(logits, targets, **options) == "a target is out of range"
+    with pytest.raises(ValueError, match=rf"targets has the index {2**64 + ignore_index}, outside 0 … 4"):
+        tp.cross_entropy(logits, targets, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_are_of_the_body_s_kind(dtype, rng):
+    logits = normal(rng, 3, 5, dtype=dtype)
+    for args in ((logits, np.asarray([1, 2, 3])), (logits[0], np.asarray(2))):
+        for reduction in ("none", "sum", "mean"):
+            y = _native.cross_entropy(*args, reduction=reduction)
+            body = tp.cross_entropy.generic(*args, reduction=reduction)
+            assert (type(y), y.dtype, y.shape) == (type(body), body.dtype, body.shape)
+    row, body = _native.embedding(np.asarray(1), logits), tp.embedding.generic(np.asarray(1), logits)
+    assert (type(row), row.dtype, row.shape) == (type(body), body.dtype, body.shape)
+
+
+def test_special_logits(target):
+    inf, nan = np.inf, np.nan
+    rows = [[0, inf, 1], [-inf, 0, 1], [-inf, -inf, -inf], [nan, 0, 1], [0, 1, nan], [1e38, -1e38, 0]]
+    for smoothing in (0.0, 0.5):
+        assert_losses(
+            np.asarray(rows, np.float32), np.zeros(6, int), "float32", reduction="none", label_smoothing=smoothing
+        )
+
+
+def test_threads_and_results_like_those_of_the_body(rng):
+    logits, targets = normal(rng, 70, 20000), rng.integers(0, 20000, 70)
+    together = _native.cross_entropy(logits, targets, reduction="none")
+    alone = [_native.cross_entropy(x[None], np.asarray([t])) for x, t in zip(logits, targets, strict=True)]
+    np.testing.assert_array_equal(together, alone)
+    for reduction in ("mean", "sum", "none"):
+        for args in ((logits[:3, :5], targets[:3] % 5), (logits[0, :5], np.asarray(2))):
+            body = tp.cross_entropy.generic(*args, reduction=reduction)
+            assert type(_native.cross_entropy(*args, reduction=reduction)) is type(body)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    [
+        (lambda x, t: (x, t + 5), {}, "a target is out of range"),
+        (lambda x, t: (x, t - 1), {}, "a target is out of range"),
+        (lambda x, t: (x, t - 100), {}, "a target is out of range"),
+        (lambda x, t: (x, t.astype(float)), {}, "targets has a dtype that is no integer"),
+        (lambda x, t: (x, t[:2]), {}, "targets does not have the shape of logits without the last axis"),
+        (lambda x, t: (x, t[None]), {}, "targets does not have the shape of logits without the last axis"),
+        (lambda x, t: (x[:, ::2], t), {}, "the last axis of logits is not contiguous"),
+        (lambda x, t: (x[:0], t[:0]), {}, "logits is empty"),
+        (lambda x, t: (np.asarray(x[0, 0]), t), {}, "logits has 0 dimensions"),
+        (lambda x, t: (x.astype(int), t), {}, "logits has a dtype without a kernel"),
+        (lambda x, t: (x, t), {"reduction": "median"}, "reduction is unknown"),
+        (lambda x, t: (x, t), {"label_smoothing": 1.5}, "label_smoothing is not within 0 … 1"),
+        (lambda x, t: (x, t), {"label_smoothing": float("nan")}, "label_smoothing is not within 0 … 1"),
+    ],
+)
+def test_cross_entropy_says_what_it_refuses(change, options, reason, rng):
+    args = change(normal(rng, 3, 5), np.asarray([0, 4, 1]))
+    assert _native.cross_entropy_supports(*args, **options) == reason
+    assert _native.cross_entropy(*args, **options) is NotImplemented

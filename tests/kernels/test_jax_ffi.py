@@ -1,0 +1,417 @@
+"""The compiled kernels in JAX's programs: which run, their values, and every transformation with them."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+from tensorops._operator import OPERATORS
+from tensorops.testing import DTYPES, REFERENCES, assert_matches
+
+support.require("jax")
+support.require_provider("jax_ffi")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+
+from tensorops.kernels.cpu import _native  # noqa: E402
+
+# Operators with a kernel, as functions of rows and of the weights of a row.
+ROWS = {
+    "sigmoid": (1, 0),
+    "silu": (1, 0),
+    "softplus": (1, 0),
+    "gelu": (1, 0),
+    "swiglu": (2, 0),
+    "geglu": (2, 0),
+    "softmax": (1, 0),
+    "log_softmax": (1, 0),
+    "logsumexp": (1, 0),
+    "rms_norm": (1, 1),
+    "add_rms_norm": (2, 1),
+    "layer_norm": (1, 2),
+}
+# In units in the last place of the largest element of a row.
+TOLERANCE = {"float16": 2, "bfloat16": 2, "float32": 16, "float64": 16}
+every_kernel = pytest.mark.parametrize("name", ROWS)
+
+
+def arrays(name, shape, rng, dtype="float32"):
+    rows, weights = ROWS[name]
+    shapes = [shape] * rows + [shape[-1:]] * weights
+    return [rng.standard_normal(s).astype(DTYPES[dtype]) for s in shapes]
+
+
+def program(function, *args):
+    """Return the text of the program that JAX hands to XLA."""
+    return jax.jit(lambda *xs: function(*xs)).lower(*args).as_text()
+
+
+def calls(name, function, *args):
+    return f"@tensorops.{name}(" in program(function, *args)
+
+
+def close(actual, expected, tolerance=2e-5):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance)
+
+
+def test_every_kernel_is_here():
+    assert {name for name, operator in OPERATORS.items() if "jax_ffi" in operator.kernels} == {
+        *ROWS,
+        "quantized_linear",
+    }
+
+
+def test_importing_the_provider_imports_no_jax():
+    code = "import sys, tensorops.kernels.jax_ffi; sys.exit('jax' in sys.modules)"
+    assert support.python(code).returncode == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@every_kernel
+def test_values(name, dtype, rng):
+    best = _native.target()
+    with support.holding("jax", dtype):
+        # Odd lengths, one row, and enough of them for every thread of XLA.
+        for shape in ((1, 1), (2, 2, 65), (301, 515)):
+            args = arrays(name, shape, rng, dtype)
+            there = support.there(args, "jax")
+            with tp.trace() as log:
+                OPERATORS[name](*there)
+            assert [r.kernel for r in log] == ["jax_ffi"]
+            expected = REFERENCES[name](*args)
+            for target in _native.targets():
+                _native.use_target(target)
+                try:
+                    result = OPERATORS[name](*there)
+                    jax.block_until_ready(result)
+                finally:
+                    _native.use_target(best)
+                matches(result, expected, dtype)
+
+
+def matches(result, expected, dtype):
+    for y, e in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+        assert_matches(support.back(y), e, dtype, tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("parameter", ["float16", "bfloat16"])
+def test_float32_weights_beside_half_types(parameter, rng):
+    x, w, b = arrays("layer_norm", (5, 33), rng)
+    x = x.astype(DTYPES[parameter])
+    args = support.there((x, w, b), "jax")
+    assert tp.layer_norm.explain(*args).kernel == "jax_ffi"
+    matches(tp.layer_norm(*args), REFERENCES["layer_norm"](x, w, b), parameter)
+    matches(tp.rms_norm(*args[:2]), REFERENCES["rms_norm"](x, w), parameter)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, 3e38, 1e-38])
+@every_kernel
+def test_special_values_are_those_of_the_body(name, special, rng):
+    args = arrays(name, (4, 19), rng)
+    args[0][1, 3] = special
+    there = support.there(args, "jax")
+    close(OPERATORS[name](*there), OPERATORS[name].generic(*there))
+
+
+@every_kernel
+def test_empty_arrays(name, rng):
+    for shape in ((0, 5), (3, 0, 7)):
+        there = support.there(arrays(name, shape, rng), "jax")
+        assert OPERATORS[name].explain(*there).kernel == "jax_ffi"
+        for f in (OPERATORS[name], jax.jit(OPERATORS[name])):
+            assert [y.shape for y in jax.tree.leaves(f(*there))] == [
+                y.shape for y in jax.tree.leaves(REFERENCES[name](*map(np.asarray, there)))
+            ]
+
+
+def test_options_reach_the_kernel(rng):
+    (x, w) = arrays("rms_norm", (3, 9), rng)
+    x = 1e-3 * x
+    for axis, eps, offset in itertools.product((-1, 1), (0.0, 1e-6, 2), (0.0, 1.0)):
+        options = {"axis": axis, "eps": eps, "weight_offset": offset}
+        there = support.there((x, w), "jax")
+        with tp.set_backend("jax", providers=["jax_ffi"]):
+            y = tp.rms_norm(*there, **options)
+        close(y, REFERENCES["rms_norm"](x, w, **options))
+        assert calls("rms_norm", functools.partial(tp.rms_norm, **options), *there)
+    close(tp.gelu(jnp.asarray(x), approximate="tanh"), REFERENCES["gelu"](x, approximate="tanh"))
+    assert calls("gelu_tanh", functools.partial(tp.gelu, approximate="tanh"), x)
+    y = tp.logsumexp(jnp.asarray(x), keepdims=True)
+    close(y, REFERENCES["logsumexp"](x, keepdims=True))
+    close(tp.layer_norm(jnp.asarray(x), eps=0.25), REFERENCES["layer_norm"](x, eps=0.25))
+
+
+# --- what the kernels do not take --------------------------------------------------------------------
+
+
+X = np.zeros((2, 3), dtype=np.float32)
+REFUSED = [
+    (lambda x: tp.silu.explain(x[0, 0]), "x has 0 dimensions"),
+    (lambda x: tp.softmax.explain(x, axis=0), "axis is not the last of x"),
+    (lambda x: tp.softmax.explain(x, where=x > 0), "where has a dtype without a kernel"),
+    (lambda x: tp.logsumexp.explain(x[:, :0]), "the last axis of x is empty"),
+    (lambda x: tp.rms_norm.explain(x, x[0].astype(np.float16)), "weight has another dtype than x"),
+    (lambda x: tp.layer_norm.explain(x, None, x[0]), "bias is given without weight"),
+    (lambda x: tp.layer_norm.explain(x, axis=(0, 1)), "axis is not the last of x"),
+]
+
+PACKED, SCALES = np.zeros((5, 16), np.uint8), np.zeros((5, 1), np.float32)
+
+
+def explain_quantized(x, weight=PACKED, scales=SCALES, biases=SCALES, **options):
+    x = np.zeros((2, 32), np.float32) if x is X else x
+    return tp.quantized_linear.explain(*support.there((x, weight, scales, biases), "jax"), **options)
+
+
+REFUSED += [
+    (lambda x: explain_quantized(X, PACKED[:0], SCALES[:0], SCALES[:0]), "x or weight is empty"),
+    (lambda x: explain_quantized(X, biases=SCALES.astype(np.float16)), "biases has another dtype than scales"),
+]
+
+
+@pytest.mark.parametrize(("explain", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
+def test_refusals(explain, reason):
+    found = explain(jnp.asarray(X))
+    assert (found.kernel, found.refused) == ("generic", {"jax_ffi": reason})
+
+
+def test_a_jax_that_does_not_take_them(monkeypatch):
+    from tensorops.kernels.jax_ffi import _launch
+
+    def refuse(*args, **kwargs):
+        raise ValueError("the version is 9.9")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+    _launch._unusable.cache_clear()
+    try:
+        found = tp.silu.explain(jnp.asarray(X))
+        y = tp.silu(jnp.asarray(X))
+    finally:
+        _launch._unusable.cache_clear()
+    assert found.refused["jax_ffi"].endswith("does not take the kernels: the version is 9.9")
+    close(y, X)
+
+
+MALFORMED = {
+    "rank": ("silu", X[0, 0], (X[0, 0],)),
+    "result": ("silu", X[0], (X,)),
+    "dtype": ("silu", X.astype(np.int32), (X.astype(np.int32),)),
+    "few": ("swiglu", X, (X,)),
+    "many": ("softmax", X, (X, X)),
+    "shapes": ("swiglu", X, (X, X[:1])),
+    "weight": ("rms_norm", X, (X, X)),
+    "weight-length": ("rms_norm", X, (X, X[0, :2])),
+    "bias-dtype": ("layer_norm", X, (X, X[0], X[0].astype(np.float16))),
+    "sum": ("logsumexp", X, (X,)),
+    "no-format": ("quantized_linear", X, (X, X.astype(np.uint8), X, X)),
+    "weight-dtype": ("quantized_linear", X, (X, X, X, X)),
+    "three-matrices": ("quantized_linear", X, (X, X)),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_handler_touches_nothing_it_does_not_know(case):
+    """The launcher refuses all of this before; whoever writes a call by hand gets an error, and no crash."""
+    name, like, args = MALFORMED[case]
+    assert tp.silu.explain(jnp.asarray(X)).kernel == "jax_ffi"  # the handlers are registered
+    call = jax.ffi.ffi_call(f"tensorops.{name}", jax.ShapeDtypeStruct(like.shape, like.dtype))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT: tensorops: a kernel was given"):
+        jax.block_until_ready(call(*args))
+
+
+# --- quantized matrices ------------------------------------------------------------------------------
+
+
+def quantized(rng, shape, outputs, bits=4, mode="affine", dtype="float32", scales="float32"):
+    """Return arguments of quantized_linear on the CPU, and the options."""
+    w = rng.standard_normal((outputs, shape[-1]))
+    packed, s, b = REFERENCES["quantize"](w, bits=bits, group_size=32, mode=mode)
+    parameters = [None if a is None else a.astype(DTYPES[scales]) for a in (s, b)]
+    return [rng.standard_normal(shape).astype(DTYPES[dtype]), packed, *parameters], {"bits": bits, "group_size": 32}
+
+
+@pytest.mark.parametrize("scales", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("bits", "mode"), [(4, "affine"), (8, "affine"), (8, "symmetric")])
+def test_quantized_linear(bits, mode, dtype, scales, rng):
+    # One row that one thread takes, one that all share, few rows, and many.
+    for shape, outputs in (((32,), 3), ((1, 576), 1541), ((2, 3, 64), 40), ((200, 96), 130)):
+        args, options = quantized(rng, shape, outputs, bits, mode, dtype, scales)
+        there = support.there(args, "jax")
+        with tp.set_backend("jax", providers=["jax_ffi"]):
+            y = tp.quantized_linear(*there, **options)
+        expected = REFERENCES["quantized_linear"](*args, **options)
+        assert y.dtype == args[0].dtype
+        size = (
+            np.abs(args[0].astype(np.float64))
+            @ np.abs(REFERENCES["dequantize"](*args[1:], **options).astype(np.float64)).T
+        )
+        unit = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+        error = np.abs(np.asarray(y, np.float64) - expected)
+        assert (error <= 16 * 2.0**-24 * size + unit * np.abs(expected)).all()
+        assert calls("quantized_linear", functools.partial(tp.quantized_linear, **options), *there)
+
+
+def test_transformations_of_quantized_linear(rng):
+    args, options = quantized(rng, (4, 3, 64), 5)
+    x, *matrix = support.there(args, "jax")
+    f = lambda x: tp.quantized_linear(x, *matrix, **options)  # noqa: E731
+    g = lambda x: tp.quantized_linear.generic(x, *matrix, **options)  # noqa: E731
+    assert calls("quantized_linear", jax.vmap(f), x)
+    close(jax.vmap(f)(x), g(x), 1e-4)
+    close(jax.jit(jax.vmap(jax.grad(loss(f))))(x), jax.grad(loss(g))(x), 1e-4)
+    stacked = jax.vmap(lambda w: tp.quantized_linear(x, w, *matrix[1:], **options))(jnp.stack([matrix[0]] * 2))
+    close(stacked, jnp.stack([g(x)] * 2), 1e-4)
+
+
+# --- transformations ---------------------------------------------------------------------------------
+
+
+def loss(function):
+    return lambda *xs: sum(jnp.sum(jnp.sin(y * (1 + i))) for i, y in enumerate(jax.tree.leaves(function(*xs))))
+
+
+def slopes(h, args):
+    """Return derivatives in every mode, of one program."""
+    every = tuple(range(len(args)))
+    inner = lambda *xs: jnp.sum(jax.grad(h)(*xs) ** 2)  # noqa: E731
+    return {
+        "reverse": jax.grad(h, every)(*args),
+        "forward": jax.jvp(h, args, args),
+        "jacobian": jax.jacfwd(h)(*args),
+        "hessian": jax.hessian(h)(*args),
+        "twice": jax.grad(inner)(*args),
+        "linearized": jax.linearize(h, *args)[1](*args),
+        "checkpointed": jax.grad(jax.checkpoint(h))(*args),
+    }
+
+
+@pytest.mark.costly
+@every_kernel
+def test_derivatives_are_those_of_the_body(name, rng):
+    with jax.enable_x64(True):
+        there = support.there(arrays(name, (2, 5), rng, "float64"), "jax")
+        f, g = loss(OPERATORS[name]), loss(OPERATORS[name].generic)
+        found, expected = (jax.jit(lambda *xs, h=h: slopes(h, xs))(*there) for h in (f, g))
+        for kind, slope in found.items():
+            close(slope, expected[kind], 1e-11)
+        if name == "swiglu":
+            close(jax.grad(f)(*there), expected["reverse"][0], 1e-12)
+
+
+@pytest.mark.costly
+@every_kernel
+def test_vmap_keeps_the_kernel(name, rng):
+    rows, weights = ROWS[name]
+    f, g = OPERATORS[name], OPERATORS[name].generic
+    there = support.there(arrays(name, (4, 3, 17), rng), "jax")
+    axes = (0,) * rows + (None,) * weights
+    assert calls(name, jax.vmap(f, axes), *there)
+    close(jax.vmap(f, axes)(*there), g(*there))
+    close(jax.vmap(jax.grad(loss(f)), axes)(*there), jax.grad(loss(g))(*there))
+    moved = [jnp.moveaxis(x, 0, 1) for x in there[:rows]] + there[rows:]
+    close(jax.vmap(f, (1,) * rows + (None,) * weights)(*moved), g(*there))
+    twice = jax.vmap(jax.vmap(f, axes), axes)
+    assert calls(name, twice, *there)
+    close(twice(*there), g(*there))
+    if rows == 2:
+        mapped = jax.vmap(f, (0, None, *axes[2:]))
+        assert calls(name, mapped, there[0], there[1][0], *there[2:])
+        wide = jnp.broadcast_to(there[1][0], there[1].shape)
+        close(mapped(there[0], there[1][0], *there[2:]), g(there[0], wide, *there[2:]))
+    if weights:
+        stacked = [jnp.stack([w, 2 * w, w, -w]) for w in there[rows:]]
+        result = jax.jit(jax.vmap(f))(*there[:rows], *stacked)
+        for i in range(4):
+            one = g(*(x[i] for x in there[:rows]), *(w[i] for w in stacked))
+            close([y[i] for y in jax.tree.leaves(result)], jax.tree.leaves(one))
+
+
+def test_control_flow_donation_and_disabled_jit(rng):
+    x, w = support.there(arrays("rms_norm", (3, 8), rng), "jax")
+    expected = x
+    for _ in range(4):
+        expected = tp.rms_norm.generic(expected, w)
+
+    def scanned(x):
+        return jax.lax.scan(lambda carry, _: (tp.rms_norm(carry, w), None), x, None, length=4)[0]
+
+    assert calls("rms_norm", scanned, x)
+    close(jax.jit(scanned)(x), expected)
+    close(jax.lax.fori_loop(0, 4, lambda _, y: tp.rms_norm(y, w), x), expected)
+    close(jax.lax.cond(x[0, 0] > 9, tp.softmax, tp.silu, x), tp.silu.generic(x))
+    donated = jax.jit(tp.add_rms_norm, donate_argnums=(0, 1))
+    close(donated(x + 0, x + 1, w), tp.add_rms_norm.generic(x, x + 1, w))
+    with jax.disable_jit():
+        close(tp.rms_norm(x, w), tp.rms_norm.generic(x, w))
+
+
+def test_exported_programs_have_no_kernel(rng):
+    x, w = support.there(arrays("rms_norm", (4, 8), rng), "jax")
+    f = jax.jit(lambda x, w: tp.rms_norm(x, w))
+    (batch,) = jax.export.symbolic_shape("batch")
+    symbolic = jax.ShapeDtypeStruct((batch, 8), np.float32)
+    for exported in (
+        jax.export.export(f)(x, w),
+        jax.export.export(f, platforms=("cpu", "cuda", "tpu"))(x, w),
+        jax.export.export(f)(symbolic, w),
+    ):
+        assert "tensorops.rms_norm" not in exported.mlir_module()
+        close(exported.call(x, w), tp.rms_norm.generic(x, w))
+    assert calls("rms_norm", f, x, w)  # and programs that are run here have it, still
+    assert "tensorops.rms_norm" not in f.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+
+
+SEVERAL_DEVICES = """
+import jax, jax.numpy as jnp, numpy as np
+import tensorops as tp
+
+x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 8)), jnp.float32)
+w = jnp.linspace(0.5, 2.0, 8)
+expected = tp.rms_norm.generic(x, w)
+close = lambda a: np.testing.assert_allclose(a, expected, rtol=1e-5, atol=1e-6)
+has_kernel = lambda f, *args: "tensorops.rms_norm" in jax.jit(f).lower(*args).as_text()
+P = jax.sharding.PartitionSpec
+mesh = jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+sharding = jax.sharding.NamedSharding(mesh, P("rows"))
+
+# One device of two
+close(tp.rms_norm(x, w))
+assert has_kernel(lambda x, w: tp.rms_norm(x, w), x, w)
+
+# XLA splits the body, and gathers nothing
+split = jax.device_put(x, sharding)
+assert tp.rms_norm.explain(split, w).refused == {"jax_ffi": "x is spread over 2 devices"}
+close(tp.rms_norm(split, w))
+compiled = jax.jit(lambda x, w: tp.rms_norm(x, w)).lower(split, w).compile()
+assert "tensorops.rms_norm" not in compiled.as_text() and "all-gather" not in compiled.as_text()
+close(compiled(split, w))
+
+# Within shard_map and pmap, each device computes for itself
+mapped = jax.shard_map(lambda x, w: tp.rms_norm(x, w), mesh=mesh, in_specs=(P("rows"), P()), out_specs=P("rows"))
+assert has_kernel(mapped, split, w)
+close(mapped(split, w))
+close(jax.jit(mapped)(split, w))
+gradient = jax.grad(lambda w: jnp.sum(jnp.sin(mapped(split, w))))(w)
+wanted = jax.grad(lambda w: jnp.sum(jnp.sin(tp.rms_norm.generic(x, w))))(w)
+np.testing.assert_allclose(gradient, wanted, rtol=1e-5, atol=1e-6)
+close(jax.pmap(lambda x: tp.rms_norm(x, w))(x.reshape(2, 2, 8)).reshape(4, 8))
+
+# Shardings as a part of types
+with jax.set_mesh(jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisType.Explicit,))) as mesh:
+    split = jax.device_put(x, P("rows"))
+    y = jax.jit(lambda x, w: tp.rms_norm(x, w))(split, w)
+    assert jax.typeof(y).sharding.spec == P("rows", None), jax.typeof(y)
+    close(y)
+"""
+
+
+@pytest.mark.skipif(not hasattr(jax.sharding, "AxisType"), reason="this jax has no axis types")
+def test_several_devices():
+    done = support.python(SEVERAL_DEVICES, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    assert done.returncode == 0, done.stderr

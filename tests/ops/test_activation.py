@@ -1,0 +1,148 @@
+"""Activations, softmax and its relatives: the references against closed forms, other libraries and work by hand."""
+
+import decimal
+import math
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from support import close
+from tensorops.testing import (
+    REFERENCES,
+)
+from tensorops.testing import activation as references
+
+inf, nan = np.inf, np.nan
+
+
+POINTS = [-700.0, -80.0, -20.0, -3.5, -1.0, -1e-9, 0.0, 1e-9, 0.1, 1.0, 2.5, 20.0, 80.0, 700.0]
+
+
+def exactly(function, x):
+    """Evaluate a function of a `Decimal` with 400 digits, enough for every cancellation here."""
+    with decimal.localcontext(prec=400):
+        return float(function(decimal.Decimal(x)))
+
+
+@pytest.mark.parametrize("x", POINTS)
+def test_logistic_functions_have_full_precision(x):
+    close(references.sigmoid(x), exactly(lambda t: 1 / (1 + (-t).exp()), x), rtol=4e-16)
+    close(references.silu(x), exactly(lambda t: t / (1 + (-t).exp()), x), rtol=4e-16)
+    close(references.softplus(x), exactly(lambda t: (1 + t.exp()).ln(), x), rtol=4e-16)
+
+
+@pytest.mark.parametrize("x", [-6.0, -1.0, -0.25, 0.0, 0.5, 3.0])
+def test_gelu_tanh_has_full_precision(x):
+    def gelu_tanh(t):
+        pi = decimal.Decimal("3.14159265358979323846264338327950288419716939937510582097494")
+        u = (2 / pi).sqrt() * (t + decimal.Decimal("0.044715") * t**3)
+        return t / 2 * (1 + ((2 * u).exp() - 1) / ((2 * u).exp() + 1))
+
+    close(references.gelu(x, approximate="tanh"), exactly(gelu_tanh, x), rtol=2e-14)
+
+
+def test_gelu_at_tabulated_points():
+    # The normal distribution function at 0, 1, 2, -1 and -10.
+    phi = [
+        0.5,
+        0.841344746068542948585,
+        0.977249868051820792800,
+        0.158655253931457051415,
+        7.61985302416052606597e-24,
+    ]
+    x = np.array([0.0, 1.0, 2.0, -1.0, -10.0])
+    close(references.gelu(x), x * phi, rtol=1e-13)
+    close(references.geglu(x, [1.0, 2.0, 3.0, 4.0, 5.0]), x * phi * [1, 2, 3, 4, 5], rtol=1e-13)
+
+
+def test_gelu_is_odd_up_to_the_identity(rng):
+    x = rng.standard_normal(100) * 4
+    for approximate in ("none", "tanh"):
+        y, mirrored = (references.gelu(s * x, approximate=approximate) for s in (1, -1))
+        close(y - mirrored, x, rtol=1e-13)
+
+
+def test_gelu_refuses_an_unknown_approximation():
+    with pytest.raises(ValueError, match="approximate is 'fast'"):
+        references.gelu([1.0], approximate="fast")
+
+
+def test_relu_and_swiglu_by_hand():
+    assert_array_equal(references.relu([-2.0, -0.0, 0.0, 3.0, nan]), [0.0, 0.0, 0.0, 3.0, nan])
+    close(references.swiglu([0.0, math.log(3)], [5.0, -2.0]), [0.0, -1.5 * math.log(3)])
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "relu", "softplus", "gelu"])
+def test_activations_agree_with_torch(rng, name):
+    torch = pytest.importorskip("torch")
+    x = rng.standard_normal(200) * 5
+    function = getattr(torch.nn.functional, name)
+    close(REFERENCES[name](x), function(torch.from_numpy(x)).numpy(), rtol=1e-11, atol=1e-15)
+    if name == "gelu":
+        expected = function(torch.from_numpy(x), approximate="tanh").numpy()
+        close(references.gelu(x, approximate="tanh"), expected, rtol=1e-11, atol=1e-15)
+
+
+def test_softmax_by_hand():
+    x = np.log([[1.0, 2.0, 3.0], [4.0, 4.0, 8.0]])
+    p = np.array([[1 / 6, 2 / 6, 3 / 6], [1 / 4, 1 / 4, 1 / 2]])
+    close(references.softmax(x), p)
+    close(references.log_softmax(x), np.log(p))
+    close(references.logsumexp(x), np.log([6.0, 16.0]))
+    close(references.softmax(x, axis=0), [[1 / 5, 1 / 3, 3 / 11], [4 / 5, 2 / 3, 8 / 11]])
+    close(references.logsumexp(x, axis=0, keepdims=True), np.log([[5.0, 6.0, 11.0]]))
+
+
+def test_softmax_ignores_a_shift_however_large():
+    for shift in (1e4, -1e4):
+        close(references.softmax(np.array([0.0, 1.0]) + shift), [1 / (1 + math.e), math.e / (1 + math.e)])
+    assert_array_equal(references.softmax([1e308, -1e308]), [1.0, 0.0])
+    assert_array_equal(references.log_softmax([1e308, 0.0]), [0.0, -1e308])
+    close(references.logsumexp([1000.0] * 4), 1000 + math.log(4))
+
+
+def test_softmax_where_leaves_masked_entries_out():
+    x = np.log([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]])
+    where = np.array([[True, False, True], [False, False, False]])
+    close(references.softmax(x, where=where), [[1 / 4, 0, 3 / 4], [0, 0, 0]])
+    close(references.log_softmax(x, where=where), [[math.log(1 / 4), -inf, math.log(3 / 4)], [-inf] * 3])
+    close(references.softmax(x, where=[False, True, True])[0], [0, 2 / 5, 3 / 5])
+    close(references.softmax([nan, 1.0, inf, 1.0], where=[False, True, False, True]), [0, 0.5, 0, 0.5])
+
+
+def test_softmax_agrees_with_torch(rng):
+    torch = pytest.importorskip("torch")
+    x = rng.standard_normal((3, 4, 5)) * 10
+    for axis in (0, 1, -1):
+        t = torch.from_numpy(x)
+        close(references.softmax(x, axis=axis), torch.softmax(t, axis).numpy(), rtol=1e-13)
+        close(references.log_softmax(x, axis=axis), torch.log_softmax(t, axis).numpy(), atol=1e-14)
+        close(references.logsumexp(x, axis=axis), torch.logsumexp(t, axis).numpy(), rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "expected"),
+    [
+        ("silu", [inf, -inf, nan, -1e4], [inf, nan, nan, 0.0]),
+        ("sigmoid", [inf, -inf, nan, -1e4], [1.0, 0.0, nan, 0.0]),
+        ("relu", [inf, -inf, nan, -1e4], [inf, 0.0, nan, 0.0]),
+        ("softplus", [inf, -inf, nan, -1e4, 1e4], [inf, 0.0, nan, 0.0, 1e4]),
+        ("gelu", [inf, -inf, nan, -1e4, 1e4], [inf, nan, nan, 0.0, 1e4]),
+        ("softmax", [[0.0, -inf], [0.0, inf], [-inf, -inf]], [[1, 0], [nan] * 2, [nan] * 2]),
+        ("softmax", [[0.0, nan]], [[nan, nan]]),
+        ("log_softmax", [[0.0, -inf], [0.0, inf], [-inf, -inf]], [[0, -inf], [nan] * 2, [nan] * 2]),
+        ("logsumexp", [[0.0, -inf], [0.0, inf], [-inf, -inf]], [0, inf, -inf]),
+        ("logsumexp", [[0.0, nan], [inf, nan]], [nan, nan]),
+        ("rms_norm", [[1.0, inf, -inf], [1.0, nan, 1.0]], [[0, nan, nan], [nan] * 3]),
+        ("layer_norm", [[1.0, inf, 2.0], [1.0, nan, 1.0]], [[nan] * 3, [nan] * 3]),
+    ],
+)  # fmt: skip
+def test_special_values(name, x, expected):
+    assert_array_equal(REFERENCES[name](x), expected)
+
+
+def test_gelu_tanh_of_special_values():
+    assert_array_equal(
+        references.gelu([inf, -inf, nan, 1e200, -1e200], approximate="tanh"), [inf, nan, nan, 1e200, 0.0]
+    )

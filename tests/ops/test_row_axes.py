@@ -1,0 +1,71 @@
+"""What operators declare of their axes: a call on parts gives the parts of the result."""
+
+import numpy as np
+import pytest
+
+from tensorops._operator import OPERATORS
+from tensorops.testing import CASES, REFERENCES, assert_matches
+
+DIVIDED = [
+    pytest.param(operator, case, id=str(case))
+    for operator in OPERATORS.values()
+    if operator.divides
+    for case in CASES[operator.__name__]
+]
+
+
+def in_two(array, own, axis):
+    """Return the two parts of an array along one of the declared axes; the whole twice, if it lacks it."""
+    if axis not in own or array.shape[own.index(axis)] == 1:  # or broadcasts along it
+        return array, array
+    length = array.shape[own.index(axis)]
+    return np.split(array, [length // 2], axis=own.index(axis))
+
+
+@pytest.mark.parametrize(("operator", "case"), DIVIDED)
+def test_parts_of_a_call(operator, case):
+    args, kwargs = case.build()
+    expected = REFERENCES[operator.__name__](*args, **kwargs)
+    arguments = operator.canonical(*args, **kwargs)
+    rows = operator.rows(arguments)
+    assert list(rows.arrays) == [name for name, value in arguments.items() if isinstance(value, np.ndarray)]
+    first = arguments[next(iter(rows.arrays))]
+    assert rows.arrays[next(iter(rows.arrays))] == tuple(range(first.ndim))
+    for name in list(rows.arrays)[: rows.sharing]:
+        assert arguments[name].shape == first.shape
+    every = {
+        axis: length
+        for name, own in rows.arrays.items()
+        for axis, length in zip(own, arguments[name].shape, strict=True)
+        if length != 1
+    }
+    for axis in every.keys() - set(rows.whole):
+        halves = {name: in_two(arguments[name], own, axis) for name, own in rows.arrays.items()}
+        parts = []
+        for i in range(2):
+            result = operator(**arguments | {name: half[i] for name, half in halves.items()})
+            parts.append(result if rows.results > 1 else (result,))
+        assert len(parts[0]) == rows.results
+        where = rows.result.index(axis)
+        for j in range(rows.results):
+            whole = expected[j] if rows.results > 1 else expected
+            joined = np.concatenate([part[j] for part in parts], axis=where)
+            assert joined.ndim == len(rows.result)
+            assert_matches(joined, whole, "float64", tolerance=case.tolerance, scale_axis=case.scale_axis)
+
+
+@pytest.mark.parametrize("operator", [o for o in OPERATORS.values() if o.divides], ids=lambda o: o.__name__)
+def test_some_call_of_every_operator_can_be_divided(operator):
+    def free(case):
+        args, kwargs = case.build()
+        rows = operator.rows(operator.canonical(*args, **kwargs))
+        return {axis for own in rows.arrays.values() for axis in own} - set(rows.whole)
+
+    assert any(free(case) for case in CASES[operator.__name__])
+
+
+def test_an_operator_without_the_declaration():
+    operator = OPERATORS["sample"]
+    assert not operator.divides
+    with pytest.raises(TypeError, match=r"^sample: it is not declared how calls may be divided$"):
+        operator.rows({})

@@ -1,0 +1,714 @@
+"""jit, grad, vmap, compile and lazy graphs: nothing breaks a trace, drops a gradient or computes early.
+
+Gradients are held against central differences of the float64 references, and against formulas at points where they
+are delicate.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+from tensorops._operator import OPERATORS
+from tensorops.testing import CASES, REFERENCES, assert_matches
+
+rng = np.random.default_rng(11)
+
+
+def normal(*shape, scale=1.0):
+    return scale * rng.standard_normal(shape)
+
+
+def attention(queries=3, keys=4, heads=4, kv_heads=2):
+    return normal(1, heads, queries, 3), normal(1, kv_heads, keys, 3), normal(1, kv_heads, keys, 2)
+
+
+# A row that may attend to nothing is among them.
+MASK = np.asarray([[True, False, True, True], [False, False, False, False], [True, True, False, True]])
+PACKED, SCALES, BIASES = REFERENCES["quantize"](normal(3, 8), bits=4, group_size=4)
+
+# Small arguments by name of the operator, a dash and a remark. Floating arrays are differentiated, all of them.
+DIFFERENTIABLE = {
+    "rms_norm": ((normal(2, 5), normal(5)), {}),
+    "rms_norm-axis": ((normal(3, 2), normal(3)), {"axis": 0, "weight_offset": 1.0, "eps": 1e-2}),
+    "rms_norm-large": ((1e4 * normal(2, 5), None), {}),
+    "add_rms_norm": ((normal(2, 4), normal(2, 4), normal(4)), {}),
+    "layer_norm": ((normal(2, 5), normal(5), normal(5)), {}),
+    "layer_norm-axes": ((normal(2, 3, 2), normal(2, 2), normal(2, 2)), {"axis": (0, 2)}),
+    "silu": ((normal(9, scale=3),), {}),
+    "sigmoid": ((normal(9, scale=3),), {}),
+    "relu": ((normal(9, scale=3),), {}),
+    "softplus": ((normal(9, scale=3),), {}),
+    "gelu": ((normal(15, scale=3),), {}),
+    "gelu-tanh": ((normal(9, scale=3),), {"approximate": "tanh"}),
+    "swiglu": ((normal(7, scale=2), normal(7)), {}),
+    "geglu": ((normal(7, scale=2), normal(7)), {}),
+    "softmax": ((normal(2, 5),), {}),
+    "softmax-where": ((normal(3, 4),), {"where": MASK}),
+    "log_softmax": ((normal(2, 5),), {}),
+    "logsumexp": ((normal(2, 5),), {"axis": 0}),
+    "rope": ((normal(1, 2, 3, 6), np.arange(3)), {}),
+    "rope-freqs": ((normal(1, 2, 3, 6), np.arange(3)), {"freqs": normal(2), "dims": 4, "interleaved": True}),
+    "scaled_dot_product_attention": (attention(), {}),
+    "scaled_dot_product_attention-causal": (
+        attention(4, 3),
+        {"is_causal": True, "window": 2, "softcap": 2.0, "sinks": normal(4)},
+    ),
+    "scaled_dot_product_attention-mask": (attention(), {"mask": MASK}),
+    "scaled_dot_product_attention-bias": (attention(), {"mask": normal(4, 3, 4)}),
+    "linear": ((normal(2, 3), normal(4, 3), normal(4)), {}),
+    "embedding": ((np.asarray([[2, 0], [2, 1]]), normal(4, 3)), {}),
+    "dequantize": ((PACKED, SCALES, BIASES), {"bits": 4, "group_size": 4}),
+    "quantized_linear": ((normal(2, 8), PACKED, SCALES, BIASES), {"bits": 4, "group_size": 4}),
+    "cross_entropy": ((normal(4, 5), np.asarray([1, -100, 4, 0])), {}),
+    "cross_entropy-smoothed": (
+        (normal(3, 5), np.asarray([1, 2, -100])),
+        {"label_smoothing": 0.2, "reduction": "sum"},
+    ),
+}
+NOT_DIFFERENTIABLE = {
+    "quantize": ((normal(3, 8),), {"bits": 4, "group_size": 4}),
+    "quantize-symmetric": ((normal(3, 8),), {"bits": 8, "group_size": 4, "mode": "symmetric"}),
+    "sample": ((normal(4, 7),), {"rng": np.asarray([0.1, 0.5, 0.7, 0.95]), "top_k": 5, "top_p": 0.9}),
+    "sample-greedy": ((normal(4, 7),), {"temperature": 0.0, "rng": np.zeros(4)}),
+}
+ALL = DIFFERENTIABLE | NOT_DIFFERENTIABLE
+
+every_gradient = pytest.mark.parametrize("name", DIFFERENTIABLE)
+every_call = pytest.mark.parametrize("name", ALL)
+
+
+def test_every_operator_is_transformed():
+    assert {name.partition("-")[0] for name in ALL} == set(OPERATORS)
+
+
+class Call:
+    """A call as a function of its floating arrays alone, in the order in which they occur."""
+
+    def __init__(self, name, dtype=None):
+        self.operator = OPERATORS[name.partition("-")[0]]
+        self.reference = REFERENCES[self.operator.__name__]
+        args, kwargs = ALL[name]
+        self.template = [*args, *kwargs.values()]
+        self.names = list(kwargs)
+        self.positions = [i for i, v in enumerate(self.template) if isinstance(v, np.ndarray) and v.dtype == np.float64]
+        self.inputs = [self.template[i].astype(dtype or np.float64) for i in self.positions]
+
+    def __call__(self, function, template, arrays):
+        """Call `function` with the arguments of `template`, the floating arrays replaced."""
+        filled = list(template)
+        for position, array in zip(self.positions, arrays, strict=True):
+            filled[position] = array
+        split = len(filled) - len(self.names)
+        return function(*filled[:split], **dict(zip(self.names, filled[split:], strict=True)))
+
+    def of(self, library):
+        """Return the operator as a function of arrays of a library, the others taken there."""
+        template = support.there(self.template, library)
+        return lambda *arrays: self(self.operator, template, arrays)
+
+    def expected(self, inputs=None):
+        return self(self.reference, self.template, self.inputs if inputs is None else inputs)
+
+    def cotangents(self):
+        """Return numbers to sum the results with, so that no gradient is a sum of equal parts."""
+        results = self.expected()
+        results = results if isinstance(results, tuple) else (results,)
+        return [np.cos(1.0 + np.arange(y.size)).reshape(y.shape) for y in results]
+
+    def loss(self, results, cotangents):
+        results = results if isinstance(results, tuple) else (results,)
+        return sum((y * c).sum() for y, c in zip(results, cotangents, strict=True))
+
+    def gradients(self, step=1e-5):
+        """Return the gradients of the loss of the reference, by central differences."""
+        cotangents = self.cotangents()
+        gradients = []
+        for k, x in enumerate(self.inputs):
+            gradient = np.zeros(x.shape)
+            for index in np.ndindex(x.shape):
+                h = step * max(1.0, abs(x[index]))
+                ends = []
+                for moved in (x[index] + h, x[index] - h):
+                    inputs = [a.copy() for a in self.inputs]
+                    inputs[k][index] = moved
+                    ends.append(self.loss(self.expected(inputs), cotangents))
+                gradient[index] = (ends[0] - ends[1]) / (2 * h)
+            gradients.append(gradient)
+        return gradients
+
+
+def assert_close(actual, expected, rtol):
+    """Compare arrays or tuples of them, relative to the largest element."""
+    actual = actual if isinstance(actual, list | tuple) else [actual]
+    expected = expected if isinstance(expected, list | tuple) else [expected]
+    for a, e in zip(actual, expected, strict=True):
+        if e is None:
+            assert a is None
+            continue
+        a = np.asarray(support.back(a))
+        assert a.shape == np.shape(e)
+        np.testing.assert_allclose(
+            a.astype(np.float64), e, rtol=0, atol=rtol * max(1e-3, np.max(np.abs(e), initial=0.0))
+        )
+
+
+def stacked(call):
+    """Return three variations of the floating inputs, stacked along a new first axis."""
+    return [np.stack([x, 0.5 * x + 0.1, -x]) for x in call.inputs]
+
+
+def mapped(call):
+    """Return the results of the reference for each of `stacked`, stacked."""
+    results = [call.expected([x[i] for x in stacked(call)]) for i in range(3)]
+    if isinstance(results[0], tuple):
+        return [None if part[0] is None else np.stack(part) for part in zip(*results, strict=True)]
+    return np.stack(results)
+
+
+def given(results):
+    """Return the results without the ``None`` that quantize gives in place of biases."""
+    several = isinstance(results, list | tuple)
+    return [y for y in results if y is not None] if several else results
+
+
+def arrays_only(function):
+    """Return `function` without ``None`` among its results: some libraries map arrays only."""
+    return lambda *arrays: given(function(*arrays))
+
+
+# --- jax ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jax64():
+    """The library, in a setting in which it holds float64."""
+    support.require("jax")
+    import jax
+
+    with jax.enable_x64(True):
+        yield jax
+
+
+@every_gradient
+def test_jax_gradients(name, jax64):
+    call = Call(name)
+    f, cotangents = call.of("jax"), call.cotangents()
+
+    def loss(*arrays):
+        return call.loss(f(*arrays), cotangents)
+
+    arrays = support.there(call.inputs, "jax")
+    every = tuple(range(len(arrays)))
+    assert_close(jax64.jit(jax64.grad(loss, every))(*arrays), call.gradients(), 1e-6)
+
+
+@every_call
+def test_jax_vmap(name, jax64):
+    call = Call(name)
+    y = jax64.jit(jax64.vmap(call.of("jax")))(*support.there(stacked(call), "jax"))
+    assert_close(y, mapped(call), 1e-12)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", ["rms_norm", "softmax", "gelu", "scaled_dot_product_attention"])
+def test_jax_vmap_of_grad_and_forward_mode(name, jax64):
+    call = Call(name)
+    f, cotangents = call.of("jax"), call.cotangents()
+    arrays = support.there(stacked(call), "jax")
+
+    def loss(*arrays):
+        return call.loss(f(*arrays), cotangents)
+
+    gradient = jax64.jit(jax64.vmap(jax64.grad(loss)))(*arrays)
+    for i in range(3):
+        call.inputs = [np.asarray(a[i]) for a in arrays]
+        assert_close(gradient[i], call.gradients()[0], 1e-6)
+    point = [a[0] for a in arrays]
+    _, tangent = jax64.jvp(loss, point, [x / 2 for x in point])
+    call.inputs = [np.asarray(x) for x in point]
+    expected = sum((g * x / 2).sum() for g, x in zip(call.gradients(), call.inputs, strict=True))
+    assert_close(tangent, expected, 1e-6)
+
+
+def test_jax_shard_map():
+    support.require("jax")
+    import jax
+
+    if not hasattr(jax, "shard_map"):
+        pytest.skip("this jax has no jax.shard_map")
+    mesh = jax.make_mesh((1,), ("rows",))
+    rows = jax.sharding.PartitionSpec("rows")
+    x = normal(4, 8).astype(np.float32)
+    sharded = jax.shard_map(lambda x: tp.softmax(tp.rms_norm(x)), mesh=mesh, in_specs=rows, out_specs=rows)
+    placed = jax.device_put(x, jax.sharding.NamedSharding(mesh, rows))
+    expected = REFERENCES["softmax"](REFERENCES["rms_norm"](x))
+    assert_close(jax.jit(sharded)(placed), expected, 1e-6)
+
+
+def test_jax_backend_in_force_under_jit():
+    support.require("jax")
+    import jax
+
+    x = support.there(normal(2, 4).astype(np.float32), "jax")
+    with tp.set_backend("jax"), tp.trace() as log:
+        y = jax.jit(tp.rms_norm)(x)
+    assert isinstance(y, jax.Array)
+    assert [(r.kernel, r.library, r.transfers) for r in log] == [("jax_ffi", "jax", ())]
+
+
+def test_jax_ids_are_data_under_jit_and_vmap():
+    support.require("jax")
+    import jax
+
+    table = normal(6, 3).astype(np.float32)
+    ids = np.asarray([[5, 0], [2, 2]])
+    weight, rows = support.there((table, ids), "jax")
+    np.testing.assert_array_equal(jax.jit(tp.embedding)(rows, weight), table[ids])
+    np.testing.assert_array_equal(jax.vmap(tp.embedding, (0, None))(rows, weight), table[ids])
+    logits = normal(2, 2, 5).astype(np.float32)
+    loss = jax.vmap(tp.cross_entropy)(*support.there((logits, ids % 5), "jax"))
+    expected = [REFERENCES["cross_entropy"](x, t) for x, t in zip(logits, ids % 5, strict=True)]
+    assert_close(loss, np.stack(expected), 1e-6)
+
+
+def test_jax_samples_with_a_key_per_row():
+    support.require("jax")
+    import jax
+
+    logits = normal(5, 7).astype(np.float32)
+    uniform = jax.vmap(jax.random.uniform)(jax.random.split(jax.random.key(0), 5))
+    drawn = jax.jit(lambda x, u: tp.sample(x, min_p=0.05, rng=u))(support.there(logits, "jax"), uniform)
+    expected = REFERENCES["sample"](logits, min_p=0.05, rng=np.asarray(uniform))
+    np.testing.assert_array_equal(drawn, expected)
+    with pytest.raises(TypeError, match=r"^sample: rng "):
+        jax.jit(lambda x: tp.sample(x, rng=np.random.default_rng(0).random))(support.there(logits, "jax"))
+
+
+# --- gradients at delicate points --------------------------------------------------------------------
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x)) if x > -700 else 0.0
+
+
+def normal_distribution(x):
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def normal_density(x):
+    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi) if abs(x) < 38 else 0.0
+
+
+def gelu_tanh_slope(x):
+    if abs(x) > 40:
+        return float(x > 0)
+    k = 2 * math.sqrt(2 / math.pi)
+    s = sigmoid(k * (x + 0.044715 * x**3))
+    return s + x * s * (1 - s) * k * (1 + 3 * 0.044715 * x * x)
+
+
+# Derivatives of functions of one number.
+SLOPES = {
+    "silu": lambda x: sigmoid(x) + (x * sigmoid(x) * sigmoid(-x) if abs(x) < 700 else 0.0),
+    "sigmoid": lambda x: sigmoid(x) * sigmoid(-x),
+    "relu": lambda x: float(x > 0),
+    "softplus": sigmoid,
+    "gelu": lambda x: normal_distribution(x) + (x * normal_density(x) if abs(x) < 38 else 0.0),
+    "gelu-tanh": gelu_tanh_slope,
+}
+POINTS = [0.0, -0.0, 1e-30, -1e-8, 0.5, -3.0, 11.0, -11.0, 50.0, -50.0, 88.8, -104.0, 1e4, -1e4, 1e18, -1e30]
+
+
+@pytest.mark.parametrize("library", ["jax", "torch", "mlx"])
+@pytest.mark.parametrize("name", SLOPES)
+def test_slopes_at_zero_and_far_away(name, library):
+    support.require(library)
+    call = Call(name, np.float32)
+    x = np.asarray(POINTS, np.float32)
+    (slopes,) = gradients_of_sum(library, call.of(library), x)
+    expected = [SLOPES[name](float(v)) for v in x]
+    np.testing.assert_allclose(slopes, expected, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("library", ["jax", "torch", "mlx"])
+@pytest.mark.parametrize("name", ["swiglu", "geglu"])
+def test_slopes_of_gated_units(name, library):
+    support.require(library)
+    gate = np.asarray(POINTS, np.float32)
+    up = np.full_like(gate, -2.0)
+    by_gate, by_up = gradients_of_sum(library, Call(name, np.float32).of(library), gate, up)
+    slope = SLOPES["silu" if name == "swiglu" else "gelu"]
+    np.testing.assert_allclose(by_gate, [-2 * slope(float(v)) for v in gate], rtol=2e-4, atol=1e-6)
+    activation = REFERENCES["silu" if name == "swiglu" else "gelu"]
+    np.testing.assert_allclose(by_up, activation(gate), rtol=1e-4, atol=1e-6)
+
+
+def gradients_of_sum(library, function, *inputs):
+    """Return the gradients of the sum of the results, by the library's own differentiation."""
+    arrays = support.there(list(inputs), library)
+    every = tuple(range(len(arrays)))
+    if library == "torch":
+        for x in arrays:
+            x.requires_grad_()
+        total(function(*arrays)).backward()
+        gradients = [x.grad for x in arrays]
+    elif library == "jax":
+        import jax
+
+        gradients = jax.grad(lambda *a: total(function(*a)), every)(*arrays)
+    else:
+        import mlx.core as mx
+
+        gradients = mx.grad(lambda *a: total(function(*a)), list(every))(*arrays)
+    gradients = gradients if isinstance(gradients, list | tuple) else [gradients]
+    return [support.back(g.detach() if library == "torch" else g) for g in gradients]
+
+
+def total(results):
+    return sum(y.sum() for y in (results if isinstance(results, tuple) else (results,)))
+
+
+DELICATE = {
+    "rms_norm of zeros": (tp.rms_norm, (np.zeros((2, 4)), np.ones(4)), {}),
+    "rms_norm of huge": (tp.rms_norm, (1e30 * normal(2, 4),), {}),
+    "rms_norm of tiny": (tp.rms_norm, (1e-30 * normal(2, 4),), {"eps": 0.0}),
+    "layer_norm of a constant": (tp.layer_norm, (np.full((2, 4), 3.0),), {}),
+    "layer_norm of huge": (tp.layer_norm, (1e30 * normal(2, 4),), {}),
+    "softmax beside minus infinity": (tp.softmax, (np.asarray([[0.0, -np.inf, 1.0]]),), {}),
+    "softmax of huge": (tp.softmax, (np.asarray([[1e38, -1e38, 0.0]]),), {}),
+    "softmax of nothing": (tp.softmax, (normal(3, 4),), {"where": MASK}),
+    "softmax of masked infinities": (
+        tp.softmax,
+        (np.asarray([[np.inf, 1.0, 2.0]]),),
+        {"where": np.asarray([[False, True, True]])},
+    ),
+    "logsumexp beside minus infinity": (tp.logsumexp, (np.asarray([[0.0, -np.inf, 1.0]]),), {}),
+    "attention of nothing": (tp.scaled_dot_product_attention, attention(), {"mask": MASK}),
+    "attention under a mask of minus infinity": (
+        tp.scaled_dot_product_attention,
+        attention(),
+        {"mask": np.where(MASK, 0.0, -np.inf)},
+    ),
+    "attention before the first key": (
+        tp.scaled_dot_product_attention,
+        attention(5, 2),
+        {"is_causal": True},
+    ),
+    "cross_entropy of a forbidden class": (
+        tp.cross_entropy,
+        (np.asarray([[0.0, -np.inf, 1.0]]), np.asarray([0])),
+        {},
+    ),
+    "cross_entropy of huge": (tp.cross_entropy, (np.asarray([[1e38, -1e38, 0.0]]), np.asarray([0])), {}),
+    "cross_entropy of ignored": (
+        tp.cross_entropy,
+        (normal(2, 3), np.asarray([-100, -100])),
+        {"reduction": "sum"},
+    ),
+    "rope at a far position": (tp.rope, (normal(1, 2, 4), np.asarray([1e6, 2e6])), {}),
+}
+
+
+@pytest.mark.parametrize("library", ["jax", "torch", "mlx"])
+@pytest.mark.parametrize("name", DELICATE)
+def test_gradients_stay_finite(name, library):
+    """A branch that is not taken must not turn its infinity into a NaN."""
+    support.require(library)
+    operator, args, kwargs = DELICATE[name]
+    args, kwargs = tp.testing.cast((args, kwargs), "float32")
+    floating = [i for i, a in enumerate(args) if a.dtype == np.float32]
+    args, kwargs = support.there((args, kwargs), library)
+
+    def function(*arrays):
+        filled = list(args)
+        for i, array in zip(floating, arrays, strict=True):
+            filled[i] = array
+        return operator(*filled, **kwargs)
+
+    inputs = [support.back(args[i]) for i in floating]
+    for gradient in gradients_of_sum(library, function, *inputs):
+        assert np.isfinite(gradient).all(), gradient
+    if name.startswith("cross_entropy of ignored"):
+        np.testing.assert_array_equal(gradient, 0.0)
+
+
+# --- torch -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch():
+    support.require("torch")
+    import torch
+
+    yield torch
+    torch.compiler.reset()
+
+
+@every_gradient
+def test_torch_gradients(name, torch):
+    call = Call(name)
+    f = call.of("torch")
+    arrays = [x.requires_grad_() for x in support.there(call.inputs, "torch")]
+    assert torch.autograd.gradcheck(f, arrays)
+    cotangents = [torch.from_numpy(c) for c in call.cotangents()]
+    call.loss(f(*arrays), cotangents).backward()
+    assert_close([x.grad for x in arrays], call.gradients(), 1e-6)
+
+
+@every_call
+def test_torch_vmap(name, torch):
+    call = Call(name)
+    y = torch.func.vmap(arrays_only(call.of("torch")))(*support.there(stacked(call), "torch"))
+    assert_close(y, given(mapped(call)), 1e-12)
+
+
+# array-api-compat caches look-ups that Dynamo traces again, which costs a trace but no correctness.
+looks_up_again = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+
+
+@looks_up_again
+@every_call
+def test_torch_compile_of_a_function(name, torch):
+    """One graph for the whole function, `fullgraph` makes anything else an error."""
+    call = Call(name)
+    f = call.of("torch")
+    compiled = torch.compile(lambda *arrays: f(*arrays), fullgraph=True, backend="aot_eager")
+    assert_close(compiled(*support.there(call.inputs, "torch")), call.expected(), 1e-12)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", ["rms_norm", "gelu", "softmax", "scaled_dot_product_attention", "linear"])
+def test_torch_gradients_through_a_compiled_function(name, torch):
+    call = Call(name)
+    f = call.of("torch")
+    cotangents = [torch.from_numpy(c) for c in call.cotangents()]
+    compiled = torch.compile(lambda *arrays: call.loss(f(*arrays), cotangents), fullgraph=True, backend="aot_eager")
+    arrays = [x.requires_grad_() for x in support.there(call.inputs, "torch")]
+    compiled(*arrays).backward()
+    assert_close([x.grad for x in arrays], call.gradients(), 1e-6)
+
+
+@pytest.mark.costly
+@looks_up_again
+@pytest.mark.parametrize("name", OPERATORS)
+def test_torch_compile_of_the_operator_itself(name, torch):
+    args, kwargs = ALL[name]
+    compiled = torch.compile(OPERATORS[name], fullgraph=True, backend="aot_eager")
+    y = compiled(*support.there(args, "torch"), **support.there(kwargs, "torch"))
+    assert_close(y, REFERENCES[name](*args, **kwargs), 1e-12)
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
+def test_torch_inductor(torch):
+    """The compiler that users get: it fuses the body into a kernel of its own."""
+
+    def block(x, w, q):
+        return tp.scaled_dot_product_attention(tp.rms_norm(q, w), q, q, is_causal=True).sum() + tp.silu(x)
+
+    x, w, q = normal(5), normal(4), normal(1, 2, 3, 4)
+    y = torch.compile(block, fullgraph=True)(*support.there((x, w, q), "torch"))
+    attended = REFERENCES["scaled_dot_product_attention"](REFERENCES["rms_norm"](q, w), q, q, is_causal=True)
+    assert_close(y, attended.sum() + REFERENCES["silu"](x), 1e-12)
+
+
+def test_torch_compile_refuses_another_backend(torch):
+    def f(x):
+        return tp.silu(x) + 1
+
+    x = torch.ones(3)
+    with (
+        tp.set_backend("numpy"),
+        pytest.raises(Exception, match=r"backend 'numpy' is in force, but torch\.compile can only compile torch"),
+    ):
+        torch.compile(f, fullgraph=True, backend="aot_eager")(x)
+    torch.compiler.reset()
+    with tp.set_backend("torch"):
+        y = torch.compile(f, fullgraph=True, backend="aot_eager")(x)
+    assert_close(y, REFERENCES["silu"](np.ones(3)) + 1, 1e-6)
+
+
+def test_torch_compile_beside_other_libraries(torch):
+    """What operators remember of other libraries' types must not get into Dynamo's way."""
+    for library in ("jax", "mlx", "numpy"):
+        if not support.why_not(library):
+            tp.silu(support.there(np.ones(3, np.float32), library))
+    y = torch.compile(tp.softplus, fullgraph=True, backend="aot_eager")(torch.ones(3))
+    assert_close(y, REFERENCES["softplus"](np.ones(3)), 1e-6)
+
+
+COLD = """
+import warnings
+import torch
+import tensorops
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of torch about itself
+y = torch.compile(tensorops.silu, fullgraph=True, backend="aot_eager")(torch.zeros(3))
+print(y.tolist())
+"""
+
+
+def test_torch_compile_as_the_first_call(torch):
+    result = support.python(COLD)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[0] == "[0.0, 0.0, 0.0]"
+
+
+def test_torch_parameters_and_modules(torch):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+        def forward(self, x):
+            return tp.rms_norm(x, self.weight)
+
+    block = Block()
+    x = normal(3, 4)
+    y = torch.compile(block, fullgraph=True, backend="aot_eager")(torch.from_numpy(x))
+    y.sum().backward()
+    assert_close(y.detach(), REFERENCES["rms_norm"](x, np.ones(4)), 1e-12)
+    assert_close(block.weight.grad, REFERENCES["rms_norm"](x).sum(0), 1e-12)
+
+
+# --- mlx ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mx():
+    support.require("mlx")
+    import mlx.core as mx
+
+    return mx
+
+
+@every_gradient
+def test_mlx_gradients(name, mx):
+    call = Call(name, np.float32)
+    f = call.of("mlx")
+    cotangents = [mx.array(c.astype(np.float32)) for c in call.cotangents()]
+    arrays = support.there(call.inputs, "mlx")
+    gradients = mx.grad(lambda *a: call.loss(f(*a), cotangents), list(range(len(arrays))))(*arrays)
+    expected = Call(name)
+    expected.inputs = [x.astype(np.float64) for x in call.inputs]
+    assert_close(gradients, expected.gradients(), 1e-4)
+
+
+@every_call
+def test_mlx_compile(name, mx):
+    call = Call(name, np.float32)
+    y = mx.compile(call.of("mlx"))(*support.there(call.inputs, "mlx"))
+    assert_close(y, call.expected(), 1e-5)
+
+
+@every_call
+def test_mlx_vmap(name, mx):
+    call = Call(name, np.float32)
+    y = mx.vmap(arrays_only(call.of("mlx")))(*support.there(stacked(call), "mlx"))
+    assert_close(y, given(mapped(call)), 1e-5)
+
+
+# --- dask --------------------------------------------------------------------------------------------
+
+
+def refuse_to_compute(*args, **kwargs):
+    raise AssertionError("a graph was computed early")
+
+
+def chunked(tree, last):
+    """Take NumPy arrays to Dask: two chunks or more along every axis; along the last only if `last`."""
+    import dask.array as da
+
+    if isinstance(tree, dict):
+        return {key: chunked(value, last) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(chunked(value, last) for value in tree)
+    if not isinstance(tree, np.ndarray):
+        return tree
+    chunks = [max(1, n // 2) for n in tree.shape]
+    if chunks and not last:
+        chunks[-1] = tree.shape[-1]
+    return da.from_array(tree, chunks=tuple(chunks))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["rows", "everything"])
+@every_call
+def test_dask_is_lazy_and_right(name, last):
+    support.require("dask")
+    import dask
+
+    args, kwargs = ALL[name]
+    operator = OPERATORS[name.partition("-")[0]]
+    lazy_args, lazy_kwargs = chunked((args, kwargs), last)
+    with dask.config.set(scheduler=refuse_to_compute):
+        y = operator(*lazy_args, **lazy_kwargs)
+    assert_close(y, REFERENCES[operator.__name__](*args, **kwargs), 1e-12)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_dask_cases_stay_lazy(name):
+    """The first case of every operator, in the sizes and dtype that it has there."""
+    support.require("dask")
+    import dask
+
+    case = CASES[name][0]
+    args, kwargs = case.build(dtype_name="float32")
+    lazy_args, lazy_kwargs = chunked((args, kwargs), True)
+    with dask.config.set(scheduler=refuse_to_compute):
+        y = OPERATORS[name](*lazy_args, **lazy_kwargs)
+    expected = REFERENCES[name](*args, **kwargs)
+    several = isinstance(expected, tuple)
+    for a, e in zip(*((y, expected) if several else ([y], [expected])), strict=True):
+        assert a.shape == e.shape
+        dtype = "float32" if e.dtype == np.float64 else e.dtype.name
+        assert a.dtype.name == dtype
+        assert_matches(support.back(a), e, dtype, tolerance=case.tolerance, scale_axis=case.scale_axis)
+
+
+# How many of the first axes pass through unchanged; all of them if None.
+UNTOUCHED = {
+    "silu": None, "sigmoid": None, "relu": None, "softplus": None, "gelu": None, "swiglu": None, "geglu": None,
+    "rms_norm": None, "add_rms_norm": None, "layer_norm": None, "softmax": None, "log_softmax": None,
+    "logsumexp": 2, "rope": 2, "linear": 2, "embedding": 1, "quantized_linear": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNTOUCHED)
+def test_dask_keeps_the_chunks_of_untouched_axes(name):
+    support.require("dask")
+    import dask.array as da
+
+    x = da.from_array(normal(4, 6, 8), chunks=((1, 3), (2, 4), (8,)))
+    call = {
+        "swiglu": lambda: tp.swiglu(x, x + 1),
+        "geglu": lambda: tp.geglu(x, x + 1),
+        "add_rms_norm": lambda: tp.add_rms_norm(x, x + 1)[0],
+        "rope": lambda: tp.rope(x, da.arange(6, chunks=6)),
+        "linear": lambda: tp.linear(x, da.ones((5, 8), chunks=(5, 8))),
+        "embedding": lambda: tp.embedding((abs(x[:, 0, 0]) % 3).astype("int64"), da.ones((3, 5), chunks=(3, 5))),
+        "quantized_linear": lambda: tp.quantized_linear(
+            x, *(da.from_array(a, chunks=a.shape) for a in (PACKED, SCALES, BIASES)), group_size=4
+        ),
+    }.get(name, lambda: OPERATORS[name](x))
+    y = call()
+    axes = UNTOUCHED[name]
+    assert y.chunks[:axes] == x.chunks[:axes]
+
+
+def test_dask_arrays_go_nowhere_by_themselves():
+    support.require("dask")
+    import dask.array as da
+
+    x = da.ones((4, 4), chunks=2)
+    with tp.trace() as log:
+        y = tp.rms_norm(x)
+        with tp.set_backend("dask"):
+            tp.rms_norm(x)
+    assert isinstance(y, da.Array)
+    assert [(r.library, r.transfers) for r in log] == [("dask", ())] * 2

@@ -1,0 +1,64 @@
+"""The short run: every value of every dimension occurs in it, and what it leaves out is said and can be run."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import support
+from covering import covering
+from tensorops._operator import OPERATORS
+from tensorops.libraries import LIBRARIES
+from tensorops.testing import CASES
+from test_conformance import every_implementation
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("strength", [1, 2, 3])
+def test_every_combination_occurs(strength):
+    rows = [row for row in itertools.product("abcd", range(3), (True, False), (None, 1.5)) if row[:2] != ("a", 1)]
+    taken = [rows[index] for index in covering(rows, strength)]
+    for columns in itertools.combinations(range(4), strength):
+        assert {tuple(row[c] for c in columns) for row in taken} == {tuple(row[c] for c in columns) for row in rows}
+    assert len(taken) < len(rows) / 2 ** (3 - strength)
+
+
+def test_conformance_keeps_every_pair():
+    """Of operators, libraries, dtypes and implementations; each test goes through all cases, so all tags occur."""
+    rows = [parameters.values for parameters in every_implementation()]
+    rows = [row for row in rows if not support.why_not(row[1].name)]
+    taken = [rows[index] for index in covering([tuple(map(id, row)) for row in rows], 2)]
+    here = [library for library in LIBRARIES.values() if not support.why_not(library.name)]
+    assert {row[:2] for row in taken} == set(itertools.product(OPERATORS.values(), here))
+    kernels = {(operator, implementation) for operator, _, _, implementation in rows}
+    assert {(operator, implementation) for operator, _, _, implementation in taken} == kernels
+    dtypes = {(operator, dtype) for operator, _, dtype, _ in rows}
+    assert {(operator, dtype) for operator, _, dtype, _ in taken} == dtypes
+    assert len(taken) < len(rows) / 2
+    assert {tag for cases in CASES.values() for case in cases for tag in case.tags} >= {"extreme", "special", "empty"}
+
+
+def collected(*arguments):
+    """Return the tests that pytest takes of one file with these arguments, and what it says at the end."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments]
+    run = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=300, check=True)
+    lines = run.stdout.splitlines()
+    return {line for line in lines if line.startswith("tests/")}, run.stdout
+
+
+def test_what_is_left_out_is_said_and_can_be_run():
+    file = "tests/ops/test_arrays_refused.py"
+    short, said = collected(file)
+    rest, _ = collected(file, "-m", "exhaustive")
+    every, nothing = collected(file, "--exhaustive")
+    assert short
+    assert rest
+    assert not short & rest
+    assert short | rest == every
+    assert f"{len(rest)} tests, further combinations of parameters and slow ones: test_arrays_refused.py" in said
+    assert "pytest --exhaustive" in said
+    assert "left out" not in nothing
+    assert collected(f"{file}::test_torch_tensors_that_are_not_dense")[0] <= every  # named, and so not thinned out

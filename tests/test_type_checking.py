@@ -1,0 +1,143 @@
+"""What a type checker knows of a user's program: mypy and pyright look at the files in `type_checking`.
+
+They call operators, say which type comes back, and make mistakes that must be found. pyright is run as basedpyright, a
+distribution that brings all it needs. Both are in the extra `dev`; `.ci/run` runs these tests once it is installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensorops
+from tensorops._operator import OPERATORS
+
+HERE = Path(__file__).parent / "type_checking"
+ROOT = Path(tensorops.__file__).parents[1]
+PLUGIN = Path(__file__).parent / "plugin_example" / "src"
+
+# Each library's name, how its arrays' type is imported, and whether mypy and pyright are told of what type `x[...]` is.
+LIBRARIES = {
+    "numpy": ("import numpy as np\nimport numpy.typing as npt\n\nArray = npt.NDArray[np.float32]", True),
+    "jax": ("from jax import Array", True),
+    "mlx.core": ("from mlx.core import array as Array", True),
+    "torch": ("from torch import Tensor as Array", True),
+    "array_api_strict": ("from array_api_strict._array_object import Array", True),
+    "dask.array": ("from dask.array import Array", False),
+    "pyopencl": ("from pyopencl.array import Array", False),
+    "tensorops_tiny": ("from tensorops_tiny.array import Array", False),  # an example of a plug-in's
+}
+OTHERS = {"dtypes_and_shapes": "numpy", "parameters_of_modules": "torch", "mistakes": "numpy", "authors": "numpy"}
+
+
+def cases():
+    """Yield the name of a user's file, the library that it needs, and its text."""
+    for file, library in OTHERS.items():
+        yield file, library, (HERE / f"{file}.py").read_text(encoding="utf-8")
+    page = (HERE.parents[1] / "docs" / "index.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"^```python\n(from typing import assert_type\n.*?)^```", page, re.M | re.S)
+    yield "documentation", "numpy", snippet
+    for file in ("shape_kept", "shape_changed"):
+        text = (HERE / f"{file}.py").read_text(encoding="utf-8")
+        assert text.count("from jax import Array\n") == 1
+        for library, (statement, tells_items) in LIBRARIES.items():
+            if tells_items or file != "shape_changed":
+                name = f"{file}_{library.replace('.', '_')}"
+                yield name, library, text.replace("from jax import Array\n", f"{statement}\n")
+
+
+def is_installed(library):
+    return library == "tensorops_tiny" or importlib.util.find_spec(library.partition(".")[0]) is not None
+
+
+FILES = {name: (library, text) for name, library, text in cases()}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Write the files whose library is installed into a folder."""
+    folder = tmp_path_factory.mktemp("program")
+    for name, (library, text) in FILES.items():
+        if is_installed(library):
+            (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    return folder
+
+
+def search_path():
+    """Return where checkers find what is not installed for them: an editable install is found by Python alone."""
+    return [str(path) for path in (ROOT, PLUGIN) if path.name != "site-packages"]
+
+
+@functools.cache
+def mypy(folder):
+    """Return what mypy says of the files in a folder, as one line each."""
+    # mypy reads no configuration, and is silent about what is imported, as it is about installed packages.
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", "."]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "users"), "--no-error-summary", "--hide-error-context"]
+    environment = {**os.environ, "MYPYPATH": os.pathsep.join(search_path())}
+    process = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert process.returncode in (0, 1), process.stdout + process.stderr
+    return process.stdout.splitlines()
+
+
+@functools.cache
+def pyright(folder):
+    """Return what pyright says of the files in a folder, as one line each."""
+    configuration = {
+        "include": ["*.py"],
+        "extraPaths": search_path(),
+        "typeCheckingMode": "strict",
+        "enableTypeIgnoreComments": False,  # those are mypy's
+        "reportUnnecessaryTypeIgnoreComment": "error",
+    }
+    (folder / "pyrightconfig.json").write_text(json.dumps(configuration), encoding="utf-8")
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
+    assert process.returncode in (0, 1), process.stdout + process.stderr
+    report = json.loads(process.stdout)
+    assert report["summary"]["filesAnalyzed"] == len(list(folder.glob("*.py")))
+    return [
+        f"{Path(said['file']).name}:{said['range']['start']['line'] + 1}: {said['message']}"
+        for said in report["generalDiagnostics"]
+        if said["severity"] == "error"
+    ]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(("module", "check"), [("mypy", mypy), ("basedpyright", pyright)], ids=["mypy", "pyright"])
+def test_a_checker_knows_what_operators_take_and_return(program, module, check, file):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed; it is in the extra dev")
+    library, _ = FILES[file]
+    if not is_installed(library):
+        pytest.skip(f"{library} is not installed")
+    said = [line for line in check(program) if line.startswith(f"{file}.py:")]
+    assert not said, "\n".join(said)
+
+
+# What has another dtype than every input: indices, and the integers of a quantized matrix.
+LEFT_OPEN = {"sample": "Array", "quantize": "tuple[Array, KindT, KindT | None]"}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_are_typed(name):
+    """`Array` leaves types open; a result that is not an input's type or kind is listed here, as a decision."""
+    signature = inspect.signature(OPERATORS[name])
+    for parameter in signature.parameters.values():
+        assert not re.search(r"\bArray\b", parameter.annotation), f"{parameter.name} is left open"
+    if name in LEFT_OPEN:
+        assert signature.return_annotation == LEFT_OPEN[name]
+    else:
+        assert re.search(r"\b(ArrayT|KindT)\b", signature.return_annotation)
+        assert not re.search(r"\bArray\b", signature.return_annotation)

@@ -1,0 +1,36 @@
+"""What operators return whose result has a shape of its own: the kind of an array, for each library.
+
+The test puts the type of each library's arrays in place of the one imported here.
+"""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from jax import Array
+
+import tensorops as tp
+
+
+def reductions(x: Array, targets: Array) -> None:
+    assert_type(tp.logsumexp(x), Array)
+    assert_type(tp.logsumexp(x, axis=(0, 1), keepdims=True), Array)
+    assert_type(tp.cross_entropy(x, targets, reduction="none"), Array)
+
+
+def lookups(ids: Array, table: Array) -> None:
+    assert_type(tp.embedding(ids, table), Array)
+
+
+def quantization(w: Array) -> None:
+    codes, scales, biases = tp.quantize(w, bits=4, group_size=32)
+    assert_type(scales, Array)
+    assert_type(biases, Array | None)
+    assert_type(tp.dequantize(codes, scales, biases), Array)
+    assert_type(tp.quantized_linear(w, codes, scales, biases), Array)
+
+
+def what_every_operator_has(x: Array) -> None:
+    assert_type(tp.logsumexp.generic(x, axis=0), Array)
+    assert_type(tp.logsumexp.explain(x, axis=0), tp.Explanation)
+    assert_type(tp.quantize.explain(x, bits=8, group_size=32), tp.Explanation)
