@@ -179,7 +179,7 @@ def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def as_axes(axis: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return what `normalize_axes` made of an option, which types say may still be an integer."""
+    """Return the result of `normalize_axes`; for type checkers, which still allow an integer."""
     assert isinstance(axis, tuple)
     return axis
 
