@@ -1,7 +1,7 @@
 """Fused, numerically careful tensor operators for every Python array library.
 
-An operator takes arrays of NumPy, CuPy, JAX, MLX, PyTorch, Dask or any other library in its table, computes where
-they live with the best kernel there is, and returns the same kind. `set_backend` chooses who computes instead.
+An operator accepts arrays of NumPy, CuPy, JAX, MLX, PyTorch, Dask or any other library in its table, computes where
+they live with the best available kernel, and returns the same kind. `set_backend` chooses another backend.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ __all__ = [
     "validate",
 ]
 
-# What is seldom needed is imported when it is first asked for: importing tensorops takes less time than NumPy.
+# Rarely used names are imported on first use: importing tensorops takes less time than NumPy.
 _LATER = {
     "backends.configure": "configure",
     "backends.listing": "get_available_backends get_backend_info is_backend_available list_backends",

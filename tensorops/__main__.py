@@ -1,4 +1,4 @@
-"""``python -m tensorops`` is the command ``tensorops``."""
+"""Run the command ``tensorops`` by ``python -m tensorops``."""
 
 from tensorops.cli import main
 

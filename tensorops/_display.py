@@ -1,4 +1,4 @@
-"""What people are shown: tables, and text from elsewhere made harmless."""
+"""Output for people: tables, and safe printing of external text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from itertools import zip_longest
 
 
 def printable(text: object) -> str:
-    r"""Return a text with everything that cannot be printed written as Python writes it: an escape is ``\x1b``.
+    r"""Return a text with non-printable characters escaped as in Python, such as ``\x1b``.
 
-    Names, paths and messages come from files, drivers and the environment, and a terminal obeys what they contain.
+    Names, paths and messages come from files, drivers and the environment, and a terminal would obey control
+    characters.
 
     Examples
     --------
@@ -23,12 +24,12 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: object) -> str:
-    """Return a text as `printable` does, but for the ends of its lines."""
+    """Return a text as `printable` does, but keep its line ends."""
     return "\n".join(map(printable, str(text).split("\n")))
 
 
 def shortened(text: object, length: int = 200) -> str:
-    """Return a printable text whose middle is left out if it is too long for a message.
+    """Return a printable text, without its middle if it is too long for a message.
 
     Examples
     --------
@@ -41,7 +42,7 @@ def shortened(text: object, length: int = 200) -> str:
     return whole if len(whole) <= length else f"{whole[:half]}...{whole[-(length - 3 - half) :]}"
 
 
-# A command in a sentence, which is to be copied: a line must not end within it.
+# A command in a sentence, to be copied: lines must not break inside it.
 _COMMAND = re.compile(
     r"(?:pip|apt-get) install(?: -[\w-]+)* (?:'[^']+'|[\w\[\].+-]*[\w+\]])"
     r"|tensorops [a-z]+(?: --[\w-]+(?:=\w+)?)+"
@@ -51,13 +52,13 @@ _HELD = "\N{NO-BREAK SPACE}"
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Break a text into lines between words; a word or a command that is too long for a line has one of its own.
+    """Break a text into lines between words; a word or command that is too long for a line gets its own line.
 
     Examples
     --------
     >>> from tensorops._display import wrapped
-    >>> wrapped("to mend it: pip install 'tensorops[jax]'", 30)
-    ['to mend it:', "pip install 'tensorops[jax]'"]
+    >>> wrapped("to fix it: pip install 'tensorops[jax]'", 30)
+    ['to fix it:', "pip install 'tensorops[jax]'"]
     """
     held = _COMMAND.sub(lambda command: command[0].replace(" ", _HELD), text.replace(_HELD, " "))
     lines: list[str] = []
@@ -71,16 +72,16 @@ def wrapped(text: str, width: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text for people: aligned on a terminal, as HTML in a notebook.
+    """Rows of text for people: aligned in a terminal, HTML in a notebook.
 
     Parameters
     ----------
     title : str
         A line above; may be empty.
     head : tuple of str
-        The columns' names.
+        The column names.
     rows : tuple of tuple of str
-        The cells, of any characters and several lines.
+        The cells, with any characters and any number of lines.
     notes : tuple of str
         Lines below.
     """
@@ -91,7 +92,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def to_text(self, width: int | None = None) -> str:
-        """Return lines of at most `width` characters if words and commands allow that, else each row as a paragraph."""
+        """Return lines of at most `width` characters if words and commands allow it, else each row as a paragraph."""
         rows = [tuple(printable_lines(cell).split("\n") for cell in row) for row in (self.head, *self.rows)]
         lines = self._aligned(rows, width)
         if lines is None:
@@ -104,7 +105,7 @@ class Table:
         return "\n".join([*(title if self.title else ()), *lines, *(line for note in notes for line in note)])
 
     def _aligned(self, rows: Sequence[tuple[list[str], ...]], width: int | None) -> list[str] | None:
-        """Return the lines of the columns, of which the last may be broken; ``None`` if they need more room."""
+        """Return the lines of the columns, wrapping only the last; ``None`` if they do not fit."""
         *widths, last = (max(len(line) for row in rows for line in row[i]) for i in range(len(self.head)))
         indent = sum(widths) + 2 * len(widths)
         if width is not None and indent + last > width:
@@ -129,7 +130,7 @@ class Table:
         return lines
 
     def to_html(self) -> str:
-        """Return HTML without colours of its own, so that a notebook's light and dark theme both show it."""
+        """Return HTML without its own colours, so it works in a notebook's light and dark theme."""
 
         def cells(tag: str, row: Iterable[str]) -> str:
             return "<tr>" + "".join(f'<{tag} style="{_LEFT}">{_escaped(cell)}</{tag}>' for cell in row) + "</tr>"
@@ -150,7 +151,7 @@ def _escaped(text: str) -> str:
 
 
 class Displayed:
-    """What a notebook shows as a table, and everything else as the text that `print` shows."""
+    """An object that a notebook shows as a table, and everything else as the text that `print` shows."""
 
     def _table(self) -> Table:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What the operators need to know about dtypes, by name, the same for every array library."""
+"""Facts about dtypes that the operators need, by name, the same for every array library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 _LARGEST_EXPONENT = {"float32": 127, "float64": 1023}
-# By name, as some libraries have no `finfo` of half types: the largest number, and the distance from 1 to the next.
+# By name, because some libraries have no `finfo` of half types: the largest number, and the distance from 1 to the
+# next.
 _LARGEST = {
     "float16": 65504.0,
     "bfloat16": (2.0 - 2.0**-7) * 2.0**127,
@@ -25,11 +26,11 @@ _names: dict[tuple[type, Any], str] = {}
 
 
 def _name(dtype: Any) -> str:
-    # The key holds the dtype's own type, as dtypes of different libraries must not meet in a comparison.
+    # The key includes the dtype's own type, because dtypes of different libraries must not be compared.
     key = (type(dtype), dtype)
     name = _names.get(key)
     if name is None:
-        # NumPy's dtype("float32") has a name; torch.float32 and mlx.core.float32 are only printed as such.
+        # NumPy's dtype("float32") has a name; torch.float32 and mlx.core.float32 only print as such.
         name = _names[key] = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     return name
 
@@ -44,17 +45,17 @@ def dtype_name(x: Array) -> str:
 
 
 def is_floating(x: Array) -> bool:
-    """Tell whether `x` holds real floating-point numbers, the half types included."""
+    """Return whether `x` has a real floating-point dtype, including half types."""
     return _name(x.dtype) in FLOATING
 
 
 def is_integer(x: Array) -> bool:
-    """Tell whether `x` holds integers."""
+    """Return whether `x` has an integer dtype."""
     return _name(x.dtype) in INTEGER
 
 
 def integer_limits(x: Array) -> tuple[int, int]:
-    """Return the smallest and the largest number that the dtype of `x`, which holds integers, can hold."""
+    """Return the smallest and the largest integer of the integer dtype of `x`."""
     kind, _, bits = _name(x.dtype).rpartition("int")
     if kind == "u":
         return 0, 2 ** int(bits) - 1
@@ -62,29 +63,29 @@ def integer_limits(x: Array) -> tuple[int, int]:
 
 
 def is_bool(x: Array) -> bool:
-    """Tell whether `x` holds truth values."""
+    """Return whether `x` has a boolean dtype."""
     return _name(x.dtype) in ("bool", "bool_")
 
 
 def largest_exponent(x: Array) -> int:
-    """Return the exponent of the largest power of two that the dtype of `x` (single or double) holds."""
+    """Return the exponent of the largest power of two in the dtype of `x` (single or double)."""
     return _LARGEST_EXPONENT[_name(x.dtype)]
 
 
 def largest(x: Array) -> float:
-    """Return the largest finite number that the dtype of `x` holds."""
+    """Return the largest finite number in the dtype of `x`."""
     return _LARGEST[_name(x.dtype)]
 
 
 def epsilon(x: Array) -> float:
-    """Return the distance from 1 to the next larger number of the dtype of `x`."""
+    """Return the distance from 1 to the next larger number in the dtype of `x`."""
     return _EPSILON[_name(x.dtype)]
 
 
 def compute_dtype(xp: Namespace, *arrays: Array | None) -> Any:
-    """Return the dtype in which to compute with `arrays`: float64 if one of them is, else float32.
+    """Return the dtype in which to compute with `arrays`: float64 if one of them is float64, else float32.
 
-    Half types hold 8 or 11 bits of a sum that needs more; they are inputs and results, never accumulators.
+    Half types have 8 or 11 bits, too few for a sum; they are inputs and results, never accumulators.
     """
     wide = any(_name(x.dtype) == "float64" for x in arrays if x is not None)
     return xp.float64 if wide else xp.float32
@@ -97,9 +98,9 @@ def widen(xp: Namespace, *arrays: Array | None) -> tuple[Any, ...]:
 
 
 def widen_integers(xp: Namespace, ids: Array, device: Any) -> Array:
-    """Convert integers on a device to int32 or int64, with which every library indexes and counts.
+    """Convert integers on a device to int32 or int64, which every library supports as indices.
 
-    Where a library or device lacks int64, larger ones stay as they are.
+    Where a library or device lacks int64, wider types are unchanged.
     """
     name = _name(ids.dtype)
     if name in ("int32", "int64"):
@@ -115,11 +116,11 @@ def narrow(xp: Namespace, y: Array, like: Array) -> Array:
 
 
 def anew(xp: Namespace, x: Array) -> Array:
-    """Return the values of `x` in an array of their own, which automatic differentiation connects with `x`."""
+    """Return the values of `x` in a new array, which automatic differentiation connects with `x`."""
     return narrow(xp, x * 1.0, x)
 
 
 def nbytes(x: Array) -> int:
-    """Return how many bytes the elements of `x` take."""
+    """Return the number of bytes of the elements of `x`."""
     bits = "".join(filter(str.isdigit, _name(x.dtype))) or "8"  # a bool takes a byte
     return int(math.prod(x.shape)) * int(bits) // 8

@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Writing files atomically."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ if TYPE_CHECKING:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file: whoever reads it at that time sees the old one or the new one.
+    """Write a text file atomically: concurrent readers see the old file or the new one.
 
-    A link stays a link, and what it points at is replaced. A file keeps its permissions; a new one has those that the
-    umask leaves.
+    A link stays a link, and its target is replaced. A file keeps its permissions; a new one gets those of the umask.
 
     Raises
     ------
     OSError
-        If the folder or the file cannot be written; the old file is then as it was.
+        If the folder or the file cannot be written; the old file is then unchanged.
     """
     import os
     import secrets
@@ -28,7 +27,7 @@ def write_atomically(path: Path, text: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     kept = target.stat().st_mode & 0o777 if target.exists() else None
     temporary = Path(target.parent, f".{target.name}.{secrets.token_hex(8)}.tmp")
-    # Never readable by more than the result will be, not even before there is anything in it.
+    # Never readable by more users than the result, not even while it is empty.
     opener = partial(os.open, mode=0o666 if kept is None else kept)
     try:
         with open(temporary, "x", encoding="utf-8", opener=opener) as stream:

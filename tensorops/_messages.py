@@ -1,4 +1,4 @@
-"""What messages have in common: the nearest valid name, the name of a type, an exception as one line."""
+"""Common parts of messages: the nearest valid name, the name of a type, an exception as one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tensorops._display import printable
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:
-    """Return `` (did you mean 'numpy'?)`` if one of the valid names is near, else an empty string."""
+    """Return `` (did you mean 'numpy'?)`` if one of the valid names is similar, else an empty string."""
     import difflib  # only after a mistake
 
     by_lower = {v.lower(): v for v in valid}
@@ -17,7 +17,7 @@ def nearest(name: object, valid: Iterable[str]) -> str:
 
 
 def describe_type(x: object) -> str:
-    """Return how errors name the type of something that is not an array."""
+    """Return the name that errors use for the type of something that is not an array."""
     cls = type(x)
     return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
 

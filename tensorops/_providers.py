@@ -1,8 +1,8 @@
-"""Providers of kernels: families of code that override operators, each of which describes itself.
+"""Providers of kernels: families of code that override operators. Each describes itself.
 
-A package in `tensorops.kernels`, or of another distribution, has a ``PROVIDER`` that says what it is; importing the
-package costs next to nothing. The module that `Provider.kernels` names registers the kernels. It is imported when the
-first array that the provider may serve arrives.
+A package in `tensorops.kernels`, or of another distribution, has a ``PROVIDER`` that describes it; importing the
+package costs almost nothing. The module that `Provider.kernels` names registers the kernels. It is imported when the
+first array that the provider may support arrives.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from tensorops._messages import nearest
 from tensorops.libraries import FILES, Backend
 
 GENERIC = "generic"
-"""What `explain` and `set_backend(..., providers=[…])` call the operator's own body."""
+"""The name of the operator's own body in `explain` and `set_backend(..., providers=[…])`."""
 
 
 @dataclass(frozen=True)
 class Provider:
-    """What a provider of kernels says of itself.
+    """The description of a provider of kernels.
 
     Parameters
     ----------
     name : str
-        What `explain` and ``set_backend(..., providers=[…])`` call it.
+        Its name in `explain` and ``set_backend(..., providers=[…])``.
     libraries : tuple of str
-        The names of the libraries whose arrays it serves.
+        The names of the libraries whose arrays it supports.
     kernels : str
         The module whose import registers the kernels, or raises `ImportError` with the reason why there are none. It
-        must not import an array library by itself: the kernels do, when they run.
+        must not import an array library itself; the kernels do, when they run.
     summary : str
-        One line for people.
+        A one-line description.
     rank : int
-        Providers of one library are asked in ascending order of it.
+        Providers of one library are asked in ascending order of rank.
     by_name : bool
-        Only backends that name it in their `Backend.providers` use it. A provider of another distribution for arrays of
-        tensorops' own libraries must say so: what runs may not depend on whether plug-ins have been looked for.
+        Whether only backends that name it in their `Backend.providers` use it. This is required for a provider of
+        another distribution for arrays of tensorops' own libraries: what runs must not depend on whether plug-ins have
+        been loaded.
     """
 
     name: str
@@ -58,16 +59,16 @@ _reasons: dict[str, str] = {}
 
 
 def register_provider(provider: Provider) -> None:
-    """Make a provider of kernels known.
+    """Register a provider of kernels.
 
-    A distribution that brings one names it in the group ``tensorops.providers`` of its entry points instead.
+    A distribution with a provider names it in its entry-point group ``tensorops.providers`` instead.
 
     Raises
     ------
     TypeError
         If it is not a `Provider`.
     ValueError
-        If its name is taken, or it serves tensorops' own libraries without `by_name`.
+        If its name is taken, or it supports tensorops' own libraries without `by_name`.
     """
     if not isinstance(provider, Provider):
         raise TypeError(f"register_provider: expected a tensorops Provider, got {provider!r}")
@@ -76,7 +77,7 @@ def register_provider(provider: Provider) -> None:
     ours = provider.kernels.startswith("tensorops.") or provider.by_name
     if not ours and (taken := {file.LIBRARY.name for file in FILES}.intersection(provider.libraries)):
         served = ", ".join(sorted(taken))
-        raise ValueError(f"register_provider: {provider.name!r} serves arrays of {served}, which needs by_name=True")
+        raise ValueError(f"register_provider: {provider.name!r} supports arrays of {served}, which needs by_name=True")
     PROVIDERS[provider.name] = provider
     serving_library.cache_clear()
 
@@ -101,13 +102,13 @@ def serving(backend: Backend) -> tuple[str, ...]:
 
 @functools.cache
 def serving_library(library: str) -> tuple[str, ...]:
-    """Return the names of the providers that serve a library's arrays, in the order in which they are asked."""
+    """Return the names of the providers that support a library's arrays, in the order in which they are asked."""
     found = [row for row in PROVIDERS.copy().values() if library in row.libraries and not row.by_name]
     return tuple(row.name for row in sorted(found, key=lambda row: (row.rank, row.name)))
 
 
 def require_provider(name: object) -> None:
-    """Raise `ValueError` unless `name` may be written in ``set_backend(..., providers=[…])``."""
+    """Raise `ValueError` unless `name` is valid in ``set_backend(..., providers=[…])``."""
     if name not in (*PROVIDERS, GENERIC):
         for load_plugins in _hooks.load_plugins:
             load_plugins()
@@ -129,7 +130,7 @@ def load(name: str) -> str:
         except Exception as error:
             if module.partition(".")[0] == "tensorops":
                 raise
-            reason = f"{type(error).__name__}: {error}"  # another author's package may raise anything
-        # What a first attempt left behind may make that of a thread which waited for it fail in another way.
+            reason = f"{type(error).__name__}: {error}"  # a third-party package may raise anything
+        # After a first failure, the attempt of a thread that waited for it may fail in another way.
         reason = _reasons.setdefault(name, reason)
     return reason

@@ -1,4 +1,4 @@
-"""Along which axes a call of an operator may be divided into calls on parts of its arrays."""
+"""The axes along which a call of an operator may be divided into calls on parts of its arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Axes: TypeAlias = tuple[int, ...]
 
 
 class RowAxes(NamedTuple):
-    """How the arrays of one call lie along each other.
+    """How the axes of the arrays of one call correspond.
 
     Axes have numbers: those of the first array are 0, 1, …; an axis that it lacks has the next free number. Axes of
     the same number have the same length, or one that broadcasts to it. Along every axis that is not `whole`, the
@@ -26,11 +26,11 @@ class RowAxes(NamedTuple):
     whole : tuple of int
         The axes along which a part must hold all elements.
     sharing : int
-        How many of the arrays, counted from the first, have its shape. The others belong to all rows alike.
+        The number of arrays, counted from the first, that have its shape. The others apply to all rows.
     shortened : tuple of int
-        The axes which the results have with one element.
+        The axes along which the results have one element.
     results : int
-        How many arrays the operator returns.
+        The number of arrays that the operator returns.
     like : str
         The array whose dtype the results have; the first one if empty.
     """
@@ -50,7 +50,7 @@ def every_axis(x: Array) -> Axes:
 
 
 def last_axes(a: Array, ndim: int) -> Axes:
-    """Return the axes of an array that broadcasts to a first one of so many dimensions."""
+    """Return the axes of an array that broadcasts to a first one with `ndim` dimensions."""
     return tuple(range(ndim - a.ndim, ndim))
 
 
@@ -60,7 +60,7 @@ def given(**arrays: tuple[Array | None, Axes]) -> dict[str, Axes]:
 
 
 def elementwise(*names: str) -> Callable[..., RowAxes]:
-    """Return the declaration of an operator on arrays of one shape, each element of which is computed alone."""
+    """Return the declaration of an elementwise operator on arrays of one shape."""
 
     def rows(**arguments: Any) -> RowAxes:
         every = every_axis(arguments[names[0]])

@@ -1,4 +1,4 @@
-"""Nested containers of arrays: the one walk through them."""
+"""Traversal of nested containers of arrays."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ T = TypeVar("T")
 def map_arrays(function: Callable[[Any], Any], tree: T) -> T:
     """Return nested containers with `function` applied to each array in them.
 
-    Dicts, lists, tuples and dataclass instances are walked through and copied, subclasses included, with whatever else
-    they hold. An array that occurs more than once is visited once, so shared arrays stay shared. Everything else is
+    Dicts, lists, tuples and dataclass instances, including subclasses, are traversed and copied with their other
+    contents. An array that occurs more than once is visited once, so shared arrays stay shared. Everything else is
     unchanged.
     """
     done: dict[int, Any] = {}

@@ -1,7 +1,7 @@
 """Checks of arguments, all in the caller's terms: ``operator: argument …``.
 
-They look at metadata only. The one exception is `require_indices`, which reads values where that costs
-nothing but the reading (arrays in host memory, computed eagerly).
+They look only at metadata. The one exception is `require_indices`, which reads the values of eager arrays in host
+memory, where reading is cheap.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def require_same_dtype(operator: str, **arrays: Array) -> None:
 
 
 def require_same_shape(operator: str, **arrays: Array) -> None:
-    """Raise `ValueError` unless all arrays have the shape of the first, as far as Dask knows theirs."""
+    """Raise `ValueError` unless all arrays have the shape of the first, as far as Dask knows the shapes."""
     (first, x), *others = arrays.items()
     for name, other in others:
         sizes = zip(other.shape, x.shape, strict=False)
@@ -74,7 +74,7 @@ def require_broadcastable(operator: str, name: str, x: Array, shape: tuple[int, 
 
 
 def shown(value: object) -> str:
-    """Return how messages show a wrong argument: on one short line, and without reading an array's values."""
+    """Return a wrong argument as messages show it: on one short line, without reading an array's values."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, tuple | list):
@@ -87,9 +87,9 @@ def shown(value: object) -> str:
     return describe_type(value)
 
 
-# What an option may be is said here once, for bodies and kernels. Numbers are those of Python and NumPy, never arrays:
-# an array's value may be on a device, not computed yet or traced, and would take part in the choice of a dtype. The
-# functions return Python's own, which no library promotes anything for.
+# These functions define valid options, for bodies and kernels. Numbers are Python or NumPy numbers, never arrays: an
+# array's value may be on a device, not computed yet or traced, and would affect the choice of a dtype. The functions
+# return Python numbers, which no library promotes arrays for.
 
 
 def as_integer(operator: str, name: str, value: Any) -> int:
@@ -106,7 +106,7 @@ def as_number(operator: str, name: str, value: Any) -> float:
     try:
         number = float(value)
     except OverflowError:
-        raise ValueError(f"{operator}: {name} is {shown(value)}, beyond the range of float64") from None
+        raise ValueError(f"{operator}: {name} is {shown(value)}, out of range for float64") from None
     if not isfinite(number):
         raise ValueError(f"{operator}: {name} is {number}, expected a finite number")
     return number
@@ -150,7 +150,7 @@ def _is_numpys_bool(value: Any) -> bool:
 
 
 def as_choice(operator: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Return an option as a `str`; raise `TypeError` unless it is a string, and `ValueError` unless a choice."""
+    """Return an option as a `str`; raise `TypeError` unless it is a string, `ValueError` unless it is valid."""
     listed = ", ".join(map(repr, choices))
     if not isinstance(value, str):
         raise TypeError(f"{operator}: {name} is {shown(value)}, expected one of {listed}")
@@ -179,7 +179,7 @@ def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def as_axes(axis: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return what `normalize_axes` made of an option, which types say may still be an integer."""
+    """Return the result of `normalize_axes`; for type checkers, which still allow an integer."""
     assert isinstance(axis, tuple)
     return axis
 
@@ -190,4 +190,4 @@ def require_indices(operator: str, name: str, ids: Array, size: int, xp: Namespa
         return
     low, high = int(xp.min(ids)), int(xp.max(ids))
     if low < 0 or high >= size:
-        raise ValueError(f"{operator}: {name} holds {low if low < 0 else high}, outside of 0 … {size - 1}")
+        raise ValueError(f"{operator}: {name} has the index {low if low < 0 else high}, outside 0 … {size - 1}")

@@ -251,11 +251,11 @@ ENDLESS = {
     ),
     "a module that ends the process": (
         "import os; os._exit(7)",
-        "RuntimeError: a process importing odd exited with 7 (it said nothing)",
+        "RuntimeError: a process importing odd exited with 7 (no output)",
     ),
     "a module that crashes": (
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-        "RuntimeError: a process importing odd was ended by signal 9 (it said nothing)",
+        "RuntimeError: a process importing odd was ended by signal 9 (no output)",
     ),
 }
 
@@ -388,4 +388,4 @@ with tp.set_backend("numpy", providers=["odd", "generic"]):
 """
     available, refused = run(code, tmp_path)
     assert available == "True"
-    assert "ValueError: register_provider: 'odd' serves arrays of numpy, which needs by_name=True" in refused
+    assert "ValueError: register_provider: 'odd' supports arrays of numpy, which needs by_name=True" in refused

@@ -1,8 +1,8 @@
 // Elementwise functions: relu, sigmoid, silu, softplus, gelu in both forms, and the gated units swiglu and geglu.
 //
-// Work: the elements go to threads in contiguous spans, whatever the rows; arrays that are contiguous are one row.
+// Work: the elements go to threads in contiguous spans, whatever the rows; contiguous arrays are one row.
 // Precision: float64 in float64, everything else in float32, see vector_math.h.
-// Bytes: each element once in (a gated unit: two), once out, which is a copy's.
+// Bytes: each element once in (a gated unit: two), once out, as in a copy.
 #include "activation.h"
 
 #include "parallel.h"
@@ -43,7 +43,7 @@ struct Gelu {
     }
 };
 struct GeluTanh {
-    // (1 + tanh(u)) / 2 is sigmoid(2 u), which does not cancel, and 0 or 1 where u overflows
+    // (1 + tanh(u)) / 2 is sigmoid(2 u), without cancellation, and 0 or 1 where u overflows
     template <class V>
     V operator()(V x) const {
         using C = decltype(x[0] + 0);
@@ -59,7 +59,7 @@ struct Gated {
     }
 };
 
-// y = f(x...) for n elements. By itself, as its constants then stay in registers.
+// y = f(x...) for n elements. A separate function, so that its constants stay in registers.
 template <bool kStream, class F, class T, class... X>
 [[gnu::noinline, gnu::flatten]] void span(T* y, std::int64_t n, const X*... x) {
     put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return F{}(load_some(x + i, k)...); });
@@ -80,7 +80,7 @@ void elements(T* y, std::int64_t length, std::int64_t begin, std::int64_t end, c
         const std::int64_t row = begin / length, from = begin % length;
         std::int64_t n = end - begin < length - from ? end - begin : length - from;
         if constexpr (kStream) {
-            // A block is fetched first and then written at once: memory is slow to change between the two.
+            // A block is fetched first and then written in one go: memory is slow to switch between the two.
             if (n > kBlock) n = kBlock;
             (fetch(reinterpret_cast<const T*>(rows.row(row)) + from, n), ...);
         }
@@ -94,7 +94,7 @@ void run(const Activation& op, const R&... rows) {
     T* y = reinterpret_cast<T*>(op.y);
     const std::int64_t total = op.x.count * op.x.length, length = op.x.length;
     const int threads = threads_for(total / 64, (1 + sizeof...(R)) * total * static_cast<std::int64_t>(sizeof(T)));
-    over_shares(threads, total, 64, [&](Share mine) {  // results that are aligned to a line of the cache stay so
+    over_shares(threads, total, 64, [&](Share mine) {  // aligned results stay aligned to a cache line
         if (!op.streaming) return elements<false, F>(y, length, mine.begin, mine.end, rows...);
         elements<true, F>(y, length, mine.begin, mine.end, rows...);
         stream_fence();

@@ -11,7 +11,7 @@ enum class Function : int { relu, sigmoid, silu, softplus, gelu, gelu_tanh, swig
 struct Activation {
     Function function;
     Rows x;   // the gate of a gated unit
-    Rows up;  // of the same shape; for a gated unit only
+    Rows up;  // of the same shape; only for a gated unit
     char* y;  // C-contiguous
     Dtype dtype;
     bool streaming;  // write past the caches; y is aligned to 64 bytes

@@ -1,15 +1,15 @@
 // y = softmax(scale q·kᵀ) v, with masks, a soft cap and sinks, for every head.
 //
-// Work: the query rows of all heads that share a key head are taken together, in blocks of at most 144 rows; a block
-//   goes through the keys in tiles of 128 and keeps the scores of one tile. Where there are few blocks, the keys are
-//   split into spans as well, whose results are merged; into how many depends on the shapes alone, so that the number
-//   of threads makes no difference to a result. Threads take blocks as they come. Tiles in which a block may attend to
-//   nothing are passed over, unless they hold values that are not finite: these turn a weight of 0 into NaN.
-// Scores: up to 8 rows (decoding) are multiplied with the keys where these lie. More are worth transposing the tile of
-//   keys first; a register block is then 6 rows by 4 vectors of keys (by 2 where there are 16 registers).
+// Work: the query rows of all heads that share a key head are processed together, in blocks of at most 144 rows; a
+//   block goes through the keys in tiles of 128 and keeps the scores of one tile. If there are few blocks, the keys are
+//   also split into spans, whose results are merged; their number depends only on the shapes, so that the number of
+//   threads does not affect a result. Threads take blocks as they become free. Tiles to which a block may not attend at
+//   all are skipped, unless they contain values that are not finite: these turn a weight of 0 into NaN.
+// Scores: up to 8 rows (decoding) are multiplied by the keys in place. For more rows the tile of keys is transposed
+//   first; a register block is then 6 rows by 4 vectors of keys (by 2 if there are 16 registers).
 // Precision: float64 in float64, everything else in float32. Weights are exp(s - largest so far), divided by a power of
-//   two near the number of keys: a sum of so many values would overflow before it is divided by the sum of weights.
-//   Rows in which a product of finite numbers leaves the range are noted, and computed again: see wide_scores.h.
+//   two near the number of keys: otherwise a sum of values could overflow before the division by the sum of weights.
+//   Rows in which a product of finite numbers leaves the range are recorded and computed again: see wide_scores.h.
 // Bytes: decoding reads each key and value once for all heads that share them. A block of 144 rows is bound by
 //   arithmetic: 4 · dim operations for each query and key.
 #include "attention.h"
@@ -39,7 +39,7 @@ constexpr int kColumns = 2;  // 12 sums, 2 operands and a broadcast fit 16
 #endif
 constexpr std::int64_t kGroups = 24, kBlockRows = kGroups * kRows;
 constexpr std::int64_t kTile = 128;      // keys
-constexpr std::int64_t kDirectRows = 8;  // up to which keys are not transposed
+constexpr std::int64_t kDirectRows = 8;  // up to this number of rows, keys are not transposed
 // With fewer items than kEnoughItems, the keys are split into spans of at least kSpanTiles tiles.
 constexpr std::int64_t kSpanTiles = 4, kEnoughItems = 32;
 
@@ -55,7 +55,7 @@ inline const T* at(const char* p) {
 
 // ---- register blocks
 
-// sums[r][c] += a(r, i) · b(i, c) for i below n; b's vectors lie in rows so many bytes apart.
+// sums[r][c] += a(r, i) · b(i, c) for i below n; b's vectors lie in rows that are `stride` bytes apart.
 template <std::int64_t kStep, std::int64_t kRow, std::size_t R, std::size_t N, class S>
 inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[R][N], const Compute<S>* a,
                                                         const char* b, std::int64_t b_stride, std::int64_t n) {
@@ -86,7 +86,7 @@ template <class S>
 using Weigh = void (*)(const Compute<S>*, const char*, std::int64_t, std::int64_t, const Compute<S>*, Compute<S>*,
                        std::int64_t);
 
-// The block for so many rows and vectors of features.
+// The block for the given numbers of rows and vectors of features.
 template <class S, int R = kRows, int N = kColumns>
 Weigh<S> weigh_for(int rows, int columns) {
     if constexpr (R > 1) {
@@ -110,8 +110,8 @@ void score_panel(const C* q, const C* panel, std::int64_t dim, C* scores) {
         [&](auto r) { for_each<kColumns>([&](auto c) { store(scores + r * kTile + c * lanes, sums[r][c]); }); });
 }
 
-// Scores of some rows with n keys where they lie, as many keys at a time as a vector has lanes; dim is a multiple of
-// the lanes.
+// Scores of some rows with n keys in place, as many keys at a time as a vector has lanes; dim is a multiple of the
+// lanes.
 template <class T>
 void score_direct(const Compute<T>* q, std::int64_t rows, const char* k, std::int64_t stride, std::int64_t n,
                   std::int64_t dim, Compute<T>* scores) {
@@ -229,7 +229,7 @@ struct Plan {
     std::int64_t thread_size() const {
         return query_size() + key_size() + value_size() + score_size() + result_size() + sum_size() + top_size();
     }
-    // What a span leaves for the merge: for each row its values, its largest score and its sum of weights
+    // The results of a span for the merge: for each row its values, its largest score and its sum of weights
     std::int64_t partial_size() const { return spans == 1 ? 0 : round_up(block_rows * (width + 2), lanes); }
     std::int64_t flags_size() const { return round_up(op.batch * op.kv_heads * tiles, 64); }  // bytes
     std::int64_t all_rows() const { return op.batch * op.kv_heads * rows; }
@@ -261,7 +261,7 @@ class Worker {
         tops_ = sums_ + plan.sum_size();
     }
 
-    // Blocks are taken from the last, which under causality have most to do.
+    // The last blocks come first: under a causal mask they have the most work.
     void run(std::int64_t item, Interruption* at) {
         const std::int64_t span = item % plan_.spans;
         begin_block(item / plan_.spans);
@@ -300,7 +300,7 @@ class Worker {
         }
     }
 
-    // Computes the noted rows of a block again, with room for a query and its values.
+    // Computes the recorded rows of a block again, with room for a query and its values.
     void widen(std::int64_t block, double* room, Interruption* at) {
         begin_block(block);
         for (std::int64_t r = 0; r < count_; ++r) {
@@ -345,7 +345,7 @@ class Worker {
                ((batch_ * op_.heads + head_of(r)) * op_.queries + query_of(r)) * op_.value_dim;
     }
 
-    // The keys to which causality and the window let a row attend: low_ to high_.
+    // The keys to which the causal mask and the window let a row attend: low_ to high_.
     void begin_row(std::int64_t r) {
         const std::int64_t query = query_of(r), position = query + op_.keys - op_.queries;
         const std::int64_t window = op_.window;
@@ -373,7 +373,7 @@ class Worker {
         }
     }
 
-    // Scaled and widened: row by row if direct, else in groups of kRows that lie next to each other.
+    // Scaled and widened: row by row if direct, else in adjacent groups of kRows.
     void pack_queries() {
         const std::int64_t dim = op_.dim;
         if (!plan_.direct) std::fill(queries_, queries_ + plan_.query_size(), C{0});
@@ -397,7 +397,7 @@ class Worker {
         const std::int64_t start = tile * kTile, n = std::min(kTile, op_.keys - start);
         const bool whole = most_low_ <= start && least_high_ >= start + n;
         const bool hidden = limits_.end <= start || limits_.begin >= start + n || mask_hides(start, n);
-        // Where all values are finite, those of weight 0 need no look.
+        // If all values are finite, those of weight 0 can be ignored.
         const bool narrow = (!whole || hidden) && values_are_finite(tile, start, n);
         if (hidden && narrow) return;
         Range all{kTile, 0};
@@ -441,7 +441,7 @@ class Worker {
         return true;
     }
 
-    // Looked at once for each tile and head; threads that do so at the same time find the same.
+    // Checked once for each tile and head; threads that check at the same time get the same answer.
     bool values_are_finite(std::int64_t tile, std::int64_t start, std::int64_t n) {
         enum : std::uint8_t { unknown, finite, not_finite };
         std::uint8_t* flag = flags_ + head_index_ * plan_.tiles + tile;
@@ -507,7 +507,7 @@ class Worker {
     }
     static C correction_of(C before, C after) { return correction_of(V{} + before, V{} + after)[0]; }
 
-    // Caps and masks the scores of a row, and finds the largest of every so many.
+    // Caps and masks the scores of a row, and finds the largest in each part.
     void mask_row(std::int64_t r, std::int64_t start, std::int64_t n, Range range) {
         C* s = scores_ + r * kTile;
         const std::int64_t begin = range.begin, end = round_up(range.end, lanes);
@@ -526,7 +526,7 @@ class Worker {
         store(tops_ + r * lanes, top);
     }
 
-    // Takes the new scores into account, as many rows at a time as a vector has lanes.
+    // Processes the new scores, as many rows at a time as a vector has lanes.
     void raise_largest() {
         for (std::int64_t r = 0; r < count_; r += lanes) {
             V tops[lanes];
@@ -609,7 +609,7 @@ class Worker {
 
     C sink_of(std::int64_t r) const { return load_as<C>(op_.sinks + head_of(r) * op_.sinks_stride, op_.sinks_dtype); }
 
-    // Divides a row by its sum of weights, to which a sink adds.
+    // Divides a row by its sum of weights, including the sink.
     void finish(std::int64_t r, C largest, C sum, const C* y) const {
         C factor = 1;
         if (op_.sinks) {
@@ -634,8 +634,8 @@ class Worker {
         return op_.mask_kind == MaskKind::boolean && !mask_[r][key * op_.mask_stride[3]];
     }
 
-    // Notes a row with a score that is not finite though the query and the key are. Spans of its keys may do so at
-    // once.
+    // Records a row with a score that is not finite although the query and the key are. Spans of its keys may do so at
+    // the same time.
     void find_overflow(std::int64_t r, std::int64_t start, Range range) {
         if (!all_finite(query_at(r), op_.dim)) return;
         const C* s = scores_ + r * kTile;
@@ -685,7 +685,7 @@ class Worker {
     std::uint8_t *flags_, *wide_;
     C* partials_;
 
-    // The block at hand
+    // The current block
     std::int64_t head_index_, batch_, kv_head_, first_, count_, groups_;
     const char *k_, *v_;
     std::int64_t most_low_, least_high_;
@@ -695,7 +695,7 @@ class Worker {
     C largest_[kBlockRows], correction_[kBlockRows];
 };
 
-// Computes the rows again that have been noted, if there are any.
+// Computes the recorded rows again, if there are any.
 template <class T>
 void widen_rows(const Plan<T>& plan, Compute<T>* memory, std::uint8_t* flags, int threads, Interruption* at) {
     const std::uint8_t* wide = flags + plan.flags_size();

@@ -1,4 +1,4 @@
-// What the binding knows of the kernel in attention.cpp.
+// The interface between the binding and the kernel in attention.cpp.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace tensorops {
 enum class MaskKind : int { none, boolean, floating };
 
 struct Attention {
-    // Axes (batch, heads, positions, features) of which the last is contiguous; strides of the others, in bytes.
+    // Axes (batch, heads, positions, features), the last contiguous; strides of the others, in bytes.
     const char *q, *k, *v;
     std::int64_t q_stride[3], k_stride[3], v_stride[3];
     char* y;  // (batch, heads, queries, value_dim), C-contiguous
@@ -31,7 +31,7 @@ struct Attention {
     std::int64_t window;  // 0: none
     bool is_causal;
 
-    // What the kernel must do, in bytes moved or in operations that take as long: see threads_for.
+    // The kernel's work, in bytes moved or operations that take as long: see threads_for.
     std::int64_t work;
 };
 

@@ -1,7 +1,7 @@
-// Bindings: arguments are checked, results made, kernels called. One file for each family of operators.
+// Bindings check arguments, allocate results and call kernels. There is one file for each family of operators.
 //
-// For each kernel two functions are bound. `name_supports` returns None or the reason why the kernel does not take the
-// arguments; `name` asks the same question, and returns NotImplemented where the answer is a reason.
+// For each kernel two functions are bound. `name_supports` returns None or the reason why the kernel does not support
+// the arguments; `name` makes the same check, and returns NotImplemented if there is a reason.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,25 +16,25 @@
 
 namespace tensorops {
 
-// Results above this size are written past the caches: they would evict everything, themselves included, before
-// anybody reads them. A few times a usual second-level cache. Where source and result fit into a third-level cache of
+// Results above this size are written past the caches: they would evict everything, themselves included, before they
+// are read. It is a few times a usual second-level cache. Where source and result fit into a third-level cache of
 // 480 MB, results of 32 MiB were written past it 1.0 to 1.5 times as fast as into it, those of 128 MiB 1.1 to 1.6
 // times.
 constexpr std::int64_t kStreamBytes = 8 * 1024 * 1024;
-// Below this size a call is over before another thread could make use of the interpreter.
+// Below this size a call ends before another thread could use the interpreter.
 constexpr std::int64_t kGilBytes = 64 * 1024;
 
-// From this size on a call of the main thread looks for signals; rows are computed in parts of about that many bytes,
-// between which it does. At 1 GB/s, a part takes 32 ms.
+// From this size on, a call in the main thread checks for signals, between parts of rows of about that many bytes. At
+// 1 GB/s, a part takes 32 ms.
 constexpr std::int64_t kLongBytes = 32 * 1024 * 1024;
 
-// Whether this is the thread that Python runs signal handlers in.
+// Whether this is the thread in which Python runs signal handlers.
 bool on_main_thread();
 
-// Calls a long kernel with the interpreter released; throws what a signal's handler raised meanwhile.
+// Calls a long kernel with the interpreter released; throws the exception of a signal handler, if any.
 void compute_interruptibly(const std::function<void()>& kernel);
 
-// Calls a kernel that moves so many bytes, with the interpreter released if that takes long.
+// Calls a kernel that moves a given number of bytes, with the interpreter released if that takes long.
 template <class F>
 void compute(std::int64_t bytes, F kernel) {
     if (bytes < kGilBytes) return kernel();
@@ -43,8 +43,8 @@ void compute(std::int64_t bytes, F kernel) {
     kernel();
 }
 
-// Calls a kernel for all of so many independent rows or elements that together move so many bytes: at once, or, if the
-// main thread would be busy for long, in parts that begin at multiples of `unit` and that cut(op, begin, end) makes.
+// Calls a kernel for a number of independent rows or elements that together move a number of bytes: at once or, if the
+// main thread would be busy for long, in parts that begin at multiples of `unit` and are made by cut(op, begin, end).
 template <class Op, class F>
 void compute_parts(void (*kernel)(const Op&), const Op& op, std::int64_t count, std::int64_t unit, std::int64_t bytes,
                    F cut) {
@@ -62,7 +62,7 @@ void compute_parts(void (*kernel)(const Op&), const Op& op, std::int64_t count, 
     });
 }
 
-// Leaves of the rows those from begin to end.
+// Keeps only the rows from begin to end.
 inline void take_part(Rows& rows, std::int64_t begin, std::int64_t end) {
     rows.first += begin;
     rows.count = end - begin;
@@ -70,7 +70,7 @@ inline void take_part(Rows& rows, std::int64_t begin, std::int64_t end) {
 
 inline nb::object none_or(const Reason& reason) { return reason.empty() ? nb::none() : nb::object(nb::cast(reason)); }
 
-// Whether an operator's `axis`, an integer or a tuple of them, is the last of so many.
+// Whether an operator's `axis`, an integer or a tuple of integers, is the last one.
 inline bool is_last_axis(nb::handle axis, int ndim) {
     if (PyTuple_CheckExact(axis.ptr()) && PyTuple_GET_SIZE(axis.ptr()) == 1) axis = PyTuple_GET_ITEM(axis.ptr(), 0);
     const std::int64_t value = read_integer(axis);

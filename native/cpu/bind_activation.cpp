@@ -29,7 +29,7 @@ Reason refuse_gelu(nb::handle x, Choice approximate) {
     return refuse_elements("x", x);
 }
 
-// Arrays that are contiguous are one row: elements then go to threads whatever the shape.
+// Contiguous arrays are one row: elements then go to threads whatever the shape.
 Rows elements_of(PyArrayObject* a) {
     if (!PyArray_IS_C_CONTIGUOUS(a)) return rows_of(a);
     Rows rows{};
@@ -53,13 +53,13 @@ nb::object activate(Function function, nb::handle x, nb::handle up = {}) {
     } else if (PyArrayObject* b = as_array(up); PyArray_IS_C_CONTIGUOUS(a) && PyArray_IS_C_CONTIGUOUS(b)) {
         op.x = elements_of(a);
         op.up = elements_of(b);
-    } else {  // both by the same rows
+    } else {  // both with the same rows
         op.x = rows_of(a);
         op.up = rows_of(b);
     }
     const bool aligned = op.x.count == 1 || op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
     op.streaming = bytes >= kStreamBytes && aligned;
-    const bool flat = op.x.count == 1;  // one row, of which parts are parts of it
+    const bool flat = op.x.count == 1;  // one row, which is cut by elements
     const auto cut = [flat, item = PyArray_ITEMSIZE(a)](Activation& part, std::int64_t begin, std::int64_t end) {
         part.y += begin * (flat ? 1 : part.x.length) * item;
         for (Rows* rows : {&part.x, &part.up}) {

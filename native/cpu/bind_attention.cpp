@@ -12,11 +12,11 @@ using namespace nb::literals;
 
 namespace {
 
-// Beyond these, products with a number leave the range of float32 in ways that the operator's body need not share.
+// Beyond these, products with a number may leave the range of float32 in other ways than in the operator's body.
 constexpr double kSmallest = 1e-30, kLargest = 1e30;
 constexpr std::int64_t kWidest = 16384;  // features of a head: a thread keeps 128 rows of them
 
-// An operator's arguments as they came.
+// The operator's arguments, unchanged.
 struct Arguments {
     nb::handle q, k, v, mask, is_causal, scale, window, softcap, sinks;
 };
@@ -94,7 +94,7 @@ Reason read_window(nb::handle h, std::int64_t* window) {
     return *window >= 1 && *window <= (1LL << 62) ? Reason{} : "window is not a usual positive integer";
 }
 
-// Fills in what is read from numbers on the way.
+// Also fills in the values of the numeric options.
 Reason refuse_attention(const Arguments& a, Attention* op) {
     if (Reason reason = refuse_heads("q", a.q); !reason.empty()) return reason;
     if (Reason reason = refuse_heads("k", a.k); !reason.empty()) return reason;
@@ -123,7 +123,7 @@ void set_mask(Attention& op, nb::handle mask) {
         if (PyArray_DIM(a, d) != 1) op.mask_stride[4 - ndim + d] = PyArray_STRIDE(a, d);
 }
 
-// Bytes that must move, or as many operations as take their time: about two for each byte.
+// Bytes that must move, or operations that take as long: about two for each byte.
 std::int64_t work_of(const Attention& op, std::int64_t item) {
     const double features = static_cast<double>(op.dim + op.value_dim);
     const double kv_rows = static_cast<double>(op.batch * op.kv_heads) * static_cast<double>(op.keys);

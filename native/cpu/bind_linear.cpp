@@ -13,7 +13,7 @@ using namespace nb::literals;
 
 namespace {
 
-// NumPy multiplies float32 matrices with its own library, which a few rows leave waiting for memory.
+// NumPy multiplies float32 matrices with its own library, which is memory-bound for a few rows.
 constexpr npy_intp kMostRows = 8;
 
 Reason refuse_linear(nb::handle x, nb::handle weight, nb::handle bias) {

@@ -28,7 +28,7 @@ Reason refuse_cross_entropy(nb::handle logits, nb::handle targets, Choice reduct
     return label_smoothing >= 0 && label_smoothing <= 1 ? Reason{} : "label_smoothing is not within 0 … 1";
 }
 
-// The targets with -1 for those to be ignored; false if another one is out of range.
+// The targets, with -1 for ignored ones; false if another one is out of range.
 bool find_targets(nb::handle targets, std::int64_t ignore_index, std::int64_t classes, nb::object& found) {
     const bool is_unsigned = PyArray_ISUNSIGNED(as_array(targets));
     found = as_int64(targets);
@@ -64,7 +64,7 @@ nb::object cross_entropy(nb::handle logits, nb::handle targets, Choice reduction
     return y;
 }
 
-// The same question, and the targets' range, which only a look at them answers.
+// The same check, and the range of the targets, whose values must be read for it.
 nb::object cross_entropy_supports(nb::handle logits, nb::handle targets, Choice reduction, Integer ignore_index,
                                   Number label_smoothing) {
     if (Reason reason = refuse_cross_entropy(logits, targets, reduction, ignore_index, label_smoothing);

@@ -10,7 +10,7 @@ using namespace nb::literals;
 
 namespace {
 
-// A weight or bias: None, or one element for each of a row, of the row's dtype or float32 beside half types.
+// A weight or bias: None, or one element for each of a row, of the row's dtype, or float32 with half types.
 Reason refuse_parameter(const char* name, nb::handle h, PyArrayObject* x) {
     if (h.is_none()) return {};
     if (Reason reason = refuse_array(name, h); !reason.empty()) return reason;

@@ -65,7 +65,7 @@ nb::object empty_matrix(npy_intp rows, npy_intp columns, int type) {
     return made;
 }
 
-// The weight, scales and biases that the panels were made of.
+// The weight, scales and biases from which the panels were made.
 std::tuple<nb::object, nb::object, nb::object> unpack_panels(const WeightPanels& panels) {
     const PanelFormat& format = panels.format();
     const int type = format.scale_dtype == Dtype::float16    ? static_cast<int>(NPY_FLOAT16)

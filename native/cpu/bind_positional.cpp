@@ -12,7 +12,7 @@ using namespace nb::literals;
 
 namespace {
 
-// How many features rotate; -1 if `dims` is no such number.
+// The number of features that rotate; -1 if `dims` is not valid.
 std::int64_t rotating(nb::handle dims, std::int64_t features) {
     if (dims.is_none()) return features % 2 == 0 ? features : -1;
     const std::int64_t value = read_integer(dims);

@@ -1,4 +1,4 @@
-// Bindings of quantization, and of products with what it makes.
+// Bindings of quantization, and of products with quantized matrices.
 #include "bind.h"
 #include "matrices.h"
 #include "targets.h"
@@ -106,7 +106,7 @@ nb::object dequantize(nb::handle weight, nb::handle scales, nb::handle biases, I
         if (part.biases) part.biases += begin * part.bias_stride;
         part.w += begin * row_bytes;
     };
-    compute_parts(target().dequantize, op, op.rows, 64, bytes, cut);  // 64 rows end with a line of the cache
+    compute_parts(target().dequantize, op, op.rows, 64, bytes, cut);  // 64 rows end at a cache line
     return w;
 }
 

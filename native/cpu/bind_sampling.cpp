@@ -15,7 +15,7 @@ PyTypeObject* generator_type = nullptr;  // numpy.random.Generator, set when the
 
 static_assert(sizeof(npy_intp) == sizeof(std::int64_t));
 
-// The options as numbers; `reason` says why they are none, or none that the operator takes.
+// The options as numbers; `reason` says why they are invalid.
 struct Options {
     double temperature = 1, top_p = 1, min_p = 0;
     std::int64_t top_k = 0;
@@ -63,7 +63,7 @@ Reason refuse_sample(nb::handle logits, const Options& options, nb::handle rng) 
     return refuse_uniforms(x, rng);
 }
 
-// One number for each row, drawn as the generic body draws them.
+// One number for each row, drawn as in the generic body.
 nb::object draw_uniforms(nb::handle generator, PyArrayObject* logits) {
     const int outer = PyArray_NDIM(logits) - 1;
     nb::object shape = nb::steal(PyArray_IntTupleFromIntp(outer, PyArray_DIMS(logits)));

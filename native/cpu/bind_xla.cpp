@@ -1,10 +1,9 @@
-// Kernels as XLA's foreign functions: what JAX calls on the CPU. XLA makes the results; the interpreter has no part in
-// it.
+// Kernels as XLA foreign functions, for JAX on the CPU. XLA allocates the results; the interpreter is not involved.
 //
 // tensorops/kernels/jax_ffi registers the handlers by name. A new kernel adds its function, and a line of kHandlers.
 //
-// Work is shared out over XLA's own threads: those of OpenMP would stand in their way, and spin while XLA's compute.
-// Nothing is written past the caches: XLA's memory is new to the process as a rule, and the system has just zeroed it.
+// The work is distributed over XLA's own threads: OpenMP's would compete with them, and spin while XLA's compute.
+// Nothing is written past the caches: XLA's memory is usually new to the process, and the system has just zeroed it.
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -91,7 +90,7 @@ Rows rows_of(const Buffer& b) {
     return rows;
 }
 
-// Some of the elements, as one row whatever the shape
+// A part of the elements, as one row whatever the shape
 Rows span_of(const Buffer& b, std::int64_t begin, std::int64_t end) {
     Rows rows{};
     rows.data = data(b) + begin * itemsize(b);
@@ -100,7 +99,7 @@ Rows span_of(const Buffer& b, std::int64_t begin, std::int64_t end) {
     return rows;
 }
 
-// Parts of some work, which threads take one after another.
+// Parts of the work, which threads take one after another.
 struct Parts {
     void (*work)(const void* op, std::int64_t part);
     const void* op;
@@ -128,7 +127,7 @@ struct Parts {
 
 void take_parts(void* data) {
     const std::unique_ptr<std::shared_ptr<Parts>> parts(static_cast<std::shared_ptr<Parts>*>(data));
-    (*parts)->run();  // a task that begins late finds none left, and touches nothing else
+    (*parts)->run();  // a task that begins late finds no parts left, and touches nothing else
 }
 
 // Whether there was no error; XLA's object for it is freed.
@@ -146,7 +145,7 @@ std::int64_t threads_of(const xla::CallFrame& frame) {
     return succeeded(frame, frame.api->num_threads(&arguments)) ? threads : 1;
 }
 
-// Calls work(op, part) for each part, on this thread and on those of XLA that have time.
+// Calls work(op, part) for each part, on this thread and on free threads of XLA.
 void share_out(const xla::CallFrame& frame, std::int64_t count, const void* op,
                void (*work)(const void*, std::int64_t)) {
     const auto parts = std::make_shared<Parts>();
@@ -157,7 +156,7 @@ void share_out(const xla::CallFrame& frame, std::int64_t count, const void* op,
         auto shared = std::make_unique<std::shared_ptr<Parts>>(parts);
         xla::ScheduleArguments arguments{sizeof arguments, nullptr, frame.context, take_parts, shared.get()};
         if (!succeeded(frame, frame.api->schedule(&arguments))) break;
-        shared.release();  // the task's now
+        shared.release();  // now owned by the task
     }
     parts->run();
     parts->wait();
@@ -308,7 +307,7 @@ bool is_matrix(const Buffer& b, std::int64_t rows, std::int64_t columns) {
     return b.rank == 2 && b.dims[0] == rows && b.dims[1] == columns;
 }
 
-// One row is shared out by outputs, more of them by rows.
+// One row is divided by outputs, several by rows.
 Wrong quantized_linear(const Call& call) {
     if (call.arguments() < 3 || call.arguments() > 4 || call.frame.results.count != 1)
         return "another number of arrays";

@@ -1,5 +1,5 @@
-// A row of a norm whose squares leave the range of the type in which kernels compute: scaled by a power of two, in
-// double precision. Exact for any finite input, IEEE for the others.
+// A row of a norm whose squares leave the range of the type of computation: scaled by a power of two, in double
+// precision. Exact for any finite input, with IEEE results for the others.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-// A power of two by which neither the elements of a row nor the root of eps are large, and one of them not small.
+// A power of two that scales the elements of a row and the root of eps so that neither is large and one is not small.
 template <class T>
 double unit_for_row(const T* x, std::int64_t n, double eps) {
     double largest = std::sqrt(eps);
@@ -24,7 +24,7 @@ double unit_for_row(const T* x, std::int64_t n, double eps) {
 }
 
 // y = (x - mean) / sqrt(mean((x - mean)²) + eps) · (weight + offset) + bias, where the mean is 0 unless the row is
-// centred, and weight and bias may be nullptr. Not inlined, as few rows need it.
+// centred, and weight and bias may be nullptr. Not inlined, because few rows need it.
 template <class T, class W>
 [[gnu::noinline]] void careful_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t n, double eps,
                                    double offset, bool centred) {
@@ -37,7 +37,7 @@ template <class T, class W>
         return a * a;
     });
     const double square_and_eps = square / count + eps * unit * unit;
-    // Where eps vanished beside nothing but zeros: 0 divided by anything
+    // If eps underflowed and all elements are zero: 0 divided by anything
     const double root = eps > 0 && square_and_eps == 0 ? 1 : std::sqrt(square_and_eps);
     for (std::int64_t i = 0; i < n; ++i) {
         double a = (static_cast<double>(load_one(x + i)) * unit - mean) / root;

@@ -1,4 +1,4 @@
-// Elements of one type as another's that computes alike: half types as float32, and back.
+// Conversion between element types with the same type of computation: half types to float32, and back.
 #pragma once
 
 #include "simd.h"

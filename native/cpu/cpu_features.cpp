@@ -32,7 +32,7 @@ struct Registers {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-// All zero where the processor has no such leaf.
+// All zero if the processor has no such leaf.
 Registers cpuid(unsigned leaf, unsigned subleaf) {
     Registers r;
     if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) return {};
@@ -41,7 +41,7 @@ Registers cpuid(unsigned leaf, unsigned subleaf) {
 
 bool bit(unsigned value, int index) { return value >> index & 1; }
 
-// The register states that the operating system saves (XCR0); zero where it saves none beyond SSE's.
+// The register states that the operating system saves (XCR0); zero if it saves none beyond SSE's.
 std::uint64_t saved_states(const Registers& leaf1) {
     if (!bit(leaf1.ecx, 27)) return 0;  // OSXSAVE: without it the instruction would trap
     std::uint32_t low, high;
@@ -90,7 +90,7 @@ std::vector<std::string> cpu_features() {
 
 #elif defined(__aarch64__) && defined(__linux__)
 
-// Bits: the kernel's arch/arm64/include/uapi/asm/hwcap.h; written out, as older headers lack the newer ones.
+// Bits: the kernel's arch/arm64/include/uapi/asm/hwcap.h; written out, because older headers lack the newer ones.
 std::vector<std::string> cpu_features() {
     const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
     return names_of({

@@ -1,7 +1,7 @@
-// What this machine's processor can do, for reports and for the choice of kernels; nothing is executed to find out.
+// The features of this machine's processor, for reports and for the choice of kernels; no instruction is tried.
 //
-// A name is listed where the processor has the instructions and the operating system saves the registers they use. AMX
-// is listed where Linux offers it: a process must still ask for the tile registers (arch_prctl) before it uses them.
+// A name is listed if the processor has the instructions and the operating system saves the registers they use. AMX is
+// listed if Linux offers it: a process must still request the tile registers (arch_prctl) before it uses them.
 #pragma once
 
 #include <string>

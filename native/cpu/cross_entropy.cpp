@@ -2,7 +2,7 @@
 // classes.
 //
 // Work: rows go to threads in contiguous blocks. A row is read for its maximum and again for the exponentials.
-// Precision: as softmax.cpp; losses are in double until they have been summed up.
+// Precision: as in softmax.cpp; losses are in double until they have been summed.
 // Bytes: each logit once, as long as a row stays in the second-level cache.
 #include "cross_entropy.h"
 
@@ -15,8 +15,8 @@
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
-// Losses are kept in this unit, a power of two: no difference of logits overflows in it, nor does a sum of losses. What
-// is rounded off for being too small does not matter beside the logarithm of the sum.
+// Losses are kept in this unit, a power of two: neither a difference of logits nor a sum of losses overflows in it.
+// What underflows is negligible compared with the logarithm of the sum.
 constexpr double kUnit = 0x1p-64;
 
 // The mean of x - largest over a row, in units

@@ -1,8 +1,8 @@
 // x · Wᵀ in float32: dot products of a few rows of x with a few rows of W at a time, both contiguous.
 //
-// A tile keeps one vector of partial sums for each pair of rows in a register, so that a vector that was loaded serves
-// several products, and nothing has to be transposed. For each tile row the weights' rows come from the second-level
-// cache: rows of x are taken in chunks, and outputs in blocks, whose sizes together fit in there.
+// A tile keeps one vector of partial sums for each pair of rows in a register, so that each loaded vector is used in
+// several products, and nothing is transposed. For each tile row the weights' rows come from the second-level cache:
+// rows of x are processed in chunks, and outputs in blocks, whose sizes together fit in it.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline constexpr int kTileRows = 4, kTileColumns = 3;  // 12 of 16 (aarch64: of 
 #endif
 inline constexpr std::int64_t kBlockOutputs = 8 * kTileColumns, kChunkRows = 24 * kTileRows;
 
-// out[r][c] = x[r] · w[c]. Not inlined, as registers are just enough for the sums.
+// out[r][c] = x[r] · w[c]. Not inlined, because the sums need nearly all registers.
 template <int kRows, int kColumns, class X, class W>
 __attribute__((noinline)) void dot_tile(const X* const* x, const W* const* w, std::int64_t n,
                                         float (*out)[kBlockOutputs]) {
@@ -51,7 +51,7 @@ __attribute__((noinline)) void dot_tile(const X* const* x, const W* const* w, st
         for (int c = 0; c < kColumns; ++c) out[r][c] = sum_of_lanes<float>(sum[r][c]);
 }
 
-// The same for rows of any length: a long one is summed in blocks, so that the error does not grow with it.
+// The same for rows of any length: a long row is summed in blocks, so that the error does not grow with it.
 template <int kRows, int kColumns, class X, class W>
 inline void dot_products(const X* const* x, const W* const* w, std::int64_t n, float (*out)[kBlockOutputs]) {
     constexpr std::int64_t block = 256 * static_cast<std::int64_t>(kFloats);
@@ -118,10 +118,10 @@ inline void widen(Dtype dtype, const char* from, float* to, std::int64_t n) {
     for_narrow_dtype(dtype, [=](auto element) { convert(reinterpret_cast<const decltype(element)*>(from), to, n); });
 }
 
-// y = x · Wᵀ + bias, where row(index, buffer) returns a pointer to a row of W, in the buffer if it has to be made, and
-// prepare(from, to) makes float32 of a row of x; without it rows of x are taken as they are.
+// y = x · Wᵀ + bias, where row(index, buffer) returns a pointer to a row of W, computed in the buffer if necessary, and
+// prepare(from, to) converts a row of x to float32; without it, rows of x are used directly.
 //
-// Work: blocks of outputs go to threads as they become free.
+// Work: threads take blocks of outputs as they become free.
 struct AsItIs {};
 
 template <class T, class W, class Row, class Prepare>
@@ -154,7 +154,7 @@ void products_with_rows(const Rows& x, T* y, std::int64_t outputs, const float* 
                 const W* w[kBlockOutputs + kTileColumns];
                 for (std::int64_t c = 0; c < width; ++c)
                     w[c] = row(first + c, scratch.at<float>(line * (kBlockOutputs * thread_index() + c)));
-                std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // a tile is whole, its rest unused
+                std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // fills the tile; these are unused
                 for (std::int64_t r = 0; r < count; r += kTileRows) {
                     const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
                     const X* from[kTileRows];

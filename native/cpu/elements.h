@@ -30,7 +30,7 @@ inline constexpr bool is_same = false;
 template <class A>
 inline constexpr bool is_same<A, A> = true;
 
-// Calls f with an element of the type that float32 or a half type names. Bindings refuse other dtypes.
+// Calls f with an element of the given type, float32 or a half type. Bindings refuse other dtypes.
 template <class F>
 inline auto for_narrow_dtype(Dtype dtype, F f) {
     if (dtype == Dtype::float16) return f(Float16{});
@@ -44,7 +44,7 @@ inline auto for_dtype(Dtype dtype, F f) {
     return dtype == Dtype::float64 ? f(double{}) : for_narrow_dtype(dtype, f);
 }
 
-// The same for rows and their parameters, which are of the rows' dtype or float32 beside a half type.
+// The same for rows and their parameters, which have the rows' dtype, or float32 with a half type.
 template <class F>
 inline void for_dtypes(Dtype rows, Dtype parameters, F f) {
     for_dtype(rows, [=](auto x) {

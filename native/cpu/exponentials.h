@@ -1,4 +1,4 @@
-// The largest of a row and the sum of its exponentials, which softmax and cross_entropy share.
+// The largest element of a row and the sum of its exponentials, for softmax and cross_entropy.
 #pragma once
 
 #include <limits>
@@ -8,7 +8,7 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-// The largest of a row; a NaN is passed over.
+// The largest element of a row; NaN is ignored.
 template <class T>
 Compute<T> maximum(const T* x, std::int64_t n) {
     using C = Compute<T>;
@@ -32,7 +32,7 @@ Compute<T> maximum(const T* x, std::int64_t n) {
     return largest;
 }
 
-// The last n elements of a row, fewer than a vector has, as exponentials; 0 in the other lanes.
+// The exponentials of the last n elements of a row, fewer than a vector; 0 in the other lanes.
 template <class T>
 inline Vec<Compute<T>> last_exponentials(const T* x, std::int64_t n, Compute<T> shift) {
     Vec<Compute<T>> e = exp_of_negative(load_part(x, n) - shift);
@@ -40,7 +40,7 @@ inline Vec<Compute<T>> last_exponentials(const T* x, std::int64_t n, Compute<T> 
     return e;
 }
 
-// The sum of exp(x - shift); kept as well, if there is a buffer. Meanwhile as much is fetched from `next` on.
+// The sum of exp(x - shift); the exponentials go to the buffer, if any. Meanwhile as much is fetched from `next` on.
 template <class T>
 double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute<T>* buffer, const T* next) {
     using C = Compute<T>;

@@ -1,7 +1,7 @@
-// A row of x as whole numbers, for products with integers of 4 or 8 bits that are as exact as those of float32.
+// A row of x as integers, for products with integers of 4 or 8 bits that are as accurate as those in float32.
 //
-// 32 neighbours of x become fixed-point numbers of 24 bits beside a common scale. Processors multiply small integers
-// and add neighbouring products exactly, so the numbers are written as digits:
+// 32 neighbours of x become fixed-point numbers of 24 bits with a common scale. Processors multiply small integers and
+// add neighbouring products exactly, so the numbers are split into digits:
 //
 // * AVX512_VNNI: three digits of base 256, -128 … 127. vpdpbusd multiplies bytes and adds four products.
 // * Other processors: two digits of base 4096, -2048 … 2047. Words of 16 bits are multiplied, two products added.
@@ -22,14 +22,14 @@ inline constexpr float kSmallestFixed = 1e-31f;
 // Integers times larger ones would overflow.
 inline constexpr float kLargestFixed = 1e30f;
 
-// How many weights a vector of packed ones has
+// The number of weights in a packed vector
 template <int kBits>
 inline constexpr std::int64_t kBlockWeights = kVectorBytes * 8 / kBits;
-// And one lane of it
+// And in one lane of it
 template <int kBits>
 inline constexpr std::int64_t kLaneWeights = 32 / kBits;
 
-// A row of x as float32; for 4 bits first what low nibbles multiply, then what high ones do.
+// A row of x as float32; for 4 bits, first the elements multiplied by low nibbles, then those by high ones.
 template <class T>
 void arrange(const T* x, int bits, std::int64_t n, float* to) {
     if (bits == 8) return convert(x, to, n);
@@ -60,7 +60,7 @@ inline float largest_magnitude(const float* x, std::int64_t n) {
 
 #if defined(__AVX512VNNI__)
 
-// A row of x in the order that `store_fixed` takes
+// A row of x in the order that `store_fixed` expects
 inline constexpr bool kNibblesApart = true;
 template <class T>
 void arrange_for_products(const T* x, int bits, std::int64_t n, float* to) {
@@ -71,7 +71,7 @@ void arrange_for_products(const T* x, int bits, std::int64_t n, float* to) {
 template <int kBits>
 struct Block {
     std::int8_t digits[3][8 / kBits][64];  // by significance, low and high nibbles
-    std::int32_t start[3][16];             // what the products' sums start from: signed weights have 128 added
+    std::int32_t start[3][16];             // the initial sums of products: signed weights have 128 added
     float scales[16];                      // of the sums of each lane
 };
 
@@ -86,15 +86,15 @@ inline void store_digits(Vec<float> x, float per_unit, std::int8_t* high, std::i
 }
 
 // The `index`th 32 neighbours of a row of n, arranged: their digits, and the scale. False if they are too small for
-// one.
+// a scale.
 template <int kBits>
 bool store_fixed(const float* x, std::int64_t n, std::int64_t index, Block<kBits>* blocks) {
-    constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not pass
+    constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
     const float* first = x + (kBits == 4 ? 16 : 32) * index;
     const Vec<float> a = load(first), b = load(first + (kBits == 4 ? n / 2 : 16));
     const Vec<float> of_a = absolute(a), of_b = absolute(b);
     const float largest = _mm512_reduce_max_ps(reinterpret_cast<__m512>(of_a > of_b ? of_a : of_b));
-    if (largest == 0) return true;  // as all blocks are at first
+    if (largest == 0) return true;  // the initial state of all blocks
     const float per_unit = kUnits / largest;
     constexpr std::int64_t per_block = kBlockWeights<kBits> / kFixed, lanes = 16 / per_block;
     Block<kBits>& block = blocks[index / per_block];
@@ -111,7 +111,7 @@ bool store_fixed(const float* x, std::int64_t n, std::int64_t index, Block<kBits
     return largest >= kSmallestFixed;
 }
 
-// What signed weights, to which 128 is added, have too much
+// The excess of signed weights, to which 128 is added
 template <int kBits>
 void finish_block(Block<kBits>& block) {
     for (int d = 0; d < 3; ++d) {
@@ -121,7 +121,7 @@ void finish_block(Block<kBits>& block) {
     }
 }
 
-// For each lane the sum of the products of its weights, without the scales.
+// For each lane, the sum of the products of its weights, without the scales.
 template <int kBits, bool kSigned>
 inline Vec<float> products_of_block(U32 weights, const Block<kBits>& x) {
     __m512i packed = reinterpret_cast<__m512i>(weights);
@@ -161,21 +161,21 @@ void arrange_for_products(const T* x, int, std::int64_t n, float* to) {
     convert(x, to, n);
 }
 
-// A block of x, multiplied by a vector of packed integers, of which each word of 16 bits has some.
+// A block of x, multiplied by a vector of packed integers with several in each 16-bit word.
 template <int kBits>
 struct Block {
     static constexpr std::int64_t kParts = 16 / kBits;
-    std::int16_t digits[2][kParts][kVectorBytes / 2];  // by significance, by the place in a word
+    std::int16_t digits[2][kParts][kVectorBytes / 2];  // by significance and position in a word
     float scales[kFloats];                             // of the sums of each lane
 };
 
-// The `index`th 32 neighbours of a row: their digits, and the scale. False if they are too small for one.
+// The `index`th 32 neighbours of a row: their digits, and the scale. False if they are too small for a scale.
 template <int kBits>
 bool store_fixed(const float* x, std::int64_t, std::int64_t index, Block<kBits>* blocks) {
-    constexpr float kUnits = 2047 * 4096 + 2046;  // the largest is one more, which rounding must not pass
+    constexpr float kUnits = 2047 * 4096 + 2046;  // the largest is one more, which rounding must not exceed
     x += kFixed * index;
     const float largest = largest_magnitude(x, kFixed);
-    if (largest == 0) return true;  // as all blocks are at first
+    if (largest == 0) return true;  // the initial state of all blocks
     const float per_unit = kUnits / largest;
     std::int32_t low[kFixed], high[kFixed];
     for (std::int64_t i = 0; i < kFixed; i += kLanes<float>) {
@@ -222,7 +222,7 @@ inline I32 pair_products(I16 a, I16 b) {
 #endif
 }
 
-// For each lane the sum of the products of its weights, without the scales.
+// For each lane, the sum of the products of its weights, without the scales.
 template <int kBits, bool kSigned>
 inline Vec<float> products_of_block(U32 weights, const Block<kBits>& x) {
     const Words w = reinterpret_cast<Words>(weights);

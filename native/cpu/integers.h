@@ -1,5 +1,4 @@
-// Integer arrays whose values bindings look at, such as indices: one out of range must be found before memory is
-// touched.
+// Integer arrays whose values bindings read, such as indices: one out of range must be found before memory is touched.
 #pragma once
 
 #include "bind.h"
@@ -13,8 +12,8 @@ inline Reason refuse_integers(const char* name, nb::handle h) {
     return PyArray_ISNOTSWAPPED(a) ? Reason{} : std::string(name) + " is in foreign byte order";
 }
 
-// Contiguous int64 of integers; those of uint64 beyond it become negative. Always a copy: another thread may write to
-// the caller's integers between a look at them and their use.
+// The integers as contiguous int64; those of uint64 beyond its range become negative. Always a copy: another thread may
+// write to the caller's integers between the check and their use.
 inline nb::object as_int64(nb::handle h) {
     constexpr int copied = NPY_ARRAY_CARRAY | NPY_ARRAY_FORCECAST | NPY_ARRAY_ENSURECOPY;
     if (product(PyArray_SIZE(as_array(h)), sizeof(std::int64_t)) == INT64_MAX) throw std::bad_alloc();

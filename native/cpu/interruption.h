@@ -1,7 +1,7 @@
-// Leaving a long call early, as Ctrl-C asks for.
+// Ending a long call early on Ctrl-C.
 //
-// The binding of a long call puts an Interruption in force for its thread. Kernels ask it between pieces of work, and
-// leave the rest undone once it says so: the result is thrown away. Short calls have none, and pay for one comparison.
+// The binding of a long call puts an Interruption in force for its thread. Kernels check it between pieces of work, and
+// skip the rest once it is set: the result is discarded. Short calls have none, and cost one comparison.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace tensorops {
 
 class Interruption {
   public:
-    // `asked` tells whether the call is to end; only the thread that made the object calls it.
+    // `asked` returns whether the call should end; only the thread that made the object calls it.
     explicit Interruption(bool (*asked)());
     ~Interruption();
     Interruption(const Interruption&) = delete;
@@ -23,8 +23,8 @@ class Interruption {
 
     bool happened() const { return happened_.load(std::memory_order_relaxed); }
 
-    // Whether to leave the rest undone, asked before a piece of so much work, in bytes. Any thread of a parallel region
-    // asks; the first, which is the caller's, also looks at the clock.
+    // Whether to skip the rest, checked before a piece of `work` in bytes. Any thread of a parallel region checks; the
+    // first, which is the caller's, also reads the clock.
     bool leaves(std::int64_t work) {
         if (thread_index() == 0 && !happened()) {
             work_ += work;
@@ -33,8 +33,8 @@ class Interruption {
         return happened();
     }
 
-    // At the end of a parallel region whose pieces are long: the first thread, rather than wait for the others unseen,
-    // goes on looking until all of them have counted themselves here.
+    // At the end of a parallel region with long pieces: instead of just waiting for the others, the first thread
+    // continues to check for signals until all of them have counted themselves here.
     void meet(std::atomic<int>& arrived) {
         if (thread_index() != 0) {
             arrived.fetch_add(1, std::memory_order_relaxed);
@@ -49,7 +49,7 @@ class Interruption {
   private:
     using Clock = std::chrono::steady_clock;
     static constexpr std::chrono::milliseconds kPause{50};
-    static constexpr std::int64_t kWorkPerLook = 1024 * 1024;  // a look at the clock takes as long as 1 KiB
+    static constexpr std::int64_t kWorkPerLook = 1024 * 1024;  // reading the clock takes as long as 1 KiB
 
     void look();
 
@@ -60,7 +60,7 @@ class Interruption {
     std::atomic<bool> happened_{false};
 };
 
-// What is in force for the calling thread; a parallel region has to be told by the thread that opens it.
+// The interruption of the calling thread; the thread that opens a parallel region must pass it on.
 inline thread_local Interruption* interruption = nullptr;
 
 inline Interruption::Interruption(bool (*asked)()) : asked_(asked), outer_(interruption), next_(Clock::now() + kPause) {
@@ -72,7 +72,7 @@ inline Interruption::~Interruption() { interruption = outer_; }
 inline void Interruption::look() {
     work_ = 0;
     if (Clock::now() < next_) return;
-    interruption = nullptr;  // what a signal's handler computes is none of our pieces
+    interruption = nullptr;  // a signal handler's computations are not part of this call
     const bool asked = asked_();
     interruption = this;
     if (asked) happened_.store(true, std::memory_order_relaxed);

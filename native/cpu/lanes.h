@@ -1,4 +1,4 @@
-// Vectors whose lanes change places: transposition, and what is summed up over lanes, for many vectors at once.
+// Permutations of lanes: transposition, and reductions over lanes for many vectors at once.
 #pragma once
 
 #include <utility>
@@ -33,7 +33,7 @@ inline V alternate(V a, V b, std::index_sequence<k...>) {
     return pick(a, b, std::index_sequence<kHalf*(n / 2) + k / 2 + k % 2 * n...>{});
 }
 
-// f(0), f(1) … f(N - 1) with indices that are constants: an array of vectors then stays in registers.
+// f(0), f(1) … f(N - 1) with constant indices: an array of vectors then stays in registers.
 template <class F, std::size_t... k>
 inline __attribute__((always_inline)) void for_each(std::index_sequence<k...>, F f) {
     (f(std::integral_constant<std::size_t, k>{}), ...);
@@ -43,7 +43,7 @@ inline __attribute__((always_inline)) void for_each(F f) {
     for_each(std::make_index_sequence<N>{}, f);
 }
 
-// Rows become columns: as many vectors as a vector has lanes. The first N of them are still to be interleaved.
+// Transposes as many vectors as a vector has lanes. The first N of them are still to be interleaved.
 template <class C, std::size_t N = kLanes<C>>
 inline __attribute__((always_inline)) void transpose(Vec<C> (&rows)[kLanes<C>]) {
     constexpr std::size_t n = kLanes<C>;
@@ -57,7 +57,7 @@ inline __attribute__((always_inline)) void transpose(Vec<C> (&rows)[kLanes<C>]) 
     if constexpr (N > 2) transpose<C, N / 2>(rows);
 }
 
-// Lane i of the result is what `join` makes of all lanes of rows[i], two at a time. The first N are still to be joined.
+// Lane i of the result joins all lanes of rows[i], two at a time. The first N are still to be joined.
 template <class C, std::size_t N = kLanes<C>, class F>
 inline __attribute__((always_inline)) Vec<C> join_lanes(Vec<C> (&rows)[kLanes<C>], F join) {
     constexpr auto all = std::make_index_sequence<kLanes<C>>{};

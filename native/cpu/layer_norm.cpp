@@ -1,13 +1,13 @@
 // y = (x - mean) / sqrt(mean((x - mean)²) + eps) · weight + bias, along rows.
 //
 // Work: rows go to threads in contiguous blocks. A row is read twice, for its moments and for the result; the second
-//   time it comes from the first- or second-level cache, and the next row is fetched meanwhile. Moments are taken about
-//   the mean of the row's first elements; where that is further than a standard deviation from the row's, they are
-//   taken again about the mean of all.
+//   time it comes from the first- or second-level cache, and the next row is fetched meanwhile. Moments are computed
+//   about the mean of the row's first elements; if that is more than a standard deviation from the row's mean, they are
+//   computed again about the mean of all.
 // Precision: float64 in float64, everything else in float32, summed in blocks, so that the error does not grow with the
 //   row. The mean of the differences corrects both moments. If the variance leaves the range in which float32 squares
-//   neither overflow nor vanish, the row is done again: see careful_row.h.
-// Bytes: each element once in, once out, which is a copy's.
+//   neither overflow nor vanish, the row is computed again: see careful_row.h.
+// Bytes: each element once in, once out, as in a copy.
 #include "layer_norm.h"
 
 #include <cmath>
@@ -54,7 +54,7 @@ inline Sums<Compute<T>> plain_sums(const T* x, std::int64_t begin, std::int64_t 
     return {(d[0] + d[1]) + (d[2] + d[3]), (s[0] + s[1]) + (s[2] + s[3])};
 }
 
-// Mean and variance, by way of the differences from a value: the nearer it is to the mean, the less rounding hurts.
+// Mean and variance from the differences from a value: the nearer it is to the mean, the smaller the rounding error.
 template <class T>
 Moments<Compute<T>> moments_about(const T* x, std::int64_t n, Compute<T> about) {
     using C = Compute<T>;
@@ -86,7 +86,7 @@ Moments<Compute<T>> moments_about(const T* x, std::int64_t n, Compute<T> about) 
 template <class T>
 Moments<Compute<T>> moments(const T* x, std::int64_t n) {
     using C = Compute<T>;
-    // About the mean of the first few elements, which is usually as good as about the mean.
+    // About the mean of the first few elements, which is usually as good as the mean.
     if (constexpr std::int64_t few = 4 * kLanes<T>; n >= 4 * few) {
         const C about = mean(x, few);
         const Moments<C> m = moments_about(x, n, about);
@@ -112,7 +112,7 @@ void write_row(const T* x, const T* next, const W* weight, const W* bias, T* y, 
 template <bool kStream, class T, class W>
 void one_row(const LayerNorm& op, std::int64_t index) {
     using C = Compute<T>;
-    // Squares of float32 below 1e-38 vanish; they do not matter beside a variance of 1e-30.
+    // Squares of float32 below 1e-38 vanish; they are negligible compared with a variance of 1e-30.
     constexpr double kSmall = sizeof(C) == 4 ? 1e-30 : 1e-290, kLarge = sizeof(C) == 4 ? 1e30 : 1e290;
     const std::int64_t n = op.x.length;
     const T* x = reinterpret_cast<const T*>(op.x.row(index));
@@ -123,7 +123,7 @@ void one_row(const LayerNorm& op, std::int64_t index) {
     const Moments<C> m = moments(x, n);
     const double spread = m.variance + op.eps;
     if (!(spread >= kSmall && spread <= kLarge))
-        return careful_row(x, weight, bias, y, n, op.eps, -0.0, true);  // -0 changes no weight
+        return careful_row(x, weight, bias, y, n, op.eps, -0.0, true);  // -0 does not change any weight
     const C r = static_cast<C>(1.0 / std::sqrt(spread));
     if (weight && bias) return write_row<kStream, true, true>(x, next, weight, bias, y, n, m.mean, r);
     if (weight) return write_row<kStream, true, false>(x, next, weight, bias, y, n, m.mean, r);

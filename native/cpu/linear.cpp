@@ -1,10 +1,8 @@
 // y = x · Wᵀ + bias for weights in float32 and half types.
 //
-// Work: see dot_tiles.h. As many rows as a tile has read every weight once and go at the memory's speed; half types are
+// Work: see dot_tiles.h. Up to as many rows as a tile has read every weight once and are memory-bound; half types are
 //   then widened in registers, and for more rows once for all of them.
-// Precision: products and sums in float32, of long rows in blocks that are added up in double; one rounding to the
-// dtype
-//   of x.
+// Precision: products and sums in float32; long rows in blocks that are added in double; one rounding to x's dtype.
 // Bytes: the weights once for every chunk of rows.
 #include "linear.h"
 
@@ -13,7 +11,7 @@
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
-// Up to how many rows half types are widened in registers: more read a weight several times.
+// The number of rows up to which half types are widened in registers: more rows read a weight several times.
 constexpr std::int64_t kFewRows = kTileRows;
 
 template <class T, class W>

@@ -1,4 +1,4 @@
-// What the bindings know of the kernels in linear.cpp and quantized_linear.cpp.
+// The interface between the bindings and the kernels in linear.cpp and quantized_linear.cpp.
 #pragma once
 
 #include "elements.h"
@@ -20,7 +20,7 @@ struct Linear {
 // y = x · Wᵀ with W = scales · q + biases; scales and biases belong to groups of neighbours in a row
 struct QuantizedLinear {
     Rows x;
-    const char* weight;           // rows of packed integers, as weight_stride says
+    const char* weight;           // rows of packed integers, weight_stride apart
     const char *scales, *biases;  // without biases the integers are int8, else unsigned
     std::int64_t weight_stride, scale_stride, bias_stride;
     std::int64_t outputs, group_size;

@@ -1,4 +1,4 @@
-// What bindings of matrices of weights share: what they refuse, and their results.
+// Checks and results that the bindings of weight matrices share.
 #pragma once
 
 #include "bind.h"
@@ -7,7 +7,7 @@ namespace tensorops {
 
 inline constexpr npy_intp kAny = -1;
 
-// Whether an array is a matrix of so many rows and columns whose rows are contiguous; the dtype is the caller's affair.
+// Whether an array is a matrix of the given shape with contiguous rows; the caller checks the dtype.
 inline Reason refuse_matrix(const std::string& name, PyArrayObject* a, npy_intp rows = kAny, npy_intp columns = kAny) {
     if (PyArray_NDIM(a) != 2) return name + " does not have 2 dimensions";
     const npy_intp* shape = PyArray_DIMS(a);
@@ -33,7 +33,7 @@ inline Reason refuse_scales(nb::handle scales, nb::handle biases, npy_intp rows,
     return biases.is_none() ? Reason{} : refuse("biases", biases);
 }
 
-// What is multiplied by a matrix of weights, in float32
+// The array that is multiplied by a matrix of weights, in float32
 inline Reason refuse_factor(nb::handle x) {
     if (Reason reason = refuse_array("x", x); !reason.empty()) return reason;
     PyArrayObject* a = as_array(x);
@@ -44,7 +44,7 @@ inline Reason refuse_factor(nb::handle x) {
 
 inline npy_intp length_of(PyArrayObject* a) { return PyArray_DIM(a, PyArray_NDIM(a) - 1); }
 
-// Room for so many outputs of each row of x
+// Room for the outputs of each row of x
 inline nb::object empty_outputs(PyArrayObject* x, npy_intp outputs) {
     npy_intp shape[kMaxDims];
     std::copy_n(PyArray_DIMS(x), PyArray_NDIM(x), shape);

@@ -1,4 +1,4 @@
-// The module: what is done once when it is loaded, and what is not a kernel. The kernels are bound in bind_*.cpp.
+// The module: initialization, and functions that are not kernels. The kernels are bound in bind_*.cpp.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -49,7 +49,7 @@ void find_bfloat16() {
     Py_DECREF(descr);
 }
 
-// Runs the handlers of signals that have come; whether one of them raised an exception, which stays set.
+// Runs the handlers of pending signals; returns whether one of them raised an exception, which stays set.
 bool signal_raised() {
     nb::gil_scoped_acquire held;
     return PyErr_CheckSignals() != 0;

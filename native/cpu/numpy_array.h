@@ -1,7 +1,7 @@
 // NumPy arrays as kernels see them, and results in pooled memory.
 //
-// nanobind's own ndarray knows no bfloat16 of ml_dtypes, and asks every array for its buffer; NumPy's C API answers
-// the same questions by reading a few fields, which is what makes a call on a small array cheap.
+// nanobind's own ndarray does not support ml_dtypes' bfloat16, and requests a buffer from every array. With NumPy's C
+// API the same checks read a few fields, which makes calls on small arrays cheap.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -27,7 +27,7 @@ namespace tensorops {
 
 namespace nb = nanobind;
 
-// Why a kernel does not take an argument; empty if it does.
+// Why a kernel does not support an argument; empty if it does.
 using Reason = std::string;
 
 inline int bfloat16_type = -1;  // NumPy's number for ml_dtypes.bfloat16, set when the module is loaded
@@ -80,7 +80,7 @@ inline Rows rows_of(PyArrayObject* a) {
     return rows;
 }
 
-// The product of sizes, of which none is negative; the largest number if it is beyond that.
+// The product of nonnegative sizes, or the largest number if it overflows.
 inline std::int64_t product(std::int64_t a, std::int64_t b) {
     std::int64_t c = 0;
     return __builtin_mul_overflow(a, b, &c) ? INT64_MAX : c;
@@ -88,7 +88,7 @@ inline std::int64_t product(std::int64_t a, std::int64_t b) {
 
 // A new C-contiguous array; throws if there is no memory.
 inline nb::object empty(int ndim, const npy_intp* shape, PyArray_Descr* descr) {
-    Py_INCREF(descr);  // PyArray_NewFromDescr takes it over
+    Py_INCREF(descr);  // PyArray_NewFromDescr steals the reference
     std::int64_t size = PyDataType_ELSIZE(descr);
     for (int d = 0; d < ndim; ++d) size = product(size, shape[d]);
     if (std::find(shape, shape + ndim, 0) != shape + ndim) size = 0;
@@ -118,14 +118,14 @@ inline nb::object empty(int ndim, const npy_intp* shape, PyArray_Descr* descr) {
         throw nb::python_error();
     }
     PyCapsule_SetContext(owner, reinterpret_cast<void*>(bytes));
-    if (PyArray_SetBaseObject(as_array(array), owner) != 0) {  // takes the owner over, also when it fails
+    if (PyArray_SetBaseObject(as_array(array), owner) != 0) {  // steals the owner, even when it fails
         Py_DECREF(array);
         throw nb::python_error();
     }
     return nb::steal(array);
 }
 
-// The same, of the shape and dtype of another.
+// The same, with the shape and dtype of another.
 inline nb::object empty_like(PyArrayObject* like) {
     return empty(PyArray_NDIM(like), PyArray_DIMS(like), PyArray_DESCR(like));
 }

@@ -1,8 +1,7 @@
-// Options as operators take them: numbers and truth values of Python and NumPy, never arrays, and strings.
+// Options of operators: Python and NumPy numbers and booleans, and strings, but never arrays.
 //
-// A parameter of one of these types accepts anything. What the operator refuses, and what a kernel has no room for,
-// becomes a value that no kernel takes: the binding then declines, and the operator says what is wrong in its own
-// words.
+// A parameter of one of these types accepts any object. A value that the operator refuses or the type cannot hold
+// becomes one that no kernel supports: the binding then declines, and the operator raises its own error.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +29,7 @@ struct Flag {
 };
 
 struct Choice {
-    std::string_view value;  // empty for what is not a string; valid while the argument lives
+    std::string_view value;  // empty if it is not a string; valid while the argument lives
     bool operator==(std::string_view other) const { return value == other; }
     bool operator!=(std::string_view other) const { return value != other; }
 };

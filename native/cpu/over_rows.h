@@ -1,4 +1,4 @@
-// Independent rows over threads, in contiguous blocks.
+// Distributes independent rows over threads, in contiguous blocks.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-// Calls row(i) for so many rows, which together move so many bytes.
+// Calls row(i) for a number of rows that together move a number of bytes.
 template <class F>
 void over_rows(std::int64_t rows, std::int64_t bytes, const F& row) {
     over_shares(threads_for(rows, bytes), rows, 1, [&row](Share mine) {

@@ -1,13 +1,13 @@
 // y = x · Wᵀ for quantized weights in panels, whose lanes are outputs: see panel_linear.h.
 //
-// Work: chunks of rows, made whole numbers once (fixed_point.h); panels go to threads as they become free, and are
-//   multiplied by four rows at a time. AVX512_VNNI multiplies four neighbours by bytes in one instruction: 32 weights
-//   of 16 outputs are 24 of these for each row, and six others. The same in quantized_linear's order, whose lanes are
-//   inputs, has six others for each three to six.
-// Precision: whole numbers, exact within 32 neighbours; their sums in float32, which are as exact as those of float32
-//   products. Rows with infinities, NaN or extreme numbers are multiplied by the weights themselves, in float32; so are
-//   all on targets without AVX512_VNNI, where quantized_linear is the quicker kernel.
-// Bytes: the weights, scales and biases once for each chunk of rows, from the first to the last.
+// Work: chunks of rows, converted to integers once (fixed_point.h); threads take panels as they become free, and
+//   multiply them by four rows at a time. AVX512_VNNI multiplies four neighbours by bytes in one instruction: 32
+//   weights of 16 outputs need 24 of these for each row, and six others. In quantized_linear's order, whose lanes are
+//   inputs, there are six others for each three to six.
+// Precision: integers, exact within 32 neighbours; their sums in float32, as accurate as those of float32 products.
+//   Rows with infinities, NaN or extreme numbers are multiplied by the weights themselves, in float32; so are all rows
+//   on targets without AVX512_VNNI, where quantized_linear is the faster kernel.
+// Bytes: the weights, scales and biases once for each chunk of rows, in order.
 #include "panel_linear.h"
 
 #include "dot_tiles.h"
@@ -21,22 +21,21 @@ constexpr std::int64_t kRowsOfChunk = 64;  // whose digits stay in the second-le
 constexpr int kTogether = 4;               // rows that are multiplied at once
 constexpr int kVectors = kPanelOutputs / static_cast<int>(kFloats);
 constexpr std::int64_t kWordBytes = 4 * kPanelOutputs;  // one word of each output
-constexpr std::int64_t kAhead = 2048;                   // so many bytes ahead weights are fetched
-
-// 32 neighbours of x as whole numbers of three digits of base 256.
+constexpr std::int64_t kAhead = 2048;                   // how many bytes ahead weights are fetched
+// 32 neighbours of x as integers with three digits of base 256.
 struct Fixed {
     std::int8_t digits[3][32];  // by significance; those that multiply the same word, low nibbles first, side by side
-    std::int32_t start[3];      // what the sums of products start from: signed weights have 128 added
+    std::int32_t start[3];      // the initial sums of products: signed weights have 128 added
     float scale;
 };
 
-// A row of x: whole numbers and the sums over groups, or, where there are none, float32.
+// A row of x: integers and the sums over groups, or float32 if there are no integers.
 struct Row {
     const Fixed* fixed;
     const float *sums, *wide;
 };
 
-// A row of four bytes for each element of x has room for either.
+// A row with four bytes for each element of x has room for either.
 static_assert(sizeof(Fixed) + sizeof(float) <= kFixed * sizeof(float));
 
 template <class S>
@@ -46,7 +45,7 @@ inline Vec<float> load_lanes(const char* scales, int vector) {
 
 inline void store_total(float* to, const Total<float>& total) {
     const Vec<float> all = total.sum + total.rest;
-    store(to, all == all ? all : total.sum);  // nothing is left of infinity
+    store(to, all == all ? all : total.sum);  // the compensation of an infinity is NaN
 }
 
 // A panel for one row of float32.
@@ -82,7 +81,7 @@ void multiply_floats(const PanelFormat& format, const float* x, const char* pane
 // 32 neighbours; false if some are too large or too small to have a scale.
 template <int kBits, bool kBiases>
 bool make_fixed(const float* x, Fixed& to) {
-    constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not pass
+    constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
     if (!is_moderate(x, kFixed)) return false;
     const float largest = largest_magnitude(x, kFixed);
     if (largest > 0 && largest < kSmallestFixed) return false;
@@ -149,7 +148,7 @@ inline __attribute__((always_inline)) void add_products(const Row* x, std::int64
             }
     };
 #pragma GCC unroll 8
-    for (int i = 0; i < kBits; ++i, words += kWordBytes) {  // so many words are 32 weights
+    for (int i = 0; i < kBits; ++i, words += kWordBytes) {  // kBits words are 32 weights
         __m512i q[kVectors], high[kVectors];
         for (int v = 0; v < kVectors; ++v) {
             q[v] = _mm512_loadu_si512(words + 64 * v);
@@ -167,7 +166,7 @@ inline __attribute__((always_inline)) void add_products(const Row* x, std::int64
         for (int v = 0; v < kVectors; ++v) to[r][v] += value_of(sum[r][v]) * x[r].fixed[index].scale;
 }
 
-// A panel for some rows of whole numbers. Not inlined, as registers are just enough for the sums.
+// A panel for some rows of integers. Not inlined, because the sums need nearly all registers.
 template <int kRows, int kBits, bool kBiases, class S>
 __attribute__((noinline)) void multiply_fixed(const PanelFormat& format, const Row* x, const char* panel,
                                               float (*y)[kPanelOutputs]) {

@@ -1,4 +1,4 @@
-// Quantized weights in another order, made once for many products: what the kernel in panel_linear.cpp takes.
+// Quantized weights in another order, made once for many products: the format of the kernel in panel_linear.cpp.
 //
 // A panel has the weights of 32 outputs side by side, so that a vector's lanes are outputs: nothing is summed over
 // lanes, and a scale belongs to a lane. Group by group it has, with no gaps,
@@ -7,7 +7,7 @@
 //   then the second one of every output …; int8 weights have 128 added;
 // * the group's scales, one for each output, and its biases, if there are any.
 //
-// The last panel is filled up with zeros. No number is changed, so that the plain arrays can be had back.
+// The last panel is padded with zeros. No number is changed, so the plain arrays can be recovered.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,7 @@ namespace tensorops {
 
 inline constexpr std::int64_t kPanelOutputs = 32;
 
-// Weights as quantized_linear takes them, where they are read or written; strides are from one row to the next, in
-// bytes.
+// Weights in the layout of quantized_linear, to be read or written; strides are from one row to the next, in bytes.
 struct PlainWeights {
     char *weight, *scales, *biases;  // without biases the integers are int8, else unsigned
     std::int64_t weight_stride, scale_stride, bias_stride;

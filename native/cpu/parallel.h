@@ -1,4 +1,4 @@
-// Rows over threads: OpenMP where the compiler has it.
+// Distribution of rows over threads, with OpenMP if the compiler has it.
 //
 // GNU's OpenMP runtime cannot start threads in a child of fork() once the parent has run a parallel region; a child
 // therefore stays on one thread (fork_happened, set by a handler that module.cpp installs).
@@ -14,10 +14,10 @@ namespace tensorops {
 
 inline bool fork_happened = false;
 
-// Whether kernels that this thread calls are to stay on it, as somebody else shares out the work.
+// Whether kernels called by this thread must stay on it, because the caller distributes the work.
 inline thread_local bool one_thread = false;
 
-// At most so many threads, beside OpenMP's own bound; 0: OpenMP's alone. Any thread may set it while others compute.
+// The maximum number of threads, besides OpenMP's own limit; 0: only OpenMP's. Any thread may set it at any time.
 inline std::atomic<int> thread_bound{0};
 
 // Below this many bytes per thread, waking a thread costs what it saves: rms_norm that moves 256 KiB took 3.4 µs on one
@@ -38,8 +38,8 @@ inline int threads_for(std::int64_t rows, std::int64_t bytes) {
 #endif
 }
 
-// What a matrix of weights, each of so many bytes, times so many rows costs, in bytes moved by the operators that only
-// move them: multiplying for one row is bound by the weights' bytes, for many by arithmetic.
+// The cost of multiplying a number of rows by a matrix of weights of a given size, in bytes moved by memory-bound
+// operators: one row is bound by the weights' bytes, many rows by arithmetic.
 inline std::int64_t matrix_work(std::int64_t rows, std::int64_t outputs, std::int64_t inputs, double weight_bytes) {
     const double work =
         static_cast<double>(outputs) * static_cast<double>(inputs) * (4 * weight_bytes + static_cast<double>(rows));
@@ -55,7 +55,7 @@ inline int thread_index() {
 #endif
 }
 
-// How many threads the innermost parallel region has.
+// The number of threads of the innermost parallel region.
 inline int team_size() {
 #if defined(_OPENMP)
     return omp_get_num_threads();
@@ -70,7 +70,7 @@ struct Share {
     int thread;
 };
 
-// Calls f(share) on each of so many threads, for parts of `total` that begin at multiples of `unit`.
+// Calls f(share) on each of a number of threads, for parts of `total` that begin at multiples of `unit`.
 template <class F>
 void over_shares(int threads, std::int64_t total, std::int64_t unit, const F& f) {
     if (threads == 1) return f(Share{0, total, 0});

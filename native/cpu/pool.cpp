@@ -16,7 +16,7 @@ namespace tensorops::pool {
 namespace {
 
 constexpr std::size_t kHugePage = 2 * 1024 * 1024;
-constexpr std::size_t kLargest = SIZE_MAX / 16;  // no machine has as much, and rounding up stays within the type
+constexpr std::size_t kLargest = SIZE_MAX / 16;  // no machine has this much, and rounding up does not overflow
 
 // Sizes are rounded up to one of four steps per power of two: a block serves sizes that differ a little, and at most a
 // quarter of it is unused.
@@ -53,7 +53,7 @@ struct Pool {
     std::map<std::size_t, std::vector<void*>> free;
     std::size_t in_use = 0, peak = 0, cached = 0, limit = std::size_t{1} << 30;
 
-    // Counts a block that is being given out. The caller holds the mutex.
+    // Counts a block that is handed out. The caller holds the mutex.
     void count(std::size_t size) {
         in_use += size;
         if (in_use > peak) peak = in_use;
@@ -71,7 +71,7 @@ struct Pool {
     }
 };
 
-// Never destroyed: arrays may outlive the interpreter's shutdown and give their blocks back after it.
+// Never destroyed: arrays may outlive the interpreter's shutdown and return their blocks after it.
 Pool& the_pool() {
     static Pool* pool = new Pool;
     return *pool;

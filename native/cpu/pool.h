@@ -1,8 +1,8 @@
 // Memory for results, kept for the next result of the same size.
 //
-// Fresh memory costs more than computing into it: the kernel hands it over page by page, zeroed. Blocks of 64 KiB and
-// more are therefore kept when an array dies, up to a bound, and given out again; from 2 MiB on they are aligned to
-// 2 MiB and ask for huge pages. NumPy allocates smaller results itself.
+// Fresh memory costs more than computing into it: the operating system provides it page by page, zeroed. Blocks of
+// 64 KiB and more are therefore kept when an array is freed, up to a limit, and reused; from 2 MiB on they are aligned
+// to 2 MiB and request huge pages. NumPy allocates smaller results itself.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ inline constexpr std::size_t kSmallest = 64 * 1024;
 // A block of at least `bytes`, aligned to 64 bytes; nullptr if there is no memory.
 void* take(std::size_t bytes);
 
-// Gives back a block that take(bytes) returned.
+// Returns a block that came from take(bytes).
 void give(void* block, std::size_t bytes);
 
 struct Statistics {

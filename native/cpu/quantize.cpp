@@ -1,11 +1,11 @@
-// quantize: groups of neighbours in a row become integers of 4 or 8 bits, a scale and a bias; dequantize: back again.
+// quantize: groups of neighbours in a row become integers of 4 or 8 bits, a scale and a bias; dequantize: the inverse.
 //
-// Work: rows go to threads in contiguous blocks. quantize takes as many groups at a time as a vector has lanes: what
-//   is smallest and largest in each is found in vectors, whose lanes are then joined for all the groups at once. The
+// Work: rows go to threads in contiguous blocks. quantize processes as many groups at a time as a vector has lanes: the
+//   smallest and largest elements are found in vectors, whose lanes are then joined for all the groups at once. The
 //   groups are read for that and again for the integers; the second time they come from the first-level cache.
-// Precision: float64 in float64, everything else in float32, rounded after every operation as the generic body rounds
-//   (the file is compiled with -ffp-contract=off): integers, scales and elements are the very same.
-// Bytes: dequantize writes its result, which is a fill's; quantize reads w once.
+// Precision: float64 in float64, everything else in float32, rounded after every operation as in the generic body (the
+//   file is compiled with -ffp-contract=off): integers, scales and elements are identical.
+// Bytes: dequantize writes its result, as a fill does; quantize reads w once.
 #include "quantize.h"
 
 #include <cmath>
@@ -22,7 +22,7 @@ namespace {
 typedef std::uint64_t Pairs __attribute__((vector_size(kVectorBytes)));
 typedef std::uint8_t HalfBytes __attribute__((vector_size(kFloats / 2)));
 
-// Bytes to words and back in one instruction: GCC 12 takes conversions of whole vectors apart.
+// Bytes to words and back in one instruction: GCC 12 splits conversions of whole vectors.
 
 inline Pairs bytes_to_pairs(const std::uint8_t* p) {
 #if defined(__AVX512F__)
@@ -102,7 +102,7 @@ inline Vec<C> unpack(const std::uint8_t* packed) {
         }
         return v;
     } else if constexpr (kBits == 4) {
-        // Each byte becomes 64 bits, of which the upper word takes the high half.
+        // Each byte becomes 64 bits; the upper word gets the high half.
         const Pairs bytes = bytes_to_pairs(packed), words = (bytes | (bytes << 28)) & 0x0000000f0000000fu;
         return __builtin_convertvector(reinterpret_cast<I32>(words), Vec<C>);
     } else {
@@ -125,14 +125,14 @@ inline void dequantize_group(const std::uint8_t* packed, std::int64_t n, Compute
     }
     std::int64_t i = 0;
     for (; i + lanes <= n; i += lanes) put<kStream>(w + i, elements(packed + i * kBits / 8));
-    if (i < n) store(w + n - lanes, elements(packed + (n - lanes) * kBits / 8));  // some of them again
+    if (i < n) store(w + n - lanes, elements(packed + (n - lanes) * kBits / 8));  // overlaps the previous vector
 }
 
 // Above this the product of a scale and an integer may overflow, whatever the element.
 template <class C>
 inline constexpr C kLargeScale = sizeof(C) == 4 ? C(0x1p119) : C(0x1p1015);
 
-// A group with such a scale. Halves are exact, and the element overflows only if it is too large itself.
+// A group with such a scale. Halving is exact, and an element overflows only if it is too large itself.
 template <class T, int kBits, bool kSigned>
 void dequantize_halves(const std::uint8_t* packed, std::int64_t n, Compute<T> s, Compute<T> b, T* w) {
     using C = Compute<T>;
@@ -196,7 +196,7 @@ inline constexpr float kEpsilon<Float16> = 0x1p-10f;
 template <>
 inline constexpr float kEpsilon<BFloat16> = 0x1p-7f;
 
-// Scales as they are stored. Rounded up, one may take a group's largest element beyond the range: then it is a little
+// Scales as stored. A scale that was rounded up may take a group's largest element out of range: then it is a little
 // less.
 template <class T>
 inline Vec<Compute<T>> scale_to_store(Vec<Compute<T>> scale, Vec<Compute<T>> low, Compute<T> steps) {
@@ -205,14 +205,14 @@ inline Vec<Compute<T>> scale_to_store(Vec<Compute<T>> scale, Vec<Compute<T>> low
     return half_of_largest > C(0.5) * kLargest<T> ? scale * (C(1) - 2 * kEpsilon<T>) : scale;
 }
 
-// Calls f with the vectors of a group and their places. The last two may overlap; fewer elements than a vector has are
-// followed by the first of them.
+// Calls f with the vectors of a group and their positions. The last two may overlap; fewer elements than a vector are
+// padded with the first of them.
 template <class T, class F>
 inline void for_vectors(const T* x, std::int64_t n, F f) {
     constexpr std::int64_t lanes = kLanes<Compute<T>>;
     if (n < lanes) {
         T part[lanes];
-        for (T& p : part) std::memcpy(&p, x, sizeof p);  // x may lie anywhere
+        for (T& p : part) std::memcpy(&p, x, sizeof p);  // x may be unaligned
         std::memcpy(part, x, static_cast<std::size_t>(n) * sizeof(T));
         return f(load(part), 0);
     }
@@ -221,7 +221,7 @@ inline void for_vectors(const T* x, std::int64_t n, F f) {
     if (i < n) f(load(x + n - lanes), n - lanes);
 }
 
-// Whole numbers 0 … 255, or -127 … 127 in two's complement, as the lowest bytes of lanes.
+// Integers 0 … 255, or -127 … 127 in two's complement, as the lowest bytes of lanes.
 template <class C, int kBits>
 inline void pack(Vec<C> whole, std::uint8_t* packed) {
     constexpr std::size_t lanes = kLanes<C>;
@@ -263,7 +263,7 @@ inline void quantize_group(const T* x, std::int64_t n, Compute<T> scale, Compute
         pack_levels([scale](Vec<C> v) { return v / scale; });
     else if (scale < kLargeScale<C>)
         pack_levels([scale, low](Vec<C> v) { return (v - low) / scale; });
-    else  // the distance from the lowest may overflow, too
+    else  // the distance from the lowest may also overflow
         pack_levels([half = scale * C(0.5), low = low * C(0.5)](Vec<C> v) { return (v * C(0.5) - low) / half; });
     if (n < lanes) std::memcpy(packed, part, static_cast<std::size_t>(n * kBits / 8));
 }

@@ -1,11 +1,11 @@
-// What the bindings know of the kernels in quantize.cpp.
+// The interface between the bindings and the kernels in quantize.cpp.
 #pragma once
 
 #include "elements.h"
 
 namespace tensorops {
 
-// Matrices of so many rows, each of whole groups; strides are from one row to the next, in bytes.
+// Matrices whose rows consist of whole groups; strides are from one row to the next, in bytes.
 struct Quantize {
     const char* w;
     std::int64_t w_stride, rows, columns, group_size;

@@ -1,16 +1,16 @@
 // y = x · Wᵀ with W = scales · q + biases, for integers q of 4 or 8 bits.
 //
-// Two ways, by how many rows x has:
+// Two methods, by the number of rows of x:
 //
-// * A few: whole numbers throughout, see fixed_point.h; the result is as exact as one in float32.
-// * More: the weights of a block of outputs become float32 once for many rows; then dot_tiles.h. So do rows with
-//   infinities, NaN or extreme numbers, as only this way multiplies by the weights themselves, and groups that no
-//   vector of scales fits.
+// * A few: integers throughout, see fixed_point.h; the result is as accurate as in float32.
+// * More: the weights of a block of outputs become float32 once for many rows; then dot_tiles.h. This method is also
+//   used for rows with infinities, NaN or extreme numbers, because only it multiplies by the weights themselves, and
+//   for groups that no vector of scales fits.
 //
-// Four bits: a row of x is put in another order first, the elements of low nibbles, then those of high ones, so that
-//   the weights need not be.
+// Four bits: a row of x is reordered first, the elements of low nibbles, then those of high ones, so that the weights
+//   need not be.
 // Biases: the sum of x over each group, times the group's bias, in float32.
-// Bytes: the weights, scales and biases once, which for a few rows is the memory's speed.
+// Bytes: the weights, scales and biases once; a few rows are memory-bound.
 #include "dot_tiles.h"
 #include "fixed_point.h"
 #include "linear.h"
@@ -18,7 +18,7 @@
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
-// Up to how many rows the first way is the quicker one, with two threads and two thousand columns
+// The number of rows up to which the first method is faster, with two threads and two thousand columns
 #if defined(__AVX512VNNI__)
 constexpr std::int64_t kFewRows = 48;
 #elif defined(__AVX2__)
@@ -27,8 +27,8 @@ constexpr std::int64_t kFewRows = 32;
 constexpr std::int64_t kFewRows = 16;
 #endif
 constexpr std::int64_t kTogether = 4;  // rows that are multiplied at once
-constexpr std::int64_t kUnit = 16;     // outputs are given to threads in multiples of so many
-constexpr std::int64_t kOutputs = 64;  // and computed in blocks of at most so many
+constexpr std::int64_t kUnit = 16;     // outputs go to threads in multiples of this
+constexpr std::int64_t kOutputs = 64;  // and are computed in blocks of at most this
 
 // ----------------------------------------------------------------------------------------------- parts of a row
 
@@ -51,7 +51,7 @@ inline Vec<float> load_bytes(const std::uint8_t* packed) {
         return to_floats(__builtin_convertvector(load_bits<U8>(packed), U32));
 }
 
-// Where things are that belong to one output.
+// The positions of the data of one output.
 struct Output {
     const std::uint8_t* weight;
     const char *scales, *biases;
@@ -62,7 +62,7 @@ inline Output output(const QuantizedLinear& op, std::int64_t index) {
             op.scales + index * op.scale_stride, op.biases ? op.biases + index * op.bias_stride : nullptr};
 }
 
-// ------------------------------------------------------------------------------- the second way: weights as float32
+// ---------------------------------------------------------------------------- the second method: weights as float32
 
 // Weights of a group as float32, in the order of `arrange`. `high` belongs to the high nibbles.
 template <int kBits, bool kSigned>
@@ -107,7 +107,7 @@ void many_rows(const QuantizedLinear& op, int threads) {
         [&op](const T* from, float* to) { arrange(from, op.bits, op.x.length, to); }, threads);
 }
 
-// ------------------------------------------------------------------------------------ the first way: a few rows
+// --------------------------------------------------------------------------------- the first method: a few rows
 
 // The sums of x over the groups, for the biases; `x` is arranged.
 void sum_groups(const float* x, const QuantizedLinear& op, float* sums) {
@@ -124,7 +124,7 @@ void sum_groups(const float* x, const QuantizedLinear& op, float* sums) {
 
 constexpr std::int64_t kChunk = 32 * kLanes<float>;  // weights, whose scales fit a vector
 
-// A row of x in the first way.
+// A row of x for the first method.
 template <int kBits>
 struct FixedRow {
     const Block<kBits>* blocks;
@@ -167,7 +167,7 @@ inline U32 load_packed(const std::uint8_t* p, std::int64_t n) {
     return packed;
 }
 
-// For each lane the element that `index` names; with registers of 128 bits all lanes name the same.
+// For each lane, the element given by `index`; with 128-bit registers all lanes have the same index.
 inline Vec<float> chosen(Vec<float> v, I32 index) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Vec<float>>(
@@ -180,7 +180,7 @@ inline Vec<float> chosen(Vec<float> v, I32 index) {
 #endif
 }
 
-// Which of the scales of a chunk belongs to each lane of each block.
+// The scale of a chunk that belongs to each lane of each block.
 template <int kBits>
 struct ScaleOfLane {
     I32 index[kChunk / kBlockWeights<kBits>];
@@ -192,7 +192,7 @@ struct ScaleOfLane {
     }
 };
 
-// How many bytes ahead weights are fetched. Their rows are short, and processors look ahead within a page only.
+// How many bytes ahead weights are fetched. Their rows are short, and processors prefetch only within a page.
 constexpr std::int64_t kAhead = 2048;
 
 // One output for some rows.
@@ -266,11 +266,11 @@ struct Way {
 
     std::int64_t room() const { return blocks_bytes + sums_bytes; }
 
-    // Makes a row of an arranged one; false if some x is too small for a scale.
+    // Converts an arranged row; false if some x is too small for a scale.
     bool make_row(const float* x, char* memory, Row& row) const {
         auto* blocks = reinterpret_cast<Block<kBits>*>(memory);
         auto* sums = reinterpret_cast<float*>(memory + blocks_bytes);
-        std::memset(sums, 0, static_cast<std::size_t>(sums_bytes));  // those of no group are multiplied, too
+        std::memset(sums, 0, static_cast<std::size_t>(sums_bytes));  // sums without a group are also multiplied
         if (!kSigned) sum_groups(x, op, sums);
         row = {blocks, sums};
         return make_fixed<kBits, kSigned>(x, op.x.length, blocks, count);
@@ -303,7 +303,7 @@ void some_outputs(std::int64_t count, const W& way, const typename W::Row* rows,
     some_outputs<4, T, S>(way, rows, y, begin, width);
 }
 
-// The first way; false if some x is too large or too small for it.
+// The first method; false if some x is too large or too small for it.
 template <int kBits, bool kSigned, class T, class S>
 bool few_rows(const QuantizedLinear& op, int threads) {
     const Way<kBits, kSigned> way(op);

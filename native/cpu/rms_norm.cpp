@@ -4,10 +4,10 @@
 //   second time it comes from the first- or second-level cache (16 KiB for 4096 floats), and the next row is fetched
 //   meanwhile. A sum with a residual is written while its squares are added up.
 // Precision: float64 in float64, everything else in float32, summed in blocks, so that the error does not grow with the
-//   row. If the mean square leaves the range in which float32 squares neither overflow nor vanish, the row is done
+//   row. If the mean square leaves the range in which float32 squares neither overflow nor vanish, the row is computed
 //   again: see careful_row.h.
-// Bytes: each element once in, once out, which is a copy's. The benchmark's rows `copy` and `numpy/cpu` show what
-//   fraction of a copy's speed is reached: asv run --bench Normalization
+// Bytes: each element once in, once out, as in a copy. The benchmark's rows `copy` and `numpy/cpu` show which fraction
+//   of a copy's speed is reached: asv run --bench Normalization
 #include "rms_norm.h"
 
 #include <cmath>
@@ -27,7 +27,7 @@ Compute<T> mean_square(const T* x, std::int64_t n) {
     return sum_of_row<T>(n, square) / static_cast<Compute<T>>(n);
 }
 
-// Elements of x + residual, rounded as the caller sees them
+// Elements of x + residual, rounded to the caller's dtype
 template <class T>
 inline auto sum_of_two(const T* x, const T* residual, std::int64_t k) {
     return as_stored<T>(load_some(x, k) + load_some(residual, k));
@@ -75,7 +75,7 @@ void scale_row(F value, const W* weight, T* y, std::int64_t n, Compute<T> r, Com
 template <bool kStream, class T, class W>
 void one_row(const RmsNorm& op, std::int64_t index) {
     using C = Compute<T>;
-    // Squares of float32 below 1e-38 vanish; they do not matter beside a mean of 1e-30.
+    // Squares of float32 below 1e-38 vanish; they are negligible compared with a mean of 1e-30.
     constexpr double kSmall = sizeof(C) == 4 ? 1e-30 : 1e-290, kLarge = sizeof(C) == 4 ? 1e30 : 1e290;
     const std::int64_t n = op.x.length, after = index + 1 < op.x.count ? index + 1 : index;
     const T *x = reinterpret_cast<const T*>(op.x.row(index)), *next = reinterpret_cast<const T*>(op.x.row(after));
@@ -89,7 +89,7 @@ void one_row(const RmsNorm& op, std::int64_t index) {
                            false);
     const C r = static_cast<C>(1.0 / std::sqrt(spread)), offset = static_cast<C>(op.weight_offset);
     const T* from = sum && !kStream ? sum : x;
-    if (sum && kStream)  // a sum that went past the caches is quicker added again than read
+    if (sum && kStream)  // a sum that was written past the caches is faster to compute again than to read
         scale_row<kStream>([=](std::int64_t i, std::int64_t k) { return sum_of_two(x + i, residual + i, k); }, weight,
                            y, n, r, offset);
     else

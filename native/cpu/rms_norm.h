@@ -1,4 +1,4 @@
-// What the binding knows of the kernel in rms_norm.cpp.
+// The interface between the binding and the kernel in rms_norm.cpp.
 #pragma once
 
 #include "elements.h"

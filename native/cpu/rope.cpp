@@ -1,11 +1,9 @@
-// Rotary position embedding: pairs of features turn by position times frequency.
+// Rotary position embedding: pairs of features rotate by position times frequency.
 //
 // Work: positions go to threads in contiguous parts. The cosines and sines of a position are computed once for all
-// heads,
-//   and for all batches that share the positions.
-// Precision: angles, cosines and sines in float64, whatever x is: an angle of 8192 radians in float32 is off by 0.0005.
-// They
-//   are rounded to float32 for x of less, and pairs are multiplied in that.
+//   heads and for all batches that share the positions.
+// Precision: angles, cosines and sines in float64 for every dtype: in float32 an angle of 8192 radians is off by
+//   0.0005. They are rounded to float32 unless x is float64, and pairs are multiplied in that.
 // Bytes: each element once in, once out.
 #include "rope.h"
 
@@ -34,7 +32,7 @@ void compute_angles(const Rope& op, double position, Angles<C> angles) {
     }
 }
 
-// x may lie anywhere; y is aligned.
+// x may be unaligned; y is aligned.
 template <class C>
 void rotate_halves(const C* x, C* y, std::int64_t n, Angles<C> angles) {
     for (std::int64_t i = 0; i < n; ++i) {
@@ -54,7 +52,7 @@ void rotate_neighbours(const C* x, C* y, std::int64_t n, Angles<C> angles) {
     }
 }
 
-// One row; `room` holds two of them in the type of computation, and is used for half types only.
+// One row; `room` holds two rows in the type of computation, and is used only for half types.
 template <class T>
 void rotate_row(const Rope& op, const T* x, T* y, Angles<Compute<T>> angles, Compute<T>* room) {
     using C = Compute<T>;
@@ -77,7 +75,7 @@ void all_positions(const Rope& op) {
     using C = Compute<T>;
     const std::int64_t batches = op.batch.count, size = static_cast<std::int64_t>(sizeof(T));
     const std::int64_t rows = batches * op.heads * op.length;
-    // A cosine and a sine cost what moving a few hundred bytes does.
+    // A cosine and a sine cost as much as moving a few hundred bytes.
     const std::int64_t angles_work = 128 * op.dims * op.length * (op.positions_of_batch ? batches : 1);
     const int threads = threads_for(op.length, 2 * rows * op.features * size + angles_work);
     const std::int64_t line = whole_lines(3 * op.dims * static_cast<std::int64_t>(sizeof(C)));

@@ -1,4 +1,4 @@
-// What the binding knows of the kernel in rope.cpp.
+// The interface between the binding and the kernel in rope.cpp.
 #pragma once
 
 #include "elements.h"
@@ -11,7 +11,7 @@ struct Rope {
     Rows batch;  // of x: where each begins, with `heads` times `length` rows of contiguous features
     std::int64_t head_stride, stride;  // of x, in bytes: from head to head, and from one position to the next
     std::int64_t heads, length, features;
-    std::int64_t dims;          // how many features rotate
+    std::int64_t dims;          // the number of features that rotate
     const double* positions;    // one for each row of a head
     bool positions_of_batch;    // every batch has its own, one batch after another
     const double* frequencies;  // dims / 2

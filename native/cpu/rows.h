@@ -1,7 +1,7 @@
-// An array seen as rows along its last axis: what row-wise kernels take.
+// An array viewed as rows along its last axis, for row-wise kernels.
 //
-// The last axis is contiguous; the others may have any strides, negative and zero included. They are merged where the
-// strides allow, so that a contiguous array of any rank is one run of rows.
+// The last axis is contiguous; the others may have any strides, including negative and zero. They are merged where the
+// strides allow it, so a contiguous array of any rank is one run of rows.
 #pragma once
 
 #include <cstdint>

@@ -2,14 +2,14 @@
 //
 // Work: rows go to threads in contiguous blocks. Nothing is sorted.
 //   * The largest logit: one pass, which also keeps the maxima of small parts of the row.
-//   * top_k: the k-th largest of those maxima is a lower bound for the k-th largest logit. A pass collects what reaches
-//     it, usually little more than k candidates, and only these are looked at from there on.
-//   * top_p: sums of weights by their leading bits, that is, a histogram; then the same for the one bin that the
-//     threshold is in, until the bin holds one value. Weights too small to matter are left out.
-//   * The draw: sums of weights in blocks, of which one is looked at element by element.
-// Precision: float64 in float64, everything else in float32, as the generic body; but sums are taken in double, over
-//   blocks that are summed in vectors. Where a uniform number or top_p falls within the rounding error of the body's
-//   running sums, the two may choose neighbours.
+//   * top_k: the k-th largest of those maxima is a lower bound for the k-th largest logit. A pass collects the logits
+//     that reach it, usually little more than k, and only these are considered from there on.
+//   * top_p: a histogram of weights by their leading bits; then the same for the bin with the threshold, until that bin
+//     holds one value. Negligible weights are left out.
+//   * The draw: sums of weights in blocks; one block is then searched element by element.
+// Precision: float64 in float64, everything else in float32, as in the generic body; but sums are in double, over
+//   blocks that are summed in vectors. If a uniform number or top_p is within the rounding error of the body's running
+//   sums, the two may choose neighbours.
 // Bytes: a row once for temperature 0; else twice, and its weights once in, once or twice out of the second-level
 // cache.
 #include "sample.h"
@@ -29,12 +29,12 @@ namespace {
 
 constexpr std::int64_t kBlock = 1024;
 constexpr std::int64_t kFew = 64;          // weights that are sorted
-constexpr std::int64_t kLongestPart = 64;  // vectors of which one maximum for each lane is kept
+constexpr std::int64_t kLongestPart = 64;  // vectors for which one maximum per lane is kept
 
 template <class C>
 inline constexpr C kLowest = -std::numeric_limits<C>::infinity();
 
-// At most a vector of elements; the lanes of the others are -infinity.
+// At most a vector of elements; the other lanes are -infinity.
 template <class T>
 inline Vec<Compute<T>> load_or_lowest(const T* x, std::int64_t n) {
     constexpr std::int64_t lanes = kLanes<Compute<T>>;
@@ -44,7 +44,7 @@ inline Vec<Compute<T>> load_or_lowest(const T* x, std::int64_t n) {
     return v;
 }
 
-// The largest elements of the lanes of some vectors, and whether there is a NaN among them.
+// The largest elements in the lanes of some vectors, and whether there is a NaN.
 template <class T>
 struct LaneMaxima {
     Vec<Compute<T>> value = Vec<Compute<T>>{} + kLowest<Compute<T>>;
@@ -156,14 +156,14 @@ C kth_largest(C* values, std::int64_t n, std::int64_t k) {
     return values[k - 1];
 }
 
-// A number that no smaller element reaches whose quotient is among the k largest, ties included. `maxima` are so many
-// of different elements.
+// A lower bound for the elements whose quotients are among the k largest, including ties. `maxima` are those of
+// different elements.
 template <class C>
 C bound_of_top_k(C* maxima, std::int64_t count, std::int64_t k, C largest, C temperature) {
     // Quotients below the normal numbers may be equal however far apart the logits are.
     if (temperature > C(1e25)) return kLowest<C>;
     const C least = kth_largest(maxima, count, k);
-    // Distances to the largest logit, and their quotients, are equal for logits that differ by a few of their units.
+    // Distances to the largest logit, and their quotients, are equal for logits that differ by a few units.
     return least - 4 * std::numeric_limits<C>::epsilon() * (largest - least);
 }
 
@@ -175,7 +175,7 @@ inline Vec<C> weights_of(Vec<C> scaled) {
     return e > 1 ? Vec<C>{} + C(1) : e;
 }
 
-// exp((x - largest) / temperature) of all elements, and 0 up to a whole vector.
+// exp((x - largest) / temperature) of all elements, padded with 0 to a whole vector.
 template <class T>
 void make_weights(const T* x, std::int64_t n, Compute<T> largest, Compute<T> temperature, Compute<T>* weights) {
     using C = Compute<T>;
@@ -191,7 +191,7 @@ void make_weights(const T* x, std::int64_t n, Compute<T> largest, Compute<T> tem
         make([temperature](Vec<C> v) { return v / temperature; });
 }
 
-// The same of collected elements, 0 for those that are not among the k largest.
+// The same for collected elements, with 0 for those that are not among the k largest.
 template <class C>
 void make_weights_of_top_k(C* values, std::int64_t n, std::int64_t k, C largest, C temperature, C* weights) {
     constexpr std::int64_t lanes = kLanes<C>;
@@ -206,7 +206,7 @@ void make_weights_of_top_k(C* values, std::int64_t n, std::int64_t k, C largest,
 
 // ------------------------------------------------------------------------------------------------------- top_p
 
-// The bins of a range of weights: by the bits that tell them apart. A larger weight has a smaller number.
+// The bins of a range of weights, by the bits that distinguish them. A larger weight has a smaller number.
 struct Bins {
     std::uint32_t first = 0x3f800000u;  // the bits of 1, the largest weight
     int shift = 19;
@@ -218,7 +218,7 @@ struct Bins {
         return (first - bits) >> shift;
     }
     bool exact() const { return shift == 0; }
-    // Those of one of these bins
+    // The bins within one of these bins
     Bins within(std::int64_t bin) const {
         return {first - (static_cast<std::uint32_t>(bin) << shift), shift > 10 ? shift - 10 : 0, 0};
     }
@@ -232,7 +232,7 @@ inline std::uint32_t float_bits(float w) {
 inline std::uint32_t float_bits(double w) { return float_bits(static_cast<float>(w)); }
 inline U32 float_bits(Vec<float> w) { return bits_of(w); }
 
-// Adds weights to their bins. Neighbours have histograms of their own, as one addition must not wait for another.
+// Adds weights to their bins. Neighbours have separate histograms, so that one addition need not wait for another.
 template <class C>
 void add_to_bins(const C* weights, std::int64_t n, Bins bins, double* sums) {
     constexpr std::int64_t kApart = 4;
@@ -245,7 +245,7 @@ void add_to_bins(const C* weights, std::int64_t n, Bins bins, double* sums) {
     for (i = 0; i < Bins::kCount; ++i) sums[i] = (apart[0][i] + apart[1][i]) + (apart[2][i] + apart[3][i]);
 }
 
-// Copies the weights that are wanted to `to`, which has room for a vector more, and may be where they come from.
+// Copies the selected weights to `to`, which has room for one more vector and may be where they come from.
 template <class C, class F>
 std::int64_t copy_where(const C* weights, std::int64_t n, C* to, F wanted) {
     std::int64_t count = 0, i = 0;
@@ -292,13 +292,13 @@ double sum_of(const C* weights, std::int64_t n) {
     return total;
 }
 
-// The smallest of the most probable candidates whose weights reach the fraction top_p of all: those are kept of which
-// what is larger sums up to less.
+// The smallest of the most probable candidates whose weights reach the fraction top_p of all: a candidate is kept if
+// the sum of larger weights is less than that.
 template <class C>
 C smallest_of_top_p(const C* weights, std::int64_t n, double top_p, C* room) {
-    double larger = 0;  // the sum of what is larger than all in `room`
+    double larger = 0;  // the sum of the weights that are larger than all in `room`
     const double total = sum_of(weights, n), enough = top_p * total;
-    // So small that all together are less than what may go.
+    // So small that all together are less than the part that may be dropped.
     const C negligible = static_cast<C>(0.99 * (total - enough) / static_cast<double>(n));
     n = copy_where(weights, n, room, [negligible](auto w) { return w >= negligible; });
     for (Bins bins; n > kFew; bins = bins.within(bins.chosen)) {
@@ -326,7 +326,7 @@ C smallest_of_top_p(const C* weights, std::int64_t n, double top_p, C* room) {
 
 // ------------------------------------------------------------------------------------------------------ the draw
 
-// Sums of blocks of the weights that reach `least`; returns all blocks' sum. The last vector is filled with zeros.
+// Sums of blocks of the weights that reach `least`; returns the sum of all blocks. The last vector is zero-padded.
 template <class C>
 double sum_blocks(const C* weights, std::int64_t n, C least, double* sums) {
     constexpr std::int64_t lanes = kLanes<C>;
@@ -406,7 +406,7 @@ std::int64_t draw(const Sample& op, const T* x, Compute<T> uniform, const Room<C
         least = std::max(
             least, smallest_of_top_p(room.weights, count, static_cast<double>(static_cast<C>(op.top_p)), room.values));
     const double total = sum_blocks(room.weights, count, least, room.sums);
-    const C target = uniform * static_cast<C>(total);  // rounded as by the body
+    const C target = uniform * static_cast<C>(total);  // rounded as in the body
     const std::int64_t found = find(room.weights, count, least, room.sums, static_cast<double>(target));
     return restricted ? room.indices[found] : found;
 }

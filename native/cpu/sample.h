@@ -1,4 +1,4 @@
-// What the bindings know of the kernel in sample.cpp.
+// The interface between the bindings and the kernel in sample.cpp.
 #pragma once
 
 #include "elements.h"
@@ -7,7 +7,7 @@
 namespace tensorops {
 
 struct Sample {
-    Rows logits;           // neither rows nor candidates are missing
+    Rows logits;           // at least one row and one candidate
     std::int64_t* chosen;  // an index for each row
     const char* uniform;   // a number for each row, one after another; nullptr: take the largest
     double temperature;    // positive and finite, also in the dtype in which the kernel computes

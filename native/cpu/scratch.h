@@ -1,4 +1,4 @@
-// Memory for the time of a call: a little on the stack, more from the pool of results.
+// Temporary memory for a call: a little on the stack, more from the pool of results.
 #pragma once
 
 #include <cstdint>

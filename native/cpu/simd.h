@@ -1,11 +1,11 @@
-// Vectors of one register of the target, written once for all targets.
+// Vectors that fill one register of the target, written once for all targets.
 //
 // Vec<float> and Vec<double> are GCC/Clang vector extensions: `a * b + c` compiles to the target's own instructions.
 // load and store convert from and to the element types of arrays; half types round to nearest, ties to even, and
 // keep NaN. Loads and stores need no alignment except stream, which bypasses the cache.
 //
-// Everything lives in a namespace named after the target: the same code is compiled for several targets, and one
-// target's version of an inline function must never be taken for another's.
+// Everything is in a namespace named after the target: the same code is compiled for several targets, and one target's
+// version of an inline function must never replace another's.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ template <class T>
 using Vec = typename VecOf<T>::type;
 
 inline constexpr std::size_t kFloats = kVectorBytes / sizeof(float);
-// How many elements of an array of T fill a vector
+// The number of elements of an array of T that fill a vector
 template <class T>
 inline constexpr std::int64_t kLanes = kVectorBytes / sizeof(Compute<T>);
 // Integers for the lanes of a vector of float
@@ -100,7 +100,7 @@ inline Vec<float> load(const Float16* p) {
 #else
     const U32 h = widened(p);
     const U32 sign = (h & 0x8000u) << 16, magnitude = h & 0x7fffu;
-    // A product with 2^112 rebases the exponent, subnormals included; infinity and NaN are put right after.
+    // A product with 2^112 rebases the exponent, including subnormals; infinity and NaN are corrected afterwards.
     const Vec<float> scaled = floats_of(magnitude << 13) * 0x1p112f;
     const U32 special = magnitude >= 0x7c00u ? U32{} + 0x7f800000u : U32{};
     return floats_of(bits_of(scaled) | special | sign);
@@ -113,7 +113,7 @@ inline void store(float* p, Vec<float> v) { std::memcpy(p, &v, sizeof v); }
 inline void store(double* p, Vec<double> v) { std::memcpy(p, &v, sizeof v); }
 
 #if defined(__AVX512BF16__)
-// The instructions that round to bfloat16 take subnormal numbers for zeros.
+// The instructions that round to bfloat16 treat subnormal numbers as zeros.
 inline bool has_subnormal(Vec<float> a, Vec<float> b) {
     constexpr int kSubnormal = 0x20;
     const __mmask16 of_a = _mm512_fpclass_ps_mask(reinterpret_cast<__m512>(a), kSubnormal);
@@ -142,9 +142,9 @@ inline U16 round_to_float16(Vec<float> v) {
     return reinterpret_cast<U16>(vcvt_f16_f32(reinterpret_cast<float32x4_t>(v)));
 #else
     const U32 b = bits_of(v), sign = (b >> 16) & 0x8000u, magnitude = b & 0x7fffffffu;
-    // Normal numbers: rebase the exponent and round half to even on the 13 bits that go.
+    // Normal numbers: rebase the exponent and round half to even on the 13 dropped bits.
     const U32 normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Subnormals: adding 0.5 puts the unit of the last place of a subnormal half into that of the sum.
+    // Subnormals: adding 0.5 aligns the last place of a subnormal half with that of the sum.
     const U32 small = bits_of(floats_of(magnitude) + 0.5f) - 0x3f000000u;
     U32 h = magnitude < 0x38800000u ? small : normal;
     h = magnitude >= 0x477ff000u ? U32{} + 0x7c00u : h;
@@ -230,7 +230,7 @@ inline void put_two(T* p, V a, V b) {
     put<kStream>(p + kLanes<T>, b);
 }
 
-// v as it reads back from an array of T
+// v as rounded by storing it in an array of T
 template <class T, class V>
 inline V as_stored(V v) {
     if constexpr (is_same<T, Compute<T>>) {
@@ -260,12 +260,12 @@ inline void store_part(T* p, V v, std::int64_t n) {
 
 // ---- the larger of two vectors, lane by lane
 
-// A NaN in b is passed over.
+// A NaN in b is ignored.
 template <class V>
 inline V larger_ignoring_nan(V a, V b) {
     return a < b ? b : a;
 }
-// NaN if one of them is.
+// NaN if either is NaN.
 template <class V>
 inline V larger_or_nan(V a, V b) {
     const V larger = b > a ? b : a;
@@ -294,11 +294,11 @@ inline auto load_some(const T* p, std::int64_t n) {
     return n == kLanes<T> ? load(p) : load_part(p, n);
 }
 
-// ---- fetch: what will be read soon, into the first-level cache; any address will do
+// ---- fetch: prefetch into the first-level cache; any address is valid
 
 inline void fetch(const void* p) { __builtin_prefetch(p); }
 
-// ---- a row of n results: f(i, k) makes the vector of those from i on, of which k are wanted
+// ---- a row of n results: f(i, k) returns the vector from i on, of which k elements are stored
 
 template <bool kStream, class T, class F>
 inline void put_row(T* y, std::int64_t n, F f) {
@@ -318,7 +318,7 @@ inline void put_row(T* y, std::int64_t n, F f) {
     }
 }
 
-// ---- one element, for the tail of a row: through a vector, so that it rounds as the others do
+// ---- one element, for the tail of a row: through a vector, so that it rounds like the others
 
 template <class T>
 inline Compute<T> load_one(const T* p) {
@@ -340,7 +340,7 @@ inline void store_one(T* p, Compute<T> x) {
     std::memcpy(p, lanes, sizeof(T));
 }
 
-// Up to a vector of double, of which k are elements and the others 0
+// Up to a vector of double: k elements, the others 0
 template <class T>
 inline Vec<double> doubles_of(const T* p, std::int64_t k) {
     Vec<double> v{};
@@ -398,7 +398,7 @@ inline auto largest_of_lanes(V v) {
     return largest;
 }
 
-// A sum of vectors, lane by lane, that keeps what its additions round off: its error does not grow with their number.
+// A compensated sum of vectors, lane by lane: its error does not grow with the number of additions.
 template <class C>
 struct Total {
     Vec<C> sum{}, rest{};
@@ -410,15 +410,15 @@ struct Total {
     }
     C value() const {
         const C all = sum_of_lanes<C>(sum + rest);
-        return all == all ? all : sum_of_lanes<C>(sum);  // nothing is left of infinity
+        return all == all ? all : sum_of_lanes<C>(sum);  // the compensation of an infinity is NaN
     }
 };
 
-// Sums are taken in blocks: plainly within one, which adds up to so many vectors in each vector of partial sums, and in
-// a Total from block to block.
+// Sums are taken in blocks: plainly within one, which adds a limited number of vectors to each vector of partial sums,
+// and in a Total from block to block.
 inline constexpr std::int64_t kAddedPlainly = 32;
 
-// The sum of f(i, k) over the elements from begin to end, in four vectors of partial sums; f makes the vector of the
+// The sum of f(i, k) over the elements from begin to end, in four vectors of partial sums; f returns the vector of the
 // elements from i on, of which k count and the others are 0.
 template <class T, class F>
 inline Vec<Compute<T>> plain_sum(std::int64_t begin, std::int64_t end, F f) {

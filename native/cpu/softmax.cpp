@@ -1,11 +1,11 @@
 // softmax: exp(x - max) / sum(exp(x - max)); log_softmax: x - max - log(sum); logsumexp: max + log(sum); along rows.
 //
 // Work: rows go to threads in contiguous blocks. A row is read for its maximum, and again for the exponentials, which
-//   softmax keeps in a buffer of its thread and then scales; rows that are longer than the buffer are exponentiated
-//   twice. Exponentials are bound by arithmetic, so the next row is fetched meanwhile.
+//   softmax keeps in a buffer of its thread and then scales; for rows longer than the buffer the exponentials are
+//   computed twice. Exponentials are bound by arithmetic, so the next row is fetched meanwhile.
 // Precision: float64 in float64, everything else in float32; sums are taken in blocks, so that the error does not grow
 //   with the row, and their logarithm in double.
-// Bytes: each element once in, once out, which is a copy's, as long as a row stays in the second-level cache.
+// Bytes: each element once in, once out, as in a copy, as long as a row stays in the second-level cache.
 #include "softmax.h"
 
 #include <cmath>

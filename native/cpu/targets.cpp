@@ -8,7 +8,7 @@
 
 namespace tensorops {
 
-// For each target a namespace with its kernels; a variant has those of its base but for some of its own.
+// A namespace with the kernels of each target; a variant has those of its base, except some of its own.
 #define TENSOROPS_DECLARE(kernel, Arguments) void kernel(const Arguments&);
 #define TENSOROPS_DECLARE_ONE(kernel) std::remove_pointer_t<decltype(Target::kernel)> kernel;
 #define TENSOROPS_FUNCTION(kernel, Arguments) kernel,
@@ -31,7 +31,7 @@ struct Candidate {
     bool runnable;
 };
 
-// __builtin_cpu_supports also asks whether the operating system saves the registers.
+// __builtin_cpu_supports also checks whether the operating system saves the registers.
 #define TENSOROPS_CANDIDATE(target, runnable) {target::kTarget, runnable},
 #define TENSOROPS_CANDIDATE_VARIANT(target, base, own, runnable) {target::kTarget, runnable},
 const auto& candidates() {

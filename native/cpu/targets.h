@@ -1,4 +1,4 @@
-// The targets that kernels were compiled for, and the choice among them at run time.
+// The targets for which kernels were compiled, and the choice among them at run time.
 #pragma once
 
 #include <string>
@@ -50,7 +50,7 @@ struct Target {
 // The names of the targets that this machine can run, best first.
 std::vector<std::string> runnable_targets();
 
-// The target in use: the best, or what use_target chose.
+// The target in use: the best, or the choice of use_target.
 const Target& target();
 
 // Chooses a target by name; false if this machine cannot run it.

@@ -1,9 +1,9 @@
 // exp, log1p, sigmoid and the error function on vectors: written once for all targets.
 //
-// float32: polynomials fitted to the least largest relative error. AVX-512 looks up those of a segment in registers,
-// where other targets have one for all arguments. No function is further from the truth than 2 units of the last place
-// (native/tests), but for 2.1 of the normal distribution function just before its results are subnormal; what an
-// operator adds to that is in tests/kernels/cpu/test_activation.py.
+// float32: polynomials fitted to minimize the largest relative error. AVX-512 looks up those of a segment in registers;
+// other targets have one for all arguments. No function is off by more than 2 units in the last place (native/tests),
+// except 2.1 for the normal distribution function just before its results are subnormal. What an operator adds to
+// that is in tests/kernels/cpu/test_activation.py.
 // float64: the C library's functions, lane by lane, as no kernel's speed in float64 has mattered yet.
 #pragma once
 
@@ -64,7 +64,7 @@ inline Vec<float> rest_of_product(Vec<float> a, Vec<float> b, Vec<float> product
     return reinterpret_cast<Vec<float>>(vfmaq_f32(reinterpret_cast<float32x4_t>(-product),
                                                   reinterpret_cast<float32x4_t>(a), reinterpret_cast<float32x4_t>(b)));
 #else
-    // Heads of 8 bits, so that their products with each other and with what is left of 16 bits are exact
+    // Heads of 8 bits, so that their products with each other and with the remaining 16 bits are exact
     const Vec<float> head_a = floats_of(bits_of(a) & 0xffff0000u), left_a = a - head_a;
     const Vec<float> head_b = floats_of(bits_of(b) & 0xffff0000u), left_b = b - head_b;
     return ((head_a * head_b - product) + head_a * left_b + left_a * head_b) + left_a * left_b;
@@ -77,15 +77,15 @@ inline Vec<float> times_power_of_two(Vec<float> x, Vec<float> k) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Vec<float>>(_mm512_scalef_ps(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(k)));
 #else
-    // In two steps, of which the first stays among the normal numbers.
+    // In two steps; the first stays among the normal numbers.
     const I32 n = __builtin_convertvector(k, I32), half = n >> 1;
     const Vec<float> first = reinterpret_cast<Vec<float>>((half + 127) << 23);
     return x * first * reinterpret_cast<Vec<float>>((n - half + 127) << 23);
 #endif
 }
 
-// exp(x + tail(…)) within the bounds beyond which the result is infinity or 0 in any case; `tail` takes the reduced
-// argument and adds to it what is left of a product that was rounded.
+// exp(x + tail(…)) within the bounds beyond which the result is always infinity or 0; `tail` takes the reduced argument
+// and adds the rounding error of a product to it.
 template <class F>
 inline Vec<float> accurate_exp(Vec<float> x, F tail) {
     // Adding 1.5 * 2^23 rounds to a whole number.
@@ -101,10 +101,10 @@ inline Vec<float> accurate_exp(Vec<float> x, F tail) {
     const Vec<float> sum = r + 1.0f;
     return times_power_of_two(sum + (p * (r * r) + (r - (sum - 1.0f))), k);
 }
-// The same sooner with AVX-512, and then within 1.0 instead of 0.8 units of the last place
+// The same, faster with AVX-512, and then within 1.0 instead of 0.8 units in the last place
 inline Vec<float> bounded_exp(Vec<float> x) {
 #if defined(__AVX512F__)
-    // In steps of 1/16: a register holds the powers of two between, and what remains needs three terms.
+    // In steps of 1/16: a register holds the powers of two in between, and the remainder needs three terms.
     const __m512 powers =
         _mm512_setr_ps(0x1p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fep+0f, 0x1.3dea64p+0f,
                        0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
@@ -120,9 +120,9 @@ inline Vec<float> bounded_exp(Vec<float> x) {
 #endif
 }
 inline Vec<float> exp(Vec<float> x) { return bounded_exp(at_least(at_most(x, 89.0f), -104.0f)); }
-// The same for an x that is not positive
+// The same for nonpositive x
 inline Vec<float> exp_of_negative(Vec<float> x) { return bounded_exp(at_least(x, -104.0f)); }
-// exp(-a²/2). The square is taken in two parts, since exp magnifies the rounding error of a large exponent.
+// exp(-a²/2). The square is computed in two parts, since exp magnifies the rounding error of a large exponent.
 inline Vec<float> gaussian(Vec<float> a) {
     const Vec<float> square = a * a, rest = -0.5f * rest_of_product(a, a, square);
     return accurate_exp(at_least(-0.5f * square, -104.0f), [rest](Vec<float> r) { return r + rest; });
@@ -133,8 +133,8 @@ inline Vec<double> exp(Vec<double> x) {
 inline Vec<double> exp_of_negative(Vec<double> x) { return exp(x); }
 
 #if defined(__AVX512F__)
-// A function of a from 0 to 31.5 steps, by polynomials in the distance from k steps for k = 0 … 31, the constant terms
-// first. Beyond that, and for NaN, the result means nothing.
+// A function of a from 0 to 31.5 steps, by polynomials in the distance from k steps for k = 0 … 31, constant terms
+// first. Beyond that, and for NaN, the result is undefined.
 template <int kTerms>
 inline Vec<float> by_segment(const float (&table)[kTerms][32], Vec<float> a, float step) {
     const Vec<float> shifted = a * (1 / step) + 0x1.8p23f, d = a - (shifted - 0x1.8p23f) * step;
@@ -183,8 +183,8 @@ alignas(64) inline constexpr float kSigmoid[5][32] = {
      0x1.836298p-16f,  0x1.2d13ccp-16f},
 };
 
-// 1 / (1 + exp(a)) for an a that is not negative. A function of its own where it is seldom needed, as its constants
-// would drive those of the usual case out of the registers.
+// 1 / (1 + exp(a)) for nonnegative a. A separate function where it is rarely needed, because its constants would evict
+// those of the usual case from the registers.
 [[gnu::noinline]] inline Vec<float> far_sigmoid_tail(Vec<float> a) {
     const Vec<float> e = exp_of_negative(-a);  // at most 4e-4: 1 / (1 + e) is 1 - e + e²
     return e + e * (e * e - e);
@@ -197,13 +197,13 @@ inline Vec<float> sigmoid(Vec<float> x) {
     const Vec<float> a = absolute(x);
     const auto far = a >= 31.5f * kSigmoidStep;
     Vec<float> tail = by_segment(kSigmoid, a, kSigmoidStep);
-    // Lane by lane: what a number becomes does not depend on its neighbours.
+    // Lane by lane: a result does not depend on its neighbours.
     if (__builtin_expect(any(far), 0)) tail = far ? far_sigmoid_tail(a) : tail;
     return x < 0 ? tail : 1.0f - tail;
 #else
     const Vec<float> e = exp_of_negative(minus_magnitude(x)), sum = e + 1.0f;
     const Vec<float> quotient = (x >= 0 ? Vec<float>{} + 1 : e) / sum;
-    // What the sum lost to rounding, times a line that is 1 / sum to 6 %
+    // The rounding error of the sum, times a line that approximates 1 / sum to 6 %
     return quotient - quotient * ((e - (sum - 1.0f)) * (24 / 17.0f - 8 / 17.0f * sum));
 #endif
 }
@@ -253,7 +253,7 @@ inline Vec<float> log1p_unit(Vec<float> t) {
     return t * (p * d + about(kLog1p[0]));
 }
 #else
-// log(1 + t) for t within [0, 1]: 2 atanh(s) with s = t / (2 + t), written as t less what rounding cannot hurt much
+// log(1 + t) for t within [0, 1]: 2 atanh(s) with s = t / (2 + t), written as t minus a term insensitive to rounding
 inline Vec<float> log1p_unit(Vec<float> t) {
     const Vec<float> s = t / (t + 2.0f), u = s * s;
     Vec<float> p = 0x1.1ef87ap-2f * u + 0x1.1eb60ep-2f;
@@ -314,8 +314,7 @@ alignas(64) inline constexpr float kNormal[7][32] = {
      0x1.34bd06p-22f, 0x1.0428c6p-23f},
 };
 // Φ(-a) exp(a²/2) for a from 5.9 to 14.5, smooth and slowly falling, by polynomials in the distance from 5.75 + k
-// steps: the constant terms, and then what their rounding took from them with the other terms. Largest relative
-// error: 1.2e-9.
+// steps: the constant terms, then their rounding errors with the other terms. Largest relative error: 1.2e-9.
 constexpr float kFarStart = 5.75f, kFarStep = 0.28125f;
 alignas(64) inline constexpr float kFarConstant[1][32] = {
     {0x1.1445a6p-4f, 0x1.08073ep-4f, 0x1.f99adcp-5f, 0x1.e4f32p-5f,  0x1.d1e318p-5f, 0x1.c03e14p-5f, 0x1.afdd9ap-5f,
@@ -354,12 +353,12 @@ alignas(64) inline constexpr float kFarTerms[5][32] = {
      0x1.40d5p-19f,   0x1.1bd0f2p-19f, 0x1.f78eap-20f,  0x1.bfeb58p-20f, 0x1.8f7526p-20f, 0x1.651ee4p-20f,
      0x1.40075p-20f,  0x1.1f714p-20f,  0x1.02bd3ap-20f, 0x1.d2c8c2p-21f, 0x1.a5e884p-21f, 0x1.7e16e4p-21f,
      0x1.5aad82p-21f, 0x1.3b1deap-21f}};
-// Φ(-a) for such an a. A function of its own, as its constants would drive those of the usual case out of the
+// Φ(-a) for such an a. A separate function, because its constants would evict those of the usual case from the
 // registers.
 [[gnu::noinline]] inline Vec<float> far_normal_tail(Vec<float> a) {
     a = at_most(a, 14.5f);  // exp(-14.5²/2) is 0 in float32
     const Vec<float> e = gaussian(a), beyond = a - kFarStart;
-    // In two parts, as their sum would be rounded before it is multiplied
+    // In two parts, because their sum would be rounded before it is multiplied
     return e * by_segment(kFarConstant, beyond, kFarStep) + e * by_segment(kFarTerms, beyond, kFarStep);
 }
 #endif
@@ -367,14 +366,14 @@ alignas(64) inline constexpr float kFarTerms[5][32] = {
 // The standard normal distribution function, without cancellation in either tail.
 //
 // AVX-512 looks up polynomials for the lower tail. Elsewhere, with a = |x| and c = 1 / sqrt(2π), it is exp(-a²/2) times
-// (c + a p(a) / q(a)) / (a + 2 c), exact at 0 and for large a: the quotient is small beside c, and so are its rounding
-// errors, as no term of p and q is negative. Largest relative error before rounding: 1e-8.
+// (c + a p(a) / q(a)) / (a + 2 c), exact at 0 and for large a: the quotient is small compared with c, and so are its
+// rounding errors, because no term of p and q is negative. Largest relative error before rounding: 1e-8.
 inline Vec<float> normal_cdf(Vec<float> x) {
 #if defined(__AVX512F__)
     const Vec<float> a = absolute(x);
     const auto far = a >= 31.5f * kNormalStep;
     Vec<float> tail = by_segment(kNormal, a, kNormalStep);
-    // Lane by lane: what a number becomes does not depend on its neighbours.
+    // Lane by lane: a result does not depend on its neighbours.
     if (__builtin_expect(any(far), 0)) tail = far ? far_normal_tail(a) : tail;
     return x < 0 ? tail : 1.0f - tail;
 #else
@@ -388,7 +387,7 @@ inline Vec<float> normal_cdf(Vec<float> x) {
     q = q * a + 0x1.bd609p+0f;
     q = q * a + 1.0f;
     constexpr float c = 0x1.988454p-2f;  // 1 / sqrt(2π)
-    // Both sums, and then their quotient, in two parts: what was rounded off makes up for it at the end.
+    // Both sums, and then their quotient, in two parts: the rounding errors are corrected at the end.
     const Vec<float> small = p * a / q, n = c + small, rest_of_n = small - (n - c);
     const Vec<float> d = a + 2 * c, of_a = d - 2 * c, rest_of_d = (a - of_a) + (2 * c - (d - of_a));
     const Vec<float> inverse = 1.0f / d, quotient = n * inverse;
@@ -403,7 +402,7 @@ inline Vec<double> normal_cdf(Vec<double> x) {
         constexpr double kRoot = 0x1.6a09e667f3bcdp-1, kRest = -0x1.bdd3413b26456p-55;  // together 1 / sqrt 2
         const double z = a * -kRoot;
         if (!(std::fabs(a) < 40)) return 0.5 * std::erfc(z);
-        // erfc magnifies the rounding of a large z: what was rounded off, times its derivative
+        // erfc magnifies the rounding error of a large z: add that error times the derivative
         const double rest = std::fma(a, -kRoot, -z) - a * kRest;
         return 0.5 * (std::erfc(z) - 0x1.20dd750429b6dp+0 * std::exp(-z * z) * rest);
     });

@@ -1,8 +1,8 @@
 // A row of attention whose scores leave the range of the type of computation, though queries and keys are finite.
 //
 // Products of float32 and half types stay within double. Those of double are computed with the query and the key scaled
-// by powers of two; beyond 2^1024 the softmax of scores is a matter of their order alone, as they differ by more than
-// the exponential can tell from infinity. Such rows are rare, so nothing here is fast.
+// by powers of two; beyond 2^1024 the softmax of scores depends only on their order, because their differences are
+// effectively infinite for the exponential. Such rows are rare, so nothing here is fast.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-// A score: `value`, or, where that leaves double's range, value · 2^kHuge.
+// A score: `value`, or value · 2^kHuge if that exceeds double's range.
 struct Score {
     double value;
     bool huge;
@@ -38,7 +38,7 @@ inline Score capped(Score s, double bound) {
     return {std::tanh(s.value / bound) * bound, false};
 }
 
-// Whether a is below b; a NaN is above and below nothing, and shows in the sum.
+// Whether a is below b; comparisons with NaN are false, and the NaN shows in the sum.
 inline bool below(Score a, Score b) {
     const auto level = [](Score s) {
         return std::isinf(s.value) ? (s.value > 0 ? 2 : -2) : !s.huge ? 0 : s.value > 0 ? 1 : -1;
@@ -68,7 +68,7 @@ bool all_finite(const T* x, std::int64_t n) {
 template <class T>
 class WideQuery {
   public:
-    // `room` for so many elements as the query has.
+    // `room` has space for as many elements as the query.
     WideQuery(const T* q, std::int64_t dim, double scale, double* room) : q_(room), dim_(dim), scale_(scale) {
         exponent_ = exponent_of(q, dim);
         for (std::int64_t i = 0; i < dim; ++i) room[i] = std::ldexp(static_cast<double>(load_one(q + i)), -exponent_);
@@ -83,7 +83,7 @@ class WideQuery {
     }
 
   private:
-    // Of the power of two near the largest; within a range in which that and its reciprocal are usual numbers.
+    // The exponent of the power of two near the largest, in a range where it and its reciprocal are normal numbers.
     static int exponent_of(const T* x, std::int64_t n) {
         if constexpr (!is_same<T, double>) return 0;
         double largest = 0;

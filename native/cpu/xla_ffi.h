@@ -1,7 +1,7 @@
-// The part of XLA's foreign function interface that handlers on the CPU meet: the layout of what XLA passes.
+// The part of XLA's foreign function interface that CPU handlers need: the layout of XLA's structs.
 //
-// jaxlib's header (xla/ffi/api/c_api.h in jax.ffi.include_dir()) is not there when this module is built, and its layout
-// is a stable interface: within a major version fields are only added at the end, and each struct begins with its size.
+// jaxlib's header (xla/ffi/api/c_api.h in jax.ffi.include_dir()) is not available when this module is built, but its
+// layout is stable: within a major version fields are only added at the end, and each struct begins with its size.
 // XLA compares the version when a handler is registered; the sizes are compared on every call.
 #pragma once
 
@@ -100,7 +100,7 @@ struct Scalar {
     void* value;
 };
 
-struct Buffers {  // arguments or results; every one is a Buffer, there is no other kind
+struct Buffers {  // arguments or results; all are of kind Buffer
     std::size_t size;
     Extension* extensions;
     std::int64_t count;

@@ -1,4 +1,4 @@
-"""Indexing functions. What is beyond the bounds is taken for the nearest index within, as MLX does not look."""
+"""Indexing functions. Indices out of bounds are clipped, because MLX does not check them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from array_api_mlx._keys import within
 
 
 def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
-    """Return the elements at some indices along an axis, which may be left out for an array of one dimension."""
+    """Return the elements at some indices along an axis, which is optional for a 1-D array."""
     a = unwrap(x, "take")
     if axis is None and a.ndim != 1:
-        raise ValueError(f"take: axis is needed for an array of {a.ndim} dimensions")
+        raise ValueError(f"take: axis must be given for an array of {a.ndim} dimensions")
     index = axis_of(0 if axis is None else axis, a.ndim, "take")
     places = within(unwrap_of(INTEGRAL, indices, "take", "indices"), a.shape[index], index)
     return Array(mx.take(a, places, axis=index))
 
 
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
-    """Return the elements at indices of their own for each slice along an axis."""
+    """Return the elements at the indices for each slice along an axis."""
     a, places = unwrap(x, "take_along_axis"), unwrap_of(INTEGRAL, indices, "take_along_axis", "indices")
     if a.ndim != places.ndim:
-        raise ValueError(f"take_along_axis: x has {a.ndim} dimensions, and indices {places.ndim}")
+        raise ValueError(f"take_along_axis: x has {a.ndim} dimensions, but indices {places.ndim}")
     index = axis_of(axis, a.ndim, "take_along_axis")
     places = within(places, a.shape[index], index)
     others = mx.broadcast_shapes(*((*s[:index], 1, *s[index + 1 :]) for s in (a.shape, places.shape)))

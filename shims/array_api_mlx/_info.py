@@ -1,4 +1,4 @@
-"""What the namespace can do."""
+"""The standard's inspection of what the namespace can do."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _OF_THE_STANDARD = (
 
 
 class Info:
-    """The answer of `__array_namespace_info__`."""
+    """The result of `__array_namespace_info__`."""
 
     __module__ = "array_api_mlx"
 
     def capabilities(self) -> dict[str, Any]:
-        """Return what is optional: boolean indexing and shapes that depend on values work, and compute the values."""
+        """Return the optional behaviour: boolean indexing and data-dependent shapes work, and compute the values."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": None}
 
     def default_device(self) -> Any:
-        """Return where MLX computes by default."""
+        """Return the device on which MLX computes by default."""
         return mx.default_device()
 
     def devices(self) -> tuple[Any, ...]:
-        """Return the default device alone: MLX's arrays belong to no device, there is none to choose for them."""
+        """Return only the default device: MLX arrays do not belong to a device."""
         return (mx.default_device(),)
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, Any]:
-        """Return the dtypes that functions choose where none is given."""
+        """Return the dtypes that functions use by default."""
         require_device(device, "default_dtypes")
         return {"real floating": float32, "complex floating": complex64, "integral": int32, "indexing": PUBLIC[INDEX]}
 
     def dtypes(self, *, device: Any = None, kind: str | tuple[str, ...] | None = None) -> dict[str, Any]:
-        """Return the standard's dtypes that the device computes with, by name; GPUs lack float64."""
+        """Return the standard's dtypes that the device supports, by name; GPUs lack float64."""
         require_device(device, "dtypes")
         kinds = tuple(KINDS) if kind is None else (kind,) if isinstance(kind, str) else kind
         for each in kinds:

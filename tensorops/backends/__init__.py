@@ -1,4 +1,4 @@
-"""Backends: which there are, which is in force, and how arrays get there."""
+"""Backends: which exist, which is in force, and how arrays move to them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def get_namespace(*arrays: Array | None) -> ArrayNamespace:
     Parameters
     ----------
     *arrays : array or None
-        Arrays of one library; ``None`` entries are left out.
+        Arrays of one library; ``None`` entries are ignored.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def get_namespace(*arrays: Array | None) -> ArrayNamespace:
     Raises
     ------
     TypeError
-        If something is not an array, or the arrays belong to several libraries: they are named.
+        If something is not an array, or the arrays belong to several libraries, which the message names.
 
     Examples
     --------
@@ -88,17 +88,17 @@ def to_backend(tree: T, name: str) -> T:
     Parameters
     ----------
     tree : array, dict, list, tuple or dataclass instance
-        Containers may be nested, and may be of subclasses. An array that occurs more than once stays shared; everything
-        else is unchanged.
+        Containers may be nested and may be instances of subclasses. An array that occurs more than once stays shared;
+        everything else is unchanged.
     name : str
         A backend's name or alias.
 
     Returns
     -------
     same structure
-        With the arrays of that backend. Where the libraries can share memory they do, as with DLPack: do not write
-        to the original afterwards. dtypes stay; what the backend cannot hold is an error. Where the library's namespace
-        computes with wrappers, such as those of `array_api_mlx`, the arrays come out of them.
+        With arrays of that backend. Libraries share memory where they can, as with DLPack: do not write to the
+        original afterwards. dtypes are kept; a dtype that the backend lacks is an error. Where the library's namespace
+        uses wrappers, such as those of `array_api_mlx`, the arrays are unwrapped.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def to_backend(tree: T, name: str) -> T:
     BackendUnavailableError
         If it cannot compute here.
     TypeError
-        If an array cannot go: it is traced, carries a gradient, or the backend lacks its dtype.
+        If an array cannot be moved: it is traced, carries a gradient, or the backend lacks its dtype.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the environment and the configuration file say; the environment goes first.
+"""The configuration from the environment and the configuration file; the environment takes precedence.
 
 The file is JSON, at ``$TENSOROPS_CONFIG`` or else ``config.json`` in the user's configuration folder::
 
@@ -9,8 +9,8 @@ The file is JSON, at ``$TENSOROPS_CONFIG`` or else ``config.json`` in the user's
       "devices": {"cpu": {"num_threads": 2}}
     }
 
-Every key may be left out. Nothing unknown is skipped: a key, a name or a value that means nothing is an error that
-says where it stands and what is valid.
+Every key is optional. An unknown key or name or an invalid value is an error that gives its position and what is
+valid.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ CONFIG = "TENSOROPS_CONFIG"
 CHOICES = ("TENSOROPS_BACKEND", "TENSOROPS_PRIORITY", "TENSOROPS_FORCE", CONFIG)
 VARIABLES: dict[str, str] = {
     "TENSOROPS_BACKEND": "the preferred backend, or auto",
-    "TENSOROPS_PRIORITY": "backends to take if the preferred one is unavailable, best first, with commas between them",
+    "TENSOROPS_PRIORITY": "backends to use if the preferred one is unavailable, best first, separated by commas",
     "TENSOROPS_FORCE": "1: the preferred backend, or an error",
     CONFIG: "the path of the configuration file; empty for none",
-    "TENSOROPS_NUM_THREADS": "how many threads the compiled kernels use at most",
+    "TENSOROPS_NUM_THREADS": "the maximum number of threads of the compiled kernels",
     "TENSOROPS_CPU_TARGET": "the instruction set that the compiled kernels use",
     "TENSOROPS_MODEL": "the model file that the command line runs",
 }
-"""Every environment variable that tensorops reads, and what it says."""
-# Kubernetes sets these in every container beside a service that is called tensorops.
+"""Every environment variable that tensorops reads, and its meaning."""
+# Kubernetes sets these in every container next to a service called tensorops.
 _OF_KUBERNETES = ("TENSOROPS_SERVICE_", "TENSOROPS_PORT")
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What was configured for the whole process.
+    """The configuration of the whole process.
 
     Parameters
     ----------
     preferred_backend : str
         The backend to compute with, or ``"auto"``: where the arrays live.
     backend_priority : tuple of str
-        What to take, in this order, if the preferred backend is unavailable; if empty, the best that is available.
+        What to use, in this order, if the preferred backend is unavailable; if empty, the best available one.
     force_backend : str or None
-        The backend to compute with, or to fail at import.
+        The backend to compute with; if it is unavailable, the import fails.
     devices : mapping
-        For each backend, options of its device; see `DeviceConfig` and its subclasses.
+        The device options of each backend; see `DeviceConfig` and its subclasses.
     num_threads : int or None
-        How many threads the compiled kernels use at most.
+        The maximum number of threads of the compiled kernels.
     sources : mapping
-        Which environment variable or file said so, by the name of the field.
+        The environment variable or file that each value comes from, by the name of the field.
     """
 
     preferred_backend: str = AUTO
@@ -77,7 +77,7 @@ class Configuration:
 
 
 def config_path() -> Path | None:
-    """Return where the configuration file is looked for, or ``None`` if ``TENSOROPS_CONFIG`` is set, but empty."""
+    """Return the path of the configuration file, or ``None`` if ``TENSOROPS_CONFIG`` is set but empty."""
     from pathlib import Path
 
     path = _path()
@@ -92,8 +92,8 @@ def _path() -> str:
 
 
 def _user_folder() -> str:
-    # The folder that platformdirs gives. It is looked at whenever tensorops is imported, and importing platformdirs and
-    # pathlib for that takes a sixth of the time that NumPy takes.
+    # The folder that platformdirs gives. Every import of tensorops needs it, and importing platformdirs and pathlib
+    # takes a sixth of the time that NumPy takes.
     if sys.platform == "win32":
         return os.environ.get("LOCALAPPDATA") or os.path.expanduser(r"~\AppData\Local")  # noqa: PTH111
     if sys.platform == "darwin":
@@ -102,12 +102,12 @@ def _user_folder() -> str:
 
 
 def read() -> Configuration:
-    """Return what the environment and the file say together.
+    """Return the configuration from the environment and the file.
 
     Raises
     ------
     ValueError
-        If either says something that means nothing; the message names the variable, or the file and the line.
+        If either has an invalid entry; the message names the variable, or the file and the line.
     """
     environment = _from_environment(os.environ)
     file = Configuration()
@@ -119,7 +119,7 @@ def read() -> Configuration:
 
 
 def exists(path: Path | None) -> bool:
-    """Tell whether there is a configuration file; one that cannot be looked at, as its name is too long, is none."""
+    """Return whether there is a configuration file; if its name is too long to check, there is none."""
     return path is not None and os.path.exists(path)  # noqa: PTH110 - Path.exists raises for some names
 
 
@@ -129,7 +129,7 @@ def _exists(path: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        pass  # there is something that cannot be looked at: reading it will say what
+        pass  # something exists that cannot be checked: reading it will raise the reason
     return True
 
 
@@ -137,7 +137,7 @@ def _exists(path: str) -> bool:
 
 
 def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields that the environment sets, and ``force`` if it says anything of that."""
+    """Return the fields that the environment sets, and ``force`` if it sets that."""
     unknown = [
         name
         for name in variables
@@ -149,7 +149,7 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
             f"tensorops reads: {', '.join(VARIABLES)}"
         )
     found: dict[str, Any] = {}
-    variables = {name: value for name, value in variables.items() if value.strip()}  # empty is as good as unset
+    variables = {name: value for name, value in variables.items() if value.strip()}  # empty counts as unset
     if "TENSOROPS_BACKEND" in variables:
         found["preferred_backend"] = _in("TENSOROPS_BACKEND", lambda: backend_name(variables["TENSOROPS_BACKEND"]))
     if "TENSOROPS_PRIORITY" in variables:
@@ -162,7 +162,7 @@ def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
         found["force"] = variables["TENSOROPS_FORCE"] == "1"
     if "TENSOROPS_NUM_THREADS" in variables:
         text = variables["TENSOROPS_NUM_THREADS"]
-        # Python refuses to convert thousands of digits, in words of its own.
+        # Python refuses to convert thousands of digits, with its own message.
         if not text.isascii() or not text.isdigit() or len(text) > 100 or not 1 <= int(text) <= 2**16:
             said = shortened(repr(text))
             raise ValueError(f"environment variable TENSOROPS_NUM_THREADS is {said}, expected a number from 1 to 65536")
@@ -182,7 +182,7 @@ def _merged(environment: dict[str, Any], file: Configuration) -> Configuration:
     sources.update({name: f"TENSOROPS_{v}" for name, v in _VARIABLE_OF.items() if name in environment})
     named = "preferred_backend" in environment
     preferred = environment.get("preferred_backend", file.preferred_backend)
-    forced = None if named and preferred != file.force_backend else file.force_backend  # who names another lifts it
+    forced = None if named and preferred != file.force_backend else file.force_backend  # naming another lifts it
     if "force" in environment:
         forced = None
         if environment["force"]:
@@ -224,24 +224,24 @@ def backend_name(name: object, *, auto: bool = True) -> str:
 
 
 def priority(names: object) -> tuple[str, ...]:
-    """Return the canonical names of a list of backends; a name that is there twice is an error."""
+    """Return the canonical names of a list of backends; a repeated name is an error."""
     if not isinstance(names, list | tuple):
-        raise ValueError(f"expected a list of backends' names, got {shortened(repr(names))}")
+        raise ValueError(f"expected a list of backend names, got {shortened(repr(names))}")
     found = [backend_name(name, auto=False) for name in names]
     for name in found:
         if found.count(name) > 1:
-            raise ValueError(f"backend {name!r} is there twice")
+            raise ValueError(f"backend {name!r} is listed twice")
     return tuple(found)
 
 
 def _force(name: object) -> str | None:
     if name is not None and not isinstance(name, str):
-        raise ValueError(f"expected a backend's name or null, got {shortened(repr(name))}")
+        raise ValueError(f"expected a backend name or null, got {shortened(repr(name))}")
     return None if name is None else backend_name(name, auto=False)
 
 
 class _MistakeAtError(ValueError):
-    """A mistake below a key of the file, and the keys that lead to it."""
+    """An error below a key of the file, and the keys that lead to it."""
 
     def __init__(self, message: str, *keys: str) -> None:
         super().__init__(message)
@@ -250,7 +250,7 @@ class _MistakeAtError(ValueError):
 
 def _devices(options: object) -> dict[str, dict[str, Any]]:
     if not isinstance(options, dict):
-        raise ValueError(f"expected an object with a backend's name for each key, got {shortened(repr(options))}")
+        raise ValueError(f"expected an object with backend names as keys, got {shortened(repr(options))}")
     found = {}
     for name, values in options.items():
         keys = [name]
@@ -272,16 +272,16 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "force_backend": _force,
     "devices": _devices,
 }
-"""The keys of the file and what reads their values."""
+"""The keys of the file and the functions that read their values."""
 
 
 def read_file(path: Path, *, must_exist: bool = True) -> Configuration:
-    """Return what a file says; without one, and unless it must exist, nothing is configured.
+    """Return the configuration in a file; an empty one if there is no file and it need not exist.
 
     Raises
     ------
     ValueError
-        If it cannot be read or says something that means nothing, with its path, the line and the valid values.
+        If it cannot be read or has an invalid entry; the message has the path, the line and the valid values.
     """
     text = _read_text(path, must_exist=must_exist)
     if text is None:
@@ -308,7 +308,7 @@ def _describe(path: Path) -> str:
 
 
 def _read_text(path: Path, *, must_exist: bool) -> str | None:
-    """Return the text of a file; ``None`` if there is no file and none need be."""
+    """Return the text of a file; ``None`` if there is no file and it need not exist."""
     try:
         if path.exists() and not path.is_file():
             raise ValueError(f"{_describe(path)} cannot be read: it is not a file")
@@ -317,7 +317,7 @@ def _read_text(path: Path, *, must_exist: bool) -> str | None:
         if not must_exist:
             return None
         raise ValueError(
-            f"{_describe(path)} does not exist; {CONFIG} names it: unset that, or write the file with "
+            f"{_describe(path)} does not exist; {CONFIG} names it: unset it, or write the file with "
             f"`tensorops config --backend=auto`"
         ) from None
     except OSError as error:
@@ -332,7 +332,7 @@ def _parse(where: str, text: str) -> dict[str, Any]:
     def whole_number(digits: str) -> int:
         try:
             return int(digits)
-        except ValueError:  # Python converts so many digits only, and says neither which nor where
+        except ValueError:  # Python limits the number of digits, and its message has no position
             line = _line_at(text, text.index(digits))
             raise ValueError(f"line {line}: a number of {len(digits)} digits is too long") from None
 
@@ -341,7 +341,7 @@ def _parse(where: str, text: str) -> dict[str, Any]:
         _refuse_repeated_keys(text)
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{where}, line {error.lineno}, column {error.colno}: this is not JSON: {error.msg}; "
+            f"{where}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}; "
             "`tensorops config --reset` rewrites it"
         ) from None
     except RecursionError:
@@ -354,14 +354,14 @@ def _parse(where: str, text: str) -> dict[str, Any]:
 
 
 def _keys(text: str) -> Iterator[tuple[int, tuple[str, ...], int]]:
-    r"""Yield the keys of a JSON text: where the object begins, the keys that lead to this one and itself, its line.
+    r"""Yield the keys of a JSON text: the start of the object, the path of keys up to this one, and its line.
 
-    The parser tells no positions, and a key may be written in several ways: ``"a"`` is ``"\u0061"``.
+    The parser reports no positions, and a key may be written in several ways: ``"a"`` is ``"\u0061"``.
     """
     import json
     import re
 
-    inside: list[tuple[int, str]] = []  # the lists and objects that are open, and the latest key of each
+    inside: list[tuple[int, str]] = []  # the open lists and objects, and the latest key of each
     for token in re.finditer(r'("(?:[^"\\]|\\.)*")(\s*:)?|[][{}]', text):
         string, colon = token.groups()
         if token[0] in "[{":
@@ -377,12 +377,12 @@ def _refuse_repeated_keys(text: str) -> None:
     seen = set()
     for start, path, line in _keys(text):
         if (start, path[-1]) in seen:
-            raise ValueError(f"line {line}: the key {shortened(repr(path[-1]))} is there twice")
+            raise ValueError(f"line {line}: the key {shortened(repr(path[-1]))} is listed twice")
         seen.add((start, path[-1]))
 
 
 def _line_of(text: str, *keys: str) -> int:
-    """Return the line of a key, which the keys before it lead to; the first line if there is no such key."""
+    """Return the line of the key with the given path; the first line if there is no such key."""
     return next((line for _, path, line in _keys(text) if path == keys), 1)
 
 
@@ -391,12 +391,12 @@ def _line_at(text: str, position: int) -> int:
 
 
 def write_file(path: Path, configuration: Configuration) -> None:
-    """Write the configuration, atomically: whoever reads at that time sees the old file or the new one.
+    """Write the configuration atomically: concurrent readers see the old file or the new one.
 
     Raises
     ------
     OSError
-        If the folder or the file cannot be written; the old file is then as it was.
+        If the folder or the file cannot be written; the old file is then unchanged.
     """
     import json
 

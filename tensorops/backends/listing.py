@@ -1,4 +1,4 @@
-"""What there is to know about backends: which can compute here, best first, and why the others cannot."""
+"""Lists of backends: which can compute here, best first, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensorops.libraries import Backend
 
 
 def best_first() -> tuple[Backend, ...]:
-    """Return every backend: the configured priority first, then what suits this hardware best."""
+    """Return every backend: the configured priority first, then by how well each suits this hardware."""
     from tensorops.backends.ranking import ranked
 
     rows = all_backends()
@@ -29,8 +29,8 @@ def best_first() -> tuple[Backend, ...]:
 def get_available_backends(*, refresh: bool = False) -> tuple[str, ...]:
     """Return the names of the backends that can compute here, best first.
 
-    Each was tried by a tiny checked computation, once. What this program has not imported itself was tried in a process
-    of its own, with a limit of time, as its driver might hang.
+    Each was tried once, by a tiny checked computation. A library that this program has not imported was tried in a
+    separate process with a time limit, because its driver might hang.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def get_available_backends(*, refresh: bool = False) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        A configured `backend_priority` goes first, then what suits this hardware best, see `get_optimal_backend`.
+        The configured `backend_priority` first, then by how well each suits this hardware, see `get_optimal_backend`.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def get_available_backends(*, refresh: bool = False) -> tuple[str, ...]:
 
 
 def is_backend_available(name: str, *, refresh: bool = False) -> bool:
-    """Tell whether a backend can compute here.
+    """Return whether a backend can compute here.
 
     Parameters
     ----------
@@ -78,21 +78,21 @@ def is_backend_available(name: str, *, refresh: bool = False) -> bool:
 
 
 def get_backend_info(name: str | None = None) -> dict[str, Any]:
-    """Return what is known about a backend and its device.
+    """Return information about a backend and its device.
 
     Parameters
     ----------
     name : str, optional
-        A backend's name or alias; by default the backend in force, or with ``"auto"`` NumPy's, ``cpu``.
+        A backend's name or alias; by default the backend in force, or with ``"auto"`` the backend ``cpu``.
 
     Returns
     -------
     dict
         ``backend`` (name), ``config`` (what was configured for its device), ``available_backends``,
-        ``compute_capability`` (int, 90 means 9.0), ``compute_units``, ``max_memory`` and ``max_shared_memory`` (bytes),
-        ``device_count``, ``device_name``, ``dtypes``, ``versions``, ``verified`` (when it computed correctly here, in
-        ISO 8601), ``reason`` (why it is unavailable), ``remedy``; besides ``aliases``, ``library``, ``providers``,
-        ``summary`` and ``tested``. What is unknown is ``None``.
+        ``compute_capability`` (int, 90 means 9.0), ``compute_units``, ``max_memory`` and ``max_shared_memory``
+        (bytes), ``device_count``, ``device_name``, ``dtypes``, ``versions``, ``verified`` (when it computed correctly
+        here, in ISO 8601), ``reason`` (why it is unavailable), ``remedy``, ``aliases``, ``library``, ``providers``,
+        ``summary`` and ``tested``. Unknown values are ``None``.
 
     Raises
     ------
@@ -114,10 +114,10 @@ def get_backend_info(name: str | None = None) -> dict[str, Any]:
         backend = resolve("cpu") if in_use is None else in_use
     else:
         backend = resolve(name)
-    found = probe_here(backend)  # and not elsewhere: asking a library for its device starts it in this process
+    found = probe_here(backend)  # not in another process: querying a library's device starts it in this one
     try:
         facts = DeviceFacts() if found.reason else runtime_of(backend).facts()
-    except RuntimeError as error:  # it computes, and yet fails to describe itself
+    except RuntimeError as error:  # it computes, but fails to describe itself
         found, facts = replace(found, reason=str(error)), DeviceFacts()
     config = get_config(backend.name)
     return {
@@ -130,7 +130,7 @@ def get_backend_info(name: str | None = None) -> dict[str, Any]:
 
 
 def describe_row(backend: Backend, found: Probe) -> dict[str, Any]:
-    """Return a backend's row of the table and what came of trying it, for programs."""
+    """Return a backend's row of the table and the outcome of trying it, for programs."""
     return {
         "name": backend.name,
         "aliases": list(backend.aliases),
@@ -146,10 +146,10 @@ def describe_row(backend: Backend, found: Probe) -> dict[str, Any]:
 
 
 def can_be_had(backend: Backend, found: Probe) -> bool:
-    """Tell whether a backend computes here, or would if one did what its remedy says.
+    """Return whether a backend computes here, or would after its remedy.
 
-    What is planned cannot be had, nor can what computes on hardware that this machine lacks. A plug-in that failed was
-    installed by somebody who wants to know.
+    Planned backends do not count, nor do those for hardware that this machine lacks. A failed plug-in counts: whoever
+    installed it wants to know.
     """
     if not found.reason or backend.name in plugin_failures:
         return True
@@ -169,7 +169,7 @@ class BackendList(Displayed, str):
     _shown: Table
 
     def __new__(cls, table: Table) -> BackendList:
-        """Return the table's text, made for the width of the terminal."""
+        """Return the table's text for the width of the terminal."""
         made = super().__new__(cls, table.to_text(shutil.get_terminal_size().columns))
         made._shown = table
         return made
@@ -181,13 +181,13 @@ class BackendList(Displayed, str):
 def list_backends(verbose: bool = False) -> BackendList:
     """Return a table of the backends for people, best first.
 
-    Those that can compute here, with the moment when each was seen to compute correctly; and those that could, each
-    with the reason why it does not and what mends that.
+    It lists those that can compute here, with the time at which each last computed correctly, and those that could,
+    with the reason why they do not and the remedy.
 
     Parameters
     ----------
     verbose : bool, default False
-        Show all: those as well that are not written yet, or need other hardware.
+        Show all, including those that are not written yet or need other hardware.
 
     Returns
     -------
@@ -209,7 +209,7 @@ def list_backends(verbose: bool = False) -> BackendList:
     ]
     if hidden := len(rows) - len(shown):
         notes.append(
-            f"{hidden} more are known by name, but cannot be had here: list_backends(verbose=True) shows them."
+            f"{hidden} more are known by name, but not available here: list_backends(verbose=True) shows them."
         )
     cells = tuple(_cells(backend, probes[backend.name], backend.name == chosen) for backend in shown)
     return BackendList(Table("", ("  backend", "verified (UTC)", "computes with"), cells, tuple(notes)))
@@ -219,5 +219,5 @@ def _cells(backend: Backend, found: Probe, in_force_here: bool) -> tuple[str, st
     name = f"{'*' if in_force_here else ' '} {backend.name}"
     if found.verified is not None:
         return name, f"{found.verified:%Y-%m-%d %H:%M}", backend.summary
-    remedy = f"\nto mend it: {found.remedy}" if found.remedy else ""
+    remedy = f"\nto fix it: {found.remedy}" if found.remedy else ""
     return name, "no", f"{backend.summary}\nnot available: {found.reason}{remedy}"

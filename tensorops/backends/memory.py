@@ -1,4 +1,4 @@
-"""Waiting for libraries, and looking at their memory: now, or while a block runs."""
+"""Waiting for libraries, and reading their memory use: now, or while a block runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 Sample: TypeAlias = tuple[float, int | None, int | None]
 
-MOST_SAMPLES = 10_000  # that a monitor keeps: a block may run for days
+MOST_SAMPLES = 10_000  # the number of samples that a monitor keeps: a block may run for days
 
 
 def synchronize(name: str | None = None) -> None:
-    """Wait until everything that was submitted to a library has been computed.
+    """Wait until all work submitted to a library has been computed.
 
     Parameters
     ----------
@@ -41,10 +41,9 @@ def synchronize(name: str | None = None) -> None:
 
     Notes
     -----
-    What is waited for: on ``cuda``, the current device of this thread; on ``jax``, every array that is alive, and
-    ordered effects; on ``mlx``, the default streams of this thread (an array that nobody evaluated stays unevaluated);
-    on ``torch``, every GPU in use; on ``opencl``, the queues of the arrays that are alive. The others compute before a
-    call returns.
+    ``cuda`` waits for the current device of this thread; ``jax`` for every live array and for ordered effects; ``mlx``
+    for the default streams of this thread (an unevaluated array stays unevaluated); ``torch`` for every GPU in use;
+    ``opencl`` for the queues of live arrays. The others compute before a call returns.
 
     Examples
     --------
@@ -56,7 +55,7 @@ def synchronize(name: str | None = None) -> None:
 
 
 def get_memory_stats(name: str | None = None) -> MemoryStats:
-    """Return a library's own figures of its memory, in bytes.
+    """Return a library's own memory statistics, in bytes.
 
     Parameters
     ----------
@@ -66,9 +65,9 @@ def get_memory_stats(name: str | None = None) -> MemoryStats:
     Returns
     -------
     MemoryStats
-        ``in_use``, ``peak``, ``cached``, ``limit`` and ``total``; ``None`` for what the library does not tell. ``cpu``:
-        the pool of results of 64 KiB and more. ``jax`` on a CPU: the sum of the living arrays. ``numpy``, ``dask``:
-        all memory of Python, while `tracemalloc` is tracing.
+        ``in_use``, ``peak``, ``cached``, ``limit`` and ``total``; ``None`` if the library does not report a value. For
+        ``cpu``, the pool of results of 64 KiB and more. For ``jax`` on a CPU, the sum of the live arrays. For
+        ``numpy`` and ``dask``, all memory of Python while `tracemalloc` is tracing.
 
     Raises
     ------
@@ -100,8 +99,8 @@ def empty_cache(name: str | None = None) -> int | None:
     Returns
     -------
     int or None
-        The bytes that were freed. ``None`` if the library does not tell; of several libraries, those that tell are
-        added up. ``jax`` drops its compiled functions, and on a CPU does not tell.
+        The number of bytes freed, summed over the libraries that report it; ``None`` if none does. ``jax`` drops its
+        compiled functions, and on a CPU does not report a number.
 
     Raises
     ------
@@ -124,9 +123,9 @@ def empty_cache(name: str | None = None) -> int | None:
 
 
 def _of_each(name: str | None, ask: Callable[[Runtime], T]) -> list[T]:
-    """Ask the backend named or in force, or each library that has been imported.
+    """Call a method for the backend named or in force, or for each imported library.
 
-    Of those that share a memory the first is asked. One that fails keeps no other from being asked.
+    Of libraries that share a memory only the first is called. A failure does not stop the others.
     """
     if name is not None or in_force().backend is not None:
         return [ask(_runtime(name))]
@@ -134,7 +133,7 @@ def _of_each(name: str | None, ask: Callable[[Runtime], T]) -> list[T]:
     failures: list[RuntimeError] = []
     asked: set[str] = set()
     for backend in all_backends().values():
-        if backend.missing or not is_loaded(backend.library):  # its runtime's module is perhaps not even there
+        if backend.missing or not is_loaded(backend.library):  # its runtime's module may not even exist
             continue
         try:
             runtime = runtime_of(backend)
@@ -154,28 +153,28 @@ def _runtime(name: str | None) -> Runtime:
 
 
 class MemoryMonitor:
-    """Watch a library's memory, and the process's, while a block runs.
+    """Watch the memory of a library and of the process while a block runs.
 
-    A thread looks every `interval` seconds. Where the library counts its own peak (``cpu``, ``mlx``, ``torch`` on a
-    GPU, ``numpy`` under `tracemalloc`), no peak between two looks is missed; the library's count starts afresh then,
-    also for others who read it. Monitors may be nested. One object watches one block at a time.
+    A thread takes a sample every `interval` seconds. If the library tracks its own peak (``cpu``, ``mlx``, ``torch`` on
+    a GPU, ``numpy`` under `tracemalloc`), no peak between two samples is missed; the library's peak is then reset, also
+    for others that read it. Monitors may be nested. One object watches one block at a time.
 
     Parameters
     ----------
     name : str, optional
         A backend's name or alias; by default the backend in force where the block begins, or with ``"auto"`` ``cpu``.
     interval : float, default 0.01
-        Seconds between two looks. It doubles whenever there are 10,000 samples, and every other one of
-        these is dropped.
+        Seconds between two samples. Whenever there are 10,000 samples, every other one is dropped and the interval
+        doubles.
 
     Attributes
     ----------
     samples : tuple of (float, int or None, int or None)
-        Seconds since the start, bytes in use in the library, bytes that the process occupies; ``None`` if unknown.
+        Seconds since the start, bytes in use in the library, and resident bytes of the process; ``None`` if unknown.
     start, end : int or None
-        Bytes in use when the block began and when it ended; `end` is the latest look while it runs.
+        Bytes in use when the block began and when it ended; while it runs, `end` is the latest sample.
     peak, peak_resident : int or None
-        The most bytes in use, and the most that the process was seen to occupy.
+        The most bytes in use, and the most resident bytes of the process in any sample.
 
     Raises
     ------
@@ -184,7 +183,7 @@ class MemoryMonitor:
     BackendUnavailableError
         If the backend cannot compute here.
     RuntimeError
-        At the end of the block, if the library failed to tell.
+        At the end of the block, if the library failed to report its memory.
 
     Examples
     --------
@@ -209,13 +208,13 @@ class MemoryMonitor:
     def _clear(self) -> None:
         self._samples: list[Sample] = []
         self._looks = 0
-        self._seen: int | None = None  # the most bytes in use at any look
+        self._seen: int | None = None  # the most bytes in use in any sample
         self._seen_resident: int | None = None
         self._counted: int | None = None  # the highest peak that the library itself counted
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """Seconds since the start, bytes in use, and bytes that the process occupies."""
+        """Seconds since the start, bytes in use, and resident bytes of the process."""
         return tuple(self._samples)
 
     @property
@@ -225,7 +224,7 @@ class MemoryMonitor:
 
     @property
     def end(self) -> int | None:
-        """Bytes in use at the latest look; after the block, when it ended."""
+        """Bytes in use in the latest sample; after the block, when it ended."""
         return self._samples[-1][1] if self._samples else None
 
     @property
@@ -236,12 +235,12 @@ class MemoryMonitor:
 
     @property
     def peak_resident(self) -> int | None:
-        """The most bytes that the process was seen to occupy."""
+        """The most resident bytes of the process in any sample."""
         return self._seen_resident
 
     def __enter__(self) -> MemoryMonitor:
         if self._watch is not None:
-            raise RuntimeError("MemoryMonitor: this object watches a block already; make another one for the inner")
+            raise RuntimeError("MemoryMonitor: this object already watches a block; create another one for the inner")
         runtime = _runtime(self._name)
         self._backend = runtime.name
         self._clear()
@@ -258,11 +257,11 @@ class MemoryMonitor:
             raise failure
 
     def _note_peak(self, nbytes: int | None) -> None:
-        """Take in a peak that the library counted."""
+        """Record a peak that the library tracked."""
         self._counted = _highest(self._counted, nbytes)
 
     def _note_sample(self, sample: Sample) -> bool:
-        """Take in what was seen at one look; tell whether every other sample was dropped for it."""
+        """Record one sample; return whether every other sample was dropped for it."""
         _, in_use, resident = sample
         self._seen, self._seen_resident = _highest(self._seen, in_use), _highest(self._seen_resident, resident)
         self._looks += 1
@@ -278,14 +277,14 @@ class MemoryMonitor:
         start, peak, end, resident = map(_readable, (self.start, self.peak, self.end, self.peak_resident))
         return (
             f"{self._backend}: {start} in use at the start, {peak} at the peak, {end} at the end; "
-            f"process {resident} at the peak ({self._looks} looks in {self._samples[-1][0]:.2f} s)"
+            f"process {resident} at the peak ({self._looks} readings in {self._samples[-1][0]:.2f} s)"
         )
 
 
 class _Watch:
-    """The thread that looks, and the library's own count of its peak, for one block."""
+    """The sampling thread and the library's own peak, for one block."""
 
-    # Who shares a library's count: starting it afresh for an inner block must not lose the outer block's peak.
+    # The watches that share a library's peak: resetting it for an inner block must not lose the outer block's peak.
     _running: dict[str, list[_Watch]] = {}  # noqa: RUF012 - shared on purpose
     _lock = threading.Lock()
 
@@ -311,7 +310,7 @@ class _Watch:
         self._thread.start()
 
     def finish(self) -> Exception | None:
-        """End the thread, look once more, and return what went wrong."""
+        """End the thread, take a last sample, and return what went wrong."""
         self._stop.set()
         self._thread.join()
         with self._lock:
@@ -319,7 +318,7 @@ class _Watch:
                 try:
                     self._look()
                     self._monitor._note_peak(self.counted())
-                except Exception as error:  # kept for the end of the block, whose own error goes first
+                except Exception as error:  # kept for the end of the block, whose own error takes precedence
                     self._failure = error
             if self in self._running.get(self._runtime.memory, ()):  # not in a child that was forked meanwhile
                 self._running[self._runtime.memory].remove(self)

@@ -1,7 +1,7 @@
-"""Options of each backend's device: what is set now, by the program and by the configuration.
+"""The device options of each backend, set by the program and by the configuration.
 
-The classes of options are in the files of `tensorops.libraries`; they check what can be checked without the device. The
-library's `Runtime` applies them, and refuses what the library cannot honour.
+The classes of options are in `tensorops.libraries`; they check what can be checked without the device. The library's
+`Runtime` applies them and refuses those that the library cannot honour.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tensorops.libraries import Backend, ConfigurationError, DeviceConfig, runti
 
 
 def device_config(name: str, options: Mapping[str, Any]) -> DeviceConfig:
-    """Return the options of a backend's device from a mapping, such as a file holds.
+    """Return the options of a backend's device from a mapping, such as one from a file.
 
     Parameters
     ----------
     name : str
         A backend's name or alias.
     options : mapping
-        Values by the names of the options; ``None`` for what is left as it is.
+        Values by the names of the options; ``None`` leaves an option unchanged.
 
     Returns
     -------
@@ -62,16 +62,16 @@ def options_class(backend: Backend) -> type[DeviceConfig]:
     Raises
     ------
     ValueError
-        If it has none; those that have are listed.
+        If it has none; those with options are listed.
     """
     if backend.options is None:
         names = ", ".join(other.name for other in all_backends().values() if other.options)
-        raise ValueError(f"backend {backend.name!r} has no options; those that have: {names}")
+        raise ValueError(f"backend {backend.name!r} has no options; those with options: {names}")
     return backend.options
 
 
-# What is set now, by the class of options, as JAX is one library under two names: by the program, by the configuration,
-# and what came of both.
+# The options set by the program and by the configuration, and both combined, by the class of options (JAX is one
+# library under two names).
 _chosen: dict[type[DeviceConfig], DeviceConfig] = {}
 _configured: dict[type[DeviceConfig], DeviceConfig] = {}
 _in_force: dict[type[DeviceConfig], DeviceConfig] = {}
@@ -88,10 +88,10 @@ if hasattr(os, "register_at_fork"):  # a lock that another thread held in the pa
 
 
 def apply_configured(name: str, options: Mapping[str, Any]) -> None:
-    """Apply what the configuration says of a backend's device, before the backend is first used.
+    """Apply the configured options of a backend's device, before the backend is first used.
 
-    It may be called again with other options, or none, when the configuration has changed. What the program itself set
-    with `configure` goes first.
+    It may be called again with other options, or none, when the configuration has changed. Options that the program
+    set with `configure` take precedence.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def apply_configured(name: str, options: Mapping[str, Any]) -> None:
     ValueError
         If an option or its value is not valid.
     ConfigurationError
-        If something cannot be honoured, with the reason; nothing is changed then.
+        If an option cannot be honoured, with the reason; nothing is changed then.
     """
     backend = resolve(name)
     config = device_config(name, options)
@@ -119,12 +119,12 @@ def apply_configured(name: str, options: Mapping[str, Any]) -> None:
 
 
 def apply_chosen(backend: Backend, config: DeviceConfig) -> None:
-    """Apply what the program chose for a backend's device; what it leaves at its default is as configured.
+    """Apply the program's options for a backend's device; options left at their defaults are as configured.
 
     Raises
     ------
     ConfigurationError
-        If something cannot be honoured, with the reason; nothing is changed then.
+        If an option cannot be honoured, with the reason; nothing is changed then.
     """
     with _lock:
         _apply(backend, config, _configured.get(type(config), type(config)()))
@@ -142,7 +142,8 @@ def get_config(name: str) -> DeviceConfig | None:
     Returns
     -------
     DeviceConfig or None
-        What `configure` and the configuration file set, and defaults else; ``None`` if the backend has no options.
+        The options set by `configure` and the configuration file, else defaults; ``None`` if the backend has no
+        options.
 
     Raises
     ------
@@ -166,7 +167,7 @@ def refuse(backend: Backend, config: DeviceConfig) -> None:
 
 
 def load(backend: Backend) -> None:
-    """Import what a backend's options are about."""
+    """Import the module to which a backend's options apply."""
     # Not under the lock: importing the compiled kernels leads back here, in whichever thread imports them.
     try:
         runtime_of(backend).load()
@@ -175,7 +176,7 @@ def load(backend: Backend) -> None:
 
 
 def _apply(backend: Backend, chosen: DeviceConfig, configured: DeviceConfig) -> None:
-    # What the program leaves at its default is as configured.
+    # Options that the program leaves at their defaults are as configured.
     options = dataclasses.fields(chosen)
     unsaid = [o.name for o in options if getattr(chosen, o.name) == o.default]
     merged = dataclasses.replace(chosen, **{name: getattr(configured, name) for name in unsaid})

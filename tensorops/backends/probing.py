@@ -1,8 +1,8 @@
-"""Which backends can compute here: each is tried, once, by a tiny computation whose result is looked at.
+"""Which backends can compute here: each is tried once, by a tiny computation whose result is checked.
 
-A package that merely imports proves nothing. And a driver may hang, or take the interpreter down with it; so what
-this program has not yet imported itself is tried in a process of its own first, with a limit of time. Only when a
-backend is then put to use does it compute in this process, too.
+A successful import proves nothing, and a driver may hang or crash the interpreter. A library that this program has not
+imported is therefore first tried in a separate process with a time limit. It computes in this process only when the
+backend is used.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECONDS = 60.0
-"""How long a backend may take to answer in a process of its own; importing a large library from a slow disk counts."""
+"""How long a backend may take in a separate process, including the import of a large library from a slow disk."""
 
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tensorops.backends.probing import answer; answer(*sys.argv[2:])"
 )
 PLUGIN_SECONDS = 20.0
-"""How long a plug-in may take to load in a process of its own; its array library is only loaded when it is tried."""
+"""How long a plug-in may take to load in a separate process; its array library is only loaded when it is tried."""
 
 _PLUGIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tensorops.backends.probing import load_plugin; load_plugin(*sys.argv[2:])"
 )
 _UNKNOWN = 3  # the child's exit status for a backend that only this process has registered
-_NO_ANSWER = 2**31  # no exit status
+_NO_ANSWER = 2**31  # not a valid exit status
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What came of trying a backend.
+    """The outcome of trying a backend.
 
     Attributes
     ----------
     reason : str
         Why it cannot compute here; empty if it did.
     remedy : str
-        What mends that: a command, where there is one.
+        How to fix that: a command, where there is one.
     verified : datetime or None
         When it computed correctly.
     here : bool
         Whether it did so in this process.
     misconfigured : bool
-        Whether the reason is what was configured for its device.
+        Whether the reason is the configuration of its device.
     """
 
     reason: str = ""
@@ -77,13 +77,13 @@ _probes: dict[str, Probe] = {}
 _locks: dict[str, threading.RLock] = {}
 _locks_lock = threading.Lock()
 _searching = threading.Lock()
-_applying = threading.RLock()  # options of devices change together with the configuration that they come from
+_applying = threading.RLock()  # device options change together with the configuration that they come from
 _used: set[str] = set()  # backends whose devices were configured in this process
-_optioned: set[str] = set()  # those of them for which anything was ever configured
+_optioned: set[str] = set()  # those among them that ever had configured options
 
 
 def probe(backend: Backend, *, refresh: bool = False, configured: Configuration | None = None) -> Probe:
-    """Return what came of trying a backend; tried once and kept, unless `refresh`."""
+    """Return the outcome of trying a backend; it is tried once, unless `refresh`."""
     found = _probes.get(backend.name)
     if found is not None and not refresh:
         return found
@@ -95,7 +95,7 @@ def probe(backend: Backend, *, refresh: bool = False, configured: Configuration 
 
 
 def probe_all(backends: Iterable[Backend], *, refresh: bool = False) -> dict[str, Probe]:
-    """Try several backends at the same time, as most of the time is spent importing."""
+    """Try several backends in parallel, because importing takes most of the time."""
     from concurrent.futures import ThreadPoolExecutor
 
     rows = list(backends)
@@ -111,12 +111,12 @@ def unavailable_reason(backend: Backend, *, refresh: bool = False) -> str:
 
 
 def first_available(backends: Iterable[Backend]) -> Backend:
-    """Return the first backend that can compute in this process, which is tried if it was not yet.
+    """Return the first backend that can compute in this process, trying each if necessary.
 
     Raises
     ------
     BackendUnavailableError
-        If none can: each one's reason and remedy are named.
+        If none can, with each one's reason and remedy.
     """
     failures = []
     for backend in backends:
@@ -128,13 +128,13 @@ def first_available(backends: Iterable[Backend]) -> Backend:
 
 
 def describe(backend: Backend, found: Probe) -> str:
-    """Return the sentence that errors and warnings say about an unavailable backend."""
-    remedy = f"; to mend it: {found.remedy}" if found.remedy else ""
+    """Return the sentence about an unavailable backend in errors and warnings."""
+    remedy = f"; to fix it: {found.remedy}" if found.remedy else ""
     return f"backend {backend.name!r} is not available: {found.reason}{remedy}"
 
 
 def probe_here(backend: Backend, configured: Configuration | None = None) -> Probe:
-    """Return what came of trying a backend in this very process, its device configured as the file says."""
+    """Return the outcome of trying a backend in this process, with its device configured."""
     found = _probes.get(backend.name)  # the usual case, without a lock
     if found is not None and (found.here or found.reason):
         return found
@@ -167,7 +167,7 @@ def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
     if missing:
         return Probe(missing, backend.remedy)
     package = backend.library.packages[0]
-    with _searching:  # of two threads in there, one can fail: Python forgets paths without a lock of its own
+    with _searching:  # one of two concurrent threads can fail: Python drops paths without a lock
         importlib.invalidate_caches()  # it may have been installed since
     try:
         installed = backend.library.is_installed()
@@ -186,7 +186,7 @@ def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
 
 
 def configure_device(backend: Backend, configured: Configuration | None = None) -> None:
-    """Apply what is configured for a backend's device, before the library starts it."""
+    """Apply the configured options of a backend's device, before the library starts it."""
     with _applying:
         _apply(backend.name, configured or process.configuration)
         _used.add(backend.name)
@@ -201,7 +201,7 @@ def _apply(name: str, configured: Configuration) -> None:
 
 @contextmanager
 def reconfigured(before: Configuration, after: Configuration) -> Iterator[None]:
-    """Apply changed options to the devices in use: all of them or, also if the block fails, none.
+    """Apply changed options to all devices in use, or to none if this or the block fails.
 
     The block replaces the process's configuration, so that no device can be configured in between.
     """
@@ -219,16 +219,16 @@ def reconfigured(before: Configuration, after: Configuration) -> Iterator[None]:
 
 
 def forget_misconfigured() -> None:
-    """Let backends be tried again whose devices were configured to what they cannot do."""
+    """Allow another trial of backends whose device configuration could not be honoured."""
     for name, found in _probes.copy().items():  # other threads may be trying backends
         if found.misconfigured:
             _probes.pop(name, None)
 
 
 def _compute(backend: Backend, configured: Configuration | None) -> Probe:
-    """Compute something tiny on a backend, in this process, and look at the result."""
+    """Compute something tiny on a backend, in this process, and check the result."""
     try:
-        if not backend.requires:  # its kernels do so when loaded, as arrays lead there without a backend, too
+        if not backend.requires:  # its kernels do this when loaded, since arrays also lead there without a backend
             configure_device(backend, configured)
     except Exception as error:
         reason = f"its configured device was refused with {describe_error(error)}"
@@ -238,7 +238,7 @@ def _compute(backend: Backend, configured: Configuration | None) -> Probe:
         reason = wrong_result(backend)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a broken installation may raise anything at all: it becomes the reason
+    except BaseException as error:  # a broken installation may raise anything: it becomes the reason
         reason = f"computing rms_norm with {backend.library.name} failed with {describe_error(error)}"
     if reason:
         variable = "TENSOROPS_CPU_TARGET"
@@ -246,11 +246,11 @@ def _compute(backend: Backend, configured: Configuration | None) -> Probe:
     return Probe(verified=datetime.now(UTC), here=True)
 
 
-# ------------------------------------------------------------------------------------ in a process of its own
+# --------------------------------------------------------------------------------------- in a separate process
 
 
 def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Probe | None:
-    """Compute in a process of its own; ``None`` if none can be started, or it does not know this backend."""
+    """Compute in a separate process; ``None`` if none can be started, or it does not know this backend."""
     import json
     import tempfile
     from pathlib import Path
@@ -282,9 +282,9 @@ def _run(command: list[str], complaints: Path, seconds: float) -> int | None:
     import subprocess
 
     try:
-        # Into a file and not a pipe: a helper process that a library starts would keep a pipe open.
+        # To a file, not a pipe: a helper process that a library starts would keep a pipe open.
         with complaints.open("wb") as stream:
-            process = subprocess.Popen(  # noqa: S603 - this interpreter, with arguments of our own
+            process = subprocess.Popen(  # noqa: S603 - this interpreter, with our own arguments
                 command,
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
@@ -298,11 +298,11 @@ def _run(command: list[str], complaints: Path, seconds: float) -> int | None:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        # A process that waits for a hung driver does not end even then, and must not make us wait for it.
+        # A process blocked in a hung driver does not end even then, and must not block us.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
         if process.returncode is None:
-            process.returncode = -9  # nobody will wait for it: else its destructor would warn of that
+            process.returncode = -9  # nobody will wait for it; else its destructor would warn
         return _NO_ANSWER
 
 
@@ -314,14 +314,14 @@ def _environment() -> dict[str, str]:
 
 
 def _end_of(status: int, complaints: Path) -> str:
-    """Return how a process ended, in words, and the last that it said."""
-    said = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
+    """Return how a process ended, in words, and its last line of output."""
+    said = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
     how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
     return f"{how} ({printable(said[-1].strip())})"
 
 
 def refuse_hanging_plugin(point: EntryPoint) -> None:
-    """Raise the reason if a plug-in hangs while it loads, or ends the process; what it raises itself is seen later.
+    """Raise the reason if a plug-in hangs while it loads, or ends the process; its own errors are raised later.
 
     Raises
     ------
@@ -348,22 +348,22 @@ def refuse_hanging_plugin(point: EntryPoint) -> None:
 
 
 def load_plugin(name: str, value: str, group: str) -> None:
-    """Load an entry point; what the process of its own runs. Whatever that raises is raised again when it is loaded."""
+    """Load an entry point, in the separate process. Errors are raised again when it is loaded here."""
     import contextlib
     from importlib.metadata import EntryPoint
 
-    load_plugins_of("")  # should it ask for a backend, it is not to load the others
+    load_plugins_of("")  # if it asks for a backend, do not load the others
     with contextlib.suppress(BaseException):
         made_by(EntryPoint(name, value, group))
     os._exit(0)
 
 
 def answer(owner: str, name: str, options: str, path: str) -> None:
-    """Try a backend and write the outcome to a file; what the process of its own runs."""
+    """Try a backend and write the outcome to a file, in the separate process."""
     import json
     from pathlib import Path
 
-    load_plugins_of(owner)  # another plug-in that hangs is not this one's affair
+    load_plugins_of(owner)  # not the others, which may hang
     try:
         backend = resolve(name)
     except ValueError:
@@ -373,7 +373,7 @@ def answer(owner: str, name: str, options: str, path: str) -> None:
     verified = found.verified and found.verified.isoformat()
     said = {"reason": found.reason, "remedy": found.remedy, "misconfigured": found.misconfigured, "verified": verified}
     Path(path).write_text(json.dumps(said), encoding="utf-8")
-    os._exit(0)  # what libraries do when a process ends properly takes time, and proves nothing
+    os._exit(0)  # the libraries' regular shutdown takes time and proves nothing
 
 
 _hooks.refuse_plugin.append(refuse_hanging_plugin)

@@ -1,7 +1,7 @@
-"""The process's default: what is in force wherever no block says otherwise.
+"""The process default, in force wherever no block is open.
 
-It is what `set_default_backend` chose, or else what the configuration says, and is found when somebody first needs
-it: that may mean trying backends, which importing must not.
+It comes from `set_default_backend` or else from the configuration. It is resolved on first use, because that may
+require trying backends, which importing must not do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if hasattr(os, "register_at_fork"):  # a lock that another thread held in the pa
 
 
 def in_force() -> Settings:
-    """Return what is in force here; the first time it finds the process's default."""
+    """Return the settings in force here, resolving the process default if necessary."""
     settings = current.get()
     return _default() if settings is INHERITED else settings
 
@@ -49,13 +49,13 @@ def _default() -> Settings:
 
 
 def _replace_default(settings: Settings) -> None:
-    """Make other settings the process's default. A call that has begun keeps those that it began with."""
+    """Replace the process default. A call that has begun keeps the settings it began with."""
     process.settings = settings
     object.__setattr__(INHERITED, "plans", settings.plans)
 
 
 def _resolve_default() -> Settings:
-    """Find the process's default. No lock is held while backends are tried: that takes long, or calls others' code."""
+    """Resolve the process default. No lock is held while backends are tried: that is slow, and calls others' code."""
     while True:
         with _lock:
             if process.settings is not UNRESOLVED:
@@ -74,7 +74,7 @@ def _resolve_default() -> Settings:
 
 
 def _default_of(configured: Configuration, chosen: str | None) -> tuple[Settings, str]:
-    """Return the process's settings, and what to warn of if they are not the preferred ones."""
+    """Return the process's settings, and a warning if they are not the preferred ones."""
     name = chosen or configured.force_backend or configured.preferred_backend
     if name == AUTO:
         return Settings(), ""
@@ -88,12 +88,12 @@ def _default_of(configured: Configuration, chosen: str | None) -> tuple[Settings
     if configured.force_backend:
         source = configured.sources.get("force_backend", "the configuration")
         way_out = f"unset {source}" if source in config_file.VARIABLES else "tensorops config --no-force"
-        raise BackendUnavailableError(f"{failure}; {source} forces it, to do without: {way_out}")
+        raise BackendUnavailableError(f"{failure}; {source} forces it, undo that with: {way_out}")
     return _next_in_priority(preferred, failure, configured)
 
 
 def _next_in_priority(preferred: Backend, failure: str, configured: Configuration) -> tuple[Settings, str]:
-    from tensorops.backends.ranking import ranked  # it looks at the hardware, which few programs need
+    from tensorops.backends.ranking import ranked  # it detects the hardware, which few programs need
 
     failures = [failure]
     for name in configured.backend_priority or ranked():
@@ -112,11 +112,11 @@ def _next_in_priority(preferred: Backend, failure: str, configured: Configuratio
 
 
 class BackendFallbackWarning(UserWarning):
-    """The preferred backend cannot compute here, and the next in priority does; said when that is found out."""
+    """The preferred backend cannot compute here, and the next in priority does; issued when that is detected."""
 
 
 def _callers_level() -> int:
-    """Return the `stacklevel` that makes a warning point at the line outside of tensorops that led to it."""
+    """Return the `stacklevel` that makes a warning point at the line outside tensorops that caused it."""
     level, frame = 2, sys._getframe(2)
     while frame.f_back is not None and _package_of(frame) in ("tensorops", "contextlib"):
         level, frame = level + 1, frame.f_back
@@ -135,11 +135,11 @@ def start() -> None:
     except (ValueError, BackendUnavailableError) as error:
         if not _is_our_command():
             raise
-        process.problem = error  # raised as soon as somebody needs the default
+        process.problem = error  # raised as soon as the default is needed
 
 
 def _is_our_command() -> bool:
-    # The command line is what mends a configuration, so that it has to start with a broken one.
+    # The command line repairs a configuration, so it must start with a broken one.
     from pathlib import Path
 
     if sys.argv[:1] == ["-m"]:  # while Python imports the package in order to find its __main__
@@ -151,17 +151,17 @@ def _is_our_command() -> bool:
 def reload_config() -> None:
     """Read the environment variables and the configuration file again, without a restart.
 
-    What `set_default_backend` or an open `set_backend` block chose goes on: both come before the configuration. A call
-    that another thread has begun ends under the settings that it began with.
+    The choice of `set_default_backend` or an open `set_backend` block stays in force: both take precedence over the
+    configuration. A call that another thread has begun finishes under the settings it began with.
 
     Raises
     ------
     ValueError
-        If a variable or the file says something that means nothing. The configuration is then as it was.
+        If a variable or the file has an invalid entry. The configuration is then unchanged.
     BackendUnavailableError
-        If a backend is forced and cannot compute here. The configuration is then as it was.
+        If a backend is forced and cannot compute here. The configuration is then unchanged.
     ConfigurationError
-        If a backend that is in use cannot honour changed options of its device. The configuration is then as it was.
+        If a backend in use cannot honour changed device options. The configuration is then unchanged.
 
     Examples
     --------
@@ -192,23 +192,23 @@ def reload_config() -> None:
 
 
 def set_default_backend(name: str | None) -> None:
-    """Choose who computes in the whole process, wherever no `set_backend` block says otherwise.
+    """Choose the backend for the whole process, wherever no `set_backend` block is open.
 
-    It comes before the environment and the configuration file, and holds in all threads at once. A block of `trace`
-    that is open keeps the default that it began under.
+    The choice takes precedence over the environment and the configuration file, and applies to all threads at once. An
+    open `trace` block keeps the default that it began under.
 
     Parameters
     ----------
     name : str or None
-        A backend's name or alias; ``"auto"`` computes where the arrays live; ``None`` takes the choice back, so that
-        the configuration is in force again.
+        A backend's name or alias; ``"auto"`` computes where the arrays live; ``None`` undoes the choice, so that the
+        configuration applies again.
 
     Raises
     ------
     ValueError
         If there is no backend of that name; the valid ones are listed.
     BackendUnavailableError
-        If it cannot compute here, with the reason. The default is then as it was.
+        If it cannot compute here, with the reason. The default is then unchanged.
 
     Examples
     --------
@@ -226,12 +226,12 @@ def set_default_backend(name: str | None) -> None:
 
 
 def get_default_backend() -> str:
-    """Return the name of the backend in force where no `set_backend` block says otherwise.
+    """Return the name of the backend in force where no `set_backend` block is open.
 
     Returns
     -------
     str
-        What `set_default_backend` chose, or else what the configuration says; ``"auto"`` without either.
+        The choice of `set_default_backend`, or else of the configuration; ``"auto"`` without either.
 
     Examples
     --------

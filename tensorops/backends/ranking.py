@@ -20,11 +20,11 @@ class Row:
     Parameters
     ----------
     kind : str
-        The kind of accelerator it is about, as in `Accelerator.kind`; "cpu" and "any" are in every machine.
+        The kind of accelerator, as in `Accelerator.kind`; every machine has "cpu" and "any".
     words : str
-        Why; ``{device}`` stands for the device's name.
+        The reason; ``{device}`` is replaced by the device's name.
     applies : callable
-        Which of that kind it is about.
+        Returns whether the row applies to given hardware of that kind.
     """
 
     kind: str
@@ -36,15 +36,15 @@ def _capability(hardware: Hardware) -> int:
     return hardware.compute_capability or 0
 
 
-# Best first. A machine that several rows match has all their backends, in this order.
+# Best first. A machine that matches several rows has all their backends, in this order.
 PRIORITIES: tuple[Row, ...] = (
     Row("cuda", "{device}, an NVIDIA GPU of the Hopper generation or newer", lambda h: _capability(h) >= 90),
     Row("tpu", "{device}, a TPU v5p or newer", lambda h: h.tpu_version in ("v5p", "v6e", "v7")),
-    Row("cuda", "{device}, an NVIDIA GPU of the A100's kind", lambda h: _capability(h) == 80),
+    Row("cuda", "{device}, an NVIDIA GPU of the A100 generation", lambda h: _capability(h) == 80),
     Row("tpu", "{device}, a TPU"),
     Row("cuda", "{device}, an NVIDIA GPU"),
-    Row("apple", "{device}, a chip of Apple's whose GPU shares the memory"),
-    Row("neuron", "{device}, an accelerator of AWS"),
+    Row("apple", "{device}, an Apple chip whose GPU shares the memory"),
+    Row("neuron", "{device}, an AWS accelerator"),
     Row("rocm", "{device}, an AMD GPU, through OpenCL"),
     Row("opencl", "{device}, through OpenCL"),
     Row("cpu", "{device}, C++ kernels"),
@@ -73,10 +73,10 @@ def _why(row: Row, hardware: Hardware) -> str:
 
 
 def _candidates(hardware: Hardware, priority: Sequence[str]) -> dict[str, str]:
-    """Return the backends that were asked for or that suit the hardware, best first, and why each."""
+    """Return the requested backends and those that suit the hardware, best first, with a reason for each."""
     if isinstance(priority, str):
-        raise TypeError("priority is a sequence of backends' names, not one string")
-    found = {resolve(name).name: "first in the priority that was asked for" for name in priority}
+        raise TypeError("priority must be a sequence of backend names, not one string")
+    found = {resolve(name).name: "first in the requested priority" for name in priority}
     backends = all_backends()
     for row in PRIORITIES:
         if _matches(row, hardware):
@@ -95,15 +95,15 @@ def ranked(hardware: Hardware | None = None, priority: Sequence[str] = ()) -> tu
     Parameters
     ----------
     hardware : Hardware, optional
-        The machine; this one if it is left out.
+        The machine; this one by default.
     priority : sequence of str
-        Names that go first.
+        Names that come first.
 
     Returns
     -------
     tuple of str
-        `priority`, what suits the hardware, and the others: those that compute eagerly, those that are lazy, those
-        that are planned; NumPy after all that are faster at anything, and what is for tests last.
+        `priority`, the backends that suit the hardware, then eager, lazy and planned ones. NumPy comes after all that
+        are faster at anything, and backends for tests come last.
 
     Raises
     ------
@@ -130,7 +130,7 @@ class Candidate:
     name : str
         Its name.
     reason : str
-        What speaks for it, or why it cannot be taken.
+        What speaks for it, or why it cannot be used.
     available : bool or None
         Whether it computed correctly here; ``None`` if it was not tried.
     """
@@ -152,9 +152,9 @@ class OptimalBackend:
     name : str
         Its name.
     reasons : tuple of str
-        Why each better one was passed over, what speaks for this one, and what was not tried.
+        Why each better one was rejected, what speaks for this one, and what was not tried.
     ranking : tuple of Candidate
-        All that were considered, best first.
+        All candidates, best first.
     """
 
     name: str
@@ -173,17 +173,17 @@ def get_optimal_backend(
 ) -> OptimalBackend:
     """Choose the backend that suits a machine best among those that can compute.
 
-    From the best one on each is tried, until one computes correctly; those after it are not tried.
+    They are tried in order, starting with the best one, until one computes correctly.
 
     Parameters
     ----------
     hardware : Hardware, optional
-        The machine; this one, as `detect_hardware` found it, if it is left out.
+        The machine; by default this one, as found by `detect_hardware`.
     available : callable, optional
         Takes a backend's name and returns why it cannot compute, or an empty string if it can. By default each is
         tried here.
     priority : sequence of str, optional
-        Names that go first; by default the configured `backend_priority`.
+        Names that come first; by default the configured `backend_priority`.
 
     Returns
     -------
@@ -195,7 +195,7 @@ def get_optimal_backend(
     ValueError
         If `priority` has an unknown name; the valid ones are listed.
     BackendUnavailableError
-        If none can compute; each one's reason is named.
+        If none can compute, with the reason of each.
 
     Examples
     --------
@@ -217,7 +217,7 @@ def get_optimal_backend(
     chosen = ""
     for name, reason in candidates.items():
         if chosen:
-            ranking.append(Candidate(name, f"not tried, as {chosen} comes first", None))
+            ranking.append(Candidate(name, f"not tried, because {chosen} comes first", None))
         elif against := reason_against(name):
             ranking.append(Candidate(name, f"not available: {against}", False))
         else:

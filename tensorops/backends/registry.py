@@ -1,9 +1,8 @@
-"""The table of backends: what a user names in `set_backend` and in the configuration.
+"""The table of backends that users name in `set_backend` and in the configuration.
 
 A backend is a library, a device of it, and the order of its providers of kernels. The rows are in the files of
-`tensorops.libraries`. Those of other distributions come in through the entry points ``tensorops.backends``, once
-somebody asks for a name that is not among them, wants to see all of them, or brings an array of a library that none of
-them knows.
+`tensorops.libraries`. Those of other distributions are loaded through the entry points ``tensorops.backends`` when a
+user asks for an unknown name, lists all backends, or passes an array of an unknown library.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ PROVIDERS_GROUP = "tensorops.providers"
 
 
 class BackendUnavailableError(RuntimeError):
-    """A backend was asked for by name and cannot compute here; the message says why and what mends it."""
+    """A backend was requested by name and cannot compute here; the message gives the reason and the remedy."""
 
 
 _rows: list[Backend] = [backend for file in FILES for backend in file.BACKENDS]
 _rows.sort(key=lambda backend: backend.for_tests)  # a stable sort: the order within a file counts
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in _rows}
-"""Every backend by name, those of plug-ins included once they were asked for; see `all_backends`."""
+"""Every backend by name, including those of plug-ins once they are loaded; see `all_backends`."""
 
 _by_any_name = {name: b for b in BACKENDS.values() for name in (b.name, *b.aliases)}
 _lock = threading.RLock()
 _plugins_loaded = _plugins_loading = False
 
 plugins: dict[str, str] = {}
-"""The rows that other distributions brought, or tried to bring, and the name of each one's distribution."""
+"""The rows of other distributions, including failed ones, and the name of each one's distribution."""
 plugin_failures: dict[str, str] = {}
-"""Why a row of `plugins` is not what its distribution meant."""
+"""Why a row of `plugins` failed to load."""
 
 
 def _renew_lock() -> None:
@@ -56,14 +55,14 @@ if hasattr(os, "register_at_fork"):  # a lock that another thread held in the pa
 
 
 NOT_BACKENDS = {
-    "opt_einsum": "an operator to come, tensorops.einsum; use the package opt_einsum itself until then",
-    "mha": "an operator to come, tensorops.multi_head_attention; call scaled_dot_product_attention until then",
+    "opt_einsum": "a planned operator, tensorops.einsum; use the package opt_einsum itself until then",
+    "mha": "a planned operator, tensorops.multi_head_attention; call scaled_dot_product_attention until then",
 }
-"""Names that are asked for as backends, and what they are instead."""
+"""Names that are requested as backends, and what they are instead."""
 
 
 def resolve(name: object) -> Backend:
-    """Return the backend called `name`, by its name or an alias.
+    """Return the backend with the name or alias `name`.
 
     Raises
     ------
@@ -91,15 +90,14 @@ def all_backends() -> dict[str, Backend]:
 
 
 def register_backend(backend: Backend) -> None:
-    """Add a backend of one's own to the table.
+    """Add your own backend to the table.
 
-    A distribution that brings one names it in the group ``tensorops.backends`` of its entry points instead, and
-    nobody has to call anything.
+    A distribution with a backend names it in its entry-point group ``tensorops.backends`` instead; no call is needed.
 
     Parameters
     ----------
     backend : tensorops.backends.Backend
-        Its library becomes known as well, if that is new.
+        Its library is registered as well, if it is new.
 
     Raises
     ------
@@ -128,7 +126,7 @@ def register_backend(backend: Backend) -> None:
         for name in names:
             if not isinstance(name, str) or not name.isidentifier() or name == "auto":
                 raise ValueError(
-                    f"register_backend: {name!r} cannot be a backend's name: it is 'auto', or no Python identifier"
+                    f"register_backend: {name!r} cannot be a backend's name: it is 'auto' or not a Python identifier"
                 )
             if (taken := _by_any_name.get(name)) is not None and taken is not backend:
                 raise ValueError(f"register_backend: the name {name!r} already means the backend {taken.name!r}")
@@ -141,9 +139,9 @@ def register_backend(backend: Backend) -> None:
 
 
 def load_plugins() -> None:
-    """Register the backends of other distributions, once; one that fails becomes a row that says why.
+    """Register the backends of other distributions, once; one that fails becomes a row with the reason.
 
-    What this program has not imported is loaded in a process of its own first: it might never end.
+    A package that this program has not imported is first loaded in a separate process, because it might never finish.
     """
     if not _plugins_loaded:
         with _lock:
@@ -156,7 +154,7 @@ def _refuse(point: EntryPoint) -> None:
 
 
 def load_plugins_of(owner: str) -> None:
-    """Register the backends of one distribution (``""`` for none) and no other's; in a process that tries one."""
+    """Register only the backends of one distribution (``""`` for none), in a process that tries one."""
     with _lock:
         _load_plugins_once((found for found in _entry_points() if found[0] == owner), lambda point: None)
 
@@ -173,7 +171,7 @@ def _load_plugins_once(found: Iterable[tuple[str, EntryPoint]], refuse: Callable
                 _register_plugin(point, owner)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # another author's code may raise anything
+            except BaseException as error:  # third-party code may raise anything
                 _register_failure(point, owner, error)
         _plugins_loaded = True
     finally:
@@ -190,7 +188,7 @@ def _register_plugin(point: EntryPoint, owner: str) -> None:
 
 
 def made_by(point: EntryPoint) -> Any:
-    """Return the row that an entry point names, or that the function which it names returns."""
+    """Return the row that an entry point names, or that the function named by it returns."""
     found = point.load()
     kind = Provider if point.group == PROVIDERS_GROUP else Backend
     if isinstance(found, kind):
@@ -201,7 +199,7 @@ def made_by(point: EntryPoint) -> Any:
 
 
 def _entry_points() -> Iterator[tuple[str, EntryPoint]]:
-    """Return the entry points of these groups and the distribution of each; broken ones of others are passed over.
+    """Return the entry points of these groups and the distribution of each; broken distributions are skipped.
 
     Those of providers come first, so that backends can name them.
     """
@@ -214,8 +212,8 @@ def _entry_points() -> Iterator[tuple[str, EntryPoint]]:
             if BACKENDS_GROUP not in text and PROVIDERS_GROUP not in text:
                 continue
             points = [p for p in distribution.entry_points if p.group in (BACKENDS_GROUP, PROVIDERS_GROUP)]
-            found.setdefault(distribution.metadata["Name"], points)  # the first on the path is the one that is imported
-        except Exception:  # noqa: S112 - what cannot be read is not a distribution
+            found.setdefault(distribution.metadata["Name"], points)  # the first on the path is the one imported
+        except Exception:  # noqa: S112 - an unreadable entry is not a distribution
             continue
     for group in (PROVIDERS_GROUP, BACKENDS_GROUP):
         yield from ((owner, point) for owner, points in found.items() for point in points if point.group == group)

@@ -1,7 +1,7 @@
-"""What a block or a function puts in force: `set_backend`, `trace`, `bind_settings`.
+"""Settings for a block or a function: `set_backend`, `trace`, `bind_settings`.
 
-Work handed to another thread starts from the process's default, and so does another process from its configuration;
-`bind_settings` carries what is in force here along.
+Work in another thread starts from the process default, and another process from its configuration; `bind_settings`
+carries the settings in force along.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """A block that is open here, and what was in force around it."""
+    """A block that is open here, and the settings in force around it."""
 
     block: set_backend
     before: Settings
 
 
 _entered: ContextVar[tuple[_Entry, ...]] = ContextVar("tensorops.entered", default=())
-"""The blocks that are open here. One object may be entered by several threads, and by a recursive function again and
-again."""
+"""The blocks that are open here. One object may be entered by several threads, and repeatedly by a recursive
+function."""
 
 
 def _is(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
-    """Tell whether a function is of some kind: itself, what it is a partial of, or its ``__call__``."""
+    """Return whether a function is of some kind: itself, the function it is a partial of, or its ``__call__``."""
     while isinstance(function, functools.partial):
         function = function.func
-    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004 - an object that can be called
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004 - a callable object
 
 
 def _require_plain_function(caller: str, function: Callable[..., Any], advice: str) -> None:
@@ -61,21 +61,21 @@ def _require_plain_function(caller: str, function: Callable[..., Any], advice: s
 
 
 class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as contextlib.suppress does
-    """Choose who computes, for a ``with`` block or a decorated function.
+    """Choose the backend for a ``with`` block or a decorated function.
 
-    Inputs of other libraries are taken to the backend, and results come back as the caller's kind of array:
-    naming a backend is the consent to move. The choice is bound to the thread or asyncio task, nests, and ends
-    with the block even if an error ends it. A generator has no context of its own: a block in its body holds for its
-    caller as well, from one ``yield`` to the next. Decorate the generator function instead.
+    Inputs of other libraries are moved to the backend, and results come back as the caller's kind of array. The choice
+    belongs to the thread or asyncio task, can be nested, and ends with the block, even by an error. A generator does
+    not have its own context: a block in its body also affects its caller, from one ``yield`` to the next. Decorate the
+    generator function instead.
 
     Parameters
     ----------
     name : str
         A backend's name or alias, see `get_available_backends`; ``"auto"`` computes where the arrays live.
     fallback : sequence of str, optional
-        Backends to take instead, in this order, if `name` is not available.
+        Backends to use instead, in this order, if `name` is not available.
     providers : sequence of str, optional
-        Use these providers' kernels only, in this order (``"generic"`` is the operator's own body). An input that
+        Use only these providers' kernels, in this order (``"generic"`` is the operator's own body). An input that
         none of them supports is an error.
 
     Raises
@@ -83,8 +83,8 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
     ValueError
         If a name is unknown; the valid ones are listed.
     BackendUnavailableError
-        If neither `name` nor a fallback can compute here, with each one's reason. A named choice never goes on
-        with something else.
+        If neither `name` nor a fallback can compute here, with the reason of each. A named choice is never replaced
+        silently.
 
     Examples
     --------
@@ -97,10 +97,10 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
 
     def __init__(self, name: str, *, fallback: Sequence[str] = (), providers: Sequence[str] | None = None) -> None:
         if isinstance(fallback, str) or isinstance(providers, str):
-            raise TypeError("set_backend: fallback and providers are sequences of names, not one string")
+            raise TypeError("set_backend: fallback and providers must be sequences of names, not one string")
         wanted = [resolve(n) for n in (name, *fallback) if n != AUTO]
         if providers is not None and not providers:
-            raise ValueError("set_backend: providers is empty, expected at least one provider's name")
+            raise ValueError("set_backend: providers is empty, expected at least one provider name")
         if providers is not None:
             for provider in providers:
                 require_provider(provider)
@@ -108,7 +108,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         self._settings = settings_of(backend, None if providers is None else tuple(providers))
 
     def __call__(self, function: F) -> F:
-        """Return `function`, with this choice in force whenever it runs; a generator function, in each of its steps."""
+        """Return `function` with this choice in force whenever it runs; for a generator function, in each step."""
         if isclass(function):
             raise TypeError(f"set_backend: {function.__name__} is a class; decorate its methods")
         if _is(isgeneratorfunction, function):
@@ -117,10 +117,10 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         return super().__call__(function)
 
     def _in_each_step(self, function: Callable[..., Generator[Any, Any, Any]]) -> Callable[..., Any]:
-        """Return a generator function whose body runs under this choice, and whose caller does not.
+        """Return a generator function whose body runs under this choice, but whose caller does not.
 
-        A `with` block in the body would stay open while the generator is suspended: a generator has no context of its
-        own, and its caller would go on under the choice of the generator.
+        A `with` block in the body would stay open while the generator is suspended: a generator does not have its own
+        context, so its caller would continue under the choice of the generator.
         """
 
         @functools.wraps(function)
@@ -139,7 +139,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
                     with self:
                         inner.close()
                     raise
-                except BaseException as error:  # thrown in by the caller: it is the generator's to handle
+                except BaseException as error:  # thrown in by the caller, for the generator to handle
                     step, sent = inner.throw, error
 
         return steps
@@ -147,7 +147,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
     def __repr__(self) -> str:
         name = name_of(self._settings)
         return (
-            f"<set_backend {name!r}: holds within a `with` block or a decorated function; "
+            f"<set_backend {name!r}: applies to a `with` block or a decorated function; "
             f"for the whole process: set_default_backend({name!r})>"
         )
 
@@ -164,7 +164,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         for i in reversed(range(len(entered))):
             if entered[i].block is self:
                 break
-        else:  # entered in a context that is gone, as where each cell of a notebook has its own
+        else:  # entered in a context that is gone, for example if each notebook cell has its own
             return
         before, later = entered[i].before, entered[i + 1 :]
         if later:  # blocks of generators may end in any order: the next one is now entered from further out
@@ -175,7 +175,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
 
 
 class _Bound(Generic[P, R]):
-    """A function together with the settings it is to run under; pickles by the settings' names."""
+    """A function with the settings under which to run it; pickles by the settings' names."""
 
     def __init__(self, function: Callable[P, R], settings: Settings) -> None:
         self._function, self._settings = function, settings
@@ -201,13 +201,13 @@ def bind_settings(function: Callable[P, R]) -> Callable[P, R]:
     Parameters
     ----------
     function : callable
-        What to run elsewhere. For a process pool it must pickle, as always.
+        What to run elsewhere. For a process pool it must be picklable, as always.
 
     Returns
     -------
     callable
-        Takes and returns what `function` does, under the backend, the kernels and (within one process) the
-        trace that were in force when `bind_settings` was called.
+        Like `function`, but runs under the backend, the providers and (within one process) the trace that were in force
+        when `bind_settings` was called.
 
     Raises
     ------
@@ -235,9 +235,9 @@ def trace() -> Iterator[Trace]:
     Yields
     ------
     Trace
-        A sequence of records, in the order in which operators finished; prints as a table. It goes on
-        filling while the block runs, in this thread and in functions bound by `bind_settings`. What an inner trace
-        records the outer one records, too.
+        A sequence of records, in the order in which operators finished; prints as a table. It grows while the block
+        runs, in this thread and in functions bound by `bind_settings`. An outer trace also records what an inner one
+        records.
 
     Examples
     --------
@@ -256,7 +256,7 @@ def trace() -> Iterator[Trace]:
 def get_backend() -> str:
     """Return the name of the backend in force here, ``"auto"`` if none was chosen.
 
-    With ``"auto"`` an operator computes where its arrays live. A `set_backend` block goes first, then
+    With ``"auto"`` an operator computes where its arrays live. The order of precedence is: a `set_backend` block,
     `set_default_backend`, the environment variables, the configuration file.
 
     Examples

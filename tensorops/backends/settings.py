@@ -1,7 +1,7 @@
 """Settings: one immutable object behind one context variable.
 
-A context variable gives every thread and every asyncio task its own view. Where no block put settings in force, a
-stand-in is; what it stands for is in `tensorops.backends.process_default`.
+A context variable gives every thread and every asyncio task its own view. Where no block is open, it holds a
+placeholder for the default in `tensorops.backends.process_default`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tensorops.libraries import Backend
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """Who computes, and who is told about it.
+    """Where to compute, and where to record it.
 
     Parameters
     ----------
@@ -31,8 +31,8 @@ class Settings:
     log
         Where to record what ran, or ``None``.
     plans
-        For every operator, the function that a type of array leads to, found on its first call. They belong
-        to these settings, so that a call finds its kernel with two look-ups and no decision.
+        For every operator, the function for each type of array, found on its first call. They belong to these
+        settings, so that a call finds its kernel with two look-ups and no decision.
     """
 
     backend: Backend | None = None
@@ -44,16 +44,16 @@ class Settings:
 
 
 INHERITED = Settings()
-"""Stands for the process's default wherever no block says otherwise. Its plans are those of that default, so that a
-call need not ask which it is."""
+"""A placeholder for the process default, where no block is open. It has the plans of that default, so that a call need
+not check which it is."""
 
 current: ContextVar[Settings] = ContextVar("tensorops.settings", default=INHERITED)
-"""What the innermost block put in force here, or `INHERITED`; see `tensorops.backends.process_default.in_force`."""
+"""The settings of the innermost block here, or `INHERITED`; see `tensorops.backends.process_default.in_force`."""
 
 
 @lru_cache(maxsize=128)
 def settings_of(backend: Backend | None, providers: tuple[str, ...] | None = None) -> Settings:
-    """Return one object for equal settings, so that entering a block again finds its plans made."""
+    """Return one object for equal settings, so that entering a block again reuses its plans."""
     return Settings(backend, providers)
 
 
@@ -65,4 +65,4 @@ def activate(settings: Settings) -> Iterator[Settings]:
     try:
         yield settings
     finally:
-        current.set(before)  # not by a token: a notebook may leave a block in another context than it entered it in
+        current.set(before)  # not by a token: a notebook may leave a block in a different context

@@ -1,4 +1,4 @@
-"""What a trace records."""
+"""The records of a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorops._display import Displayed, Table
 
 @dataclass(frozen=True)
 class Transfer:
-    """One array that went from one library to another."""
+    """One array that moved from one library to another."""
 
     source: str
     target: str
@@ -23,7 +23,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Record:
-    """One operator that ran, or one transfer that was asked for by itself (``operator="to_backend"``)."""
+    """One operator that ran, or one explicit transfer (``operator="to_backend"``)."""
 
     operator: str
     kernel: str

@@ -1,7 +1,7 @@
-"""A process in which llama.cpp runs a model: it reads what to do, line by line, and answers with seconds.
+"""A process in which llama.cpp runs a model: it reads requests line by line and answers with times in seconds.
 
-It stands alone, as a library that crashes must not take the comparison with it. A line is a JSON list: the tokens of a
-prompt, and how many to add; the answer is a list of the seconds of the prompt and of each token after it.
+It is separate, because a crash of the library must not end the comparison. A request is a JSON list: the tokens of a
+prompt and the number of tokens to add. The answer is a list of the seconds for the prompt and for each added token.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 
 def load(path: str, context: int, threads: int) -> Any:
-    """Return the model, its weights as they are in the file."""
+    """Return the model, with the weights unchanged from the file."""
     import llama_cpp
     from llama_cpp import llama_cpp as low_level
 
     defaults = low_level.llama_model_default_params
 
-    def without_repacking() -> Any:  # its AMX kernels do not ask the system for the tiles' registers, and crash
+    def without_repacking() -> Any:  # its AMX kernels do not request the tile registers from the system, and crash
         params = defaults()
         params.use_extra_bufts = False
         return params
@@ -29,7 +29,7 @@ def load(path: str, context: int, threads: int) -> Any:
 
 
 def run(model: Any, prompt: list[int], count: int) -> list[float]:
-    """Read a prompt and add the likeliest tokens; return the seconds that each of these steps took."""
+    """Read a prompt and add the likeliest tokens; return the seconds of each of these steps."""
     import numpy as np
 
     model.reset()

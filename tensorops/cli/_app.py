@@ -13,13 +13,13 @@ from tensorops.cli import INTERRUPTED
 COMMANDS = {
     "backends": "List the backends, each probed by a tiny computation, and the providers of kernels.",
     "bench": "Time OPERATORS, by default all, on every backend that computes here, beside NumPy's generic bodies.",
-    "config": "Show the configuration, or change its file and show what came of it.",
+    "config": "Show the configuration, or change its file and show the result.",
     "demo": "Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected.",
-    "doctor": "Examine the installation, the configuration and every backend; say what mends what is missing.",
+    "doctor": "Examine the installation, the configuration and every backend; say how to fix what is missing.",
     "generate": "Continue PROMPT; the text streams to standard output, the speed goes to standard error.",
     "selftest": "Compare every operator on every backend that computes here with its float64 reference.",
 }
-"""The subcommands, and the first sentence of each one's help. Each is in the module of its name."""
+"""The subcommands, and the first sentence of their help. Each is in the module with its name."""
 
 
 class _MissingPackageError(click.ClickException):
@@ -27,7 +27,7 @@ class _MissingPackageError(click.ClickException):
 
 
 class _Group(click.Group):
-    """Subcommands that are imported when needed, and that Ctrl-C ends with the exit code of shells."""
+    """Subcommands that are imported when needed, and that end with the exit code of shells on Ctrl-C."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def default_backend() -> Backend:
-    """Return the backend that a model computes with where nobody chose one."""
+    """Return the default backend of a model."""
     try:
         from tensorops.models import llama
     except ImportError as error:
@@ -27,7 +27,7 @@ def default_backend() -> Backend:
 
 
 def load(path: Path, backend: Backend) -> Llama:
-    """Load a model, compiled where the library compiles Python functions of arrays."""
+    """Load a model, compiled if the library compiles Python functions of arrays."""
     try:
         from tensorops.models import Llama
 
@@ -37,9 +37,9 @@ def load(path: Path, backend: Backend) -> Llama:
 
 
 def generate(llama: Llama, prompt: list[int], **options: Any) -> Iterator[int]:
-    """Continue the tokens of a prompt; what the model refuses is an error of the command."""
+    """Continue the tokens of a prompt; a refusal of the model is an error of the command."""
     if not prompt:
-        raise click.ClickException("the prompt has no character that the model's vocabulary knows")
+        raise click.ClickException("the prompt has no character in the model's vocabulary")
     try:
         return llama.generate_ids(prompt, **options)
     except ValueError as error:
@@ -48,13 +48,13 @@ def generate(llama: Llama, prompt: list[int], **options: Any) -> Iterator[int]:
 
 @dataclass
 class Stopwatch:
-    """When tokens came; the first one, which waits for the prompt and for compilers, is kept apart."""
+    """The times of tokens; the first, which includes the prompt and compilation, is kept separately."""
 
     started: float = field(default_factory=time.perf_counter)
     stamps: list[float] = field(default_factory=list)
 
     def watch(self, tokens: Iterator[int]) -> Iterator[int]:
-        """Pass tokens on and note when."""
+        """Pass tokens on and record their times."""
         for token in tokens:
             self.stamps.append(time.perf_counter())
             yield token

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Callable[..., Any])
 
-messages = Console(stderr=True)  # what is said about the work; results go to standard output
+messages = Console(stderr=True)  # messages about the work; results go to standard output
 
 
 def escape(text: object) -> str:
-    """Return text from elsewhere so that neither Rich nor the terminal takes anything in it for a command."""
+    """Return external text escaped, so that neither Rich nor the terminal interprets anything in it."""
     return markup.escape(printable_lines(text))
 
 
 def say(console: Console, text: object, *, label: str = "", indent: int = 0) -> None:
-    """Print a text after a label, which is Rich's markup; lines end between words and never within a command."""
+    """Print a text after a label in Rich's markup; lines break between words and never within a command."""
     mark = Text.from_markup(label)
-    # The label takes up room, and is no word to begin a line after.
+    # The label takes up space, and the line must not break after it.
     first, *rest = wrapped("\0" * len(mark) + printable(text), max(console.width - indent - 4, 1))
     line = Text(" " * indent).append_text(mark).append(first[len(mark) :])
     for each in (line, *(Text(" " * (indent + 4) + more) for more in rest)):
@@ -43,7 +43,7 @@ def say(console: Console, text: object, *, label: str = "", indent: int = 0) -> 
 
 
 def print_table(console: Console, table: rich.table.Table) -> None:
-    """Print a table whose columns are as wide as their longest word at least; without room, rows as paragraphs."""
+    """Print a table with columns at least as wide as their longest word; without room, print rows as paragraphs."""
 
     def plain(cell: object) -> str:
         return Text.from_markup(cell).plain if isinstance(cell, str) else str(cell)
@@ -57,7 +57,7 @@ def print_table(console: Console, table: rich.table.Table) -> None:
         text = Table(plain(table.title or ""), head, tuple(rows)).to_text(console.width)
         console.print(Text(text), soft_wrap=True, highlight=False)
         return
-    while sum(widths) > room:  # Rich would make the widest column narrower, whatever its words
+    while sum(widths) > room:  # Rich would narrow the widest column, whatever its words
         widths[max(range(len(widths)), key=lambda i: widths[i] - least[i])] -= 1
     for column, width in zip(table.columns, widths, strict=True):
         column.width, column.no_wrap = width, False
@@ -65,12 +65,12 @@ def print_table(console: Console, table: rich.table.Table) -> None:
 
 
 def warn(text: object) -> None:
-    """Print a warning to standard error; lines are not broken, so that commands in them can be copied."""
+    """Print a warning to standard error; lines are not broken, so commands in them can be copied."""
     messages.print(f"[yellow]Warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
 
 
 def text(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Refuse an empty text, and one that is not UTF-8: its bytes reach Python as characters that no encoder takes."""
+    """Refuse text that is empty or not UTF-8: its bytes reach Python as characters that no encoder accepts."""
     if not value:
         raise click.BadParameter("the text is empty")
     try:
@@ -81,19 +81,19 @@ def text(context: click.Context, parameter: click.Parameter, value: str) -> str:
 
 
 def finite(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Refuse NaN and the infinities, which click's ranges let through."""
+    """Refuse NaN and infinities, which click's ranges accept."""
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value} is not a finite number")
     return value
 
 
 def backend_name(context: click.Context, parameter: click.Parameter, value: str | None) -> Backend | None:
-    """Turn a backend's name into the backend; an unknown one is a usage error (exit code 2)."""
+    """Convert a backend's name to the backend; an unknown name is a usage error (exit code 2)."""
     return None if value is None else _known(value)
 
 
 def backend_names(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[Backend, ...]:
-    """Turn backends' names into the backends, each once; an unknown one is a usage error (exit code 2)."""
+    """Convert backends' names to the backends, each once; an unknown name is a usage error (exit code 2)."""
     return tuple(dict.fromkeys(map(_known, values)))
 
 
@@ -107,7 +107,7 @@ def _known(name: str) -> Backend:
 
 
 def available_here() -> str:
-    """Return the words that say which backends can compute here, best first."""
+    """Return the words that list the backends that can compute here, best first."""
     from tensorops.backends.listing import get_available_backends
 
     with messages.status("Probing backends ..."):
@@ -116,7 +116,7 @@ def available_here() -> str:
 
 
 def configuration_problem() -> str:
-    """Return what keeps the configuration from being applied, or an empty string."""
+    """Return why the configuration cannot be applied, or an empty string."""
     from tensorops.backends.process import process
 
     return "" if process.problem is None else str(process.problem)
@@ -128,7 +128,7 @@ def apply_configuration() -> tuple[str | None, str]:
     from tensorops.backends.scopes import get_backend
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BackendFallbackWarning)  # who asks says what is unavailable, and why
+        warnings.simplefilter("ignore", BackendFallbackWarning)  # the caller reports what is unavailable, and why
         try:
             reload_config()
             return get_backend(), ""
@@ -137,9 +137,9 @@ def apply_configuration() -> tuple[str | None, str]:
 
 
 def require_configuration() -> None:
-    """Refuse to compute under a configuration that could not be applied; `config` and `doctor` go on with one."""
+    """Refuse to compute under a configuration that could not be applied; `config` and `doctor` continue with one."""
     if problem := configuration_problem():
-        raise click.ClickException(f"{problem}\n`tensorops doctor` says how to mend it.")
+        raise click.ClickException(f"{problem}\n`tensorops doctor` says how to fix it.")
 
 
 def require_available(backend: Backend, *, option: str = "") -> None:
@@ -153,7 +153,7 @@ def require_available(backend: Backend, *, option: str = "") -> None:
 
 
 def configured_backend() -> Backend | None:
-    """Return the backend that the configuration puts in force, if it names one; a fallback is told of."""
+    """Return the backend that the configuration puts in force, if it names one; report a fallback."""
     from tensorops.backends.process_default import BackendFallbackWarning, in_force
 
     with warnings.catch_warnings(record=True) as said:
@@ -176,12 +176,12 @@ def model_options(command: C) -> C:
         "--model",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         envvar="TENSOROPS_MODEL",
-        help="A GGUF file; by default SmolLM2-135M-Instruct, fetched once.",
+        help="A GGUF file; by default SmolLM2-135M-Instruct, downloaded once.",
     )(command)
 
 
 def model_path(given: Path | None) -> Path:
-    """Return the model to run: the one given, or the default one, fetched with a progress bar if need be."""
+    """Return the model to run: the one given, or the default one, downloaded with a progress bar if necessary."""
     if given is not None:
         return given
     from tensorops.models.download import DownloadError, cached_model_path, fetch_model
@@ -195,5 +195,5 @@ def model_path(given: Path | None) -> Path:
             return fetch_model(lambda done, total: bar.update(task, completed=done, total=total))
     except (DownloadError, ImportError, OSError) as error:
         raise click.ClickException(
-            f"{error}\nTo run a model file you have, pass --model PATH or set TENSOROPS_MODEL to its path."
+            f"{error}\nTo run your own model file, pass --model PATH or set TENSOROPS_MODEL to its path."
         ) from None

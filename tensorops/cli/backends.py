@@ -16,7 +16,7 @@ from tensorops.libraries import Backend
 
 
 def probe_best_first() -> list[tuple[Backend, Probe]]:
-    """Return every backend and what came of trying it, best first; a spinner turns meanwhile."""
+    """Return every backend and the outcome of trying it, best first, with a spinner."""
     from tensorops.backends.listing import best_first
 
     with messages.status("Probing backends …"):
@@ -31,20 +31,20 @@ def providers() -> dict[str, str]:
     for name in tuple(PROVIDERS):
         try:
             reasons[name] = load(name)
-        except Exception as error:  # such as a setting of the kernels that means nothing: a list must not fail
+        except Exception as error:  # such as an invalid setting of the kernels: a list must not fail
             reasons[name] = describe_error(error)
     return reasons
 
 
 def had_here(found: list[tuple[Backend, Probe]]) -> list[tuple[Backend, Probe]]:
-    """Return those that compute here, or would if one did what their remedies say."""
+    """Return those that compute here, or would after their remedies."""
     from tensorops.backends.listing import can_be_had
 
     return [row for row in found if can_be_had(*row)]
 
 
 def print_backends(console: Console, found: list[tuple[Backend, Probe]]) -> None:
-    """Print the table of those that compute here, and under it the others, with their reasons and remedies."""
+    """Print the table of those that compute here, and below it the others, with their reasons and remedies."""
     table = Table(title="Backends, best first")
     for column in ("backend", "computes with", "verified here"):
         table.add_column(column)
@@ -60,20 +60,20 @@ def print_backends(console: Console, found: list[tuple[Backend, Probe]]) -> None
 
 
 def print_unavailable(console: Console, name: str, reason: str, remedy: str | None, *, indent: int) -> None:
-    """Print why a backend cannot compute here, and on a line of its own what mends that."""
+    """Print why a backend cannot compute here and, on a separate line, the remedy."""
     say(console, f"{name}: {reason}", label="[yellow]missing[/]  ", indent=indent)
     if remedy:
-        say(console, remedy, label="to mend it: ", indent=indent + 4)
+        say(console, remedy, label="to fix it: ", indent=indent + 4)
 
 
 def print_hidden(console: Console, count: int, command: str, *, indent: int) -> None:
-    """Say how many backends were left out, and how to see them."""
+    """Say how many backends were omitted, and how to see them."""
     if count:
-        say(console, f"{count} more are known, but cannot be had here; to see them: {command} --all", indent=indent)
+        say(console, f"{count} more are known, but not available here; to see them: {command} --all", indent=indent)
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Show those that cannot be had here, too.")
+@click.option("--all", "everything", is_flag=True, help="Also show those that are not available here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def backends(everything: bool, as_json: bool) -> None:
     """List the backends, each probed by a tiny computation, and the providers of kernels."""

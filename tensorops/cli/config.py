@@ -45,14 +45,14 @@ def _priority(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 @click.command()
-@click.option("--show", is_flag=True, help="Show what is configured; so does the command without options.")
+@click.option("--show", is_flag=True, help="Show the configuration, as does the command without options.")
 @click.option("--backend", callback=_preferred, metavar="NAME", help="Prefer this backend, or auto.")
 @click.option(
-    "--force/--no-force", default=None, help="Compute with the preferred backend or not at all; or lift that."
+    "--force/--no-force", default=None, help="Compute with the preferred backend or not at all; or undo that."
 )
-@click.option("--priority", callback=_priority, metavar="A,B,C", help="What to take instead, best first; '' clears it.")
+@click.option("--priority", callback=_priority, metavar="A,B,C", help="What to use instead, best first; '' clears it.")
 @click.option("--file", type=click.Path(dir_okay=False, path_type=Path), help="Use this file instead of the usual one.")
-@click.option("--reset", is_flag=True, help="Begin from an empty configuration, whatever the file says.")
+@click.option("--reset", is_flag=True, help="Start from an empty configuration, whatever the file says.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def config(
     show: bool,
@@ -63,14 +63,14 @@ def config(
     reset: bool,
     as_json: bool,
 ) -> None:
-    """Show the configuration, or change its file and show what came of it."""
+    """Show the configuration, or change its file and show the result."""
     usual = config_file.config_path()
     path = usual if file is None else file.absolute()
     changes: dict[str, Any] = {"preferred_backend": backend, "backend_priority": priority}
     changes = {name: value for name, value in changes.items() if value is not None}
     if changes or force is not None or reset:
         if path is None:
-            raise click.UsageError(f"{CONFIG} is set, but empty: there is no file to write; name one with --file PATH")
+            raise click.UsageError(f"{CONFIG} is set but empty: there is no file to write; name one with --file PATH")
         changes |= _write(path, changes, force, reset)
         if path != usual:
             warn(f"tensorops reads {usual or 'no file'}; to make it read this one, set {CONFIG}={path}")
@@ -85,7 +85,7 @@ def _write(path: Path, changes: dict[str, Any], force: bool | None, reset: bool)
     try:
         before = Configuration() if reset else config_file.read_file(path, must_exist=False)
     except ValueError as error:
-        raise click.ClickException(f"{error}\nMend the file, or begin from an empty one: add --reset.") from None
+        raise click.ClickException(f"{error}\nFix the file, or start from an empty one: add --reset.") from None
     if force is not None:
         preferred = changes.get("preferred_backend", before.preferred_backend)
         if force and preferred == AUTO:
@@ -99,13 +99,13 @@ def _write(path: Path, changes: dict[str, Any], force: bool | None, reset: bool)
         raise click.ClickException(said) from None
     messages.print(f"Written: {escape(str(path))}", soft_wrap=True, highlight=False)
     if after.force_backend not in (None, after.preferred_backend):
-        warn(f"{path} still forces {after.force_backend!r}, whatever is preferred; --no-force lifts that")
+        warn(f"{path} still forces {after.force_backend!r}, whatever is preferred; --no-force undoes that")
     return changes
 
 
 @contextmanager
 def _named_by_environment(file: Path | None) -> Iterator[None]:
-    """Read another file than the usual one for a while: --file is what TENSOROPS_CONFIG would be."""
+    """Temporarily read another file than the usual one: --file acts like TENSOROPS_CONFIG."""
     before = os.environ.get(CONFIG)
     if file is not None:
         os.environ[CONFIG] = str(file)
@@ -165,7 +165,7 @@ def _describe(value: Any) -> str:
 
 def _describe_file(path: Path | None) -> str:
     if path is None:
-        return f"none, as {CONFIG} is set, but empty"
+        return f"none, because {CONFIG} is set but empty"
     return f"{path} ({'exists' if config_file.exists(path) else 'does not exist'})"
 
 
@@ -177,15 +177,15 @@ _OVERRIDING = {
 
 
 def _warn_of_overrides(found: Configuration, changes: dict[str, Any]) -> None:
-    """Say what of the changes has no effect, since an environment variable says otherwise."""
+    """Report changes without effect because an environment variable overrides them."""
     for field, value in changes.items():
         if getattr(found, field) != value:
             said = " and ".join(f"{name}={os.environ[name]}" for name in _OVERRIDING[field] if name in os.environ)
-            warn(f"{FIELDS[field]}: {said} in the environment comes before the file")
+            warn(f"{FIELDS[field]}: {said} in the environment overrides the file")
 
 
 def _warn_of_unavailable(found: Configuration, changes: dict[str, Any]) -> None:
-    """Say which backends that are preferred, or were named just now, cannot compute here."""
+    """Report preferred or just named backends that cannot compute here."""
     from tensorops.backends.probing import describe, probe
     from tensorops.backends.registry import resolve
 

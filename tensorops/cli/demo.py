@@ -31,7 +31,7 @@ PROMPT = "The capital of France is"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one backend made of the prompt."""
+    """The result of one backend."""
 
     backend: str
     ids: list[int]
@@ -46,7 +46,7 @@ def run(path: Path, backend: Backend, prompt: str, count: int) -> Outcome:
     assert llama.tokenizer is not None
     prompt_ids = llama.tokenizer.encode(prompt)
     tokens = _model.generate(llama, prompt_ids, max_new_tokens=count)
-    with tensorops.trace() as log:  # on a run of its own, as recording takes time
+    with tensorops.trace() as log:  # in a separate run, because recording takes time
         list(_model.generate(llama, prompt_ids, max_new_tokens=min(count, 2)))
     watch = _model.Stopwatch()
     ids = list(watch.watch(tokens))
@@ -55,7 +55,7 @@ def run(path: Path, backend: Backend, prompt: str, count: int) -> Outcome:
 
 
 def why_skipped(backend: Backend) -> str:
-    """Return why the demonstration leaves a backend out, or an empty string."""
+    """Return why the demo leaves a backend out, or an empty string."""
     if backend.library.lazy:
         return "lazy: it builds a graph of thousands of tasks for every token"
     return "it checks conformance and is not made for speed" if backend.for_tests else ""
@@ -69,9 +69,9 @@ def why_skipped(backend: Backend) -> str:
     multiple=True,
     callback=backend_names,
     metavar="NAME",
-    help="Run this one, which may be said several times; by default the configured one, or else all.",
+    help="Run this one; may be repeated. By default the configured one, or else all.",
 )
-@click.option("--all", "everything", is_flag=True, help="Run all, also those that are left out for their slowness.")
+@click.option("--all", "everything", is_flag=True, help="Run all, including those that are left out as too slow.")
 @model_options
 def demo(prompt: str, named: tuple[Backend, ...], everything: bool, model: Path | None, max_new_tokens: int) -> None:
     """Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected."""

@@ -1,4 +1,4 @@
-"""``tensorops doctor``: what is installed, what is missing, and the command that mends it."""
+"""``tensorops doctor``: what is installed, what is missing, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ POCL = "Portable Computing Language"
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Show the backends that cannot be had here, too.")
+@click.option("--all", "everything", is_flag=True, help="Also show the backends that are not available here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def doctor(everything: bool, as_json: bool) -> None:
-    """Examine the installation, the configuration and every backend; say what mends what is missing.
+    """Examine the installation, the configuration and every backend; say how to fix what is missing.
 
-    The exit code is 0 if the configuration is sound, the backend that it names works, and the compiled kernels load.
+    The exit code is 0 if the configuration is valid, the backend that it names works, and the compiled kernels load.
     """
     from tensorops.backends.ranking import get_optimal_backend
     from tensorops.hardware import detect_hardware
@@ -68,7 +68,7 @@ def doctor(everything: bool, as_json: bool) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that every report of a defect needs."""
+    """Return the versions that every bug report needs."""
     import platform
 
     import numpy as np
@@ -84,7 +84,7 @@ def versions() -> dict[str, str]:
 
 
 def examine_installation() -> dict[str, Any]:
-    """Return where tensorops was imported from, and how it came there."""
+    """Return where tensorops was imported from, and how it was installed."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     import tensorops
@@ -103,13 +103,13 @@ def examine_installation() -> dict[str, Any]:
 
 
 def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
-    """Return what the compiled kernels were made for, or why they do not load."""
+    """Return the targets of the compiled kernels, or why they do not load."""
     from tensorops import _providers
     from tensorops.backends.probing import probe
 
     try:
         reason = _providers.load("cpu")
-    except Exception as error:  # a setting that means nothing
+    except Exception as error:  # an invalid setting
         reason = describe_error(error)
     if reason:
         remedy = probe(resolve("cpu")).remedy
@@ -122,7 +122,7 @@ def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def examine_configuration(problems: list[dict[str, str]]) -> dict[str, Any]:
-    """Return what is configured; what is wrong with it is added to the problems."""
+    """Return the configuration, and add its errors to the problems."""
     path = config_file.config_path()
     set_here = {name: value for name, value in sorted(os.environ.items()) if name.startswith("TENSOROPS_")}
     facts: dict[str, Any] = {
@@ -137,7 +137,7 @@ def examine_configuration(problems: list[dict[str, str]]) -> dict[str, Any]:
         remedies = [f"unset {name}" for name in set_here if f"environment variable {name}" in str(error)]
         if not remedies:
             unset = f", or unset {CONFIG}" if CONFIG in set_here else ""
-            remedies = [f"mend the file, or write an empty one with: tensorops config --reset{unset}"]
+            remedies = [f"fix the file, or write an empty one with: tensorops config --reset{unset}"]
         problems.append({"problem": str(error), "remedy": remedies[0]})
         return facts | {"problem": str(error)}
     name, failure = apply_configuration()
@@ -151,12 +151,12 @@ def examine_configuration(problems: list[dict[str, str]]) -> dict[str, Any]:
 
 
 def problem_with_choice(found: Configuration, failure: str) -> list[dict[str, str]]:
-    """Return what keeps the preferred or forced backend from computing, if it cannot."""
+    """Return why the preferred or forced backend cannot compute, if so."""
     from tensorops.backends.probing import probe
 
     name = found.force_backend or found.preferred_backend
     if name == AUTO:
-        return [{"problem": failure, "remedy": "mend what it names"}] if failure else []
+        return [{"problem": failure, "remedy": "fix what it names"}] if failure else []
     how = "forced" if found.force_backend else "preferred"
     source = found.sources.get("force_backend" if found.force_backend else "preferred_backend", "the configuration")
     another = f"choose another: {_remedy_of(source)}"
@@ -167,7 +167,7 @@ def problem_with_choice(found: Configuration, failure: str) -> list[dict[str, st
 
 
 def problems_with_devices(found: Configuration) -> list[dict[str, str]]:
-    """Return which options of devices cannot be honoured; those of the backend in force have been applied."""
+    """Return the device options that cannot be honoured; those of the backend in force have been applied."""
     from tensorops.backends.probing import probe_here
 
     where = found.sources.get("devices", "the configuration")
@@ -177,7 +177,7 @@ def problems_with_devices(found: Configuration) -> list[dict[str, str]]:
             tried = probe_here(resolve(name))
             if tried.misconfigured:  # any other reason is not the configuration's
                 said = f"{where}: devices: {name}: {tried.reason}"
-                problems.append({"problem": said, "remedy": f"take that option out of {where}"})
+                problems.append({"problem": said, "remedy": f"remove that option from {where}"})
     return problems
 
 
@@ -186,7 +186,7 @@ def _remedy_of(source: str) -> str:
 
 
 def plugins() -> list[dict[str, str | None]]:
-    """Return the backends that other distributions bring, and why one failed to load."""
+    """Return the backends of other distributions, and why one failed to load."""
     registry.load_plugins()
     return [
         {"name": name, "distribution": owner, "reason": registry.plugin_failures.get(name)}
@@ -195,13 +195,13 @@ def plugins() -> list[dict[str, str | None]]:
 
 
 def notes_on_opencl(hardware: Hardware) -> list[str]:
-    """Return what is odd about the OpenCL drivers, though nothing fails for it."""
+    """Return what is unusual about the OpenCL drivers, even if nothing fails."""
     processors = [d for d in hardware.opencl_devices if d.platform == POCL and d.kind == "cpu"]
     if len(processors) < 2:
         return []
     return [
-        f"OpenCL lists the processor {len(processors)} times, as several copies of PoCL are installed (the system's "
-        "and a package of pip's, perhaps); programs that take the first one do not know which: uninstall all but one"
+        f"OpenCL lists the processor {len(processors)} times, because several copies of PoCL are installed (perhaps "
+        "the system's and a pip package); programs that take the first one do not know which: uninstall all but one"
     ]
 
 
@@ -218,7 +218,7 @@ def _row(backend: Backend, probed: Probe) -> dict[str, Any]:
 
 
 def print_report(report: dict[str, Any], hardware: str, shown: set[str]) -> None:
-    """Print the report for people, with the backends that are to be shown; no line ends within a command."""
+    """Print the report for people, with the given backends; no line breaks within a command."""
     console = Console(highlight=False)
 
     def section(title: str, *lines: str) -> None:
@@ -245,7 +245,7 @@ def print_report(report: dict[str, Any], hardware: str, shown: set[str]) -> None
         section("Problems")
         for problem in report["problems"]:
             say(console, problem["problem"], label="[red]*[/] ", indent=2)
-            say(console, problem["remedy"], label="to mend it: ", indent=4)
+            say(console, problem["remedy"], label="to fix it: ", indent=4)
     else:
         console.print("\n[green]No problems.[/]")
 
@@ -269,9 +269,9 @@ def _native_line(native: dict[str, Any]) -> str:
 
 def _configuration_lines(found: dict[str, Any]) -> list[str]:
     exists = "exists" if found["file_exists"] else "does not exist"
-    lines = [f"file: {found['file']} ({exists})" if found["file"] else f"file: none, as {CONFIG} is set, but empty"]
+    lines = [f"file: {found['file']} ({exists})" if found["file"] else f"file: none, because {CONFIG} is set but empty"]
     lines += [
-        f"{name}={value}" + ("  (tensorops reads no such variable)" if name in found["unknown_variables"] else "")
+        f"{name}={value}" + ("  (not a variable of tensorops)" if name in found["unknown_variables"] else "")
         for name, value in found["environment"].items()
     ]
     if "preferred_backend" in found:

@@ -23,10 +23,10 @@ from tensorops.libraries import Backend
 
 
 def divisor(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    """Refuse a temperature that vanishes in the precision in which logits are divided by it."""
+    """Refuse a temperature that is 0 in float32, in which logits are divided by it."""
     smallest = float(np.finfo(np.float32).tiny)
     if 0 < value < smallest:
-        raise click.BadParameter(f"{value} is less than float32's {smallest:.1e}; 0 takes the likeliest token")
+        raise click.BadParameter(f"{value} is less than float32's {smallest:.1e}; 0 chooses the likeliest token")
     finite(context, parameter, value)
     return value
 
@@ -36,7 +36,7 @@ def divisor(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option(
     "--backend",
     callback=backend_name,
-    help="Who computes; by default what is configured, else cpu, or numpy without its kernels.",
+    help="The backend; by default the configured one, else cpu, or numpy without compiled kernels.",
 )
 @click.option(
     "--temperature",
@@ -44,23 +44,23 @@ def divisor(context: click.Context, parameter: click.Parameter, value: float) ->
     callback=divisor,
     default=0.0,
     show_default=True,
-    help="0 takes the likeliest.",
+    help="0 chooses the likeliest token.",
 )
 @click.option("--top-k", type=click.IntRange(min=1), help="Sample from the likeliest K tokens.")
 @click.option(
     "--top-p",
     type=click.FloatRange(0, 1, min_open=True),
     callback=finite,
-    help="Sample from the likeliest of this total.",
+    help="Sample from the likeliest tokens with this total probability.",
 )
 @click.option(
     "--min-p",
     type=click.FloatRange(0, 1),
     callback=finite,
-    help="Leave out tokens rarer than this share of the likeliest.",
+    help="Leave out tokens with less than this fraction of the likeliest token's probability.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Make sampling repeatable.")
-@click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
+@click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt.")
 @model_options
 def generate(
     prompt: str,
@@ -83,7 +83,7 @@ def generate(
     watch = _model.Stopwatch()
     try:
         ids = llama.tokenizer.encode_prompt(prompt, chat=chat)
-    except ValueError as error:  # the template is the file's
+    except ValueError as error:  # the template comes from the file
         raise click.ClickException(str(error)) from None
     pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     tokens = _model.generate(llama, ids, max_new_tokens=max_new_tokens, **pick)

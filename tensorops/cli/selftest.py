@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from tensorops.testing.conformance import Outcome, Subject
 
 STATUSES = ("passed", "failed", "refused", "skipped")
-SHOWN = 40  # failures of one backend that people see
+SHOWN = 40  # the maximum number of failures printed for one backend
 
 
 @dataclass
 class Tally:
-    """What came of one implementation of the operators on one backend."""
+    """The outcomes of one implementation of the operators on one backend."""
 
     implementation: str
     dtypes: list[str] = field(default_factory=list)
@@ -41,13 +41,13 @@ class Tally:
     seconds: float = 0.0
 
     def counts(self) -> dict[str, int]:
-        """Return how many outcomes have each status."""
+        """Return the number of outcomes with each status."""
         return {status: sum(o.status == status for o in self.outcomes) for status in STATUSES}
 
 
 @dataclass
 class Result:
-    """What came of one backend; `reason` says what kept it from being tested."""
+    """The outcome of one backend; `reason` says why it was not tested."""
 
     backend: str
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Result:
         return not self.reason and not self.failures and passed > 0
 
     def add(self, subject: Subject, outcomes: list[Outcome], seconds: float) -> None:
-        """Count what came of one subject."""
+        """Count the outcomes of one subject."""
         tally = self.tallies.setdefault(subject.implementation, Tally(subject.implementation))
         tally.outcomes += outcomes
         tally.seconds += seconds
@@ -91,7 +91,7 @@ class Result:
 
 @click.command()
 @click.option("--backend", "named", multiple=True, callback=backend_names, metavar="NAME", help="May be repeated.")
-@click.option("--full", is_flag=True, help="Run every case on the libraries that take seconds to compile, too.")
+@click.option("--full", is_flag=True, help="Run every case even on libraries that take seconds to compile.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def selftest(named: tuple[Backend, ...], full: bool, as_json: bool) -> None:
     """Compare every operator on every backend that computes here with its float64 reference.
@@ -127,7 +127,7 @@ def describe_quick(backends: tuple[Backend, ...]) -> str:
     if not slow:
         return ""
     return (
-        f"quick run: on {' and '.join(slow)}, where every new shape takes long, only one everyday case of each "
+        f"quick run: on {' and '.join(slow)}, where every new shape takes long, only one typical case of each "
         "operator and those with NaN, infinities or no elements; --full runs all"
     )
 
@@ -146,7 +146,7 @@ def _run_backend(backend: Backend, full: bool, bar: Progress) -> Result:
     task = bar.add_task(backend.name, total=None)
     try:
         chosen = subjects(backend.name, quick=not full)
-    except Exception as error:  # what answered when it was probed may yet fail in this process
+    except Exception as error:  # a backend that answered the probe may still fail in this process
         result.reason = describe_error(error)
         return result
     bar.update(task, total=sum(map(len, chosen)))
@@ -161,7 +161,7 @@ def _run_backend(backend: Backend, full: bool, bar: Progress) -> Result:
 
 
 def print_report(results: list[Result], left_out: str) -> None:
-    """Print the table that people see, and what failed."""
+    """Print the table of results, and the failures."""
     console = Console()
     shown = [s for s in STATUSES if s != "skipped" or any(r.to_dict()[s] for r in results)]
     table = Table(title="Conformance with the float64 references")
@@ -188,7 +188,7 @@ def print_report(results: list[Result], left_out: str) -> None:
 
 
 def _remarks(result: Result) -> list[str]:
-    """Return what did not pass, in words; what was skipped for one reason is said once."""
+    """Return the cases that did not pass, in words; each reason for skipping occurs once."""
     outcomes = [outcome for tally in result.tallies.values() for outcome in tally.outcomes]
     skipped = dict.fromkeys(f"{o.implementation} skipped: {o.message}" for o in outcomes if o.status == "skipped")
     lines = [*filter(None, [result.reason]), *skipped, *map(str, result.failures[:SHOWN])]

@@ -1,8 +1,8 @@
-"""What this machine is made of, found without any optional library.
+"""Detection of this machine's hardware, without any optional library.
 
-Nothing is taken from an environment variable or a package that imports: a device is there when its driver, its device
-file or the operating system tells of it. Whether tensorops can compute on it is another question, which
-`get_available_backends` answers by computing.
+An environment variable or an importable package proves nothing: a device counts if its driver, its device file or the
+operating system reports it. Whether tensorops can compute on it is another question, which `get_available_backends`
+answers by computing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["CPU", "Accelerator", "Hardware", "OpenCLDevice", "detect_hardware"]
 T = TypeVar("T")
 
 KINDS = ("cuda", "rocm", "tpu", "apple", "neuron", "opencl", "cpu")
-"""The values of `Hardware.hardware_type`; of several kinds in one machine the first counts."""
+"""The values of `Hardware.hardware_type`; if a machine has several kinds, the first one counts."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class OpenCLDevice:
     Attributes
     ----------
     name, platform : str
-        As the driver calls them.
+        The driver's names.
     kind : str
         "gpu", "cpu", "accelerator" or "other".
     memory : int
         Bytes of global memory.
     compute_units : int
-        Its compute units.
+        The number of compute units.
     """
 
     name: str
@@ -56,7 +56,7 @@ class OpenCLDevice:
 
 @dataclass(frozen=True, repr=False)
 class Hardware(Displayed):
-    """What a machine is made of; prints as a summary for people.
+    """The hardware of a machine; prints as a summary for people.
 
     Attributes
     ----------
@@ -65,23 +65,23 @@ class Hardware(Displayed):
     device_name : str
         The accelerator's name (of several, the most capable), or the processor's.
     device_count : int
-        How many accelerators of this type there are; 1 for "cpu".
+        The number of accelerators of this type; 1 for "cpu".
     total_memory_gb : float or None
-        The whole memory of that one device, or the machine's for "cpu", in units of 2**30 bytes; ``None`` if unknown.
+        The total memory of that device, or of the machine for "cpu", in units of 2**30 bytes; ``None`` if unknown.
     cpu : CPU
         The processor.
     gpu_architecture : str or None
         The GPU's generation: "Hopper", "gfx942".
     compute_capability : int or None
-        An NVIDIA GPU's; 90 means 9.0.
+        The compute capability of an NVIDIA GPU; 90 means 9.0.
     tpu_version : str or None
         "v4", "v5e", "v5p", "v6e", ...
     opencl_devices : tuple of OpenCLDevice
-        What PyOpenCL lists, if it is installed; processors, too.
+        The devices that PyOpenCL lists, if it is installed; includes processors.
     accelerators : tuple of Accelerator
-        Everything found beside the processor. A GPU that OpenCL lists as well is there twice.
+        Everything found besides the processor. A GPU that OpenCL also lists occurs twice.
     notes : tuple of str
-        What could not be found out, and why.
+        What could not be determined, and why.
     """
 
     hardware_type: str = "cpu"
@@ -97,7 +97,7 @@ class Hardware(Displayed):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as dictionaries, lists, strings and numbers, as JSON knows them."""
+        """Return everything as dictionaries, lists, strings and numbers, for JSON."""
         plain: dict[str, Any] = _plain(self)
         return plain
 
@@ -143,22 +143,22 @@ def _plain(value: Any) -> Any:
 
 
 def detect_hardware(*, refresh: bool = False) -> Hardware:
-    """Find out what this machine is made of; once, and kept.
+    """Detect this machine's hardware, once; the result is cached.
 
-    It needs no optional library and starts none. NVIDIA's GPUs come from the driver, AMD's, TPUs and Trainium from
-    the operating system's files, Apple's from sysctl; OpenCL's, where PyOpenCL is installed, from a process of their
-    own. What JAX and MLX know counts if this process has already started them. Devices that CUDA_VISIBLE_DEVICES and
-    its like hide from this process are left out.
+    It needs no optional library and starts none. The driver reports NVIDIA GPUs; the operating system's files report
+    AMD GPUs, TPUs and Trainium; sysctl reports Apple's. OpenCL devices, if PyOpenCL is installed, are listed by a
+    separate process. JAX and MLX are asked if this process has already started them. Devices that CUDA_VISIBLE_DEVICES
+    and similar variables hide from this process are left out.
 
     Parameters
     ----------
     refresh : bool, default False
-        Look again.
+        Detect it again.
 
     Returns
     -------
     Hardware
-        What was found. Whatever fails is "not found", with a note; nothing raises.
+        What was found. A failing detection counts as "not found", with a note; nothing raises.
 
     Examples
     --------
@@ -180,12 +180,12 @@ def _detect_here() -> Hardware:
 
 @functools.cache
 def detect_processor() -> CPU:
-    """Return what `detect_hardware` says of the processor; without asking drivers, some of which answer late."""
+    """Return the processor as in `detect_hardware`, without querying drivers, some of which are slow."""
     return _processor(Machine.here(), [])
 
 
 def detect(machine: Machine) -> Hardware:
-    """Find out what a machine is made of."""
+    """Detect the hardware of a machine."""
     notes: list[str] = []
     cpu = _processor(machine, notes)
     opencl = _attempt("OpenCL", _opencl_devices, machine, notes) or ()
@@ -200,7 +200,7 @@ def detect(machine: Machine) -> Hardware:
     ):
         kinds = {a.kind for a in found}
         more = _attempt(what, find, machine, notes) or []
-        found += [a for a in more if a.kind not in kinds]  # not what the operating system told of already
+        found += [a for a in more if a.kind not in kinds]  # not those that the operating system already reported
     found += [Accelerator("opencl", d.name, d.memory, "pyopencl") for d in opencl if d.kind in ("gpu", "accelerator")]
     return _summary(cpu, tuple(found), opencl, tuple(notes))
 
@@ -210,7 +210,7 @@ def _attempt(what: str, find: Callable[[Machine, list[str]], T], machine: Machin
         return find(machine, notes)
     except DetectionError as error:
         notes.append(str(error))
-    except Exception as error:  # whatever a driver or an odd file leads to, the rest is still worth knowing
+    except Exception as error:  # whatever a driver or an unusual file causes, the rest is still useful
         notes.append(f"{what}: {type(error).__name__}: {error}")
     return None
 
@@ -245,7 +245,7 @@ def _opencl_devices(machine: Machine, notes: list[str]) -> tuple[OpenCLDevice, .
     if cl is not None:
         said = _opencl.listing(cl)
     elif machine.is_installed("pyopencl") and sys.executable and not getattr(sys, "frozen", False):
-        # -P keeps the folder of the file, whose modules are named like some of Python's, off the path.
+        # -P keeps the file's folder, whose modules have the names of some of Python's, off the path.
         command = (sys.executable, "-P", "-W", "ignore", _opencl.__file__, json.dumps(sys.path))
         try:
             printed = machine.run(command, _opencl.SECONDS) or ""

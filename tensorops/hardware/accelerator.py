@@ -1,4 +1,4 @@
-"""What is said of an accelerator, whoever makes it, and which of them a process may use."""
+"""The description of an accelerator of any maker, and which accelerators a process may use."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tensorops.hardware.machine import Machine
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device beside the processor.
+    """One device besides the processor.
 
     Attributes
     ----------
     kind : str
         "cuda", "rocm", "tpu", "apple", "neuron" or "opencl".
     name : str
-        As its maker or its driver calls it.
+        The name given by its maker or driver.
     memory : int or None
         Bytes of its memory, ``None`` if unknown.
     found_by : str
-        What told of it.
+        The source of the information.
     compute_capability : int or None
-        Of an NVIDIA GPU; 90 means 9.0.
+        The compute capability of an NVIDIA GPU; 90 means 9.0.
     architecture : str or None
         Its generation: "Hopper", "gfx942", "v5e".
     identifier : str
-        What tells it from others of the same name, if its driver says so.
+        What distinguishes it from others of the same name, if its driver reports it.
     """
 
     kind: str
@@ -40,12 +40,12 @@ class Accelerator:
 
 
 def visible(found: Sequence[Accelerator], machine: Machine, notes: list[str], variable: str) -> list[Accelerator]:
-    """Return the devices that an environment variable of the driver's leaves to this process, in its order.
+    """Return the devices that an environment variable of the driver leaves visible to this process, in its order.
 
-    The variable can hide devices; it cannot make one.
+    The variable can hide devices, but not create one.
     """
     listed = machine.environment.get(variable)
-    if listed is None or not found or "MIG-" in listed:  # a part of a GPU: which one, only the driver knows
+    if listed is None or not found or "MIG-" in listed:  # part of a GPU; only the driver knows which
         return list(found)
     chosen: list[Accelerator] = []
     for entry in map(str.strip, listed.split(",")):
@@ -54,7 +54,7 @@ def visible(found: Sequence[Accelerator], machine: Machine, notes: list[str], va
         else:
             matching = [a for a in found if entry and a.identifier.lower().startswith(entry.lower())]
         if len(matching) != 1:
-            break  # the drivers, too, ignore what follows an entry that names no device
+            break  # drivers also ignore everything after an entry that does not name a device
         chosen += matching
     if len(chosen) < len(found):
         notes.append(f"{variable}={listed} hides {len(found) - len(chosen)} of {len(found)} devices")

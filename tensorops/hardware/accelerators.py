@@ -1,6 +1,6 @@
-"""The accelerators other than NVIDIA's: AMD's GPUs, TPUs, Trainium, Apple's.
+"""The accelerators other than NVIDIA's: AMD GPUs, TPUs, Trainium, Apple's.
 
-Each detector returns what it found and appends to `notes` what it could not find out.
+Each detector returns what it found and appends to `notes` what it could not determine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def detect_amd(machine: Machine, notes: list[str]) -> list[Accelerator]:
     found = []
     for path in machine.glob("sys/class/kfd/kfd/topology/nodes/*/properties"):
         properties = _pairs(machine.read(path))
-        if properties.get("simd_count", 0):  # the nodes without are processors
+        if properties.get("simd_count", 0):  # nodes without it are processors
             found.append(_amd_gpu(machine, path.parent, properties))
     for variable in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         found = visible(found, machine, notes, variable)
@@ -50,13 +50,13 @@ def _below(machine: Machine, path: Path) -> str:
 
 # ------------------------------------------------------------------------------------------------------- TPUs
 
-# By the number of the device on the PCI bus.
+# By the device number on the PCI bus.
 _TPU_DEVICES = {"0x0027": "v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "v7"}
 _TPU_GIBIBYTES = {"v2": 16, "v3": 32, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "v7": 192}
 
 
 def tpu_version(text: str) -> str | None:
-    """Return the version in what Google writes: "v5litepod-4" is v5e, "v5p-8" v5p, "TPU v6 lite" v6e, "TPU7x" v7."""
+    """Return the version in Google's notation: "v5litepod-4" is v5e, "v5p-8" v5p, "TPU v6 lite" v6e, "TPU7x" v7."""
     match = re.match(r"(?:tpu)?v?([0-9])(lite|e|p|x)?", text.lower().replace(" ", ""))
     if match is None:
         return None
@@ -65,13 +65,13 @@ def tpu_version(text: str) -> str | None:
 
 
 def detect_tpu(machine: Machine, notes: list[str]) -> list[Accelerator]:
-    """Return the TPU chips whose device files are there; an environment variable alone makes none."""
+    """Return the TPU chips that have device files; an environment variable alone is not enough."""
     told = machine.environment.get("TPU_ACCELERATOR_TYPE", "")
     on_the_bus = _tpus_on_the_bus(machine)
     files = [p for p in machine.glob("dev/accel[0-9]*") if p.name.removeprefix("accel").isdecimal()]
     if not files and on_the_bus:
         files = [p for p in machine.glob("dev/vfio/[0-9]*") if p.name.isdecimal()]
-        files = files[: len(on_the_bus)]  # other devices may be handed through in the same way
+        files = files[: len(on_the_bus)]  # other devices may be passed through in the same way
     if not files:
         if told:
             notes.append(f"TPU_ACCELERATOR_TYPE is {told}, but there is no device file of a TPU")
@@ -96,7 +96,7 @@ def _tpus_on_the_bus(machine: Machine) -> list[str | None]:
 
 # ------------------------------------------------------------------------------------------ Trainium, Inferentia
 
-# By the family of the machine: the chip and the memory of one.
+# By machine family: the chip and its memory.
 _NEURON = {
     "inf1": ("AWS Inferentia", 8),
     "inf2": ("AWS Inferentia2", 32),
@@ -106,7 +106,7 @@ _NEURON = {
 
 
 def detect_neuron(machine: Machine, notes: list[str]) -> list[Accelerator]:
-    """Return the Trainium or Inferentia chips whose device files are there."""
+    """Return the Trainium or Inferentia chips that have device files."""
     files = [p for p in machine.glob("dev/neuron[0-9]*") if p.name.removeprefix("neuron").isdecimal()]
     told = (
         machine.read("sys/devices/virtual/neuron_device/neuron0/info/architecture/instance_type"),

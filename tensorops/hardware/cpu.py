@@ -1,4 +1,4 @@
-"""What the processor is, what this process may use of it, and how much memory there is."""
+"""The processor, the part of it that this process may use, and the memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tensorops.hardware.machine import Machine, as_int, sysctl
 
 @dataclass(frozen=True)
 class CPU:
-    """The processor, and what this process may use of it.
+    """The processor, and the part of it that this process may use.
 
     Attributes
     ----------
     name : str
-        As its maker calls it; empty if unknown.
+        The manufacturer's name; empty if unknown.
     architecture : str
-        "x86_64", "aarch64", or what the operating system calls another.
+        "x86_64", "aarch64", or the operating system's name for another.
     physical_cores : int or None
         Cores this process may run on, ``None`` if unknown.
     logical_cores : int
@@ -44,7 +44,7 @@ class CPU:
     memory: int | None = None
 
 
-# What Linux calls them, where that differs or several make one.
+# Linux's names, where they differ or several make one feature.
 _LINUX_FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "neon": {"asimd"},
@@ -53,7 +53,7 @@ _LINUX_FLAGS = {
     **{name: {name} for name in ("sse4_2", "avx", "avx2", "fma", "f16c", "avx512_bf16", "avx512_fp16", "avx512_vnni")},
     **{name: {name} for name in ("avx_vnni", "amx_tile", "amx_int8", "amx_bf16", "bf16", "i8mm", "sve", "sve2")},
 }
-# What macOS calls them: on Arm a key of its own each, on x86-64 a word in a list.
+# macOS's names: on Arm one key for each, on x86-64 a word in a list.
 _ARM_KEYS = {"fp16": "FP16", "dotprod": "DotProd", "bf16": "BF16", "i8mm": "I8MM"}
 _MAC_FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -62,7 +62,7 @@ _MAC_FLAGS = {
     "avx512_vnni": {"avx512vnni"},
     **{name: {name} for name in ("avx2", "fma", "f16c")},
 }
-# Arm processors give numbers for a name; these are the ones found in servers.
+# Arm processors report numbers instead of a name; these are the ones found in servers.
 _ARM_PARTS = {
     ("0x41", "0xd08"): "Arm Cortex-A72",
     ("0x41", "0xd0c"): "Arm Neoverse N1",
@@ -74,7 +74,7 @@ _ARM_PARTS = {
 
 
 def detect_cpu(machine: Machine, notes: list[str]) -> CPU:
-    """Return what a machine's processor is; what cannot be found out keeps its default."""
+    """Return the processor of a machine; unknown values keep their defaults."""
     if machine.system == "Linux":
         return _linux(machine, _architecture(machine), notes)
     if machine.system == "Darwin":
@@ -83,7 +83,7 @@ def detect_cpu(machine: Machine, notes: list[str]) -> CPU:
 
 
 def bare_cpu(machine: Machine) -> CPU:
-    """Return what is known of a processor without any file or command."""
+    """Return what is known about a processor without any file or command."""
     architecture = _architecture(machine)
     features = machine.cpu_features | ({"neon"} if architecture == "aarch64" else set())
     logical = len(machine.usable_cpus or {0})
@@ -112,7 +112,7 @@ def _linux(machine: Machine, architecture: str, notes: list[str]) -> CPU:
         if key.strip() == "processor" and value.strip().isdecimal():
             processors.add(int(value))
     if not processors:
-        notes.append("/proc/cpuinfo cannot be read, or names no processor")
+        notes.append("/proc/cpuinfo cannot be read, or does not name a processor")
     usable = machine.usable_cpus or frozenset(processors) or frozenset({0})
     logical = min(len(usable), _cpu_quota(machine) or len(usable))
     physical = _physical_cores(machine, usable)
@@ -157,15 +157,15 @@ def _linux_memory(machine: Machine) -> int | None:
     limits = [int(total[1]) << 10] if total else [machine.memory] if machine.memory else []
     for folder in _control_groups(machine, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = as_int(machine.read(str(folder / name)))  # "max" is no number
+            limit = as_int(machine.read(str(folder / name)))  # "max" is not a number
             if limit is not None:
                 limits.append(limit)
-    # Without /proc/meminfo a limit of none at all would pass for memory: version 1 writes a number near 2**63.
+    # Without /proc/meminfo, the absence of a limit would look like memory: version 1 writes a number near 2**63.
     return min(limits) if limits and min(limits) < 1 << 60 else None
 
 
 def _cpu_quota(machine: Machine) -> int | None:
-    """Return how many cores the time that the process's container may use is worth, rounded up."""
+    """Return the CPU quota of the process's container in cores, rounded up."""
     shares = []
     for folder in _control_groups(machine, "cpu"):
         quota, _, period = machine.read(str(folder / "cpu.max")).partition(" ")
@@ -173,16 +173,16 @@ def _cpu_quota(machine: Machine) -> int | None:
             (quota, period),
             (machine.read(str(folder / "cpu.cfs_quota_us")), machine.read(str(folder / "cpu.cfs_period_us"))),
         ):
-            microseconds, of = as_int(q), as_int(p)  # "max" and -1 are no numbers: no quota
+            microseconds, of = as_int(q), as_int(p)  # "max" and -1 mean no quota
             if microseconds and of:
                 shares.append(microseconds / of)
     return max(1, math.ceil(min(shares))) if shares else None
 
 
 def _control_groups(machine: Machine, controller: str) -> Iterator[PurePosixPath]:
-    """Yield the folders of the process's control groups, its own first: a limit of any of them holds.
+    """Yield the folders of the process's control groups, its own first: the limits of all of them apply.
 
-    In a container the path is often that of the host, of which only the root is to be seen.
+    In a container the path is often that of the host, of which only the root is visible.
     """
     mounts = PurePosixPath("sys/fs/cgroup")
     for line in machine.read("proc/self/cgroup").splitlines():
@@ -216,7 +216,7 @@ def _darwin(machine: Machine, architecture: str) -> CPU:
     features = machine.cpu_features or _named(flags, _MAC_FLAGS)
     if architecture == "aarch64":
         features |= {"neon"} | {n for n, key in _ARM_KEYS.items() if said.get(f"hw.optional.arm.FEAT_{key}") == "1"}
-    # The caches of the fast cores, where there are two kinds.
+    # The caches of the fast cores, if there are two kinds.
     sizes = {n: said.get(f"hw.perflevel0.{key}") or said.get(f"hw.{key}") for n, key in caches.items()}
     return CPU(
         name=said.get("machdep.cpu.brand_string", machine.processor),

@@ -1,7 +1,7 @@
-"""The machine as the detectors of hardware see it: files, commands, libraries; and nothing else of it.
+"""The machine as the hardware detectors see it: only files, commands and libraries.
 
-Tests describe a machine that is not there: a folder that holds its ``/proc``, ``/sys`` and ``/dev``, and functions that
-answer as its commands would. Whatever is left out of a description is absent from that machine.
+Tests describe simulated machines: a folder with ``/proc``, ``/sys`` and ``/dev``, and functions that answer as the
+commands would. Anything missing from the description is absent from that machine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 from tensorops import _hooks
 
 SECONDS = 5.0
-"""How long a command may take to answer; nvidia-smi needs two where it has to wake the driver."""
+"""How many seconds a command may take to answer; nvidia-smi needs two if it must wake the driver."""
 
 
 class DetectionError(Exception):
-    """Something that was asked about the hardware did not answer; the message becomes a note."""
+    """A query about the hardware failed; the message becomes a note."""
 
 
 def _no_command(command: Sequence[str], seconds: float) -> str | None:
@@ -39,35 +39,35 @@ def _no_library(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine to look at.
+    """A machine to examine.
 
     Parameters
     ----------
     system : str
-        As `platform.system` names it: "Linux", "Darwin", "Windows".
+        As in `platform.system`: "Linux", "Darwin", "Windows".
     architecture : str
-        As `platform.machine` names it.
+        As in `platform.machine`.
     root : Path
-        The folder that holds its ``proc``, ``sys`` and ``dev``.
+        The folder with its ``proc``, ``sys`` and ``dev``.
     environment : mapping
         Its environment variables.
     run : callable
-        Takes a command and a limit in seconds, returns what it printed, or ``None`` if there is no such command;
-        raises `DetectionError` if it failed or gave no answer in time.
+        Takes a command and a limit in seconds; returns the command's output, or ``None`` if there is no such command;
+        raises `DetectionError` if it failed or did not answer in time.
     load_library : callable
         Returns a shared library as `ctypes.CDLL` does, or raises `OSError`.
     is_installed : callable
-        Tells whether a Python package can be found.
+        Returns whether a Python package can be found.
     modules : mapping
         The Python modules that are already imported.
     processor : str
-        The processor's name, where no file tells it.
+        The processor's name, if no file has it.
     usable_cpus : frozenset of int or None
         The logical cores that this process may run on, ``None`` if it may run on all.
     cpu_features : frozenset of str
-        What the compiled module found the processor and the operating system to support, if it is there.
+        The features that the compiled module, if any, found the processor and the operating system to support.
     memory : int or None
-        Bytes of main memory, where no file tells it.
+        Bytes of main memory, if no file has it.
     """
 
     system: str
@@ -101,14 +101,14 @@ class Machine:
         )
 
     def read(self, path: str | Path) -> str:
-        """Return the text of a file, its path given from the root; empty if it cannot be read."""
+        """Return the text of a file, given by its path from the root; empty if it cannot be read."""
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").replace("\0", "").strip()
         except OSError:
             return ""
 
     def glob(self, pattern: str) -> list[Path]:
-        """Return the files that a pattern from the root matches, in the order of the numbers in their names."""
+        """Return the files that match a pattern from the root, in the order of the numbers in their names."""
         try:
             return sorted(self.root.glob(pattern), key=_natural)
         except OSError:
@@ -120,14 +120,14 @@ def _natural(path: Path) -> list[tuple[bool, int, str]]:
 
 
 def sysctl(machine: Machine, *keys: str) -> dict[str, str]:
-    """Return what macOS says under some keys, without those that it does not know."""
+    """Return macOS's values for some keys, without unknown ones."""
     said = machine.run(("/usr/sbin/sysctl", "-i", *keys), SECONDS) or ""
     pairs = (line.partition(":") for line in said.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs if value.strip()}
 
 
 def as_int(text: str | None) -> int | None:
-    """Return the number that a text is, ``None`` if it is none."""
+    """Return a text as a number, ``None`` if it is not one."""
     return int(text) if text is not None and text.isascii() and text.isdecimal() else None
 
 
@@ -135,16 +135,16 @@ def as_int(text: str | None) -> int | None:
 
 
 def run_command(command: Sequence[str], seconds: float = SECONDS) -> str | None:
-    """Return what a command printed, ``None`` if there is no such command.
+    """Return the output of a command, ``None`` if there is no such command.
 
     Raises
     ------
     DetectionError
-        If it cannot be started, fails, or gives no answer in time.
+        If it cannot be started, fails, or does not answer in time.
     """
     name = Path(command[0]).name
     try:
-        process = subprocess.Popen(  # noqa: S603 - commands of our own, without a shell
+        process = subprocess.Popen(  # noqa: S603 - our own commands, without a shell
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -163,14 +163,14 @@ def run_command(command: Sequence[str], seconds: float = SECONDS) -> str | None:
         _abandon(process)
         raise DetectionError(f"{name} did not answer within {seconds:g} s") from None
     if process.returncode:
-        said = (complaint.strip() or printed.strip() or "it said nothing").splitlines()[-1]
+        said = (complaint.strip() or printed.strip() or "no output").splitlines()[-1]
         raise DetectionError(f"{name} failed with status {process.returncode}: {said[:200]}")
     return printed
 
 
 def _abandon(process: subprocess.Popen[str]) -> None:
     process.kill()
-    # A process that waits for a hung driver does not end even then, and must not make us wait for it.
+    # A process blocked in a hung driver does not end even then, and must not block us.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
     for stream in (process.stdout, process.stderr):
@@ -186,7 +186,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _usable_cpus() -> frozenset[int]:
-    affinity = getattr(os, "sched_getaffinity", None)  # of Linux alone
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return frozenset(affinity(0) if affinity else range(os.cpu_count() or 1))
 
 
@@ -199,7 +199,7 @@ def _compiled_cpu_features() -> frozenset[str]:
 
 
 def _processor_name() -> str:
-    name = ""  # elsewhere a file tells it, or sysctl
+    name = ""  # elsewhere a file or sysctl has it
     if sys.platform == "win32":
         import winreg
 
@@ -211,7 +211,7 @@ def _processor_name() -> str:
 
 
 class _MemoryStatus(ctypes.Structure):
-    """What GlobalMemoryStatusEx fills in."""
+    """The structure that GlobalMemoryStatusEx fills in."""
 
     _fields_ = (
         ("length", ctypes.c_uint32),
@@ -227,5 +227,5 @@ def _main_memory() -> int | None:
         return int(status.total) if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else None
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):  # the system knows no such figure
+    except (OSError, ValueError):  # the system has no such value
         return None

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, by the driver's management library, or the command nvidia-smi where that library does not load."""
+"""NVIDIA GPUs, by the driver's management library, or the command nvidia-smi if that library does not load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorops.hardware.machine import SECONDS, DetectionError, Machine, as_int
 
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,compute_cap,uuid", "--format=csv,noheader,nounits")
 
-NO_DRIVER = "an NVIDIA GPU is on the PCI bus, but no driver of NVIDIA's answers for it"
+NO_DRIVER = "an NVIDIA GPU is on the PCI bus, but no NVIDIA driver responds for it"
 
 _GENERATIONS = {
     (30, 40): "Kepler",
@@ -26,7 +26,7 @@ _GENERATIONS = {
 
 
 def generation(compute_capability: int | None) -> str | None:
-    """Return the architecture's name of a compute capability (90 = 9.0), ``None`` if it is not known."""
+    """Return the name of the architecture with a compute capability (90 = 9.0), ``None`` if unknown."""
     if compute_capability is None:
         return None
     return next((name for (first, end), name in _GENERATIONS.items() if first <= compute_capability < end), None)
@@ -38,7 +38,7 @@ def detect_nvidia(machine: Machine, notes: list[str]) -> list[Accelerator]:
         return []
     try:
         found = _ask_library(machine, notes)
-    except Exception as error:  # an old or a stub library lacks functions
+    except Exception as error:  # an old library or a stub lacks functions
         notes.append(f"NVML: {error}")
         found = None
     if found is None:
@@ -49,9 +49,9 @@ def detect_nvidia(machine: Machine, notes: list[str]) -> list[Accelerator]:
 
 
 def _as_cuda_counts(found: list[Accelerator], machine: Machine, notes: list[str]) -> list[Accelerator]:
-    """Return the GPUs in the order of CUDA's numbers for them: the driver lists them by their place on the PCI bus.
+    """Return the GPUs in the order of CUDA's numbers: the driver lists them by their place on the PCI bus.
 
-    Left to itself CUDA begins with the fastest, and does not tell by what it goes.
+    By default CUDA starts with the fastest GPU, without documenting its criterion.
     """
 
     def speed(gpu: Accelerator) -> tuple[int, int]:
@@ -63,7 +63,7 @@ def _as_cuda_counts(found: list[Accelerator], machine: Machine, notes: list[str]
     if not by_number or by_speed == found or machine.environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
         return found
     notes.append(
-        f"CUDA_VISIBLE_DEVICES={listed} counts GPUs from the fastest on, and which that is was guessed; "
+        f"CUDA_VISIBLE_DEVICES={listed} counts GPUs from the fastest on, which had to be guessed; "
         "CUDA_DEVICE_ORDER=PCI_BUS_ID makes it certain"
     )
     return by_speed
@@ -90,7 +90,7 @@ class _Memory(ctypes.Structure):
 
 
 def _ask_library(machine: Machine, notes: list[str]) -> list[Accelerator] | None:
-    """Return the GPUs that NVML lists, ``None`` if it is not there or does not work."""
+    """Return the GPUs that NVML lists, ``None`` if it is missing or does not work."""
     try:
         nvml = machine.load_library("nvml.dll" if machine.system == "Windows" else "libnvidia-ml.so.1")
     except OSError:
@@ -103,7 +103,7 @@ def _ask_library(machine: Machine, notes: list[str]) -> list[Accelerator] | None
         for index in range(count.value):
             try:
                 found.append(_device(nvml, index))
-            except DetectionError as error:  # one GPU that fell off the bus hides no other
+            except DetectionError as error:  # a GPU that fell off the bus does not hide the others
                 notes.append(f"NVML, GPU {index}: {error}")
         return found
     finally:
@@ -121,7 +121,7 @@ def _device(nvml: Any, index: int) -> Accelerator:
     handle, name, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96), ctypes.create_string_buffer(96)
     _check(nvml, nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)))
     _check(nvml, nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name))))
-    # A GPU that shares the processor's memory has none of its own to tell.
+    # A GPU that shares the processor's memory does not report its own.
     memory = _Memory()
     total = None if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) else int(memory.total)
     major, minor = ctypes.c_int(), ctypes.c_int()
@@ -144,10 +144,10 @@ def _ask_command(machine: Machine, notes: list[str]) -> list[Accelerator]:
     for line in (printed or "").strip().splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 4 or not fields[0]:
-            notes.append(f"nvidia-smi printed what is no GPU: {line[:80]!r}")
+            notes.append(f"nvidia-smi printed a line that does not describe a GPU: {line[:80]!r}")
             continue
         name, memory, capability, uuid = fields
-        mebibytes, (major, _, minor) = as_int(memory), capability.partition(".")  # "[N/A]" is no number
+        mebibytes, (major, _, minor) = as_int(memory), capability.partition(".")  # "[N/A]" is not a number
         version = as_int(major + minor) if minor else None
         found.append(_gpu(name, None if mebibytes is None else mebibytes << 20, version, uuid, "nvidia-smi"))
     return found

@@ -1,7 +1,7 @@
-"""The devices of OpenCL, as PyOpenCL lists them.
+"""The OpenCL devices, as listed by PyOpenCL.
 
-A driver of OpenCL may crash or hang when it is first asked, and loading it changes the process. So this file is also a
-program: it runs by itself, imports nothing of tensorops, and prints what it finds.
+An OpenCL driver may crash or hang on its first query, and loading it changes the process. So this file is also a
+program: it runs on its own, does not import tensorops, and prints what it finds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ SECONDS = 20.0
 """How long the program may take: it starts Python, imports NumPy and PyOpenCL and loads every driver."""
 
 MARK = "tensorops-opencl:"
-"""What its one line begins with; drivers print lines of their own."""
+"""The beginning of its one line; drivers print their own lines."""
 
 
 def listing(cl: Any) -> dict[str, list[Any]]:
-    """Return what the module `pyopencl` knows of: ``{"devices": [...], "notes": [...]}``."""
+    """Return the devices that the module `pyopencl` lists: ``{"devices": [...], "notes": [...]}``."""
     devices: list[dict[str, Any]] = []
     notes: list[str] = []
     try:

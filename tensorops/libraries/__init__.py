@@ -1,7 +1,7 @@
-"""Array libraries: everything about each of them is in one file of this folder.
+"""Array libraries: one file in this folder for each.
 
-A file has a ``LIBRARY``, the row that says how to find its arrays and how they come and go, and ``BACKENDS``, the rows
-of what computes with it. The library's device and memory are known to its subclass of `Runtime`.
+A file has a ``LIBRARY``, the row that says how to find and transfer its arrays, and ``BACKENDS``, the rows of the
+backends that compute with it. Its subclass of `Runtime` manages the library's device and memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 
 def runtime_of(backend: Backend) -> Runtime:
-    """Return what knows a backend's device and memory; making it imports no library.
+    """Return the `Runtime` of a backend, without importing a library.
 
     Raises
     ------

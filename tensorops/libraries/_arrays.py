@@ -1,4 +1,4 @@
-"""What transfers between libraries share: NumPy's bfloat16, byte order, and memory that can be handed over."""
+"""Helpers for transfers between libraries: NumPy's bfloat16, byte order, and memory that can be shared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def bfloat16() -> np.dtype[Any]:
-    """Return NumPy's dtype for bfloat16, which is that of ml_dtypes."""
+    """Return NumPy's dtype for bfloat16, from ml_dtypes."""
     import ml_dtypes
     import numpy as np
 
@@ -24,7 +24,7 @@ def native_byte_order(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def shareable(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return `a`, or a copy where DLPack could not hand it over: no negative strides, no read-only memory."""
+    """Return `a`, or a copy if DLPack cannot share it because of negative strides or read-only memory."""
     native = native_byte_order(a)
     if native.flags.writeable and native.flags.aligned and all(s >= 0 for s in native.strides):
         return native

@@ -1,4 +1,4 @@
-"""The processor and its memory, and what of it this process occupies; ``None`` where the system does not tell."""
+"""The processor, its memory, and the memory use of this process; ``None`` where the system does not report it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def resident_bytes() -> int | None:
-    """Return how much of the machine's memory this process occupies."""
+    """Return the resident memory of this process, in bytes."""
     try:
         return _resident()
     except (OSError, ValueError, AttributeError, IndexError):  # no such file or function: an unusual system
@@ -21,22 +21,22 @@ def resident_bytes() -> int | None:
 
 
 def memory_bytes() -> int | None:
-    """Return how much memory this process may use: the machine's, or its container's if that is less."""
+    """Return the memory that this process may use: the machine's, or its container's if that is less."""
     return _processor().memory
 
 
 def processors() -> int:
-    """Return how many processors this process may use, by its affinity and its container's quota."""
+    """Return the number of processors that this process may use, by its affinity and its container's quota."""
     return _processor().logical_cores
 
 
 def processor_name() -> str | None:
-    """Return what the processor's maker calls it."""
+    """Return the manufacturer's name of the processor."""
     return _processor().name or None
 
 
 def _processor() -> CPU:
-    from tensorops.hardware import detect_processor  # only when somebody asks: it reads files of the system
+    from tensorops.hardware import detect_processor  # only on demand: it reads system files
 
     return detect_processor()
 

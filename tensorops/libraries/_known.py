@@ -1,7 +1,7 @@
-"""The libraries that are known: whose array something is, and how arrays get from one library to another.
+"""The known libraries: which one an array belongs to, and how arrays move from one library to another.
 
-The rows are in the files of this folder, one for each library. Nothing of a library is imported before one of its
-arrays arrives, or its backend is asked for. All transfers go through host memory as a NumPy array, sharing memory where
+The rows are in the files of this folder, one for each library. A library is not imported before one of its arrays
+arrives or its backend is requested. All transfers go through host memory as a NumPy array, which shares memory where
 the library can (see `move`).
 """
 
@@ -27,10 +27,10 @@ def _files() -> list[ModuleType]:
 
 
 FILES: tuple[ModuleType, ...] = tuple(_files())
-"""The modules of this folder that are about a library: each has a ``LIBRARY``, and ``BACKENDS`` that use it."""
+"""The modules of this folder that describe a library: each has a ``LIBRARY``, and ``BACKENDS`` that use it."""
 
 LIBRARIES: dict[str, Library] = {file.LIBRARY.name: file.LIBRARY for file in FILES}
-"""Every known library by name, those of plug-ins included once they were asked for."""
+"""Every known library by name, including those of plug-ins once they are loaded."""
 
 _hooks.accelerators.update({row.name: row.accelerators for row in LIBRARIES.values() if row.accelerators is not None})
 
@@ -40,7 +40,7 @@ _NO_LIBRARY = {"builtins", "__main__"}
 
 
 def register_library(row: Library) -> None:
-    """Make an array library of another distribution known.
+    """Register an array library of another distribution.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def register_library(row: Library) -> None:
 
 
 def learn_types(row: Library) -> None:
-    """Enter the types of a library's arrays into the look-up, without waiting for the first array of each."""
+    """Add the types of a library's arrays to the look-up, without waiting for the first array of each."""
     for path in (row.array_type, *row.subtypes):
         _BY_TYPE[attribute(path)] = row
 
@@ -65,7 +65,7 @@ def learn_types(row: Library) -> None:
 def library_of(x: object) -> Library | None:
     """Return the row of the library that `x` is an array of, or ``None`` if it is not an array.
 
-    Looked up once per type: JAX's tracers, subclasses and parameters are types of their own.
+    It is looked up once per type: JAX's tracers, subclasses and parameters have their own types.
     """
     row = _BY_TYPE.get(type(x))
     if row is None:
@@ -79,7 +79,7 @@ def _find(x: object) -> Library | None:
     row = _find_among_known(x)
     package = type(x).__module__.partition(".")[0]
     if row is None and package not in _NO_LIBRARY and package not in _BY_PACKAGE:
-        for load in _hooks.load_plugins:  # somebody else's array, perhaps
+        for load in _hooks.load_plugins:  # perhaps an array of a plug-in's library
             load()
         row = _find_among_known(x)
     return row
@@ -94,12 +94,12 @@ def _find_among_known(x: object) -> Library | None:
 
 
 def common_library(*arrays: Array | None) -> Library:
-    """Return the row of the one library that all `arrays` belong to; ``None`` entries are left out.
+    """Return the row of the one library that all `arrays` belong to; ``None`` entries are ignored.
 
     Raises
     ------
     TypeError
-        If something is not an array, or the arrays belong to several libraries: they are named.
+        If something is not an array, or the arrays belong to several libraries, which the message names.
     """
     found: Library | None = None
     for x in arrays:
@@ -115,7 +115,7 @@ def common_library(*arrays: Array | None) -> Library:
         if found is not None and row is not found:
             raise TypeError(
                 f"arrays of several libraries in one call: {found.name} and {row.name}; convert one of them, or "
-                f"choose a backend to take them all to: tensorops.set_backend({found.name!r})"
+                f"choose a backend to move them all to: tensorops.set_backend({found.name!r})"
             )
         found = row
     if found is None:
@@ -124,36 +124,36 @@ def common_library(*arrays: Array | None) -> Library:
 
 
 def creation_device(x: Array) -> Any:
-    """Return the device on which to create arrays that are to meet `x`; ``None`` for the default."""
+    """Return the device on which to create arrays to combine with `x`; ``None`` for the default."""
     row = library_of(x)
     return None if row is None else row.device(row.unwrap(x))
 
 
 def has_host_values(x: Array) -> bool:
-    """Tell whether reading values of `x` costs only the reading."""
+    """Return whether reading values of `x` needs no computation or transfer."""
     row = library_of(x)
     return row is not None and row.host_values
 
 
 def sums_in_order(x: Array) -> bool:
-    """Tell whether sums of the library of `x` lose digits where they are long."""
+    """Return whether long sums of the library of `x` lose digits."""
     row = library_of(x)
     return row is not None and row.sums_in_order
 
 
 def move(x: Array, target: Library, device: Any = None) -> Array:
-    """Take `x` to another library, sharing memory where both can, and keep its dtype; the result is in no wrapper.
+    """Move `x` to another library, sharing memory where both can, and keep its dtype; the result is unwrapped.
 
     Raises
     ------
     TypeError
-        If the value cannot go: it is traced, carries a gradient, or the target has no such dtype.
+        If the value cannot be moved: it is traced, carries a gradient, or the target lacks its dtype.
     """
     source = common_library(x)
     if source is target:
         return target.unwrap(x)
     moved = target.from_numpy(source.to_numpy(source.unwrap(x)), device)
     before, after = _dtypes.dtype_name(x), _dtypes.dtype_name(moved)
-    if before != after and before not in _dtypes.INTEGER:  # integers are narrowed where their values allow
+    if before != after and before not in _dtypes.INTEGER:  # integers are narrowed if their values allow it
         raise TypeError(f"{target.name} holds no {before}")
     return moved

@@ -1,7 +1,7 @@
-"""Options of a backend's device: what they have in common, and what values they take.
+"""Device options of a backend: their common base class and their valid values.
 
-The classes check what can be checked without the device. The library's `Runtime` applies them, and refuses what the
-library cannot honour.
+The classes check what can be checked without the device. The library's `Runtime` applies them and refuses those that
+the library cannot honour.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 
 class ConfigurationError(RuntimeError):
-    """A device was configured to do what its backend cannot honour; the message says why, and nothing was changed."""
+    """The backend cannot honour a device option; the message says why, and nothing was changed."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What values an option takes: in words, their types, and which of these."""
+    """The valid values of an option: a description, their types, and a check."""
 
     words: str
     types: tuple[type, ...]
@@ -33,12 +33,12 @@ BYTES = _Kind("a number of bytes, at least 0", (int,), lambda value: 0 <= value 
 SOME_BYTES = _Kind("a number of bytes, at least 1", (int,), lambda value: 1 <= value < 2**62)
 FRACTION = _Kind("a number above 0 and at most 1", (int, float), lambda value: math.isfinite(value) and 0 < value <= 1)
 FLAG = _Kind("true or false", (bool,))
-TEXT = _Kind("a text that is not empty", (str,), lambda value: bool(value.strip()))
-PATH = _Kind("a folder's path", (str, os.PathLike), lambda value: bool(os.fspath(value)))
+TEXT = _Kind("a non-empty string", (str,), lambda value: bool(value.strip()))
+PATH = _Kind("the path of a folder", (str, os.PathLike), lambda value: bool(os.fspath(value)))
 
 
 def one_of(*values: str) -> _Kind:
-    """Return the kind of an option that takes one of these values."""
+    """Return the kind of an option whose value is one of these."""
     return _Kind("one of " + ", ".join(map(repr, values)), (str,), lambda value: value in values)
 
 
@@ -49,9 +49,9 @@ def option(kind: _Kind, default: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """What the options of every backend's device have in common.
+    """The base class of device options.
 
-    Each option has a default, which leaves it as the library, the environment or the configuration file has it.
+    The default of each option leaves the value of the library, the environment or the configuration file unchanged.
     """
 
     def __post_init__(self) -> None:

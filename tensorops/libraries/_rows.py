@@ -1,4 +1,4 @@
-"""What is known of an array library and of a backend: two rows of data, written in each library's own file."""
+"""The rows that describe an array library and a backend, written in each library's own file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def attribute(path: str) -> Any:
-    """Return what ``"module:name"`` points at, importing the module."""
+    """Return the object that ``"module:name"`` names, importing the module."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -33,55 +33,55 @@ class Library:
     Parameters
     ----------
     name
-        What errors, `explain` and `trace` call it.
+        Its name in errors, `explain` and `trace`.
     packages
-        Top-level packages in which its array types are defined, `wrapper` included; the first is the one to import.
+        Top-level packages in which its array types are defined, including `wrapper`; the first is the one to import.
     array_type
-        ``"module:name"`` of the type that all its arrays are instances of, tracers included.
+        ``"module:name"`` of the type that all its arrays, including tracers, are instances of.
     standard
         The module that implements the standard for it.
     to_numpy, from_numpy
-        Conversions through host memory; `from_numpy` takes the device to go to, or ``None``.
+        Conversions through host memory; `from_numpy` takes the target device, or ``None``.
     subtypes
-        ``"module:name"`` of other types that arrays have, where they must be known before the first array.
+        ``"module:name"`` of other array types, if they must be known before the first array.
     wrapper
         ``"module:name"`` of the type that `standard` computes with, where the arrays themselves do not conform. Its
-        ``asarray`` wraps one of them. Operators take both: their bodies see wrappers, kernels see what is in them,
-        and the caller gets wrappers if there were any among the arguments.
+        ``asarray`` wraps an array. Operators accept both: bodies see wrappers, kernels see the arrays in them, and the
+        caller gets wrappers if any argument was one.
     unwrapped
-        What takes an array out of a wrapper.
+        Returns the array in a wrapper.
     device
-        The device on which to create arrays that are to meet `x`, in the library's own terms.
+        The device on which to create arrays to combine with `x`, in the library's own terms.
     unreadable
-        What is wrong with an array whose values nobody may read, so that the library itself would read foreign memory.
+        What is wrong with an array whose memory is invalid, so that the library itself would read foreign memory.
     unfit
-        Why operators cannot take an array, and what to pass instead; an empty string if they can.
+        Why operators do not support an array, and what to pass instead; an empty string if they do.
     arrayed
-        Makes an array of what its functions return in place of one.
+        Converts what its functions return in place of an array to an array.
     quiet
         A context in which it computes without warnings: IEEE special values are results, not accidents.
     host_values
-        Its arrays are in host memory and are computed eagerly: looking at a value costs only the look.
+        Whether its arrays are eager and in host memory, so that reading a value is cheap.
     lazy
-        Reading a value computes a graph that its owner meant to compute later.
+        Whether reading a value computes a graph that its owner meant to compute later.
     sums_in_order
-        Along some axes its sums add one element after another, so that a long one loses digits; see `ops._sums`.
+        Whether its sums along some axes add one element after another, so that long ones lose digits; see `ops._sums`.
     runtime
-        ``"module:class"`` of what knows its devices and memory, see `tensorops.libraries.Runtime`.
+        ``"module:class"`` of its `tensorops.libraries.Runtime`, for its devices and memory.
     jit
-        Compiles a function of its arrays, where calling operation by operation is slow; ``None`` where it is not.
+        Compiles a function of its arrays, if calling operation by operation is slow; else ``None``.
     wait
-        Waits for a list of its arrays; ``None``: its runtime's `synchronize` does, or nothing needs to.
+        Waits for a list of its arrays; ``None`` if its runtime's `synchronize` does, or no wait is needed.
     holding
-        A context in which it holds a dtype, given by name, that its usual setting may lack; for tests.
+        A context in which it supports a dtype, given by name, that its usual setting may lack; for tests.
     reading
-        A context in which values are read without warnings or threads of its own; for tests.
+        A context in which values are read without warnings or its own threads; for tests.
     slow
-        Compiled or scheduled again for every shape: tests try fewer of them.
+        Whether it compiles or schedules again for every shape: tests then try fewer shapes.
     holds_float64
-        Whether its present setting holds float64, or narrows it.
+        Whether its present setting supports float64 rather than narrowing it.
     accelerators
-        What it knows of accelerators, if this process has started it already.
+        Returns what it knows about accelerators, if this process has already started it.
     extra
         The extra of tensorops that installs it.
     missing
@@ -123,7 +123,7 @@ class Library:
 
     @classmethod
     def unusable(cls, name: str, reason: str) -> Library:
-        """Return a row for a library that could not be made known."""
+        """Return a row for a library that could not be registered."""
         return cls(name, (name,), "", "", _unsupported, _unsupported, missing=reason)
 
     @cached_property
@@ -135,23 +135,23 @@ class Library:
         return attribute(self.wrapper) if self.wrapper else ()
 
     def is_wrapper(self, x: object) -> bool:
-        """Tell whether `x` is one of this library's arrays in its `wrapper`."""
+        """Return whether `x` is one of this library's arrays in its `wrapper`."""
         return isinstance(x, self._wrapper_type)
 
     def wrap(self, x: Any) -> Any:
-        """Return an array as `standard` computes with it; anything else is returned as it is."""
+        """Return an array in the form that `standard` computes with; anything else is unchanged."""
         return self.xp.asarray(x) if self.wrapper and isinstance(x, self._bare_type) else x
 
     def unwrap(self, x: Any) -> Any:
-        """Return the array in a wrapper; anything else is returned as it is."""
+        """Return the array in a wrapper; anything else is unchanged."""
         return self.unwrapped(x) if isinstance(x, self._wrapper_type) else x
 
     def is_installed(self) -> bool:
-        """Tell whether the library can be found, without importing it."""
+        """Return whether the library can be found, without importing it."""
         return importlib.util.find_spec(self.packages[0]) is not None
 
     def owns(self, x: object) -> bool:
-        """Tell whether `x` is one of this library's arrays."""
+        """Return whether `x` is one of this library's arrays."""
         return isinstance(x, (attribute(self.array_type), self._wrapper_type))
 
 
@@ -161,7 +161,7 @@ def _unsupported(*_: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Backend:
-    """What a backend's name stands for.
+    """The description of a backend.
 
     Parameters
     ----------
@@ -170,31 +170,32 @@ class Backend:
     library : Library
         The array library it computes with.
     summary : str
-        One line for people.
+        A one-line description.
     aliases : tuple of str
         Other names for it.
     providers : tuple of str or None
-        The providers whose kernels it uses, best first, before the generic body; ``None``: all that serve the library.
+        The providers whose kernels it uses, best first, before the generic body; ``None`` for all that support the
+        library.
     requires : str
         The provider without whose kernels the backend is unavailable. It configures the device when it is loaded.
     needs : str
-        The kind of accelerator that the machine must have, as in `Accelerator.kind`; empty if any machine will do.
+        The kind of accelerator that the machine must have, as in `Accelerator.kind`; empty for any machine.
     suits : tuple of str
-        The kinds of hardware that it computes on, as in `Accelerator.kind`; ``"cpu"`` is in every machine.
+        The kinds of hardware that it computes on, as in `Accelerator.kind`; every machine has ``"cpu"``.
     options : type, optional
-        The subclass of `DeviceConfig` that configures its device, if there is anything to configure.
+        The subclass of `DeviceConfig` that configures its device, if there are options.
     runtime : str
-        ``"module:class"`` of what knows its device and memory, where that is not its library's.
+        ``"module:class"`` of the `Runtime` for its device and memory, if it is not its library's.
     missing : str
         Why it cannot compute in this version at all, if so.
     remedy : str
-        The command or step that makes it available where the library is installed and yet cannot compute.
+        The command or step that makes it available where the library is installed but cannot compute.
     tested : str
-        Where its authors run the conformance tests; an empty string says that nobody has.
+        Where its authors run the conformance tests; empty if nobody does.
     isolated : bool
-        Try it in a process of its own first, as its driver may hang or crash.
+        Whether to try it in a separate process first, because its driver may hang or crash.
     for_tests : bool
-        It checks conformance and is not made for speed: it is ranked last, and comparisons leave it out.
+        Whether it checks conformance and is not made for speed: it is ranked last, and comparisons skip it.
     """
 
     name: str

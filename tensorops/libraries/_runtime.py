@@ -1,4 +1,4 @@
-"""What every library's class has in common: the figures, the errors, and changes that are undone if one fails."""
+"""The base class of every library's `Runtime`: statistics, errors, and changes that are undone if one fails."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tensorops.libraries._rows import Backend, Library
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What is known of the device that a backend computes on; ``None`` where it is not known.
+    """Information about the device that a backend computes on; ``None`` for unknown values.
 
     Attributes
     ----------
     compute_capability : int or None
-        Of an NVIDIA GPU; 90 means 9.0.
+        The compute capability of an NVIDIA GPU; 90 means 9.0.
     compute_units : int or None
         Processors that this process may use, or a GPU's multiprocessors.
     max_memory, max_shared_memory : int or None
         Bytes of the device's memory, and of the memory that a group of threads on a GPU shares.
     device_count : int or None
-        How many such devices the library sees.
+        The number of such devices that the library sees.
     device_name : str or None
-        What its maker calls it.
+        The manufacturer's name.
     dtypes : tuple of str
-        The floating and integer dtypes that the library holds there.
+        The floating and integer dtypes that the library supports there.
     versions : dict of str to str
-        Of the library and of what it runs on.
+        The versions of the library and of what it runs on.
     """
 
     compute_capability: int | None = None
@@ -50,22 +50,22 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """A backend's memory, in bytes; ``None`` where the library does not tell.
+    """A backend's memory, in bytes; ``None`` where the library does not report it.
 
     Attributes
     ----------
     backend, device : str
         Whose memory this is.
     in_use : int or None
-        What arrays hold now.
+        Memory of live arrays.
     peak : int or None
         The highest `in_use` since the library started to count.
     cached : int or None
-        What is kept for later arrays.
+        Memory kept for later arrays.
     limit : int or None
-        What the library allows itself: for `cpu` of `cached`, for the others of both together.
+        The library's limit: for `cpu` on `cached`, for the others on both together.
     total : int or None
-        What the device has.
+        Memory of the device.
     """
 
     backend: str
@@ -77,22 +77,22 @@ class MemoryStats:
     total: int | None = None
 
 
-# What settings were before tensorops changed them, by their names; they are put back from here.
+# The values of settings before tensorops changed them, by name; they are restored from here.
 _original: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class Change:
-    """One setting of a library and the value it is to have.
+    """One setting of a library and its new value.
 
     Parameters
     ----------
     name : str
         The setting, in the library's own words.
     read, write : callable
-        How to get and to set it.
+        Functions that get and set it.
     value
-        What it is to be; ``None`` for what it was before tensorops first changed it.
+        The new value; ``None`` restores the value from before tensorops first changed it.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Change:
     value: Any
 
     def apply(self) -> Callable[[], object]:
-        """Make the change, see that it holds, and return what undoes it."""
+        """Make the change, verify it, and return a function that undoes it."""
         if self.value is None and self.name not in _original:
             return lambda: None  # tensorops never changed it
         before = self.read()
@@ -128,21 +128,21 @@ class Change:
 
 
 def is_loaded(row: Library) -> bool:
-    """Tell whether a row's library has been imported into this process."""
+    """Return whether a row's library has been imported into this process."""
     return row.array_type.partition(":")[0] in sys.modules
 
 
 class Runtime:
-    """A library's device and memory, as far as they are known of any library.
+    """A library's device and memory, as far as they are known for any library.
 
-    The default for libraries without a class of their own: it assumes that they compute eagerly, so that there is
-    nothing to wait for, and knows no figures. A subclass overrides the methods that begin with ``do_``; whatever these
-    raise reaches the user as a `RuntimeError` that names the backend.
+    This default for libraries without their own class assumes that they compute eagerly, so there is nothing to wait
+    for, and has no statistics. A subclass overrides the methods that begin with ``do_``; their errors reach the user
+    as a `RuntimeError` that names the backend.
 
     Parameters
     ----------
     backend : Backend
-        Libraries may serve several backends, which differ in what they use.
+        A library may have several backends, which differ in what they use.
     """
 
     before_use = False
@@ -177,7 +177,7 @@ class Runtime:
             importlib.import_module(self.row.array_type.partition(":")[0])
 
     def facts(self) -> DeviceFacts:
-        """Return what is known of the device.
+        """Return information about the device.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class Runtime:
             return self.do_facts()
 
     def synchronize(self) -> None:
-        """Wait until everything that was submitted to the library has been computed.
+        """Wait until all work submitted to the library has been computed.
 
         Raises
         ------
@@ -199,7 +199,7 @@ class Runtime:
             self.do_synchronize()
 
     def memory_stats(self) -> MemoryStats:
-        """Return the library's own figures of its memory.
+        """Return the library's own memory statistics.
 
         Raises
         ------
@@ -210,7 +210,7 @@ class Runtime:
             return self.do_memory_stats()
 
     def empty_cache(self) -> int | None:
-        """Free what is kept for later, and return how many bytes that was, ``None`` if nobody knows.
+        """Free cached memory and return the number of bytes freed, ``None`` if unknown.
 
         Raises
         ------
@@ -221,7 +221,7 @@ class Runtime:
             return self.do_empty_cache()
 
     def reset_peak(self) -> bool:
-        """Let the library count its peak afresh; tell whether it counts one.
+        """Reset the library's peak; return whether it tracks one.
 
         Raises
         ------
@@ -232,7 +232,7 @@ class Runtime:
             return self.do_reset_peak()
 
     def gauge(self) -> Callable[[], int | None]:
-        """Return a quick reading of the bytes in use, on the device that is current now, for any thread.
+        """Return a function that any thread may call to read the bytes in use on the current device.
 
         Raises
         ------
@@ -254,7 +254,7 @@ class Runtime:
         Raises
         ------
         ConfigurationError
-            If something of it cannot be honoured, with the reason.
+            If an option cannot be honoured, with the reason.
         """
         undo: list[Callable[[], object]] = []
         try:
@@ -272,31 +272,31 @@ class Runtime:
     # -------------------------------------------------------------------------------------- for subclasses
 
     def do_facts(self) -> DeviceFacts:
-        """Return the facts; here those that the library's own interface tells."""
+        """Return the information that the library's standard interface provides."""
         return DeviceFacts(dtypes=self.held_dtypes(), versions=self.version())
 
     def do_synchronize(self) -> None:
-        """Wait; here nothing, as results of an eager library are there when it returns them."""
+        """Wait; does nothing by default, because an eager library returns finished results."""
 
     def do_memory_stats(self) -> MemoryStats:
-        """Return the figures; here none is known."""
+        """Return the statistics; all unknown by default."""
         return MemoryStats(self.name, self.row.name)
 
     def do_empty_cache(self) -> int | None:
-        """Free what is kept; here nothing is known to be."""
+        """Free cached memory; does nothing by default."""
         return None
 
     def do_reset_peak(self) -> bool:
-        """Reset the peak; here none is counted."""
+        """Reset the peak; not tracked by default."""
         return False
 
     def do_gauge(self) -> Callable[[], int | None]:
-        """Return a reading of the bytes in use."""
+        """Return a function that reads the bytes in use."""
         return lambda: self.do_memory_stats().in_use
 
     def do_changes(self, config: DeviceConfig) -> Sequence[Change]:
-        """Check a configuration without touching anything, and return what to change, in this order."""
-        raise ConfigurationError("its library has no options that tensorops knows of")
+        """Check a configuration without side effects, and return the changes in order."""
+        raise ConfigurationError("its library has no options that tensorops can set")
 
     def version(self) -> dict[str, str]:
         """Return the library's version, by the name of its package."""
@@ -310,7 +310,7 @@ class Runtime:
         return {} if found is None else {package: str(found)}
 
     def held_dtypes(self) -> tuple[str, ...]:
-        """Return the dtypes that the library holds, by taking a value of each there."""
+        """Return the dtypes that the library supports, by moving a value of each there."""
         return tuple(name for name in (*_dtypes.FLOATING, *_dtypes.INTEGER) if self._holds(name))
 
     def _holds(self, dtype: str) -> bool:
@@ -319,10 +319,10 @@ class Runtime:
 
         value = np.ones(1, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a library may warn that it takes a narrower type instead
+            warnings.simplefilter("error")  # a library may warn that it uses a narrower type instead
             try:
                 return _dtypes.dtype_name(self.row.from_numpy(value, None)) == dtype
-            except Exception:  # how a library refuses a dtype is its own choice
+            except Exception:  # libraries refuse a dtype in different ways
                 return False
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""array-api-strict: the standard at its strictest, for tests."""
+"""array-api-strict: a strict implementation of the standard, for tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
 def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     import array_api_strict as xp
 
-    # Sharing the caller's memory would let a library that has in-place operators write to it.
+    # Do not share the caller's memory: in-place operators of the library would write to it.
     return xp.asarray(native_byte_order(a), device=device, copy=True)
 
 

@@ -38,7 +38,7 @@ def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     import cupy
 
     if device is None:
-        _enter_gpu(cupy)  # what follows in this thread computes there, too
+        _enter_gpu(cupy)  # later calls in this thread compute there as well
     with contextlib.nullcontext() if device is None else device:
         return cupy.asarray(a)
 
@@ -63,19 +63,19 @@ class CUDAConfig(DeviceConfig):
     Parameters
     ----------
     device : int, default 0
-        Which GPU. CUDA has one current device for each thread: this sets that of the calling thread, and that of
-        every other one when tensorops first uses CuPy there. After that the program may choose another one.
+        The index of the GPU. CUDA has one current device per thread: this sets that of the calling thread, and that of
+        every other thread when tensorops first uses CuPy there. After that the program may choose another one.
     pool_initial_bytes : int, optional
-        How much memory the pool takes at once.
+        The memory that the pool allocates at once.
     pool_growth : bool, default True
-        Whether the pool may take more than `pool_initial_bytes`.
+        Whether the pool may grow beyond `pool_initial_bytes`.
     max_memory_fraction : float, optional
-        How much of the device's memory the pool takes at most.
+        The maximum fraction of the device's memory for the pool.
     precision : {'float32', 'tensorfloat32'}, optional
-        In what CuPy multiplies float32 matrices; ``'tensorfloat32'`` keeps 10 bits of each factor's fraction, and needs
-        compute capability 8.0.
+        The precision of float32 matrix products in CuPy; ``'tensorfloat32'`` keeps 10 bits of each factor's fraction
+        and needs compute capability 8.0.
     fp8 : bool, default False
-        Whether to compute in 8-bit floating point. No kernel of this version does, so that ``True`` is refused.
+        Whether to compute in 8-bit floating point. No kernel of this version does, so ``True`` is refused.
 
     Raises
     ------
@@ -99,7 +99,7 @@ class CUDAConfig(DeviceConfig):
     def refusal(self) -> str:
         """Return why no device can honour these options, or an empty string."""
         if self.fp8:
-            return "fp8 needs a GPU of compute capability 8.9 and kernels that use it, of which this version has none"
+            return "fp8 needs a GPU of compute capability 8.9 and kernels that use it; this version has none"
         if not self.pool_growth and self.pool_initial_bytes is None:
             return "pool_growth=False needs pool_initial_bytes: an empty pool that may not grow is useless"
         return ""
@@ -130,7 +130,7 @@ _TF32_SINCE = 80  # compute capability 8.0
 class CupyRuntime(Runtime):
     """The GPU that is current in the calling thread, and CuPy's default memory pool on it.
 
-    CUDA has one current device for each thread. Other devices are left alone: asking about one would start it.
+    CUDA has one current device per thread. Other devices are left alone: querying one would start it.
     """
 
     @property
@@ -173,7 +173,7 @@ class CupyRuntime(Runtime):
             f"cuda:{device.id}",
             in_use=pool.used_bytes(),
             cached=pool.free_bytes(),
-            limit=pool.get_limit() or None,  # 0 stands for none
+            limit=pool.get_limit() or None,  # 0 means no limit
             total=cupy.cuda.runtime.memGetInfo()[1],
         )
 
@@ -192,7 +192,7 @@ class CupyRuntime(Runtime):
         device, pool = _current(cupy), cupy.get_default_memory_pool()
 
         def read() -> int:
-            with device:  # of the thread that began, which the one that reads does not share
+            with device:  # that of the thread that began; the reading thread has its own
                 return int(pool.used_bytes())
 
         return read
@@ -229,7 +229,7 @@ class CupyRuntime(Runtime):
         )
 
 
-# Which GPU was configured, and which of them each thread has made its current one.
+# The configured GPU, and the one that each thread has made its current one.
 _configured: int | None = None
 _thread = threading.local()
 
@@ -242,7 +242,7 @@ def _enter_gpu(cupy: Any) -> None:
 
 
 def _current(cupy: Any) -> Any:
-    """Return the GPU of the calling thread; in a thread that tensorops meets for the first time, the configured one."""
+    """Return the GPU of the calling thread; in a thread that is new to tensorops, the configured one."""
     _enter_gpu(cupy)
     return cupy.cuda.Device()
 
@@ -269,7 +269,7 @@ def _pool_changes(cupy: Any, config: CUDAConfig) -> list[Change]:
 
     def fill(full: bool) -> None:
         if full and initial is not None:
-            pool.malloc(initial - pool.total_bytes())  # dropped at once, so that the pool keeps it
+            pool.malloc(initial - pool.total_bytes())  # released at once, so the pool keeps it
         else:
             pool.free_all_blocks()
 

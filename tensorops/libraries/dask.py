@@ -1,4 +1,4 @@
-"""Dask: lazy arrays in chunks, computed by schedulers of its own."""
+"""Dask: lazy arrays in chunks, computed by its own schedulers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
 def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     import dask.array as da
 
-    # Dask cannot estimate how much memory objects take, and so not into how many blocks to put them.
+    # Dask cannot estimate the memory of objects, so it cannot choose the number of blocks.
     return da.from_array(a, chunks=-1 if a.dtype.hasobject else "auto")
 
 

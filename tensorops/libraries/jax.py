@@ -1,4 +1,4 @@
-"""JAX: transfers, the figures of its platform's allocator, and the options it reads from its own configuration."""
+"""JAX: transfers, its platform's memory statistics, and the options it reads from its own configuration."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def _holds_float64() -> bool:
 
 
 def _accelerators(machine: Machine, notes: list[str]) -> list[Accelerator]:
-    """Return the devices of JAX if this process has already started it: starting it takes them from others."""
+    """Return JAX's devices if this process has already started it: starting it takes them from other programs."""
     from tensorops.hardware.accelerator import Accelerator
     from tensorops.hardware.accelerators import tpu_version
     from tensorops.hardware.machine import as_int
     from tensorops.hardware.nvidia import generation
 
     jax, bridge = machine.modules.get("jax"), machine.modules.get("jax._src.xla_bridge")
-    started = getattr(bridge, "backends_are_initialized", None)  # there is no public way to ask
+    started = getattr(bridge, "backends_are_initialized", None)  # there is no public interface
     if jax is None or started is None or not started():
         return []
     found = []
@@ -118,7 +118,7 @@ LIBRARY = Library(
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,
     runtime="tensorops.libraries.jax:JaxRuntime",
-    jit=_jit,  # alone, each operation is compiled for each shape
+    jit=_jit,  # without it, each operation is compiled for each shape
     wait=_wait,
     holding=_holding,
     slow=True,
@@ -135,16 +135,17 @@ class JAXConfig(DeviceConfig):
     Parameters
     ----------
     platform : str, optional
-        Where JAX computes, such as ``'cpu'``, ``'cuda'`` or ``'tpu'``: to be set before its first computation.
+        Where JAX computes, such as ``'cpu'``, ``'cuda'`` or ``'tpu'``; must be set before its first computation.
     precision : str, optional
-        The least precision of products (``jax_default_matmul_precision``): ``'default'``, ``'high'``, ``'highest'``,
-        ``'bfloat16'``, ``'tensorfloat32'`` or ``'float32'``. A platform may compute more precisely, as a CPU does.
+        The minimum precision of products (``jax_default_matmul_precision``): ``'default'``, ``'high'``, ``'highest'``,
+        ``'bfloat16'``, ``'tensorfloat32'`` or ``'float32'``. A platform may be more precise, as a CPU is.
     compilation_cache_dir : path, optional
-        Where compiled functions are kept from one run to the next. JAX keeps those that took long to compile.
+        The folder in which JAX keeps functions that took long to compile for later runs.
     compilation_cache_bytes : int, optional
-        How large that folder may become; the functions unused for longest are then deleted.
+        The maximum size of that folder; the least recently used functions are deleted first.
     memory_fraction : float, optional
-        How much of a GPU's memory JAX takes when it starts, and at most. Needs `platform`, as others take no share.
+        The fraction of a GPU's memory that JAX allocates when it starts, which is also its limit. Needs `platform`,
+        because only GPUs support it.
 
     Raises
     ------
@@ -189,14 +190,14 @@ BACKENDS = (
         LIBRARY,
         "AWS Neuron through JAX",
         suits=("neuron",),
-        missing="its kernels are not written yet, and no such hardware was within reach",
+        missing="its kernels are not written yet, and no such hardware was available",
         remedy="use 'jax' with AWS's own plug-in",
     ),
 )
 
 # ------------------------------------------------------------------------------------------- device and memory
 
-# What JAX calls a platform once it has started.
+# JAX's names of a platform once it has started.
 _STARTED_AS = {"cuda": "gpu", "rocm": "gpu"}
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _NEWER_FRACTION = "XLA_CLIENT_MEM_FRACTION"  # either is read, but both together are refused
@@ -205,13 +206,13 @@ _NEWER_FRACTION = "XLA_CLIENT_MEM_FRACTION"  # either is read, but both together
 class JaxRuntime(Runtime):
     """JAX's default device.
 
-    `synchronize` waits for every array that is alive and for ordered effects; a computation whose results have all been
-    dropped is not waited for. On the processor, where JAX counts nothing, `in_use` is the sum of all living arrays.
-    `empty_cache` drops the compiled functions, which JAX compiles again when they are next called: memory for arrays is
-    kept by the platform, which has no way to give it back.
+    `synchronize` waits for every live array and for ordered effects, but not for a computation whose results have all
+    been dropped. On the processor, where JAX has no statistics, `in_use` is the sum of all live arrays. `empty_cache`
+    drops the compiled functions, which JAX compiles again on their next call. The platform keeps the memory of arrays
+    and cannot return it.
     """
 
-    before_use = True  # the platform, and how much of its memory to take, are settled by the first computation
+    before_use = True  # the first computation fixes the platform and its share of the memory
 
     def do_facts(self) -> DeviceFacts:
         import jax
@@ -240,7 +241,7 @@ class JaxRuntime(Runtime):
             try:
                 array.block_until_ready()
             except RuntimeError:
-                if not array.is_deleted():  # donated or deleted meanwhile: then there is nothing to wait for
+                if not array.is_deleted():  # donated or deleted meanwhile: nothing to wait for
                     raise
 
     def do_memory_stats(self) -> MemoryStats:
@@ -298,13 +299,13 @@ class JaxRuntime(Runtime):
 
 
 def _has_started() -> bool:
-    """Tell whether JAX has chosen its platform; JAX says so nowhere in public."""
+    """Return whether JAX has chosen its platform; there is no public interface for this."""
     try:
         from jax._src import xla_bridge
 
         return bool(xla_bridge.backends_are_initialized())
     except (ImportError, AttributeError):
-        return True  # then nothing is set that would have had to come before
+        return True  # to be safe: then no option is set that would have to come before
 
 
 def _living_arrays(jax: Any, platform: str | None = None) -> list[Any]:
@@ -332,7 +333,7 @@ def _platform_changes(jax: Any, config: JAXConfig, own: str | None) -> list[Chan
     if _has_started():
         if wanted is not None and _started_as(wanted) != jax.default_backend():
             raise ConfigurationError(
-                f"platform {wanted!r} comes too late, JAX already computes on {jax.default_backend()!r}: configure it "
+                f"platform {wanted!r} is set too late, JAX already computes on {jax.default_backend()!r}: configure it "
                 "before JAX's first computation"
             )
         return []
@@ -349,10 +350,10 @@ def _refuse_fraction(platform: str | None, share: str) -> None:
     if platform is None or _started_as(platform) != "gpu":
         named = "no platform is named" if platform is None else f"the platform is {platform!r}"
         raise ConfigurationError(
-            f"memory_fraction bounds the memory that JAX takes of a GPU, and {named}; on a GPU say platform='cuda' too"
+            f"memory_fraction limits JAX's memory on a GPU, but {named}; on a GPU, set platform='cuda' as well"
         )
     if _has_started() and os.environ.get(_FRACTION) != share:
-        raise ConfigurationError("memory_fraction comes too late, JAX has already taken its memory")
+        raise ConfigurationError("memory_fraction is set too late, JAX has already allocated its memory")
 
 
 def _started_as(platform: str) -> str:
@@ -360,16 +361,16 @@ def _started_as(platform: str) -> str:
 
 
 def _runs_on(jax: Any, platform: str) -> bool:
-    """Start JAX, and tell whether it computes there."""
+    """Start JAX, and return whether it computes there."""
     try:
         return bool(jax.default_backend() == _started_as(platform))
     except Exception as error:
-        said = f": {describe_error(error)}" if str(error).strip() else ""  # a missing plug-in fails without a word
+        said = f": {describe_error(error)}" if str(error).strip() else ""  # a missing plug-in fails without a message
         raise ConfigurationError(f"JAX has no platform {platform!r} here{said}{_known_platforms()}") from error
 
 
 def _known_platforms() -> str:
-    """Return which platforms this installation of JAX has code for; JAX says so nowhere in public."""
+    """Return the platforms that this installation of JAX has code for; there is no public interface for this."""
     try:
         from jax._src import xla_bridge
 
@@ -395,11 +396,11 @@ def _cache_changes(jax: Any, config: JAXConfig) -> list[Change]:
     if config.compilation_cache_bytes is not None:
         if folder is None and jax.config.jax_compilation_cache_dir is None:
             raise ConfigurationError(
-                "compilation_cache_bytes bounds a cache on disk, and there is none: give compilation_cache_dir too"
+                "compilation_cache_bytes limits a cache on disk, but there is none: set compilation_cache_dir as well"
             )
         if importlib.util.find_spec("filelock") is None:
-            raise ConfigurationError("JAX bounds its cache with the package filelock only: pip install filelock")
-    # A cache that is in use keeps its folder and its bound until it is reset.
+            raise ConfigurationError("JAX needs the package filelock to limit its cache: pip install filelock")
+    # A cache in use keeps its folder and its limit until it is reset.
     return [
         _option(jax, "jax_compilation_cache_dir", folder, reset_cache),
         _option(jax, "jax_compilation_cache_max_size", config.compilation_cache_bytes, reset_cache),
@@ -409,7 +410,7 @@ def _cache_changes(jax: Any, config: JAXConfig) -> list[Change]:
 def _usable_folder(wanted: str | os.PathLike[str]) -> str:
     text = os.fspath(wanted)
     if "://" in text:
-        return text  # a store elsewhere, which JAX reaches in its own way
+        return text  # remote storage, which JAX accesses itself
     path = Path(text).expanduser().absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):

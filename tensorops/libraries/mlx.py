@@ -53,12 +53,12 @@ def _wait(arrays: list[Any]) -> None:
 def _holding(dtype: str) -> Iterator[None]:
     import mlx.core as mx
 
-    with mx.stream(mx.cpu):  # its GPUs have no float64, and multiply in less than float32
+    with mx.stream(mx.cpu):  # GPUs have no float64 and multiply with less than float32 precision
         yield
 
 
 def _accelerators(machine: Machine, notes: list[str]) -> list[Accelerator]:
-    """Return the GPU of MLX if this process has already imported it."""
+    """Return MLX's GPU if this process has already imported MLX."""
     from tensorops.hardware.accelerator import Accelerator
 
     mx = machine.modules.get("mlx.core")
@@ -95,9 +95,9 @@ class MLXConfig(DeviceConfig):
     device : {'cpu', 'gpu'}, optional
         MLX's default device.
     cache_bytes : int, optional
-        How much freed memory MLX keeps for later arrays at most; 0 keeps none.
+        The maximum freed memory that MLX keeps for later arrays; 0 keeps none.
     max_memory_fraction : float, optional
-        Refused: MLX takes a limit of memory as a guideline and allocates beyond it.
+        Refused: MLX treats a memory limit as a guideline and allocates beyond it.
 
     Raises
     ------
@@ -117,9 +117,9 @@ class MLXConfig(DeviceConfig):
 
     def refusal(self) -> str:
         """Return why no device can honour these options, or an empty string."""
-        # Measured with MLX 0.32 on a CPU: under a limit of 32 MiB it held 256 MiB of arrays, without a word.
+        # Measured with MLX 0.32 on a CPU: under a limit of 32 MiB it held 256 MiB of arrays, without a warning.
         if self.max_memory_fraction is not None:
-            return "max_memory_fraction cannot be kept: MLX takes a limit as a guideline and allocates beyond it"
+            return "max_memory_fraction cannot be honoured: MLX treats a limit as a guideline and allocates beyond it"
         return ""
 
 
@@ -142,10 +142,10 @@ _NO_LIMIT = 1 << 62
 
 
 class MlxRuntime(Runtime):
-    """MLX's default device and the figures of its allocator.
+    """MLX's default device and its memory statistics.
 
-    MLX computes when a value is asked for. `synchronize` waits for what the calling thread has submitted to the
-    default streams; an array that nobody evaluated was not submitted, and stays unevaluated.
+    MLX computes when a value is needed. `synchronize` waits for work that the calling thread has submitted to the
+    default streams; an unevaluated array was not submitted and stays unevaluated.
     """
 
     def do_facts(self) -> DeviceFacts:
@@ -160,7 +160,7 @@ class MlxRuntime(Runtime):
             max_memory=int(info["memory_size"]) if "memory_size" in info and not host else _host.memory_bytes(),
             device_count=mx.device_count(device.type) if hasattr(mx, "device_count") else None,
             device_name=info.get("device_name") or (_host.processor_name() if host else None),
-            # A GPU lets float64 be made, and then computes nothing with it.
+            # A GPU creates float64 arrays, but cannot compute with them.
             dtypes=dtypes if host else tuple(d for d in dtypes if d != "float64"),
             versions=self.version(),
         )
@@ -205,7 +205,7 @@ class MlxRuntime(Runtime):
             raise ConfigurationError(f"MLX has no device {config.device!r} here")
 
         def read_limit() -> int:
-            limit: int = mx.set_cache_limit(_NO_LIMIT)  # MLX tells the limit only when it is replaced
+            limit: int = mx.set_cache_limit(_NO_LIMIT)  # MLX returns the limit only when it is replaced
             mx.set_cache_limit(limit)
             return limit
 

@@ -1,4 +1,4 @@
-"""NumPy: host memory, results that are there when a call returns."""
+"""NumPy: host memory and eager results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import numpy as np
 
-    return np.ndarray, np.generic  # NumPy's reductions return scalars of such types: arrays in all but name
+    return np.ndarray, np.generic  # NumPy's reductions return scalars of these types, which count as arrays
 
 
 def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
@@ -32,14 +32,14 @@ def _to_numpy(x: Array) -> np.ndarray[Any, Any]:
 
 
 def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
-    return a if a.flags.writeable else a.copy()  # what comes from a library of immutable arrays
+    return a if a.flags.writeable else a.copy()  # read-only if it comes from a library with immutable arrays
 
 
 def _unfit(x: Array) -> str:
     import numpy as np
 
     # Their arithmetic differs from the standard's: `*` of a matrix multiplies matrices, and the operators of a masked
-    # array leave out elements that every formula here would have to know of.
+    # array skip elements, which every formula here would have to consider.
     if isinstance(x, np.matrix):
         return "matrix is not supported; pass numpy.asarray(x)"
     if isinstance(x, np.ma.MaskedArray):
@@ -50,7 +50,7 @@ def _unfit(x: Array) -> str:
 def _arrayed(y: Array) -> Array:
     import numpy as np
 
-    return np.asarray(y) if isinstance(y, np.generic) else y  # a scalar is an array of zero dimensions
+    return np.asarray(y) if isinstance(y, np.generic) else y  # a scalar becomes a zero-dimensional array
 
 
 LIBRARY = Library(
@@ -73,14 +73,14 @@ LIBRARY = Library(
 class CPUConfig(DeviceConfig):
     """Options of the compiled kernels for NumPy arrays.
 
-    NumPy's own arrays and threads are not tensorops' to bound.
+    tensorops does not limit NumPy's own arrays and threads.
 
     Parameters
     ----------
     num_threads : int, optional
-        How many threads a kernel uses at most; OpenMP's own bound (``OMP_NUM_THREADS``) holds as well.
+        The maximum number of threads of a kernel; OpenMP's own limit (``OMP_NUM_THREADS``) applies as well.
     cache_bytes : int, optional
-        How much memory of dead results is kept for later ones at most; 0 keeps none.
+        The maximum memory of freed results that is kept for later ones; 0 keeps none.
 
     Raises
     ------
@@ -109,7 +109,7 @@ BACKENDS = (
         suits=("cpu",),
         options=CPUConfig,
         runtime="tensorops.kernels.cpu.runtime:CpuRuntime",
-        remedy="install a C++ compiler (Debian: apt-get install g++), and then tensorops again, from where it was "
+        remedy="install a C++ compiler (Debian: apt-get install g++), then reinstall tensorops from where it was "
         "installed, with pip's option --force-reinstall",
         tested=ON_EVERY_CHANGE,
         isolated=False,
@@ -141,8 +141,8 @@ BACKENDS = (
 class NumpyRuntime(Runtime):
     """NumPy's device is the processor.
 
-    NumPy itself does not count its memory. While `tracemalloc` is tracing, the figures are those of all memory that
-    Python allocates, of which NumPy's arrays are a part; else they are unknown.
+    NumPy itself has no memory statistics. While `tracemalloc` is tracing, the values are those of all memory that
+    Python allocates, including NumPy's arrays; otherwise they are unknown.
     """
 
     @property
@@ -183,4 +183,4 @@ class NumpyRuntime(Runtime):
         return False
 
     def do_changes(self, config: DeviceConfig) -> Sequence[Change]:
-        raise ConfigurationError("NumPy's own arrays and threads are not tensorops' to bound")
+        raise ConfigurationError("tensorops does not limit NumPy's own arrays and threads")

@@ -1,4 +1,4 @@
-"""PyOpenCL: transfers, and the device that it chooses; OpenCL counts no memory in use, and waits by queue."""
+"""PyOpenCL: transfers, and the device that it chooses; OpenCL has no memory statistics and waits by queue."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
 
 
 def _wait(arrays: list[Any]) -> None:
-    # The runtime looks for queues among all objects, which takes longer than most operators.
+    # The runtime searches all objects for queues, which takes longer than most operators.
     for array in arrays:
         array.queue.finish()
 
@@ -64,8 +64,8 @@ class OpenCLConfig(DeviceConfig):
     Parameters
     ----------
     device : str, optional
-        ``"PLATFORM"`` or ``"PLATFORM:DEVICE"``, each a number from 0 or part of a name. It is what PyOpenCL chooses
-        where a program names no device, as ``PYOPENCL_CTX`` says.
+        ``"PLATFORM"`` or ``"PLATFORM:DEVICE"``, each a number from 0 or part of a name. PyOpenCL chooses this device
+        where a program does not name one, as with ``PYOPENCL_CTX``.
 
     Raises
     ------
@@ -100,10 +100,10 @@ _VARIABLE = "PYOPENCL_CTX"
 
 
 class PyopenclRuntime(Runtime):
-    """The device that PyOpenCL chooses where nobody names one: ``PYOPENCL_CTX``, else the first.
+    """The device that PyOpenCL chooses by default: ``PYOPENCL_CTX``, else the first.
 
-    `synchronize` finishes the queues of all arrays that are alive: PyOpenCL keeps no list of its queues. OpenCL does
-    not tell how much memory is in use.
+    `synchronize` finishes the queues of all live arrays: PyOpenCL keeps no list of its queues. OpenCL does not report
+    how much memory is in use.
     """
 
     def do_facts(self) -> DeviceFacts:
@@ -135,7 +135,7 @@ class PyopenclRuntime(Runtime):
 
         shim = sys.modules.get("array_api_pyopencl")
         wrapper = () if shim is None else shim.Array
-        # By type(x), as isinstance asks objects for their __class__, and some proxies then load what they stand for.
+        # By type(x), because isinstance reads __class__, and some proxies then load their target.
         arrays = [x for x in gc.get_objects() if issubclass(type(x), (cla.Array, wrapper))]
         queues = {x.device.queue if issubclass(type(x), wrapper) else x.queue for x in arrays}
         for queue in queues - {None}:
@@ -169,12 +169,12 @@ def _chosen(cl: Any) -> Any:
 def _devices(platform: Any) -> list[Any]:
     try:
         return list(platform.get_devices())
-    except Exception:  # a platform without devices says so with an error
+    except Exception:  # a platform without devices raises an error
         return []
 
 
 def _indices_of(cl: Any, wanted: str) -> str:
-    """Return ``"platform:device"`` in numbers for what the user wrote, each an index or part of a name."""
+    """Return ``"platform:device"`` in numbers for a user's text, in which each is an index or part of a name."""
     try:
         platforms = list(cl.get_platforms())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""PyTorch: transfers, and its caching allocator on NVIDIA GPUs; on the processor it keeps no count."""
+"""PyTorch: transfers, and its caching allocator on NVIDIA GPUs; it has no statistics on the processor."""
 
 from __future__ import annotations
 
@@ -53,25 +53,25 @@ def _unfit(x: Array) -> str:
 
 
 def _unreadable(x: Array) -> str:
-    """Return what is wrong with a torch tensor whose storage was made too small for it; torch itself does not look."""
+    """Return what is wrong with a torch tensor whose storage is too small for it; torch itself does not check."""
     import torch
 
     if torch.compiler.is_compiling() or x.layout is not torch.strided:
         return ""
     try:
         held = x.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):  # it wraps another tensor, or is one of a tracer: it has no memory
+    except (NotImplementedError, RuntimeError):  # it wraps another tensor or belongs to a tracer: it has no memory
         return ""
     if isinstance(held, int) and not storage_suffices(x, held):
         return (
             f"a torch tensor of shape {tuple(x.shape)} whose storage has been resized to {held} bytes, "
-            "which do not hold it any more: its values are gone"
+            "which no longer hold it: its values are gone"
         )
     return ""
 
 
 def storage_suffices(x: Array, held: int) -> bool:
-    """Tell whether so many bytes of storage reach to the last element of a strided torch tensor."""
+    """Return whether this many bytes of storage include the last element of a strided torch tensor."""
     if x.is_contiguous():
         reach = x.numel()
     elif x.numel() == 0:
@@ -114,7 +114,7 @@ BACKENDS = (
 class TorchRuntime(Runtime):
     """PyTorch's default device, and CUDA's caching allocator once the program has started CUDA.
 
-    Nothing here starts CUDA: on a program that uses the processor alone that would cost time and the GPU's memory.
+    Nothing here starts CUDA: in a program that uses only the processor, that would cost time and GPU memory.
     """
 
     def do_facts(self) -> DeviceFacts:
@@ -190,12 +190,12 @@ class TorchRuntime(Runtime):
 
         if not torch.cuda.is_initialized():
             return lambda: None
-        device = torch.cuda.current_device()  # of this thread, which the one that reads does not share
+        device = torch.cuda.current_device()  # that of this thread; the reading thread has its own
         return lambda: int(torch.cuda.memory_allocated(device))
 
 
 def _cuda_devices(torch: Any) -> list[int]:
-    """Return the GPUs that hold something of this program; asking another one would start it."""
+    """Return the GPUs that hold data of this program; querying another one would start it."""
     if not torch.cuda.is_initialized():
         return []
     current = torch.cuda.current_device()

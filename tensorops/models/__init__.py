@@ -1,6 +1,6 @@
-"""Language models written in tensorops operators: the reader, the tokenizer and the network; and files of arrays.
+"""Language models written with tensorops operators (reader, tokenizer, network), and files of arrays.
 
-Install what they need with ``pip install 'tensorops[models]'``.
+Install the requirements with ``pip install 'tensorops[models]'``.
 """
 
 from ._errors import GGUFError

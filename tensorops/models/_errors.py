@@ -1,4 +1,4 @@
-"""The one error of this package, and the words for a missing optional dependency."""
+"""The error of this package, and the message for a missing optional dependency."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["GGUFError", "missing"]
 
 
 class GGUFError(ValueError):
-    """A GGUF file is damaged, hostile, or asks for something this package does not do.
+    """A GGUF file is damaged, hostile, or needs something this package does not support.
 
     The message reads ``file: field: what is wrong``.
 

@@ -17,9 +17,9 @@ __all__ = ["OpenFile"]
 
 
 class OpenFile:
-    """A regular file that stays open as long as anything of it may be wanted.
+    """A regular file that stays open as long as any part of it may be needed.
 
-    Reading what a *mapped* file has lost since it was opened ends the process with SIGBUS; here it is an error. Other
+    If a *mapped* file is truncated, reading the lost part ends the process with SIGBUS; here it is an error. Other
     threads and, where the system can read by position, forked processes may read at the same time.
 
     Parameters
@@ -32,7 +32,7 @@ class OpenFile:
     path : str
         The file, for messages.
     size : int
-        How many bytes it had when it was opened.
+        The number of bytes when it was opened.
 
     Raises
     ------
@@ -57,13 +57,13 @@ class OpenFile:
         self.size = status.st_size
 
     def read_next(self, size: int, field: str) -> bytes:
-        """Return the `size` bytes after those that this method returned before; `field` is for messages."""
+        """Return the next `size` bytes after the previous call; `field` is for messages."""
         found = self._file.read(size)
         self._require(size - len(found), field)
         return found
 
     def read(self, start: int, size: int, field: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return the `size` bytes from byte `start` on; `field` is for messages."""
+        """Return `size` bytes starting at byte `start`; `field` is for messages."""
         found = np.empty(size, np.uint8)
         filled = 0
         while filled < size:

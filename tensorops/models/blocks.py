@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file: blocks of 32 weights, their values, and their packing for kernels.
+"""Tensors in a GGUF file: blocks of 32 weights, their values, and their packing for kernels.
 
 A block holds a float16 scale ``d``, for Q4_1 a float16 minimum ``m``, and 32 integers ``q``:
 
@@ -44,7 +44,7 @@ GROUP_SIZE = 32
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight matrix in the layout that `tensorops.quantized_linear` takes.
+    """A weight matrix in the layout of `tensorops.quantized_linear`.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class QuantizedWeight:
     bits : int
         4 or 8.
     group_size : int
-        How many consecutive elements share a scale.
+        The number of consecutive elements that share a scale.
     """
 
     weight: Any
@@ -69,14 +69,14 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the matrix that this stands for."""
+        """Rows and columns of the represented matrix."""
         rows, width = self.weight.shape
         return rows, width * 8 // self.bits
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a GGUF file; its bytes stay in the file until they are asked for.
+    """One tensor of a GGUF file; its bytes stay in the file until they are needed.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class Tensor:
     file : OpenFile
         Where it is.
     start, nbytes : int
-        Its first byte in the file, and how many bytes it has.
+        Its first byte in the file, and its number of bytes.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Tensor:
         Raises
         ------
         GGUFError
-            A stored number is infinite or not a number, or the file became shorter after it was opened.
+            A stored number is infinite or NaN, or the file was truncated after it was opened.
         """
         if self.type == GGMLQuantizationType.F32:
             values = self._finite(self.data.view("<f4"))
@@ -139,7 +139,7 @@ class Tensor:
         Raises
         ------
         GGUFError
-            The tensor is stored as floating-point numbers, a scale is not finite, or the file became shorter after it
+            The tensor is stored as floating-point numbers, a scale is not finite, or the file was truncated after it
             was opened.
         """
         if not self.is_quantized:
@@ -150,7 +150,7 @@ class Tensor:
         scales = scale.reshape(*rows, -1)
         if self.type == GGMLQuantizationType.Q8_0:
             return QuantizedWeight(packed.reshape(self.shape), scales, None, 8, GROUP_SIZE)
-        # Neighbouring elements sit in the same half of neighbouring bytes; a kernel wants them in one.
+        # Neighbouring elements are in the same half of neighbouring bytes; kernels need them in one byte.
         even, odd = packed[:, 0::2], packed[:, 1::2]
         nibbles = np.concatenate([(even & 15) | (odd << 4), (even >> 4) | (odd & 240)], axis=1)
         biases = scale * np.float32(-8) if minimum is None else minimum
@@ -175,7 +175,7 @@ class Tensor:
         return scale * (integers - np.float32(8)) if minimum is None else scale * integers + minimum
 
     def _finite(self, stored: npt.NDArray[Any]) -> Float32:
-        """Return stored floating-point numbers, which nobody else holds, as a float32 array."""
+        """Return stored floating-point numbers as a new float32 array."""
         if not np.isfinite(stored).all():
             raise self._error("holds a number that is not finite")
         return stored.astype(np.float32, copy=False)

@@ -1,10 +1,10 @@
-"""The keys and values of the tokens a model has seen, kept so that a new token attends to them.
+"""The keys and values of the tokens that a model has seen, kept so that new tokens attend to them.
 
-Three needs shape this file. JAX compiles anew for every new shape, so the arrays must not grow with every
-token: they have room to spare, the spare places are masked, and the room doubles when it is used up.
-Where arrays cannot be assigned to, or a compiler traces, a new key is *selected* into place; that costs a pass
-over the cache, so elsewhere it is written in place. And a Python integer that changes from token to token
-would be a new constant to compile, so what a compiler sees of positions are arrays.
+Three requirements shape this file. JAX compiles again for every new shape, so the arrays must not grow with every
+token: they have spare slots, which are masked, and their capacity doubles when it is used up. Where arrays are
+immutable, or a compiler traces, a new key is *selected* into place; that costs a pass over the cache, so elsewhere it
+is written in place. And a Python integer that changes with every token would be a new constant to compile, so a
+compiler sees positions as arrays.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Array = Any
 
 
 class Slots:
-    """Where the tokens of one step belong in a cache, and what they may look at.
+    """The places of one step's tokens in a cache, and the tokens that they may attend to.
 
     Parameters
     ----------
     positions : array of int, shape (tokens,)
         Consecutive positions in the text; a position is also the slot that holds its key and value.
     capacity : int
-        How many slots there are.
+        The number of slots.
     start : int, optional
-        The first position, as a number: then new keys and values are written into the old arrays.
+        The first position, as a number; if given, new keys and values are written into the old arrays.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Slots:
         if self._start is not None:
             old[:, self._start : self._start + self._count, :] = new
             return old
-        # A single token is broadcast to all slots; of several, every slot takes the nearest.
+        # A single token is broadcast to all slots; of several tokens, every slot takes the nearest.
         spread = new if self._count == 1 else self._xp.take(new, self._source, axis=1)
         return self._xp.where(self._is_new, spread, old)
 
@@ -75,11 +75,11 @@ class KVCache:
     Attributes
     ----------
     keys, values : list of array
-        The slots, of which the first `length` are in use.
+        The slots; the first `length` are in use.
     length : int
-        How many tokens have been seen.
+        The number of tokens seen.
     is_writable : bool
-        Whether the arrays can be assigned to; then they change with every token.
+        Whether the arrays can be assigned to; if so, they change with every token.
     """
 
     def __init__(self, keys: Sequence[Array], values: Sequence[Array], limit: int) -> None:
@@ -91,11 +91,11 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """How many tokens there is room for without growing."""
+        """The number of tokens that fit without growing."""
         return int(self.keys[0].shape[1])
 
     def require(self, count: int) -> None:
-        """Raise ValueError if `count` more tokens would lie past the context length."""
+        """Raise ValueError if `count` more tokens would exceed the context length."""
         needed = self.length + count
         if needed > self.limit:
             raise ValueError(f"position {needed - 1} is past the model's context length of {self.limit}")
@@ -106,7 +106,7 @@ class KVCache:
         Raises
         ------
         ValueError
-            They would lie past the context length.
+            They would exceed the context length.
         """
         self.require(count)
         while self.capacity < self.length + count:
@@ -114,13 +114,13 @@ class KVCache:
             self.values = [_doubled(slots) for slots in self.values]
 
     def store(self, keys: Sequence[Array], values: Sequence[Array], count: int) -> None:
-        """Take over slots in which `count` more tokens are in place."""
+        """Replace the slots by new ones with `count` more tokens."""
         self.keys, self.values = list(keys), list(values)
         self.length += count
 
 
 def _accepts_assignment(slots: Array) -> bool:
-    """Tell by an assignment that changes nothing; the standard leaves it to the library."""
+    """Return whether an assignment that changes nothing succeeds; the standard leaves it to the library."""
     try:
         slots[0, 0, 0] = 0.0
     except TypeError:
@@ -134,9 +134,9 @@ def _doubled(slots: Array) -> Array:
 
 
 def concat(arrays: Sequence[Array], axis: int) -> Array:
-    """Join arrays; the result is of the first one's kind."""
+    """Join arrays; the result has the kind of the first one."""
     if len(arrays) == 1:
         return arrays[0]
     joined = tp.get_namespace(*arrays).concat(list(arrays), axis=axis)
-    # A namespace may compute with wrappers around its library's arrays; a cache holds what its owner gave it.
+    # A namespace may compute with wrappers around its library's arrays; a cache keeps the caller's kind.
     return joined if type(joined) is type(arrays[0]) else tp.to_backend(joined, tp.get_backend())

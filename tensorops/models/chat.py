@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja program inside a model file, run where it can do no harm."""
+"""Chat templates: the Jinja program inside a model file, run in a sandbox."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def check_messages(messages: Sequence[dict[str, str]]) -> None:
 
 
 def render_chat(template: str, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, **names: str) -> str:
-    """Return what a chat template makes of a conversation.
+    """Render a conversation with a chat template.
 
-    The template comes from the file, so it runs in Jinja's sandbox: it can reach neither Python's
-    internals nor anything outside its arguments. It can still take long; a sandbox does not stop that.
+    The template comes from the file, so it runs in Jinja's sandbox: it cannot access Python's internals or anything
+    outside its arguments. It can still take long; the sandbox does not prevent that.
 
     Parameters
     ----------
@@ -42,14 +42,14 @@ def render_chat(template: str, messages: Sequence[dict[str, str]], *, add_genera
     add_generation_prompt : bool
         Passed to the template.
     **names : str
-        Further texts that templates refer to, such as ``bos_token``.
+        Other strings that templates use, such as ``bos_token``.
 
     Returns
     -------
     str
         The rendered text.
     """
-    # These settings are the ones that published templates are written for.
+    # Published templates are written for these settings.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -59,5 +59,5 @@ def render_chat(template: str, messages: Sequence[dict[str, str]], *, add_genera
 
 
 def _raise_exception(message: str) -> NoReturn:
-    """Templates call this to refuse a conversation, such as two user turns in a row."""
+    """Refuse a conversation, such as two user turns in a row; called by templates."""
     raise TemplateError(message)

@@ -1,4 +1,4 @@
-"""What a Llama network looks like: its sizes, read from a GGUF file and checked."""
+"""The sizes of a Llama network, read from a GGUF file and checked."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["LlamaConfig"]
 
-# Keys that change nothing here. A key outside this list and those read below may change the result, so it
-# is refused rather than ignored.
+# Keys without effect here. A key outside this list and those read below may change the result, so it is refused rather
+# than ignored.
 HARMLESS = {
     "attention.layer_norm_epsilon",
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
     "tensor_data_layout",
 }
-# Keys that are understood only when they say "nothing special".
+# Keys that are supported only with a neutral value.
 NEUTRAL = {
     "attention.causal": True,
     "expert_count": 0,
@@ -56,9 +56,9 @@ class LlamaConfig:
     Parameters
     ----------
     blocks : int
-        How many pairs of attention and feed-forward layers follow each other.
+        The number of pairs of attention and feed-forward layers.
     context_length : int
-        The most tokens it was trained to see.
+        The maximum number of tokens that it was trained for.
     dim : int
         Features per token.
     hidden_dim : int
@@ -109,12 +109,12 @@ class LlamaConfig:
         Returns
         -------
         LlamaConfig
-            The sizes; that the tensors have them is checked by `find_misfit`.
+            The sizes; `find_misfit` checks that the tensors have them.
 
         Raises
         ------
         GGUFError
-            A key is missing, contradicts another, or asks for what is not implemented.
+            A key is missing, contradicts another, or needs an unsupported feature.
         """
         fields = Fields(file)
         _refuse_unsupported(fields)
@@ -155,7 +155,7 @@ class LlamaConfig:
         }
 
     def find_misfit(self, shapes: Mapping[str, Iterable[int]]) -> tuple[str, str] | None:
-        """Compare the shapes of a model's weights with what this configuration asks for.
+        """Compare the shapes of a model's weights with those that this configuration requires.
 
         Parameters
         ----------
@@ -165,7 +165,7 @@ class LlamaConfig:
         Returns
         -------
         tuple of str or None
-            The first name that does not fit and why, or None if all do.
+            The first name that does not fit and the reason, or None if all fit.
         """
         optional = {"output.weight", "rope_freqs.weight"}
         seen = set()
@@ -190,7 +190,7 @@ class LlamaConfig:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    """Raise unless the file asks for exactly what `Llama` computes."""
+    """Raise unless the file needs exactly what `Llama` computes."""
     if (architecture := fields.string("general.architecture")) != "llama":
         raise fields.error("general.architecture", f"{architecture!r:.80} is not supported, only 'llama'")
     for key, value in fields.file.metadata.items():
@@ -211,7 +211,7 @@ def _kv_heads(fields: Fields, heads: int) -> int:
 
 
 def _head_dim(fields: Fields, dim: int, heads: int) -> int:
-    """Return the features per head; the file may say it, else the heads share a token's features."""
+    """Return the features per head, from the file if it has them, else by dividing a token's features."""
     key = "llama.attention.key_length"
     if key not in fields.file.metadata and dim % heads:
         raise fields.error("llama.attention.head_count", f"{dim} features do not divide into {heads} heads")

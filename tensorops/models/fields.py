@@ -14,12 +14,12 @@ __all__ = ["Fields"]
 
 
 class Fields:
-    """The metadata of a file, one method per type; a key without a default must be there.
+    """The metadata of a file, one method per type; a key without a default is required.
 
     Parameters
     ----------
     file : GGUFFile
-        Where to look.
+        The file.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -30,14 +30,14 @@ class Fields:
         return GGUFError(self.file.path, key, problem)
 
     def string(self, key: str, default: str | None = None) -> str:
-        """Return a text."""
+        """Return a string."""
         value = self.file.metadata.get(key, default)
         if not isinstance(value, str):
             raise self.error(key, "missing" if value is None else "not a string")
         return value
 
     def strings(self, key: str) -> list[str]:
-        """Return a list of texts."""
+        """Return a list of strings."""
         value = self.file.metadata.get(key)
         if not isinstance(value, list):
             raise self.error(key, "missing" if value is None else "not a list of strings")

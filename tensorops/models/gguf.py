@@ -1,7 +1,7 @@
-"""A reader for GGUF files that trusts nothing the file says.
+"""A reader for GGUF files that does not trust the file.
 
-The file is never read as a whole. Every count, length and offset is compared with what is left
-of the file before anything is sliced or allocated, so memory stays in proportion to the file's real size.
+The file is never read as a whole. Every count, length and offset is compared with the rest of the file before anything
+is sliced or allocated, so memory stays in proportion to the file's real size.
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -37,7 +37,7 @@ __all__ = ["GGUFFile", "open_gguf"]
 VERSIONS = (2, 3)
 MAX_KEY_BYTES = 65535  # the format's own limit
 MAX_DIMENSIONS = 4
-# The fewest bytes that an entry can take: what bounds a count by the bytes that are left.
+# The minimum size of an entry, which limits a count by the number of remaining bytes.
 MIN_METADATA_BYTES = 8 + 4 + 1
 MIN_TENSOR_INFO_BYTES = 8 + 4 + 8 + 4 + 8
 
@@ -58,7 +58,7 @@ SCALARS = {
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """What a GGUF file holds.
+    """The contents of a GGUF file.
 
     Parameters
     ----------
@@ -78,9 +78,9 @@ class GGUFFile:
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Open a GGUF file and read its metadata and the list of its tensors.
 
-    Tensors may be stored as F32, F16, BF16, Q8_0, Q4_0 or Q4_1. The weights themselves stay in the file, which stays
-    open, until `Tensor.dequantize` or `Tensor.quantized` is called: those raise `GGUFError` if the file has become
-    shorter meanwhile, and return other values if somebody has written into it.
+    Tensors may be stored as F32, F16, BF16, Q8_0, Q4_0 or Q4_1. The weights stay in the file, which stays open, until
+    `Tensor.dequantize` or `Tensor.quantized` is called. Those raise `GGUFError` if the file has been truncated
+    meanwhile, and return other values if it has been modified.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     Raises
     ------
     GGUFError
-        The file is truncated, corrupt, or uses what is not supported; the message names file and field.
+        The file is truncated, corrupt, or uses an unsupported feature; the message names file and field.
     OSError
         The file cannot be opened.
     """
@@ -103,7 +103,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 class _Reader:
-    """A cursor over the file; `field` is what a message calls the part being read."""
+    """A cursor over the file; `field` is the name of the current part in messages."""
 
     def __init__(self, file: OpenFile) -> None:
         self.file = file
@@ -155,17 +155,17 @@ class _Reader:
             raise self.error(f"string at offset {self.position - size} is not UTF-8") from None
 
     def count(self, what: str, smallest: int) -> int:
-        """Read how many things follow; each takes at least `smallest` bytes."""
+        """Read the number of items that follow; each takes at least `smallest` bytes."""
         number = self.u64()
         if number * smallest > self.left():
             raise self.error(f"says {number} {what}, but only {self.left()} bytes are left")
         return number
 
     def header(self) -> tuple[int, int]:
-        """Check magic and version; return how many tensors and metadata entries follow."""
+        """Check magic and version; return the numbers of tensors and metadata entries that follow."""
         self.field = "magic"
         if self.u32() != GGUF_MAGIC:
-            raise self.error("this is not a GGUF file")
+            raise self.error("not a GGUF file")
         self.field = "version"
         version = self.u32()
         if version not in VERSIONS:

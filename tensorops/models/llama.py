@@ -1,4 +1,4 @@
-"""The Llama network in tensorops operators: one program for every array library.
+"""The Llama network written with tensorops operators: one program for every array library.
 
 Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", https://arxiv.org/abs/2302.13971
 """
@@ -31,11 +31,11 @@ __all__ = ["Llama", "default_backend", "forward"]
 
 Array = Any
 FIRST_CAPACITY = 128
-PREFILL_TOKENS = 256  # a long text goes through in pieces, so that its attention scores stay small
+PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
 
 def default_backend() -> str:
-    """Return the name of the backend in force; if none was chosen, ``cpu``, or ``numpy`` without its kernels."""
+    """Return the name of the backend in force; if none was chosen, ``cpu``, or ``numpy`` without compiled kernels."""
     if (chosen := tp.get_backend()) != "auto":
         return chosen
     return "cpu" if tp.is_backend_available("cpu") else "numpy"
@@ -51,21 +51,21 @@ def forward(
     *,
     start: int | None = None,
 ) -> tuple[Array, list[Array], list[Array]]:
-    """Run the network on some tokens, looking at no value: a compiler may trace it.
+    """Run the network on some tokens without reading values, so that a compiler may trace it.
 
     Parameters
     ----------
     config : LlamaConfig
         The sizes.
     weights : dict
-        As `arrange` makes it.
+        The result of `arrange`.
     ids, positions : array of int, shape (tokens,)
         Tokens and their consecutive positions.
     keys, values : sequence of array, each of shape (kv_heads, capacity, head_dim)
-        What a `KVCache` holds, with room for the tokens.
+        The arrays of a `KVCache`, with room for the tokens.
     start : int, optional
-        The first position, as a number: then `keys` and `values` are written to. Not for compilers, to which
-        it would be another constant for every token.
+        The first position, as a number; if given, `keys` and `values` are written to. Do not pass it under a compiler,
+        for which it would be a new constant for every token.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def forward(
         With the new tokens in place.
     """
     xp = tp.get_namespace(ids)
-    ids, positions = xp.asarray(ids), xp.asarray(positions)  # of the kind that the namespace computes with
+    ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
     x = embed(ids, weights["embedding"], config.dim)
     slots = Slots(positions, keys[0].shape[1], start)
     new_keys, new_values = [], []
@@ -93,7 +93,7 @@ def forward(
     hidden = tp.rms_norm(x, weights["norm"], config.eps)
     if type(hidden) is type(keys[0]):
         return hidden, new_keys, new_values
-    return tp.to_backend((hidden, new_keys, new_values), tp.get_backend())  # of the kind that the caller gave
+    return tp.to_backend((hidden, new_keys, new_values), tp.get_backend())  # the caller's kind
 
 
 def _heads(xp: Any, x: Array, heads: int) -> Array:
@@ -122,15 +122,15 @@ class Llama:
     config : LlamaConfig
         Its sizes.
     weights : mapping of str to array or QuantizedWeight
-        Float32 or quantised weights by their names in a GGUF file. Matrices are (out, in), and query and key
-        heads rotate neighbouring features. Without ``output.weight`` the embedding is the output, too.
+        Float32 or quantised weights by their names in a GGUF file. Matrices are (out, in), and query and key heads
+        rotate neighbouring features. Without ``output.weight`` the embedding is also the output matrix.
     tokenizer : Tokenizer, optional
         Needed for text only.
     backend : str, optional
-        The backend that computes, as in `tensorops.set_backend`; the weights are moved there. By default it is the one
-        in force; if none was chosen, ``cpu``, or ``numpy`` without its kernels.
+        The backend that computes, as in `tensorops.set_backend`; the weights are moved there. By default the one in
+        force; if none was chosen, ``cpu``, or ``numpy`` without compiled kernels.
     compile : callable, optional
-        What makes a function of arrays faster, such as ``jax.jit``; it is given the network.
+        A compiler for functions of arrays, such as ``jax.jit``, applied to the network.
 
     Raises
     ------
@@ -184,8 +184,7 @@ class Llama:
     ) -> Llama:
         """Load a model and its tokenizer from a GGUF file.
 
-        Quantised weights stay quantised where the backend has a kernel for them; where it has none they
-        become float32.
+        Quantised weights stay quantised if the backend has a kernel for them; otherwise they become float32.
 
         Parameters
         ----------
@@ -204,7 +203,7 @@ class Llama:
         Raises
         ------
         GGUFError
-            The file is damaged or asks for what is not supported.
+            The file is damaged or needs an unsupported feature.
         """
         from .tokenizer import Tokenizer
 
@@ -220,7 +219,7 @@ class Llama:
         return cls(config, weights, tokenizer, backend=backend, compile=compile)
 
     def new_cache(self) -> KVCache:
-        """Return an empty cache, to be handed to successive calls."""
+        """Return an empty cache, to be passed to successive calls."""
         c = self.config
         shape = (c.kv_heads, FIRST_CAPACITY, c.head_dim)
         empty = [[np.zeros(shape, dtype=np.float32) for _ in range(c.blocks)] for _ in ("keys", "values")]
@@ -230,14 +229,14 @@ class Llama:
     def __call__(self, ids: Sequence[int], cache: KVCache | None = None) -> Array:
         """Return the logits of the token that follows each of `ids`.
 
-        A long text goes through the network in pieces, so that little memory is needed besides that of the logits.
+        A long text is processed in pieces, so little memory is needed besides that of the logits.
 
         Parameters
         ----------
         ids : sequence of int
-            Token ids; they continue those that the cache has seen.
+            Token ids; they continue those in the cache.
         cache : KVCache, optional
-            From `new_cache`; it takes up `ids`.
+            From `new_cache`; `ids` are added to it.
 
         Returns
         -------
@@ -247,7 +246,7 @@ class Llama:
         Raises
         ------
         ValueError
-            There is no token, an id is not in the vocabulary, or the text outgrows the context length.
+            There is no token, an id is not in the vocabulary, or the text exceeds the context length.
         """
         pieces = list(self._read(ids, self.new_cache() if cache is None else cache))
         with self._scope():
@@ -261,15 +260,15 @@ class Llama:
         prompt : str, or sequence of dict with ``role`` and ``content``
             What to continue.
         chat : bool
-            Take the prompt for what a user says, and put it in the form of the model's chat template. With
-            a sequence of messages this is always done.
+            Treat the prompt as a user's message and apply the model's chat template. A sequence of messages always
+            uses it.
         **options
             As for `generate_ids`.
 
         Returns
         -------
         iterator of str
-            Pieces of text as they become known, never half a character.
+            Pieces of text as they become known, in whole characters.
 
         Raises
         ------
@@ -299,9 +298,9 @@ class Llama:
         ids : sequence of int
             At least one token.
         max_new_tokens : int
-            The most tokens to add, 0 or more; with the prompt they must fit the context length.
+            The maximum number of tokens to add, 0 or more; with the prompt they must fit the context length.
         temperature, top_k, top_p, min_p
-            As for `tensorops.sample`; temperature 0 takes the likeliest token.
+            As for `tensorops.sample`; temperature 0 chooses the likeliest token.
         seed : int, optional
             Makes sampling repeatable.
 
@@ -340,15 +339,15 @@ class Llama:
             ids = [token]
 
     def _piece(self, left: int) -> int:
-        """Return how many of the tokens that are left go through the network at once."""
+        """Return how many of the remaining tokens go through the network at once."""
         size = min(left, PREFILL_TOKENS)
-        # Every new length is compiled again, so a compiled network sees powers of two only.
+        # Every new length is compiled again, so a compiled network sees only powers of two.
         return 1 << (size.bit_length() - 1) if self._compiled else size
 
     def _read(self, ids: Sequence[int], cache: KVCache) -> Iterator[Array]:
-        """Yield the features of `ids`, piece by piece, and take them up into the cache."""
+        """Yield the features of `ids`, piece by piece, and add them to the cache."""
         left = self._check_ids(ids)
-        cache.require(len(left))  # before the first piece: all are taken up or none
+        cache.require(len(left))  # before the first piece: all are added or none
         while len(left):
             size = self._piece(len(left))
             yield self._read_piece(left[:size], cache)
@@ -371,7 +370,7 @@ class Llama:
         return int(tp.to_backend(token, "numpy")[0])
 
     def _scope(self) -> AbstractContextManager[None]:
-        """Put the model's backend in force, unless it is: then a choice of kernels made outside holds."""
+        """Put the model's backend in force, unless it already is; a choice of providers made outside then applies."""
         return nullcontext() if tp.get_backend() == self.backend else self._active
 
     def _check_ids(self, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -1,8 +1,8 @@
 """Nested structures of arrays in safetensors files: written from any array library, read into any other.
 
-The tensors of a file are named by dotted paths, as ``blocks.0.norm``, so that every program that knows the format can
-read them. What the names alone do not tell (lists and dicts, names that contain dots, numbers and strings among the
-arrays) stands as JSON in the file's metadata. The format: https://github.com/huggingface/safetensors
+The tensors of a file are named by dotted paths such as ``blocks.0.norm``, so that any program that supports the format
+can read them. JSON in the file's metadata describes the rest: lists and dicts, names that contain dots, and numbers
+and strings among the arrays. The format: https://github.com/huggingface/safetensors
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401 - teaches NumPy bfloat16, which the library looks up by name
+import ml_dtypes  # noqa: F401 - registers bfloat16 with NumPy, which the library looks up by name
 import numpy as np
 
 import tensorops as tp
@@ -28,10 +28,10 @@ from ._errors import missing
 __all__ = ["load_safetensors", "save_safetensors"]
 
 STRUCTURE = "tensorops.structure"
-"""The key of the metadata under which the structure stands.
+"""The metadata key of the structure.
 
-Its value is JSON: ``{"tensor": name}``, ``{"value": x}`` and ``{"float": "nan"}`` are leaves, ``{"list": [node, …]}``,
-``{"tuple": [node, …]}`` and ``{"dict": [[key, node], …]}`` hold others.
+Its value is JSON: ``{"tensor": name}``, ``{"value": x}`` and ``{"float": "nan"}`` are leaves; ``{"list": [node, …]}``,
+``{"tuple": [node, …]}`` and ``{"dict": [[key, node], …]}`` contain other nodes.
 """
 
 DTYPES = {
@@ -49,7 +49,7 @@ DTYPES = {
     "F32": "float32",
     "F64": "float64",
 }
-"""The format's names of the dtypes that are written and read."""
+"""The format's names of the supported dtypes."""
 
 Node = dict[str, Any]
 
@@ -60,22 +60,22 @@ def save_safetensors(tree: Any, path: str | os.PathLike[str], *, metadata: Mappi
     Parameters
     ----------
     tree : array, dict, list, tuple or dataclass instance
-        Containers may be nested; keys are strings or integers. Besides arrays they may hold numbers, strings, truth
-        values and ``None``. Arrays are of float16, bfloat16, float32, float64, integers or truth values; lazy ones are
+        Containers may be nested; keys are strings or integers. Besides arrays they may contain numbers, strings,
+        booleans and ``None``. Arrays may be float16, bfloat16, float32, float64, integers or booleans; lazy ones are
         computed. An array that occurs more than once is written each time.
     path : str or path-like
-        The file. It is written atomically: whoever reads at that time sees the old one or the new one.
+        The file. It is written atomically: concurrent readers see the old file or the new one.
     metadata : mapping of str to str, optional
-        Further entries for the file's metadata, for other programs.
+        Additional metadata entries, for other programs.
 
     Raises
     ------
     TypeError
-        If something in `tree` cannot be stored: the message names it.
+        If something in `tree` cannot be stored; the message names it.
     ValueError
         If `metadata` uses the key under which the structure is stored.
     OSError
-        If the file cannot be written; an old one is then as it was.
+        If the file cannot be written; an old one is then unchanged.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def load_safetensors(path: str | os.PathLike[str], backend: str | None = None) -
     Parameters
     ----------
     path : str or path-like
-        A file that `save_safetensors` or another program wrote. What else its metadata says can be read with
+        A file written by `save_safetensors` or another program. Read its other metadata with
         ``safetensors.safe_open``.
     backend : str, optional
         The backend whose arrays to return; by default the one in force, or with ``"auto"`` NumPy.
@@ -107,16 +107,16 @@ def load_safetensors(path: str | os.PathLike[str], backend: str | None = None) -
     Returns
     -------
     nested dict, list, tuple or array
-        What `save_safetensors` was given, with every value's bits and dtype as they were; a dataclass comes back as
-        a dict by its fields' names, a named tuple as a tuple. As with `to_backend`, JAX without ``jax_enable_x64``
-        narrows 64-bit integers whose values allow it. A file of another program is a dict by the tensors' names.
+        The structure passed to `save_safetensors`, with the bits and dtype of every value preserved; a dataclass
+        becomes a dict by field names, a named tuple a tuple. As with `to_backend`, JAX without ``jax_enable_x64``
+        narrows 64-bit integers whose values allow it. A file of another program becomes a dict by tensor names.
 
     Raises
     ------
     ValueError
-        If the file is no safetensors file or is damaged, or there is no backend of that name.
+        If the file is not a safetensors file or is damaged, or there is no backend of that name.
     TypeError
-        If it holds a dtype that the backend, or this function, does not: the tensor is named.
+        If it has a dtype that the backend, or this function, does not support; the message names the tensor.
     BackendUnavailableError
         If the backend cannot compute here.
     OSError
@@ -135,7 +135,7 @@ def load_safetensors(path: str | os.PathLike[str], backend: str | None = None) -
     if backend is None:
         backend = tp.get_backend()
         backend = "numpy" if backend == "auto" else backend
-    tp.to_backend((), backend)  # an unknown or unavailable one is an error before anything is read
+    tp.to_backend((), backend)  # an unknown or unavailable backend is an error before anything is read
     return _Reader(Path(path), backend).read()
 
 
@@ -143,7 +143,7 @@ def load_safetensors(path: str | os.PathLike[str], backend: str | None = None) -
 
 
 class _Writer:
-    """Describes a structure and collects its arrays on the host, by the names that they get in the file."""
+    """Describes a structure and collects its arrays on the host, by their names in the file."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -166,7 +166,7 @@ class _Writer:
         return {"tensor": self.add(node, path)}
 
     def add(self, leaf: Any, path: str) -> str:
-        """Take an array to the host and return its name in the file."""
+        """Move an array to the host and return its name in the file."""
         try:
             host = tp.to_backend(leaf, "numpy")
         except TypeError as error:
@@ -180,14 +180,14 @@ class _Writer:
                 f"dtypes: {', '.join(DTYPES.values())}"
             )
         name = self._unused(path or "tensor")
-        self.arrays[name] = np.asarray(host, order="C")  # the library takes memory as it lies there
+        self.arrays[name] = np.asarray(host, order="C")  # the library ignores strides
         return name
 
     def _unused(self, path: str) -> str:
-        """Return the path, or a name near to it if a key with a dot in it has led to the same path already."""
-        path = path.encode("utf-8", "replace").decode()  # surrogates have no place in a file
+        """Return the path, or a similar name if a key with a dot has already led to the same path."""
+        path = path.encode("utf-8", "replace").decode()  # surrogates cannot be stored in a file
         name, number = path, 1
-        while name in self.arrays or name == "__metadata__":  # which the format keeps for itself
+        while name in self.arrays or name == "__metadata__":  # reserved by the format
             number += 1
             name = f"{path}#{number}"
         return name
@@ -207,7 +207,7 @@ def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     entries = dict(metadata or {})
     for key, value in entries.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"save_safetensors: metadata holds {key!r}: {value!r}, expected strings only")
+            raise TypeError(f"save_safetensors: metadata has the entry {key!r}: {value!r}, expected only strings")
     if STRUCTURE in entries:
         raise ValueError(f"save_safetensors: the metadata key {STRUCTURE!r} is reserved for the structure")
     return entries
@@ -219,7 +219,7 @@ def _write(path: Path, arrays: dict[str, np.ndarray[Any, Any]], metadata: dict[s
         from safetensors.numpy import save_file
     except ImportError as error:
         raise missing("safetensors") from error
-    target = path.resolve()  # a link stays one: what it points at is replaced
+    target = path.resolve()  # a link stays a link; its target is replaced
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "this is a folder", str(path))
     if not target.parent.is_dir():
@@ -243,7 +243,7 @@ def _write(path: Path, arrays: dict[str, np.ndarray[Any, Any]], metadata: dict[s
 
 
 class _Reader:
-    """Reads one file, tensor after tensor, so that the host holds few of them at a time."""
+    """Reads one file, one tensor after another, so that the host holds few of them at a time."""
 
     def __init__(self, path: Path, backend: str) -> None:
         self.path = path
@@ -262,7 +262,7 @@ class _Reader:
             with safe_open(self.path, framework="np") as self.file:
                 return self.contents()
         except SafetensorError as error:
-            raise ValueError(f"{self.path} is not a safetensors file, or damaged: {error}") from None
+            raise ValueError(f"{self.path} is not a safetensors file, or is damaged: {error}") from None
         finally:
             self.file = None
 
@@ -281,7 +281,7 @@ class _Reader:
         except RecursionError:
             raise self.misfit("it is nested too deeply") from None
         if self.unread:
-            raise self.misfit(f"it leaves out the tensor {min(self.unread)}")
+            raise self.misfit(f"it omits the tensor {min(self.unread)}")
         return found
 
     def misfit(self, problem: str) -> ValueError:
@@ -291,7 +291,7 @@ class _Reader:
         )
 
     def build(self, node: Any) -> Any:
-        """Return what a description describes."""
+        """Return the structure for a description."""
         match node:
             case {"tensor": str(name)} if name in self.unread:
                 self.unread.remove(name)
@@ -325,5 +325,5 @@ class _Reader:
             return tp.to_backend(self.file.get_tensor(name), self.backend)
         except TypeError as error:
             raise TypeError(f"{self.path}: tensor {name}: {error}") from None
-        except (ValueError, OverflowError) as error:  # a shape that the library cannot have, of no elements or ones
+        except (ValueError, OverflowError) as error:  # a shape that the library does not support
             raise ValueError(f"{self.path}: tensor {name}: {error}") from None

@@ -27,19 +27,19 @@ __all__ = ["Tokenizer"]
 
 PREFIX = "tokenizer.ggml"
 
-# How GPT-2 cuts a text into words before it merges bytes; the other rules are refinements of it.
+# GPT-2's rule for splitting a text into words before merging bytes; the other rules refine it.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# What a file without a named rule means: punctuation first, then GPT-2's words, digits in threes.
+# The rule for a file without a named one: punctuation first, then GPT-2's words, digits in threes.
 DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What ``tokenizer.ggml.pre`` stands for: patterns cut a text one after the other."""
+    """A rule named by ``tokenizer.ggml.pre``: patterns that split a text one after the other."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -52,13 +52,13 @@ RULES = {
     "llama-bpe": Rule((LLAMA3,), ignore_merges=True, add_bos=True),
     "smollm": Rule((r"\p{N}", GPT2)),
 }
-# Tokens that end a turn or a text although the file may name only one of them in its metadata.
+# Tokens that end a turn or a text, although the file may name only one of them in its metadata.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>")
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class Tokenizer:
-    """A byte-level BPE tokenizer as a GGUF file describes it.
+    """A byte-level BPE tokenizer described by a GGUF file.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Tokenizer:
     bos_id, eos_id : int or None
         The tokens that begin and end a text.
     end_ids : frozenset of int
-        All tokens after which a model has nothing more to say.
+        All tokens that end the output of a model.
 
     Raises
     ------
@@ -102,15 +102,15 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Return the token ids of a text.
 
-        A control token written out in the text, such as ``<|im_end|>``, becomes that token. Bytes that
-        the vocabulary cannot express are left out, and what stands on either side of one is not merged.
+        A control token written out in the text, such as ``<|im_end|>``, becomes that token. Bytes that the vocabulary
+        lacks are left out, and the texts before and after one are not merged.
 
         Parameters
         ----------
         text : str
             Any text.
         add_special : bool
-            Add the beginning and end tokens where the file asks for them.
+            Add the beginning and end tokens if the file requires them.
 
         Returns
         -------
@@ -126,19 +126,19 @@ class Tokenizer:
         return ids
 
     def encode_prompt(self, prompt: str | Sequence[dict[str, str]], *, chat: bool = False) -> list[int]:
-        """Return the tokens of what a model is to continue.
+        """Return the tokens of a prompt for a model to continue.
 
         Parameters
         ----------
         prompt : str, or sequence of dict with ``role`` and ``content``
             A text, or the messages of a conversation.
         chat : bool
-            Take a text for what a user says; messages are a conversation in any case.
+            Treat a text as a user's message; messages are always a conversation.
 
         Returns
         -------
         list of int
-            Tokens of the text, or of the conversation in the form of the model's chat template.
+            Tokens of the text, or of the conversation rendered with the model's chat template.
         """
         if isinstance(prompt, str) and not chat:
             return self.encode(prompt)
@@ -163,9 +163,9 @@ class Tokenizer:
         return "".join(self.stream(ids, skip_special=skip_special))
 
     def stream(self, ids: Iterable[int], *, skip_special: bool = True) -> Iterator[str]:
-        """Yield the text of token ids as it becomes known, never half a character.
+        """Yield the text of token ids as it becomes known, in whole characters.
 
-        A token may hold some bytes of a character only; they are kept until the rest arrives.
+        A token may have only some bytes of a character; they are kept until the rest arrives.
 
         Parameters
         ----------
@@ -177,7 +177,7 @@ class Tokenizer:
         Yields
         ------
         str
-            A piece of text, not empty.
+            A non-empty piece of text.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for token in ids:
@@ -217,7 +217,7 @@ class Tokenizer:
         try:
             return render_chat(template, messages, add_generation_prompt=add_generation_prompt, **texts)
         except Exception as error:
-            # The template is a program from the file: whatever it raises is the file's fault.
+            # The template is a program from the file: anything it raises is the file's fault.
             problem = f"the template failed: {type(error).__name__}: {error}"
             raise self._fields.error("tokenizer.chat_template", problem) from error
 
@@ -233,7 +233,7 @@ class Tokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's printable stand-in for every byte: itself if printable, else one from U+0100 on."""
+    """Return GPT-2's printable substitute for every byte: itself if printable, else one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
@@ -243,7 +243,7 @@ BYTE_OF = _byte_alphabet()
 
 
 def _rule(fields: Fields) -> Rule:
-    """Return how the file wants a text cut into words."""
+    """Return the file's rule for splitting a text into words."""
     key = f"{PREFIX}.model"
     if (model := fields.string(key)) != "gpt2":
         raise fields.error(key, f"{model!r:.80} is not supported, only 'gpt2' (byte-level BPE)")
@@ -266,8 +266,8 @@ def _fast_tokenizer(
         for part in (left, right, left + right):
             if part not in vocabulary:
                 raise fields.error(key, f"{part!r:.80} is not among the tokens")
-    # A byte that the vocabulary lacks has to keep its neighbours apart while they are merged, so it gets an id as well,
-    # which `encode` leaves out. No text is this token: words consist of the alphabet of bytes, which has no space.
+    # A byte that the vocabulary lacks must keep its neighbours from being merged, so it also gets an id, which
+    # `encode` removes. No text is this token: words consist of the alphabet of bytes, which has no space.
     unknown = next(name for n in count(1) if (name := n * " ") not in vocabulary)
     vocabulary[unknown] = len(tokens)
     model = models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges, unk_token=unknown)
@@ -282,7 +282,7 @@ def _fast_tokenizer(
 
 
 def _pair(fields: Fields, merge: str) -> tuple[str, str]:
-    # A part may not be empty, so a merge that begins with a space has its separator further on.
+    # A part must not be empty, so a merge that begins with a space has its separator later.
     space = merge.find(" ", 1)
     if space < 1 or space == len(merge) - 1:
         raise fields.error(f"{PREFIX}.merges", f"{merge!r:.80} is not two tokens")

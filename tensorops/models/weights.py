@@ -1,9 +1,9 @@
-"""The weights of a network: loading them, and the two things that are done with a matrix.
+"""The weights of a network: loading them, and the two operations on a matrix.
 
 A matrix is a float32 array (out, in), a tuple ``(weight, scales, biases)`` in the layout of
-`tensorops.quantized_linear`, or what `tensorops.prepare` makes of these. Bits and group size of a tuple follow from the
-shapes, so that a structure of weights can consist of arrays alone: that is what compilers such as ``jax.jit`` and
-``mx.compile`` take as an argument.
+`tensorops.quantized_linear`, or the result of `tensorops.prepare` for such a tuple. Bits and group size of a tuple follow
+from the shapes, so a structure of weights can consist only of arrays, as compilers such as ``jax.jit`` and ``mx.compile``
+require.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _Weight = TypeVar("_Weight", "np.ndarray[Any, Any]", QuantizedWeight)
 
 
 class Memory:
-    """Memory for many small arrays, in pieces for which NumPy asks the system for huge pages.
+    """Memory for many small arrays, in pieces for which NumPy requests huge pages from the system.
 
-    A network reads all of its weights for every token. In pages of 4 KiB that took 1.7 times as long as in huge ones,
-    which NumPy asks for only where an array is large.
+    A network reads all of its weights for every token. In pages of 4 KiB that took 1.7 times as long as in huge pages,
+    which NumPy requests only for large arrays.
 
     Parameters
     ----------
     expected : int
-        About how many bytes there will be; no piece is larger.
+        The approximate total number of bytes; no piece is larger.
     """
 
     PIECE = 1 << 25
-    LARGE = 1 << 22  # from which on NumPy asks by itself
-    LINE = 64  # bytes of a line of the cache
+    LARGE = 1 << 22  # bytes from which NumPy itself requests huge pages
+    LINE = 64  # bytes of a cache line
 
     def __init__(self, expected: int) -> None:
         self._piece = min(expected, self.PIECE)
         self._left = np.empty(0, dtype=np.uint8)
 
     def copy(self, weight: _Weight) -> _Weight:
-        """Return a weight whose arrays lie here, but for those that are large already."""
+        """Return a weight with its arrays in this memory, except those that are already large."""
         if isinstance(weight, QuantizedWeight):
             packed, scales = self._place(weight.weight), self._place(weight.scales)
             biases = None if weight.biases is None else self._place(weight.biases)
@@ -71,7 +71,7 @@ class Memory:
 
 
 def load(tensor: Tensor, backend: str, memory: Memory) -> Array | QuantizedWeight:
-    """Return a tensor on a backend: quantised if there is a kernel for that, else in float32.
+    """Return a tensor on a backend: quantised if there is a kernel for it, else in float32.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def load(tensor: Tensor, backend: str, memory: Memory) -> Array | QuantizedWeigh
     backend : str
         The backend in force.
     memory : Memory
-        Where it lies in host memory; a backend elsewhere copies it.
+        Its place in host memory; a backend elsewhere copies it.
 
     Returns
     -------
@@ -114,14 +114,14 @@ def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:
 def arrange(
     config: LlamaConfig, weights: Mapping[str, Array | QuantizedWeight], backend: str, *, arrays_only: bool
 ) -> tuple[dict[str, Any], Matrix]:
-    """Sort weights that are named as in a GGUF file into the structure that the network takes.
+    """Arrange weights with the names of a GGUF file in the structure of the network.
 
     Parameters
     ----------
     config : LlamaConfig
         The sizes.
     weights : mapping of str to array or QuantizedWeight
-        By name; moved to the backend where they are not there yet.
+        The weights by name; they are moved to the backend if necessary.
     backend : str
         The backend that computes.
     arrays_only : bool
@@ -132,7 +132,7 @@ def arrange(
     weights : dict
         ``embedding``, ``norm``, ``frequencies`` (or None) and ``blocks``, a list of dict by short name.
     output : array or tuple
-        The output matrix; without one of its own the network uses the embedding.
+        The output matrix; if the network has none, the embedding.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def embed(ids: Array, matrix: Matrix, dim: int) -> Array:
     """Return the rows `ids` of a matrix with `dim` columns, in float32."""
     if not isinstance(matrix, tuple):
         return tp.embedding(ids, matrix)
-    # Only the rows that are needed become float32; the matrix stays small.
+    # Only the required rows become float32; the matrix stays small.
     xp = tp.get_namespace(ids)
     rows: list[Array] = [None if part is None else xp.take(part, ids, axis=0) for part in matrix]
     weight, *parameters = rows
@@ -206,7 +206,7 @@ def _format(matrix: tuple[Array, Array, Array | None], columns: int) -> tuple[in
 
 
 def _frequencies(config: LlamaConfig, factors: Array, backend: str) -> Array:
-    """Return the rotary frequencies of the configuration, each divided by the file's factor for it."""
+    """Return the rotary frequencies of the configuration, each divided by its factor in the file."""
     exponents = np.arange(config.head_dim // 2) * (-2.0 / config.head_dim)
     frequencies = config.rope_base**exponents / tp.to_backend(factors, "numpy")
     return tp.to_backend(frequencies.astype(np.float32), backend)

@@ -119,12 +119,11 @@ def test_a_forced_backend_that_is_missing_is_an_error_at_import(how, unavailable
     line, _, way_out = last_line(result).rpartition("; ")
     source = str(tmp_path / "config.json") if how == "file" else "TENSOROPS_FORCE"
     mend = "tensorops config --no-force" if how == "file" else "unset TENSOROPS_FORCE"
-    assert way_out == f"{source} forces it, to do without: {mend}"
+    assert way_out == f"{source} forces it, undo that with: {mend}"
     assert line.startswith(
-        "tensorops.backends.registry.BackendUnavailableError: "
-        f"backend '{name}' is not available: {reason}; to mend it: "
+        f"tensorops.backends.registry.BackendUnavailableError: backend '{name}' is not available: {reason}; to fix it: "
     )
-    assert len(line.rpartition("to mend it: ")[2]) > 5
+    assert len(line.rpartition("to fix it: ")[2]) > 5
 
 
 @pytest.mark.parametrize("source", ["file", "environment"])
@@ -229,7 +228,7 @@ def test_a_preferred_backend_that_is_missing_falls_back_along_the_priority(sourc
     first, *warned = result.stdout.splitlines()
     assert first == "array_api_strict {'array_api_strict'} 1"
     (line,) = warned
-    assert line.startswith(f"BackendFallbackWarning 10 backend '{name}' is not available: {reason}; to mend it: ")
+    assert line.startswith(f"BackendFallbackWarning 10 backend '{name}' is not available: {reason}; to fix it: ")
     assert f"backend '{other}' is not available: {unavailable_reason(BACKENDS[other])}" in line
     assert line.endswith(f"; {prefers} prefers '{name}', and 'array_api_strict' computes instead")
 
@@ -273,7 +272,7 @@ IN_THE_ENVIRONMENT = {
         "numpy,jaxx": "unknown backend 'jaxx' (did you mean 'jax'?)",
         "numpy,auto": "unknown backend 'auto'",
         "numpy,,jax": "unknown backend ''",
-        "numpy,python": "backend 'numpy' is there twice",
+        "numpy,python": "backend 'numpy' is listed twice",
     },
 }
 OF_THE_ENVIRONMENT = {
@@ -307,27 +306,27 @@ def test_what_kubernetes_sets_is_nobodys_mistake():
 
 
 MISTAKES = {
-    "broken": ('{\n  "preferred_backend": "numpy",\n}', "line 3, column 1: this is not JSON: "),
-    "empty": ("", "line 1, column 1: this is not JSON: "),
+    "broken": ('{\n  "preferred_backend": "numpy",\n}', "line 3, column 1: not valid JSON: "),
+    "empty": ("", "line 1, column 1: not valid JSON: "),
     "a list": ('["numpy"]', "line 1: expected an object with the keys preferred_backend, "),
     "unknown key": (
         '{\n  "backend_priority": [],\n  "preferred_backed": "numpy"\n}',
         "line 3: unknown key 'preferred_backed' (did you mean 'preferred_backend'?); valid keys: preferred_backend, ",
     ),
-    "key twice": ('{\n"force_backend": null,\n"force_backend": "numpy"}', "the key 'force_backend' is there twice"),
+    "key twice": ('{\n"force_backend": null,\n"force_backend": "numpy"}', "the key 'force_backend' is listed twice"),
     "unknown name": (
         '{\n\n"preferred_backend": "nunpy"}',
         "line 3: preferred_backend: unknown backend 'nunpy' (did you mean 'numpy'?); valid names: ",
     ),
     "name of the wrong type": ('{"preferred_backend": 3}', "line 1: preferred_backend: unknown backend 3"),
-    "forced true": ('{"force_backend": true}', "line 1: force_backend: expected a backend's name or null, got True"),
+    "forced true": ('{"force_backend": true}', "line 1: force_backend: expected a backend name or null, got True"),
     "forced auto": ('{"force_backend": "auto"}', "line 1: force_backend: unknown backend 'auto'"),
     "priority of the wrong type": ('{"backend_priority": "numpy"}', "line 1: backend_priority: expected a list of "),
     "unknown name in the priority": (
         '{"preferred_backend": "auto",\n"backend_priority": ["numpy", "xyz"]}',
         "line 2: backend_priority: unknown backend 'xyz'",
     ),
-    "name twice in the priority": ('{"backend_priority": ["cpp", "cpu"]}', "backend 'cpu' is there twice"),
+    "name twice in the priority": ('{"backend_priority": ["cpp", "cpu"]}', "backend 'cpu' is listed twice"),
     "devices of the wrong type": ('{"devices": []}', "line 1: devices: expected an object"),
     "unknown device": ('{"devices": {"cqu": {}}}', "line 1: devices: unknown backend 'cqu' (did you mean 'cpu'?)"),
     "unknown option further down": (
@@ -340,15 +339,15 @@ MISTAKES = {
     ),
     "option twice": (
         '{"devices": {"jax": {},\n"mlx": {"cache_bytes": 1},\n"cpu": {"cache_bytes": 2,\n"cache_bytes": 3}}}',
-        "line 4: the key 'cache_bytes' is there twice",
+        "line 4: the key 'cache_bytes' is listed twice",
     ),
     "key twice, once with an escape": (
         '{\n"force_backend": null,\n"force\\u005fbackend": "numpy"}',
-        "line 3: the key 'force_backend' is there twice",
+        "line 3: the key 'force_backend' is listed twice",
     ),
     "option twice, both with escapes": (
         '{"devices": {"cpu": {"\\u0063ache_bytes": 2,\n"cache\\u005Fbytes": 3},\n"mlx": {"cache_bytes": 1}}}',
-        "line 2: the key 'cache_bytes' is there twice",
+        "line 2: the key 'cache_bytes' is listed twice",
     ),
     "unknown key with an escape": ('{"force_backend": null,\n"\\u0066orce": null}', "line 2: unknown key 'force'"),
     "a value that looks like a key": (
@@ -626,7 +625,7 @@ def test_set_default_backend_outlives_reload_config_until_it_is_taken_back(clean
 
 def test_set_default_backend_refuses_what_it_cannot_do(clean, unavailable):
     tp.set_default_backend("numpy")
-    with pytest.raises(tp.BackendUnavailableError, match=r"^backend .* is not available: .*; to mend it: "):
+    with pytest.raises(tp.BackendUnavailableError, match=r"^backend .* is not available: .*; to fix it: "):
         tp.set_default_backend(unavailable[0])
     with pytest.raises(ValueError, match=r"^unknown backend 'nunpy' \(did you mean 'numpy'\?\)"):
         tp.set_default_backend("nunpy")
@@ -674,7 +673,7 @@ with tp.set_backend("mlx"):
 """
     result = run(code, TENSOROPS_CONFIG=str(path), file="{}", folder=tmp_path)
     refused, worked = result.stdout.splitlines()
-    assert "max_memory_fraction cannot be kept" in refused
+    assert "max_memory_fraction cannot be honoured" in refused
     assert worked == "mlx True"
 
 
@@ -739,6 +738,6 @@ def test_changed_options_of_a_device_reach_a_backend_in_use(clean, tmp_path, mon
         assert limits == [2**20, 2**21, None]
         before = process.configuration
         path.write_text(json.dumps({"devices": {"mlx": {"max_memory_fraction": 0.5}}}))
-        with pytest.raises(tp.ConfigurationError, match=r"^backend 'mlx': max_memory_fraction cannot be kept"):
+        with pytest.raises(tp.ConfigurationError, match=r"^backend 'mlx': max_memory_fraction cannot be honoured"):
             tp.reload_config()
         assert process.configuration is before

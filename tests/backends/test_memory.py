@@ -228,7 +228,7 @@ def test_a_long_block_keeps_a_bounded_number_of_samples(counted, monkeypatch):
     assert 5000 not in [in_use for _, in_use, _ in monitor.samples]
     seconds = [t for t, _, _ in monitor.samples]
     assert seconds == sorted(seconds)
-    assert "(1001 looks in" in str(monitor)
+    assert "(1001 readings in" in str(monitor)
     with monitor:
         pass
     assert (len(monitor.samples), monitor.peak) == (2, 77)
@@ -251,7 +251,7 @@ def test_a_monitor_prints_as_one_line(counted):
         counted.in_use = 20
     assert re.fullmatch(
         r"numpy: 1\.5 MiB in use at the start, 1\.5 MiB at the peak, 20 bytes at the end; "
-        r"process (unknown|[\d.]+ [KMG]iB) at the peak \(2 looks in 0\.\d\d s\)",
+        r"process (unknown|[\d.]+ [KMG]iB) at the peak \(2 readings in 0\.\d\d s\)",
         str(watched),
     )
     counted.in_use = None
@@ -305,7 +305,7 @@ def test_one_object_watches_one_block_at_a_time(counted):
     watched = MemoryMonitor("numpy")
     with watched:
         counted.in_use = 200
-        with pytest.raises(RuntimeError, match=r"^MemoryMonitor: this object watches a block already"), watched:
+        with pytest.raises(RuntimeError, match=r"^MemoryMonitor: this object already watches a block"), watched:
             raise AssertionError("the block must not begin")
     with watched:  # and another one after it, from the beginning
         pass

@@ -78,7 +78,7 @@ def test_a_broken_package_is_a_reason(name, how, tmp_path):
     assert expected in reason
     assert BACKENDS[name].library.name in reason
     assert imported == "[]", "this program imported what had not answered"
-    assert error == f"backend {name!r} is not available: {reason}; to mend it: {BACKENDS[name].remedy}"
+    assert error == f"backend {name!r} is not available: {reason}; to fix it: {BACKENDS[name].remedy}"
 
 
 @pytest.mark.exhaustive  # it waits for 20 seconds
@@ -119,8 +119,8 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path):
     """
     result = support.python(textwrap.dedent(code))
     assert result.stdout.splitlines() == [
-        "backend 'jax' is not available: jax is not installed; to mend it: pip install 'tensorops[jax]'",
-        "backend 'cuda' is not available: cupy is not installed; to mend it: pip install 'tensorops[cuda]'",
+        "backend 'jax' is not available: jax is not installed; to fix it: pip install 'tensorops[jax]'",
+        "backend 'cuda' is not available: cupy is not installed; to fix it: pip install 'tensorops[cuda]'",
     ], result.stderr
 
 
@@ -219,7 +219,7 @@ def test_a_wrong_result_or_an_error_is_a_reason(fake, value, reason):
     found = probe(fake)
     assert re.search(reason, found.reason)
     assert (found.remedy, found.verified, found.here) == ("do nothing", None, False)
-    with pytest.raises(tp.BackendUnavailableError, match=r"to mend it: do nothing$"):
+    with pytest.raises(tp.BackendUnavailableError, match=r"to fix it: do nothing$"):
         probing.first_available([fake])
 
 

@@ -46,7 +46,7 @@ def only(*names):
     [
         (gpu("H100", 90), ["cuda"], "H100, an NVIDIA GPU of the Hopper generation or newer"),
         (gpu("B200", 100), ["cuda"], "B200, an NVIDIA GPU of the Hopper generation or newer"),
-        (gpu("A100", 80), ["cuda"], "A100, an NVIDIA GPU of the A100's kind"),
+        (gpu("A100", 80), ["cuda"], "A100, an NVIDIA GPU of the A100 generation"),
         (gpu("RTX 4090", 89), ["cuda"], "RTX 4090, an NVIDIA GPU"),
         (gpu("T4", 75), ["cuda"], "T4, an NVIDIA GPU"),
         (gpu("of unknown capability", None), ["cuda"], "of unknown capability, an NVIDIA GPU"),
@@ -55,8 +55,8 @@ def only(*names):
         (tpu("v7"), ["tpu", "jax"], "TPU v7, a TPU v5p or newer"),
         (tpu("v5e"), ["tpu", "jax"], "TPU v5e, a TPU"),
         (tpu("v4"), ["tpu", "jax"], "TPU v4, a TPU"),
-        (Hardware("apple", "Apple M3", cpu=MAC), ["mlx"], "Apple M3, a chip of Apple's whose GPU shares the memory"),
-        (Hardware("neuron", "AWS Trainium", cpu=SERVER), ["nki"], "AWS Trainium, an accelerator of AWS"),
+        (Hardware("apple", "Apple M3", cpu=MAC), ["mlx"], "Apple M3, an Apple chip whose GPU shares the memory"),
+        (Hardware("neuron", "AWS Trainium", cpu=SERVER), ["nki"], "AWS Trainium, an AWS accelerator"),
         (Hardware("rocm", "MI300X", cpu=SERVER), ["opencl"], "MI300X, an AMD GPU, through OpenCL"),
         (Hardware("opencl", "Arc A770", cpu=LAPTOP), ["opencl"], "Arc A770, through OpenCL"),
         (Hardware(cpu=SERVER), [], "x86-64 with AVX-512, C++ kernels"),
@@ -110,8 +110,8 @@ def test_what_is_unavailable_is_passed_over_and_says_why():
     assert found.reasons == (
         "tpu: not available: no such thing",
         "jax: TPU v5e, a TPU",
-        "cpu: not tried, as jax comes first",
-        "numpy: not tried, as jax comes first",
+        "cpu: not tried, because jax comes first",
+        "numpy: not tried, because jax comes first",
     )
     assert str(found) == "\n  ".join(["jax", *found.reasons])
     assert [c.available for c in found.ranking] == [False, True, None, None]
@@ -154,7 +154,7 @@ def test_a_priority_goes_first():
     assert found.name == "torch"
     assert found.reasons[:2] == (
         "dask: not available: no such thing",
-        "torch: first in the priority that was asked for",
+        "torch: first in the requested priority",
     )
 
 
@@ -178,7 +178,7 @@ def test_an_unknown_name_is_an_error():
             ValueError, match=r"^unknown backend 'cudda' \(did you mean 'cuda'\?\); valid names: cuda, "
         ):
             ask(Hardware(), priority=["cudda"])
-        with pytest.raises(TypeError, match=r"^priority is a sequence of backends' names, not one string$"):
+        with pytest.raises(TypeError, match=r"^priority must be a sequence of backend names, not one string$"):
             ask(Hardware(), priority="cuda")
 
 

@@ -57,7 +57,7 @@ def test_a_block_may_be_auto():
 
 def test_a_block_that_nobody_entered_says_so():
     assert repr(tp.set_backend("numpy")) == (
-        "<set_backend 'numpy': holds within a `with` block or a decorated function; "
+        "<set_backend 'numpy': applies to a `with` block or a decorated function; "
         "for the whole process: set_default_backend('numpy')>"
     )
     assert tp.get_backend() == "auto"
@@ -273,9 +273,9 @@ def test_unknown_providers_list_the_valid_ones():
 
 
 def test_one_string_is_no_sequence_of_names():
-    with pytest.raises(TypeError, match=r"^set_backend: fallback and providers are sequences"):
+    with pytest.raises(TypeError, match=r"^set_backend: fallback and providers must be sequences"):
         tp.set_backend("numpy", fallback="cpu")
-    with pytest.raises(TypeError, match=r"^set_backend: fallback and providers are sequences"):
+    with pytest.raises(TypeError, match=r"^set_backend: fallback and providers must be sequences"):
         tp.set_backend("numpy", providers="generic")
 
 

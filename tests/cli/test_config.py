@@ -133,7 +133,7 @@ def test_another_preference_under_a_force_is_told_of(file):
     write(file, {"force_backend": "numpy"})
     result = config("--backend=array_api_strict")
     assert written(file)["force_backend"] == "numpy"
-    assert "still forces 'numpy', whatever is preferred; --no-force lifts that" in result.stderr
+    assert "still forces 'numpy', whatever is preferred; --no-force undoes that" in result.stderr
 
 
 def test_another_file_is_written_and_the_usual_one_stays(file, tmp_path):
@@ -154,7 +154,7 @@ def test_another_file_is_written_and_the_usual_one_stays(file, tmp_path):
         (["--backend=nunpy"], "unknown backend 'nunpy' (did you mean 'numpy'?); valid names: "),
         (["--backend=nunpy"], ", auto"),
         (["--priority=cpu,nunpy"], "unknown backend 'nunpy' (did you mean 'numpy'?); valid names: "),
-        (["--priority=numpy,python"], "backend 'numpy' is there twice"),
+        (["--priority=numpy,python"], "backend 'numpy' is listed twice"),
         (["--priority=auto"], "unknown backend 'auto'"),
         (["--prefer=numpy"], "No such option"),
     ],
@@ -269,12 +269,12 @@ def test_what_the_environment_overrides_is_told(file, monkeypatch):
     assert written(file)["force_backend"] == "array_api_strict"
     assert json.loads(result.stdout)["preferred_backend"] == "numpy"
     for setting in ("preferred", "forced"):
-        assert f"{setting} backend: TENSOROPS_BACKEND=numpy in the environment comes before the file" in result.stderr
+        assert f"{setting} backend: TENSOROPS_BACKEND=numpy in the environment overrides the file" in result.stderr
 
 
 def test_the_same_in_the_environment_overrides_nothing(file, monkeypatch):
     monkeypatch.setenv("TENSOROPS_BACKEND", "numpy")
-    assert "comes before" not in config("--backend=numpy").stderr
+    assert "overrides" not in config("--backend=numpy").stderr
 
 
 def test_a_backend_that_is_unavailable_here_is_written_with_a_warning(file):
@@ -282,7 +282,7 @@ def test_a_backend_that_is_unavailable_here_is_written_with_a_warning(file):
     assert result.exit_code == 0, result.output
     assert written(file)["preferred_backend"] == "nnpack"
     assert "Warning: backend 'nnpack' is not available: NNPACK is retired" in result.stderr
-    assert "to mend it: use 'cpu'" in result.stderr
+    assert "to fix it: use 'cpu'" in result.stderr
     assert "importing tensorops" not in result.stderr
     assert json.loads(result.stdout)["in_force"] == "numpy"
 
@@ -328,7 +328,7 @@ def test_a_broken_file_is_shown_and_mended_by_the_command(tmp_path, script):
 
     shown = run_here("config", "--show")
     assert shown.returncode == 1
-    assert f"{path}, line 1, column 2: this is not JSON" in shown.stderr
+    assert f"{path}, line 1, column 2: not valid JSON" in shown.stderr
     assert "Traceback" not in shown.stderr
     assert run_here("config", "--reset").returncode == 0
     assert run_here("config").returncode == 0

@@ -155,13 +155,13 @@ def test_an_option_of_a_device_that_cannot_be_honoured(tmp_path, preferred):
     result = run("doctor", "--json", TENSOROPS_CONFIG=str(path))  # where MLX has not computed yet
     assert result.returncode == 1, result.stderr
     ((problem, remedy),) = problems(json.loads(result.stdout))
-    assert "max_memory_fraction cannot be kept" in problem
+    assert "max_memory_fraction cannot be honoured" in problem
     if preferred == "mlx":
         assert problem.startswith(f"backend 'mlx' is preferred by {path} and not available: ")
         assert remedy.endswith("; or choose another: tensorops config --backend=auto --no-force")
     else:
         assert problem.startswith(f"{path}: devices: mlx: ")
-        assert remedy == f"take that option out of {path}"
+        assert remedy == f"remove that option from {path}"
 
 
 # --- what is wrong with the installation -------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_several_copies_of_pocl_are_noted():
         return OpenCLDevice("cpu-Intel", maker, kind, 2**30, 4)
 
     (note,) = module.notes_on_opencl(Hardware(opencl_devices=(device(), device(), device(maker="Intel(R) OpenCL"))))
-    assert note.startswith("OpenCL lists the processor 2 times, as several copies of PoCL are installed")
+    assert note.startswith("OpenCL lists the processor 2 times, because several copies of PoCL are installed")
     assert module.notes_on_opencl(Hardware(opencl_devices=(device(), device("gpu")))) == []
 
 

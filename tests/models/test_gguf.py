@@ -158,7 +158,7 @@ U32, BOOL, STRING, ARRAY = 4, 7, 8, 9
 HUGE = 2**63
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "file: empty"),
-    "no gguf": (b"PK\x03\x04" + bytes(60), "magic: this is not a GGUF file"),
+    "no gguf": (b"PK\x03\x04" + bytes(60), "magic: not a GGUF file"),
     "shorter than the magic": (b"GG", "magic: needs 4 bytes at offset 0, but 2 are left"),
     "version 1": (header(version=1), "version: 1 is not supported"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version: 50331648 is not supported"),

@@ -80,7 +80,7 @@ def test_large_unsigned_targets_are_not_negative_ones(ignore_index, rng):
     options = {"ignore_index": ignore_index}
     assert _native.cross_entropy(logits, targets, **options) is NotImplemented
     assert _native.cross_entropy_supports(logits, targets, **options) == "a target is out of range"
-    with pytest.raises(ValueError, match=rf"^cross_entropy: targets holds {2**64 + ignore_index}, outside of 0 … 4"):
+    with pytest.raises(ValueError, match=rf"targets has the index {2**64 + ignore_index}, outside 0 … 4"):
         tp.cross_entropy(logits, targets, **options)
 
 
