@@ -19,14 +19,7 @@ pytest.importorskip("jinja2")
 
 import support
 import tensorops as tp
-from make_gguf import (
-    llama_arrays,
-    llama_metadata,
-    real_model,
-    tokenizer_metadata,
-    write_gguf,
-    write_llama,
-)
+from make_gguf import llama_arrays, llama_metadata, real_model, tokenizer_metadata, write_gguf, write_llama
 from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf
 
 if TYPE_CHECKING:

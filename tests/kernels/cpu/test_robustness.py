@@ -4,8 +4,6 @@ Every operator that has a compiled kernel is called, with the arguments that the
 the pool by itself, are tested in `test_pool`; the bound of `configure` in `backends/test_options`.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import gc
 import multiprocessing
