@@ -338,6 +338,7 @@ print(most > 1)
 PARTS = ["add_rms_norm", "dequantize", "embedding", "gelu", "layer_norm", "quantize", "rms_norm", "rope", "softmax"]
 
 
+@pytest.mark.costly
 @has_signals
 @pytest.mark.parametrize("name", PARTS)
 def test_signals_are_handled_during_a_long_call(name):
