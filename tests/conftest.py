@@ -17,6 +17,7 @@ os.environ["SCIPY_ARRAY_API"] = "1"
 
 import gc
 import importlib.util
+import sys
 from collections import Counter
 
 import hypothesis
@@ -29,6 +30,7 @@ from tensorops.backends.registry import BACKENDS
 from tensorops.libraries import LIBRARIES
 
 import covering  # isort: skip
+import fake_cupy  # isort: skip
 import opencl_drivers  # isort: skip
 import support  # isort: skip
 
@@ -116,10 +118,8 @@ def library(request):
 @pytest.fixture(params=support.TARGETS)
 def target(request):
     """Every target of the compiled module that this machine can run, one after another."""
-    in_use = support.NATIVE.target()
-    support.NATIVE.use_target(request.param)
-    yield request.param
-    support.NATIVE.use_target(in_use)
+    with support.using_target(request.param):
+        yield request.param
 
 
 @pytest.fixture
@@ -144,6 +144,34 @@ def rng():
 def elsewhere(request):
     """Every library but NumPy, one after another."""
     return support.require(request.param)
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """CuPy's module, made up: two GPUs, a memory pool and the calls that were made. No test needs a GPU."""
+    made = fake_cupy.make()
+    monkeypatch.setitem(sys.modules, "cupy", made)
+    monkeypatch.setitem(sys.modules, "cupy._core", made._core)
+    return made
+
+
+@pytest.fixture(params=opencl_drivers.platforms(), ids=str)
+def platform(request, monkeypatch):
+    """Every OpenCL driver, one after another: its device is the default one."""
+    request.param.require()
+    monkeypatch.setenv("PYOPENCL_CTX", request.param.choice)
+    return request.param
+
+
+@pytest.fixture
+def queue(platform):
+    """A queue of a context of the user's own, which tensorops has not seen yet."""
+    import pyopencl
+
+    context = pyopencl.Context([support.require("pyopencl").xp.default_device().cl_device])
+    made = pyopencl.CommandQueue(context)  # Intel's queues do not keep their context alive, this frame does
+    yield made
+    made.finish()
 
 
 @pytest.fixture

@@ -80,6 +80,17 @@ TARGETS: list[str] = NATIVE.targets() if NATIVE else []
 """The levels of instructions that it has kernels for, and this machine can run."""
 
 
+@contextlib.contextmanager
+def using_target(name: str) -> Iterator[None]:
+    """Run the kernels of another target for the length of a block."""
+    in_use = NATIVE.target()
+    NATIVE.use_target(name)
+    try:
+        yield
+    finally:
+        NATIVE.use_target(in_use)
+
+
 def require_native() -> Any:
     """Return the compiled module, or skip the file with the reason why there is none."""
     require_provider("cpu")
@@ -104,6 +115,12 @@ def normal(rng: np.random.Generator, *shape: int, dtype: str = "float32", scale:
 def bits(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return an array's elements as integers, to compare NaN and the sign of zero too."""
     return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")
+
+
+def assert_identical(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> None:
+    """Assert that two arrays have the same dtype and the same bits."""
+    assert a.dtype == b.dtype
+    np.testing.assert_array_equal(bits(a), bits(b))
 
 
 def close(actual: Any, expected: Any, rtol: float = 1e-14, atol: float = 1e-300) -> None:

@@ -1,7 +1,5 @@
 """What people see: tables as text and as HTML, and text from elsewhere made harmless."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

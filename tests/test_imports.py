@@ -1,7 +1,5 @@
 """What importing tensorops imports, and the examples in its documentation."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

@@ -82,10 +82,7 @@ def test_the_body_runs_where_there_is_no_kernel(adder):
     assert adder(np.zeros(1)) == 1000.0
     explanation = adder.explain(np.zeros(1))
     assert explanation.kernel == "generic"
-    assert explanation.refused == {
-        "one": "has no kernel for this operator",
-        "two": "has no kernel for this operator",
-    }
+    assert explanation.refused == {"one": "has no kernel for this operator", "two": "has no kernel for this operator"}
 
 
 def test_the_first_provider_that_takes_the_arguments_runs(adder):
@@ -293,11 +290,7 @@ def test_compiled_kernels_are_explained():
         tp.rms_norm(X, W)
         tp.rms_norm(X, axis=0)
         tp.relu.generic(X)
-    assert [(r.operator, r.kernel) for r in log] == [
-        ("rms_norm", "cpu"),
-        ("rms_norm", "generic"),
-        ("relu", "generic"),
-    ]
+    assert [(r.operator, r.kernel) for r in log] == [("rms_norm", "cpu"), ("rms_norm", "generic"), ("relu", "generic")]
 
 
 # --- an operator is a function -----------------------------------------------------------------------

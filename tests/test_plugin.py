@@ -3,8 +3,6 @@
 Everything runs in programs of its own, with the plug-in on the path, so that nothing of it stays here.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import pathlib

@@ -1,9 +1,9 @@
 """The weights of a network: loading them, and the two operations on a matrix.
 
 A matrix is a float32 array (out, in), a tuple ``(weight, scales, biases)`` in the layout of
-`tensorops.quantized_linear`, or the result of `tensorops.prepare` for such a tuple. Bits and group size of a tuple follow
-from the shapes, so a structure of weights can consist only of arrays, as compilers such as ``jax.jit`` and ``mx.compile``
-require.
+`tensorops.quantized_linear`, or the result of `tensorops.prepare` for such a tuple. Bits and group size of a tuple
+follow from the shapes, so a structure of weights can consist only of arrays, as compilers such as ``jax.jit`` and
+``mx.compile`` require.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # No backend chosen, whatever is in force around a test. One object, so that what an operator learns from its first
 # call (its plan) is what later calls go by.
-_PLAIN = Settings()
+PLAIN = Settings()
 
 
 def check(condition: object, message: str) -> None:
@@ -49,7 +49,7 @@ def run(operator: AnyOperator, call: Arguments, backend: Backend, implementation
     if implementation == GENERIC:
         return [run_generic(operator, call, backend.library)], None
     result, reason = run_kernel(operator, call, backend, implementation)
-    results = run_plain(operator, call, _PLAIN)
+    results = run_plain(operator, call, PLAIN)
     with set_backend(backend.name):
         results += run_plain(operator, call, None)
     return (results if reason is not None else [*results, result]), reason
@@ -143,7 +143,7 @@ def check_refusal(
     args, kwargs = call
 
     def plain() -> None:
-        with activate(_PLAIN):
+        with activate(PLAIN):
             operator(*args, **kwargs)
 
     def generic() -> None:

@@ -28,8 +28,6 @@ from tensorops.testing.values import (
 
 __all__ = ["ENTRIES", "scaled_dot_product_attention"]
 
-# --- references --------------------------------------------------------------------------------------
-
 
 def _attends(tq: int, tk: int, is_causal: bool, window: int | None) -> NDArray[np.bool_]:
     """Return which keys each query may see; the last query stands at the position of the last key."""

@@ -26,8 +26,6 @@ from tensorops.testing.values import (
 
 __all__ = ["ENTRIES", "embedding", "linear"]
 
-# --- references --------------------------------------------------------------------------------------
-
 
 @quiet
 def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Float64:

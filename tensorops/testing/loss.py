@@ -29,8 +29,6 @@ from tensorops.testing.values import (
 
 __all__ = ["ENTRIES", "cross_entropy"]
 
-# --- references --------------------------------------------------------------------------------------
-
 
 @quiet
 def cross_entropy(

@@ -34,8 +34,6 @@ from tensorops.testing.values import (
 
 __all__ = ["ENTRIES", "add_rms_norm", "layer_norm", "rms_norm"]
 
-# --- references --------------------------------------------------------------------------------------
-
 
 def _magnitude(x: Wide, axis: int | tuple[int, ...]) -> Wide:
     """Return a power of two near the largest ``|x|`` along `axis`, 1 where that is 0, inf or NaN.

@@ -25,8 +25,6 @@ from tensorops.testing.values import (
 
 __all__ = ["ENTRIES", "rope"]
 
-# --- references --------------------------------------------------------------------------------------
-
 
 @quiet
 def rope(

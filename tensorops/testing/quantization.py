@@ -29,8 +29,6 @@ from tensorops.testing.values import (
 
 __all__ = ["ENTRIES", "dequantize", "quantize", "quantized_linear"]
 
-# --- references --------------------------------------------------------------------------------------
-
 
 @quiet
 def quantize(

@@ -14,8 +14,6 @@ from tensorops.testing.values import EMPTY, ODD_LENGTHS, SPECIAL, Float64, args,
 
 __all__ = ["ENTRIES", "sample"]
 
-# --- references --------------------------------------------------------------------------------------
-
 
 def sample(
     logits: ArrayLike,

@@ -1,7 +1,5 @@
 """What the environment and the configuration file say, in which order they hold, and how their mistakes are told."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -265,9 +263,7 @@ def test_a_priority_orders_the_available_backends():
 
 
 IN_THE_ENVIRONMENT = {
-    "TENSOROPS_BACKEND": {
-        "nunpy": "unknown backend 'nunpy' (did you mean 'numpy'?)",
-    },
+    "TENSOROPS_BACKEND": {"nunpy": "unknown backend 'nunpy' (did you mean 'numpy'?)"},
     "TENSOROPS_PRIORITY": {
         "numpy,jaxx": "unknown backend 'jaxx' (did you mean 'jax'?)",
         "numpy,auto": "unknown backend 'auto'",
@@ -283,7 +279,7 @@ OF_THE_ENVIRONMENT = {
         "99999": "environment variable TENSOROPS_NUM_THREADS is '99999', expected a number from 1 to 65536",
     },
     "TENSOROPS_BACKND": {
-        "numpy": "unknown environment variable TENSOROPS_BACKND (did you mean 'TENSOROPS_BACKEND'?); those that ",
+        "numpy": "unknown environment variable TENSOROPS_BACKND (did you mean 'TENSOROPS_BACKEND'?); those that "
     },
     "TENSOROPS_SERVICES": {"x": "unknown environment variable TENSOROPS_SERVICES "},
     "TENSOROPS_CONFIG": {"/nowhere/at/all.json": "configuration file /nowhere/at/all.json does not exist; "},

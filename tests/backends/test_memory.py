@@ -1,7 +1,5 @@
 """Waiting for libraries, their memory, and a monitor that watches it: whom a call is for, and what it sees."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Options of devices: what is valid, what a library is really told, and that nothing is half applied."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import importlib.util
@@ -9,7 +7,6 @@ import json
 import os
 import pathlib
 import re
-import sys
 import threading
 
 import numpy as np
@@ -50,14 +47,11 @@ def unconfigured(monkeypatch):
 
 
 @pytest.fixture
-def cupy(monkeypatch):
+def cupy(cupy, monkeypatch):
     """A made-up CuPy, on which the backend cuda is available."""
-    made = fake_cupy.make()
-    monkeypatch.setitem(sys.modules, "cupy", made)
-    monkeypatch.setitem(sys.modules, "cupy._core", made._core)
     monkeypatch.setattr("tensorops.backends.configure.first_available", lambda backends: next(iter(backends)))
     monkeypatch.setattr(type(resolve("cuda").library), "is_installed", lambda row: True)
-    return made
+    return cupy
 
 
 # --- what is valid -----------------------------------------------------------------------------------

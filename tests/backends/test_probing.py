@@ -1,7 +1,5 @@
 """Available means that it computed: what hangs, crashes, lies or is broken becomes a reason, and nothing worse."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import re

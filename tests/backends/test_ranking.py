@@ -1,7 +1,5 @@
 """Which backend suits which machine: the table of priorities on machines that are not there."""
 
-from __future__ import annotations
-
 import pytest
 
 from tensorops.backends import ranking

@@ -1,7 +1,5 @@
 """What is in force where: blocks, threads, tasks, processes, the environment; and what a trace records."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import functools
@@ -388,10 +386,7 @@ def test_tasks_keep_their_own_backend():
         assert tp.get_backend() == "auto"
         return await asyncio.gather(*tasks)
 
-    assert asyncio.run(main()) == [
-        ["array_api_strict", "array_api_strict", "numpy"],
-        ["numpy", "numpy", "numpy"],
-    ]
+    assert asyncio.run(main()) == [["array_api_strict", "array_api_strict", "numpy"], ["numpy", "numpy", "numpy"]]
 
 
 def test_a_thread_pool_gets_settings_only_with_bind_settings():

@@ -1,7 +1,5 @@
 """The command line, run as users run it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -383,6 +381,7 @@ def test_a_prompt_that_is_none_is_refused_before_anything_is_loaded(no_model, co
     assert result.stderr.splitlines()[-1] == f"Error: Invalid value for '{name}': {problem}"
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere arguments are Unicode, or file names have to be")
 @pytest.mark.parametrize("command", [["generate"], ["demo", "--backend=numpy", "--prompt"]])
 def test_a_models_name_need_not_be_utf8(model, tmp_path, command):
@@ -396,6 +395,7 @@ def test_a_models_name_need_not_be_utf8(model, tmp_path, command):
     assert refused.stderr.endswith("le.gguf: magic: not a GGUF file\n")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("command", [["generate", "hello"], ["demo", "--prompt=hello", "--backend=numpy"]])
 def test_more_tokens_than_the_model_can_see_are_an_error(model, command):
     result = run(*command, "--model", model, "--max-new-tokens", "300")

@@ -1,7 +1,5 @@
 """``tensorops config``: what it writes, what it shows, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 

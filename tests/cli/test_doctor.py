@@ -1,7 +1,5 @@
 """``tensorops doctor``: what it finds on this machine, on broken ones, and what mends them."""
 
-from __future__ import annotations
-
 import json
 import platform
 

@@ -1,7 +1,5 @@
 """``tensorops selftest``: what it runs, what it says, and its exit codes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,11 +1,8 @@
 """Operators on PyOpenCL arrays: where results live, and what must not meet."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-import opencl_drivers
 import support
 import tensorops as tp
 from tensorops.benchmarks.measuring import wait_for
@@ -21,20 +18,7 @@ W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
 EXPECTED = REFERENCES["rms_norm"](X, W)
 
 
-@pytest.fixture(autouse=True, params=opencl_drivers.platforms(), ids=str)
-def platform(request, monkeypatch):
-    """Every OpenCL driver, one after another: its device is the default one."""
-    request.param.require()
-    monkeypatch.setenv("PYOPENCL_CTX", request.param.choice)
-
-
-@pytest.fixture
-def queue(platform):
-    """A queue of a context of the user's own, which tensorops has not seen yet."""
-    context = cl.Context([row.xp.default_device().cl_device])
-    made = cl.CommandQueue(context)  # Intel's queues do not keep their context alive, this frame does
-    yield made
-    made.finish()
+pytestmark = pytest.mark.usefixtures("platform")
 
 
 def same(result, expected=EXPECTED):

@@ -133,6 +133,7 @@ def test_a_file_in_the_cache_is_hashed(cached, tmp_path, monkeypatch, is_link):
         download.fetch_model()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("command", [("generate", "hello"), ("demo", "--backend=numpy")])
 def test_the_command_line_hashes_it_too(tmp_path, command):
     environment = {"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path), "LOCALAPPDATA": str(tmp_path)}

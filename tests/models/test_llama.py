@@ -19,14 +19,7 @@ pytest.importorskip("jinja2")
 
 import support
 import tensorops as tp
-from make_gguf import (
-    llama_arrays,
-    llama_metadata,
-    real_model,
-    tokenizer_metadata,
-    write_gguf,
-    write_llama,
-)
+from make_gguf import llama_arrays, llama_metadata, real_model, tokenizer_metadata, write_gguf, write_llama
 from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf
 
 if TYPE_CHECKING:
@@ -144,6 +137,7 @@ def test_the_cache_grows_and_keeps_what_it_holds(backend: str) -> None:
     np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, ids)[126:], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.costly
 def test_a_cache_that_is_not_written_to_holds_the_same(backend: str) -> None:
     weights, ids = llama_arrays(), PROMPTS[2]
     model = Llama(CONFIG, weights, backend=backend, compile=lambda network: network)
@@ -164,6 +158,7 @@ def test_a_quantized_file_gives_the_logits_of_its_dequantized_weights(backend: s
     np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, PROMPTS[2]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_weights_stay_quantized_exactly_where_a_kernel_takes_them(backend: str, tmp_path: Path, kind: str) -> None:
     path = write_llama(tmp_path / "model.gguf", kind)

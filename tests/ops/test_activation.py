@@ -8,9 +8,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from support import close
-from tensorops.testing import (
-    REFERENCES,
-)
+from tensorops.testing import REFERENCES
 from tensorops.testing import activation as references
 
 inf, nan = np.inf, np.nan
@@ -44,13 +42,7 @@ def test_gelu_tanh_has_full_precision(x):
 
 def test_gelu_at_tabulated_points():
     # The normal distribution function at 0, 1, 2, -1 and -10.
-    phi = [
-        0.5,
-        0.841344746068542948585,
-        0.977249868051820792800,
-        0.158655253931457051415,
-        7.61985302416052606597e-24,
-    ]
+    phi = [0.5, 0.841344746068542948585, 0.977249868051820792800, 0.158655253931457051415, 7.61985302416052606597e-24]
     x = np.array([0.0, 1.0, 2.0, -1.0, -10.0])
     close(references.gelu(x), x * phi, rtol=1e-13)
     close(references.geglu(x, [1.0, 2.0, 3.0, 4.0, 5.0]), x * phi * [1, 2, 3, 4, 5], rtol=1e-13)

@@ -58,11 +58,7 @@ def test_layer_norm_by_hand():
 
 
 def test_layer_norm_over_several_axes_is_that_of_the_flattened_axes(rng):
-    x, weight, bias = (
-        rng.standard_normal((2, 3, 4, 5)),
-        rng.standard_normal((3, 5)),
-        rng.standard_normal((3, 5)),
-    )
+    x, weight, bias = (rng.standard_normal((2, 3, 4, 5)), rng.standard_normal((3, 5)), rng.standard_normal((3, 5)))
     flat = references.layer_norm(np.moveaxis(x, 2, 1).reshape(2, 4, 15), weight.ravel(), bias.ravel())
     expected = np.moveaxis(flat.reshape(2, 4, 3, 5), 1, 2)
     for axis in [(1, 3), (3, 1), (-1, 1), (-3, -1)]:

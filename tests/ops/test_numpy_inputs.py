@@ -1,7 +1,5 @@
 """NumPy arrays of every layout: the right result or a clear error, inputs as they were, outputs in new memory."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

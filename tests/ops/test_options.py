@@ -16,7 +16,7 @@ from tensorops._operator import OPERATORS
 from tensorops._providers import GENERIC
 from tensorops.libraries import LIBRARIES
 from tensorops.testing import CASES, InvalidCase
-from tensorops.testing._running import _PLAIN, check_refusal
+from tensorops.testing._running import PLAIN, check_refusal
 
 NAN, INF, HUGE = float("nan"), float("inf"), 10**5000  # more digits than Python prints
 
@@ -125,7 +125,7 @@ def test_wrong_options_are_refused_in_the_operators_words(operator, name, row, i
     support.require(row.name)
     args, kwargs = support.there(CASES[operator.__name__][0].build(dtype_name="float32"), row.name)
     backend = support.backend_of(row.name)
-    with tp.backends.settings.activate(_PLAIN):
+    with tp.backends.settings.activate(PLAIN):
         operator(*args, **kwargs)  # from here on a kernel may be asked first
     message = rf"^{operator.__name__}: .{{,60}}\b{name}\b.{{,200}}$"
     for error, value in wrong_values(operator, name, row):

@@ -138,15 +138,12 @@ def test_the_hottest_draw_is_uniform(library, temperature):
         assert support.back(call(x, temperature=temperature, rng=u)).tolist() == [0, 1, 1, 3]
 
 
-def test_equals_are_drawn_alike_however_cold(library):
-    logits, uniform = np.array([[2.0, 1.0, 2.0]] * 2, np.float32), np.array([0.2, 0.8], np.float32)
-    x, u = support.there((logits, uniform), library.name)
+@pytest.mark.parametrize(
+    ("row", "uniform", "option", "drawn"),
+    [([2.0, 1.0, 2.0], [0.2, 0.8], "temperature", [0, 2]), ([2.0, 1.0, 5.0], [0.0, 0.9], "top_p", [2, 2])],
+)
+def test_options_near_zero(library, row, uniform, option, drawn):
+    """However cold, equals are drawn alike; the smallest `top_p` keeps the most probable."""
+    x, u = support.there((np.array([row] * 2, np.float32), np.array(uniform, np.float32)), library.name)
     for call in (tp.sample, tp.sample.generic):
-        assert support.back(call(x, temperature=1e-60, rng=u)).tolist() == [0, 2]
-
-
-def test_the_smallest_top_p_keeps_the_most_probable(library):
-    logits, uniform = np.array([[2.0, 1.0, 5.0]] * 2, np.float32), np.array([0.0, 0.9], np.float32)
-    x, u = support.there((logits, uniform), library.name)
-    for call in (tp.sample, tp.sample.generic):
-        assert support.back(call(x, top_p=1e-60, rng=u)).tolist() == [2, 2]
+        assert support.back(call(x, **{option: 1e-60}, rng=u)).tolist() == drawn

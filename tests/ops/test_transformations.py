@@ -4,8 +4,6 @@ Gradients are held against central differences of the float64 references, and ag
 are delicate.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 
@@ -66,10 +64,7 @@ DIFFERENTIABLE = {
     "dequantize": ((PACKED, SCALES, BIASES), {"bits": 4, "group_size": 4}),
     "quantized_linear": ((normal(2, 8), PACKED, SCALES, BIASES), {"bits": 4, "group_size": 4}),
     "cross_entropy": ((normal(4, 5), np.asarray([1, -100, 4, 0])), {}),
-    "cross_entropy-smoothed": (
-        (normal(3, 5), np.asarray([1, 2, -100])),
-        {"label_smoothing": 0.2, "reduction": "sum"},
-    ),
+    "cross_entropy-smoothed": ((normal(3, 5), np.asarray([1, 2, -100])), {"label_smoothing": 0.2, "reduction": "sum"}),
 }
 NOT_DIFFERENTIABLE = {
     "quantize": ((normal(3, 8),), {"bits": 4, "group_size": 4}),
@@ -395,22 +390,10 @@ DELICATE = {
         attention(),
         {"mask": np.where(MASK, 0.0, -np.inf)},
     ),
-    "attention before the first key": (
-        tp.scaled_dot_product_attention,
-        attention(5, 2),
-        {"is_causal": True},
-    ),
-    "cross_entropy of a forbidden class": (
-        tp.cross_entropy,
-        (np.asarray([[0.0, -np.inf, 1.0]]), np.asarray([0])),
-        {},
-    ),
+    "attention before the first key": (tp.scaled_dot_product_attention, attention(5, 2), {"is_causal": True}),
+    "cross_entropy of a forbidden class": (tp.cross_entropy, (np.asarray([[0.0, -np.inf, 1.0]]), np.asarray([0])), {}),
     "cross_entropy of huge": (tp.cross_entropy, (np.asarray([[1e38, -1e38, 0.0]]), np.asarray([0])), {}),
-    "cross_entropy of ignored": (
-        tp.cross_entropy,
-        (normal(2, 3), np.asarray([-100, -100])),
-        {"reduction": "sum"},
-    ),
+    "cross_entropy of ignored": (tp.cross_entropy, (normal(2, 3), np.asarray([-100, -100])), {"reduction": "sum"}),
     "rope at a far position": (tp.rope, (normal(1, 2, 4), np.asarray([1e6, 2e6])), {}),
 }
 

@@ -3,8 +3,6 @@
 A fast choice: data-apis/array-api-tests tests everything, see `shims/README.md`.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 

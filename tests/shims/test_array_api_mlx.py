@@ -1,7 +1,5 @@
 """What is MLX's own in `array_api_mlx`: wrappers, laziness, transformations. The standard is in `test_array_api.py`."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """The Array API over PyOpenCL: what the standard asks for, against NumPy, and what is OpenCL's own."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect
@@ -51,21 +49,7 @@ def assert_equal(x, expected, rtol=0.0):
     np.testing.assert_allclose(x.numpy(), expected, rtol=rtol, atol=rtol)
 
 
-@pytest.fixture(autouse=True, params=opencl_drivers.platforms(), ids=str)
-def platform(request, monkeypatch):
-    """Every OpenCL driver, one after another: its device is the default one."""
-    request.param.require()
-    monkeypatch.setenv("PYOPENCL_CTX", request.param.choice)
-    return request.param
-
-
-@pytest.fixture
-def queue(platform):
-    """A queue of a context of the user's own, which records nothing here yet."""
-    context = cl.Context([xp.default_device().cl_device])
-    made = cl.CommandQueue(context)  # Intel's queues do not keep their context alive, this frame does
-    yield made
-    made.finish()
+pytestmark = pytest.mark.usefixtures("platform")
 
 
 # ------------------------------------------------------------------------------------------- pyopencl.array

@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorops.testing import (
-    DTYPES,
-    assert_matches,
-    ulp_error,
-)
+from tensorops.testing import DTYPES, assert_matches, ulp_error
 
 inf, nan = np.inf, np.nan
 EPS = 2.0**-23

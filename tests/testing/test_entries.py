@@ -14,16 +14,7 @@ from numpy.testing import assert_array_equal
 
 import tensorops
 from tensorops._operator import OPERATORS
-from tensorops.testing import (
-    BENCHMARK_SHAPES,
-    CASES,
-    DTYPES,
-    INVALID,
-    REFERENCES,
-    assert_matches,
-    cases,
-    cast,
-)
+from tensorops.testing import CASES, DTYPES, INVALID, REFERENCES, assert_matches, cases, cast
 from tensorops.testing.workloads import WORKLOADS
 
 ROOT = Path(tensorops.__file__).parent
@@ -64,10 +55,6 @@ def test_cases_names_the_operators_it_knows():
     assert cases("silu") is CASES["silu"]
     with pytest.raises(ValueError, match="'sillu'; there are cases for silu, sigmoid"):
         cases("sillu")
-
-
-def test_benchmark_shapes():
-    assert BENCHMARK_SHAPES == ((1, 64), (1, 4096), (16, 4096), (128, 4096), (2048, 4096), (8192, 4096))
 
 
 def arrays(args, kwargs):

@@ -1,9 +1,4 @@
-"""Activations in C++: every SIMD target, length, alignment and layout, and the vector functions they are made of.
-
-That they are chosen, and agree with the references on all cases, is tested in `test_conformance`.
-"""
-
-from __future__ import annotations
+"""Activations in C++: every SIMD target, length, alignment and layout, and the vector functions they are made of."""
 
 import math
 

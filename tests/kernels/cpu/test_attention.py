@@ -1,9 +1,4 @@
-"""Attention in C++: every SIMD target, tiles and their edges, layouts, masks, values that are not finite, threads.
-
-That it is chosen, and agrees with the reference on all cases, is tested in `test_conformance`.
-"""
-
-from __future__ import annotations
+"""Attention in C++: every SIMD target, tiles and their edges, layouts, masks, values that are not finite, threads."""
 
 import itertools
 import os

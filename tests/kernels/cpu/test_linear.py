@@ -1,9 +1,4 @@
-"""Linear maps in C++: every SIMD target, number of rows, format of weights and layout.
-
-That they are chosen, and agree with the references on all cases, is tested in `test_conformance`.
-"""
-
-from __future__ import annotations
+"""Linear maps in C++: every SIMD target, number of rows, format of weights and layout."""
 
 import ml_dtypes
 import numpy as np

@@ -1,7 +1,5 @@
 """Cross-entropy in C++: every SIMD target, numbers of classes, layouts, integers of all kinds and what is ignored."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

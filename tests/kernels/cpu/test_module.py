@@ -1,35 +1,23 @@
 """The compiled module: targets, features of the processor, threads, and what the environment says of them."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import platform
 import re
 
-import numpy as np
 import pytest
 
 import support
-from support import TARGETS, bits
+from support import TARGETS, normal
 from tensorops._operator import OPERATORS
 from tensorops.libraries import LIBRARIES
-from tensorops.testing import CASES, DTYPES, REFERENCES
+from tensorops.testing import CASES, REFERENCES
 from tensorops.testing._running import check_result
 
 _native = support.require_native()
 
 
 KIB, MIB = 1024, 1024 * 1024
-
-
-def random(rng, shape, dtype):
-    return rng.standard_normal(shape).astype(DTYPES[dtype])
-
-
-def assert_identical(a, b):
-    assert a.dtype == b.dtype
-    np.testing.assert_array_equal(bits(a), bits(b))
 
 
 def test_there_are_targets_and_the_best_is_in_use():
@@ -119,13 +107,13 @@ def test_the_bound_of_threads_is_kept():
 
 
 def test_results_do_not_depend_on_the_bound(rng):
-    x = random(rng, (257, 2049), "float32")
+    x = normal(rng, 257, 2049, dtype="float32")
     bound = _native.num_threads()
     try:
         _native.set_num_threads(1)
         alone = _native.rms_norm(x)
         _native.set_num_threads(2)
-        assert_identical(_native.rms_norm(x), alone)
+        support.assert_identical(_native.rms_norm(x), alone)
     finally:
         _native.set_num_threads(bound)
 

@@ -1,9 +1,4 @@
-"""Norms in C++: every SIMD target, every length and alignment, rounding, threads and fork.
-
-That it is chosen, and agrees with the reference on all cases, is tested in `test_conformance`.
-"""
-
-from __future__ import annotations
+"""Norms in C++: every SIMD target, every length and alignment, rounding, threads and fork."""
 
 import concurrent.futures
 import multiprocessing
@@ -18,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 import support
 import tensorops as tp
-from support import HALVES, bits
+from support import HALVES, normal
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
 _native = support.require_native()
@@ -31,15 +26,6 @@ WEIGHT_DTYPES = [
 
 def tolerance_of(dtype):
     return 2 if dtype in HALVES else 16
-
-
-def random(rng, shape, dtype):
-    return rng.standard_normal(shape).astype(DTYPES[dtype])
-
-
-def assert_identical(a, b):
-    assert a.dtype == b.dtype
-    np.testing.assert_array_equal(bits(a), bits(b))
 
 
 def at_offset(a, offset):
@@ -59,7 +45,7 @@ def at_offset(a, offset):
 def test_every_length_to_beyond_two_blocks(target, dtype, weight_dtype, rng):
     """Blocks are four vectors of at most 16 elements, so that all tails occur after no, one and two blocks."""
     for n in range(1, 2 * 4 * 16 + 20):
-        x, w = random(rng, (2, n), dtype), random(rng, n, weight_dtype)
+        x, w = normal(rng, 2, n, dtype=dtype), normal(rng, n, dtype=weight_dtype)
         for weight in (w, None):
             y = _native.rms_norm(x, weight, 1e-5)
             expected = REFERENCES["rms_norm"](x, weight, 1e-5)
@@ -69,11 +55,11 @@ def test_every_length_to_beyond_two_blocks(target, dtype, weight_dtype, rng):
 @pytest.mark.parametrize(("dtype", "weight_dtype"), WEIGHT_DTYPES)
 def test_alignment_makes_no_difference(target, dtype, weight_dtype, rng):
     for n in (1, 5, 16, 33, 64, 131):
-        x, w = random(rng, (3, n), dtype), random(rng, n, weight_dtype)
+        x, w = normal(rng, 3, n, dtype=dtype), normal(rng, n, dtype=weight_dtype)
         expected = _native.rms_norm(x, w)
         for offset in (1, 2, 3, 4, 8, 12, 17, 32, 63):
             y = _native.rms_norm(at_offset(x, offset), at_offset(w, 64 - offset))
-            assert_identical(y, expected)
+            support.assert_identical(y, expected)
 
 
 OUTER_VIEWS = {
@@ -103,7 +89,7 @@ OUTER_VIEWS = {
 @pytest.mark.parametrize("view", OUTER_VIEWS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_outer_axes_may_have_any_strides(target, dtype, view, rng):
-    whole = random(rng, (3, 6, 5, 37), dtype)
+    whole = normal(rng, 3, 6, 5, 37, dtype=dtype)
     x = OUTER_VIEWS[view](whole)
     copy = np.ascontiguousarray(x)
     assert x.size == 0 or np.may_share_memory(x, whole)
@@ -111,17 +97,17 @@ def test_outer_axes_may_have_any_strides(target, dtype, view, rng):
     y = _native.rms_norm(x)
     assert y.shape == x.shape
     assert y.flags.c_contiguous
-    assert_identical(y, _native.rms_norm(copy))
+    support.assert_identical(y, _native.rms_norm(copy))
     assert_matches(y, REFERENCES["rms_norm"](copy), dtype, tolerance=tolerance_of(dtype), scale_axis=())
     assert tp.rms_norm.explain(x).kernel == "cpu"
 
 
 def test_a_row_does_not_depend_on_its_neighbours(target, rng):
-    x = random(rng, (9, 50), "float32")
+    x = normal(rng, 9, 50, dtype="float32")
     x[2, 7], x[4, 0], x[6] = np.nan, np.inf, 1e30
     y = _native.rms_norm(x)
     for i in range(9):
-        assert_identical(y[i], _native.rms_norm(x[i]))
+        support.assert_identical(y[i], _native.rms_norm(x[i]))
     assert np.isnan(y[2]).all()
     assert np.isfinite(y[[0, 1, 3, 5, 6, 7, 8]]).all()
 
@@ -304,7 +290,7 @@ def test_it_declines_exactly_what_it_does_not_support(x, weight, axis):
 def test_the_signature_is_that_of_the_operator():
     x, w = np.ones((2, 4)), np.ones(4)
     by_name = _native.rms_norm(x=x, weight=w, eps=0.5, axis=1, weight_offset=1.0)
-    assert_identical(by_name, _native.rms_norm(x, w, 0.5, axis=1, weight_offset=1.0))
+    support.assert_identical(by_name, _native.rms_norm(x, w, 0.5, axis=1, weight_offset=1.0))
     np.testing.assert_allclose(by_name, 2 / 1.5**0.5)
     for call in (_native.rms_norm, _native.rms_norm_supports):
         with pytest.raises(TypeError):
@@ -323,33 +309,33 @@ def test_large_results_are_those_of_their_rows(target, dtype, weight_dtype, rng)
     """From 8 MiB on, results are written past the caches; rows go to several threads long before."""
     columns = 4096
     rows = 8 * MIB // (columns * DTYPES[dtype].itemsize) + 3
-    row = random(rng, (16, columns), dtype)
-    x, w = np.resize(row, (rows, columns)), random(rng, columns, weight_dtype)
+    row = normal(rng, 16, columns, dtype=dtype)
+    x, w = np.resize(row, (rows, columns)), normal(rng, columns, dtype=weight_dtype)
     expected = np.concatenate([_native.rms_norm(r[None], w) for r in row])
     y = _native.rms_norm(x, w)
     assert y.nbytes >= 8 * MIB
-    assert_identical(y, np.resize(expected, (rows, columns)))
+    support.assert_identical(y, np.resize(expected, (rows, columns)))
     # A length that leaves rows unaligned must not be streamed.
     x, w = x[:, : columns - 1], w[: columns - 1]
     expected = np.concatenate([_native.rms_norm(r[None, : columns - 1], w) for r in row])
-    assert_identical(_native.rms_norm(x, w), np.resize(expected, (rows, columns - 1)))
+    support.assert_identical(_native.rms_norm(x, w), np.resize(expected, (rows, columns - 1)))
 
 
 def test_large_results_of_extreme_rows(target, rng):
     """Rows that are computed again are not streamed while their neighbours are."""
-    x = np.tile(random(rng, (8, 2048), "float32"), (140, 1))
+    x = np.tile(normal(rng, 8, 2048, dtype="float32"), (140, 1))
     x[5::7] *= np.float32(1e30)
     x[3::11, 9] = np.nan
     y = _native.rms_norm(x)
     assert y.nbytes >= 8 * MIB
     for i in range(0, len(x), 13):
-        assert_identical(y[i], _native.rms_norm(x[i]))
+        support.assert_identical(y[i], _native.rms_norm(x[i]))
     assert_matches(y[:50], REFERENCES["rms_norm"](x[:50]), "float32", tolerance=16, scale_axis=())
 
 
 def test_many_threads_at_once(rng):
-    x = random(rng, (64, 8192), "float32")
-    w = random(rng, 8192, "float32")
+    x = normal(rng, 64, 8192, dtype="float32")
+    w = normal(rng, 8192, dtype="float32")
     expected = _native.rms_norm(x, w)
 
     def work(seed):

@@ -1,7 +1,5 @@
 """The memory of results: what is kept, what is given back, and what its statistics say."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import gc
 import weakref
@@ -10,22 +8,12 @@ import numpy as np
 import pytest
 
 import support
-from support import bits, resident_bytes
-from tensorops.testing import DTYPES
+from support import resident_bytes
 
 _native = support.require_native()
 
 
 KIB, MIB = 1024, 1024 * 1024
-
-
-def random(rng, shape, dtype):
-    return rng.standard_normal(shape).astype(DTYPES[dtype])
-
-
-def assert_identical(a, b):
-    assert a.dtype == b.dtype
-    np.testing.assert_array_equal(bits(a), bits(b))
 
 
 def result_of(nbytes, fill=1.0):

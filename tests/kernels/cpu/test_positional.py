@@ -1,9 +1,4 @@
-"""Rotary position embedding in C++: every SIMD target, layout of positions and of x, and dtype.
-
-That it is chosen, and agrees with the reference on all cases, is tested in `test_conformance`.
-"""
-
-from __future__ import annotations
+"""Rotary position embedding in C++: every SIMD target, layout of positions and of x, and dtype."""
 
 import numpy as np
 import pytest

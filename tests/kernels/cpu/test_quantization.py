@@ -4,8 +4,6 @@ That the kernels are chosen, and agree with the references on all cases, is test
 `quantized_linear` is in `test_linear`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

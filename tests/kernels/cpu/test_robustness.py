@@ -4,8 +4,6 @@ Every operator that has a compiled kernel is called, with the arguments that the
 the pool by itself, are tested in `test_pool`; the bound of `configure` in `backends/test_options`.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import gc
 import multiprocessing
@@ -340,6 +338,7 @@ print(most > 1)
 PARTS = ["add_rms_norm", "dequantize", "embedding", "gelu", "layer_norm", "quantize", "rms_norm", "rope", "softmax"]
 
 
+@pytest.mark.costly
 @has_signals
 @pytest.mark.parametrize("name", PARTS)
 def test_signals_are_handled_during_a_long_call(name):

@@ -4,8 +4,6 @@ That it is chosen, and agrees with the reference on all cases, is tested in `tes
 is a uniform number near the end of a candidate's share: there a neighbour is right, too.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -42,8 +42,5 @@ backend = Backend(
 )
 
 provider = Provider(
-    name="tiny",
-    libraries=("tiny",),
-    kernels="tensorops_tiny.kernels",
-    summary="kernels for tiny arrays, as an example",
+    name="tiny", libraries=("tiny",), kernels="tensorops_tiny.kernels", summary="kernels for tiny arrays, as an example"
 )
