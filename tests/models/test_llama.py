@@ -150,6 +150,7 @@ def test_a_cache_that_is_not_written_to_holds_the_same(backend: str) -> None:
     np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, [*ids, 9])[-1:], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "F16"])
 def test_a_quantized_file_gives_the_logits_of_its_dequantized_weights(backend: str, tmp_path: Path, kind: str) -> None:
     path = write_llama(tmp_path / "model.gguf", kind)
@@ -175,6 +176,7 @@ def test_weights_stay_quantized_exactly_where_a_kernel_takes_them(backend: str, 
     assert used == (set() if choice.kernel == "generic" else {choice.kernel})
 
 
+@pytest.mark.costly
 def test_quantized_weights_may_be_given_directly(backend: str, tmp_path: Path) -> None:
     tensors = open_gguf(write_llama(tmp_path / "model.gguf", "Q4_1")).tensors
     quantized = {n: t.quantized() if t.is_quantized else t.dequantize() for n, t in tensors.items()}
@@ -186,6 +188,7 @@ def test_quantized_weights_may_be_given_directly(backend: str, tmp_path: Path) -
     np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, PROMPTS[1]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.costly
 def test_corrected_rotary_frequencies(backend: str, tmp_path: Path) -> None:
     factors = np.array([1, 1, 2, 3, 4, 8, 8, 8], np.float32)
     arrays = llama_arrays() | {"rope_freqs.weight": factors}
@@ -196,6 +199,7 @@ def test_corrected_rotary_frequencies(backend: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.costly
 def test_generated_tokens_are_the_likeliest(backend: str) -> None:
     weights = llama_arrays()
     ids = list(PROMPTS[2])
