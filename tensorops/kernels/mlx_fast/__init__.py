@@ -12,5 +12,5 @@ PROVIDER = Provider(
     name="mlx_fast",
     libraries=("mlx",),
     kernels="tensorops.kernels.mlx_fast.table",
-    summary="mlx.core.fast; by name only, where it deviates from the operators' promises",
+    summary="MLX's fast operations, by name where they deviate from the operators' promises",
 )
