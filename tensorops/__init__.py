@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorops import _hooks, _providers, kernels
 from tensorops._operator import Explanation, KernelRefusedError
+from tensorops._tuning import tune
 from tensorops.backends import (
     BackendFallbackWarning,
     BackendUnavailableError,
@@ -134,6 +135,7 @@ __all__ = [
     "synchronize",
     "to_backend",
     "trace",
+    "tune",
     "validate",
 ]
 

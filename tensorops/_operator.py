@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from tensorops import _dtypes, _providers
@@ -75,6 +75,28 @@ class Deviation:
 
 
 @dataclass(frozen=True)
+class Configuration:
+    """Numbers that a kernel chooses for each call, such as sizes of blocks, and `tensorops.tune` can override.
+
+    Parameters
+    ----------
+    parameters
+        One line for people on each parameter, by name.
+    choose
+        Takes the operator's canonical arguments; returns what the kernel chooses, by name. It looks only at metadata,
+        options and the device.
+    function
+        What computes if a value is overridden: it takes what the kernel's function takes, and the parameters as
+        keywords, of which those that are missing are chosen. By default it is the kernel's function itself; a kernel
+        with `checks` needs another one, as its function gets the arguments that callers write.
+    """
+
+    parameters: dict[str, str]
+    choose: Callable[..., dict[str, int]]
+    function: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
 class Kernel:
     """An override of one operator by one provider.
 
@@ -94,6 +116,8 @@ class Kernel:
         Then a call needs no decision in Python at all.
     deviation
         Where its results are not what the operator promises, if anywhere.
+    configuration
+        The numbers that it chooses, and how to override them, if there are any.
     """
 
     provider: str
@@ -102,6 +126,13 @@ class Kernel:
     declines: bool = False
     checks: bool = False
     deviation: Deviation | None = None
+    configuration: Configuration | None = None
+
+    def function_with(self, values: dict[str, int]) -> Callable[..., Any]:
+        """Return what computes with these values in place of those that the kernel chooses."""
+        if not values or self.configuration is None:
+            return self.function
+        return functools.partial(self.configuration.function or self.function, **values)
 
     def deviates(self, x: Any) -> str:
         """Return how results for a first array `x` deviate, or an empty string."""
@@ -130,6 +161,9 @@ class Explanation(Displayed):
         The arrays that would move there first.
     deviation : str
         How the kernel's results deviate from what the operator promises; empty unless its provider was named.
+    configuration : dict of str to int
+        The numbers that the kernel would compute with, such as sizes of blocks: its own choice for these arguments, or
+        what `tune` says. Empty if it has none.
     """
 
     operator: str
@@ -139,9 +173,10 @@ class Explanation(Displayed):
     refused: dict[str, str]
     transfers: tuple[Transfer, ...]
     deviation: str = ""
+    configuration: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [self._title()]
+        lines = [self._title(), *(f"  {line}" for line in self._configured())]
         if self.deviation:
             lines.append(f"  {self.deviation}")
         lines += [f"  not {provider}: {reason}" for provider, reason in self.refused.items()]
@@ -151,9 +186,13 @@ class Explanation(Displayed):
     def _title(self) -> str:
         return f"{self.operator}: {self.kernel} on {self.library} (backend {self.backend})"
 
+    def _configured(self) -> tuple[str, ...]:
+        values = ", ".join(f"{name}={value}" for name, value in self.configuration.items())
+        return (f"with {values}",) if values else ()
+
     def _table(self) -> Table:
         rows = [(provider, "no", reason) for provider, reason in self.refused.items()]
-        notes = tuple(f"moves {transfer}" for transfer in self.transfers)
+        notes = (*self._configured(), *(f"moves {transfer}" for transfer in self.transfers))
         chosen = (self.kernel, "yes", self.deviation)
         return Table(self._title(), ("implementation", "runs", "reason"), (*rows, chosen), notes)
 
@@ -242,16 +281,33 @@ class Operator(Generic[P, R]):
         declines: bool = False,
         checks: bool = False,
         deviation: Deviation | None = None,
+        configuration: Configuration | None = None,
     ) -> Callable[[F], F]:
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
             raise ValueError(f"{self.__name__} already has a kernel of {provider!r}")
+        if configuration is not None:
+            self._require_separate(provider, configuration, checks)
 
         def register(function: F) -> F:
-            self._kernels[provider] = Kernel(provider, function, supports, declines or checks, checks, deviation)
+            self._kernels[provider] = Kernel(
+                provider, function, supports, declines or checks, checks, deviation, configuration
+            )
             return function
 
         return register
+
+    def _require_separate(self, provider: str, configuration: Configuration, checks: bool) -> None:
+        """Raise unless a configuration's parameters are no arguments that a caller could write."""
+        if taken := configuration.parameters.keys() & self._defaults.keys():
+            raise ValueError(
+                f"{self.__name__}: the configuration of {provider!r} has parameters of the operator: "
+                f"{', '.join(sorted(taken))}"
+            )
+        if checks and configuration.function is None:
+            raise ValueError(
+                f"{self.__name__}: the configuration of {provider!r} needs a function, as the kernel checks"
+            )
 
     @property
     def kernels(self) -> dict[str, Kernel]:
@@ -283,7 +339,14 @@ class Operator(Generic[P, R]):
             refused=refused,
             transfers=call.transfers,
             deviation=kernel.deviates(call.first) if kernel else "",
+            configuration=self._configuration(settings, kernel, call),
         )
+
+    def _configuration(self, settings: Settings, kernel: Kernel | None, call: _Call) -> dict[str, int]:
+        if kernel is None or kernel.configuration is None:
+            return {}
+        chosen = self._apply(kernel.configuration.choose, call.bare)
+        return {**chosen, **settings.values_for(self.__name__, kernel.provider)}
 
     @property
     def divides(self) -> bool:
@@ -341,7 +404,8 @@ class Operator(Generic[P, R]):
         if kernel is None:
             result: Any = self._run_body(call)
         else:
-            result = self._apply(kernel.function, call.bare)
+            function = kernel.function_with(settings.values_for(self.__name__, kernel.provider))
+            result = self._apply(function, call.bare)
         transfers = list(call.transfers)
         if call.home is not call.library:
             result = self._take_home(call, result, transfers)
@@ -350,18 +414,20 @@ class Operator(Generic[P, R]):
         if settings.log is not None:
             settings.log.append(self._record(call, kernel, tuple(transfers)))
         elif kernel is not None and args and not refused and not transfers and not call.wrapped:
-            self._remember(settings, kernel, type(args[0]), call.library)
+            self._remember(settings, kernel, function, type(args[0]), call.library)
         return result  # type: ignore[no-any-return]
 
-    def _remember(self, settings: Settings, kernel: Kernel, kind: type, library: Library) -> None:
+    def _remember(
+        self, settings: Settings, kernel: Kernel, function: Callable[..., Any], kind: type, library: Library
+    ) -> None:
         """Let later calls on a type of array ask its first choice at once."""
-        if kernel.checks:
-            settings.plans[self][kind] = kernel.function
+        if kernel.checks and function is kernel.function:  # with values, it would take them from a caller as well
+            settings.plans[self][kind] = function
         elif kernel.deviation is None or _are_named(settings):  # else it depends on the dtype
-            settings.plans[self][kind] = self._plan(kernel, kind, library)
+            settings.plans[self][kind] = self._plan(kernel, function, kind, library)
 
-    def _plan(self, kernel: Kernel, kind: type, library: Library) -> Callable[..., Any]:
-        """Return a function that calls a kernel if all arrays are of one type, and else declines."""
+    def _plan(self, kernel: Kernel, function: Callable[..., Any], kind: type, library: Library) -> Callable[..., Any]:
+        """Return what calls a kernel's function if all arrays are of one type, and else declines."""
 
         def plan(*args: Any, **kwargs: Any) -> Any:
             arguments = self.bind(args, kwargs)
@@ -375,7 +441,7 @@ class Operator(Generic[P, R]):
                 return NotImplemented
             if not kernel.declines and self._apply(kernel.supports, arguments) is not None:
                 return NotImplemented
-            return self._apply(kernel.function, arguments)
+            return self._apply(function, arguments)
 
         return plan
 

@@ -25,6 +25,7 @@ except ImportError as error:
         raise ValueError(f"environment variable {shortened(error, 500)}") from None
     raise
 
+from tensorops._operator import Configuration
 from tensorops.backends import probing
 from tensorops.backends.registry import resolve
 from tensorops.kernels.cpu import _native
@@ -55,11 +56,22 @@ OPERATORS = (
     sampling.sample,
 )
 
+CONFIGURATIONS = {
+    "linear": Configuration(
+        {"few_rows": "up to how many rows of x half-precision weights are widened in registers, not once for all rows"},
+        choose=_native.linear_configuration,
+        function=_native.linear_tuned,
+    ),
+}
+
 for _operator in OPERATORS:
     # The compiled functions are the kernels: they decline in C++ what `supports` refuses, so a call needs no launcher.
-    _operator.kernel("cpu", supports=getattr(_native, f"{_operator.__name__}_supports"), checks=True)(
-        getattr(_native, _operator.__name__)
-    )
+    _operator.kernel(
+        "cpu",
+        supports=getattr(_native, f"{_operator.__name__}_supports"),
+        checks=True,
+        configuration=CONFIGURATIONS.get(_operator.__name__),
+    )(getattr(_native, _operator.__name__))
 
 
 def configure() -> None:
