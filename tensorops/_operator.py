@@ -132,7 +132,15 @@ class Kernel:
         """Return what computes with these values in place of those that the kernel chooses."""
         if not values or self.configuration is None:
             return self.function
-        return functools.partial(self.configuration.function or self.function, **values)
+        function = functools.partial(self.configuration.function or self.function, **values)
+        if not self.checks:
+            return function
+        parameters = self.configuration.parameters.keys()
+
+        def tuned(*args: Any, **kwargs: Any) -> Any:  # callers write these arguments, but no parameters
+            return function(*args, **kwargs) if parameters.isdisjoint(kwargs) else NotImplemented
+
+        return tuned
 
     def deviates(self, x: Any) -> str:
         """Return how results for a first array `x` deviate, or an empty string."""
@@ -421,7 +429,7 @@ class Operator(Generic[P, R]):
         self, settings: Settings, kernel: Kernel, function: Callable[..., Any], kind: type, library: Library
     ) -> None:
         """Let later calls on a type of array ask its first choice at once."""
-        if kernel.checks and function is kernel.function:  # with values, it would take them from a caller as well
+        if kernel.checks:
             settings.plans[self][kind] = function
         elif kernel.deviation is None or _are_named(settings):  # else it depends on the dtype
             settings.plans[self][kind] = self._plan(kernel, function, kind, library)
