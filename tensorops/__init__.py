@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tensorops import _hooks, _providers, kernels
 from tensorops._operator import Explanation, KernelRefusedError
 from tensorops._prepared import Prepared, prepare
+from tensorops._tuning import tune
 from tensorops.backends import (
     BackendFallbackWarning,
     BackendUnavailableError,
@@ -137,6 +138,7 @@ __all__ = [
     "synchronize",
     "to_backend",
     "trace",
+    "tune",
     "validate",
 ]
 

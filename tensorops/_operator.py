@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from tensorops import _dtypes, _providers
@@ -92,6 +92,28 @@ class Packed(Protocol):
 
 
 @dataclass(frozen=True)
+class Configuration:
+    """Numbers that a kernel chooses for each call, such as sizes of blocks, and `tensorops.tune` can override.
+
+    Parameters
+    ----------
+    parameters
+        One line for people on each parameter, by name.
+    choose
+        Takes the operator's canonical arguments; returns what the kernel chooses, by name. It looks only at metadata,
+        options and the device.
+    function
+        What computes if a value is overridden: it takes what the kernel's function takes, and the parameters as
+        keywords, of which those that are missing are chosen. By default it is the kernel's function itself; a kernel
+        with `checks` needs another one, as its function gets the arguments that callers write.
+    """
+
+    parameters: dict[str, str]
+    choose: Callable[..., dict[str, int]]
+    function: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
 class Kernel:
     """An override of one operator by one provider.
 
@@ -114,6 +136,8 @@ class Kernel:
     pack
         Repacks arguments that stay the same, such as weights, for `tensorops.prepare`: is called with them by name, and
         returns a `Packed` or in words why it does not. ``None`` if the kernel takes all arrays as they come.
+    configuration
+        The numbers that it chooses, and how to override them, if there are any.
     """
 
     provider: str
@@ -123,6 +147,21 @@ class Kernel:
     checks: bool = False
     deviation: Deviation | None = None
     pack: Callable[..., Packed | str] | None = None
+    configuration: Configuration | None = None
+
+    def function_with(self, values: dict[str, int]) -> Callable[..., Any]:
+        """Return what computes with these values in place of those that the kernel chooses."""
+        if not values or self.configuration is None:
+            return self.function
+        function = functools.partial(self.configuration.function or self.function, **values)
+        if not self.checks:
+            return function
+        parameters = self.configuration.parameters.keys()
+
+        def tuned(*args: Any, **kwargs: Any) -> Any:  # callers write these arguments, but no parameters
+            return function(*args, **kwargs) if parameters.isdisjoint(kwargs) else NotImplemented
+
+        return tuned
 
     def deviates(self, x: Any) -> str:
         """Return how results for a first array `x` deviate, or an empty string."""
@@ -153,6 +192,9 @@ class Explanation(Displayed):
         How the kernel's results deviate from what the operator promises; empty unless its provider was named.
     prepared : str
         The arguments that `tensorops.prepare` repacked for the kernel, if any.
+    configuration : dict of str to int
+        The numbers that the kernel would compute with, such as sizes of blocks: its own choice for these arguments, or
+        what `tune` says. Empty if it has none.
     """
 
     operator: str
@@ -163,9 +205,10 @@ class Explanation(Displayed):
     transfers: tuple[Transfer, ...]
     deviation: str = ""
     prepared: str = ""
+    configuration: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [self._title()]
+        lines = [self._title(), *(f"  {line}" for line in self._configured())]
         if self.prepared:
             lines.append(f"  with {self.prepared} prepared")
         if self.deviation:
@@ -177,9 +220,13 @@ class Explanation(Displayed):
     def _title(self) -> str:
         return f"{self.operator}: {self.kernel} on {self.library} (backend {self.backend})"
 
+    def _configured(self) -> tuple[str, ...]:
+        values = ", ".join(f"{name}={value}" for name, value in self.configuration.items())
+        return (f"with {values}",) if values else ()
+
     def _table(self) -> Table:
         rows = [(provider, "no", reason) for provider, reason in self.refused.items()]
-        notes = tuple(f"moves {transfer}" for transfer in self.transfers)
+        notes = (*self._configured(), *(f"moves {transfer}" for transfer in self.transfers))
         chosen = (self.kernel, "yes", self.deviation or (f"with {self.prepared} prepared" if self.prepared else ""))
         return Table(self._title(), ("implementation", "runs", "reason"), (*rows, chosen), notes)
 
@@ -269,16 +316,40 @@ class Operator(Generic[P, R]):
         checks: bool = False,
         deviation: Deviation | None = None,
         pack: Callable[..., Packed | str] | None = None,
+        configuration: Configuration | None = None,
     ) -> Callable[[F], F]:
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
             raise ValueError(f"{self.__name__} already has a kernel of {provider!r}")
+        if configuration is not None:
+            self._require_separate(provider, configuration, checks)
 
         def register(function: F) -> F:
-            self._kernels[provider] = Kernel(provider, function, supports, declines or checks, checks, deviation, pack)
+            self._kernels[provider] = Kernel(
+                provider,
+                function,
+                supports,
+                declines=declines or checks,
+                checks=checks,
+                deviation=deviation,
+                configuration=configuration,
+                pack=pack,
+            )
             return function
 
         return register
+
+    def _require_separate(self, provider: str, configuration: Configuration, checks: bool) -> None:
+        """Raise unless a configuration's parameters are no arguments that a caller could write."""
+        if taken := configuration.parameters.keys() & self._defaults.keys():
+            raise ValueError(
+                f"{self.__name__}: the configuration of {provider!r} has parameters of the operator: "
+                f"{', '.join(sorted(taken))}"
+            )
+        if checks and configuration.function is None:
+            raise ValueError(
+                f"{self.__name__}: the configuration of {provider!r} needs a function, as the kernel checks"
+            )
 
     @property
     def kernels(self) -> dict[str, Kernel]:
@@ -319,7 +390,14 @@ class Operator(Generic[P, R]):
             refused=refused,
             transfers=call.transfers,
             deviation=kernel.deviates(call.first) if kernel else "",
+            configuration=self._configuration(settings, kernel, call),
         )
+
+    def _configuration(self, settings: Settings, kernel: Kernel | None, call: _Call) -> dict[str, int]:
+        if kernel is None or kernel.configuration is None:
+            return {}
+        chosen = self._apply(kernel.configuration.choose, call.bare)
+        return {**chosen, **settings.values_for(self.__name__, kernel.provider)}
 
     @property
     def divides(self) -> bool:
@@ -377,7 +455,8 @@ class Operator(Generic[P, R]):
         if kernel is None:
             result: Any = self._run_body(call)
         else:
-            result = self._apply(kernel.function, call.bare)
+            function = kernel.function_with(settings.values_for(self.__name__, kernel.provider))
+            result = self._apply(function, call.bare)
         transfers = list(call.transfers)
         if call.home is not call.library:
             result = self._take_home(call, result, transfers)
@@ -386,18 +465,20 @@ class Operator(Generic[P, R]):
         if settings.log is not None:
             settings.log.append(self._record(call, kernel, tuple(transfers)))
         elif kernel is not None and args and not refused and not transfers and not call.wrapped:
-            self._remember(settings, kernel, type(args[0]), call.library)
+            self._remember(settings, kernel, function, type(args[0]), call.library)
         return result  # type: ignore[no-any-return]
 
-    def _remember(self, settings: Settings, kernel: Kernel, kind: type, library: Library) -> None:
+    def _remember(
+        self, settings: Settings, kernel: Kernel, function: Callable[..., Any], kind: type, library: Library
+    ) -> None:
         """Let later calls on a type of array ask its first choice at once."""
         if kernel.checks:
-            settings.plans[self][kind] = kernel.function
+            settings.plans[self][kind] = function
         elif kernel.deviation is None or _are_named(settings):  # else it depends on the dtype
-            settings.plans[self][kind] = self._plan(kernel, kind, library)
+            settings.plans[self][kind] = self._plan(kernel, function, kind, library)
 
-    def _plan(self, kernel: Kernel, kind: type, library: Library) -> Callable[..., Any]:
-        """Return a function that calls a kernel if all arrays are of one type, and else declines."""
+    def _plan(self, kernel: Kernel, function: Callable[..., Any], kind: type, library: Library) -> Callable[..., Any]:
+        """Return what calls a kernel's function if all arrays are of one type, and else declines."""
 
         def plan(*args: Any, **kwargs: Any) -> Any:
             arguments = self.bind(args, kwargs)
@@ -411,7 +492,7 @@ class Operator(Generic[P, R]):
                 return NotImplemented
             if not kernel.declines and self._apply(kernel.supports, arguments) is not None:
                 return NotImplemented
-            return self._apply(kernel.function, arguments)
+            return self._apply(function, arguments)
 
         return plan
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -13,7 +15,7 @@ import pytest
 import support
 import tensorops as tp
 from tensorops import KernelRefusedError, _providers
-from tensorops._operator import OPERATORS, operator
+from tensorops._operator import OPERATORS, Configuration, operator
 from tensorops._providers import Provider
 from tensorops._typing import Array
 
@@ -291,6 +293,183 @@ def test_compiled_kernels_are_explained():
         tp.rms_norm(X, axis=0)
         tp.relu.generic(X)
     assert [(r.operator, r.kernel) for r in log] == [("rms_norm", "cpu"), ("rms_norm", "generic"), ("relu", "generic")]
+
+
+# --- configurations ----------------------------------------------------------------------------------
+
+
+CONFIGURATION = Configuration(
+    {"block": "how many elements are added at once", "step": "how many blocks ahead are fetched"},
+    choose=lambda x: {"block": int(x.shape[0]), "step": 2},
+)
+
+
+def blocked(x, *, block=None, step=None):
+    """Return what tells which values were given; its own choice is 0."""
+    return x + (block or 0) + 100.0 * (step or 0)
+
+
+@pytest.fixture(params=["asked", "declines", "checks"])
+def tunable(request, adder):
+    """An operator whose kernel `one` has a configuration, for each way in which a kernel is called."""
+    kind = request.param
+    if kind == "checks":
+        configuration = dataclasses.replace(CONFIGURATION, function=blocked)
+        adder.kernel("one", supports=lambda x: None, checks=True, configuration=configuration)(lambda x: blocked(x))
+    else:
+        declines = kind == "declines"
+        adder.kernel("one", supports=lambda x: None, declines=declines, configuration=CONFIGURATION)(blocked)
+    return adder
+
+
+def twice(operator):
+    """Return the results of a call and of another one, which has a plan."""
+    return [float(operator(np.zeros(3))[0]) for _ in range(2)]
+
+
+def test_a_block_overrides_a_kernels_own_choice(tunable):
+    x = np.zeros(3)
+    assert twice(tunable) == [0.0] * 2
+    for _ in range(2):
+        with tp.tune(tunable, "one", block=5):
+            assert twice(tunable) == [5.0] * 2
+            assert tunable.explain(x).configuration == {"block": 5, "step": 2}
+        assert twice(tunable) == [0.0] * 2
+        assert tunable.explain(x).configuration == {"block": 3, "step": 2}
+    with tp.tune("adder", "one", block=np.int64(5), step=7):
+        assert twice(tunable) == [705.0] * 2
+
+
+def test_nested_blocks_add_up_and_the_inner_one_counts(tunable):
+    with tp.tune(tunable, "one", block=5, step=1):
+        with tp.tune(tunable, "one", step=3):
+            assert twice(tunable) == [305.0] * 2
+            assert tunable.explain(np.zeros(3)).configuration == {"block": 5, "step": 3}
+        assert twice(tunable) == [105.0] * 2
+
+
+def test_a_block_ends_with_an_error(tunable):
+    def fail():
+        with tp.tune(tunable, "one", block=5):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert twice(tunable) == [0.0] * 2
+
+
+def test_values_hold_for_one_kernel_of_one_operator(tunable):
+    def other(x: Array) -> Array:
+        """Add."""
+        return x + 1000.0
+
+    tunable.kernel("two", supports=lambda x: None, configuration=CONFIGURATION)(blocked)
+    with support.temporary_operator(other) as made, tp.tune(tunable, "one", block=5):
+        made.kernel("one", supports=lambda x: None, configuration=CONFIGURATION)(blocked)
+        assert twice(made) == [0.0] * 2
+        with tp.set_backend("numpy", providers=["two"]):
+            assert twice(tunable) == [0.0] * 2
+
+
+def test_callers_cannot_write_a_parameter_of_a_configuration(tunable):
+    for block in (contextlib.nullcontext(), tp.tune(tunable, "one", block=5)):
+        with block:
+            twice(tunable)
+            for _ in range(2):
+                with pytest.raises(TypeError, match=r"^adder: got an unexpected keyword argument 'block'"):
+                    tunable(np.zeros(3), block=1)
+
+
+def test_backends_and_traces_within_a_block_keep_its_values(tunable):
+    with tp.tune(tunable, "one", block=5):
+        with tp.set_backend("numpy", providers=["one"]):
+            assert twice(tunable) == [5.0] * 2
+            with tp.trace() as log:
+                assert twice(tunable) == [5.0] * 2
+        with tp.trace() as other, tp.set_backend("numpy", providers=["one"]):
+            assert twice(tunable) == [5.0] * 2
+    assert [r.kernel for r in (*log, *other)] == ["one"] * 4
+
+
+def test_a_block_within_a_backend_or_trace_keeps_them(tunable):
+    with tp.trace() as log, tp.set_backend("numpy", providers=["one"]), tp.tune(tunable, "one", block=5):
+        assert tp.get_backend() == "numpy"
+        assert twice(tunable) == [5.0] * 2
+    assert [(r.kernel, r.library) for r in log] == [("one", "numpy")] * 2
+    with tp.set_backend("numpy"), tp.tune(tunable, "one", block=5):
+        assert twice(tunable) == [1000.0] * 2  # it does not choose the kernel
+        assert tunable.explain(np.zeros(3)).configuration == {}
+
+
+def test_bound_functions_take_the_values_along(tunable):
+    with tp.tune(tunable, "one", block=5):
+        bound = tp.bind_settings(tunable)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(bound, np.zeros(3)).result(60)[0] == 5.0
+        assert pool.submit(tunable, np.zeros(3)).result(60)[0] == 0.0
+
+
+def test_explanations_show_the_configuration(tunable):
+    with tp.tune(tunable, "one", step=4):
+        explanation = tunable.explain(np.zeros(3))
+    assert str(explanation) == "adder: one on numpy (backend auto)\n  with block=3, step=4"
+    assert "<div>with block=3, step=4</div>" in explanation._repr_html_()
+    with tp.set_backend("numpy", providers=["generic"]):
+        assert str(tunable.explain(np.zeros(3))) == "adder: generic on numpy (backend numpy)"
+
+
+@pytest.mark.parametrize(
+    ("operator", "provider", "values", "error", "message"),
+    [
+        ("addre", "one", {"block": 1}, ValueError, r"unknown operator 'addre' \(did you mean 'adder'\?\); .*\bsilu,"),
+        (3, "one", {"block": 1}, ValueError, "unknown operator 3; valid names: .*adder"),
+        (["adder"], "one", {"block": 1}, ValueError, "unknown operator .*; valid names: .*adder"),
+        ("adder", "two", {"block": 1}, ValueError, "adder has no kernel of 'two' with a configuration; .*: one$"),
+        ("adder", "generic", {"block": 1}, ValueError, "adder has no kernel of 'generic' with a configuration"),
+        ("silu", "one", {"block": 1}, ValueError, "silu has no kernel of 'one' with a configuration"),
+        (
+            "adder",
+            "one",
+            {"blok": 1},
+            ValueError,
+            r".* no parameter 'blok' \(did you mean 'block'\?\); .*: block, step$",
+        ),
+        ("adder", "one", {"x": 1}, ValueError, "adder on 'one' has no parameter 'x'; valid names: block, step$"),
+        ("adder", "one", {}, ValueError, "no value was given; .* has block: how many elements are added at once; step"),
+        ("adder", "one", {"block": 0}, ValueError, "block is 0, expected 1 "),
+        ("adder", "one", {"block": -3}, ValueError, "block is -3, expected 1 "),
+        ("adder", "one", {"block": 2**63}, ValueError, "block is 9223372036854775808, expected 1 "),
+        ("adder", "one", {"block": True}, TypeError, "block is True, expected an integer"),
+        ("adder", "one", {"block": 2.0}, TypeError, r"block is 2\.0, expected an integer"),
+        ("adder", "one", {"block": "2"}, TypeError, "block is '2', expected an integer"),
+    ],
+)
+def test_what_cannot_be_tuned_says_why(tunable, operator, provider, values, error, message):
+    with pytest.raises(error, match=f"^tune: {message}"):
+        tp.tune(operator, provider, **values)
+
+
+def test_an_unknown_provider_cannot_be_tuned(tunable):
+    for name in ("oen", 1, ["one"]):
+        with pytest.raises(ValueError, match=r"^unknown provider of kernels .*; valid names: one, two, generic$"):
+            tp.tune(tunable, name, block=1)
+
+
+def test_a_provider_that_cannot_be_loaded_cannot_be_tuned(adder, monkeypatch):
+    monkeypatch.setitem(_providers._reasons, "one", "it needs a compiler")
+    with pytest.raises(ValueError, match=r"^tune: the kernels of 'one' cannot be loaded: it needs a compiler$"):
+        tp.tune(adder, "one", block=1)
+
+
+def test_a_configuration_is_separate_from_what_callers_write(adder):
+    def kernel_with(configuration, **options):
+        return adder.kernel("one", supports=lambda x: None, configuration=configuration, **options)
+
+    taken = dataclasses.replace(CONFIGURATION, parameters={"x": "the operator's own"})
+    with pytest.raises(ValueError, match=r"^adder: the configuration of 'one' has parameters of the operator: x$"):
+        kernel_with(taken)
+    with pytest.raises(ValueError, match=r"^adder: .*'one' needs a function, as the kernel checks$"):
+        kernel_with(CONFIGURATION, checks=True)
 
 
 # --- an operator is a function -----------------------------------------------------------------------

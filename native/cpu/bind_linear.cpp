@@ -34,22 +34,48 @@ Reason refuse_linear(nb::handle x, nb::handle weight, nb::handle bias) {
     return last_axis_contiguous(b) ? Reason{} : "bias is not contiguous";
 }
 
-nb::object linear(nb::handle x, nb::handle weight, nb::handle bias) {
-    if (!refuse_linear(x, weight, bias).empty()) return nb::borrow(Py_NotImplemented);
+// A call whose arguments are not refused, but for the place of the result. Inlined, as Rows is more than a kilobyte: a
+// call of this function cost small products 4 %.
+inline __attribute__((always_inline)) Linear linear_of(nb::handle x, nb::handle weight, nb::handle bias) {
     PyArrayObject *a = as_array(x), *w = as_array(weight);
-    nb::object y = empty_outputs(a, PyArray_DIM(w, 0));
     Linear op{};
     op.x = rows_of(a);
     op.weight = PyArray_BYTES(w);
     op.weight_stride = PyArray_STRIDE(w, 0);
     op.outputs = PyArray_DIM(w, 0);
     op.bias = bias.is_none() ? nullptr : PyArray_BYTES(as_array(bias));
-    op.y = PyArray_BYTES(as_array(y));
     op.x_dtype = dtype_of(a);
     op.weight_dtype = dtype_of(w);
     op.bias_dtype = bias.is_none() ? op.weight_dtype : dtype_of(as_array(bias));
-    compute(product(PyArray_NBYTES(w), op.x.count), [&op] { target().linear(op); });
+    return op;
+}
+
+nb::object linear_with(nb::handle x, nb::handle weight, nb::handle bias, std::int64_t few_rows) {
+    if (!refuse_linear(x, weight, bias).empty()) return nb::borrow(Py_NotImplemented);
+    Linear op = linear_of(x, weight, bias);
+    op.few_rows = few_rows;
+    nb::object y = empty_outputs(as_array(x), op.outputs);
+    op.y = PyArray_BYTES(as_array(y));
+    compute(product(PyArray_NBYTES(as_array(weight)), op.x.count), [&op] { target().linear(op); });
     return y;
+}
+
+nb::object linear(nb::handle x, nb::handle weight, nb::handle bias) { return linear_with(x, weight, bias, 0); }
+
+// A function of its own, as what is called with a caller's arguments takes those of the operator only.
+nb::object linear_tuned(nb::handle x, nb::handle weight, nb::handle bias, nb::handle few_rows) {
+    if (few_rows.is_none()) return linear(x, weight, bias);
+    const std::int64_t rows = read_integer(few_rows);
+    return rows < 1 ? nb::borrow(Py_NotImplemented) : linear_with(x, weight, bias, rows);
+}
+
+nb::object linear_configuration(nb::handle x, nb::handle weight, nb::handle bias) {
+    if (!refuse_linear(x, weight, bias).empty()) return nb::borrow(Py_NotImplemented);
+    std::int64_t few_rows = 0;
+    target().linear_choice({linear_of(x, weight, bias), &few_rows});
+    nb::dict chosen;
+    chosen["few_rows"] = few_rows;
+    return chosen;
 }
 
 Reason refuse_embedding(nb::handle ids, nb::handle weight, nb::object& wide_ids) {
@@ -96,6 +122,9 @@ void bind_linear(nb::module_& m) {
         "linear_supports",
         [](nb::handle x, nb::handle weight, nb::handle bias) { return none_or(refuse_linear(x, weight, bias)); }, "x"_a,
         "weight"_a, "bias"_a = nb::none());
+    m.def("linear_tuned", &linear_tuned, "x"_a, "weight"_a, "bias"_a = nb::none(), nb::kw_only(),
+          "few_rows"_a = nb::none());
+    m.def("linear_configuration", &linear_configuration, "x"_a, "weight"_a, "bias"_a = nb::none());
     m.def("embedding", &embedding, "ids"_a, "weight"_a);
     m.def(
         "embedding_supports",

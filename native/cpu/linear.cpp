@@ -12,7 +12,7 @@ namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
 // The number of rows up to which half types are widened in registers: more rows read a weight several times.
-constexpr std::int64_t kFewRows = kTileRows;
+std::int64_t few_rows(const Linear& op) { return op.few_rows > 0 ? op.few_rows : kTileRows; }
 
 template <class T, class W>
 void products(const Linear& op) {
@@ -30,7 +30,7 @@ void products(const Linear& op) {
         return buffer;
     };
     const auto widen_x = [n](const T* from, float* to) { convert(from, to, n); };
-    if (op.x.count <= kFewRows)
+    if (op.x.count <= few_rows(op))
         products_with_rows<T, W>(op.x, y, op.outputs, bias, as_it_is, AsItIs{}, threads);
     else if constexpr (sizeof(T) == 4 && sizeof(W) == 4)
         products_with_rows<T, W>(op.x, y, op.outputs, bias, as_it_is, AsItIs{}, threads);
@@ -43,6 +43,8 @@ void products(const Linear& op) {
 }
 
 }  // namespace
+
+void linear_choice(const LinearChoice& choice) { *choice.few_rows = few_rows(choice.call); }
 
 void linear(const Linear& op) {
     for_narrow_dtype(op.x_dtype, [&op](auto x) {

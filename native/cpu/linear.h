@@ -15,6 +15,14 @@ struct Linear {
     const char* bias;  // one element for each output, or nullptr
     char* y;           // rows one after another, of the same element type as x
     Dtype x_dtype, weight_dtype, bias_dtype;
+    std::int64_t few_rows = 0;  // what LinearChoice calls so, or 0: as it says
+};
+
+// What linear chooses for a call, written to few_rows: up to how many rows of x half types are widened in registers,
+// each time that they are read, instead of once for all rows.
+struct LinearChoice {
+    const Linear& call;
+    std::int64_t* few_rows;
 };
 
 // y = x · Wᵀ with W = scales · q + biases; scales and biases belong to groups of neighbours in a row

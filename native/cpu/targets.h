@@ -27,6 +27,7 @@ namespace tensorops {
     DO(cross_entropy, CrossEntropy)       \
     DO(layer_norm, LayerNorm)             \
     DO(linear, Linear)                    \
+    DO(linear_choice, LinearChoice)       \
     DO(panel_linear, PanelLinear)         \
     DO(quantize, Quantize)                \
     DO(quantized_linear, QuantizedLinear) \

@@ -20,7 +20,7 @@ from tensorops.backends.config_file import AUTO
 from tensorops.backends.probing import first_available
 from tensorops.backends.process_default import in_force, name_of
 from tensorops.backends.registry import resolve
-from tensorops.backends.settings import Settings, activate, current, settings_of
+from tensorops.backends.settings import Settings, Tuned, activate, current, settings_of, settings_within
 from tensorops.backends.trace import Trace
 
 P = ParamSpec("P")
@@ -154,8 +154,8 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
     def __enter__(self) -> None:
         before = current.get()
         inside = self._settings
-        if before.log is not None:
-            inside = Settings(inside.backend, inside.providers, before.log)
+        if before.log is not None or before.tuned:
+            inside = settings_within(before, inside.backend, inside.providers, before.tuned)
         _entered.set((*_entered.get(), _Entry(self, before)))
         current.set(inside)
 
@@ -185,14 +185,16 @@ class _Bound(Generic[P, R]):
             return self._function(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        backend = self._settings.backend
-        return _rebind, (self._function, backend and backend.name, self._settings.providers)
+        settings = self._settings
+        name = settings.backend and settings.backend.name
+        return _rebind, (self._function, name, settings.providers, settings.tuned)
 
 
-def _rebind(function: Callable[P, R], backend: str | None, providers: tuple[str, ...] | None) -> _Bound[P, R]:
-    if backend is None:
-        return _Bound(function, Settings(providers=providers))
-    return _Bound(function, settings_of(first_available([resolve(backend)]), providers))
+def _rebind(
+    function: Callable[P, R], name: str | None, providers: tuple[str, ...] | None, tuned: tuple[Tuned, ...]
+) -> _Bound[P, R]:
+    backend = None if name is None else first_available([resolve(name)])
+    return _Bound(function, settings_of(backend, providers, tuned))
 
 
 def bind_settings(function: Callable[P, R]) -> Callable[P, R]:
@@ -206,8 +208,8 @@ def bind_settings(function: Callable[P, R]) -> Callable[P, R]:
     Returns
     -------
     callable
-        Like `function`, but runs under the backend, the providers and (within one process) the trace that were in force
-        when `bind_settings` was called.
+        Like `function`, but runs under the backend, the providers, the values of `tune` and (within one process) the
+        trace that were in force when `bind_settings` was called.
 
     Raises
     ------
@@ -248,7 +250,7 @@ def trace() -> Iterator[Trace]:
     silu: generic on numpy, float32(2, 3)
     """
     outer = in_force()
-    with activate(Settings(outer.backend, outer.providers, Trace(outer=outer.log))) as inner:
+    with activate(Settings(outer.backend, outer.providers, Trace(outer=outer.log), outer.tuned)) as inner:
         assert inner.log is not None
         yield inner.log
 

@@ -12,10 +12,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorops.backends.trace import Trace
 from tensorops.libraries import Backend
+
+
+class Tuned(NamedTuple):
+    """A parameter of a kernel's configuration, and the value that `tensorops.tune` chose for it."""
+
+    operator: str
+    provider: str
+    parameter: str
+    value: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +39,8 @@ class Settings:
         Names of the only providers to use, in this order, or ``None`` for the usual choice.
     log
         Where to record what ran, or ``None``.
+    tuned
+        The parameters of kernels that are not left to the kernels.
     plans
         For every operator, the function for each type of array, found on its first call. They belong to these
         settings, so that a call finds its kernel with two look-ups and no decision.
@@ -38,9 +49,14 @@ class Settings:
     backend: Backend | None = None
     providers: tuple[str, ...] | None = None
     log: Trace | None = None
+    tuned: tuple[Tuned, ...] = ()
     plans: defaultdict[Any, dict[type, Callable[..., Any]]] = field(
         default_factory=lambda: defaultdict(dict), repr=False
     )
+
+    def values_for(self, operator: str, provider: str) -> dict[str, int]:
+        """Return the values that were chosen for parameters of a kernel."""
+        return {t.parameter: t.value for t in self.tuned if (t.operator, t.provider) == (operator, provider)}
 
 
 INHERITED = Settings()
@@ -52,9 +68,20 @@ current: ContextVar[Settings] = ContextVar("tensorops.settings", default=INHERIT
 
 
 @lru_cache(maxsize=128)
-def settings_of(backend: Backend | None, providers: tuple[str, ...] | None = None) -> Settings:
+def settings_of(
+    backend: Backend | None, providers: tuple[str, ...] | None = None, tuned: tuple[Tuned, ...] = ()
+) -> Settings:
     """Return one object for equal settings, so that entering a block again reuses its plans."""
-    return Settings(backend, providers)
+    return Settings(backend, providers, tuned=tuned)
+
+
+def settings_within(
+    outer: Settings, backend: Backend | None, providers: tuple[str, ...] | None, tuned: tuple[Tuned, ...]
+) -> Settings:
+    """Return settings for a block that does not end the trace that is open in `outer`."""
+    if outer.log is None:
+        return settings_of(backend, providers, tuned)
+    return Settings(backend, providers, outer.log, tuned)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import multiprocessing
 import pickle
@@ -16,6 +17,7 @@ import tensorops as tp
 from tensorops import _providers
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
+from tensorops.backends.settings import current
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
 W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
@@ -455,6 +457,25 @@ def test_bound_settings_pickle_by_name(unavailable):
     auto = pickle.loads(pickle.dumps(tp.bind_settings(tp.get_backend)))
     with tp.set_backend("numpy"):
         assert auto() == "auto"
+
+
+def test_tuned_values_pickle_with_bound_settings():
+    support.require_provider("cpu")
+    x, weight = np.ones((2, 4), np.float16), np.ones((3, 4), np.float16)
+    for backend in (contextlib.nullcontext(), tp.set_backend("cpu")):
+        with backend, tp.tune("linear", "cpu", few_rows=9):
+            bound = pickle.loads(pickle.dumps(tp.bind_settings(tp.linear.explain)))
+            name = tp.get_backend()
+        assert (bound(x, weight).backend, bound(x, weight).configuration) == (name, {"few_rows": 9})
+
+
+def test_entering_equal_blocks_again_finds_the_plans():
+    support.require_provider("cpu")
+    found = []
+    for _ in range(2):
+        with tp.tune("linear", "cpu", few_rows=9), tp.set_backend("auto"):
+            found.append(current.get())
+    assert found[0] is found[1]
 
 
 # --- trace -------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ except ImportError as error:
         raise ValueError(f"environment variable {shortened(error, 500)}") from None
     raise
 
+from tensorops._operator import Configuration
 from tensorops.backends import probing
 from tensorops.backends.registry import resolve
 from tensorops.kernels.cpu import _native, panels
@@ -55,14 +56,24 @@ OPERATORS = (
     sampling.sample,
 )
 
-_PACK = {"quantized_linear": panels.pack}
+CONFIGURATIONS = {
+    "linear": Configuration(
+        {"few_rows": "up to how many rows of x half-precision weights are widened in registers, not once for all rows"},
+        choose=_native.linear_configuration,
+        function=_native.linear_tuned,
+    ),
+}
+PACK = {"quantized_linear": panels.pack}
 
 for _operator in OPERATORS:
     # The compiled functions are the kernels: they decline in C++ what `supports` refuses, so a call needs no launcher.
-    _supports = getattr(_native, f"{_operator.__name__}_supports")
-    _operator.kernel("cpu", supports=_supports, checks=True, pack=_PACK.get(_operator.__name__))(
-        getattr(_native, _operator.__name__)
-    )
+    _operator.kernel(
+        "cpu",
+        supports=getattr(_native, f"{_operator.__name__}_supports"),
+        checks=True,
+        configuration=CONFIGURATIONS.get(_operator.__name__),
+        pack=PACK.get(_operator.__name__),
+    )(getattr(_native, _operator.__name__))
 
 
 def configure() -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import support
+import tensorops as tp
 from support import bits, normal
 from tensorops._dtypes import INTEGER
 from tensorops.testing import DTYPES, REFERENCES
@@ -65,6 +66,38 @@ def test_every_number_of_rows_and_length(target, dtype, weight_dtype, rng):
             assert_close(_native.linear(x, w, bias), x, w, bias)
 
 
+@pytest.mark.parametrize("few_rows", [1, 2, 6, 24, 1000])
+@pytest.mark.parametrize("weight_dtype", SHORT)
+@pytest.mark.parametrize("dtype", SHORT)
+def test_any_bound_of_few_rows_gives_right_results(target, dtype, weight_dtype, few_rows, rng):
+    for rows in (1, 2, 5, 7, 25, 150):
+        if dtype == weight_dtype == "float32" and rows > 8:
+            continue  # these are NumPy's
+        x, w, bias = (
+            normal(rng, *shape, dtype=d) for shape, d in (((rows, 67), dtype), ((33, 67), weight_dtype), ((33,), dtype))
+        )
+        with tp.tune("linear", "cpu", few_rows=few_rows):
+            explanation = tp.linear.explain(x, w, bias)
+            assert (explanation.kernel, explanation.configuration) == ("cpu", {"few_rows": few_rows})
+            for _ in range(2):  # by dispatch, and by its plan
+                assert_close(tp.linear(x, w, bias), x, w, bias)
+
+
+def test_few_rows_are_those_of_a_tile_unless_tuned(target):
+    x, w = np.ones((3, 8), np.float16), np.ones((5, 8), np.float16)
+    chosen = {"few_rows": 6 if target.startswith("v4") else 4}
+    assert _native.linear_configuration(x, w) == chosen
+    assert tp.linear.explain(x, w).configuration == chosen
+    assert tp.linear.explain(x.astype(np.float64), w).configuration == {}  # the body's
+
+
+@pytest.mark.parametrize("few_rows", [0, -1, True, 2.0, "2", 2**63])
+def test_a_bound_that_is_not_a_positive_integer_is_declined(few_rows):
+    x, w = np.ones((3, 8), np.float16), np.ones((5, 8), np.float16)
+    assert _native.linear_tuned(x, w, few_rows=few_rows) is NotImplemented
+    assert_close(_native.linear_tuned(x, w, few_rows=None), x, w)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_many_rows_in_chunks(target, dtype, rng):
     x, w = normal(rng, 331, 50, dtype=dtype), normal(rng, 70, 50, dtype=dtype)
@@ -123,6 +156,8 @@ def test_linear_says_what_it_refuses(change, reason, rng):
     args = change(normal(rng, 2, 8), normal(rng, 5, 8), normal(rng, 5))
     assert str(_native.linear_supports(*args)).startswith(reason)
     assert _native.linear(*args) is NotImplemented
+    assert _native.linear_tuned(*args, few_rows=3) is NotImplemented
+    assert _native.linear_configuration(*args) is NotImplemented
 
 
 # -------------------------------------------------------------------------------------- quantized_linear
