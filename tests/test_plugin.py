@@ -170,6 +170,52 @@ except AssertionError as error:
     assert failed == "silu tiny float32 typical: failed: 256 of 256 elements differ (tolerance 8 eps, eps = 1.19e-07)"
 
 
+AMONG_OURS = """
+import pathlib, pkgutil
+
+found = pkgutil.iter_modules
+
+def and_the_example(path=None, prefix=""):
+    package, room = pathlib.Path(path[0]).parts[-2:] if path else ("", "")
+    if package == "tensorops" and room == "libraries":
+        path.append({folder!r} + "/" + room)  # the package's own list: its modules are imported from there, too
+    return found(path, prefix)
+
+pkgutil.iter_modules = and_the_example
+"""
+
+
+def test_a_file_is_all_that_tensorops_needs(tmp_path):
+    """The example's file as if it were in the folder of tensorops: nothing else names it."""
+    arrays, folder = tmp_path / "arrays", tmp_path / "tensorops"
+    package = EXAMPLE / "src" / "tensorops_tiny"
+    shutil.copytree(package, arrays / package.name, ignore=shutil.ignore_patterns("library.py"))
+    folder.joinpath("libraries").mkdir(parents=True)
+    shutil.copy(package / "library.py", folder / "libraries" / "tiny.py")
+    code = """
+from tensorops_tiny.array import Array
+from tensorops.testing import check_conformance
+with tp.trace() as log:
+    print(type(tp.rms_norm(Array(X))) is Array, type(tp.silu(Array(X))) is Array)
+print([(record.operator, record.kernel, record.library) for record in log])
+print(tp.libraries.LIBRARIES["tiny"].xp.__name__, sys.modules["tensorops.libraries.tiny"].LIBRARY.name)
+print("a tiny array library, as an example" in tp.list_backends())
+report = check_conformance("tiny")
+print(report.count("failed"), sorted({o.implementation for o in report.outcomes if o.status == "passed"}))
+"""
+    result = support.python(
+        AMONG_OURS.format(folder=str(folder)) + PRELUDE + code, PYTHONPATH=support.before_python_path(arrays)
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        "True True",
+        "[('rms_norm', 'generic', 'tiny'), ('silu', 'generic', 'tiny')]",
+        "tensorops_tiny.xp tiny",
+        "True",
+        "0 ['generic']",
+    ]
+
+
 # --- broken plug-ins ---------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-// Elementwise functions: relu, sigmoid, silu, softplus, gelu in both forms, and the gated units swiglu and geglu.
+// Elementwise functions: relu, relu_squared, sigmoid, silu, softplus, both forms of gelu; gated units: swiglu, geglu.
 //
 // Work: the elements go to threads in contiguous spans, whatever the rows; contiguous arrays are one row.
 // Precision: float64 in float64, everything else in float32, see vector_math.h.
@@ -16,6 +16,13 @@ struct Relu {
     template <class V>
     V operator()(V x) const {
         return x <= 0 ? V{} : x;  // NaN passes
+    }
+};
+struct ReluSquared {
+    template <class V>
+    V operator()(V x) const {
+        const V positive = Relu{}(x);
+        return positive * positive;
     }
 };
 struct Sigmoid {
@@ -117,6 +124,8 @@ void activation(const Activation& op) {
     switch (op.function) {
         case Function::relu:
             return unary<Relu>(op);
+        case Function::relu_squared:
+            return unary<ReluSquared>(op);
         case Function::sigmoid:
             return unary<Sigmoid>(op);
         case Function::silu:

@@ -6,7 +6,7 @@
 
 namespace tensorops {
 
-enum class Function : int { relu, sigmoid, silu, softplus, gelu, gelu_tanh, swiglu, geglu };
+enum class Function : int { relu, relu_squared, sigmoid, silu, softplus, gelu, gelu_tanh, swiglu, geglu };
 
 struct Activation {
     Function function;

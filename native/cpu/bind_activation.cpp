@@ -160,6 +160,7 @@ nb::object logsumexp(nb::handle x, nb::handle axis, Flag keepdims) {
 
 void bind_activation(nb::module_& m) {
     bind_unary<Function::relu>(m, "relu", "relu_supports");
+    bind_unary<Function::relu_squared>(m, "relu_squared", "relu_squared_supports");
     bind_unary<Function::sigmoid>(m, "sigmoid", "sigmoid_supports");
     bind_unary<Function::silu>(m, "silu", "silu_supports");
     bind_unary<Function::softplus>(m, "softplus", "softplus_supports");

@@ -169,6 +169,7 @@ struct Elementwise {
 };
 const Elementwise kElementwise[] = {
     {"relu", Function::relu, {0, 0}, [](Real x) { return x <= 0 ? 0 : x; }},
+    {"relu_squared", Function::relu_squared, {1, 1}, [](Real x) { return x <= 0 ? 0 : x * x; }},
     {"sigmoid", Function::sigmoid, {3, 4}, sigmoid},
     {"silu", Function::silu, {4, 5}, silu},
     {"softplus",

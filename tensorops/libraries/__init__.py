@@ -7,6 +7,12 @@ backends that compute with it. Its subclass of `Runtime` manages the library's d
 from __future__ import annotations
 
 from tensorops._messages import describe_error
+from tensorops.libraries._options import ConfigurationError, DeviceConfig
+from tensorops.libraries._rows import Backend, Library, attribute
+from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime, is_loaded
+
+# The files of libraries, which this imports, may import all of the above from here.
+# isort: split
 from tensorops.libraries._known import (
     FILES,
     LIBRARIES,
@@ -19,9 +25,6 @@ from tensorops.libraries._known import (
     register_library,
     sums_in_order,
 )
-from tensorops.libraries._options import ConfigurationError, DeviceConfig
-from tensorops.libraries._rows import Backend, Library, attribute
-from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime, is_loaded
 
 __all__ = [
     "FILES",

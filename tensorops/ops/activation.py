@@ -1,4 +1,4 @@
-"""Activations: silu, sigmoid, relu, softplus, gelu, swiglu, geglu, softmax, log_softmax, logsumexp."""
+"""Activations: silu, sigmoid, relu, relu_squared, softplus, gelu, swiglu, geglu, softmax, log_softmax, logsumexp."""
 
 from __future__ import annotations
 
@@ -163,6 +163,45 @@ def relu(x: ArrayT) -> ArrayT:
     """
     xp = get_namespace(x)
     return xp.where(x <= 0, xp.zeros_like(x), x)  # type: ignore[operator]
+
+
+@operator(check=_check_unary, rows=elementwise("x"))
+def relu_squared(x: ArrayT) -> ArrayT:
+    r"""Squared rectified linear unit: the activation of Primer.
+
+    .. math:: y = \max(x, 0)^2
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32. NaN stays NaN; squares beyond the
+        range of the dtype are infinite.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+
+    References
+    ----------
+    So et al., "Primer: Searching for Efficient Transformers for Language Modeling", 2021,
+    https://arxiv.org/abs/2109.08668
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.relu_squared(np.asarray([-1.0, 0.0, 3.0]))
+    array([0., 0., 9.])
+    """
+    xp = get_namespace(x)
+    (wide,) = widen(xp, x)
+    positive = xp.where(wide <= 0, xp.zeros_like(wide), wide)
+    return narrow(xp, positive * positive, x)
 
 
 @operator(check=_check_unary, rows=elementwise("x"))

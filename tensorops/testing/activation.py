@@ -38,6 +38,7 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "relu",
+    "relu_squared",
     "sigmoid",
     "silu",
     "softmax",
@@ -66,6 +67,12 @@ def silu(x: ArrayLike) -> Float64:
 def relu(x: ArrayLike) -> Float64:
     """``max(x, 0)``; NaN stays NaN."""
     return float64(np.maximum(float64(x), 0.0))
+
+
+@quiet
+def relu_squared(x: ArrayLike) -> Float64:
+    """``max(x, 0) ** 2``; NaN stays NaN."""
+    return float64(np.square(np.maximum(float64(x), 0.0)))
 
 
 @quiet
@@ -172,6 +179,15 @@ def _elementwise_cases(
     yield case("huge", lambda r: _HUGE_ARGUMENTS, scale_axis=(), dtypes=FLOAT32_RANGE, tags=EXTREME)
     yield case("1e300", lambda r: np.array([1e300, -1e300]), scale_axis=(), dtypes=DOUBLE, tags=EXTREME)
     yield case("special", lambda r: SPECIAL_ROWS, tags=SPECIAL)
+
+
+def _relu_squared_cases() -> Iterator[Case]:
+    # Squares of numbers as small as 1e-3 are not normal in float16, and those of 1e300 not finite in float64.
+    yield from (c for c in _elementwise_cases("relu_squared", ()) if c.name not in ("small", "1e300"))
+    case = partial(Case, "relu_squared", scale_axis=())
+    yield case("small", lambda r: args(normal(r, 33, scale=0.1)))
+    yield case("1e150", lambda r: args(np.array([1e150, -1e150])), dtypes=DOUBLE, tags=EXTREME)
+    yield case("1e300", lambda r: args(np.array([1e300, -1e300])), dtypes=DOUBLE, tags=EXTREME | SPECIAL)
 
 
 def _gelu_cases() -> Iterator[Case]:
@@ -306,6 +322,7 @@ ENTRIES = (
     Entry(silu, tuple(_elementwise_cases("silu", ())), _OF_ONE_ARRAY, one_array),
     Entry(sigmoid, tuple(_elementwise_cases("sigmoid", ())), _OF_ONE_ARRAY, one_array),
     Entry(relu, tuple(_elementwise_cases("relu", ())), _OF_ONE_ARRAY, one_array),
+    Entry(relu_squared, tuple(_relu_squared_cases()), _OF_ONE_ARRAY, one_array),
     Entry(softplus, tuple(_elementwise_cases("softplus", ())), _OF_ONE_ARRAY, one_array),
     Entry(
         gelu,

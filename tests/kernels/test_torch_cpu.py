@@ -26,7 +26,8 @@ def reason(*args, operator=tp.silu, **kwargs):
 
 
 def test_which_kernels_serve_torch():
-    assert set(OPERATORS) - set(NAMES) == {"linear", "sample"}
+    compiled = {name for name, operator in OPERATORS.items() if "cpu" in operator.kernels}
+    assert set(NAMES) == compiled - {"linear", "sample"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

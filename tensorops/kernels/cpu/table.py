@@ -33,6 +33,7 @@ from tensorops.ops import activation, attention, linear, loss, normalization, po
 
 OPERATORS = (
     activation.relu,
+    activation.relu_squared,
     activation.sigmoid,
     activation.silu,
     activation.softplus,
