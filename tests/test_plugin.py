@@ -170,6 +170,26 @@ except AssertionError as error:
     assert failed == "silu tiny float32 typical: failed: 256 of 256 elements differ (tolerance 8 eps, eps = 1.19e-07)"
 
 
+def test_a_kernel_that_deviates_runs_by_name_only(installed):
+    code = """
+from tensorops_tiny.array import Array
+from tensorops.testing import REFERENCES
+x = np.asarray([3e30, 4e30], np.float32)
+right = REFERENCES["rms_norm"](x)
+print(tp.rms_norm.explain(Array(x)).refused["tiny"])
+print(tp.rms_norm.explain(Array(X.astype(np.float16))).kernel, np.allclose(tp.rms_norm(Array(x)).to_numpy(), right))
+with tp.set_backend("tiny", providers=["tiny", "generic"]), tp.trace() as log:
+    print(np.allclose(tp.rms_norm(x), right), np.allclose(tp.rms_norm(x / np.float32(1e30)), right))
+print([record.kernel for record in log])
+"""
+    assert run(code, installed) == [
+        "deviates in float32: squares overflow from 1.8e19 on; it runs where it is named: providers=['tiny']",
+        "tiny True",
+        "False True",
+        "['tiny', 'tiny']",
+    ]
+
+
 AMONG_OURS = """
 import pathlib, pkgutil
 
@@ -177,7 +197,7 @@ found = pkgutil.iter_modules
 
 def and_the_example(path=None, prefix=""):
     package, room = pathlib.Path(path[0]).parts[-2:] if path else ("", "")
-    if package == "tensorops" and room == "libraries":
+    if package == "tensorops" and room in ("libraries", "kernels"):
         path.append({folder!r} + "/" + room)  # the package's own list: its modules are imported from there, too
     return found(path, prefix)
 
@@ -185,13 +205,14 @@ pkgutil.iter_modules = and_the_example
 """
 
 
-def test_a_file_is_all_that_tensorops_needs(tmp_path):
-    """The example's file as if it were in the folder of tensorops: nothing else names it."""
+def test_a_file_and_a_folder_are_all_that_tensorops_needs(tmp_path):
+    """The example's two parts as if they were in the folders of tensorops: nothing else names them."""
     arrays, folder = tmp_path / "arrays", tmp_path / "tensorops"
     package = EXAMPLE / "src" / "tensorops_tiny"
-    shutil.copytree(package, arrays / package.name, ignore=shutil.ignore_patterns("library.py"))
+    shutil.copytree(package, arrays / package.name, ignore=shutil.ignore_patterns("library.py", "kernels"))
     folder.joinpath("libraries").mkdir(parents=True)
     shutil.copy(package / "library.py", folder / "libraries" / "tiny.py")
+    shutil.copytree(package / "kernels", folder / "kernels" / "tiny")
     code = """
 from tensorops_tiny.array import Array
 from tensorops.testing import check_conformance
@@ -209,10 +230,10 @@ print(report.count("failed"), sorted({o.implementation for o in report.outcomes 
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
         "True True",
-        "[('rms_norm', 'generic', 'tiny'), ('silu', 'generic', 'tiny')]",
+        "[('rms_norm', 'generic', 'tiny'), ('silu', 'tiny', 'tiny')]",
         "tensorops_tiny.xp tiny",
         "True",
-        "0 ['generic']",
+        "0 ['generic', 'tiny']",
     ]
 
 
