@@ -7,7 +7,7 @@ from pathlib import Path
 from tensorops._display import shortened
 
 try:
-    import tensorops.kernels.cpu._native  # noqa: F401 - first, so that its absence is told from other errors
+    import tensorops.kernels.cpu._native  # noqa: F401 - first, to distinguish its absence from other errors
 except ModuleNotFoundError as error:
     if (Path(__file__).parents[3] / "native" / "CMakeLists.txt").exists():
         reason = (
@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
         )
     raise ImportError(reason) from error
 except ImportError as error:
-    if str(error).startswith("TENSOROPS_CPU_TARGET"):  # an unknown name is no reason to go on without kernels
+    if str(error).startswith("TENSOROPS_CPU_TARGET"):  # an unknown target must not silently disable the kernels
         raise ValueError(f"environment variable {shortened(error, 500)}") from None
     raise
 
@@ -58,7 +58,7 @@ OPERATORS = (
 _PACK = {"quantized_linear": panels.pack}
 
 for _operator in OPERATORS:
-    # The compiled functions are the kernels: they decline in C++ what `supports` refuses, so a call needs no launcher.
+    # The compiled functions are the kernels: C++ declines what `supports` refuses, so a call needs no launcher.
     _supports = getattr(_native, f"{_operator.__name__}_supports")
     _operator.kernel("cpu", supports=_supports, checks=True, pack=_PACK.get(_operator.__name__))(
         getattr(_native, _operator.__name__)
@@ -66,7 +66,7 @@ for _operator in OPERATORS:
 
 
 def configure() -> None:
-    """Apply what is configured for the compiled kernels, once they are loaded."""
+    """Apply the configuration of the compiled kernels once they are loaded."""
     probing.configure_device(resolve("cpu"))
 
 

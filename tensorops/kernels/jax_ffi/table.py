@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why there is no compiled module
+import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why the compiled module is missing
 from tensorops.kernels.jax_ffi._launch import refuse_array, register
 from tensorops.ops import activation, normalization, quantization
 
@@ -21,7 +21,7 @@ def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
 
 _NARROW = ("float16", "bfloat16", "float32")
 
-# relu is not among them: XLA's own is as quick.
+# relu is left out: XLA's own is as fast.
 for _operator in (
     activation.sigmoid,
     activation.silu,
