@@ -132,7 +132,7 @@ def check_conformance(
         If a case failed, none passed, or a kernel refused every case and was therefore not tested. The message lists
         operator, implementation, dtype, case and reason.
     ValueError
-        If a name is unknown, or the operator is one's own, for which there are no cases; the valid ones are listed.
+        If a name is unknown, or an operator is your own and has no cases; the message lists the valid names.
     BackendUnavailableError
         If the backend cannot compute here, with the reason.
 
@@ -201,7 +201,7 @@ def conformance(
     Raises
     ------
     ValueError
-        If a name is unknown, or the operator is one's own, for which there are no cases; the valid ones are listed.
+        If a name is unknown, or an operator is your own and has no cases; the message lists the valid names.
     BackendUnavailableError
         If the backend cannot compute here, with the reason.
 

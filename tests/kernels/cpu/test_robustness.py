@@ -148,7 +148,7 @@ assert _native.memory_stats()["in_use"] == before
 
 
 def test_results_that_no_memory_holds_are_an_error_at_once():
-    """In a process of its own, with a limit of time: what loops for ever would keep the interpreter."""
+    """In a separate process with a time limit, because an endless loop would block the interpreter."""
     assert set(COMPILED) - set(TOO_LARGE) == {"geglu", "gelu", "log_softmax", "relu", "sigmoid", "softplus"}
     result = support.python(ALL_TOO_LARGE, PYTHONPATH=support.before_python_path(HERE, HERE.parents[1]))
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
@@ -342,7 +342,7 @@ PARTS = ["add_rms_norm", "dequantize", "embedding", "gelu", "layer_norm", "quant
 @has_signals
 @pytest.mark.parametrize("name", PARTS)
 def test_signals_are_handled_during_a_long_call(name):
-    """A signal that comes while nobody looks is handled once, after the call, however often it came."""
+    """A signal during a call is handled once, after the call, however often it arrived."""
     result = support.python(SIGNALS, "0", name)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["True"]
