@@ -61,4 +61,4 @@ def test_what_is_left_out_is_said_and_can_be_run():
     assert f"{len(rest)} tests, further combinations of parameters and slow ones: test_arrays_refused.py" in said
     assert "pytest --exhaustive" in said
     assert "left out" not in nothing
-    assert collected(f"{file}::test_torch_tensors_that_are_not_dense")[0] <= every  # named, so not thinned out
+    assert collected(f"{file}::test_torch_tensors_that_are_not_dense")[0] <= every  # named, and so not thinned out

@@ -17,7 +17,7 @@ from tensorops.testing import REFERENCES
 
 PACKAGE = pathlib.Path(tp.__file__).parent
 
-# The conventions: arrays first, options by keyword only. Written out, so a change is a deliberate decision.
+# The conventions: arrays first, options by keyword only. Written out, so that a change is a decision.
 SIGNATURES = {
     "rms_norm": "(x, weight=None, eps=1e-06, *, axis=-1, weight_offset=0.0)",
     "add_rms_norm": "(x, residual, weight=None, eps=1e-06, *, axis=-1)",

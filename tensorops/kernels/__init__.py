@@ -1,1 +1,1 @@
-"""Kernels: overrides of operators, one self-describing package per provider; see `Provider`."""
+"""Kernels: overrides of operators, one package for each provider, which describes itself; see `Provider`."""

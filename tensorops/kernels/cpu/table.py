@@ -58,7 +58,7 @@ OPERATORS = (
 _PACK = {"quantized_linear": panels.pack}
 
 for _operator in OPERATORS:
-    # The compiled functions are the kernels: C++ declines what `supports` refuses, so a call needs no launcher.
+    # The compiled functions are the kernels: they decline in C++ what `supports` refuses, so a call needs no launcher.
     _supports = getattr(_native, f"{_operator.__name__}_supports")
     _operator.kernel("cpu", supports=_supports, checks=True, pack=_PACK.get(_operator.__name__))(
         getattr(_native, _operator.__name__)

@@ -21,7 +21,7 @@ def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
 
 _NARROW = ("float16", "bfloat16", "float32")
 
-# relu is left out: XLA's own is as fast.
+# relu is not among them: XLA's own is as quick.
 for _operator in (
     activation.sigmoid,
     activation.silu,

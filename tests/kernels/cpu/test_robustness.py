@@ -148,7 +148,7 @@ assert _native.memory_stats()["in_use"] == before
 
 
 def test_results_that_no_memory_holds_are_an_error_at_once():
-    """In a separate process with a time limit, because an endless loop would block the interpreter."""
+    """In a process of its own, with a limit of time: what loops for ever would keep the interpreter."""
     assert set(COMPILED) - set(TOO_LARGE) == {"geglu", "gelu", "log_softmax", "relu", "sigmoid", "softplus"}
     result = support.python(ALL_TOO_LARGE, PYTHONPATH=support.before_python_path(HERE, HERE.parents[1]))
     assert (result.returncode, result.stdout) == (0, ""), result.stderr

@@ -1,7 +1,7 @@
 """The backend ``tiny``: what tensorops needs to know of the array library in this package.
 
-tensorops imports this module when the backend is named, all backends are listed, or an array of an unknown type
-arrives. Importing it should be cheap: the array library itself is imported on first use.
+tensorops imports this module when somebody names the backend, asks for all of them, or brings an array that it does not
+know. It should cost little: the array library itself is imported when it is put to use.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Array:
 
 
 def unwrap(tree):
-    """Replace our arrays by NumPy's, also in nested tuples and lists."""
+    """Return NumPy's arrays for ours, in nested tuples and lists, too."""
     if isinstance(tree, Array):
         return tree.to_numpy()
     if isinstance(tree, tuple | list):

@@ -1,4 +1,4 @@
-"""Kernels for our arrays. tensorops imports this module when the first array that they may support arrives."""
+"""Kernels for our arrays. tensorops imports this module when the first array arrives that they may serve."""
 
 from __future__ import annotations
 
