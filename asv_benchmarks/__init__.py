@@ -1,1 +1,1 @@
-"""Benchmarks, one module for each family of operators; see docs/benchmarks.md."""
+"""Benchmarks, one module per family of operators; see docs/benchmarks.md."""

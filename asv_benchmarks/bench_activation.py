@@ -1,4 +1,4 @@
-"""Activations, element by element and along rows."""
+"""Activations, elementwise and along rows."""
 
 from tensorops.benchmarks.asv import Benchmark, family, implementations
 from tensorops.benchmarks.workloads import workload

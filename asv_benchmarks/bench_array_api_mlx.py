@@ -1,4 +1,4 @@
-"""The Array API over MLX beside MLX: what a call costs in Python, as MLX computes nothing before it must."""
+"""The Array API over MLX compared with MLX: the cost of a call in Python only, because MLX is lazy."""
 
 from . import shims
 

@@ -1,10 +1,10 @@
-"""The Array API over PyOpenCL beside kernels written by hand; the time includes waiting for the result."""
+"""The Array API over PyOpenCL compared with handwritten kernels; the time includes waiting for the result."""
 
 from . import shims
 
 
 class Work:
-    """Large arrays: what counts is the kernels."""
+    """Large arrays, where the kernels dominate."""
 
     params = (list(shims.OPENCL_SHAPES), [shims.SHIM, "by hand"])
     param_names = ("task", "way")
@@ -19,7 +19,7 @@ class Work:
 
 
 class Call:
-    """An addition of 64 numbers: what counts is the call."""
+    """An addition of 64 numbers, where the call dominates."""
 
     params = ([shims.SHIM, "operator", "kernel(queue, …)", "set_args", "buffer, no array"],)
     param_names = ("way",)

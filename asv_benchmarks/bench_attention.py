@@ -10,8 +10,8 @@ from tensorops.testing import BENCHMARK_SHAPES
 OPERATORS = family("attention")
 HEAD_DIM = 64
 GROUP = 8
-LONGEST_PROMPT = 2048  # beyond, one call takes seconds
-LONGEST_OF_THE_BODY = 128  # which holds all scores: the square of this, for every head
+LONGEST_PROMPT = 2048  # beyond this, one call takes seconds
+LONGEST_OF_THE_BODY = 128  # the body holds all scores: the square of this, for every head
 
 
 class Attention(Benchmark):

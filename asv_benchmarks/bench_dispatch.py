@@ -1,4 +1,4 @@
-"""What a call costs beside its work: on so few elements there is next to none."""
+"""The overhead of a call: arrays so small that the computation itself takes almost no time."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from tensorops.testing import cases
 
 
 class RmsNorm64:
-    """The compiled function alone, the operator that finds it, and the operator's own body."""
+    """The compiled function alone, the operator that selects it, and the operator's own body."""
 
     params = (["native", "operator", "generic"],)
     param_names = ("call",)
@@ -26,7 +26,7 @@ class RmsNorm64:
             "generic": tensorops.rms_norm.generic,
         }
         self.function = functions[call]
-        self.function(self.x, self.weight)  # the first call imports, and finds the kernel
+        self.function(self.x, self.weight)  # the first call imports and selects the kernel
 
     def time_call(self, call):
         self.function(self.x, self.weight)

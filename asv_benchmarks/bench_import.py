@@ -1,4 +1,4 @@
-"""Importing, each time in a fresh interpreter: the difference to NumPy is the price of tensorops."""
+"""Import times, each in a fresh interpreter: the difference from NumPy is the cost of tensorops."""
 
 
 def timeraw_import_tensorops():

@@ -1,4 +1,4 @@
-"""Linear maps by a square matrix, and rows looked up in a table."""
+"""Linear maps with a square matrix, and table lookups."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from tensorops.benchmarks.asv import Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 VOCABULARY = 8192
-# More rows than these make a benchmark of matrix products, which are the libraries' own.
+# With more rows, this would benchmark the libraries' own matrix products.
 FEW_ROWS = [shape for shape in BENCHMARK_SHAPES if shape[0] <= 128]
 
 

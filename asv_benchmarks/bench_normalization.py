@@ -1,4 +1,4 @@
-"""Normalization along rows, beside a copy of the same bytes."""
+"""Normalization along rows, compared with a copy of the same bytes."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class Normalization(Benchmark):
             self.prepare(operator, implementation, args)
 
     def prepare_copy(self, sources):
-        """Copy what the operator must read and write at least, into memory that is there already."""
+        """Copy the bytes that the operator must at least read and write, into existing memory."""
         pairs = [(np.full_like(x, 1), x) for x in sources]
 
         def call():

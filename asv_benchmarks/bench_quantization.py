@@ -1,11 +1,11 @@
-"""Quantized weights: packing a matrix, unpacking it, and multiplying by it while it stays packed."""
+"""Quantized weights: packing a matrix, unpacking it, and multiplying by the packed matrix."""
 
 from tensorops import quantize
 from tensorops.benchmarks.asv import Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 FORMAT = {"group_size": 32}
-# Decoding and short prompts; beyond them a product is bound by arithmetic, not by the bytes of the matrix.
+# Decoding and short prompts; beyond these, a product is bound by arithmetic, not by the bytes of the matrix.
 FEW_ROWS = [shape for shape in BENCHMARK_SHAPES if shape[0] <= 16]
 
 

@@ -1,6 +1,6 @@
-"""What the Array API shims do, beside the same written by hand for the library underneath.
+"""Tasks done by the Array API shims, compared with handwritten code for the underlying library.
 
-The benchmarks of asv time these tasks. In one process and in turns, with the ratios:
+The asv benchmarks time these tasks. To time them in turns in one process and print the ratios:
 
     python -m asv_benchmarks.shims [--seconds S] [TASKS …]
 """
@@ -17,11 +17,11 @@ import click
 import numpy as np
 
 Call = Callable[[], Any]
-SHIM = "shim"  # the name of the shim's own way to do a task
+SHIM = "shim"  # the name of the shim's way to do a task
 
 
 class Task(NamedTuple):
-    """Something to compute: the ways to do it, and how to wait until it has been computed."""
+    """A task: the ways to compute it, and how to wait for the result."""
 
     ways: dict[str, Call]
     finish: Call
@@ -29,8 +29,8 @@ class Task(NamedTuple):
 
 # --------------------------------------------------------------------------------------------------- OpenCL
 
-# Good kernels for processors; those for GPUs look different. Tiles that are transposed in registers or in private
-# memory take longer than the transposed addition below, whose groups read each line of `x` once.
+# Good kernels for CPUs; those for GPUs look different. Transposing tiles in registers or in private memory takes
+# longer than the transposed addition below, whose groups read each line of `x` once.
 _BY_HAND = """
 #define ARRAYS __global float* restrict out, __global const float* restrict x, __global const float* restrict y
 
@@ -64,7 +64,7 @@ OPENCL_CALL = 64  # elements
 
 
 class _ByHand:
-    """Kernels written by hand, on the queue and with a memory pool like those that the shim uses."""
+    """Handwritten kernels, on the shim's queue and with a memory pool like the shim's."""
 
     def __init__(self, device: Any) -> None:
         import pyopencl as cl
@@ -88,7 +88,7 @@ class _ByHand:
 
 @cache
 def _opencl_device() -> Any:
-    """Return the OpenCL device that is the processor."""
+    """Return the OpenCL device of the CPU."""
     try:
         import array_api_pyopencl as xp
     except ImportError as error:
@@ -143,7 +143,7 @@ def opencl_task(name: str) -> Task:
 
 
 def opencl_call() -> Task:
-    """Return an addition of so few elements that its time is that of a call, by the shim and by PyOpenCL itself."""
+    """Return an addition so small that its time is that of a call, by the shim and by PyOpenCL itself."""
     import array_api_pyopencl as xp
 
     device = _opencl_device()
@@ -187,7 +187,7 @@ MLX_CALLS = ("add", "operator", "scalar", "exp", "sum", "mean", "matmul", "index
 
 
 def mlx_call(name: str) -> Task:
-    """Return one of `MLX_CALLS` on small arrays, by the shim and by MLX: nothing is computed, as MLX is lazy."""
+    """Return one of `MLX_CALLS` on small arrays, by the shim and by MLX. Nothing is computed because MLX is lazy."""
     try:
         import mlx.core as mx
 
@@ -219,14 +219,14 @@ def mlx_call(name: str) -> Task:
 
 
 class Times(NamedTuple):
-    """Seconds of one call."""
+    """Seconds per call."""
 
     least: float
     median: float
 
 
 def in_turns(task: Task, seconds: float, calls: int, *, waits: bool) -> dict[str, Times]:
-    """Time the ways to do a task in turns, `calls` at a time; with `waits`, each call is waited for."""
+    """Time the ways to do a task in turns, `calls` at a time; with `waits`, wait for each call."""
     samples: dict[str, list[float]] = {way: [] for way in task.ways}
     for call in task.ways.values():
         call()
@@ -244,7 +244,7 @@ def in_turns(task: Task, seconds: float, calls: int, *, waits: bool) -> dict[str
 
 
 def _print(name: str, times: dict[str, Times], unit: float) -> None:
-    """Print a line for each way: its seconds, and the shim's divided by them, or less them."""
+    """Print a line for each way: its time, and the ratio and the difference of the shim's time to it."""
     shim = times[SHIM]
     for way, t in times.items():
         line = f"{name:32} {way:18} {t.least / unit:9.2f} {t.median / unit:9.2f}"
@@ -280,7 +280,7 @@ PARTS: dict[str, Callable[[float], None]] = {
 @click.argument("tasks", nargs=-1, type=click.Choice(list(PARTS)))
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True)
 def main(tasks: tuple[str, ...], seconds: float) -> None:
-    """Time the shims beside what is written by hand; each of TASKS takes so many seconds, by default all."""
+    """Time the shims against handwritten code, each of TASKS (all by default) for so many seconds."""
     click.echo(f"{'':51} {'least':>9} {'median':>9}   shim / it: least, median; least difference")
     for name in tasks or PARTS:
         try:

@@ -1,4 +1,4 @@
-"""The axes along which a call of an operator may be divided into calls on parts of its arrays."""
+"""The axes along which an operator call may be split into calls on parts of its arrays."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ Axes: TypeAlias = tuple[int, ...]
 
 
 class RowAxes(NamedTuple):
-    """How the axes of the arrays of one call correspond.
+    """How the axes of the arrays in one call correspond.
 
-    Axes have numbers: those of the first array are 0, 1, …; an axis that it lacks has the next free number. Axes of
-    the same number have the same length, or one that broadcasts to it. Along every axis that is not `whole`, the
-    operator computes each part of the result from the same part of the arrays.
+    Axes are numbered: those of the first array are 0, 1, …; an axis that it lacks has the next free number. Axes with
+    the same number have equal or broadcastable lengths. Along every axis that is not `whole`, the operator computes
+    each part of the result from the same part of the arrays.
 
     Parameters
     ----------
     arrays : dict of str to tuple of int
-        The axes of every array argument, by parameter, in the order of the parameters.
+        The axes of every array argument, by parameter name, in parameter order.
     result : tuple of int
         The axes of each result.
     whole : tuple of int
-        The axes along which a part must hold all elements.
+        The axes along which each part must hold all elements.
     sharing : int
-        The number of arrays, counted from the first, that have its shape. The others apply to all rows.
+        The number of leading arrays with the shape of the first. The others apply to all rows.
     shortened : tuple of int
-        The axes along which the results have one element.
+        The axes along which the results have length one.
     results : int
         The number of arrays that the operator returns.
     like : str
-        The array whose dtype the results have; the first one if empty.
+        The array whose dtype the results have; the first array if empty.
     """
 
     arrays: dict[str, Axes]
@@ -50,17 +50,17 @@ def every_axis(x: Array) -> Axes:
 
 
 def last_axes(a: Array, ndim: int) -> Axes:
-    """Return the axes of an array that broadcasts to a first one with `ndim` dimensions."""
+    """Return the axes of an array that broadcasts to a first array with `ndim` dimensions."""
     return tuple(range(ndim - a.ndim, ndim))
 
 
 def given(**arrays: tuple[Array | None, Axes]) -> dict[str, Axes]:
-    """Return the axes of those arrays that are not ``None``."""
+    """Return the axes of the arrays that are not ``None``."""
     return {name: axes for name, (a, axes) in arrays.items() if a is not None}
 
 
 def elementwise(*names: str) -> Callable[..., RowAxes]:
-    """Return the declaration of an elementwise operator on arrays of one shape."""
+    """Return the declaration of an elementwise operator on arrays of equal shape."""
 
     def rows(**arguments: Any) -> RowAxes:
         every = every_axis(arguments[names[0]])

@@ -1,6 +1,6 @@
-"""Checks of arguments, all in the caller's terms: ``operator: argument …``.
+"""Argument checks, all in the caller's terms: ``operator: argument …``.
 
-They look only at metadata. The one exception is `require_indices`, which reads the values of eager arrays in host
+They read only metadata. The one exception is `require_indices`, which reads the values of eager arrays in host
 memory, where reading is cheap.
 """
 
@@ -22,7 +22,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def require_floating(operator: str, **arrays: Array | None) -> None:
-    """Raise `TypeError` unless every array given is real floating point."""
+    """Raise `TypeError` unless every given array is real floating point."""
     for name, x in arrays.items():
         if x is not None and not _dtypes.is_floating(x):
             raise TypeError(
@@ -31,7 +31,7 @@ def require_floating(operator: str, **arrays: Array | None) -> None:
 
 
 def require_integer(operator: str, **arrays: Array) -> None:
-    """Raise `TypeError` unless every array given holds integers."""
+    """Raise `TypeError` unless every given array holds integers."""
     for name, x in arrays.items():
         if not _dtypes.is_integer(x):
             raise TypeError(f"{operator}: {name} has dtype {_dtypes.dtype_name(x)}, expected integers")
@@ -48,7 +48,7 @@ def require_same_dtype(operator: str, **arrays: Array) -> None:
 
 
 def require_same_shape(operator: str, **arrays: Array) -> None:
-    """Raise `ValueError` unless all arrays have the shape of the first, as far as Dask knows the shapes."""
+    """Raise `ValueError` unless all arrays have the shape of the first; sizes unknown to Dask are not compared."""
     (first, x), *others = arrays.items()
     for name, other in others:
         sizes = zip(other.shape, x.shape, strict=False)
@@ -74,7 +74,7 @@ def require_broadcastable(operator: str, name: str, x: Array, shape: tuple[int, 
 
 
 def shown(value: object) -> str:
-    """Return a wrong argument as messages show it: on one short line, without reading an array's values."""
+    """Format a wrong argument for a message: on one short line, without reading an array's values."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, tuple | list):
@@ -88,8 +88,8 @@ def shown(value: object) -> str:
 
 
 # These functions define valid options, for bodies and kernels. Numbers are Python or NumPy numbers, never arrays: an
-# array's value may be on a device, not computed yet or traced, and would affect the choice of a dtype. The functions
-# return Python numbers, which no library promotes arrays for.
+# array's value may be on a device, not computed yet or traced, and would affect the result dtype. The functions
+# return Python numbers, which never promote arrays.
 
 
 def as_integer(operator: str, name: str, value: Any) -> int:
@@ -121,7 +121,7 @@ def as_number_of_at_least_0(operator: str, name: str, value: Any) -> float:
 
 
 def as_positive_number(operator: str, name: str, value: Any) -> float:
-    """Return an option as a `float`; raise `ValueError` unless it is finite and more than 0."""
+    """Return an option as a `float`; raise `ValueError` unless it is finite and greater than 0."""
     number = as_number(operator, name, value)
     if number <= 0.0:
         raise ValueError(f"{operator}: {name} is {number}, expected a positive number")
@@ -129,7 +129,7 @@ def as_positive_number(operator: str, name: str, value: Any) -> float:
 
 
 def as_share(operator: str, name: str, value: Any) -> float:
-    """Return an option as a `float`; raise `ValueError` unless it is within 0 … 1."""
+    """Return an option as a `float`; raise `ValueError` unless it is between 0 and 1."""
     number = as_number(operator, name, value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{operator}: {name} is {number}, expected 0 … 1")
@@ -137,7 +137,7 @@ def as_share(operator: str, name: str, value: Any) -> float:
 
 
 def as_bool(operator: str, name: str, value: Any) -> bool:
-    """Return an option as a `bool`; raise `TypeError` unless it is one."""
+    """Return an option as a `bool`; raise `TypeError` unless it is True or False."""
     if not isinstance(value, bool) and not _is_numpys_bool(value):
         raise TypeError(f"{operator}: {name} is {shown(value)}, expected True or False")
     return bool(value)
@@ -160,7 +160,7 @@ def as_choice(operator: str, name: str, value: Any, choices: tuple[str, ...]) ->
 
 
 def normalize_axis(operator: str, axis: Any, ndim: int) -> int:
-    """Return `axis` counted from the front; raise in the caller's terms if `x` has no such axis."""
+    """Return `axis` counted from the front; raise `ValueError` if `x` has no such axis."""
     index = as_integer(operator, "axis", axis)
     if not -ndim <= index < ndim:
         raise ValueError(f"{operator}: axis {shown(index)} is out of range, x has {plural(ndim, 'dimension')}")
@@ -168,7 +168,7 @@ def normalize_axis(operator: str, axis: Any, ndim: int) -> int:
 
 
 def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return the axes named by an integer or a tuple of integers, ascending and without repetition."""
+    """Return the axes named by an integer or a tuple of integers, in ascending order without duplicates."""
     given = axis if isinstance(axis, tuple | list) else (axis,)
     axes = sorted(normalize_axis(operator, a, ndim) for a in given)
     if not axes:
@@ -179,13 +179,13 @@ def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def as_axes(axis: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return the result of `normalize_axes`; for type checkers, which still allow an integer."""
+    """Narrow the result of `normalize_axes` for type checkers, which still allow an integer."""
     assert isinstance(axis, tuple)
     return axis
 
 
 def require_indices(operator: str, name: str, ids: Array, size: int, xp: Namespace) -> None:
-    """Raise `ValueError` if a host-memory, eager array holds an index outside ``[0, size)``."""
+    """Raise `ValueError` if an eager array in host memory holds an index outside ``[0, size)``."""
     if 0 in ids.shape or not has_host_values(ids):
         return
     low, high = int(xp.min(ids)), int(xp.max(ids))

@@ -1,4 +1,4 @@
-"""Running the command line in a process of its own, as users do, without this one's configuration."""
+"""Run the command line in a separate process, as users do, without this process's configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorops.backends import probing, process_default
 
 
 def run(*arguments: str, script: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m tensorops``, or the installed script, with only these variables of tensorops' own."""
+    """Run ``python -m tensorops`` or the installed script, with only these tensorops variables."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TENSOROPS_")}
     defaults = {"TENSOROPS_CONFIG": "", "COLUMNS": "200", "JAX_PLATFORMS": "cpu", "PYTHONIOENCODING": "utf-8"}
     return subprocess.run(
@@ -28,14 +28,14 @@ def run(*arguments: str, script: bool = False, **environment: str) -> subprocess
 
 
 def installed_script() -> tuple[str]:
-    """Return the path of the script that installing tensorops makes."""
+    """Return the path of the script that installing tensorops creates."""
     name = "tensorops.exe" if sys.platform == "win32" else "tensorops"
     return (str(Path(sysconfig.get_path("scripts")) / name),)
 
 
 @contextlib.contextmanager
 def configuration_restored() -> Iterator[None]:
-    """Take back what a command that runs in this process puts in force."""
+    """Undo the settings made by a command that runs in this process."""
     process = process_default.process
     before = {name: getattr(process, name) for name in ("configuration", "settings", "problem")}
     try:

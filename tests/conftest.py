@@ -1,18 +1,18 @@
-"""What is under test, said in the header of every run, and fixtures over all array libraries.
+"""The header of every run, which says what is under test, and fixtures over all array libraries.
 
-Helpers that tests import stand in `support`.
+Helpers that tests import are in `support`.
 """
 
 import os
 
-# Before tensorops is imported: the tests choose backends themselves, and read no configuration of this machine's user.
+# Before tensorops is imported: the tests choose backends themselves, and ignore the configuration of this user.
 os.environ.pop("TENSOROPS_BACKEND", None)
 os.environ.pop("TENSOROPS_PRIORITY", None)
 os.environ.pop("TENSOROPS_FORCE", None)
 os.environ["TENSOROPS_CONFIG"] = ""
-# Programs that tests start must import what is installed, as this one does, not the sources they stand beside.
+# Programs started by tests must import the installed package, as this one does, not the sources beside them.
 os.environ["PYTHONSAFEPATH"] = "1"
-# SciPy, and scikit-learn with it, take arrays of the standard if this is set when SciPy is first imported.
+# SciPy and scikit-learn accept arrays of the standard if this is set when SciPy is first imported.
 os.environ["SCIPY_ARRAY_API"] = "1"
 
 import gc
@@ -34,17 +34,17 @@ import fake_cupy  # isort: skip
 import opencl_drivers  # isort: skip
 import support  # isort: skip
 
-opencl_drivers.show_intel()  # before anything asks for OpenCL's platforms, here or in a program that a test starts
+opencl_drivers.show_intel()  # before anything queries OpenCL's platforms, here or in a program that a test starts
 
 hypothesis.settings.register_profile(
     "tensorops",
-    derandomize=True,  # a test that failed once fails again, and a change is judged by the same examples
-    deadline=None,  # compiling for a new shape takes a library as long as it takes
+    derandomize=True,  # failures are reproducible, and every change is tested with the same examples
+    deadline=None,  # a library may take long to compile for a new shape
     database=None,
     print_blob=False,
 )
 hypothesis.settings.load_profile("tensorops")
-# pytest --hypothesis-profile=explore: other examples each time, and many.
+# pytest --hypothesis-profile=explore: many examples, different each time.
 hypothesis.settings.register_profile("explore", max_examples=3000, deadline=None, database=None)
 
 if importlib.util.find_spec("array_api_strict"):
@@ -54,7 +54,7 @@ if importlib.util.find_spec("array_api_strict"):
 
 
 def pytest_report_header(config):
-    """Say which libraries and which kernels are under test, and why the others are not."""
+    """Report which libraries and kernels are under test, and why the others are not."""
     refused = {name: support.why_not(name) for name in LIBRARIES}
     lines = ["arrays of: " + ", ".join(name for name, reason in refused.items() if not reason)]
     lines += [f"  not {name}: {reason}" for name, reason in refused.items() if reason]
@@ -72,9 +72,9 @@ def pytest_addoption(parser):
     parser.addoption("--exhaustive", action="store_true", help="run the whole cross product of every parametrized test")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses by what is marked here
+@pytest.hookimpl(tryfirst=True)  # before -m selects by the marks set here
 def pytest_collection_modifyitems(config, items):
-    """Leave tests out that differ from others in the combination of their parameters alone, see `covering`."""
+    """Leave out tests that differ from others only in the combination of their parameters; see `covering`."""
     out = covering.left_out(items)
     for item in out:
         item.add_marker(pytest.mark.exhaustive)
@@ -89,7 +89,7 @@ LEFT_OUT = pytest.StashKey()
 
 
 def count_left_out(config, counts):
-    """Note how many tests of which files are left out; a worker of pytest-xdist tells its controller."""
+    """Record how many tests of each file are left out; a pytest-xdist worker reports to its controller."""
     config.stash[LEFT_OUT] = counts
     if hasattr(config, "workeroutput"):
         config.workeroutput["left_out"] = dict(counts)
@@ -101,7 +101,7 @@ def pytest_testnodedown(node):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Say what the short run has left out."""
+    """Report what the short run has left out."""
     if counts := config.stash.get(LEFT_OUT, {}):
         terminalreporter.section("left out of the short run")
         total, files = sum(counts.values()), ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
@@ -111,20 +111,20 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(params=list(LIBRARIES))
 def library(request):
-    """Every row of the table of array libraries, one after another; a visible skip where it cannot compute."""
+    """Each row of the table of array libraries in turn; skipped visibly if it cannot compute."""
     return support.require(request.param)
 
 
 @pytest.fixture(params=support.TARGETS)
 def target(request):
-    """Every target of the compiled module that this machine can run, one after another."""
+    """Each target of the compiled module that this machine can run, in turn."""
     with support.using_target(request.param):
         yield request.param
 
 
 @pytest.fixture
 def pool():
-    """The compiled module with an empty pool; its settings are put back."""
+    """The compiled module with an empty pool; its settings are restored."""
     module = support.require_native()
     gc.collect()
     limit, bound = module.memory_stats()["limit"], module.num_threads()
@@ -142,13 +142,13 @@ def rng():
 
 @pytest.fixture(params=[name for name in LIBRARIES if name != "numpy"])
 def elsewhere(request):
-    """Every library but NumPy, one after another."""
+    """Each library except NumPy, in turn."""
     return support.require(request.param)
 
 
 @pytest.fixture
 def cupy(monkeypatch):
-    """CuPy's module, made up: two GPUs, a memory pool and the calls that were made. No test needs a GPU."""
+    """A fake CuPy module: two GPUs, a memory pool and a record of calls. No test needs a GPU."""
     made = fake_cupy.make()
     monkeypatch.setitem(sys.modules, "cupy", made)
     monkeypatch.setitem(sys.modules, "cupy._core", made._core)
@@ -157,7 +157,7 @@ def cupy(monkeypatch):
 
 @pytest.fixture(params=opencl_drivers.platforms(), ids=str)
 def platform(request, monkeypatch):
-    """Every OpenCL driver, one after another: its device is the default one."""
+    """Each OpenCL driver in turn; its device is the default."""
     request.param.require()
     monkeypatch.setenv("PYOPENCL_CTX", request.param.choice)
     return request.param
@@ -165,11 +165,11 @@ def platform(request, monkeypatch):
 
 @pytest.fixture
 def queue(platform):
-    """A queue of a context of the user's own, which tensorops has not seen yet."""
+    """A queue of a user's own context, which tensorops has not seen yet."""
     import pyopencl
 
     context = pyopencl.Context([support.require("pyopencl").xp.default_device().cl_device])
-    made = pyopencl.CommandQueue(context)  # Intel's queues do not keep their context alive, this frame does
+    made = pyopencl.CommandQueue(context)  # this frame keeps the context alive, Intel's queues do not
     yield made
     made.finish()
 

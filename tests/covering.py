@@ -1,13 +1,12 @@
-"""Which tests a short run takes: of every parametrized test, as few as show each value of each of its dimensions.
+"""Select the tests of a short run: for each parametrized test, as few as cover each value of each dimension.
 
-The whole cross product of operators, libraries, dtypes, implementations and targets takes several times as long, and
-finds little that its representatives do not: `pytest --exhaustive` runs it, `pytest -m exhaustive` what is left out.
+The full cross product of operators, libraries, dtypes, implementations and targets takes several times as long and
+finds little more: `pytest --exhaustive` runs all of it, `pytest -m exhaustive` only what the short run leaves out.
 
-A dimension is what one ``parametrize`` or one fixture with parameters goes through. A list of tuples made by hand is
-one, and ``@pytest.mark.dimensions`` says of a test that each name of its ``parametrize`` is one, for lists that
-are products. Of two dimensions every value occurs; of three and more, every pair of values as well. Of a test with
-``@pytest.mark.costly``, one that takes seconds for each value, the first occurs; one with ``@pytest.mark.exhaustive``
-is left out.
+Each ``parametrize``, and each fixture with parameters, is a dimension. A list of tuples is one dimension; with
+``@pytest.mark.dimensions``, for lists that are products, each name of a ``parametrize`` is one. With two dimensions
+every value occurs; with three or more, every pair of values as well. A test with ``@pytest.mark.costly`` takes seconds
+per value and runs only the first; a test with ``@pytest.mark.exhaustive`` is left out.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from tensorops.libraries import LIBRARIES, Backend, Library
 
 
 def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> set[int]:
-    """Return the indices of rows that, together, hold every combination of values in `strength` columns.
+    """Return the indices of rows that together hold every combination of values in `strength` columns.
 
-    Of the rows that add most, the first is taken, until nothing is missing.
+    Repeatedly takes the first of the rows that add most, until nothing is missing.
     """
 
     def combinations(row: tuple[Hashable, ...]) -> set[tuple[tuple[int, Hashable], ...]]:
         return set(itertools.combinations(enumerate(row), strength))
 
     missing = set().union(*map(combinations, rows))
-    # What a row adds never grows: one is taken when it is still on top after it has been counted anew.
+    # What a row adds never grows: a row is taken if it is still on top after a recount.
     queue = [(-len(combinations(row)), index) for index, row in enumerate(rows)]
     heapq.heapify(queue)
     taken = set()
@@ -49,20 +48,20 @@ def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> set[int]:
 
 
 def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests that a short run does not take."""
+    """Return the tests that a short run leaves out."""
     groups = defaultdict(list)
     out = set()
     for item in items:
         if item.get_closest_marker("exhaustive"):
             out.add(item)
         elif hasattr(item, "callspec"):
-            # Tests of a library that is not here are skipped, and represent nothing.
+            # Tests of a missing library are skipped and represent nothing.
             groups[item.nodeid.partition("[")[0], why_not(item)].append(item)
     return out.union(*map(_left_out_of, groups.values()))
 
 
 def _left_out_of(group: list[pytest.Function]) -> set[pytest.Item]:
-    """Return which tests of one function are not among its representatives."""
+    """Return the tests of one function that are not representatives."""
     if group[0].get_closest_marker("costly"):
         return set(group[1:])
     rows = [_row(item) for item in group]
@@ -86,7 +85,7 @@ def _row(item: pytest.Function) -> tuple[Hashable, ...]:
 
 
 def _key(value: object) -> Hashable:
-    """Return what tells a value of a dimension from others: 1 is not True."""
+    """Return a key that distinguishes a value of a dimension from others: 1 is not True."""
     try:
         hash(value)
     except TypeError:
@@ -95,7 +94,7 @@ def _key(value: object) -> Hashable:
 
 
 def why_not(item: pytest.Function) -> str:
-    """Return why the library that a test is about cannot compute here, or an empty string."""
+    """Return why the library under test cannot compute here, or an empty string."""
     named = []
     for value in item.callspec.params.values():
         if isinstance(value, Library | Backend):

@@ -1,4 +1,4 @@
-"""A made-up CuPy for tests of what is asked of it: two GPUs of compute capability 9.0 and 7.5, and a memory pool.
+"""A fake CuPy that records its calls: two GPUs of compute capability 9.0 and 7.5, and a memory pool.
 
 It shows that the right functions are called with the right values, and nothing about a real GPU.
 """
@@ -15,7 +15,7 @@ TOTAL = 1000 * MIB
 
 
 class Pool:
-    """CuPy's memory pool: bytes used and free, a limit, and what was asked for."""
+    """CuPy's memory pool: bytes used and free, a limit, and a record of requests."""
 
     def __init__(self, module: Any) -> None:
         self.module, self.used, self.free, self.used_on = module, 0, 0, None

@@ -1,4 +1,4 @@
-"""Tiny GGUF files for tests, and the way to the one real model that some tests ask for."""
+"""Tiny GGUF files for tests, and the path of the one real model that some tests need."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CHAT_TEMPLATE = (
 
 
 def byte_characters() -> list[str]:
-    """The 256 characters that stand for bytes in GPT-2's vocabulary, in the order of the bytes."""
+    """The 256 characters that represent bytes in GPT-2's vocabulary, in byte order."""
     kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     moved = iter(range(256, 512))
     return [chr(byte) if byte in kept else chr(next(moved)) for byte in range(256)]
 
 
 def vocabulary() -> tuple[list[str], list[int]]:
-    """Tokens and their types: three control tokens, every byte, and what the merges make."""
+    """Tokens and their types: three control tokens, every byte, and the results of the merges."""
     merged = [merge.replace(" ", "") for merge in MERGES]
     ordinary = byte_characters() + merged
     return [*SPECIAL, *ordinary], [CONTROL] * len(SPECIAL) + [NORMAL] * len(ordinary)
@@ -69,7 +69,7 @@ def llama_metadata(**changes: Any) -> dict[str, Any]:
 
 
 def llama_arrays(seed: int = 0, *, tied: bool = True) -> dict[str, np.ndarray]:
-    """Random weights that fit `llama_metadata`, by their names in a file."""
+    """Random weights that match `llama_metadata`, by their names in a file."""
     rng = np.random.default_rng(seed)
     vocab, dim, hidden, queries, keys = len(vocabulary()[0]), 64, 96, 64, 32
     shapes = {"token_embd": (vocab, dim), "output_norm": (dim,)}
@@ -97,7 +97,7 @@ def write_gguf(
     kinds: Mapping[str, str] | str = "F32",
     architecture: str = "llama",
 ) -> Path:
-    """Write a file; `kinds` names the storage of all matrices, or of each by name. Vectors stay F32."""
+    """Write a file; `kinds` is the storage type of all matrices, or of each by name. Vectors stay F32."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
@@ -137,7 +137,7 @@ def write_llama(
 
 
 def real_model() -> Path:
-    """The real model's file, or skip: from ``TENSOROPS_MODEL`` or the user's cache folder."""
+    """The real model's file, from ``TENSOROPS_MODEL`` or the user's cache folder; skip if missing."""
     from tensorops.models.download import SHA256, cached_model_path
 
     pytest.importorskip("platformdirs")

@@ -1,4 +1,4 @@
-"""OpenCL's drivers under test: Intel's of PyPI beside PoCL's, and which of them can compute here."""
+"""The OpenCL drivers under test, Intel's from PyPI and PoCL, and which of them can compute here."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SYSTEM = Path("/etc/OpenCL/vendors")
 
 @functools.cache
 def show_intel() -> tempfile.TemporaryDirectory[str] | None:
-    """Let OpenCL's loader find Intel's runtime if pip installed it, unless this machine's user names the drivers.
+    """Let OpenCL's loader find Intel's runtime if pip installed it, unless the user names the drivers.
 
-    What that package tells the loader is a path of the machine that it was built on, so a folder is made that has the
-    right one, and the system's drivers. PyOpenCL's loader finds PoCL beside itself in any case.
+    That package gives the loader a path of the machine it was built on, so a folder is made with the right path and
+    the system's drivers. PyOpenCL's loader always finds PoCL beside itself.
     """
     if os.environ.get("OCL_ICD_VENDORS"):
         return None
@@ -41,7 +41,7 @@ def show_intel() -> tempfile.TemporaryDirectory[str] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
-    """A driver: what `PYOPENCL_CTX` calls its first device, its name, and why that cannot compute, if it cannot."""
+    """A driver: its first device's name in `PYOPENCL_CTX`, its name, and why it cannot compute, if so."""
 
     choice: str
     name: str
@@ -51,7 +51,7 @@ class Platform:
         return self.name
 
     def require(self) -> None:
-        """Skip the test with the reason if the device cannot compute."""
+        """Skip the test, with the reason, if the device cannot compute."""
         if self.reason:
             pytest.skip(f"{self.name}: {self.reason}")
 

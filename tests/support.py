@@ -1,7 +1,7 @@
-"""What the tests share: which libraries are under test, and arrays' way there and back.
+"""Shared helpers of the tests: which libraries are under test, and transferring arrays there and back.
 
-Everything is derived from tensorops' own tables, so that a new row is tested without being named here. What a table
-cannot know stands in `tensorops.testing`, where authors of other backends have it, too.
+Everything is derived from tensorops' own tables, so a new row is tested without being named here. What a table
+cannot hold is in `tensorops.testing`, where authors of other backends can use it as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tensorops.testing._libraries import back as back
 
 HALVES = ("float16", "bfloat16")
 
-# Functions whose result's shape depends on values, extensions, and what a later standard added: off.
+# Disabled: functions whose result shape depends on values, extensions, and additions of later standards.
 STRICTEST = {
     "api_version": "2024.12",
     "boolean_indexing": False,
@@ -41,12 +41,12 @@ STRICTEST = {
 
 
 def dtypes_of(library: str) -> tuple[str, ...]:
-    """Return the floating dtypes that a library holds, in the setting of `holding`; all, if it is not here to ask."""
+    """Return the floating dtypes that a library supports within `holding`; all of them if it is not installed."""
     return tuple(DTYPES) if why_not(library) else _libraries.dtypes_held(LIBRARIES[library])
 
 
 def holding(library: str, dtype: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which a library holds a dtype; in its usual setting if that will do."""
+    """Return a context in which a library supports a dtype, with its usual settings if possible."""
     return LIBRARIES[library].holding(dtype)
 
 
@@ -68,7 +68,7 @@ def require(library: str) -> Library:
 
 
 def require_provider(provider: str) -> None:
-    """Skip the test with the reason if a provider's kernels cannot be loaded."""
+    """Skip the test, with the reason, if a provider's kernels cannot be loaded."""
     if reason := _providers.load(provider):
         pytest.skip(f"{provider}: {reason}", allow_module_level=True)
 
@@ -82,7 +82,7 @@ TARGETS: list[str] = NATIVE.targets() if NATIVE else []
 
 @contextlib.contextmanager
 def using_target(name: str) -> Iterator[None]:
-    """Run the kernels of another target for the length of a block."""
+    """Run the kernels of another target within a block."""
     in_use = NATIVE.target()
     NATIVE.use_target(name)
     try:
@@ -98,12 +98,12 @@ def require_native() -> Any:
 
 
 def implementations(operator: Operator[..., Any], row: Library) -> tuple[str, ...]:
-    """Return what there is of an operator for a library's arrays: its body, and kernels by provider."""
+    """Return an operator's implementations for a library's arrays: its body, and kernels by provider."""
     return ("generic", *(p for p in operator.kernels if p in _providers.serving_library(row.name)))
 
 
 def there(tree: Any, library: str) -> Any:
-    """Take the NumPy arrays in nested containers to a library; float64 becomes float32 where that is all it holds."""
+    """Transfer the NumPy arrays in nested containers to a library; float64 becomes float32 if it lacks float64."""
     return _libraries.there(tree, backend_of(library))
 
 
@@ -113,7 +113,7 @@ def normal(rng: np.random.Generator, *shape: int, dtype: str = "float32", scale:
 
 
 def bits(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array's elements as integers, to compare NaN and the sign of zero too."""
+    """Return an array's elements as integers, to compare also NaN and the sign of zero."""
     return np.ascontiguousarray(a).view(f"u{a.dtype.itemsize}")
 
 
@@ -129,7 +129,7 @@ def close(actual: Any, expected: Any, rtol: float = 1e-14, atol: float = 1e-300)
 
 
 def integers_there(values: np.ndarray[Any, Any], dtype: str, row: Library) -> Any:
-    """Take integers to a library in a dtype, or skip the test: not every library holds all, or all of them here."""
+    """Transfer integers to a library in a dtype; skip the test if the library does not support it here."""
     taken = there(values.astype(dtype), row.name)
     if str(taken.dtype).rpartition(".")[2] != dtype:
         pytest.skip(f"{row.name} holds no {dtype} here")
@@ -138,7 +138,7 @@ def integers_there(values: np.ndarray[Any, Any], dtype: str, row: Library) -> An
 
 @contextlib.contextmanager
 def another_thread(write: Callable[[], object]) -> Iterator[None]:
-    """Call `write` over and over in another thread for the length of a block."""
+    """Call `write` repeatedly in another thread within a block."""
     stop = threading.Event()
 
     def run() -> None:
@@ -160,14 +160,14 @@ def to_torch(torch: Any, *arrays: Any) -> list[Any]:
 
 
 def resident_bytes() -> int:
-    """Return the process's resident memory where the system tells, else 0."""
+    """Return the process's resident memory if the system reports it, else 0."""
     path = pathlib.Path("/proc/self/statm")
     return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if path.exists() else 0
 
 
 @contextlib.contextmanager
 def temporary_operator(body: Callable[..., Any], **declared: Any) -> Iterator[Operator[..., Any]]:
-    """An operator for the length of a test: kernels may be registered and nothing stays behind."""
+    """An operator for one test: kernels may be registered, and everything is removed afterwards."""
     made = tp._operator.operator(**declared)(body)
     try:
         yield made
@@ -176,12 +176,12 @@ def temporary_operator(body: Callable[..., Any], **declared: Any) -> Iterator[Op
 
 
 def before_python_path(*folders: os.PathLike[str]) -> str:
-    """Return `PYTHONPATH` with these folders before those that it has."""
+    """Return `PYTHONPATH` with these folders first."""
     return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter without this one's configuration; warnings are errors there too."""
+    """Run code in a fresh interpreter without this one's configuration; warnings are also errors there."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TENSOROPS_")}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],

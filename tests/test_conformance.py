@@ -1,8 +1,8 @@
 """The one conformance test: every operator, implementation, array library, dtype and case against its reference.
 
-It runs what `tensorops.testing` lists, in the way that `tensorops.testing.conformance` offers to all authors of
-backends; a new operator, kernel or library is tested without an edit here. Every call is traced, and the trace must
-name the implementation that was asked for.
+It runs the cases of `tensorops.testing` through `tensorops.testing.conformance`, which all authors of backends can
+use; a new operator, kernel or library is tested without an edit here. Every call is traced, and the trace must name
+the requested implementation.
 """
 
 import contextlib
@@ -40,14 +40,14 @@ def cases_of(operator, dtype):
 
 
 def subject_of(operator, row, dtype, implementation):
-    """Return the one subject of `conformance` that these arguments name."""
+    """Return the single subject of `conformance` for these arguments."""
     backend = support.backend_of(row.name).name
     (subject,) = subjects(backend, operators=[operator.__name__], dtypes=[dtype], implementations=[implementation])
     return subject
 
 
 class Failures:
-    """Failures by case, so that one report shows all cases of an operator that fail."""
+    """Failures by case, so one report shows all failing cases of an operator."""
 
     def __init__(self):
         self.by_case = {}
@@ -107,7 +107,7 @@ def every_kernel():
 
 @pytest.mark.parametrize(("operator", "provider"), list(every_kernel()))
 def test_a_kernel_is_chosen_for_its_first_case(operator, provider):
-    """A kernel that no plain call of some library leads to is none."""
+    """A kernel must be reachable by a plain call on some library."""
     rows = [row for row in LIBRARIES.values() if provider in _providers.serving_library(row.name)]
     assert rows, f"no array library names {provider} among its providers"
     testable = [row for row in rows if not support.why_not(row.name)]
@@ -132,7 +132,7 @@ def test_every_provider_has_kernels(provider):
 @pytest.mark.costly
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 def test_jax_operation_by_operation(operator):
-    """Without `jit`, every operation is compiled alone and rounds alone."""
+    """Without `jit`, every operation is compiled and rounded separately."""
     row = support.require("jax")
     failures = Failures()
     for case in cases_of(operator, "float32"):
@@ -155,7 +155,7 @@ def test_jax_operation_by_operation(operator):
     ],
 )
 def test_results_stay_on_the_device(operator, device, dtype):
-    """The strictest library has devices that refuse to meet, and one that holds no float64."""
+    """The strictest library has devices that cannot be mixed, and one without float64."""
     row = support.require("array_api_strict")
     where = row.xp.Device(device)
     failures = Failures()
@@ -173,7 +173,7 @@ def test_results_stay_on_the_device(operator, device, dtype):
 
 
 def test_dtypes_held(library):
-    """What a library holds is found by trying: said here, so that a test that vanishes is noticed."""
+    """Supported dtypes are found by trying; they are listed here so a test that disappears is noticed."""
     if library.name == "array_api_strict":
         held = ("float32", "float64")
     elif library.name == "pyopencl":

@@ -1,4 +1,4 @@
-"""The short run: every value of every dimension occurs in it, and what it leaves out is said and can be run."""
+"""The short run: it covers every value of every dimension, and what it leaves out is reported and can be run."""
 
 import itertools
 import subprocess
@@ -27,7 +27,7 @@ def test_every_combination_occurs(strength):
 
 
 def test_conformance_keeps_every_pair():
-    """Of operators, libraries, dtypes and implementations; each test goes through all cases, so all tags occur."""
+    """Operators, libraries, dtypes and implementations; each test runs all cases, so all tags occur."""
     rows = [parameters.values for parameters in every_implementation()]
     rows = [row for row in rows if not support.why_not(row[1].name)]
     taken = [rows[index] for index in covering([tuple(map(id, row)) for row in rows], 2)]
@@ -42,7 +42,7 @@ def test_conformance_keeps_every_pair():
 
 
 def collected(*arguments):
-    """Return the tests that pytest takes of one file with these arguments, and what it says at the end."""
+    """Return the tests that pytest selects from one file with these arguments, and its summary."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments]
     run = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=300, check=True)
     lines = run.stdout.splitlines()

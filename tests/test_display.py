@@ -1,4 +1,4 @@
-"""What people see: tables as text and as HTML, and text from elsewhere made harmless."""
+"""Displayed output: tables as text and HTML, and escaping of untrusted text."""
 
 import re
 
@@ -42,7 +42,7 @@ def test_a_table_loses_nothing_at_any_width(width):
 
 
 def shown():
-    """Everything that has to be readable, with a fragment that it must contain."""
+    """Everything that must be readable, with a fragment that it must contain."""
     with tp.set_backend("numpy"), tp.trace() as log:
         tp.silu(X)
     yield list_backends(), "NumPy with generic bodies only"

@@ -1,8 +1,8 @@
-"""The documentation: every snippet runs, every public name is described, and the pages build without a warning.
+"""The documentation: every snippet runs, every public name is documented, and the pages build without warnings.
 
-The Python blocks of a page run from top to bottom in one namespace, in a process of their own: a page may register
-operators and choose backends without another test noticing. Blocks with prompts are doctests, the others must not
-raise. A line directly before a block may say what it needs, for readers and for this test alike:
+The Python blocks of a page run from top to bottom in one namespace, in a separate process: a page may register
+operators and choose backends without affecting other tests. Blocks with prompts are doctests; the others must not
+raise. A line directly before a block may state what it needs, for readers and for this test:
 
     *Needs: `jax`.*                  the module can be imported
     *Needs: `$TENSOROPS_MODEL`.*     the environment variable is set
@@ -151,7 +151,7 @@ def test_no_python_block_is_overlooked(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_clones_are_installed_so_that_python_finds_the_kernels_in_them(page):
-    """Without -e a Python that is started in the clone imports the sources there, which have no compiled module."""
+    """Without -e, Python started in the clone imports its sources, which have no compiled module."""
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"pip install '?\.(?:\[.*\]|'|\s|$)", text) == []
     assert page.name != "README.md" or len(re.findall(r"^pip install -e '\.\[", text, re.M)) == 2
@@ -244,7 +244,7 @@ def test_examples_in_docstrings(name):
         assert test.examples
 
 
-@pytest.mark.exhaustive  # .ci/run builds them, too
+@pytest.mark.exhaustive  # .ci/run builds them as well
 def test_the_pages_build_without_a_warning(tmp_path):
     for module in ("sphinx", "myst_parser", "numpydoc", "pydata_sphinx_theme", "gguf", "tokenizers"):
         pytest.importorskip(module)
@@ -252,7 +252,7 @@ def test_the_pages_build_without_a_warning(tmp_path):
     options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "doctrees")]
     process = subprocess.run(
         [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(html)],
-        cwd=tmp_path,  # which Python puts on its path: what is installed is to be described
+        cwd=tmp_path,  # Python puts it on its path, but the installed package is to be documented
         env=os.environ | {"PYTHONUTF8": "1"},
         capture_output=True,
         encoding="utf-8",

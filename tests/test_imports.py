@@ -44,7 +44,7 @@ def test_importing_imports_no_array_library():
 
 
 def test_the_check_sees_what_is_loaded():
-    """The test above would fail if something were imported."""
+    """The test above fails if something is imported."""
     assert run("import ml_dtypes; print(loaded())") == ["['ml_dtypes']"]
 
 
@@ -103,7 +103,7 @@ def test_a_call_with_one_library_loads_no_other(library, others):
     assert f"'{library}'" in line
     for other in others:
         assert f"'{other}'" not in line
-    if library == "dask":  # whose blocks load what they need when they are computed
+    if library == "dask":  # its blocks load what they need when they are computed
         loaded = ["dask"]
     else:
         provider = {"jax": "jax_ffi", "torch": "torch_cpu"}[library]
@@ -129,7 +129,7 @@ def examples(name):
     module = importlib.import_module(name)
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = finder.find(module, module.__name__)
-    # Operators and decorated classes are objects to the finder, not functions: their text is found by name.
+    # To the finder, operators and decorated classes are objects, not functions: their source is found by name.
     seen = {test.name for test in found}
     for attribute, value in vars(module).items():
         full = f"{name}.{attribute}"

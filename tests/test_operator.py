@@ -1,4 +1,4 @@
-"""Which kernel runs, and what an operator is as a Python object. What is computed is tested elsewhere."""
+"""Which kernel runs, and how an operator behaves as a Python object. Results are tested elsewhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
 
 @dataclasses.dataclass
 class Fake:
-    """A kernel that adds a number, so that a result tells which kernel made it, and counts questions and calls."""
+    """A kernel that adds a number, so a result shows which kernel ran; it counts `supports` checks and calls."""
 
     adds: float
     refuses: str | None = None
@@ -52,7 +52,7 @@ class Fake:
 
 @pytest.fixture
 def providers(monkeypatch):
-    """Two providers, `one` and `two`, that serve NumPy arrays in place of any other."""
+    """Two providers, `one` and `two`, that replace all others for NumPy arrays."""
     made = [Provider(name, ("numpy",), f"kernels of {name}", "for tests", i) for i, name in enumerate(("one", "two"))]
     monkeypatch.setattr(_providers, "PROVIDERS", {provider.name: provider for provider in made})
     monkeypatch.setattr(_providers, "_reasons", {provider.name: "" for provider in made})
@@ -152,7 +152,7 @@ def test_kernels_named_in_set_backend_are_the_only_ones(adder):
 
 
 def test_a_backend_brings_its_own_order(adder):
-    """`numpy` has no providers, so that it computes with bodies only, whatever serves NumPy arrays otherwise."""
+    """`numpy` has no providers, so it computes with bodies only, whatever other providers support NumPy arrays."""
     adder.register(one=Fake(1.0))
     assert adder(np.zeros(1)) == 1.0
     with tp.set_backend("numpy"):
@@ -192,7 +192,7 @@ def test_a_kernel_that_does_not_decline_is_asked_every_time(adder):
 
 
 def test_a_plan_never_overtakes_a_kernel_of_higher_rank(adder):
-    """The second kernel ran once; arguments that the first takes must still go to the first."""
+    """The second kernel ran once; arguments that the first accepts must still go to the first."""
     one, two = Fake(1.0, refuses="not yet", declines=True), Fake(2.0, declines=True)
     adder.register(one=one, two=two)
     assert adder(np.zeros(1)) == 2.0

@@ -1,6 +1,6 @@
-"""A backend of another distribution: installed, found by its entry point, used; and what broken ones do.
+"""A backend of another distribution: installed, found by its entry point and used; and how broken ones behave.
 
-Everything runs in programs of its own, with the plug-in on the path, so that nothing of it stays here.
+Everything runs in separate processes with the plug-in on the path, so nothing of it remains here.
 """
 
 import importlib.metadata
@@ -30,9 +30,9 @@ def loaded():
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory):
-    """Install the example as users do, into a folder of its own."""
+    """Install the example as users do, into a separate folder."""
     for package in ("pip", "setuptools"):
-        try:  # not find_spec: asking for pip's would turn setuptools' replacement of distutils off in this process
+        try:  # not find_spec: on pip, it would disable setuptools' replacement of distutils in this process
             importlib.metadata.distribution(package)
         except importlib.metadata.PackageNotFoundError:
             pytest.skip(f"{package} is not installed, the example cannot be built")
@@ -141,7 +141,7 @@ def test_the_environment_may_name_it(installed):
 
 
 def test_its_own_tests_pass(installed):
-    """They are the two lines that authors of backends are told to write."""
+    """The documentation tells authors of backends to write these two lines."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     environment = {**os.environ, "PYTHONPATH": support.before_python_path(installed), "TENSOROPS_CONFIG": ""}
     folder = installed.parent / "source"
@@ -241,7 +241,7 @@ print(report.count("failed"), sorted({o.implementation for o in report.outcomes 
 
 
 def write_plugin(folder, name, value, source, providers=""):
-    """Write a distribution as an installer leaves it: one module, and its entry points."""
+    """Write a distribution as an installer leaves it: one module and its entry points."""
     module = value.partition(":")[0]
     folder.joinpath(f"{module}.py").write_text(source, encoding="utf-8")
     information = folder / f"{module}_distribution-1.0.dist-info"
@@ -328,7 +328,7 @@ ENDLESS = {
 @pytest.mark.costly
 @pytest.mark.parametrize("what", ENDLESS)
 def test_a_plugin_that_never_loads_holds_up_nobody_else(tmp_path, installed, what):
-    """The sound one beside it is tried in a process of its own, which must not load this one either."""
+    """The working one beside it is probed in a separate process, which must not load this one either."""
     source, reason = ENDLESS[what]
     write_plugin(tmp_path, "odd", "odd:backend", source)
     code = """
@@ -349,7 +349,7 @@ print("tensorops_tiny" in loaded(), "odd" in sys.modules)
 
 
 def test_a_plugin_that_the_program_has_imported_is_not_imported_elsewhere(tmp_path):
-    """Its owner trusts it, and a second import costs time."""
+    """Its author vouches for it, and a second import costs time."""
     source = "import os, sys\nassert 'trusting' in sys.argv\n" + ROW.format(name="odd", more="")
     write_plugin(tmp_path, "odd", "odd:backend", source)
     code = """
@@ -375,7 +375,7 @@ def test_a_broken_plugin_is_in_the_list(tmp_path):
     code = "print('odd' in tp.get_available_backends()); print(tp.list_backends(verbose=True))"
     available, *table = run(code, tmp_path)
     assert available == "False"
-    words = " ".join(" ".join(table).split())  # the table's lines are broken where they end
+    words = " ".join(" ".join(table).split())  # the table's lines are wrapped
     assert "odd no" in words
     assert "the plug-in of odd-distribution failed to load: OSError: on purpose" in words
 

@@ -1,4 +1,4 @@
-"""Arguments fixed for many calls: repacked where a kernel gains by it, else as if they were given each time."""
+"""Arguments fixed for many calls: repacked if this speeds up a kernel, else as if given each time."""
 
 import copy
 import pickle
@@ -26,7 +26,7 @@ def assert_product(y, x, parts):
 
 @pytest.fixture
 def packed(rng):
-    """Weights that the compiled kernel repacks, and their plain arrays; a skip on processors that gain nothing."""
+    """Weights that the compiled kernel repacks, and their plain arrays; skipped where repacking does not help."""
     support.require_provider("cpu")
     parts = quantized(rng)
     product = tp.prepare("quantized_linear", **parts, **FORM)

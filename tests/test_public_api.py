@@ -30,7 +30,7 @@ def public_names(module):
 
 
 def modules():
-    """Return the name of every module of the package that is written in Python, read off its files."""
+    """Return the names of the package's Python modules, derived from its files."""
     dotted = [".".join(["tensorops", *path.relative_to(PACKAGE).with_suffix("").parts]) for path in sources()]
     return [name.removesuffix(".__init__") for name in dotted]
 
@@ -41,7 +41,7 @@ def sources(*parts):
 
 
 def imports(path):
-    """Return the modules that a file of the package imports anywhere, and the names it takes from them."""
+    """Return the modules that a file of the package imports anywhere, and the names it imports from them."""
     package = ["tensorops", *path.relative_to(PACKAGE).parts[:-1]]
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
@@ -58,7 +58,7 @@ def imports(path):
 
 
 def test_all_is_what_is_public():
-    for name in tp.__all__:  # some are imported by this
+    for name in tp.__all__:  # this imports some of them
         assert getattr(tp, name) is not None
     assert set(tp.__all__) == public_names(tp) - {"TYPE_CHECKING", "Any", "annotations"}
     assert set(tp.__all__) <= set(dir(tp))
@@ -67,7 +67,7 @@ def test_all_is_what_is_public():
 
 
 def test_what_is_imported_later_is_what_types_are_checked_with():
-    """The package lists these names twice: for who reads the types, and for who asks for the name."""
+    """The package lists these names twice: for type checkers, and for attribute access."""
     (block,) = [n for n in ast.parse(pathlib.Path(tp.__file__).read_text()).body if isinstance(n, ast.If)]
     checked = {alias.name: node.module for node in block.body for alias in node.names}
     assert checked == tp._MODULE_OF
@@ -124,7 +124,7 @@ def test_kernels_take_the_parameters_of_their_operator(name):
                 continue
             by_name = {p.name: None for p in expected.parameters.values() if p.kind is p.KEYWORD_ONLY}
             by_position = [name for name in expected.parameters if name not in by_name]
-            bound = signature.bind(*by_position, **by_name)  # as canonical arguments come
+            bound = signature.bind(*by_position, **by_name)  # the form of canonical arguments
             assert all(bound.arguments[name] == name for name in by_position)
 
 
@@ -135,7 +135,7 @@ def test_references_take_the_parameters_of_their_operator(name):
     assert list(inspect.signature(REFERENCES[name]).parameters) == list(expected)
     for parameter in inspect.signature(REFERENCES[name]).parameters.values():
         assert parameter.kind == expected[parameter.name].kind
-        if name != "sample" or parameter.name != "rng":  # an oracle draws from given numbers only
+        if name != "sample" or parameter.name != "rng":  # an oracle draws only from given numbers
             assert parameter.default == expected[parameter.name].default
 
 
@@ -212,7 +212,7 @@ def test_models_use_the_public_interface_only(path):
 
 
 PACKAGES = {package for row in LIBRARIES.values() for package in row.packages} - {"numpy"}
-# Whoever adds a library edits its own file, and none of the others.
+# Adding a library means adding its own file, without editing any other.
 WHERE_LIBRARIES_ARE_NAMED = ("libraries", "kernels")
 # Not about the library whose arrays a caller has.
 EXCEPTIONS = {

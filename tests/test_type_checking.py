@@ -1,7 +1,7 @@
-"""What a type checker knows of a user's program: mypy and pyright look at the files in `type_checking`.
+"""What a type checker infers about a user's program: mypy and pyright check the files in `type_checking`.
 
-They call operators, say which type comes back, and make mistakes that must be found. pyright is run as basedpyright, a
-distribution that brings all it needs. Both are in the extra `dev`; `.ci/run` runs these tests once it is installed.
+These files call operators, state the type of the result, and contain mistakes that must be found. pyright runs as
+basedpyright, which is self-contained. Both are in the extra `dev`; `.ci/run` runs these tests once it is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent / "type_checking"
 ROOT = Path(tensorops.__file__).parents[1]
 PLUGIN = Path(__file__).parent / "plugin_example" / "src"
 
-# Each library's name, how its arrays' type is imported, and whether mypy and pyright are told of what type `x[...]` is.
+# Each library's name, how its array type is imported, and whether mypy and pyright know the type of `x[...]`.
 LIBRARIES = {
     "numpy": ("import numpy as np\nimport numpy.typing as npt\n\nArray = npt.NDArray[np.float32]", True),
     "jax": ("from jax import Array", True),
@@ -34,7 +34,7 @@ LIBRARIES = {
     "array_api_strict": ("from array_api_strict._array_object import Array", True),
     "dask.array": ("from dask.array import Array", False),
     "pyopencl": ("from pyopencl.array import Array", False),
-    "tensorops_tiny": ("from tensorops_tiny.array import Array", False),  # an example of a plug-in's
+    "tensorops_tiny": ("from tensorops_tiny.array import Array", False),  # from the example plug-in
 }
 OTHERS = {"dtypes_and_shapes": "numpy", "parameters_of_modules": "torch", "mistakes": "numpy", "authors": "numpy"}
 
@@ -73,14 +73,14 @@ def program(tmp_path_factory):
 
 
 def search_path():
-    """Return where checkers find what is not installed for them: an editable install is found by Python alone."""
+    """Return where checkers find packages that are not installed for them: only Python finds an editable install."""
     return [str(path) for path in (ROOT, PLUGIN) if path.name != "site-packages"]
 
 
 @functools.cache
 def mypy(folder):
-    """Return what mypy says of the files in a folder, as one line each."""
-    # mypy reads no configuration, and is silent about what is imported, as it is about installed packages.
+    """Return mypy's messages on the files in a folder, one per line."""
+    # mypy reads no configuration, and does not report on imported modules, as for installed packages.
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", "."]
     command += ["--cache-dir", str(ROOT / ".mypy_cache" / "users"), "--no-error-summary", "--hide-error-context"]
     environment = {**os.environ, "MYPYPATH": os.pathsep.join(search_path())}
@@ -93,7 +93,7 @@ def mypy(folder):
 
 @functools.cache
 def pyright(folder):
-    """Return what pyright says of the files in a folder, as one line each."""
+    """Return pyright's messages on the files in a folder, one per line."""
     configuration = {
         "include": ["*.py"],
         "extraPaths": search_path(),
@@ -132,7 +132,7 @@ LEFT_OPEN = {"sample": "Array", "quantize": "tuple[Array, KindT, KindT | None]"}
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_are_typed(name):
-    """`Array` leaves types open; a result that is not an input's type or kind is listed here, as a decision."""
+    """`Array` leaves types open; results whose type or kind is not that of an input are listed here deliberately."""
     signature = inspect.signature(OPERATORS[name])
     for parameter in signature.parameters.values():
         assert not re.search(r"\bArray\b", parameter.annotation), f"{parameter.name} is left open"

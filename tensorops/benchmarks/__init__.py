@@ -1,4 +1,4 @@
-"""Measuring operators: on several backends, beside other libraries, and with asv.
+"""Benchmarks of operators: on several backends, against other libraries, and with asv.
 
-Nothing else in tensorops imports it but the command ``tensorops bench``; the benchmarks of asv use it as well.
+Within tensorops, only the command ``tensorops bench`` imports it; the asv benchmarks use it as well.
 """

@@ -1,7 +1,7 @@
-"""A process in which llama.cpp runs a model: it reads requests line by line and answers with times in seconds.
+"""A process that runs a model in llama.cpp: it reads requests line by line and answers with times in seconds.
 
-It is separate, because a crash of the library must not end the comparison. A request is a JSON list: the tokens of a
-prompt and the number of tokens to add. The answer is a list of the seconds for the prompt and for each added token.
+It is separate because a crash of the library must not end the comparison. A request is a JSON list: the tokens of a
+prompt and the number of tokens to add. The answer lists the seconds for the prompt and for each added token.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 
 def load(path: str, context: int, threads: int) -> Any:
-    """Return the model, with the weights unchanged from the file."""
+    """Return the model with the weights unchanged from the file."""
     import llama_cpp
     from llama_cpp import llama_cpp as low_level
 
     defaults = low_level.llama_model_default_params
 
-    def without_repacking() -> Any:  # its AMX kernels do not request the tile registers from the system, and crash
+    def without_repacking() -> Any:  # AMX kernels do not request the tile registers from the system, and crash
         params = defaults()
         params.use_extra_bufts = False
         return params
@@ -29,7 +29,7 @@ def load(path: str, context: int, threads: int) -> Any:
 
 
 def run(model: Any, prompt: list[int], count: int) -> list[float]:
-    """Read a prompt and add the likeliest tokens; return the seconds of each of these steps."""
+    """Read a prompt and add the likeliest tokens; return the seconds of each step."""
     import numpy as np
 
     model.reset()
@@ -45,7 +45,7 @@ def run(model: Any, prompt: list[int], count: int) -> list[float]:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     path, context, threads = sys.argv[1:]
     model = load(path, int(context), int(threads))
     for line in sys.stdin:

@@ -1,7 +1,7 @@
-"""What the benchmarks of asv share: the implementations there are, inputs for them, and the class of a benchmark.
+"""Shared code of the asv benchmarks: the available implementations, their inputs, and the benchmark class.
 
-Everything is read from tensorops' registries, so that a new operator, kernel or array library is measured without a
-change here.
+Everything is read from tensorops' registries, so a new operator, kernel or array library is measured without a change
+here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def family(name: str) -> list[str]:
 
 
 def implementations(operators: list[str]) -> list[str]:
-    """Return ``"library/provider"`` for every kernel of some operators, and ``"library/generic"``."""
+    """Return ``"library/provider"`` for every kernel of the operators, and ``"library/generic"``."""
     names = []
     for row in LIBRARIES.values():
         if row.missing or row.lazy or row.extra == "test":
@@ -38,24 +38,24 @@ def implementations(operators: list[str]) -> list[str]:
 
 
 def normal(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
-    """Return standard normal numbers, the same for the same shape."""
+    """Return standard normal numbers; equal shapes give equal numbers."""
     return np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(DTYPES[dtype])
 
 
 class Benchmark:
-    """Calls an operator on arrays of some library; the time includes waiting for the result.
+    """Calls an operator on arrays of a library; the time includes waiting for the result.
 
     `setup` of a subclass calls `prepare`; its ``time_…`` method calls ``self.call()``.
     """
 
     timeout = 300
-    # There are over two thousand: half a second for each, in one process, not asv's twenty seconds in two.
+    # There are over two thousand benchmarks: half a second each in one process, not asv's twenty seconds in two.
     rounds = 1
     repeat = (3, 10, 0.5)
     warmup_time = 0.05
 
     def prepare(self, operator: str, implementation: str, args: Iterable[Any], **options: Any) -> None:
-        """Make ``self.call``; `args` and `options` may hold NumPy arrays, which are taken to the library."""
+        """Make ``self.call``; NumPy arrays in `args` and `options` are transferred to the library."""
         library, provider = implementation.split("/")
         row = LIBRARIES[library]
         backend = self._backend(row, provider)
@@ -69,17 +69,17 @@ class Benchmark:
                 self.teardown()
                 raise NotImplementedError(f"{operator} has no kernel of {provider} here: {reason}")
         self.call = prepare_call(op.generic if provider == GENERIC else op, args, options, row)
-        self.call()  # compiled, and its memory touched
+        self.call()  # compiles, and touches the memory
 
     def teardown(self, *_: Any) -> None:
-        """Leave the scope of the backend."""
+        """Leave the backend's scope."""
         if hasattr(self, "_scope"):
             self._scope.__exit__(None, None, None)
             del self._scope
 
     @staticmethod
     def _backend(row: Library, provider: str) -> str:
-        """Return the backend that computes with a library, and uses a provider's kernels."""
+        """Return the backend that computes with a library and uses a provider's kernels."""
         reasons = []
         for backend in BACKENDS.values():
             if backend.library is row and (provider == GENERIC or provider in serving(backend)):

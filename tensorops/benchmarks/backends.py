@@ -1,4 +1,4 @@
-"""Operators on several backends in turns, each beside NumPy's generic body."""
+"""Operators on several backends in turns, compared with NumPy's generic body."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tensorops.benchmarks.workloads import Workload, workload
 from tensorops.libraries import Backend
 from tensorops.testing._libraries import arrays_in
 
-BASELINE = "numpy"  # its backend runs generic bodies only
+BASELINE = "numpy"  # this backend runs only generic bodies
 
 
 @dataclass
 class Measurement:
-    """One operator of one size on one backend; without a time there is the reason for that."""
+    """One operator of one size on one backend; if there is no time, there is a reason."""
 
     operator: str
     backend: str
@@ -48,7 +48,7 @@ class Measurement:
 
     @property
     def unsteady(self) -> bool:
-        """Whether the times vary much from round to round."""
+        """Whether the times vary much between rounds."""
         return self.quartiles is not None and is_unsteady(self.quartiles)
 
 
@@ -59,7 +59,7 @@ def jobs(
     dtype: str,
     seconds: float,
 ) -> dict[str, Callable[[], list[Measurement]]]:
-    """Return what measures each operator of each size on all backends, with a label for people."""
+    """Return functions that measure each operator of each size on all backends, by readable label."""
     return {
         f"{operator} {size[0]}x{size[1]}": partial(
             measure, [Measurement(operator, backend.name, *size, dtype) for backend in backends], seconds
@@ -70,11 +70,11 @@ def jobs(
 
 
 def measure(wanted: list[Measurement], seconds: float) -> list[Measurement]:
-    """Time an operator of one size on several backends, and fill in what is `wanted`, or the reason why not."""
+    """Time an operator of one size on several backends; fill in the `wanted` results or the reason for a gap."""
     first = wanted[0]
     try:
         work = workload(first.operator, first.rows, first.features, first.dtype)
-    except ValueError as error:  # a size that this operator cannot have
+    except ValueError as error:  # a size that the operator does not support
         for found in wanted:
             found.reason = str(error)
         return wanted
@@ -83,7 +83,7 @@ def measure(wanted: list[Measurement], seconds: float) -> list[Measurement]:
     for found in [*wanted, *others]:
         try:
             timed.append((found, prepare(found, work)))
-        except Exception as error:  # a library that lacks a dtype or an operation: a row of the table says so
+        except Exception as error:  # a library may lack a dtype or an operation: a row of the table reports it
             found.reason = describe_error(error)
     if timed:
         _fill_in(timed, seconds)
@@ -91,7 +91,7 @@ def measure(wanted: list[Measurement], seconds: float) -> list[Measurement]:
 
 
 def prepare(found: Measurement, work: Workload) -> Contender:
-    """Move the arguments to a backend, once, and call the operator for the first time."""
+    """Transfer the arguments to a backend once, and call the operator for the first time."""
     operator, backend = OPERATORS[found.operator], resolve(found.backend)
     with tensorops.set_backend(backend.name):
         args, options = tensorops.to_backend((work.args, work.options), backend.name)

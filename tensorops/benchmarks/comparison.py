@@ -1,4 +1,4 @@
-"""Operators beside their peers: what is timed in turns, and the ratios of the times."""
+"""Operators compared with their peers: timing in turns, and the ratios of the times."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tensorops.benchmarks import peers
 from tensorops.benchmarks.measuring import Call, Contender, in_rounds, is_unsteady, median_and_quartiles
 
 OURS, COPY = "tensorops", "copy"
-BACKEND = "cpu"  # whose kernels are compared
+BACKEND = "cpu"  # the backend whose kernels are compared
 
 
 @dataclass
 class Line:
-    """A task on arrays of one size: the seconds of each contender, medians of rounds, and why a peer is missing.
+    """A task on arrays of one size: the median seconds of each contender, and why a peer is missing.
 
     Attributes
     ----------
     task, shape : str
-        What was computed, and on what.
+        What was computed, and on which shapes.
     kernel : str
-        Which implementation of the operator ran.
+        The implementation of the operator that ran.
     seconds, quickest, quartiles : dict
-        By name: the operator, the copy and the peers.
+        Times of the operator, the copy and the peers, by name.
     missing : dict of str to str
-        Why a peer was not timed; the reason is empty for a peer without a form of the task.
+        Why a peer was not timed; empty for a peer that has no form of the task.
     """
 
     task: str
@@ -46,28 +46,28 @@ class Line:
 
     @property
     def of_copy(self) -> float:
-        """The time of a copy that moves as many bytes / the operator's."""
+        """The time of a copy that moves as many bytes, divided by the operator's."""
         return self.seconds[COPY] / self.seconds[OURS]
 
     @property
     def ratios(self) -> dict[str, float]:
-        """The time of each peer / the operator's."""
+        """The time of each peer, divided by the operator's."""
         return {name: t / self.seconds[OURS] for name, t in self.seconds.items() if name not in (OURS, COPY)}
 
     @property
     def unsteady(self) -> bool:
-        """Whether the times of any contender vary much from round to round."""
+        """Whether the times of any contender vary much between rounds."""
         return any(map(is_unsteady, self.quartiles.values()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON, with what follows from it."""
+        """Return the line for JSON, including derived values."""
         return vars(self) | {"of_copy": self.of_copy, "ratios": self.ratios, "unsteady": self.unsteady}
 
 
 def jobs(
     tasks: dict[str, peers.Task], sizes: Sequence[tuple[int, int]], dtype: str, seconds: float
 ) -> dict[str, Callable[[], Line]]:
-    """Return what compares tasks with their peers on each size, or on their own shapes, with a label for people."""
+    """Return functions that compare tasks with their peers on each size or on their own shapes, by readable label."""
     return {
         name if task.shapes else f"{name} {size[0]}x{size[1]}": partial(compare, name, task, *size, dtype, seconds)
         for name, task in tasks.items()
@@ -81,7 +81,7 @@ def compare(name: str, task: peers.Task, rows: int, features: int, dtype: str, s
     Raises
     ------
     PeerDiffersError
-        A peer computes something else.
+        If a peer computes something else.
     """
     args = task.work(rows, features, dtype).args
     operator = OPERATORS[task.operator]
@@ -101,7 +101,7 @@ def compare(name: str, task: peers.Task, rows: int, features: int, dtype: str, s
 
 
 def describe_shapes(args: tuple[Any, ...], task: peers.Task) -> str:
-    """Return the first array's shape, and of attention that of the keys."""
+    """Return the first array's shape and, for attention, that of the keys."""
     shapes = ["x".join(map(str, a.shape)) for a in args]
     return f"{shapes[0]} on {shapes[1]}" if task.shapes else shapes[0]
 
@@ -115,7 +115,7 @@ def fill_in(line: Line, calls: dict[str, Call], seconds: float) -> None:
 
 
 def summarize(lines: Sequence[Line]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return for each task and each peer the geometric mean of the ratios, and the least."""
+    """Return, for each task and peer, the geometric mean of the ratios and the smallest."""
     ratios: dict[str, dict[str, list[float]]] = {}
     for line in lines:
         of_task = ratios.setdefault(line.task, {})

@@ -1,4 +1,4 @@
-"""Timing calls in turns, so that whatever slows the machine down slows all of them."""
+"""Time calls in turns, so anything that slows the machine down slows all of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tensorops.testing._libraries import arrays_in
 Call: TypeAlias = Callable[[], Any]
 
 LEAST_ROUNDS = 3
-REST = 0.005  # seconds in which the threads of the library that computed before this one go to sleep
-BATCHES = 15  # into which the seconds of a measurement are divided
+REST = 0.005  # seconds for the threads of the previous library to go to sleep
+BATCHES = 15  # the number of batches that share the seconds of a measurement
 
 
 class CannotMeasureError(Exception):
@@ -32,24 +32,24 @@ class CannotMeasureError(Exception):
 
 
 def prepare_call(function: Callable[..., Any], args: Sequence[Any], options: dict[str, Any], row: Library) -> Call:
-    """Return a call that ends when its result has been computed.
+    """Return a call that returns only when its result has been computed.
 
-    Where the library compiles functions, options that are not arrays become part of the compiled function.
+    If the library compiles functions, options that are not arrays become part of the compiled function.
     """
     if row.jit is not None:
         fixed = {name: value for name, value in options.items() if library_of(value) is None}
         function = row.jit(functools.partial(function, **fixed))
         options = {name: value for name, value in options.items() if name not in fixed}
-    if waiter(row) is None:  # looking for arrays to wait for would take time of its own
+    if waiter(row) is None:  # searching for arrays to wait for would take time itself
         return lambda: function(*args, **options)
     return lambda: wait_for(function(*args, **options))
 
 
 @functools.cache
 def waiter(row: Library) -> Callable[[list[Any]], object] | None:
-    """Return what waits for arrays of a library, or ``None`` if its results are complete when a call returns.
+    """Return a function that waits for a library's arrays, or ``None`` if results are complete when a call returns.
 
-    The runtime of the library knows how to wait; without one, arrays are copied to host memory.
+    The library's runtime knows how to wait; without a runtime, arrays are copied to host memory.
     """
     if row.wait is not None:
         return row.wait
@@ -62,7 +62,7 @@ def waiter(row: Library) -> Callable[[list[Any]], object] | None:
 
 
 def wait_for(result: Any) -> Any:
-    """Return `result`, an array or several in nested containers, once it has been computed.
+    """Return `result`, an array or nested containers of arrays, once it has been computed.
 
     Examples
     --------
@@ -83,14 +83,14 @@ def wait_for(result: Any) -> Any:
 
 @dataclass
 class Contender:
-    """A call to be timed, the backend in force meanwhile, and how many calls make a batch."""
+    """A call to time, the backend in force meanwhile, and the number of calls per batch."""
 
     call: Call
     backend: str
     calls: int = 1
 
     def time(self) -> float:
-        """Return the seconds that one call takes, the average of a batch after a call that warms up."""
+        """Return the seconds of one call, averaged over a batch after a warm-up call."""
         call, calls = self.call, self.calls
         with tensorops.set_backend(self.backend):
             time.sleep(REST)
@@ -102,10 +102,10 @@ class Contender:
 
 
 def in_rounds(contenders: Sequence[Contender], seconds: float) -> list[list[float]]:
-    """Time contenders in turns, each for about so many seconds; return the times of each, one a round."""
+    """Time contenders in turns, each for about `seconds`; return the times of each, one per round."""
     for one in contenders:
         quickest = one.time()
-        if quickest < seconds / BATCHES:  # else a batch is one call, however long it takes
+        if quickest < seconds / BATCHES:  # otherwise a batch is one call, however long it takes
             quickest = min(quickest, one.time(), one.time())
         one.calls = max(1, int(seconds / BATCHES / max(quickest, 1e-9)))
     times: list[list[float]] = [[] for _ in contenders]
@@ -117,19 +117,19 @@ def in_rounds(contenders: Sequence[Contender], seconds: float) -> list[list[floa
 
 
 def median_and_quartiles(samples: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Return the median of some times, and the lower and the upper quartile."""
+    """Return the median, the lower and the upper quartile of some times."""
     lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
     return median, (lower, upper)
 
 
 def is_unsteady(quartiles: tuple[float, float]) -> bool:
-    """Return whether times vary much from round to round, as they do while other programs compute."""
+    """Return whether times vary much between rounds, as they do while other programs compute."""
     lower, upper = quartiles
     return upper > 1.5 * lower
 
 
 def threads() -> int:
-    """Return how many threads the compiled kernels use at most; without them, how many processors there are."""
+    """Return the maximum number of threads of the compiled kernels; without them, the number of processors."""
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if _providers.load("cpu"):
         return usable

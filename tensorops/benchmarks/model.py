@@ -1,4 +1,4 @@
-"""A language model beside llama.cpp, and beside the time that reading its weights takes."""
+"""A language model compared with llama.cpp and with the time needed to read its weights."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ NOTE = (
 )
 
 Runner = Callable[[list[int], int], list[float]]
-"""Reads a prompt and adds tokens; returns the seconds of the prompt and of each token after it."""
+"""Reads a prompt and adds tokens; returns the seconds of the prompt and of each added token."""
 
 
 @dataclass
 class ModelLine:
-    """How fast a model runs.
+    """The speed of a model.
 
     Attributes
     ----------
     model : str
         The file's name.
     weight_bytes : int
-        Bytes of the file that must be read for each token.
+        Bytes of the file that are read for each token.
     read_bandwidth : float
-        Bytes that this machine reads in a second.
+        Bytes that this machine reads per second.
     decode, prefill : dict of str to float
-        Tokens per second of each program: the median over rounds.
+        Tokens per second of each program, the median over rounds.
     new_tokens, prefill_tokens : int
-        How many were added to a short prompt, and how long the long prompt was.
+        The number of tokens added to a short prompt, and the length of the long prompt.
     missing : dict of str to str
         Why a program was not timed.
     """
@@ -67,24 +67,24 @@ class ModelLine:
 
     @property
     def bound(self) -> float:
-        """Tokens per second if reading the weights were all there is to do."""
+        """Tokens per second if reading the weights were the only work."""
         return self.read_bandwidth / self.weight_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON, with what follows from it."""
+        """Return the line for JSON, including derived values."""
         speedup = {what: ratio(getattr(self, what)) for what in ("decode", "prefill")}
         of_bound = {name: speed / self.bound for name, speed in self.decode.items()}
         return vars(self) | {"bound": self.bound, "of_bound": of_bound, "ratios": speedup, "note": NOTE}
 
 
 def ratio(speeds: dict[str, float]) -> float | None:
-    """Return llama.cpp's time / ours."""
+    """Return llama.cpp's time divided by ours."""
     return speeds[OURS] / speeds[LLAMA_CPP] if LLAMA_CPP in speeds else None
 
 
 def compare_model(llama: Llama, path: Path, threads: int) -> ModelLine:
-    """Run a model here and, from its file, in llama.cpp, in turns."""
-    assert llama.tokenizer is not None  # files without one are refused when they are read
+    """Run a model here and, from the same file, in llama.cpp, in turns."""
+    assert llama.tokenizer is not None  # files without a tokenizer are refused when read
     context = min(llama.config.context_length, PREFILL + NEW_TOKENS)
     prompt = llama.tokenizer.encode(TEXT)[: context // 2]
     new_tokens, prefill = min(NEW_TOKENS, context - len(prompt)), min(PREFILL, context - 1)
@@ -101,11 +101,11 @@ def compare_model(llama: Llama, path: Path, threads: int) -> ModelLine:
 
 
 def take_turns(line: ModelLine, runners: dict[str, Runner], prompt: list[int], long: list[int]) -> None:
-    """Let each runner decode and read in every round, and note the medians."""
+    """Let each runner decode and read in every round, and record the medians."""
     decode: dict[str, list[float]] = {name: [] for name in runners}
     prefill: dict[str, list[float]] = {name: [] for name in runners}
     for runner in runners.values():
-        runner(prompt, 2)  # memory is touched, threads are started
+        runner(prompt, 2)  # touches memory and starts threads
     for _ in range(ROUNDS):
         for name, runner in runners.items():
             _, *steps = runner(prompt, line.new_tokens)
@@ -116,13 +116,13 @@ def take_turns(line: ModelLine, runners: dict[str, Runner], prompt: list[int], l
 
 
 def run(llama: Llama, prompt: list[int], count: int) -> list[float]:
-    """Read a prompt and add the likeliest tokens; return the seconds that each of these steps took."""
+    """Read a prompt and add the likeliest tokens; return the seconds of each step."""
     start = time.perf_counter()
-    if count == 0:  # in pieces, and logits of the last token only
+    if count == 0:  # in pieces, computing only the logits of the last token
         next(llama.generate_ids(prompt, max_new_tokens=1), None)
         return [time.perf_counter() - start]
     cache, tokens, stamps = llama.new_cache(), prompt, [start]
-    for _ in range(count + 1):  # whether or not the text ends
+    for _ in range(count + 1):  # even if the text ends
         logits = np.asarray(llama(tokens, cache))
         tokens = [int(logits[-1].argmax())]
         stamps.append(time.perf_counter())
@@ -130,17 +130,17 @@ def run(llama: Llama, prompt: list[int], count: int) -> list[float]:
 
 
 def weight_bytes(path: Path) -> int:
-    """Return how much of a file is read for one token: all matrices, but of a table of embeddings one row."""
+    """Return how many bytes of a file are read for one token: all weights, but only one row of an embedding table."""
     from tensorops.models.gguf import open_gguf
 
     tensors = dict(open_gguf(path).tensors)
     if "output.weight" in tensors:
-        del tensors["token_embd.weight"]  # else it is the output's matrix as well
+        del tensors["token_embd.weight"]  # otherwise it is also the output matrix
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def read_bandwidth() -> float:
-    """Return how many bytes the machine reads in a second: BLAS multiplies a long vector by itself."""
+    """Return how many bytes the machine reads per second, measured by a BLAS dot product of a long vector."""
     x = np.ones(BANDWIDTH_BYTES // 4, dtype=np.float32)
     quickest = float("inf")
     for _ in range(8):
@@ -151,7 +151,7 @@ def read_bandwidth() -> float:
 
 
 class Process:
-    """llama.cpp in a process of its own; `problem` says why there is none."""
+    """llama.cpp in a separate process; `problem` says why it does not run."""
 
     def __init__(self, path: Path, context: int, threads: int) -> None:
         self._command = [sys.executable, "-m", "tensorops.benchmarks._llama_cpp", str(path), str(context), str(threads)]
@@ -164,7 +164,7 @@ class Process:
             self.problem = "not installed"
             return self
         pipe = subprocess.PIPE
-        self._said = tempfile.TemporaryFile("w+", errors="replace")  # a pipe that nobody reads could fill up
+        self._said = tempfile.TemporaryFile("w+", errors="replace")  # an unread pipe could fill up
         self._process = subprocess.Popen(  # noqa: S603 - this Python, and a file of the user's
             self._command, stdin=pipe, stdout=pipe, stderr=self._said, text=True
         )
@@ -175,7 +175,7 @@ class Process:
         return self
 
     def run(self, prompt: list[int], count: int) -> list[float]:
-        """Have a prompt read and tokens added, as `run` does."""
+        """Let it read a prompt and add tokens, as `run` does."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

@@ -1,7 +1,7 @@
-"""What other libraries offer for the same jobs: the expressions that the operators' times are compared with.
+"""Equivalents of the operators in other libraries, for comparing times.
 
-A task is an operator with its options. A peer is a way to do it without tensorops, written as that library's users
-would write it; it gets arrays of its own library, made before the clock starts.
+A task is an operator with its options. A peer does the task without tensorops, written as that library's users would
+write it. It gets arrays of its own library, created before the clock starts.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ Expressions: TypeAlias = dict[str, Callable[..., Any]]
 
 
 class PeerMissingError(Exception):
-    """A peer cannot take part; the message is the reason."""
+    """A peer cannot take part; the message says why."""
 
 
 class PeerDiffersError(CannotMeasureError):
-    """A peer computes something else than the operator: its time would mean nothing."""
+    """A peer computes something else than the operator, so its time would be meaningless."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to be computed.
+    """A computation to be timed.
 
     Parameters
     ----------
     operator : str
-        The operator that does it.
+        The operator to call.
     options : dict
         Its keyword arguments.
     copies : float
-        The bytes that a copy must have to move as many, in units of its largest array: a copy reads one and writes one.
+        The size of a copy that moves as many bytes, relative to the largest array: a copy reads one and writes one.
     shapes : tuple of tuple of int
-        Of its arrays, where `workload` is not to choose them.
+        The shapes of its arrays; `workload` chooses them if empty.
     """
 
     operator: str
@@ -56,7 +56,7 @@ class Task:
     shapes: tuple[tuple[int, ...], ...] = ()
 
     def work(self, rows: int, features: int, dtype: str) -> Workload:
-        """Return its arguments: `rows` by `features`, or of the shapes that it has of its own."""
+        """Return its arguments: `rows` by `features`, or of its own shapes."""
         if not self.shapes:
             return workload(self.operator, rows, features, dtype)
         rng = np.random.default_rng(0)
@@ -65,7 +65,7 @@ class Task:
 
 def _attention(queries: int, keys: int, groups: int, **options: Any) -> Task:
     q, k = (1, 32, queries, 128), (1, groups, keys, 128)
-    asked, kept = 32 * queries, groups * keys  # rows of q and of the result; of k and of v
+    asked, kept = 32 * queries, groups * keys  # the rows of q and of the result; of k and of v
     return Task("scaled_dot_product_attention", options, (asked + kept) / max(asked, kept), (q, k, k))
 
 
@@ -73,7 +73,7 @@ _GATED = 1.5  # two arrays are read and one is written
 
 ROWS: dict[str, Task] = {
     "rms_norm": Task("rms_norm"),
-    "add_rms_norm": Task("add_rms_norm", copies=2.0),  # two and two
+    "add_rms_norm": Task("add_rms_norm", copies=2.0),  # two arrays are read and two are written
     "layer_norm": Task("layer_norm"),
     "silu": Task("silu"),
     "sigmoid": Task("sigmoid"),
@@ -86,13 +86,13 @@ ROWS: dict[str, Task] = {
     "softmax": Task("softmax"),
     "log_softmax": Task("log_softmax"),
 }
-"""What is computed of rows of features."""
+"""The tasks on rows of features."""
 
 ATTENTION: dict[str, Task] = {
     "prefill": _attention(2048, 2048, 32, is_causal=True),
     "decode": _attention(1, 4096, 8),
 }
-"""Attention of a long prompt, and of one new token with four heads to each of keys and values."""
+"""Attention of a long prompt, and of one new token with four query heads per key and value head."""
 
 
 # --- the peers ---------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def _torch() -> Expressions:
 
 
 def _torch_out() -> Expressions:
-    """Return what torch can write into an array that is there: some of it in functions that it documents nowhere."""
+    """Return what torch can write into an existing array, partly through undocumented functions."""
     import torch
 
     nn, aten = torch._C._nn, torch.ops.aten
@@ -155,7 +155,7 @@ def _torch_out() -> Expressions:
 
 
 def _numexpr() -> dict[str, str]:
-    """Return expressions with stable forms; constants are arguments, as a literal one would make float64 of it all."""
+    """Return numerically stable expressions; constants are arguments because a literal would promote to float64."""
     return {
         "silu": "x / (1 + exp(-x))",
         "sigmoid": "1 / (1 + exp(-x))",
@@ -170,7 +170,7 @@ def _jax() -> Expressions:
     from jax.scipy.special import erf
 
     def wide(x: Any) -> Any:
-        return x.astype(jnp.float32) if x.dtype.itemsize == 2 else x  # as every library computes half types
+        return x.astype(jnp.float32) if x.dtype.itemsize == 2 else x  # every library computes half types in float32
 
     def sigmoid(x: Any) -> Any:
         return 1 / (1 + jnp.exp(-x))
@@ -234,7 +234,7 @@ def _call_torch_out(name: str, arrays: tuple[Any, ...]) -> Call:
     except AttributeError as error:
         raise PeerMissingError(f"this version has no {error.name}") from None
     x, *rest = _to_torch(arrays)
-    if name == "layer_norm":  # it wants to put the mean and the scale of each row somewhere, too
+    if name == "layer_norm":  # it also needs memory for the mean and the scale of each row
         rest += [x.new_empty((*x.shape[:-1], 1)) for _ in range(2)]
     return partial(function, torch.empty_like(x), x, *rest)
 
@@ -263,7 +263,7 @@ def _call_jax(name: str, arrays: tuple[Any, ...]) -> Call:
 
 def _expression(known: dict[str, Any], name: str) -> Any:
     if name not in known:
-        raise PeerMissingError("")  # a blank in the table, which needs no reason
+        raise PeerMissingError("")  # a blank in the table needs no reason
     return known[name]
 
 
@@ -277,11 +277,11 @@ PEERS: dict[str, tuple[str, Callable[[str, tuple[Any, ...]], Call]]] = {
     "numexpr": ("numexpr", _call_numexpr),
     "jax.jit": ("jax", _call_jax),
 }
-"""By the name in the table, the package and what makes a call of it."""
+"""For each name in the table, the package and the function that makes a call of it."""
 
 
 def prepare(peer: str, name: str, arrays: tuple[Any, ...], ours: Any) -> Call:
-    """Return a call of a peer's form of a task, once it has been seen to give what the operator gave.
+    """Return a call of a peer's form of a task after checking its result against the operator's.
 
     Parameters
     ----------
@@ -295,9 +295,9 @@ def prepare(peer: str, name: str, arrays: tuple[Any, ...], ours: Any) -> Call:
     Raises
     ------
     PeerMissingError
-        The peer is not installed, or has no form of the task.
+        If the peer is not installed, or has no form of the task.
     PeerDiffersError
-        It computes something else.
+        If it computes something else.
     """
     package, make = PEERS[peer]
     require_package(package)
@@ -315,15 +315,15 @@ def require_package(package: str) -> None:
         raise PeerMissingError(said) from None
 
 
-# Of the largest magnitude. Half types: some peers round in between.
+# Relative to the largest magnitude. Some peers round half types in between.
 _TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 _CHECKED_ROWS = 64
 
 
 def require_same(theirs: Any, ours: Any, what: str) -> None:
-    """Raise `PeerDiffersError` unless a peer's result has the dtype, the shape and the values of ours.
+    """Raise `PeerDiffersError` unless a peer's result matches ours in dtype, shape and values.
 
-    Of large results some rows are compared, from the first to the last.
+    For large results, only some rows between the first and the last are compared.
     """
     pairs = zip(theirs, ours, strict=True) if isinstance(ours, tuple) else [(theirs, ours)]
     for their, our in pairs:
@@ -336,12 +336,12 @@ def require_same(theirs: Any, ours: Any, what: str) -> None:
         some = np.unique(np.linspace(0, len(a) - 1, _CHECKED_ROWS).astype(int))
         a, b = (x[some].astype(np.float64) for x in (a, b))
         error, bound = np.max(np.abs(a - b)), _TOLERANCE[our.dtype.name] * np.max(np.abs(b))
-        if not error <= bound:  # nor NaN
+        if not error <= bound:  # also if it is NaN
             raise PeerDiffersError(f"{what} is off by {error:.3g}, more than {bound:.3g}: it computes something else")
 
 
 def prepare_copy(nbytes: int) -> Call:
-    """Return a call that copies so many bytes into memory that was written before: by torch, else by NumPy."""
+    """Return a call that copies so many bytes into memory already written: with torch if installed, else NumPy."""
     x = np.ones(nbytes // 4, np.float32)
     try:
         require_package("torch")
@@ -353,7 +353,7 @@ def prepare_copy(nbytes: int) -> Call:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the peers that are installed."""
+    """Return the versions of the installed peers."""
     found = {}
     for package in dict.fromkeys(package for package, _ in PEERS.values()):
         try:
@@ -364,7 +364,7 @@ def versions() -> dict[str, str]:
 
 
 def use_threads(count: int) -> None:
-    """Let the peers that are installed use so many threads; JAX takes all processors, and cannot be told."""
+    """Set the number of threads of the installed peers; JAX uses all processors and cannot be limited."""
     for package in ("torch", "numexpr"):
         try:
             require_package(package)

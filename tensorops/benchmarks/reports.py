@@ -1,4 +1,4 @@
-"""What was measured: as JSON for programs, and as tables and sentences for people."""
+"""Reports of measurements: JSON for programs, tables and text for people."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METHOD_BESIDE_PEERS = (
 
 @dataclass
 class Report:
-    """Figures, and the circumstances without which they mean nothing: what programs read, and what people do."""
+    """Figures and their circumstances, for programs and for people."""
 
     circumstances: dict[str, Any]
     results: dict[str, Any]
@@ -50,17 +50,17 @@ class Report:
     timed: bool = True  # anything at all
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the report for JSON."""
         return self.circumstances | self.results
 
     def head(self) -> str:
-        """Return in two lines what people need to know of the circumstances."""
+        """Return two lines on the circumstances of the measurement."""
         known = self.circumstances
         versions = ", ".join(f"{name} {version}" for name, version in known["versions"].items())
         return f"{known['hardware']['cpu']['name']}, {known['threads']} threads; {known['date']}\n{versions}"
 
     def warning(self) -> str:
-        """Return a warning if times vary much from round to round, else an empty string."""
+        """Return a warning if times vary much between rounds, else an empty string."""
         if not self.unsteady:
             return ""
         more = f" and {len(self.unsteady) - 3} others" if len(self.unsteady) > 3 else ""
@@ -68,7 +68,7 @@ class Report:
 
 
 def circumstances(backends: Sequence[Backend], dtype: str, seconds: float) -> dict[str, Any]:
-    """Return what a figure means nothing without: who computed it, on what, with which versions, and when."""
+    """Return the circumstances of a measurement: the machine, the versions, the time and the load."""
     versions = {"python": platform.python_version(), "tensorops": tensorops.__version__, "numpy": np.__version__}
     for backend in backends:
         versions |= runtime_of(backend).version()
@@ -78,7 +78,7 @@ def circumstances(backends: Sequence[Backend], dtype: str, seconds: float) -> di
         "versions": versions,
         "platform": platform.platform(),
         "threads": threads(),
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # by other programs, and by this
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # of this and other programs
         "environment": {name: value for name, value in os.environ.items() if name.endswith("_NUM_THREADS")},
         "hardware": detect_hardware().to_dict(),
         "dtype": dtype,
@@ -87,7 +87,7 @@ def circumstances(backends: Sequence[Backend], dtype: str, seconds: float) -> di
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that suits it."""
+    """Return a time in a suitable unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
 
 
 def _table(title: str, words: Iterable[str], figures: Iterable[str]) -> Table:
-    """Return a table without rows; columns of figures are aligned to the right."""
+    """Return a table without rows; columns of figures are right-aligned."""
     table = Table(title=title)
     for column in words:
         table.add_column(column, overflow="fold")
@@ -108,7 +108,7 @@ def _table(title: str, words: Iterable[str], figures: Iterable[str]) -> Table:
 
 
 def on_backends(found: Sequence[Measurement], backends: Sequence[Backend], dtype: str, seconds: float) -> Report:
-    """Return the report on operators on several backends."""
+    """Return the report on operators across several backends."""
     return Report(
         circumstances(backends, dtype, seconds) | {"method": METHOD},
         {"results": [asdict(row) for row in found]},
@@ -136,7 +136,7 @@ def _medians(title: str, found: Iterable[Measurement]) -> Table:
 
 
 def _reasons(found: Iterable[Measurement]) -> list[str]:
-    """Return what could not be measured and why, each with its backends."""
+    """Return what could not be measured, with the backends and the reason."""
     backends: dict[tuple[str, str], list[str]] = {}
     for row in found:
         if row.reason:
@@ -148,7 +148,7 @@ def _reasons(found: Iterable[Measurement]) -> list[str]:
 
 
 def beside_peers(found: Sequence[Line | ModelLine], backend: Backend, dtype: str, seconds: float) -> Report:
-    """Return the report on the compiled kernels beside a copy and other libraries, and on a model beside llama.cpp."""
+    """Return the comparison of the compiled kernels with a copy and other libraries, and of a model with llama.cpp."""
     known = circumstances((backend,), dtype, seconds) | {"method": METHOD_BESIDE_PEERS}
     known["versions"] |= peers.versions()
     lines = [line for line in found if isinstance(line, Line)]
@@ -171,13 +171,13 @@ def beside_peers(found: Sequence[Line | ModelLine], backend: Backend, dtype: str
 
 
 def _missing(found: Iterable[Line | ModelLine]) -> Iterable[str]:
-    """Return why peers are missing, each reason once; a form that a peer lacks is a blank in the table instead."""
+    """Return why peers are missing, each reason once; a form that a peer lacks is only a blank in the table."""
     missing = [item for line in found for item in line.missing.items()]
     return dict.fromkeys(f"{peer}: {reason}" for peer, reason in missing if reason)
 
 
 def _ratios(title: str, lines: list[Line], *, summary: bool) -> Table:
-    """Return the lines of each task, and under them their means."""
+    """Return the lines of each task, followed by their means."""
     names = [peer for peer in peers.PEERS if any(peer in line.seconds for line in lines)]
     table = _table(title, ("operator", "shape", "kernel"), ("ours", "of copy", *names))
     for task, totals in comparison.summarize(lines).items():
@@ -197,7 +197,7 @@ def _ratios(title: str, lines: list[Line], *, summary: bool) -> Table:
 
 
 def _speeds(line: ModelLine) -> Table:
-    """Return the tokens per second of a model."""
+    """Return a model's tokens per second."""
     title = f"{escape(printable(line.model))}, tokens per second"
     table = _table(title, ("",), (*line.decode, "x llama.cpp", "of bound"))
     whats = {f"decode, {line.new_tokens} tokens": line.decode, f"prefill, {line.prefill_tokens} tokens": line.prefill}

@@ -1,4 +1,4 @@
-"""What operators are timed with: each operator's workload is in `tensorops.testing`, beside its cases."""
+"""The sizes of benchmarks; each operator's workload is in `tensorops.testing`, beside its cases."""
 
 from tensorops.testing.workloads import WORKLOADS, Workload, workload
 
@@ -10,4 +10,4 @@ SIZES: dict[str, tuple[int, int]] = {
     "prefill": (128, 4096),
     "large": (2048, 4096),
 }
-"""Names for some of `BENCHMARK_SHAPES` (rows, features): the cost of a call, one token, a prompt, many prompts."""
+"""Names for some of `BENCHMARK_SHAPES` (rows, features): call overhead, one token, a prompt, many prompts."""

@@ -1,4 +1,4 @@
-"""The operators, one module a family; `tensorops` re-exports them all."""
+"""The operators, one module per family; `tensorops` re-exports them all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorops._operator import OPERATORS, Operator
 
 
 def every_operator() -> list[Operator[..., Any]]:
-    """Import all families and return the operators that they define."""
+    """Import all families and return the operators they define."""
     for info in pkgutil.iter_modules(__path__):
         if not info.name.startswith("_"):
             importlib.import_module(f"{__name__}.{info.name}")

@@ -1,6 +1,6 @@
-"""Special functions in pure Array API, exact to a few units in the last place and differentiable everywhere.
+"""Special functions in pure Array API, accurate to a few units in the last place and differentiable everywhere.
 
-Branches are chosen by `where` on the *argument*, so that the branch not taken computes something finite:
+`where` selects the *argument* of each branch, so the branch not taken stays finite:
 otherwise its infinity would turn a gradient into NaN.
 """
 
@@ -60,7 +60,7 @@ _INVERSE_SQRT_PI = 5.6418958354775628695e-1
 
 
 def sigmoid(xp: Namespace, x: Array) -> Array:
-    """Return 1 / (1 + exp(-x)), from an exponential that cannot overflow."""
+    """Return 1 / (1 + exp(-x)), using an exponential that cannot overflow."""
     positive = x >= 0
     e = xp.exp(xp.where(positive, -x, x))
     return xp.where(positive, xp.ones_like(e), e) / (1.0 + e)
@@ -84,7 +84,7 @@ def erfc(xp: Namespace, x: Array) -> Array:
     z = 1.0 / (v * v)
     series = (_INVERSE_SQRT_PI - z * _polynomial(_TAIL_P, z) / _polynomial(_TAIL_Q, z)) / v
 
-    # exp(-y²) with y² split, as the rounding error of a large y² would be magnified.
+    # exp(-y²) with y² split, because the exponential would magnify the rounding error of a large y².
     w = xp.where(far, v, u)
     head = xp.floor(w * 16.0) / 16.0
     gaussian = xp.exp(-head * head) * xp.exp((head - w) * (head + w))

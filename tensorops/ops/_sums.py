@@ -1,4 +1,4 @@
-"""Sums and means whose error does not grow with their length, also where a library adds one element after another."""
+"""Sums and means whose error does not grow with their length, even if a library adds elements one by one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tensorops._typing import Array, Namespace
 from tensorops.libraries import sums_in_order
 
 _BLOCK = 128
-_LONG = 1024  # where shorter sums lose digits, they lose few
+_LONG = 1024  # shorter sums lose few digits, if any
 
 
 def sum_along(xp: Namespace, x: Array, axes: tuple[int, ...], *, keepdims: bool = False) -> Array:
-    """Return the sum of `x`, which is floating point, along axes that are counted from the front.
+    """Return the sum of floating-point `x` along axes counted from the front.
 
-    A library that adds in order sums blocks of neighbours, then their sums in the same way: no partial sum has more
-    than `_LONG` terms.
+    If the library adds in order, blocks of neighbours are summed, then their sums in the same way: no partial sum has
+    more than `_LONG` terms.
     """
     if not _needs_blocks(x, axes):
         return xp.sum(x, axis=axes, keepdims=keepdims)
@@ -25,7 +25,7 @@ def sum_along(xp: Namespace, x: Array, axes: tuple[int, ...], *, keepdims: bool 
 
 
 def mean_along(xp: Namespace, x: Array, axes: tuple[int, ...], *, keepdims: bool = False) -> Array:
-    """Return the mean of `x` along axes that are counted from the front, summed as `sum_along` does."""
+    """Return the mean of `x` along axes counted from the front, summed as `sum_along` does."""
     if not _needs_blocks(x, axes):
         return xp.mean(x, axis=axes, keepdims=keepdims)
     return sum_along(xp, x, axes, keepdims=keepdims) / prod(x.shape[a] for a in axes)

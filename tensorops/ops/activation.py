@@ -453,13 +453,12 @@ def logsumexp(x: ArrayOfKind[KindT], *, axis: int | tuple[int, ...] = -1, keepdi
     axis : int or tuple of int, optional
         The axes to sum over.
     keepdims : bool, optional
-        Keep the axes summed over, with one element.
+        Keep the summed axes, with length one.
 
     Returns
     -------
     array
-        Dtype, library and device of `x`; half types are computed in float32. The sum over nothing gives minus
-        infinity.
+        Dtype, library and device of `x`; half types are computed in float32. An empty sum gives minus infinity.
 
     Raises
     ------
@@ -489,7 +488,7 @@ def _gelu(xp: Namespace, x: Array, approximate: str) -> Array:
     if approximate == "none":
         return 0.5 * x * _special.erfc(xp, x * -sqrt(0.5))
     # (1 + tanh(u)) / 2 is sigmoid(2u), which does not cancel for negative u. Beyond ±100 the sigmoid is 0 or 1
-    # in any dtype; the bound keeps the cube finite, and `where` passes NaN on.
+    # in any dtype; the bound keeps the cube finite, and `where` propagates NaN.
     bounded = xp.where(x > 100.0, xp.full_like(x, 100.0), xp.where(x < -100.0, xp.full_like(x, -100.0), x))
     inner = bounded * (1.0 + 0.044715 * bounded * bounded)
     return x * _special.sigmoid(xp, (2.0 * sqrt(2.0 / pi)) * inner)

@@ -24,7 +24,7 @@ from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device
 
 _WIDEST = 2**31 - 1
-"""The widest window that counts: an index of every library, and more positions than there are."""
+"""The widest window that matters: a valid index in every library, and more than any number of positions."""
 
 
 def _check(
@@ -89,7 +89,7 @@ def _rows(
         mask=(mask, () if mask is None else (batch, heads, queries, keys)[4 - mask.ndim :]),
         sinks=(sinks, (heads,)),
     )
-    # A query's position depends on how many there are.
+    # A query's position depends on the number of queries.
     whole = (heads, dim, kv_heads, keys, *((queries,) if is_causal or window is not None else ()))
     return RowAxes(arrays, (batch, heads, queries, value_dim), whole)
 
@@ -125,30 +125,30 @@ def scaled_dot_product_attention(
     mask : array of bool or floating point, optional
         Broadcasts to (batch, heads, queries, keys). True attends; a floating-point mask is added to the scores.
     is_causal : bool, optional
-        A query attends to no later key, with the last query at the last key: query :math:`i` has position
+        A query attends to no later key. The last query is aligned with the last key: query :math:`i` has position
         :math:`i + \mathit{keys} - \mathit{queries}`.
     scale : float, optional
-        Factor of the scores, :math:`1 / \sqrt{\mathit{dim}}` by default.
+        Factor applied to the scores, :math:`1 / \sqrt{\mathit{dim}}` by default.
     window : int, optional
         A query attends only to keys nearer than this many positions.
     softcap : float, optional
-        Bound of the scores, before the mask.
+        Bound of the scores, applied before the mask.
     sinks : array, shape (heads,), optional
-        A logit for each head that takes part in the normalization and has no value.
+        One logit per head that takes part in the normalization but has no value.
 
     Returns
     -------
     array, shape (batch, heads, queries, value_dim)
-        Dtype, library and device of `q`; half types are computed in float32. A query that may attend to nothing
-        gives 0. Finite queries and keys of any size have finite weights, also where their products leave the range of
-        the dtype; the body then loses digits of scores around 1 if there are products near the square of that range.
+        Dtype, library and device of `q`; half types are computed in float32. A query that may attend to no key
+        gives 0. Finite queries and keys of any magnitude give finite weights, even if their products exceed the range
+        of the dtype; the body then loses digits of scores around 1 if products are near the square of that range.
 
     Raises
     ------
     TypeError
         If an input is not floating point, or `q`, `k` and `v` differ in dtype.
     ValueError
-        If shapes do not fit, or `window`, `softcap` or `scale` has no meaning.
+        If shapes do not match, or `window`, `softcap` or `scale` is invalid.
 
     References
     ----------
@@ -172,7 +172,7 @@ def scaled_dot_product_attention(
     kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
     group = heads // kv_heads if kv_heads else 1
     grouped = (batch, kv_heads, group, queries, keys)
-    if 0 in grouped:  # no scores: nothing to average, or nothing to average for
+    if 0 in grouped:  # no scores: there are no values, or no queries
         return xp.zeros((batch, heads, queries, value_dim), dtype=q.dtype, device=creation_device(q))
 
     wide_q, wide_k, wide_v = widen(xp, q, k, v)
@@ -201,7 +201,7 @@ def scaled_dot_product_attention(
 def _positions_allowed(
     xp: Namespace, q: Array, queries: int, keys: int, is_causal: bool, window: int | None
 ) -> Array | None:
-    """Return the bool (queries, keys) of what causality and the window allow; ``None`` for everything."""
+    """Return a bool array (queries, keys) of the pairs that causality and the window allow; ``None`` if all are."""
     if not is_causal and window is None:
         return None
     device = creation_device(q)
@@ -215,50 +215,50 @@ def _positions_allowed(
 
 
 def _split_heads(xp: Namespace, mask: Array, kv_heads: int, group: int) -> Array:
-    """Give a mask that broadcasts to (batch, heads, queries, keys) the axes (batch, kv_heads, group, …)."""
+    """Reshape a mask that broadcasts to (batch, heads, queries, keys) to the axes (batch, kv_heads, group, …)."""
     batch, heads, queries, keys = (1,) * (4 - mask.ndim) + tuple(mask.shape)
     split = (1, 1) if heads == 1 else (kv_heads, group)
     return xp.reshape(mask, (batch, *split, queries, keys))
 
 
 def _scores(xp: Namespace, q: Array, k: Array, factor: float) -> tuple[Array, Array]:
-    """Return ``2**-exponent * factor * q @ k.T``, and the exponent for each query, 0 for all but enormous numbers.
+    """Return ``2**-exponent * factor * q @ k.T`` and the exponent of each query, 0 except for enormous numbers.
 
-    The products are those of numbers around 1, and the exponent leaves room for their sums: whatever finite numbers
-    there are, no score is infinite. Powers of two cost no digit.
+    The factors of each product are scaled to about 1, and the exponent leaves room for the sums: finite inputs never
+    give an infinite score. Powers of two cost no precision.
     """
     small_q, of_q = _scale_to_one(xp, q, -1)
     small_q, of_factor = _scale_to_one(xp, small_q * factor, -1)
     small_k, of_k = _scale_to_one(xp, k, (-2, -1))
     scores = xp.matmul(small_q, xp.matrix_transpose(small_k))
     total = of_q + of_factor + of_k
-    # What a sum of products of numbers below 2 may be multiplied by
+    # The largest power of two that a sum of products of numbers below 2 may be multiplied by.
     room = xp.full_like(total, float(largest_exponent(q) - 3 - q.shape[-1].bit_length()))
     small = xp.where(total > room, room, xp.where(total < -room, -room, total))
     scores = scores * xp.pow(xp.full_like(total, 2.0), small)
-    # So far apart, scores differ by more than the exponential can tell from infinity: the power need not grow beyond.
+    # Beyond this power the exponential cannot tell the difference of two scores from infinity.
     most = xp.full_like(total, float(largest_exponent(q) - 1))
     excess = xp.where(total > room, total - room, xp.zeros_like(total))
     return scores, xp.where(excess > most, most, excess)
 
 
 def _scale_to_one(xp: Namespace, x: Array, axis: int | tuple[int, ...]) -> tuple[Array, Array]:
-    """Return ``x * 2**-exponent``, below 2, and the exponent along the axes: 0 where `x` is 0, or is not finite.
+    """Return ``x * 2**-exponent``, below 2, and the exponent along the axes: 0 where `x` is 0 or not finite.
 
-    It comes out of `floor`, whose derivative is zero, so that automatic differentiation sees a constant.
+    The exponent comes from `floor`, whose derivative is zero, so automatic differentiation sees a constant.
     """
     if x.shape[-1] == 0:
         return x, xp.zeros((1,) * x.ndim, dtype=x.dtype, device=creation_device(x))
     largest = xp.max(xp.abs(x), axis=axis, keepdims=True)
     usable = xp.isfinite(largest) & (largest > 0)
     exponent = xp.floor(xp.log2(xp.where(usable, largest, xp.ones_like(largest))))
-    most = xp.full_like(exponent, float(largest_exponent(x) - 1))  # whose reciprocal is a normal number
+    most = xp.full_like(exponent, float(largest_exponent(x) - 1))  # its power's reciprocal is a normal number
     exponent = xp.where(exponent > most, most, xp.where(exponent < -most, -most, exponent))
     return x * xp.pow(xp.full_like(exponent, 2.0), -exponent), exponent
 
 
 def _masked_softmax(xp: Namespace, scores: Array, allowed: Array | None, sink: Array | None, unit: Array) -> Array:
-    """Softmax over the keys of scores in a unit, which the sink shares; rows without any key give 0."""
+    """Softmax over the keys; scores and sink are given in `unit`. Rows without any key give 0."""
     nothing = -float("inf")
     if allowed is not None:
         scores = xp.where(allowed, scores, xp.full_like(scores, nothing))

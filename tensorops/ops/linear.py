@@ -65,7 +65,7 @@ def linear(x: ArrayT, weight: ArrayInput, bias: ArrayInput | None = None) -> Arr
     TypeError
         If an input is not floating point.
     ValueError
-        If shapes do not fit.
+        If shapes do not match.
 
     Examples
     --------
@@ -102,8 +102,8 @@ def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT]) -> KindT:
     TypeError
         If `ids` are not integers, or `weight` is not floating point.
     ValueError
-        If `weight` has not two dimensions, or an id is out of range. Ids on an accelerator, traced or lazy ones
-        are not looked at; there the library's own rule for indices out of range applies.
+        If `weight` does not have two dimensions, or an id is out of range. Ids that are traced, lazy or on an
+        accelerator are not checked: the library's own rule for out-of-range indices applies.
 
     Examples
     --------

@@ -21,8 +21,8 @@ from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device
 from tensorops.ops._sums import mean_along, sum_along
 
-# Losses are computed and summed up in this unit, a power of two: no difference of logits overflows in it, nor does a
-# sum of losses. What is rounded off for being too small does not matter beside the logarithm of the sum.
+# Losses are computed and summed in this unit, a power of two: neither a difference of logits nor a sum of losses
+# overflows. Values that underflow are negligible beside the logarithm of the sum.
 _UNIT = 2.0**-64
 
 
@@ -64,7 +64,7 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> KindT:
-    r"""Cross entropy of a categorical distribution, given its logits, against class numbers.
+    r"""Cross entropy between logits and class numbers.
 
     .. math:: \ell = -(1 - \alpha) \log p_t - \frac{\alpha}{V} \sum_c \log p_c, \qquad
               p = \operatorname{softmax}(\mathit{logits})
@@ -76,24 +76,24 @@ def cross_entropy(
     targets : array of integers, shape (...)
         Class numbers :math:`t`.
     reduction : {"mean", "sum", "none"}, optional
-        What to do with the losses of all elements.
+        How to combine the losses of all elements.
     ignore_index : int, optional
-        Elements with this target have loss 0 and are left out of the mean.
+        Elements with this target have loss 0 and are excluded from the mean.
     label_smoothing : float in [0, 1], optional
-        Share :math:`\alpha` of the target that goes to all classes alike.
+        Share :math:`\alpha` of the target that is spread evenly over all classes.
 
     Returns
     -------
     array
         Shape (...) without reduction, else (); dtype, library and device of `logits`. Half types are computed in
-        float32. The mean over nothing is NaN.
+        float32. The mean of no elements is NaN.
 
     Raises
     ------
     TypeError
         If `logits` is not floating point, or `targets` are not integers.
     ValueError
-        If shapes do not fit, an option has no meaning, or (in host memory) a target is out of range.
+        If shapes do not match, an option is invalid, or (in host memory) a target is out of range.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def cross_entropy(
     smallest, largest = integer_limits(targets)
     if smallest <= ignore_index <= largest:
         counted = targets != xp.asarray(ignore_index, dtype=targets.dtype, device=device)
-    else:  # no target is, and libraries do not compare with a number that the dtype lacks
+    else:  # no target can be ignored, and libraries do not compare with a number outside the dtype's range
         counted = targets == targets
     targets = xp.where(counted, targets, xp.zeros_like(targets))
     require_indices("cross_entropy", "targets", targets, classes, xp)

@@ -102,13 +102,13 @@ def rms_norm(
     axis : int, optional
         The axis to normalize.
     weight_offset : float, optional
-        :math:`w_0`, added to `weight`; Gemma stores its weights less one and uses 1.0.
+        :math:`w_0`, added to `weight`; Gemma stores its weights minus one and uses 1.0.
 
     Returns
     -------
     array
-        Shape, dtype, library and device of `x`. Half types are computed in float32. Large and tiny inputs
-        neither overflow nor vanish in the squares.
+        Shape, dtype, library and device of `x`. Half types are computed in float32. Squares of large or tiny inputs
+        neither overflow nor underflow.
 
     Raises
     ------
@@ -160,9 +160,9 @@ def add_rms_norm(
     Raises
     ------
     TypeError
-        If an input is not floating point, or `residual` has another dtype than `x`.
+        If an input is not floating point, or `residual` and `x` differ in dtype.
     ValueError
-        If shapes do not fit, `x` has no such axis, or `eps` is negative.
+        If shapes do not match, `x` has no such axis, or `eps` is negative.
 
     Examples
     --------
@@ -195,9 +195,9 @@ def layer_norm(
     x : array, floating point
         Input of any shape with at least one dimension.
     weight, bias : array, optional
-        Scale :math:`w` and shift :math:`b`, of the shape of the normalized axes in ascending order.
+        Scale :math:`w` and shift :math:`b`; their shape is that of the normalized axes in ascending order.
     eps : float, optional
-        :math:`\varepsilon`, added to the variance (of the population: divided by the count).
+        :math:`\varepsilon`, added to the population variance (divided by the count).
     axis : int or tuple of int, optional
         The axes to normalize together.
 
@@ -253,10 +253,10 @@ def _rms_norm(xp: Namespace, x: Array, weight: Array | None, eps: float, axis: i
 
 
 def _root_mean_square(xp: Namespace, scaled: Array, unit: Array, axes: tuple[int, ...], eps: float) -> Array:
-    """Return ``sqrt(mean(scaled**2) + eps * unit**2)``, which is not 0 unless `eps` is."""
-    root = eps**0.5 * unit  # the dtype may hold it where it does not hold eps
+    """Return ``sqrt(mean(scaled**2) + eps * unit**2)``, which is 0 only if `eps` is."""
+    root = eps**0.5 * unit  # may be representable in the dtype even if eps is not
     square = mean_along(xp, scaled * scaled, axes, keepdims=True) + root * root
-    if eps > 0:  # where eps vanished in the dtype, beside nothing but zeros: 0 divided by anything
+    if eps > 0:  # eps underflowed and all elements are zero: any divisor gives 0
         square = xp.where(square == 0, xp.ones_like(square), square)
     return xp.sqrt(square)
 
@@ -264,16 +264,16 @@ def _root_mean_square(xp: Namespace, scaled: Array, unit: Array, axes: tuple[int
 def _scale_to_one(xp: Namespace, x: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array]:
     """Return ``x * unit`` of magnitude about one, and `unit`, a power of two for each slice along `axes`.
 
-    Squares then neither overflow nor vanish, and a power of two costs no digit. It comes out of `floor`, whose
-    derivative is zero, so that automatic differentiation sees a constant. A slice that `eps` dominates is
-    scaled by `eps`, one that holds NaN or infinity or nothing but zeros not at all.
+    Squares then neither overflow nor underflow, and a power of two costs no precision. `unit` comes from `floor`, whose
+    derivative is zero, so automatic differentiation sees a constant. A slice that `eps` dominates is scaled by `eps`.
+    A slice that holds NaN or infinity, or only zeros, is not scaled.
     """
     largest = xp.max(xp.abs(x), axis=axes, keepdims=True)
     floor = xp.full_like(largest, eps**0.5)
     largest = xp.where(largest < floor, floor, largest)
     usable = xp.isfinite(largest) & (largest > 0)
     exponent = xp.floor(xp.log2(xp.where(usable, largest, xp.ones_like(largest))))
-    # Two steps inside the range, so that the power itself is a normal number.
+    # Two steps inside the range, so the power itself is a normal number.
     limit = xp.full_like(exponent, float(largest_exponent(x) - 2))
     exponent = xp.where(exponent > limit, limit, xp.where(exponent < -limit, -limit, exponent))
     unit = xp.pow(xp.full_like(exponent, 2.0), -exponent)

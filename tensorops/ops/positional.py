@@ -78,29 +78,29 @@ def rope(
     x : array, floating point, shape (..., heads, seq, head_dim)
         Queries or keys.
     positions : array of integers or floating point, shape (seq,) or (..., seq)
-        Position :math:`p` of each element of the sequence; the leading axes are the batch axes of `x`.
+        Position :math:`p` of each sequence element; the leading axes are the batch axes of `x`.
     base : float, optional
         Base of the geometric sequence of frequencies.
     freqs : array, shape (dims / 2,), optional
-        Frequencies :math:`\theta_i` in radians per position, instead of those of `base`.
+        Frequencies :math:`\theta_i` in radians per position, instead of those derived from `base`.
     interleaved : bool, optional
-        Whether neighbours :math:`(2i, 2i+1)` form a pair, as in the original, or halves
+        Whether neighbours :math:`(2i, 2i+1)` form a pair, as in the original paper, or halves
         :math:`(i, i + \mathit{dims}/2)`, as in GPT-NeoX and Llama checkpoints.
     dims : int, optional
-        How many leading features rotate (all by default); the others pass unchanged.
+        How many leading features are rotated (all by default); the others are unchanged.
 
     Returns
     -------
     array
-        Shape, dtype, library and device of `x`. Half types are computed in float32, and the angles in float64 where
-        the library and device have it: a float32 angle is off by 0.0005 radians at position 8192.
+        Shape, dtype, library and device of `x`. Half types are computed in float32, angles in float64 if the library
+        and device have it: a float32 angle is off by 0.0005 radians at position 8192.
 
     Raises
     ------
     TypeError
         If `x` or `freqs` is not floating point, or `positions` is not numeric.
     ValueError
-        If `dims` is odd or larger than head_dim, `base` is not a positive number, or shapes do not fit.
+        If `dims` is odd or larger than head_dim, `base` is not a positive number, or shapes do not match.
 
     References
     ----------
@@ -118,7 +118,7 @@ def rope(
     xp = get_namespace(x, positions, freqs)
     assert dims is not None
     if dims == 0 or 0 in x.shape:
-        return anew(xp, x)  # nothing rotates
+        return anew(xp, x)  # nothing to rotate
     angle_dtype = _angle_dtype(xp, x)
     angles = _angles(xp, x, positions, base, freqs, dims, angle_dtype)
     (wide,) = widen(xp, x)
@@ -146,13 +146,13 @@ def _angle_dtype(xp: Namespace, x: Array) -> object:
 def _angles(
     xp: Namespace, x: Array, positions: Array, base: float, freqs: Array | None, dims: int, dtype: object
 ) -> Array:
-    """Return the angles with axes (..., 1 for the heads, seq, dims / 2)."""
+    """Return the angles, which broadcast to (..., heads, seq, dims / 2)."""
     if freqs is None:
         index = xp.arange(dims // 2, dtype=dtype, device=creation_device(x))
         theta = xp.pow(xp.full_like(index, base), index * (-2.0 / dims))
     else:
         theta = xp.astype(freqs, dtype, copy=False)
     p = xp.astype(positions, dtype, copy=False)
-    # The heads' axis goes before the sequence; one sequence for the whole batch needs none, it broadcasts.
+    # The axis of the heads precedes the sequence. One sequence for the whole batch broadcasts without it.
     p = xp.expand_dims(xp.expand_dims(p, axis=-1), axis=-3) if p.ndim > 1 else xp.expand_dims(p, axis=-1)
     return p * theta

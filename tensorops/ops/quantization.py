@@ -1,9 +1,9 @@
 """Quantization in groups along the input axis: quantize, dequantize, quantized_linear.
 
-Layout, shared by all three: a row of weights is cut into groups of `group_size`; each group has a scale and, except
-in symmetric mode, a bias, and ``w ≈ scales · q + biases``. The integers ``q`` are stored in bytes, with 4 bits the
-even column in the low half of the byte. Four such bytes, read as one uint32, are MLX's packing; the blocks of
-GGUF's Q4_0, Q4_1 and Q8_0 map onto it with groups of 32.
+All three share a layout. A row of weights is split into groups of `group_size`; each group has a scale and, except
+in symmetric mode, a bias: ``w ≈ scales · q + biases``. The integers ``q`` are stored in bytes; with 4 bits, the even
+column is in the low half of the byte. Four such bytes, read as one uint32, are MLX's packing; the blocks of GGUF's
+Q4_0, Q4_1 and Q8_0 map onto it with groups of 32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MODES = ("affine", "symmetric")
 
 
 def _check_format(name: str, bits: int, group_size: int, mode: str) -> dict[str, Any]:
-    """Check the options that describe a format, and return them."""
+    """Check the options that describe a format and return them."""
     bits, group_size = as_integer(name, "bits", bits), as_integer(name, "group_size", group_size)
     mode = as_choice(name, "mode", mode, _MODES)
     if bits not in (4, 8):
@@ -38,7 +38,7 @@ def _check_format(name: str, bits: int, group_size: int, mode: str) -> dict[str,
 def _check_quantized(
     name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
 ) -> dict[str, Any]:
-    """Check the arguments that hold and describe a quantized matrix; return the options."""
+    """Check the arguments that describe a quantized matrix; return the options."""
     options = _check_format(name, bits, group_size, "affine" if biases is not None else "symmetric")
     bits, group_size = options["bits"], options["group_size"]
     if dtype_name(weight) != "uint8":
@@ -118,12 +118,12 @@ def quantize(
     group_size : int
         How many neighbours in a row share a scale.
     mode : {"affine", "symmetric"}, optional
-        Symmetric mode has 8 bits, signed, and no biases.
+        Symmetric mode uses signed 8-bit integers and no biases.
 
     Returns
     -------
     weight : array of uint8, shape (out, in · bits / 8)
-        The integers; with 4 bits two to a byte, low half first; in symmetric mode int8 in two's complement.
+        The integers: with 4 bits, two per byte, low half first; in symmetric mode, int8 in two's complement.
     scales : array, shape (out, in / group_size)
         Dtype of `w`.
     biases : array or None
@@ -134,7 +134,7 @@ def quantize(
     TypeError
         If `w` is not floating point.
     ValueError
-        If shapes do not fit, or `bits` and `mode` are no such combination.
+        If shapes do not match, or the combination of `bits` and `mode` is invalid.
 
     Examples
     --------
@@ -160,9 +160,9 @@ def quantize(
         return xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), scale, None
     low, high = xp.min(groups, axis=-1), xp.max(groups, axis=-1)
     steps = float(2**bits - 1)
-    # Halves are exact, so that their difference cannot overflow and is 0 for equal elements however it is compiled.
+    # Halves are exact, so their difference cannot overflow and is 0 for equal elements however it is compiled.
     scale = (0.5 * high - 0.5 * low) / (0.5 * steps)
-    unit = _unit(xp, scale)  # the distance from the lowest may overflow, too
+    unit = _unit(xp, scale)  # the distance from the minimum may also overflow
     distance = groups * xp.expand_dims(unit, axis=-1) - xp.expand_dims(low * unit, axis=-1)
     q = xp.clip(_levels(xp, distance, scale * unit), 0.0, steps)
     packed = _pack(xp, xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), bits)
@@ -196,7 +196,7 @@ def dequantize(
     group_size : int, optional
         How many neighbours in a row share a scale.
     mode : {"affine", "symmetric"}, optional
-        As for `quantize`; without `biases` it is symmetric.
+        As for `quantize`; always symmetric without `biases`.
 
     Returns
     -------
@@ -208,7 +208,7 @@ def dequantize(
     TypeError
         If `weight` is not uint8, or `scales` or `biases` is not floating point.
     ValueError
-        If shapes do not fit, or the format is none.
+        If shapes do not match, or `bits`, `group_size` or `mode` is invalid.
 
     Examples
     --------
@@ -260,7 +260,7 @@ def quantized_linear(
     TypeError
         If `weight` is not uint8, or another input is not floating point.
     ValueError
-        If shapes do not fit, or the format is none.
+        If shapes do not match, or `bits` or `group_size` is invalid.
 
     Examples
     --------
@@ -277,22 +277,22 @@ def quantized_linear(
 
 
 def _levels(xp: Namespace, groups: Array, scale: Array) -> Array:
-    """Return ``round(groups / scale)``, and 0 for a group of equal elements, whose scale is 0."""
+    """Return ``round(groups / scale)``, or 0 for a group of equal elements, whose scale is 0."""
     steps = xp.expand_dims(scale, axis=-1)
     return xp.round(groups / xp.where(steps == 0, xp.ones_like(steps), steps))
 
 
 def _unit(xp: Namespace, scale: Array) -> Array:
-    """Return what to multiply groups by while they are scaled: 0.5 if a product of `scale` could overflow, else 1.
+    """Return the factor for groups while they are scaled: 0.5 if a product with `scale` could overflow, else 1.
 
-    Halves are exact, and what is then doubled overflows only if it is too large itself.
+    Halving is exact, and doubling afterwards overflows only if the result itself is out of range.
     """
     is_large = xp.abs(scale) >= 2.0 ** (largest_exponent(scale) - 8)
     return xp.where(is_large, xp.full_like(scale, 0.5), xp.ones_like(scale))
 
 
 def _scale_to_store(xp: Namespace, scale: Array, low: Array, steps: float, w: Array) -> Array:
-    """Return `scale` in the dtype of `w`, a little less where rounding it would take an element beyond the range."""
+    """Return `scale` in the dtype of `w`, slightly reduced where rounding would push an element out of range."""
     (stored,) = widen(xp, narrow(xp, scale, w))
     half_of_largest = steps * (stored * 0.5) + low * 0.5
     less = scale * (1.0 - 2.0 * epsilon(w))
@@ -306,7 +306,7 @@ def _pack(xp: Namespace, q: Array, bits: int) -> Array:
 
 
 def _dequantize(xp: Namespace, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int) -> Array:
-    """Return the matrix in the dtype in which to compute with `scales`."""
+    """Return the matrix in the dtype used to compute with `scales`."""
     rows, columns = weight.shape[0], weight.shape[1] * 8 // bits
     s, b = widen(xp, scales, biases)
     if bits == 4:

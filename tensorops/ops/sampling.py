@@ -51,7 +51,7 @@ def _check_sample(
 
 
 def _check_source(name: str, logits: Array, rng: Any, *, needed: bool) -> None:
-    """Check where the uniform numbers come from; an array must have one for each row, if any are needed."""
+    """Check the source of uniform numbers; if numbers are needed, an array must hold one per row."""
     import numpy as np
 
     if rng is None:
@@ -80,40 +80,40 @@ def sample(
     min_p: float | None = None,
     rng: np.random.Generator | ArrayInput | None = None,
 ) -> Array:
-    r"""Draw from the categorical distribution of some logits, one index for each row.
+    r"""Draw one index per row from the categorical distribution of the logits.
 
-    The candidates are restricted by `top_k`, then `top_p`, then `min_p`; the index drawn is the first whose cumulative
+    `top_k`, then `top_p`, then `min_p` restrict the candidates. The index drawn is the first whose cumulative
     probability, in the order of the vocabulary, exceeds a uniform number. Nothing is sorted unless `top_k` or
-    `top_p` asks for it.
+    `top_p` requires it.
 
     Parameters
     ----------
     logits : array, floating point, shape (..., vocabulary)
         Unnormalized log-probabilities.
     temperature : float, optional
-        Divides the logits. 0 takes the largest (the first of equals), and needs no `rng`.
+        Divides the logits. 0 selects the largest (the first if tied) and needs no `rng`.
     top_k : int, optional
-        Keep the `top_k` largest logits, and those equal to the smallest kept.
+        Keep the `top_k` largest logits, and ties with the smallest one kept.
     top_p : float in (0, 1], optional
-        Keep the smallest set of most probable candidates whose probability reaches `top_p`, and those equal to the
-        smallest kept.
+        Keep the smallest set of most probable candidates whose probability reaches `top_p`, and ties with the smallest
+        one kept.
     min_p : float in [0, 1], optional
-        Keep candidates of at least `min_p` times the largest probability.
+        Keep candidates with at least `min_p` times the largest probability.
     rng : numpy.random.Generator or array, shape (...)
-        Where the uniform numbers come from: a generator or, for libraries that trace, the numbers in [0, 1)
-        themselves, as an array of the library of `logits`.
+        Source of the uniform numbers: a generator or, for libraries that trace, the numbers in [0, 1) themselves, as
+        an array of the same library as `logits`.
 
     Returns
     -------
     array of integers, shape (...)
-        Library and device of `logits`, the library's default index dtype.
+        Library and device of `logits`, in the library's default index dtype.
 
     Raises
     ------
     TypeError
-        If `logits` is not floating point, or `rng` is neither.
+        If `logits` is not floating point, or `rng` is neither a generator nor an array.
     ValueError
-        If an option has no meaning, `rng` is missing, or shapes do not fit.
+        If an option is invalid, `rng` is missing, or shapes do not match.
 
     References
     ----------
@@ -131,7 +131,7 @@ def sample(
     xp = get_namespace(logits)
     (wide,) = widen(xp, logits)
     uniform = None if temperature == 0 else _uniform(xp, wide, rng)
-    if 0 in logits.shape:  # no row to draw for: not every library reduces nothing
+    if 0 in logits.shape:  # no rows: not every library reduces empty arrays
         device = creation_device(logits)
         dtype = xp.__array_namespace_info__().default_dtypes(device=device)["indexing"]
         return xp.zeros(logits.shape[:-1], dtype=dtype, device=device)
@@ -149,13 +149,13 @@ def sample(
     cumulative = xp.cumulative_sum(weights, axis=-1)
     total = cumulative[..., -1:]
     chosen = cumulative > xp.expand_dims(uniform, axis=-1) * total
-    # Rounding may leave no element above; `weights > 0` then still finds a candidate, the last one.
+    # Rounding may leave no element above; `weights > 0` then selects the last candidate.
     last = (cumulative == total) & (weights > 0)
     return xp.argmax(xp.astype(chosen | last, xp.int32), axis=-1)
 
 
 def _quotient(x: Array, divisor: float) -> Array:
-    """Return ``x / divisor``, also for a divisor that the dtype of `x` would round to 0 or to infinity."""
+    """Return ``x / divisor``, even if the dtype of `x` would round the divisor to 0 or infinity."""
     largest = 2.0 ** (largest_exponent(x) - 1)
     if 1.0 / largest <= divisor <= largest:
         return x / divisor
@@ -164,7 +164,7 @@ def _quotient(x: Array, divisor: float) -> Array:
 
 
 def _uniform(xp: Namespace, logits: Array, rng: Any) -> Array:
-    """Return one number in [0, 1) for each row of `logits`, in their dtype."""
+    """Return one number in [0, 1) for each row of `logits`, in its dtype."""
     import numpy as np
 
     if isinstance(rng, np.random.Generator):
@@ -177,6 +177,6 @@ def _keep_top_p(xp: Namespace, weights: Array, top_p: float) -> Array:
     descending = xp.sort(weights, axis=-1, descending=True)
     before = xp.cumulative_sum(descending, axis=-1) - descending
     share = top_p * xp.sum(weights, axis=-1, keepdims=True)
-    kept = (before < share) | (before == 0.0)  # the first is kept, also if the dtype rounds its share to 0
+    kept = (before < share) | (before == 0.0)  # the first is kept even if the dtype rounds its share to 0
     smallest = xp.min(xp.where(kept, descending, xp.full_like(descending, 2.0)), axis=-1, keepdims=True)
     return xp.where(weights >= smallest, weights, xp.zeros_like(weights))

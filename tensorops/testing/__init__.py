@@ -1,6 +1,6 @@
-"""Cases, references and assertions: what a kernel is tested with, here and by third parties.
+"""Cases, references and assertions for testing kernels, here and by third parties.
 
-Importing it imports NumPy and ml_dtypes only; `check_conformance` imports the library that it is asked to test.
+Importing it imports only NumPy and ml_dtypes; `check_conformance` imports the library under test.
 """
 
 from tensorops.testing.assertions import DTYPES, assert_matches, ulp_error

@@ -1,4 +1,4 @@
-"""Arrays' way to a library and back, and which floating dtypes it holds."""
+"""Transfer arrays to a library and back, and find its floating dtypes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tensorops.testing.assertions import DTYPES
 
 @functools.cache
 def dtypes_held(row: Library) -> tuple[str, ...]:
-    """Return the floating dtypes that a library holds, in the setting of `holding`: found by taking a value there."""
+    """Return the floating dtypes that a library supports within `holding`, found by transferring a value."""
 
     def holds(name: str) -> bool:
         try:
             with row.holding(name):
                 move(np.zeros(1, dtype=DTYPES[name]), row)
-        except TypeError:  # what `from_numpy` raises for a dtype that the library lacks
+        except TypeError:  # `from_numpy` raises it for a dtype that the library lacks
             return False
         return True
 
@@ -32,7 +32,7 @@ def dtypes_held(row: Library) -> tuple[str, ...]:
 
 
 def arrays_in(tree: Any) -> list[Any]:
-    """Return the arrays in nested containers, in order, each once."""
+    """Return the arrays in nested containers, in order and without duplicates."""
     found = []
 
     def note(x: Any) -> Any:
@@ -44,14 +44,14 @@ def arrays_in(tree: Any) -> list[Any]:
 
 
 def there(tree: Any, backend: Backend) -> Any:
-    """Take the NumPy arrays in nested containers to a backend; float64 becomes float32 where it holds no more."""
+    """Transfer the NumPy arrays in nested containers to a backend; float64 becomes float32 if it lacks float64."""
     if not backend.library.holds_float64():
         tree = map_arrays(lambda a: a.astype(np.float32) if a.dtype == np.float64 else a, tree)
     return to_backend(tree, backend.name)
 
 
 def back(tree: Any) -> Any:
-    """Take the arrays in nested containers to NumPy."""
+    """Convert the arrays in nested containers to NumPy."""
     return map_arrays(_to_numpy, tree)
 
 

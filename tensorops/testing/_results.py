@@ -1,4 +1,4 @@
-"""Comparing nested results of any function, where no case says how exact they should be."""
+"""Compare nested results of any function, for which no case defines a tolerance."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TOLERANCE = {"float16": 8.0, "bfloat16": 8.0, "float32": 256.0, "float64": 256.0}
-"""By how many `eps` of its dtype an element may be off, in proportion to the largest of the array.
+"""The allowed error of an element, in `eps` of its dtype times the largest magnitude in the array.
 
-Far more than rounding takes, and far less than a wrong formula, a wrong axis or a narrower dtype inside makes.
+Far more than rounding needs, and far less than the error of a wrong formula, a wrong axis or a narrower dtype inside.
 """
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a result is from what was expected, the worst of its parts; `reason` says what is beyond tolerance."""
+    """The largest difference between a result and its expectation; `reason` says what exceeds the tolerance."""
 
     max_ulp: float = 0.0
     max_relative_error: float = 0.0
@@ -33,15 +33,15 @@ class Difference:
 
 
 def is_float(x: NDArray[Any]) -> bool:
-    """Tell whether a NumPy array holds real floating-point numbers, those of ml_dtypes included."""
+    """Return whether a NumPy array holds real floating-point numbers, including those of ml_dtypes."""
     return x.dtype.name in DTYPES
 
 
 def compare(actual: Any, expected: Any, dtype: str | None) -> Difference:
-    """Compare two results of the same structure, on NumPy.
+    """Compare two NumPy results of the same structure.
 
-    `dtype` is that of Python's own numbers, and the narrowest that arrays may have, unless those that are expected are
-    narrower themselves; ``None`` for float64, and any.
+    `dtype` is the dtype of Python numbers and the narrowest that arrays may have, unless the expected arrays are
+    narrower. ``None`` means float64 for Python numbers and any dtype for arrays.
     """
     try:
         pairs = _pairs(actual, expected, "the result", dtype or "float64")
@@ -56,13 +56,13 @@ def compare(actual: Any, expected: Any, dtype: str | None) -> Difference:
 
 
 def narrowest(tree: Any) -> str | None:
-    """Return the floating dtype of least resolution among the arrays of a tree; ``None`` without any."""
+    """Return the floating dtype of lowest resolution among the arrays of a tree; ``None`` if there is none."""
     dtypes = [x.dtype for x in arrays_in(tree) if is_float(x)]
     return max(dtypes, key=_eps).name if dtypes else None
 
 
 def too_narrow(result: Any, dtype: str | None) -> str:
-    """Say which dtype of a result is narrower than `dtype`, or return an empty string."""
+    """Return which dtype of a result is narrower than `dtype`, or an empty string."""
     parts = (x.real if x.dtype.kind == "c" else x for x in arrays_in(result))
     return next(filter(None, (_too_narrow(x, dtype) for x in parts if is_float(x))), "")
 
@@ -73,7 +73,7 @@ def _too_narrow(x: NDArray[Any], dtype: str | None) -> str:
 
 
 def _pairs(actual: Any, expected: Any, path: str, dtype: str) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """Yield the parts of nested results in pairs; `ValueError` where the structures differ."""
+    """Yield the parts of nested results in pairs; raise `ValueError` if the structures differ."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         if set(actual) != set(expected):
             raise ValueError(f"{path} has the keys {sorted(map(str, actual))}, not {sorted(map(str, expected))}")
@@ -99,7 +99,7 @@ def _kind(x: object) -> str:
 
 
 def _array(x: Any, dtype: str) -> NDArray[Any]:
-    """Return an array; a number of Python's has lost the dtype it was computed in, which is that of the inputs."""
+    """Return an array; a Python number has lost the dtype of its computation and gets that of the inputs."""
     with np.errstate(all="ignore"):
         return np.asarray(x, dtype=DTYPES[dtype]) if type(x) is float else np.asarray(x)
 
@@ -115,7 +115,7 @@ def _difference(actual: NDArray[Any], expected: NDArray[Any], dtype: str | None)
         return _exact(actual, expected)
     meant = _eps(expected.dtype) >= _eps(actual.dtype)
     reason = "" if meant else _too_narrow(actual, dtype)
-    # The reference holds more digits than the result; where two backends are compared, the coarser dtype counts.
+    # The reference has more digits than the result; between two backends, the coarser dtype counts.
     unit = max(actual.dtype, expected.dtype, key=_eps).name
     wide, eps = expected.astype(np.float64), _eps(DTYPES[unit])
     ulp = ulp_error(actual, wide, unit)

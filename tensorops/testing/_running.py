@@ -1,7 +1,7 @@
-"""Running one call of an operator in a given way, and looking at what came back.
+"""Run one call of an operator in a given way, and check the result.
 
-Every call is traced, and the trace must name the implementation that was asked for: a result that something else
-computed says nothing. Checks raise `AssertionError` themselves, as ``python -O`` leaves `assert` out.
+Every call is traced, and the trace must name the requested implementation: a result computed by another one proves
+nothing. Checks raise `AssertionError` explicitly because ``python -O`` removes `assert`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     AnyOperator = Operator[..., Any]
 
-# No backend chosen, whatever is in force around a test. One object, so that what an operator learns from its first
-# call (its plan) is what later calls go by.
+# No backend is chosen, whatever is in force around a test. It is one object, so later calls use the plan that an
+# operator keeps from its first call.
 PLAIN = Settings()
 
 
@@ -41,10 +41,10 @@ def check(condition: object, message: str) -> None:
 
 
 def run(operator: AnyOperator, call: Arguments, backend: Backend, implementation: str) -> tuple[list[Any], str | None]:
-    """Run an implementation in every way that leads to it.
+    """Run an implementation in every way that reaches it.
 
-    Returns the results, all of which must be right, and the reason if it is a kernel that refuses these arguments: then
-    the results are those of a plain call, which goes on with something else.
+    Returns the results, all of which must be right. If a kernel refuses the arguments, also returns the reason; the
+    results are then those of a plain call, which another implementation computes.
     """
     if implementation == GENERIC:
         return [run_generic(operator, call, backend.library)], None
@@ -65,9 +65,9 @@ def run_generic(operator: AnyOperator, call: Arguments, row: Library) -> Any:
 
 
 def run_kernel(operator: AnyOperator, call: Arguments, backend: Backend, provider: str) -> tuple[Any, str | None]:
-    """Run a kernel by name and return its result and no reason; or, where it refuses, none and the reason.
+    """Run a kernel by name; return its result and no reason or, if it refuses, no result and the reason.
 
-    `explain` must know before: the reason that it gives is the one in the error.
+    `explain` must predict this: it gives the same reason as the error.
     """
     args, kwargs = call
     with set_backend(backend.name, providers=[provider, GENERIC]):
@@ -86,7 +86,7 @@ def run_kernel(operator: AnyOperator, call: Arguments, backend: Backend, provide
 
 
 def run_plain(operator: AnyOperator, call: Arguments, settings: Settings | None) -> list[Any]:
-    """Call as users do: the first call chooses, the next may go by the plan that it left."""
+    """Call as users do: the first call selects an implementation, the next may use the plan it kept."""
     args, kwargs = call
     if settings is not None:
         with activate(settings):
@@ -99,14 +99,14 @@ def run_plain(operator: AnyOperator, call: Arguments, settings: Settings | None)
 
 
 def check_ran(log: Trace, operator: AnyOperator, implementation: str, row: Library, call: Arguments) -> None:
-    """Check that a trace holds one call of an implementation, on a library's arrays, and no transfer."""
+    """Check that a trace holds one call of an implementation on a library's arrays, and no transfer."""
     check(len(log) == 1, f"expected one call in the trace, got {len(log)}:\n{log}")
     record = log[0]
     ran = (record.operator, record.kernel, record.library)
     wanted = (operator.__name__, implementation, row.name)
     check(ran == wanted, f"asked for {wanted[0]}: {wanted[1]} on {wanted[2]}, but what ran is {record}")
     check(record.transfers == (), f"arrays were moved: {record}")
-    # Scalars drawn from a generator and options are not among them.
+    # This excludes options and scalars drawn from a generator.
     inputs = arrays_in(call)
     check(record.shapes == tuple(tuple(x.shape) for x in inputs), f"recorded shapes are {record.shapes}")
     check(record.dtypes == tuple(dtype_name(x) for x in inputs), f"recorded dtypes are {record.dtypes}")
@@ -128,7 +128,7 @@ def check_result(result: Any, expected: Any, case: Case, row: Library, dtype: st
     device, wanted_device = creation_device(result), creation_device(arrays_in(call)[0])
     check(device == wanted_device, f"result is on device {device}, expected {wanted_device}")
     actual, wanted = back(result), dtype if expected.dtype == np.float64 else expected.dtype.name
-    if expected.dtype == np.int64:  # an index: of the library's default dtype for them
+    if expected.dtype == np.int64:  # an index, of the library's default index dtype
         xp = get_namespace(result)
         default = xp.__array_namespace_info__().default_dtypes()["indexing"]
         check(xp.isdtype(result.dtype, default), f"index dtype is {result.dtype}, expected {default}")
@@ -139,7 +139,7 @@ def check_result(result: Any, expected: Any, case: Case, row: Library, dtype: st
 def check_refusal(
     operator: AnyOperator, case: InvalidCase, call: Arguments, backend: Backend, implementation: str
 ) -> None:
-    """Check that arguments which mean nothing are refused in every way to call, in the operator's own words."""
+    """Check that every way to call refuses invalid arguments, with the operator's own message."""
     args, kwargs = call
 
     def plain() -> None:
@@ -161,7 +161,7 @@ def check_refusal(
         with set_backend(backend.name, providers=[implementation]):
             operator(*args, **kwargs)
 
-    # Without a backend, kernels of another one than the body's may come first.
+    # Without a backend, kernels of a backend other than the body's may come first.
     for way in [under_backend, generic] if implementation == GENERIC else [plain, preferred, kernel_alone]:
         error = _check_raises(way, case.exception, case.message)
         by_kernel = isinstance(error, KernelRefusedError)

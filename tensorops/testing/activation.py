@@ -108,7 +108,7 @@ def geglu(gate: ArrayLike, up: ArrayLike) -> Float64:
 
 
 def _exponentials(x: ArrayLike, axis: int, where: ArrayLike | None) -> tuple[Wide, NDArray[np.bool_], Wide, Wide]:
-    """Return ``x - max``, the entries that count, ``exp(x - max)`` (0 elsewhere) and its sum along `axis`."""
+    """Return ``x - max``, the mask of counted entries, ``exp(x - max)`` (0 elsewhere) and its sum along `axis`."""
     x = np.asarray(x, dtype=np.longdouble)
     keep = np.broadcast_to(np.asarray(True if where is None else where, dtype=np.bool_), x.shape)
     top = np.max(np.where(keep, x, -np.inf), axis=axis, keepdims=True, initial=-np.inf)
@@ -153,7 +153,7 @@ _HUGE_ARGUMENTS = np.array([1e30, -1e30, 1e38, -1e38])
 def _elementwise_cases(
     operator: str, scale_axis: tuple[int, ...] | None, name_prefix: str = "", **options: Any
 ) -> Iterator[Case]:
-    """Yield cases for a function of one array; `options` are passed on to it."""
+    """Yield cases for a function of one array; `options` are passed to it."""
 
     def case(name: str, arguments: Callable[[np.random.Generator], Any], **fields: Any) -> Case:
         fields = {"scale_axis": scale_axis, **fields}
@@ -161,7 +161,7 @@ def _elementwise_cases(
 
     def values(r: np.random.Generator, *shape: int) -> NDArray[np.float64]:
         x = normal(r, *shape, scale=3.0)
-        x.flat[-1] = 3.0  # of the magnitude of the others, where the largest result sets the scale
+        x.flat[-1] = 3.0  # similar in magnitude to the others, because the largest result sets the scale
         return x
 
     yield case("typical", lambda r: values(r, 4, 64))
@@ -174,7 +174,7 @@ def _elementwise_cases(
     yield case("wide", lambda r: np.linspace(-80.0, 80.0, 161), tolerance=wide)
     yield case("small", lambda r: normal(r, 33, scale=1e-3))
     yield case("empty", lambda r: np.zeros((3, 0, 2)), tags=EMPTY)
-    # The result follows from the formula exactly, so the neighbours set no scale.
+    # The formula gives the result exactly, so the scale does not depend on the neighbours.
     yield case("extreme", lambda r: _EXTREME_ARGUMENTS, scale_axis=(), tags=EXTREME)
     yield case("huge", lambda r: _HUGE_ARGUMENTS, scale_axis=(), dtypes=FLOAT32_RANGE, tags=EXTREME)
     yield case("1e300", lambda r: np.array([1e300, -1e300]), scale_axis=(), dtypes=DOUBLE, tags=EXTREME)
@@ -191,7 +191,7 @@ def _relu_squared_cases() -> Iterator[Case]:
 
 
 def _gelu_cases() -> Iterator[Case]:
-    # 1 + erf(x) and 1 + tanh(x) may cancel: the error in the left tail is in proportion to x.
+    # 1 + erf(x) and 1 + tanh(x) may cancel: the error in the left tail is proportional to x.
     yield from _elementwise_cases("gelu", None)
     yield from _elementwise_cases("gelu", None, "tanh_", approximate="tanh")
 
@@ -213,7 +213,7 @@ def _gated_cases(operator: str, scale_axis: tuple[int, ...] | None) -> Iterator[
         scale_axis=(),
         tags=EXTREME,
     )
-    # 1e8 is an infinity in float16 and a number elsewhere.
+    # 1e8 is infinite in float16 and finite elsewhere.
     yield case(
         "overflows_float16", lambda r: args(np.array([1e4, 1e4]), np.array([1e4, -1e4])), scale_axis=(), tags=EXTREME
     )
@@ -223,7 +223,7 @@ def _gated_cases(operator: str, scale_axis: tuple[int, ...] | None) -> Iterator[
 
 def _softmax_cases(operator: str) -> Iterator[Case]:
     """Yield cases for `softmax` and `log_softmax`."""
-    # A probability is exact relative to itself, its logarithm relative to the largest of the row.
+    # The error of a probability is relative to itself, that of its logarithm to the largest of the row.
     logarithmic = operator == "log_softmax"
     case = partial(Case, operator, tolerance=32.0, scale_axis=-1 if logarithmic else ())
     yield case("typical", lambda r: args(normal(r, 4, 64, scale=3.0)))

@@ -1,4 +1,4 @@
-"""Comparison of a result with its float64 reference, in units of the last place of the result's dtype."""
+"""Comparison of a result with its float64 reference, in units in the last place of the result's dtype."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _limits(dtype_name: str) -> tuple[float, float]:
 
 
 def _round(values: _Float64, dtype_name: str) -> _Float64:
-    """Round to the dtype and back: a value beyond its range becomes an infinity."""
+    """Round to the dtype and back; values beyond its range become infinite."""
     with np.errstate(all="ignore"):
         return np.asarray(values.astype(DTYPES[dtype_name]), dtype=np.float64)
 
@@ -40,10 +40,10 @@ def _round(values: _Float64, dtype_name: str) -> _Float64:
 def ulp_error(actual: NDArray[Any], expected: NDArray[Any], dtype_name: str) -> float:
     """Return the largest error in units in the last place of the dtype.
 
-    The unit is ``eps * max(|expected|, smallest_normal)`` of each element: `eps` is the distance from 1 to
-    the next number, so that a correctly rounded result is within 0.5. A NaN must meet a NaN and an infinity
-    the same infinity, otherwise the error is infinite; an expected value beyond the range of the dtype
-    counts as an infinity.
+    The unit of each element is ``eps * max(|expected|, smallest_normal)``: `eps` is the distance from 1 to
+    the next number, so a correctly rounded result is within 0.5. NaN must match NaN and an infinity the same
+    infinity, otherwise the error is infinite; an expected value beyond the range of the dtype counts as
+    infinite.
 
     Parameters
     ----------
@@ -57,12 +57,12 @@ def ulp_error(actual: NDArray[Any], expected: NDArray[Any], dtype_name: str) -> 
     Returns
     -------
     float
-        The error of the worst element, 0.0 for empty arrays.
+        The largest error of any element, 0.0 for empty arrays.
 
     Raises
     ------
     ValueError
-        If the shapes differ or the dtype is not a supported one.
+        If the shapes differ or the dtype is not supported.
 
     Examples
     --------
@@ -95,17 +95,17 @@ def assert_matches(
     tolerance: float,
     scale_axis: int | tuple[int, ...] | None = -1,
 ) -> None:
-    """Assert that a result has the dtype, the shape and, to a tolerance, the values of its reference.
+    """Assert that a result has the dtype, the shape and, within a tolerance, the values of its reference.
 
     An element passes if ``|actual - expected| <= tolerance * eps * max(|expected|, scale)``. `scale` is the
-    largest ``|expected|`` along `scale_axis` among the entries that the dtype can represent: where terms
-    cancel, the error of an element is in proportion to its neighbours, not to what is left of it. Beyond
-    that:
+    largest ``|expected|`` along `scale_axis` among the entries that the dtype can represent: if terms
+    cancel, the error of an element is proportional to its neighbours, not to the element itself.
+    Additional rules:
 
-    * NaN must meet NaN, and an infinity the same infinity. The sign of a zero is free.
-    * Where every value within the tolerance of the expected one is beyond the range of the dtype, the
-      result must be infinite; where some are, it may be.
-    * Where a value within the tolerance is below the smallest normal number, the result may be off by that
+    * NaN must match NaN, and an infinity the same infinity. The sign of a zero is free.
+    * If all values within the tolerance are beyond the range of the dtype, the result must be infinite; if
+      some are, it may be.
+    * If a value within the tolerance is below the smallest normal number, the result may be off by that
       number more, because several libraries flush subnormal numbers to zero.
 
     Parameters
@@ -117,15 +117,15 @@ def assert_matches(
     dtype_name : str
         The dtype that `actual` must have. Integers and booleans are compared exactly.
     tolerance : float
-        Allowed error in `eps` of the dtype, at least 0. Half a unit is rounding alone.
+        Allowed error in `eps` of the dtype, at least 0. Rounding alone takes half a unit.
     scale_axis : int, tuple of ints or None, default -1
         Axis of the maximum that sets the scale, as in NumPy's reductions: ``()`` compares every element
-        with itself, None takes the largest magnitude of the whole array.
+        with itself, None uses the largest magnitude of the whole array.
 
     Raises
     ------
     AssertionError
-        If the result differs; the message shows the worst element.
+        If the result differs; the message shows the element with the largest error.
 
     Examples
     --------
@@ -155,7 +155,7 @@ def assert_matches(
 def _allowed_error(
     expected: _Float64, dtype_name: str, tolerance: float, scale_axis: int | tuple[int, ...] | None
 ) -> _Float64:
-    """Return the allowed absolute error of every element, 0 where `expected` is not finite."""
+    """Return the allowed absolute error of each element, 0 where `expected` is not finite."""
     eps, tiny = _limits(dtype_name)
     magnitude = np.abs(np.where(np.isfinite(expected), expected, 0.0))
     representable = np.where(np.isfinite(_round(magnitude, dtype_name)), magnitude, 0.0)
@@ -163,7 +163,7 @@ def _allowed_error(
         scale_axis = ()
     scale = np.max(representable, axis=scale_axis, keepdims=True, initial=0.0)
     with np.errstate(over="ignore"):
-        # Below the smallest normal number the spacing no longer shrinks.
+        # Below the smallest normal number the spacing is constant.
         allowed = tolerance * eps * np.maximum(np.maximum(magnitude, scale), tiny)
     near_subnormal = magnitude - allowed < tiny
     return np.where(np.isfinite(expected), allowed + np.where(near_subnormal, tiny, 0.0), 0.0)
@@ -193,7 +193,7 @@ def _fail(
     """Raise an `AssertionError` that shows the worst of the wrong elements."""
     __tracebackhide__ = True
     excess = errors
-    if allowed is not None:  # the worst is the furthest beyond what it may be, not that of most units
+    if allowed is not None:  # the worst exceeds its allowance the most; it need not have the most units
         with np.errstate(all="ignore"):
             excess = np.abs(actual - expected) / allowed
     excess = np.where(wrong, np.where(np.isnan(excess), np.inf, excess), -1.0)

@@ -30,7 +30,7 @@ __all__ = ["ENTRIES", "scaled_dot_product_attention"]
 
 
 def _attends(tq: int, tk: int, is_causal: bool, window: int | None) -> NDArray[np.bool_]:
-    """Return which keys each query may see; the last query stands at the position of the last key."""
+    """Return which keys each query may see; the last query is at the position of the last key."""
     allowed = np.ones((tq, tk), dtype=np.bool_)
     for i in range(tq):
         position = i + tk - tq
@@ -55,11 +55,11 @@ def scaled_dot_product_attention(
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
 ) -> Float64:
-    """``softmax(q @ k.T * scale) @ v`` for every head; a row that attends to nothing gives 0.
+    """``softmax(q @ k.T * scale) @ v`` for every head; a row that attends to no key gives 0.
 
     `q` is (batch, q_heads, Tq, D), `k` (batch, kv_heads, Tk, D), `v` (batch, kv_heads, Tk, Dv). The scores
     are capped first, ``softcap * tanh(scores / softcap)``, then masked. `sinks` holds one logit per query
-    head that joins the sum of the softmax and has no value.
+    head that is added to the sum of the softmax and has no value.
     """
     q, k, v = float64(q), float64(k), float64(v)
     batch, q_heads, tq, head_dim = q.shape
@@ -159,7 +159,7 @@ def _attention_cases() -> Iterator[Case]:
     )
     yield case("empty_queries", lambda r: args(*qkv(r, tq=0)), tags=EMPTY)
     yield case("empty_batch", lambda r: args(*qkv(r, b=0)), tags=EMPTY)
-    # Scores of a few hundred: only a softmax that takes the maximum away survives.
+    # Scores of a few hundred: only a softmax that subtracts the maximum survives.
     yield case(
         "large_scores",
         lambda r: args(np.full((1, 1, 2, 4), 16.0), 2.0 * np.arange(20.0).reshape(1, 1, 5, 4) - 20.0,
@@ -185,9 +185,9 @@ def _qkv(hq: int = 2, hkv: int = 2, tk: int = 5, d: int = 4, tv: int = 5) -> tup
 # --- workloads, and all of it by operator ------------------------------------------------------------
 
 
-QUERY_HEADS = 8  # that share a head of keys and values
-KEYS = 1024  # that a query meets at least: a conversation's cache
-MOST_SCORES = 2**26  # the generic body holds them all, several times
+QUERY_HEADS = 8  # per key and value head
+KEYS = 1024  # the minimum number of keys: a conversation's cache
+MOST_SCORES = 2**26  # the generic body holds all of them, several times
 
 
 def _attention_workload(make: Maker) -> Workload:

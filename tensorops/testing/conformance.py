@@ -1,12 +1,12 @@
 """Conformance: every operator, implementation, dtype and case of a backend against the float64 references.
 
-An author of a backend, of this project or of another, runs it with two lines::
+Authors of a backend, in this project or another, run it with two lines::
 
     from tensorops.testing import check_conformance
 
     check_conformance("tiny")
 
-The tests of tensorops and the command ``tensorops selftest`` go through the same outcomes, see `conformance`.
+The tests of tensorops and the command ``tensorops selftest`` use the same outcomes; see `conformance`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["ConformanceReport", "Outcome", "Subject", "check_conformance", "conf
 
 Status: TypeAlias = Literal["passed", "failed", "refused", "skipped"]
 
-_SHOWN = 40  # failures in a message; a library that is wrong is wrong in hundreds of cases
+_SHOWN = 40  # failures in a message; a broken library fails in hundreds of cases
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one case.
+    """The outcome of one case.
 
     Attributes
     ----------
@@ -54,8 +54,8 @@ class Outcome:
     case : str
         The case's name; ``"invalid: ..."`` for arguments that must be refused.
     status : {"passed", "failed", "refused", "skipped"}
-        ``"refused"``: a kernel says that it does not take these arguments, and another implementation, whose result
-        was right, ran in its place. ``"skipped"``: nothing ran.
+        ``"refused"``: a kernel does not take these arguments, and another implementation ran instead, with the right
+        result. ``"skipped"``: nothing ran.
     message : str
         Why it did not pass.
     """
@@ -74,14 +74,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ConformanceReport:
-    """The outcomes of a backend; prints as a summary and the failures.
+    """The outcomes of a backend; printed as a summary and the failures.
 
     Attributes
     ----------
     backend : str
         Its name.
     outcomes : tuple of Outcome
-        What came of every case.
+        The outcome of every case.
     """
 
     backend: str
@@ -111,28 +111,28 @@ def check_conformance(
     dtypes: Collection[str] | None = None,
     implementations: Collection[str] | None = None,
 ) -> ConformanceReport:
-    """Assert that a backend computes every operator as its reference does: for tests of a backend.
+    """Assert that a backend computes every operator as its reference does.
 
     Parameters
     ----------
     backend : str
         Its name or an alias.
     operators, dtypes, implementations : collection of str, optional
-        Only these operators, floating dtypes and implementations (``"generic"``, or a provider of the backend);
-        by default all that there are cases for.
+        Only these operators, floating dtypes and implementations (``"generic"``, or a provider of the backend); all
+        that have cases by default.
 
     Returns
     -------
     ConformanceReport
-        All outcomes. Kernels may have refused arguments: count them if that matters.
+        All outcomes. Kernels may have refused arguments: count these outcomes if that matters.
 
     Raises
     ------
     AssertionError
-        If a case failed, none passed, or a kernel refused every case and so was not tested at all. The message lists
+        If a case failed, none passed, or a kernel refused every case and was therefore not tested. The message lists
         operator, implementation, dtype, case and reason.
     ValueError
-        If a name is unknown, or the operator is one's own, for which there are no cases; the valid ones are listed.
+        If a name is unknown, or an operator is your own and has no cases; the message lists the valid names.
     BackendUnavailableError
         If the backend cannot compute here, with the reason.
 
@@ -157,7 +157,7 @@ def check_conformance(
 
 
 def _idle_kernels(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the kernels that took no case, each with the reasons it gave."""
+    """Return the kernels that accepted no case, each with its reasons."""
     tried: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.implementation != GENERIC and outcome.case in {c.name for c in CASES.get(outcome.operator, ())}:
@@ -177,31 +177,31 @@ def conformance(
     implementations: Collection[str] | None = None,
     quick: bool = False,
 ) -> Iterator[Outcome]:
-    """Run the cases of a backend and yield what came of each.
+    """Run the cases of a backend and yield the outcome of each.
 
-    Every result is compared with the float64 reference, and a trace must show that the implementation that was asked
-    for ran, on the right library and without a transfer. Kernels are called by name, as users call, and under
-    ``set_backend``. Arguments that mean nothing must be refused.
+    Every result is compared with the float64 reference, and a trace must show that the requested implementation ran,
+    on the right library and without a transfer. Kernels are called by name, as users call, and under
+    ``set_backend``. Invalid arguments must be refused.
 
     Parameters
     ----------
     backend : str
         Its name or an alias.
     operators, dtypes, implementations : collection of str, optional
-        Only these; by default all that there are. A dtype that the library does not hold is skipped.
+        Only these; all by default. A dtype that the library lacks is skipped.
     quick : bool, default False
-        For libraries that take seconds to compile or to schedule, run of each operator one everyday case and those
-        with NaN, infinities or without elements only.
+        For libraries that take seconds to compile or schedule: for each operator, run only one everyday case and the
+        cases with NaN, infinities or no elements.
 
     Returns
     -------
     iterator of Outcome
-        One for each case, in the order operator, implementation, dtype.
+        One per case, in the order operator, implementation, dtype.
 
     Raises
     ------
     ValueError
-        If a name is unknown, or the operator is one's own, for which there are no cases; the valid ones are listed.
+        If a name is unknown, or an operator is your own and has no cases; the message lists the valid names.
     BackendUnavailableError
         If the backend cannot compute here, with the reason.
 
@@ -221,7 +221,7 @@ def conformance(
 
 @dataclass(frozen=True)
 class Subject:
-    """One implementation of an operator in one dtype, with the cases to run.
+    """One implementation of an operator in one dtype, with its cases.
 
     Attributes
     ----------
@@ -232,11 +232,11 @@ class Subject:
     implementation, dtype : str
         See `Outcome`.
     cases : tuple of Case
-        What it must compute.
+        The cases that it must compute.
     invalid : tuple of InvalidCase
-        What it must refuse.
+        The cases that it must refuse.
     reason : str
-        Why nothing can run, if so.
+        Why nothing can run; empty otherwise.
     """
 
     backend: Backend
@@ -253,11 +253,11 @@ class Subject:
         return self.backend.library
 
     def __len__(self) -> int:
-        """Return how many outcomes `run` gives."""
+        """Return the number of outcomes that `run` gives."""
         return 1 if self.reason else len(self.cases) + len(self.invalid)
 
     def run(self) -> list[Outcome]:
-        """Run all cases and return what came of each."""
+        """Run all cases and return their outcomes."""
         if self.reason:
             return [self._outcome("all", "skipped", self.reason)]
         with self.row.holding(self.dtype):
@@ -277,7 +277,7 @@ def subjects(
     implementations: Collection[str] | None = None,
     quick: bool = False,
 ) -> tuple[Subject, ...]:
-    """Return what `conformance` runs with these arguments, in order: to tell how much it is, or to run a part."""
+    """Return what `conformance` runs with these arguments, in order, to count it or to run a part."""
     chosen = first_available([resolve(backend)])
     held = dtypes_held(chosen.library)
     some = quick and chosen.library.slow
@@ -299,7 +299,7 @@ def subjects(
 
 
 def _promised(kernel: Kernel, dtype: str, cases: tuple[Case, ...]) -> tuple[Case, ...]:
-    """Return the cases but for those in which a kernel declares to deviate."""
+    """Return the cases except those in which a kernel declares a deviation."""
     deviation = kernel.deviation
     if deviation is None or dtype not in deviation.dtypes:
         return cases
@@ -311,7 +311,7 @@ def _is_telling(case: Case) -> bool:
 
 
 def _tested(wanted: Collection[str] | None) -> tuple[str, ...]:
-    """Return the operators wanted, of those that have cases: one's own, made with `operator`, have none."""
+    """Return the requested operators among those with cases; your own, made with `operator`, have none."""
     tested = tuple(name for name in OPERATORS if name in CASES)
     for name in wanted or ():
         if name in OPERATORS and name not in tested:
@@ -320,7 +320,7 @@ def _tested(wanted: Collection[str] | None) -> tuple[str, ...]:
 
 
 def _selected(kind: str, wanted: Collection[str] | None, valid: Collection[str]) -> tuple[str, ...]:
-    """Return the names wanted in the order of the valid ones; all of them if none is named."""
+    """Return the requested names in the order of the valid ones; all of them if none is named."""
     if wanted is None:
         return tuple(valid)
     if isinstance(wanted, str):
@@ -335,7 +335,7 @@ def _selected(kind: str, wanted: Collection[str] | None, valid: Collection[str])
 
 
 def _arguments(subject: Subject, case: Case) -> tuple[Arguments, Any]:
-    """Return the arguments on the backend, and what is expected of them."""
+    """Return the arguments on the backend, and the expected result."""
     args, kwargs = case.build(dtype_name=subject.dtype)
     expected = REFERENCES[case.operator](*args, **kwargs)
     return there((args, kwargs), subject.backend), expected
@@ -346,14 +346,14 @@ def _run_one_by_one(subject: Subject) -> Iterator[Outcome]:
         try:
             call, expected = _arguments(subject, case)
             results, reason = run(subject.operator, call, subject.backend, subject.implementation)
-        except Exception as error:  # whatever a library raises is what came of the case
+        except Exception as error:  # whatever a library raises is the outcome
             yield subject._outcome(case.name, "failed", _describe(error))
         else:
             yield _compare(subject, case, call, expected, results, reason)
 
 
 def _run_compiled(subject: Subject, jit: Callable[..., Any]) -> list[Outcome]:
-    """Compile all cases as one function, as compiling each operation for each shape would take many times as long."""
+    """Compile all cases as one function: compiling each operation for each shape would take many times as long."""
     built = [_arguments(subject, case) for case in subject.cases]
     calls = [call for call, _ in built]
     refusals: dict[int, str | None] = {}
@@ -372,7 +372,7 @@ def _run_compiled(subject: Subject, jit: Callable[..., Any]) -> list[Outcome]:
 
     try:
         made = jit(traced)(*arrays_in(calls))
-    except Exception as error:  # the compiler's: it does not say of which case
+    except Exception as error:  # the compiler does not say which case failed
         return [subject._outcome(case.name, "failed", _describe(error)) for case in subject.cases]
     return [
         subject._outcome(case.name, "failed", _describe(errors[i]))

@@ -1,4 +1,4 @@
-"""What an operator is tested and timed with: a reference, cases, refusals and a workload."""
+"""What tests and benchmarks need of an operator: a reference, cases, refusals and a workload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Arguments", "Case", "Entry", "InvalidCase", "Maker", "Refusal", "Workload", "cast"]
 
-HEAD_DIM = 64  # of workloads
+HEAD_DIM = 64  # in workloads
 GROUP = 32
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -24,11 +24,11 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Entry(NamedTuple):
-    """All that an operator needs to be tested and timed; its name is that of the reference.
+    """All that is needed to test and time an operator, which has the name of the reference.
 
-    The reference has the operator's parameters, takes what `numpy.asarray` accepts, and returns float64 (and integers,
-    if the operator does). It is written from the mathematical definition and shares no code with the operator. NaN and
-    infinities follow from the formula by IEEE arithmetic, without a warning.
+    The reference has the operator's parameters, takes anything `numpy.asarray` accepts, and returns float64 (and
+    integers if the operator does). It follows the mathematical definition and shares no code with the operator. NaN
+    and infinities follow from the formula by IEEE arithmetic, without a warning.
     """
 
     reference: Callable[..., Any]
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 def cast(value: Any, dtype_name: str) -> Any:
     """Cast the float64 arrays in `value`, which may be nested in tuples, lists and dicts, to a dtype.
 
-    Arrays of other dtypes and everything else are returned as they are.
+    Arrays of other dtypes and everything else are returned unchanged.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def cast(value: Any, dtype_name: str) -> Any:
     (array([0.1], dtype=float16), {'eps': 1e-06})
     """
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
-        with np.errstate(invalid="ignore"):  # a NaN is cast to a NaN
+        with np.errstate(invalid="ignore"):  # NaN is cast to NaN
             return value.astype(DTYPES[dtype_name])
     if isinstance(value, dict):
         return {key: cast(item, dtype_name) for key, item in value.items()}
@@ -60,7 +60,7 @@ def cast(value: Any, dtype_name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A named set of arguments for an operator, with what a correct result may deviate by.
+    """A named set of arguments for an operator, with the allowed error of the result.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ class Case:
     name : str
         Name of the case, unique for the operator.
     arguments : callable
-        Makes positional and keyword arguments from a random generator. Floating arrays are float64 and
-        meant to be cast to the dtype under test, other arrays stay as they are.
+        Makes positional and keyword arguments from a random generator. Floating arrays are float64, to be cast
+        to the dtype under test; other arrays are used unchanged.
     tolerance : float
         Allowed error in `eps` of float32 and float64, see `assert_matches`.
     half_tolerance : float
@@ -79,13 +79,13 @@ class Case:
     scale_axis : int, tuple of ints or None
         Which entries of the result set the scale of the error, see `assert_matches`.
     dtypes : tuple of str
-        The dtypes whose range holds the arguments.
+        The dtypes whose range contains the arguments.
     tags : frozenset of str
-        ``"extreme"``: values near the ends of a range. ``"overflow"``: besides, squares of the arguments
-        are beyond float32, so that an implementation must scale them. ``"special"``: NaN or infinities.
+        ``"extreme"``: values near the ends of a range. ``"overflow"``: in addition, squares of the arguments
+        exceed float32, so an implementation must scale them. ``"special"``: NaN or infinities.
         ``"empty"``: an array without elements.
     uncast : frozenset of str
-        Keyword arguments that stay float64 whatever the dtype under test.
+        Keyword arguments that stay float64 for any dtype under test.
     """
 
     operator: str
@@ -102,7 +102,7 @@ class Case:
         return f"{self.operator}-{self.name}"
 
     def build(self, seed: int = 0, dtype_name: str = "float64") -> Arguments:
-        """Return the positional and the keyword arguments, the same at every call with the same `seed`."""
+        """Return the positional and the keyword arguments; the same `seed` gives the same arguments."""
         rng = np.random.default_rng([seed, zlib.crc32(str(self).encode())])
         args, kwargs = self.arguments(rng)
         cast_kwargs = {k: v if k in self.uncast else cast(v, dtype_name) for k, v in kwargs.items()}
@@ -128,7 +128,7 @@ class InvalidCase:
     exception : type
         `ValueError` for shapes and values, `TypeError` for dtypes and kinds of arguments.
     message : str
-        Regular expression for `re.search` in the message, which reads ``<operator>: <argument> ...``.
+        Regular expression for `re.search` in the message, which has the form ``<operator>: <argument> ...``.
     """
 
     operator: str
@@ -161,7 +161,7 @@ class Workload:
     options : dict
         The keyword arguments.
     unread : int
-        Bytes of the arguments that a call has no need to read, such as rows of a table that nobody looks up.
+        Bytes of the arguments that a call need not read, such as table rows that are not looked up.
     """
 
     args: tuple[Any, ...]
@@ -170,7 +170,7 @@ class Workload:
 
 
 class Maker:
-    """Makes arrays for `rows` rows of `features` features, the same ones every time."""
+    """Makes arrays for `rows` rows of `features` features, identical every time."""
 
     def __init__(self, rows: int, features: int, dtype_name: str) -> None:
         self.rows, self.features, self.dtype = rows, features, DTYPES[dtype_name]
@@ -189,7 +189,7 @@ class Maker:
         return self.normal(self.features)
 
     def integers(self, below: int, count: int) -> np.ndarray[Any, Any]:
-        """Return `count` integers from 0 on."""
+        """Return `count` random integers from 0 to `below` - 1."""
         return self.rng.integers(0, below, count, dtype=np.int32)
 
     def packed(self, rows: int) -> tuple[np.ndarray[Any, Any], ...]:
@@ -199,7 +199,7 @@ class Maker:
         return weight, self.normal(rows, groups), self.normal(rows, groups)
 
     def divided(self, by: int) -> int:
-        """Return how many times `by` goes into the features, which it must."""
+        """Return the number of features divided by `by`, which must divide it."""
         if self.features % by:
             raise ValueError(f"its features must be a multiple of {by}, got {self.features}")
         return self.features // by

@@ -57,7 +57,7 @@ def _linear_cases() -> Iterator[Case]:
     yield case("batch", lambda r: args(*xw(r, 16, 8, 2, 3, 5)[0], normal(r, 8)))
     yield case("empty_batch", lambda r: xw(r, 8, 4, 0), tags=EMPTY)
     yield case("empty_in", lambda r: args(*xw(r, 0, 4, 3)[0], normal(r, 4)), tags=EMPTY)
-    # 120000 is an infinity in float16 and a number elsewhere.
+    # 120000 is infinite in float16 and finite elsewhere.
     yield case(
         "overflows_float16",
         lambda r: args(np.full((2, 3), 200.0), np.array([[200.0], [-200.0]]) * np.ones(3)),

@@ -41,14 +41,14 @@ def cross_entropy(
 ) -> Float64:
     """``-(1 - s) * logp[target] - s * mean(logp)`` with ``logp = log_softmax(logits)``, `s` the smoothing.
 
-    A target equal to `ignore_index` costs 0 and does not count in the mean, which is NaN if none counts.
+    A target equal to `ignore_index` has loss 0 and is excluded from the mean, which is NaN if all are excluded.
     """
     log_p = log_softmax(logits)
     targets = np.asarray(targets)
     counts = targets != ignore_index
     picked = np.take_along_axis(log_p, np.where(counts, targets, 0)[..., None], axis=-1)[..., 0]
     losses = -picked
-    if label_smoothing != 0.0:  # 0 times a class of probability 0 would be NaN
+    if label_smoothing != 0.0:  # a smoothing of 0 times the loss of an impossible class would be NaN
         losses = (1.0 - label_smoothing) * losses - label_smoothing * np.mean(log_p, axis=-1)
     losses = np.where(counts, losses, 0.0)
     if reduction == "none":
@@ -95,7 +95,7 @@ def _cross_entropy_cases() -> Iterator[Case]:
     yield case("all_ignored_mean", lambda r: args(normal(r, 2, 5), np.full(2, -100)), tags=SPECIAL)
     yield case("empty_none", lambda r: args(*pair(r, 5, 0)[0], reduction="none"), tags=EMPTY)
     yield case("empty_sum", lambda r: args(*pair(r, 5, 0)[0], reduction="sum"), tags=EMPTY)
-    # In float16 some of these losses are beyond the range.
+    # Some of these losses exceed the range of float16.
     yield case(
         "6e4",
         lambda r: args(np.array([[6e4, -6e4, 0.0]] * 3), np.arange(3), reduction="none"),

@@ -36,10 +36,10 @@ __all__ = ["ENTRIES", "add_rms_norm", "layer_norm", "rms_norm"]
 
 
 def _magnitude(x: Wide, axis: int | tuple[int, ...]) -> Wide:
-    """Return a power of two near the largest ``|x|`` along `axis`, 1 where that is 0, inf or NaN.
+    """Return a power of two near the largest ``|x|`` along `axis`; 1 if that is 0, inf or NaN.
 
-    Dividing by it is exact and keeps squares in range: `longdouble` alone would do where it has a larger
-    exponent than float64, which it has not on Windows and on Arm Macs.
+    Dividing by it is exact and keeps squares in range. `longdouble` alone would suffice if its exponents were
+    larger than those of float64, which is not so on Windows and on Arm Macs.
     """
     top = np.max(np.abs(x), axis=axis, keepdims=True, initial=0)
     _, exponent = np.frexp(top)
@@ -49,7 +49,7 @@ def _magnitude(x: Wide, axis: int | tuple[int, ...]) -> Wide:
 
 
 def _divide_by_deviation(x: Wide, axis: int | tuple[int, ...], eps: float, *, center: bool) -> Wide:
-    """``x / sqrt(mean(x**2) + eps)``, with the mean taken away from `x` first if `center`."""
+    """``x / sqrt(mean(x**2) + eps)``, after subtracting the mean from `x` if `center`."""
     scale = _magnitude(x, axis)
     scaled = x / scale
     if center:
@@ -183,13 +183,13 @@ def _layer_norm_cases() -> Iterator[Case]:
         "last_two_axes", lambda r: args(normal(r, 3, 4, 5), *affine(r, 4, 5), axis=(-2, -1)), scale_axis=(-2, -1)
     )
     yield case("separate_axes", lambda r: args(normal(r, 2, 3, 4, 5), *affine(r, 3, 5), axis=(1, 3)), scale_axis=(1, 3))
-    # The order in which the axes are named means nothing: weight and bias follow that of x.
+    # The order in which axes are named does not matter: weight and bias follow the order of x.
     yield case(
         "unordered_axes", lambda r: args(normal(r, 3, 4, 5), *affine(r, 4, 5), axis=(-1, 1)), scale_axis=(-2, -1)
     )
     yield case("positional_eps", lambda r: args(normal(r, 3, 16, scale=0.1), *affine(r, 16), 1e-2))
     yield case("constant", lambda r: args(np.full((2, 16), 2.5), *affine(r, 16)))
-    # The difference to the mean is exact to eps * mean, a variance as E[x^2] - E[x]^2 to eps * mean^2 only.
+    # The difference from the mean is exact to eps * mean, a variance as E[x^2] - E[x]^2 only to eps * mean^2.
     yield case("large_mean", lambda r: args(1e3 + normal(r, 3, 64)), tolerance=4e3, dtypes=FULL)
     yield case("empty_batch", lambda r: args(np.zeros((0, 8)), *affine(r, 8)), tags=EMPTY)
     yield case("6e4", lambda r: args(alternating(6e4, 3, 17), *affine(r, 17)), tags=EXTREME)

@@ -1,4 +1,4 @@
-"""Positions: references, cases, refusals and workloads."""
+"""Positional encodings: references, cases, refusals and workloads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rope(
     """Rotate the pairs ``(x1, x2)`` of the first `dims` features by ``positions * base**(-2 i / dims)``.
 
     `x` is (..., heads, seq, head_dim) and `positions` (seq,) or (..., seq), the same for every head. Pair
-    number i is made of the features i and i + dims/2, or 2i and 2i + 1 if `interleaved`.
+    i consists of the features i and i + dims/2, or 2i and 2i + 1 if `interleaved`.
     """
     x = float64(x)
     dims = x.shape[-1] if dims is None else dims
@@ -58,7 +58,7 @@ def rope(
 
 
 def _rope_cases() -> Iterator[Case]:
-    # In float32 the angle is exact to eps * position, and so is the result.
+    # In float32 the angle, and therefore the result, is exact to eps * position.
     case = partial(Case, "rope", tolerance=128.0)
     yield case("typical", lambda r: args(normal(r, 2, 4, 9, 16), np.arange(9)))
     yield case("interleaved", lambda r: args(normal(r, 2, 4, 9, 16), np.arange(9), interleaved=True))

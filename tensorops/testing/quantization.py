@@ -34,11 +34,11 @@ __all__ = ["ENTRIES", "dequantize", "quantize", "quantized_linear"]
 def quantize(
     w: ArrayLike, *, bits: int, group_size: int, mode: Literal["affine", "symmetric"] = "affine"
 ) -> tuple[NDArray[np.uint8], Float64, Float64 | None]:
-    """Round every group of `group_size` neighbours in a row of `w` (out, in) to integers of `bits` bits.
+    """Round each group of `group_size` neighbours in a row of `w` (out, in) to integers of `bits` bits.
 
     Affine: ``q = round((w - min) / scale)`` with ``scale = (max - min) / (2**bits - 1)``, bias ``min``.
     Symmetric (8 bits): ``q = round(w / scale)`` with ``scale = max|w| / 127``, int8 seen as uint8, no bias.
-    Ties round to even; a group without extent has scale 0 and q 0. Four-bit codes are packed two to a byte,
+    Ties round to even; a group of equal elements has scale 0 and q 0. Four-bit codes are packed two per byte,
     low nibble first.
     """
     w = float64(w)
@@ -61,7 +61,7 @@ def quantize(
 
 
 def _round_to_multiple(values: Float64, scales: Float64) -> Float64:
-    """Return how many times `scales` goes into `values`, rounded half to even; 0 where the scale is 0."""
+    """Return ``values / scales``, rounded half to even; 0 where the scale is 0."""
     scales = scales[..., None]
     return np.where(scales > 0, np.round(values / np.where(scales > 0, scales, 1.0)), 0.0)
 
@@ -87,10 +87,10 @@ def dequantize(
     group_size: int = 32,
     mode: Literal["affine", "symmetric"] = "affine",
 ) -> Float64:
-    """``scales * q + biases`` for every group; without `biases` the codes are int8 and symmetric.
+    """``scales * q + biases`` for each group; without `biases` the codes are int8 and symmetric.
 
-    The absence of `biases` alone says which, so that `quantized_linear`, which has no `mode`, can decode
-    both; `mode` may say it too, but not otherwise.
+    The absence of `biases` alone selects symmetric mode, so `quantized_linear`, which has no `mode`, can
+    decode both. `mode` may confirm this but not contradict it.
     """
     weight = np.asarray(weight, dtype=np.uint8)
     scales = float64(scales)
@@ -125,7 +125,7 @@ def quantized_linear(
 def _near_levels(
     r: np.random.Generator, rows: int, groups: int, group_size: int, bits: int, symmetric: bool = False
 ) -> NDArray[np.float64]:
-    """Return weights near the levels of their group, so that no rounding error moves a code to the next."""
+    """Return weights near the levels of their group, so no rounding error changes a code."""
     low, high = (-127, 127) if symmetric else (0, 2**bits - 1)
     levels = r.integers(low, high + 1, (rows, groups, group_size)).astype(np.float64)
     off = r.uniform(-0.3, 0.3, levels.shape)
@@ -138,7 +138,7 @@ def _near_levels(
 
 
 def _on_levels(r: np.random.Generator, rows: int, n: int, bits: int) -> NDArray[np.float64]:
-    """Return weights on levels with a power of two between them: exact in every dtype and group."""
+    """Return weights on levels spaced by a power of two: exact in every dtype and group."""
     levels = r.integers(0, 2**bits, (rows, n // 16, 16)).astype(np.float64)
     levels[..., :2] = (0, 2**bits - 1)
     w: NDArray[np.float64] = (levels.reshape(rows, n) - 2 ** (bits - 1)) / 2 ** (bits - 1)
@@ -146,7 +146,7 @@ def _on_levels(r: np.random.Generator, rows: int, n: int, bits: int) -> NDArray[
 
 
 def _quantize_cases() -> Iterator[Case]:
-    # Elsewhere the half types may round a scale and with it move a code.
+    # In other cases the half types may round a scale and thereby change a code.
     case = partial(Case, "quantize", dtypes=FULL)
     for bits in (4, 8):
         for group_size in (32, 64):
@@ -197,7 +197,7 @@ def _dequantize_cases() -> Iterator[Case]:
 
 
 def _quantized_linear_cases() -> Iterator[Case]:
-    # Half types may round the weights before they multiply, and MLX accumulates in them on the CPU.
+    # Half types may round the weights before multiplying, and MLX accumulates in half types on the CPU.
     case = partial(Case, "quantized_linear", tolerance=32.0, half_tolerance=6.0, scale_axis=None)
     for bits in (4, 8):
         for group_size in (32, 64):

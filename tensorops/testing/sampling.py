@@ -24,10 +24,10 @@ def sample(
     min_p: float | None = None,
     rng: ArrayLike,
 ) -> NDArray[np.int64]:
-    """Draw an index per row by inverting the cumulative distribution at the uniforms `rng`.
+    """Draw one index per row by inverting the cumulative distribution at the uniforms `rng`.
 
-    `rng` has the shape of `logits` without the last axis, values in [0, 1). The filters act in the order
-    `top_k`, `top_p`, `min_p`; entries tied with the last one kept are kept. ``temperature=0`` takes the
+    `rng` has the shape of `logits` without the last axis and values in [0, 1). Filters apply in the order
+    `top_k`, `top_p`, `min_p`; entries tied with the last kept entry are kept. ``temperature=0`` selects the
     first maximum.
     """
     logits = float64(logits)
@@ -50,7 +50,7 @@ def _draw(row: Float64, top_k: int | None, top_p: float | None, min_p: float | N
         p = softmax(row)
         keep &= p >= min_p * np.max(p)
     cumulative = np.cumsum(softmax(row, where=keep))
-    # u < 1, but the sum may end below it by rounding: the last entry kept is then the answer.
+    # u < 1, but rounding may leave the sum below u: the last kept entry is then the answer.
     exceeds = np.flatnonzero(cumulative > u * cumulative[-1])
     return int(exceeds[0]) if exceeds.size else int(np.flatnonzero(keep)[-1])
 
@@ -76,7 +76,7 @@ def _sample_cases() -> Iterator[Case]:
     def logits(r: np.random.Generator, n: int, *batch: int) -> NDArray[np.float64]:
         # Distinct multiples of 1/4, exact in every dtype: all of them draw the same index.
         values = np.broadcast_to(np.arange(n) / 4 - n // 8, (*batch, n))
-        return np.ascontiguousarray(r.permuted(values, axis=-1))  # which keeps the order of what was broadcast
+        return np.ascontiguousarray(r.permuted(values, axis=-1))  # keeps the order of the broadcast values
 
     uniforms = np.array([0.01, 0.3, 0.72, 0.97])
     for name, options in {

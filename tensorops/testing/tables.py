@@ -1,6 +1,6 @@
-"""References, cases, refusals and workloads of every operator, gathered from the files of the families.
+"""References, cases, refusals and workloads of every operator, collected from the family modules.
 
-A test that goes through `CASES` covers a new operator or a new case without being edited:
+A test that iterates over `CASES` covers a new operator or case without an edit:
 
 >>> from tensorops.testing import REFERENCES, assert_matches, cases, cast
 >>> for case in cases("silu"):
@@ -11,8 +11,8 @@ A test that goes through `CASES` covers a new operator or a new case without bei
 ...         tolerance = case.tolerance_for(dtype_name)
 ...         assert_matches(actual, expected, dtype_name, tolerance=tolerance, scale_axis=case.scale_axis)
 
-The reference must see the arguments after the cast to the dtype under test, as above: otherwise it measures the
-rounding of the input.
+The reference must get the arguments after the cast to the dtype under test, as above; otherwise the comparison
+measures the rounding of the input.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ BENCHMARK_SHAPES: tuple[tuple[int, int], ...] = (
     (2048, 4096),
     (8192, 4096),
 )
-"""Shapes (rows, features) of the benchmarks: from the cost of a call alone to that of memory alone."""
+"""Shapes (rows, features) of the benchmarks, from those bound by call overhead to those bound by memory."""
 
 _FAMILIES = (activation, attention, linear, loss, normalization, positional, quantization, sampling)
 _ENTRIES = {entry.reference.__name__: entry for family in _FAMILIES for entry in family.ENTRIES}
 
 REFERENCES: Mapping[str, Callable[..., Any]] = {name: entry.reference for name, entry in _ENTRIES.items()}
-"""The float64 reference of every operator, by the operator's name."""
+"""The float64 reference of every operator, by operator name."""
 
 CASES: Mapping[str, tuple[Case, ...]] = {name: entry.cases for name, entry in _ENTRIES.items()}
 """The cases of every operator."""
@@ -52,7 +52,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {name: entry.cases for name, entry in _E
 def _invalid(
     operator: str, name: str, exception: type[Exception], message: str, arguments: Callable[[], Arguments]
 ) -> InvalidCase:
-    """Return the case of a refusal; a message of one or more argument names joined by ``|`` is completed."""
+    """Return the case of a refusal; a message of argument names joined by ``|`` is completed."""
     if message.replace("|", "").isidentifier():
         message = rf"^{operator}: ({message})\b"
     return InvalidCase(operator, name, arguments, exception, message)
@@ -64,7 +64,7 @@ INVALID: Mapping[str, tuple[InvalidCase, ...]] = {
 """Arguments that every operator must refuse."""
 
 WORKLOADS: Mapping[str, Callable[[Maker], Workload]] = {name: entry.workload for name, entry in _ENTRIES.items()}
-"""For every operator what makes the arguments that it is timed with."""
+"""For every operator, a function that makes its benchmark arguments."""
 
 
 def cases(operator: str) -> tuple[Case, ...]:
@@ -73,7 +73,7 @@ def cases(operator: str) -> tuple[Case, ...]:
     Raises
     ------
     ValueError
-        If there is no such operator; the message lists those that there are.
+        If there is no such operator; the message lists the valid names.
     """
     if operator not in CASES:
         raise ValueError(f"no cases for {operator!r}; there are cases for {', '.join(CASES)}")

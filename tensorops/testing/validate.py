@@ -1,4 +1,4 @@
-"""Comparing what a function computes on several backends, with its float64 reference or with each other."""
+"""Compare a function's results on several backends with its float64 reference or with each other."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ AS_GIVEN = "as given"
 
 @dataclass(frozen=True)
 class ValidationRow:
-    """What one backend made of the function, in one dtype.
+    """The outcome of the function on one backend, in one dtype.
 
     Attributes
     ----------
     backend : str
         Its name.
     dtype : str
-        The floating dtype of the inputs; several if they differ, ``"-"`` without any.
+        The floating dtype of the inputs; several if they differ, ``"-"`` if there is none.
     status : {"ran", "differs", "failed", "refused", "unavailable"}
-        ``"ran"``: the result is that of `compared_with`. ``"differs"``: it is not. ``"failed"``: the function or its
-        reference raised. ``"refused"``: the backend cannot take the inputs, as it lacks their dtype, for example.
+        ``"ran"``: the result matches that of `compared_with`. ``"differs"``: it does not. ``"failed"``: the function or
+        its reference raised. ``"refused"``: the backend cannot take the inputs, for example if it lacks their dtype.
         ``"unavailable"``: the backend cannot compute here.
     reason : str
         Why the status is not ``"ran"``.
     compared_with : str
-        ``"reference"``, or the backend that ran first; empty if nothing was compared, as for that backend itself.
+        ``"reference"``, or the backend that ran first; empty if nothing was compared, for example for that backend.
     kernels : dict of str to tuple of str
         The implementations that ran, by operator.
     max_ulp : float or None
-        The largest error, see `tensorops.testing.ulp_error`, in units in the last place of the result's dtype.
+        The largest error in units in the last place of the result's dtype; see `tensorops.testing.ulp_error`.
     max_relative_error : float or None
-        The same in units of the expected value.
+        The largest error relative to the expected value.
     """
 
     backend: str
@@ -63,7 +63,7 @@ class ValidationRow:
 
 @dataclass(frozen=True, repr=False)
 class ValidationReport(Displayed):
-    """What `validate` found; prints as a table.
+    """The result of `validate`; printed as a table.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class ValidationReport(Displayed):
     reference : str
         What the results were compared with.
     rows : tuple of ValidationRow
-        One for each backend and dtype.
+        One per backend and dtype.
     """
 
     function: str
@@ -81,7 +81,7 @@ class ValidationReport(Displayed):
 
     @property
     def ok(self) -> bool:
-        """Whether a backend ran, none failed, differed or was unavailable; a dtype may have been refused."""
+        """Whether a backend ran, and none failed, differed or was unavailable; a dtype may have been refused."""
         statuses = {row.status for row in self.rows}
         return "ran" in statuses and statuses <= {"ran", "refused"}
 
@@ -129,42 +129,42 @@ def validate(
     reference: Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> ValidationReport:
-    """Run a function on several backends, and compare what comes back.
+    """Run a function on several backends and compare the results.
 
-    The arrays among the arguments are taken to each backend, which is then in force while `fn` runs. An operator is
-    compared with its float64 reference, any other function with `reference` if there is one, or else with the first
-    backend that ran. A result counts as the same if it has the same structure, shapes and kinds of dtypes, equal
-    integers and truth values, NaN and infinities where they belong, and if no element is off by more than 256 (half
-    types: 8) units of the dtype's resolution times the largest magnitude of the result; the errors themselves are in
-    the report. A result narrower than all floating inputs differs, unless that of `reference` is as narrow.
+    Array arguments are transferred to each backend, which is in force while `fn` runs. An operator is compared with
+    its float64 reference, any other function with `reference` if given, else with the first backend that ran.
+    Results match if they have the same structure, shapes and kinds of dtypes, equal integers and booleans, and NaN and
+    infinities in the same places, and if no element is off by more than 256 (half types: 8) units of the dtype's
+    resolution times the largest magnitude of the result; the report holds the errors themselves. A result narrower
+    than all floating inputs differs, unless that of `reference` is as narrow.
 
     Parameters
     ----------
     fn : callable
         An operator, or a function of arrays of any library that returns an array, a number, or nested tuples, lists
-        or dicts of them.
+        or dicts of these.
     *args, **kwargs
-        Its arguments. Arrays may be of any library, and stand in nested dicts, lists, tuples and dataclasses.
+        Its arguments. Arrays may be of any library and may be nested in dicts, lists, tuples and dataclasses.
     backends : collection of str, optional
-        Names of backends; by default all that are available here except ``array_api_strict``.
+        Names of backends; by default all available ones except ``array_api_strict``.
     dtypes : collection of str or "all", optional
-        Floating dtypes to cast all floating inputs to, one after another; by default they stay as given.
+        Floating dtypes to cast all floating inputs to, one after another; by default inputs are not cast.
     reference : callable, optional
-        Takes the arguments as NumPy arrays, the floating ones in float64 with the values that they have in the dtype
-        under test, so that the rounding of inputs is not counted as an error.
+        Takes the arguments as NumPy arrays. Floating arrays are float64 with the values they have in the dtype under
+        test, so the rounding of inputs does not count as an error.
 
     Returns
     -------
     ValidationReport
-        One row for each backend and dtype. A backend that is unavailable, lacks the dtype or raises is a row with the
+        One row per backend and dtype. If a backend is unavailable, lacks the dtype or raises, its row gives the
         reason.
 
     Raises
     ------
     ValueError
-        If a backend or a dtype is unknown; the valid ones are listed, and nothing has run.
+        If a backend or a dtype is unknown; the message lists the valid ones, and nothing has run.
     TypeError
-        If `fn` cannot be called, there is no array among its arguments, or `backends` or `dtypes` is one string.
+        If `fn` is not callable, its arguments contain no array, or `backends` or `dtypes` is a single string.
 
     Examples
     --------
@@ -194,7 +194,7 @@ def validate(
 def _reference(
     fn: Callable[..., Any], name: str, given: Callable[..., Any] | None
 ) -> tuple[Callable[..., Any] | None, str]:
-    """Return what to compare with, and how people call it."""
+    """Return what to compare with, and a description of it."""
     from tensorops._operator import Operator
     from tensorops.testing import REFERENCES
 
@@ -237,7 +237,7 @@ def _dtypes(names: Collection[str] | None) -> list[str]:
 
 @dataclass(frozen=True)
 class _Expected:
-    """What to compare with, and whose it is; or the problem with getting it."""
+    """What to compare with, and its origin; or why there is nothing to compare with."""
 
     source: str = ""
     value: Any = None
@@ -247,7 +247,7 @@ class _Expected:
 def _validate_dtype(
     fn: Callable[..., Any], call: Any, backends: list[Backend], dtype: str, reference: Callable[..., Any] | None
 ) -> Iterator[ValidationRow]:
-    """Run every backend in one dtype; without a reference the first result is what the others are compared with."""
+    """Run every backend in one dtype; without a reference, the others are compared with the first result."""
     from tensorops.testing._libraries import arrays_in
     from tensorops.testing._results import is_float, narrowest, too_narrow
 
@@ -256,7 +256,7 @@ def _validate_dtype(
     least = narrowest(given)
     expected = _Expected() if reference is None else _from_reference(reference, given)
     for backend in backends:
-        own = map_arrays(np.copy, given)  # memory may be shared on the way there, and `fn` may write to it
+        own = map_arrays(np.copy, given)  # a transfer may share memory, and `fn` may write to it
         row, result = _run(fn, own, backend, label)
         if row.status == "ran" and expected.problem:
             row = replace(row, status="failed", reason=expected.problem)
@@ -274,7 +274,7 @@ def _cast(tree: Any, dtype: str) -> Any:
     from tensorops.testing._results import is_float
 
     def cast(x: NDArray[Any]) -> NDArray[Any]:
-        with np.errstate(all="ignore"):  # what is beyond the range becomes an infinity, and a NaN stays one
+        with np.errstate(all="ignore"):  # values beyond the range become infinite, and NaN stays NaN
             return x.astype(DTYPES[dtype]) if is_float(x) else x.copy()
 
     return map_arrays(cast, tree)
@@ -287,12 +287,12 @@ def _from_reference(reference: Callable[..., Any], call: Any) -> _Expected:
     try:
         with np.errstate(all="ignore"):
             return _Expected("reference", back(reference(*args, **kwargs)))
-    except Exception as error:  # a caller's function may raise anything; a row says so
+    except Exception as error:  # a caller's function may raise anything; a row reports it
         return _Expected(problem=f"nothing to compare with: the reference raised {_describe(error)}")
 
 
 def _run(fn: Callable[..., Any], call: Any, backend: Backend, label: str) -> tuple[ValidationRow, Any]:
-    """Run on one backend and bring the result to NumPy; whatever goes wrong is in the row."""
+    """Run on one backend and convert the result to NumPy; the row reports any error."""
     from tensorops.backends import set_backend, to_backend, trace
     from tensorops.testing._libraries import back
 
@@ -300,7 +300,7 @@ def _run(fn: Callable[..., Any], call: Any, backend: Backend, label: str) -> tup
         args, kwargs = to_backend(call, backend.name)
     except BackendUnavailableError as error:
         return ValidationRow(backend.name, label, "unavailable", str(error)), None
-    except Exception as error:  # a TypeError says it in tensorops' words, a library's own error in its own
+    except Exception as error:  # a TypeError has tensorops' message, a library's error its own
         said = str(error) if type(error) is TypeError else _describe(error)
         return ValidationRow(backend.name, label, "refused", said), None
     status: Status = "ran"
@@ -308,7 +308,7 @@ def _run(fn: Callable[..., Any], call: Any, backend: Backend, label: str) -> tup
     with set_backend(backend.name), trace() as log:
         try:
             with backend.library.quiet():
-                result = back(fn(*args, **kwargs))  # a lazy library computes, and fails, only now
+                result = back(fn(*args, **kwargs))  # a lazy library computes and fails only here
         except Exception as error:
             status, reason = "failed", _describe(error)
     ran = {name: tuple(sorted(kernels)) for name, kernels in log.kernels.items()}

@@ -1,4 +1,4 @@
-"""Values, dtypes and tags that cases of several families are made of."""
+"""Values, dtypes and tags used by the cases of several families."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ALL = tuple(DTYPES)
 FLOAT32_RANGE = ("bfloat16", "float32", "float64")
 FULL = ("float32", "float64")
 DOUBLE = ("float64",)
-# A vector register's worth and less, one more and one less, and more than one block of most kernels.
+# Up to a vector register's worth, one more and one less, and more than one block of most kernels.
 ODD_LENGTHS = (1, 3, 7, 17, 33, 65, 257)
 EXTREME = frozenset({"extreme"})
 OVERFLOW = frozenset({"extreme", "overflow"})
 SPECIAL = frozenset({"special"})
 EMPTY = frozenset({"empty"})
-# Rows with special values beside rows that they must not touch.
+# Rows with special values beside rows that they must not affect.
 SPECIAL_ROWS = np.array(
     [
         [1.0, -2.0, 0.5, 3.0],
@@ -34,12 +34,12 @@ SPECIAL_ROWS = np.array(
         [0.0, -0.0, 2.0, -1.0],
     ]
 )
-# The special values are wanted, the floating-point flags they raise are not.
+# Special values are intended; the floating-point warnings they cause are not.
 quiet = np.errstate(all="ignore")
 
 
 def args(*args: Any, **kwargs: Any) -> Arguments:
-    """Return the arguments of a call as a case holds them."""
+    """Return the arguments of a call in the form that a case holds."""
     return args, kwargs
 
 
@@ -49,7 +49,7 @@ def normal(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> NDArray
 
 
 def weights(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
-    """Return numbers near 1, as weights of norms are."""
+    """Return numbers near 1, like the weights of norms."""
     return 1.0 + 0.1 * rng.standard_normal(shape)
 
 
@@ -61,28 +61,28 @@ def random_mask(rng: np.random.Generator, *shape: int) -> NDArray[np.bool_]:
 
 
 def alternating(value: float, *shape: int) -> NDArray[np.float64]:
-    """Return `value` and its half with alternating signs: of one magnitude, and not all equal."""
+    """Return `value` and its half with alternating signs: similar in magnitude but not all equal."""
     steps = np.resize(np.array([1.0, -0.5, -1.0, 0.5]), shape)
     return np.asarray(steps * value, dtype=np.float64)
 
 
 def ones(*shape: int) -> NDArray[np.float64]:
-    """Return ones, of float64: to be cast."""
+    """Return float64 ones, to be cast."""
     return np.ones(shape)
 
 
 def integers(*shape: int) -> NDArray[np.int64]:
-    """Return ones of int64."""
+    """Return int64 ones."""
     return np.ones(shape, dtype=np.int64)
 
 
 def octets(*shape: int) -> NDArray[np.uint8]:
-    """Return ones of uint8."""
+    """Return uint8 ones."""
     return np.ones(shape, dtype=np.uint8)
 
 
 def float64(x: ArrayLike) -> Float64:
-    """Return an array of float64."""
+    """Return a float64 array."""
     return np.asarray(x, dtype=np.float64)
 
 

@@ -1,6 +1,6 @@
-"""What operators are timed with: arguments of everyday sizes.
+"""Benchmark arguments of everyday sizes for the operators.
 
-Cases are small, and made to be difficult; workloads are large, and made to be ordinary.
+Cases are small and difficult; workloads are large and ordinary.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ __all__ = ["WORKLOADS", "Workload", "workload"]
 
 
 def workload(operator: str, rows: int, features: int, dtype_name: str = "float32") -> Workload:
-    """Return arguments of an operator, as NumPy arrays, the same ones every time.
+    """Return arguments of an operator as NumPy arrays, identical every time.
 
     Parameters
     ----------
     operator : str
         Its name.
     rows, features : int
-        The shape of its main input. Attention takes as many queries as rows, and heads of 64 features; the features
-        of losses and of sampling are classes.
+        The shape of its main input. Attention has as many queries as rows, and heads of 64 features; the features of
+        losses and sampling are classes.
     dtype_name : str
         The dtype of floating inputs.
 
     Raises
     ------
     ValueError
-        If there is none for the operator, or its shape cannot be had.
+        If the operator has no workload, or none of this shape.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Settings where several things happen at once: threads, tasks, notebooks' cells, worker processes, changes meanwhile.
+"""Settings under concurrency: threads, tasks, notebook cells, worker processes, and changes during a call.
 
-What the blocks and the default mean by themselves is in test_scopes.
+The blocks and the default themselves are tested in test_scopes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tensorops.backends import config_file, probing
 X = np.linspace(-2.0, 2.0, 24, dtype=np.float32).reshape(4, 6)
 RMS_NORM = X / np.sqrt((X.astype(np.float64) ** 2).mean(axis=-1, keepdims=True) + 1e-6)
 
-# What rms_norm of a NumPy array must say that it ran, by the backend in force.
+# What rms_norm of a NumPy array must report, by the backend in force.
 RUNS = {
     "auto": ("cpu", "numpy", 0),
     "cpu": ("cpu", "numpy", 0),
@@ -40,11 +40,11 @@ RUNS = {
 
 @pytest.fixture(autouse=True)
 def default(monkeypatch):
-    """Give every test the configuration of no file and no choice, and leave it as it was."""
+    """Run every test without a configuration file or a chosen backend, and restore the settings afterwards."""
     support.require_provider("cpu")
     support.require("array_api_strict")
     for name in RUNS:
-        tp.set_default_backend(name)  # tries it now, so that no test waits for that
+        tp.set_default_backend(name)  # probes it now, so no test waits for that
     tp.set_default_backend(None)
     yield monkeypatch
     monkeypatch.undo()
@@ -55,7 +55,7 @@ def default(monkeypatch):
 
 @pytest.fixture
 def marked():
-    """An operator whose result tells, without a trace, what ran: x + 2 is its kernel's, x + 1 its body's."""
+    """An operator whose result shows what ran without a trace: x + 2 is its kernel's, x + 1 its body's."""
 
     def which(x: Array) -> Array:  # noqa: F821 - annotations are read as they are written
         return x + 1
@@ -66,14 +66,14 @@ def marked():
 
 
 def ran(x, result):
-    """Return which of the two ran."""
+    """Return which of them ran."""
     assert type(result) is np.ndarray
     (added,) = np.unique(result - x)
     return {1: "generic", 2: "cpu"}[added]
 
 
 def traced():
-    """Compute once; return the backend in force and what the record says, after a look at the result."""
+    """Compute once and check the result; return the backend in force and what the record says."""
     with tp.trace() as log:
         name = tp.get_backend()
         result = tp.rms_norm(X)
@@ -84,18 +84,18 @@ def traced():
 
 
 def explained():
-    """Return the same of `explain`."""
+    """Return the same, as reported by `explain`."""
     found = tp.rms_norm.explain(X)
     return found.backend, (found.kernel, found.library, 2 * len(found.transfers))
 
 
 def check_everything_says(name, marked):
-    """Assert that the one backend `name` is in force here, whichever way one looks at it."""
+    """Assert that every way to ask reports `name` as the backend in force."""
     assert tp.get_backend() == name
     assert traced() == (name, RUNS[name])
     assert explained() == (name, RUNS[name])
     zero = np.zeros(3)
-    for _ in range(3):  # a plan that was made serves from the second call on
+    for _ in range(3):  # from the second call on, a kept plan is used
         assert ran(zero, marked(zero)) == RUNS[name][0]
 
 
@@ -149,7 +149,7 @@ CHANGES = pytest.mark.parametrize("change", [_choose, _configure], ids=["set_def
 
 @contextlib.contextmanager
 def call_in_progress(where, x):
-    """An operator, a thread's call of it that has begun, and what lets that call go on: its future is returned."""
+    """An operator, a thread's call that has begun, and a function that resumes the call and returns its future."""
     begun, go_on = threading.Event(), threading.Event()
 
     def wait_once(here):
@@ -190,7 +190,7 @@ def test_a_plan_of_a_call_that_began_before_a_change_serves_no_call_after_it(cha
     with call_in_progress(where, X) as (operator, finish, pool):
         change("numpy")
         np.testing.assert_array_equal(operator(X), X + 1)
-        np.testing.assert_array_equal(finish(), X + 2)  # under the settings that it began with
+        np.testing.assert_array_equal(finish(), X + 2)  # with the settings it began with
         assert operator.explain(X).kernel == "generic"
         for _ in range(3):
             np.testing.assert_array_equal(operator(X), X + 1)
@@ -210,7 +210,7 @@ def test_a_call_that_began_under_the_old_default_ends_under_it(change, name, def
         change("cpu")
         np.testing.assert_array_equal(operator(X), X + 2)
         result = finish()
-        assert type(result) is np.ndarray  # taken home from where it was computed
+        assert type(result) is np.ndarray  # transferred back from where it was computed
         np.testing.assert_array_equal(result, X + 1)
         np.testing.assert_array_equal(pool.submit(operator, X).result(60), X + 2)
 
@@ -231,7 +231,7 @@ SECONDS = 1.2
 
 
 class Crowd:
-    """Threads that compute, and threads that change settings meanwhile; the first error of each ends the test."""
+    """Threads that compute while others change settings; the first error of any ends the test."""
 
     def __init__(self):
         self.stop = threading.Event()
@@ -239,7 +239,7 @@ class Crowd:
         self.switching = sys.getswitchinterval()
 
     def repeat(self, work):
-        """Do some work again and again; each time it gives something, it is counted."""
+        """Repeat some work; count the results that it returns."""
         counts = collections.Counter()
         try:
             while not self.stop.is_set():
@@ -249,7 +249,7 @@ class Crowd:
         return counts
 
     def run(self, *work):
-        sys.setswitchinterval(1e-5)  # so that threads meet in the middle of things
+        sys.setswitchinterval(1e-5)  # so threads interrupt each other mid-operation
         try:
             with ThreadPoolExecutor(len(work)) as pool:
                 futures = [pool.submit(self.repeat, w) for w in work]
@@ -261,7 +261,7 @@ class Crowd:
 
 
 def assert_each_is_one_setting(counts, names):
-    """Assert that every call ran as exactly one of the backends says, and that several of them were seen."""
+    """Assert that every call matches exactly one of the backends, and that several of them were seen."""
     for name, what in counts:
         assert name in names
         assert what == RUNS[name]
@@ -331,7 +331,7 @@ def test_plans_are_those_of_one_of_the_settings(marked):
 def test_the_default_that_many_threads_ask_for_first_is_found_once(default, marked):
     default.setenv("TENSOROPS_BACKEND", "numpy")
     for _ in range(20):
-        tp.reload_config()  # nobody has asked for this default yet
+        tp.reload_config()  # this default has not been used yet
         together = threading.Barrier(4, timeout=60)
 
         def ask(together=together):
@@ -494,7 +494,7 @@ def test_cells_in_contexts_of_their_own(context):
     entered = context()
     entered.run(block.__enter__)
     assert entered.run(tp.get_backend) == "numpy"
-    for _ in range(2):  # it was never entered there, and a cell may be run again
+    for _ in range(2):  # it was never entered there, and a cell may run again
         cell = context()
         cell.run(leave, block)
         assert cell.run(traced) == ("auto", RUNS["auto"])
@@ -528,7 +528,7 @@ def test_a_block_left_in_a_copy_of_the_context_it_was_entered_in():
     assert copied.run(tp.get_backend) == "array_api_strict"
     copied.run(leave, outer)
     assert copied.run(tp.get_backend) == "auto"
-    assert original.run(tp.get_backend) == "numpy"  # where nobody has left it
+    assert original.run(tp.get_backend) == "numpy"  # where it has not been left
     original.run(leave, block)
     original.run(leave, outer)
     assert original.run(tp.get_backend) == "auto"
@@ -702,7 +702,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_process_pools(method, tmp_path):
-    script = tmp_path / "pool.py"  # a file, as the functions in it must be found again by their names
+    script = tmp_path / "pool.py"  # a file, because its functions must be importable by name
     script.write_text(POOL)
     result = support.python(f"import runpy, sys; runpy.run_path({str(script)!r}, run_name='__main__')", method)
     assert result.returncode == 0, result.stderr

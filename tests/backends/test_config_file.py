@@ -1,4 +1,4 @@
-"""What the environment and the configuration file say, in which order they hold, and how their mistakes are told."""
+"""The environment and the configuration file: contents, precedence, and how mistakes are reported."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ with tp.set_backend(said["set_backend"]) if "set_backend" in said else contextli
 
 
 def run(code, *arguments, file=None, folder=None, **environment):
-    """Run code with a configuration file of this content."""
+    """Run code with a configuration file that has this content."""
     if file is not None:
         path = folder / "config.json"
         path.write_text(file if isinstance(file, str) else json.dumps(file))
@@ -66,7 +66,7 @@ def say(levels, folder):
     ("higher", "lower"), [pytest.param(h, low, id=f"{h}-{low}") for h, low in itertools.combinations(LEVELS, 2)]
 )
 def test_the_order_of_precedence(higher, lower, tmp_path):
-    """Each says one thing and the other another; swapped, the same one is obeyed."""
+    """Both name different backends; with the names swapped, the same one takes precedence."""
     support.require("array_api_strict")
     for first, second in (("array_api_strict", "numpy"), ("numpy", "array_api_strict")):
         levels = {higher: first} | ({lower: second} if lower != "auto" else {})

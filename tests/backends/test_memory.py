@@ -1,4 +1,4 @@
-"""Waiting for libraries, their memory, and a monitor that watches it: whom a call is for, and what it sees."""
+"""Waiting for libraries, their memory statistics, and the monitor: which library a call affects, and what it sees."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def result_of(pool, nbytes):
 
 
 class Counted(Runtime):
-    """A library made up for tests: its bytes in use are what the test says, and it counts no peak."""
+    """A fake library: the test sets its bytes in use, and it counts no peak."""
 
     in_use = 100
 
@@ -42,7 +42,7 @@ class Counted(Runtime):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Let monitors of the backend numpy watch a made-up library."""
+    """Let monitors of the backend numpy watch a fake library."""
     made = Counted(resolve("numpy"))
     monkeypatch.setattr(memory, "runtime_of", lambda backend: made)
     return made
@@ -99,7 +99,7 @@ def test_without_a_choice_every_imported_library_is_meant(pool, monkeypatch):
     monkeypatch.setattr(JaxRuntime, "do_synchronize", lambda self: called.append(self.memory))
     monkeypatch.setattr(NumpyRuntime, "do_synchronize", lambda self: called.append(self.memory))
     synchronize()
-    assert sorted(called) == ["jax", "pool", "python"]  # each memory once, whatever number of backends share it
+    assert sorted(called) == ["jax", "pool", "python"]  # each memory once, however many backends share it
     called.clear()
     with tp.set_backend("jax"):
         synchronize()
@@ -109,7 +109,7 @@ def test_without_a_choice_every_imported_library_is_meant(pool, monkeypatch):
 def test_what_is_freed_is_added_up(pool, monkeypatch):
     support.require("jax")
     result_of(pool, 3 * MIB)
-    monkeypatch.setattr(JaxRuntime, "do_empty_cache", lambda self: None)  # a library that does not tell
+    monkeypatch.setattr(JaxRuntime, "do_empty_cache", lambda self: None)  # a library that does not report it
     for name in ("mlx", "torch"):
         if runtime_of(resolve(name)).loaded:
             runtime_of(resolve(name)).empty_cache()
@@ -173,7 +173,7 @@ def test_monitors_nest_and_lose_no_peak(pool):
             result_of(pool, MIB)
         with MemoryMonitor("cpu", interval=100) as second:
             result_of(pool, 2 * MIB)
-            assert second.peak == before + 2 * MIB  # while it runs, too
+            assert second.peak == before + 2 * MIB  # also while it runs
         assert outer.peak == before + 8 * MIB
     assert [m.peak - before for m in (outer, first, second)] == [8 * MIB, MIB, 2 * MIB]
     with MemoryMonitor("cpu", interval=100) as outer:
@@ -402,7 +402,7 @@ def test_a_plug_in_that_fails_keeps_no_other_library_from_being_asked():
 
 
 def test_a_cupy_without_a_gpu_is_not_waited_for(monkeypatch):
-    """Other libraries import CuPy on machines that have no GPU."""
+    """Other libraries import CuPy on machines without a GPU."""
     made = fake_cupy.make()
     made.is_available = lambda: False
     monkeypatch.setitem(sys.modules, "cupy", made)

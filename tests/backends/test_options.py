@@ -1,4 +1,4 @@
-"""Options of devices: what is valid, what a library is really told, and that nothing is half applied."""
+"""Device options: what is valid, what a library actually receives, and that nothing is applied partially."""
 
 import concurrent.futures
 import dataclasses
@@ -34,7 +34,7 @@ MIB = 1024 * 1024
 
 @pytest.fixture(autouse=True)
 def unconfigured(monkeypatch):
-    """Begin with nothing configured, and put every library back as it was."""
+    """Begin without any configuration, and restore every library afterwards."""
     for name in ("_chosen", "_configured", "_in_force"):
         monkeypatch.setattr(options, name, {})
     monkeypatch.setattr(_runtime, "_original", {})
@@ -48,7 +48,7 @@ def unconfigured(monkeypatch):
 
 @pytest.fixture
 def cupy(cupy, monkeypatch):
-    """A made-up CuPy, on which the backend cuda is available."""
+    """A fake CuPy with which the backend cuda is available."""
     monkeypatch.setattr("tensorops.backends.configure.first_available", lambda backends: next(iter(backends)))
     monkeypatch.setattr(type(resolve("cuda").library), "is_installed", lambda row: True)
     return cupy
@@ -166,7 +166,7 @@ def test_importing_it_imports_no_library():
 
 def test_the_pool_and_the_threads_of_the_kernels(pool):
     limit = pool.memory_stats()["limit"]
-    pool.empty_cache()  # blocks of other sizes would take up a part of the bound
+    pool.empty_cache()  # blocks of other sizes would use up part of the limit
     configure(CPUConfig(num_threads=3, cache_bytes=2 * MIB))
     assert pool.num_threads() == 3
     assert pool.memory_stats()["limit"] == 2 * MIB
@@ -175,7 +175,7 @@ def test_the_pool_and_the_threads_of_the_kernels(pool):
     del results
     assert pool.memory_stats()["cached"] == 2 * MIB  # and not 4
     configure(CPUConfig(cache_bytes=0), "openmp")
-    assert pool.num_threads() == 0  # the other option is at its default again
+    assert pool.num_threads() == 0  # the other option has its default value again
     assert pool.memory_stats()["cached"] == 0
     configure(CPUConfig())
     assert pool.memory_stats()["limit"] == limit
@@ -263,7 +263,7 @@ def test_a_gpus_options_reach_cupy(cupy):
     configure(CUDAConfig(device=1, pool_initial_bytes=10 * MIB + 1, max_memory_fraction=0.5, precision="float32"))
     assert cupy.current == 1
     assert cupy.pool.limits == {0: 0, 1: 500 * MIB}
-    assert cupy.calls == [("malloc", 10 * MIB + 512)]  # in the pool's own steps
+    assert cupy.calls == [("malloc", 10 * MIB + 512)]  # in the pool's granularity
     assert cupy.pool.total_bytes() == 10 * MIB + 512
     assert cupy.compute_types == {"float32": 4}
     assert get_config("nvidia").device == 1
@@ -279,7 +279,7 @@ def in_another_thread(function):
 
 
 def test_every_thread_begins_on_the_configured_gpu(cupy):
-    """CUDA's current device is each thread's own, and 0 at first."""
+    """CUDA's current device belongs to each thread and is initially 0."""
     row, runtime = resolve("cuda").library, runtime_of(resolve("cuda"))
     x = np.ones(3, np.float32)
     configure(CUDAConfig(device=1))
@@ -313,7 +313,7 @@ def test_the_program_may_leave_the_configured_gpu(cupy):
         runtime.synchronize()
         return cupy.current, cupy.calls[-1]
 
-    assert leave() == (1, ("synchronize", 1))  # nobody configured anything
+    assert leave() == (1, ("synchronize", 1))  # nothing was configured
     cupy.current = 0
     configure(CUDAConfig())
     assert leave() == (1, ("synchronize", 1))
@@ -324,7 +324,7 @@ def test_the_program_may_leave_the_configured_gpu(cupy):
 
 
 def test_the_thread_that_configured_is_not_sent_there_again(cupy):
-    configure(CUDAConfig())  # the current one already
+    configure(CUDAConfig())  # already the current one
     cupy.current = 1
     resolve("cuda").library.from_numpy(np.ones(3, np.float32), None)
     assert cupy.current == 1
@@ -388,7 +388,7 @@ def test_memory_that_cannot_be_had_undoes_the_rest(cupy):
 
 
 def test_real_cupy_has_what_is_asked_of_it():
-    """Without a GPU, too: the names that the made-up module has."""
+    """Also without a GPU: the names that the fake module has."""
     cupy = pytest.importorskip("cupy")
     routines = pytest.importorskip("cupy._core")._routines_linalg
     made = fake_cupy.make()
@@ -482,7 +482,7 @@ print(jax.config.jax_platforms, jax.default_backend(), jax.numpy.ones(3).sum())
 
 def test_a_platform_is_chosen_before_jax_starts():
     support.require("jax")
-    plugins = importlib.util.find_spec("jax_plugins") is not None  # of a GPU, perhaps, which JAX would start
+    plugins = importlib.util.find_spec("jax_plugins") is not None  # perhaps of a GPU, which JAX would start
     result = support.python(JAX, "plug-ins" if plugins else "no plug-ins")
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -599,7 +599,7 @@ def test_mlx_keeps_what_is_configured():
 
 
 def test_mlx_takes_a_limit_as_a_guideline():
-    """What the refusal says: memory beyond MLX's own limit is given out all the same."""
+    """As the refusal says, MLX allocates memory beyond its own limit."""
     support.require("mlx")
     import mlx.core as mx
 
@@ -610,7 +610,7 @@ def test_mlx_takes_a_limit_as_a_guideline():
     mx.synchronize()
     limit, cache = mx.set_memory_limit(MIB), mx.set_cache_limit(1 << 30)
     try:
-        # One operation: beyond its limit MLX waits until one of several has ended, now and then for ever.
+        # A single operation: beyond its limit, MLX waits for one of several to end, occasionally forever.
         x = mx.arange(1 << 20, dtype=mx.float32)
         mx.eval(x)
         assert mx.get_active_memory() >= 4 * MIB
@@ -642,7 +642,7 @@ def test_pyopencl_chooses_what_is_configured(monkeypatch):
     try:
         platform = cl.get_platforms()[0]
         device = platform.get_devices()[0]
-    except Exception as error:  # whatever a machine without OpenCL raises
+    except Exception as error:  # any error of a machine without OpenCL
         pytest.skip(f"no OpenCL device: {error}")
     runtime = runtime_of(resolve("opencl"))
     for name in ("0", "0:0", platform.name.split()[0].lower(), f"{platform.name}:{device.name.strip()}"):

@@ -1,4 +1,4 @@
-"""Available means that it computed: what hangs, crashes, lies or is broken becomes a reason, and nothing worse."""
+"""Available means that it computed: a backend that hangs, crashes, lies or is broken only gives a reason."""
 
 import dataclasses
 import datetime
@@ -18,7 +18,7 @@ from tensorops.backends.probing import probe, probe_all, probe_here
 from tensorops.backends.registry import BACKENDS
 from tensorops.libraries import LIBRARIES, Backend
 
-# A stand-in for an optional package: the name of a real one, found first, and broken in a way of its own.
+# A fake optional package: it has the name of a real one, is found first, and is broken in its own way.
 HANGS = "import time\ntime.sleep(3600)"
 HANGS_HOLDING_THE_INTERPRETER = """
 import ctypes, os
@@ -33,7 +33,7 @@ RAISES_NOTHING_OF_EXCEPTION = 'class Odd(BaseException):\n    pass\nraise Odd("o
 
 
 def run(code, folder, package, text, **environment):
-    """Run code where an optional package is a stand-in."""
+    """Run code with a fake optional package."""
     (folder / package).mkdir(parents=True)
     (folder / package / "__init__.py").write_text(text)
     return support.python(textwrap.dedent(code), PYTHONPATH=support.before_python_path(folder), **environment)
@@ -81,7 +81,7 @@ def test_a_broken_package_is_a_reason(name, how, tmp_path):
 
 @pytest.mark.exhaustive  # it waits for 20 seconds
 def test_listing_all_goes_on_while_one_hangs(tmp_path):
-    """The others are tried at the same time, and all are listed."""
+    """The others are probed at the same time, and all are listed."""
     code = """
     import tensorops
     from tensorops.backends import probing
@@ -160,14 +160,14 @@ def test_operators_that_are_asked_for_as_backends_are_said_to_be_operators(name,
 
 @pytest.fixture
 def fake(monkeypatch):
-    """A backend on NumPy arrays whose way there can be made to do anything."""
+    """A backend on NumPy arrays whose transfer function can be replaced."""
     yield Backend("fake", dataclasses.replace(LIBRARIES["numpy"]), "for this test", isolated=False, remedy="do nothing")
     probing._probes.pop("fake", None)
 
 
 @pytest.fixture
 def tried(monkeypatch):
-    """The names of the backends that computed, each time they did."""
+    """The names of the backends that computed, once per computation."""
     names = []
     compute = probing._compute
 
@@ -275,7 +275,7 @@ def test_probe_all_is_probe_of_each():
 
 
 def test_backends_tried_at_the_same_time_search_one_after_another(monkeypatch):
-    """Python's own function is not made for two threads: both forget an entry, and one finds it gone."""
+    """Python's own function is not thread-safe: two threads remove an entry, and one finds it gone."""
     inside, together = [], []
 
     def invalidate_caches():
@@ -318,7 +318,7 @@ def test_what_a_library_prints_or_starts_does_no_harm(tmp_path):
 
 
 def test_another_process_gets_the_options_of_the_device(tmp_path):
-    """Otherwise it would try another device than the one that is going to be used."""
+    """Otherwise it would probe a device other than the one that will be used."""
     support.require("jax")
     file = tmp_path / "config.json"
     file.write_text('{"devices": {"jax": {"platform": "cpu"}, "mlx": {"max_memory_fraction": 0.5}}}')

@@ -1,4 +1,4 @@
-"""Which backend suits which machine: the table of priorities on machines that are not there."""
+"""Which backend suits which machine: the priority table on simulated machines."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def tpu(version):
 
 
 def with_accelerators(*kinds, **more):
-    """Return a machine that has several accelerators; the first gives it its type."""
+    """Return a machine with several accelerators; the first determines its type."""
     found = tuple(Accelerator(kind, f"the {kind} device", None, "a test") for kind in kinds)
     return Hardware(kinds[0], f"the {kinds[0]} device", accelerators=found, cpu=SERVER, **more)
 
@@ -75,7 +75,7 @@ def test_the_best_that_is_available(hardware, considered, words):
 
 
 def test_the_rows_are_in_the_promised_order():
-    """A machine that had everything, and then lost its best, again and again."""
+    """A machine that has everything, then repeatedly loses its best backend."""
     kinds = ["cuda", "tpu", "apple", "opencl"]
     everything_new = with_accelerators(*kinds, compute_capability=90, tpu_version="v5p")
     assert ranked(everything_new)[:6] == ("cuda", "tpu", "jax", "mlx", "opencl", "cpu")
@@ -197,7 +197,7 @@ def test_ranked_ends_with_what_nobody_prefers():
     assert names[-2:] == ("numpy", "array_api_strict")
     rest = names[1:-2]
     assert set(names) == set(all_backends())
-    # What suits no part of the hardware: eager ones, then lazy ones, then those that are planned.
+    # Backends that suit no part of the hardware: eager ones, then lazy ones, then planned ones.
     assert rest.index("torch") < rest.index("dask") < rest.index("cudnn")
 
 

@@ -1,4 +1,4 @@
-"""What is in force where: blocks, threads, tasks, processes, the environment; and what a trace records."""
+"""Which settings are in force in blocks, threads, tasks, processes and the environment; and what a trace records."""
 
 import asyncio
 import concurrent.futures
@@ -120,7 +120,7 @@ def test_blocks_of_generators_may_end_in_any_order():
 
 
 def test_a_block_in_a_suspended_generator_holds_for_its_caller():
-    """That is how context variables work, and documented; decorating the generator function is the way around."""
+    """This is documented behaviour of context variables; decorating the generator function avoids it."""
 
     def block():
         with tp.set_backend("numpy"):
@@ -144,7 +144,7 @@ def test_a_decorated_generator_function_leaves_its_caller_alone():
 
     @tp.set_backend("numpy")
     def inside(n):
-        """Say who computes."""
+        """Return what computes."""
         for _ in range(n):
             yield tp.get_backend()
 
@@ -383,7 +383,7 @@ def test_tasks_keep_their_own_backend():
 
     async def main():
         meet = asyncio.Barrier(2)
-        with tp.set_backend("numpy"):  # a task begins with what is in force where it is made
+        with tp.set_backend("numpy"):  # a task begins with the settings in force where it is created
             tasks = [asyncio.create_task(work(n, meet)) for n in ("array_api_strict", "numpy")]
         assert tp.get_backend() == "auto"
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""`tensorops.benchmarks`: workloads, calls that wait for their results, timing in turns, and what asv runs."""
+"""`tensorops.benchmarks`: workloads, calls that wait for their results, timing in turns, and the asv benchmarks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_unknown_workload():
 
 @pytest.mark.parametrize("library", ["jax", "mlx", "torch", "dask", "pyopencl"])
 def test_the_result_is_waited_for(library, monkeypatch):
-    """A measured call ends with a result that is there, of the library that was named."""
+    """A measured call ends with a completed result of the named library."""
     row = support.require(library)
     made = []
     original = wait_for
@@ -83,20 +83,20 @@ def test_the_result_is_waited_for(library, monkeypatch):
 
 
 def test_waiting_computes_a_lazy_graph():
-    """A result that was only promised would make every lazy library infinitely fast."""
+    """Without waiting, every lazy library would look infinitely fast."""
     support.require("dask")
     import dask.array as da
 
     computed = []
     promised = da.from_array(np.ones(4)).map_blocks(lambda block: computed.append(block.size) or block, dtype=float)
-    computed.clear()  # of what dask tried to find out about the function
+    computed.clear()  # from Dask's attempt to infer the function's result
     wait_for((promised, None))
     assert computed == [4]
 
 
 @pytest.fixture
 def own_row(monkeypatch):
-    """Return a function that makes a library of its own, with a runtime or without, which takes NumPy's arrays."""
+    """Return a function that makes a new library for NumPy arrays, with or without a runtime."""
 
     def make(**fields):
         row = replace(LIBRARIES["numpy"], name="own", **fields)
@@ -140,7 +140,7 @@ def test_contenders_are_timed_in_turns_under_their_backends(monkeypatch):
     support.require("array_api_strict")
     turns = []
     monkeypatch.setattr(measuring, "REST", 0.0)
-    monkeypatch.setattr(measuring, "BATCHES", 10**9)  # one call in every round
+    monkeypatch.setattr(measuring, "BATCHES", 10**9)  # one call per round
     names = ["numpy", "array_api_strict"]
     times = measuring.in_rounds([measuring.Contender(lambda: turns.append(tp.get_backend()), n) for n in names], 1e-9)
     one_round = [name for name in names for _ in range(2)]  # one call to warm up

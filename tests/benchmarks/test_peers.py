@@ -1,4 +1,4 @@
-"""``tensorops bench --peers``: what is compared, the ratios of the times, and what is missing or refused."""
+"""``tensorops bench --peers``: what is compared, the time ratios, and what is missing or refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compiled():
 
 @pytest.fixture
 def small(monkeypatch):
-    """Let a run be over soon: two sizes, little attention, and a task of each kind."""
+    """Shorten a run: two sizes, small attention, and one task of each kind."""
     monkeypatch.setattr("tensorops.testing.BENCHMARK_SHAPES", ((1, 64), (3, 48)))
     tiny = peers._attention(4, 4, 32, is_causal=True), peers._attention(1, 8, 8)
     monkeypatch.setattr(peers, "ATTENTION", dict(zip(("prefill", "decode"), tiny, strict=True)))
@@ -51,7 +51,7 @@ def alone(monkeypatch):
 
 @pytest.fixture
 def stubbed(monkeypatch):
-    """Nothing is timed: everybody takes the same number of seconds in each line, times the number of the line."""
+    """Nothing is timed: all contenders take the same seconds in each line, times the number of the line."""
     seconds = {"tensorops": 2.0, "copy": 1.0, "torch": 3.0, "torch out=": 1.0, "numexpr": 8.0, "jax.jit": 5.0}
     lines = []
 
@@ -77,7 +77,7 @@ def compared(*arguments):
 # --- the peers ---------------------------------------------------------------------------------------
 
 
-# What each of them has no form of, so that a form that is lost is noticed.
+# The tasks that each peer lacks, so a lost form is noticed.
 TORCH_OUT_LACKS = {"rms_norm", "add_rms_norm", *ATTENTION}
 LACKS = {
     "torch": set(),
@@ -95,7 +95,7 @@ def small_task(name):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("peer", PEERS)
 def test_peers_compute_what_the_reference_does(peer, dtype):
-    """Also the second time: some of them write into what they wrote before. The arguments stay as they are."""
+    """Also the second time: some write into their previous result. The arguments are unchanged."""
     if importlib.util.find_spec(PEERS[peer][0]) is None:
         pytest.skip(f"{peer} is not installed")
     if (peer, dtype) in {("numexpr", "float16"), ("numexpr", "bfloat16"), ("jax.jit", "float64")}:
@@ -112,7 +112,7 @@ def test_peers_compute_what_the_reference_does(peer, dtype):
         try:
             call = peers.prepare(peer, name, arrays, ours)
         except PeerMissingError as error:
-            if str(error):  # otherwise there is merely no such function
+            if str(error):  # otherwise the function merely does not exist
                 raise
             lacking.add(name)
             continue
@@ -289,7 +289,7 @@ def test_times_that_vary_are_marked(small, monkeypatch):
 
 
 def test_a_whole_run_is_sound(small):
-    """Really timed, on little: every figure is there and none of them is compared with a clock."""
+    """Actually timed, on small arrays: every figure is present, and none is checked against a clock."""
     report = compared()
     assert [row["task"] for row in report["rows"]] == [name for name in ROWS for _ in range(2)]
     assert [row["task"] for row in report["attention"]] == list(ATTENTION)
@@ -385,7 +385,7 @@ def quick_bandwidth(monkeypatch):
 
 
 def test_speeds_are_medians_of_rounds():
-    """Everybody decodes and reads in every round; what a prompt takes before decoding does not count."""
+    """All runners decode and read in every round; the time of a prompt before decoding does not count."""
     turns, steps = [], {"tensorops": iter([0.1, 0.4, 0.2]), "llama.cpp": iter([0.3, 0.1, 0.2])}
 
     def runner(name):
@@ -452,7 +452,7 @@ def test_llama_cpp_answers_from_its_process(model):
     if importlib.util.find_spec("llama_cpp") is None:
         pytest.skip("llama_cpp is not installed")
     with benchmark.Process(model, 64, 1) as process:
-        if process.problem:  # it takes no model as small as this one
+        if process.problem:  # it does not accept so small a model
             assert process.problem.startswith("llama.cpp ended with code ")
         else:
             assert len(process.run([5, 6], 3)) == 4
@@ -492,7 +492,7 @@ def test_a_file_that_is_no_model_is_named(tmp_path):
 
 
 def test_llama_cpp_adds_the_likeliest_token():
-    """On a made-up model, as the real one is asked for by another name in every version."""
+    """On a fake module, because every version names the real one differently."""
     import ctypes
 
     class Model:

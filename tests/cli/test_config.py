@@ -26,7 +26,7 @@ EVERYTHING = {
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """The path of a configuration file that is not there yet; what it puts in force ends with the test."""
+    """The path of a configuration file that does not exist yet; its settings end with the test."""
     path = tmp_path / "configuration" / "config.json"
     monkeypatch.setenv("TENSOROPS_CONFIG", str(path))
     with configuration_restored():
@@ -87,7 +87,7 @@ def test_an_alias_is_written_as_the_backend_in_a_folder_that_is_made(file):
     assert result.exit_code == 0, result.output
     assert written(file) == {"preferred_backend": "numpy", "backend_priority": [], "force_backend": None}
     assert f"Written: {file}" in result.stderr
-    assert [entry.name for entry in file.parent.iterdir()] == ["config.json"]  # nothing temporary is left
+    assert [entry.name for entry in file.parent.iterdir()] == ["config.json"]  # no temporary file remains
 
 
 def test_everything_in_one_go(file):
@@ -191,7 +191,7 @@ def test_a_folder_that_cannot_be_written_leaves_the_old_file(file, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", str(file.parent))
 
-    monkeypatch.setattr("os.open", refuse)  # root may write everywhere
+    monkeypatch.setattr("os.open", refuse)  # root may write anywhere
     result = config("--no-force")
     assert result.exit_code == 1
     assert f"configuration file {file} cannot be written: " in result.stderr
@@ -298,7 +298,7 @@ def test_forcing_an_unavailable_backend_says_that_importing_raises(file):
 
 @pytest.mark.parametrize("script", [True, False])
 def test_a_forced_backend_that_is_missing_is_mended_by_the_command(tmp_path, script):
-    """From the first `import` that raises to the next one that works."""
+    """From the first `import` that raises to the next that works."""
     path = str(tmp_path / "config.json")
 
     def run_here(*arguments):

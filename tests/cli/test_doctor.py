@@ -1,4 +1,4 @@
-"""``tensorops doctor``: what it finds on this machine, on broken ones, and what mends them."""
+"""``tensorops doctor``: what it finds on this machine and on broken ones, and what fixes them."""
 
 import json
 import platform
@@ -25,7 +25,7 @@ from tensorops.libraries import LIBRARIES, Backend
 
 @pytest.fixture
 def doctor(tmp_path, monkeypatch):
-    """Run the command in this process under some configuration; the exit code and the report."""
+    """Run the command in this process under a configuration; return the exit code and the report."""
 
     def run_here(configuration="{}", *options, json_wanted=True):
         path = tmp_path / "config.json"
@@ -188,7 +188,7 @@ def test_a_target_that_this_processor_lacks():
 
 
 class _Point:
-    """An entry point of an installed distribution, in a module that is imported already."""
+    """An entry point of an installed distribution, in a module that is already imported."""
 
     module = "tensorops"
     group = registry.BACKENDS_GROUP

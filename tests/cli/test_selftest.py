@@ -1,4 +1,4 @@
-"""``tensorops selftest``: what it runs, what it says, and its exit codes."""
+"""``tensorops selftest``: what it runs, what it reports, and its exit codes."""
 
 import json
 
@@ -57,7 +57,7 @@ def test_the_table_fits_a_narrow_terminal():
 
 
 def test_every_available_backend_runs_by_default(monkeypatch):
-    """What each of them does is the subject of the other tests: here it is which, and in which order."""
+    """Which checks run, and in which order; the other tests cover what each does."""
     asked = []
 
     def run_backend(backend, full, bar):
@@ -67,7 +67,7 @@ def test_every_available_backend_runs_by_default(monkeypatch):
     monkeypatch.setattr(command, "_run_backend", run_backend)
     result = run("--full")
     assert asked == [(name, True) for name in tp.get_available_backends()]
-    assert result.exit_code == 1  # a backend of which nothing passed is not all right
+    assert result.exit_code == 1  # a backend that passed nothing is not all right
 
 
 def test_json_counts_implementations():

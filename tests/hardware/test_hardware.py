@@ -1,4 +1,4 @@
-"""Detection of hardware, on machines that are not there: folders for their files, functions for their commands."""
+"""Hardware detection on simulated machines: folders replace their files, functions their commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GRAVITON3_FLAGS = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimd
 
 
 def x86(name: str, flags: str, cores: int) -> dict[str, str]:
-    """Return the files of a Linux machine whose cores have two threads each, numbered as Linux does."""
+    """Return the files of a Linux machine with two threads per core, numbered as Linux does."""
     entries = [f"processor\t: {n}\nmodel name\t: {name}\nflags\t\t: {flags}\n" for n in range(2 * cores)]
     topology = {
         f"sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": f"{n % cores},{n % cores + cores}\n"
@@ -54,7 +54,7 @@ LAPTOP = x86("Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz", AVX2_FLAGS, 4) | {
 
 
 def commands(**answers):
-    """Return a `run` that knows these commands: a text is printed, an error raised; any other is missing."""
+    """Return a `run` that knows these commands: text is printed, an error is raised; other commands are missing."""
 
     def run(command, seconds):
         assert 0 < seconds <= 30
@@ -152,11 +152,11 @@ def test_affinity_leaves_the_cores_it_allows(machine):
         ("0::/user.slice/job", {"user.slice/job/memory.max": 3 * GIB, "user.slice/memory.max": 2 * GIB}, 2 * GIB),
         ("0::/../../elsewhere", {"memory.max": GIB}, GIB),  # a container that sees only its own part
         ("0::/docker/1f", {"memory.max": "max"}, 32768000 * 1024),
-        ("0::/", {"memory.max": 64 * GIB}, 32768000 * 1024),  # more than there is
+        ("0::/", {"memory.max": 64 * GIB}, 32768000 * 1024),  # more than the machine has
         ("5:cpu,cpuacct:/x\n4:memory:/docker/1f", {"memory/memory.limit_in_bytes": 4 * GIB}, 4 * GIB),
         ("4:memory:/job", {"memory/job/memory.limit_in_bytes": 5 * GIB}, 5 * GIB),
         ("4:memory:/", {"memory/memory.limit_in_bytes": 9223372036854771712}, 32768000 * 1024),
-        # Not the group that limits memory, and not a folder beside those of the groups.
+        # Neither the group that limits memory nor a folder beside those of the groups.
         ("4:pids:/job\n5:memory:/", {"memory/job/memory.limit_in_bytes": GIB}, 32768000 * 1024),
         ("0::/../beside", {"memory.max": 2 * GIB, "../beside/memory.max": GIB}, 2 * GIB),
     ],
@@ -354,7 +354,7 @@ def test_a_gpu_without_a_driver_is_a_note(machine):
         ("1", ["Tesla T4"]),
         ("1,0", ["Tesla T4", "NVIDIA H100 80GB HBM3"]),
         ("GPU-1111", ["NVIDIA H100 80GB HBM3"]),
-        ("0,7,1", ["NVIDIA H100 80GB HBM3"]),  # CUDA ignores what follows an entry that is none
+        ("0,7,1", ["NVIDIA H100 80GB HBM3"]),  # CUDA ignores everything after an invalid entry
         ("", []),
         ("-1", []),
         ("MIG-1234", ["NVIDIA H100 80GB HBM3", "Tesla T4"]),
@@ -380,7 +380,7 @@ def test_hidden_gpus_do_not_count(machine, listed, names):
     ],
 )
 def test_cuda_counts_from_the_fastest_gpu(machine, environment, names, guessed):
-    """The driver lists them by their place on the bus, where the slow one comes first here."""
+    """The driver lists them in bus order; here the slow one is first."""
     smi = commands(nvidia_smi=f"{GPUS['T4'][0]}\n{GPUS['H100'][0]}\n")
     found = detect(machine(LAPTOP, run=smi, environment=environment))
     assert [a.name for a in found.accelerators] == names
@@ -450,7 +450,7 @@ def test_nvidia_by_library(machine):
     described = machine(LAPTOP, load_library=lambda name: asked.append(name) or nvml)
     found = detect(described)
     assert asked == ["libnvidia-ml.so.1"]
-    assert nvml.open == 0  # what was opened was closed
+    assert nvml.open == 0  # everything opened was closed
     assert [dataclasses.astuple(a) for a in found.accelerators] == [
         ("cuda", "NVIDIA H100 80GB HBM3", 85520809984, "NVML", 90, "Hopper", f"GPU-{n}") for n in (1, 2)
     ]
@@ -516,7 +516,7 @@ int nvmlDeviceGetUUID(void *handle, char *text, unsigned n) { strcpy(text, "GPU-
 
 @pytest.mark.skipif(sys.platform == "win32" or not shutil.which("cc"), reason="needs a C compiler")
 def test_nvidia_by_a_library_that_was_compiled(machine, tmp_path):
-    """What Python passes is what the functions' declarations in C expect."""
+    """Python passes what the functions' C declarations expect."""
     (tmp_path / "nvml.c").write_text(COMPILED_NVML)
     library = tmp_path / "libfake.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "nvml.c")], check=True)
@@ -816,7 +816,7 @@ def test_the_program_that_lists_opencl_agrees_with_pyopencl():
     found = detect(without)
     assert [(d.name, d.platform) for d in found.opencl_devices] == expected
 
-    def lasting(hardware):  # PoCL's memory is what the machine has left when its driver starts
+    def lasting(hardware):  # PoCL reports the memory that is free when its driver starts
         return [dataclasses.replace(device, memory=0) for device in hardware.opencl_devices]
 
     assert lasting(found) == lasting(detect(Machine.here()))

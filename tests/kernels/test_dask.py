@@ -1,4 +1,4 @@
-"""Operators block by block on Dask arrays: what is taken, what a task does, and where it may run.
+"""Operators block by block on Dask arrays: what is accepted, what a task does, and where it may run.
 
 That the results agree with the references on all cases is tested in `test_conformance`, and that nothing is computed
 early in `test_transformations`.

@@ -46,7 +46,7 @@ def arrays(name, shape, rng, dtype="float32"):
 
 
 def program(function, *args):
-    """Return the text of the program that JAX hands to XLA."""
+    """Return the text of the program that JAX passes to XLA."""
     return jax.jit(lambda *xs: function(*xs)).lower(*args).as_text()
 
 
@@ -205,7 +205,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("case", MALFORMED)
 def test_a_handler_touches_nothing_it_does_not_know(case):
-    """The launcher refuses all of this before; whoever writes a call by hand gets an error, and no crash."""
+    """The launcher refuses all of this earlier; a handwritten call gives an error, not a crash."""
     name, like, args = MALFORMED[case]
     assert tp.silu.explain(jnp.asarray(X)).kernel == "jax_ffi"  # the handlers are registered
     call = jax.ffi.ffi_call(f"tensorops.{name}", jax.ShapeDtypeStruct(like.shape, like.dtype))

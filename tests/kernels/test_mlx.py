@@ -22,7 +22,7 @@ def product(x, weight, scales, biases, **options):
 @pytest.mark.parametrize("parameters", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_long_rows_are_summed_in_float32(dtype, parameters, bits, rng):
-    """The sum of 4096 products, which a half type has no digits for: the result is exact to the rounding of it."""
+    """A sum of 4096 products needs more digits than a half type has: the result is exact except for its rounding."""
     rows, columns = 48, 4096
     x = rng.standard_normal((3, columns)).astype(DTYPES[dtype])
     weight = rng.integers(0, 256, (rows, columns * bits // 8), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""`mlx.core.fast`: by itself only where it keeps the promise, else by name; and the deviations declared are real."""
+"""`mlx.core.fast`: automatic only where it keeps the promises, else by name; and declared deviations are real."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The compiled kernels on torch tensors: what they take, what sees the body instead, and who owns results."""
+"""The compiled kernels on torch tensors: what they accept, what gets the body instead, and who owns results."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Operators on PyOpenCL arrays: where results live, and what must not meet."""
+"""Operators on PyOpenCL arrays: where results are stored, and which arrays must not be mixed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What each library tells of its device and memory, how it is waited for, and what becomes of its errors."""
+"""What each library reports on its device and memory, how to wait for it, and how its errors are handled."""
 
 import gc
 import os
@@ -126,7 +126,7 @@ def test_facts_of_opencl_are_its_devices():
     cl = pytest.importorskip("pyopencl")
     try:
         device = cl.choose_devices(interactive=False)[0]
-    except Exception as error:  # whatever a machine without OpenCL raises
+    except Exception as error:  # any error of a machine without OpenCL
         pytest.skip(f"no OpenCL device: {error}")
     facts = runtime_of(resolve("opencl")).facts()
     assert facts.compute_units == device.max_compute_units
@@ -148,7 +148,7 @@ def test_facts_of_a_gpu(cupy):
         max_shared_memory=232448,
         device_count=2,
         device_name="Fake H100",
-        dtypes=("float16", "float32", "float64", *INTEGERS),  # the made-up library refuses bfloat16
+        dtypes=("float16", "float32", "float64", *INTEGERS),  # the fake library refuses bfloat16
         versions={"cupy": "99.1", "cuda": "13.0", "driver": "13.1"},
     )
 
@@ -325,7 +325,7 @@ def test_a_system_that_tells_nothing(monkeypatch):
 
 
 def test_figures_of_the_host_are_those_of_its_container(monkeypatch, tmp_path):
-    """What `docker run --memory --cpus` leaves, for every library that computes on the processor."""
+    """The limits of `docker run --memory --cpus` hold for every library that computes on the CPU."""
     files = {
         "proc/cpuinfo": "".join(f"processor : {n}\nmodel name : Made Up 9000\n\n" for n in range(8)),
         "proc/meminfo": "MemTotal: 32768000 kB\n",
@@ -501,7 +501,7 @@ def test_missing_kernels_are_said(monkeypatch):
 
 @pytest.fixture
 def originals(monkeypatch):
-    """What settings were before tensorops changed them, empty and put back."""
+    """The record of settings before tensorops changed them: empty, and restored afterwards."""
     monkeypatch.setattr(_runtime, "_original", {})
     return _runtime._original
 
@@ -529,7 +529,7 @@ def test_none_puts_back_what_was_there_before_the_first_change(originals):
     to(6).apply()
     to(None).apply()
     assert box == {"size": 1}
-    box["size"] = 9  # by the user; nothing of ours to put back any more
+    box["size"] = 9  # by the user, so nothing of ours is left to restore
     to(None).apply()
     assert box == {"size": 9}
 

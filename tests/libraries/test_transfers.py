@@ -1,4 +1,4 @@
-"""How arrays get to a backend and home again, and what is refused."""
+"""How arrays are transferred to a backend and back, and what is refused."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_no_lazy_graph_is_computed_to_move_it():
     assert tp.silu.explain(x).kernel == "dask"
     assert tp.silu(x).shape == (4, 4)
     with pytest.raises(AssertionError, match="a chunk was computed"):
-        tp.to_backend(x, "numpy")  # asked for in as many words
+        tp.to_backend(x, "numpy")  # requested explicitly
 
 
 def test_a_gradient_is_not_dropped_by_moving():
@@ -194,7 +194,7 @@ def test_jax_refuses_what_it_would_narrow():
         tp.to_backend(np.asarray([2**32], dtype=np.uint64), "jax")
 
 
-# --- what is no array --------------------------------------------------------------------------------
+# --- not an array ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Operators on arrays of a library that does not conform, whose library computes with wrappers around them."""
+"""Operators on arrays that do not conform to the standard, for which wrappers compute."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
 
 
 class Bare:
-    """An array that can do nothing."""
+    """An array without any operations."""
 
     __module__ = "bare"
 
@@ -31,7 +31,7 @@ class Bare:
 
 
 class Wrapper(np.ndarray):
-    """An array that conforms, made of a bare one."""
+    """A conforming array that wraps a bare one."""
 
     __module__ = "wrapping_bare"
 

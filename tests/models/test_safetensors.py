@@ -1,4 +1,4 @@
-"""Arrays saved from one library and loaded into another: bit for bit, in the same structure, or a clear error."""
+"""Arrays saved from one library and loaded into another: identical bits and structure, or a clear error."""
 
 from __future__ import annotations
 

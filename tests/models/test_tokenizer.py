@@ -73,9 +73,9 @@ def test_every_text_survives(tmp_path_factory: pytest.TempPathFactory, rule: str
 
 
 def merged_like_llama_cpp(word: str, merges: list[str], tokens: list[str]) -> list[str]:
-    """Merge the characters of one word as ``llm_tokenizer_bpe_session::tokenize`` does, then drop what is no token.
+    """Merge the characters of one word as ``llm_tokenizer_bpe_session::tokenize`` does, then drop non-tokens.
 
-    There a character that is no token stays a symbol until the end, and so no pair reaches across it.
+    There, a character that is not a token stays a symbol until the end, so no pair spans it.
     """
     ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
     symbols = list(word)
@@ -175,7 +175,7 @@ def test_user_defined_tokens_are_found_and_shown(tmp_path: Path) -> None:
 
 def test_ids_of_beginning_and_end(tokenizer: Tokenizer) -> None:
     assert (tokenizer.bos_id, tokenizer.eos_id, len(tokenizer)) == (1, 2, 269)
-    assert tokenizer.end_ids == {0, 2}  # <|endoftext|> ends a text, too
+    assert tokenizer.end_ids == {0, 2}  # <|endoftext|> also ends a text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Activations, softmax and its relatives: the references against closed forms, other libraries and work by hand."""
+"""Activations and softmax variants: the references against closed forms, other libraries and hand calculations."""
 
 import decimal
 import math

@@ -29,7 +29,7 @@ def test_cross_entropy_takes_targets_of_every_dtype(library, dtype, options, rng
 
 @pytest.mark.parametrize("dtype", INTEGER)
 def test_a_target_to_be_ignored_may_be_any_number_of_its_dtype(library, dtype, rng):
-    """The largest and the smallest number of the dtype, which are no classes."""
+    """The largest and the smallest number of the dtype, which are not classes."""
     logits = rng.standard_normal((2, 3, 6)).astype(np.float32)
     x = support.there(logits, library.name)
     limits = np.iinfo(dtype)

@@ -1,4 +1,4 @@
-"""NumPy arrays of every layout: the right result or a clear error, inputs as they were, outputs in new memory."""
+"""NumPy arrays of every layout: the right result or a clear error, unchanged inputs, outputs in new memory."""
 
 import ml_dtypes
 import numpy as np

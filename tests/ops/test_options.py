@@ -1,6 +1,6 @@
-"""Options of operators: what one implementation of an operator takes, the others take, and what it refuses, too.
+"""Operator options: all implementations of an operator accept and refuse the same values.
 
-Options are found in the operators' signatures, so that a new one is tested without being named here.
+Options are read from the operators' signatures, so a new one is tested without being named here.
 """
 
 import contextlib
@@ -171,7 +171,7 @@ def test_right_options_of_every_type_mean_the_same(operator, name, row, implemen
 
 
 def rng_anew(options):
-    """Return options with a generator that begins anew, where there is one."""
+    """Return options in which a generator, if any, is restarted."""
     if isinstance(options.get("rng"), np.random.Generator):
         return options | {"rng": np.random.default_rng(0)}
     return options

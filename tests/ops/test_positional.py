@@ -1,4 +1,4 @@
-"""Positions: the references against closed forms, numbers worked out by hand and other libraries."""
+"""Positional encodings: the references against closed forms, numbers worked out by hand and other libraries."""
 
 import math
 

@@ -1,7 +1,7 @@
 """Long rows, and numbers at the ends of the range: bodies on every library, C++ kernels on every SIMD target.
 
-What is summed up over a row has an error that does not grow with the row. The rows here have elements whose rounding
-errors in a plain sum all have the same direction: random numbers would hide them.
+The error of a sum over a row does not grow with the row's length. In a plain sum, the rounding errors of the rows here
+all have the same direction: random numbers would hide them.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What operators return: arrays, also of no dimensions, and new ones, also where there is nothing to compute."""
+"""Operators return arrays, even for zero dimensions, and new ones, even if there is nothing to compute."""
 
 import numpy as np
 import pytest
@@ -101,7 +101,7 @@ def assert_own(result, inputs):
 
 
 def address_of(x):
-    """Return where the memory of an array begins that libraries may write to; nothing for an empty one."""
+    """Return the address of an array that libraries may write to; nothing for an empty one."""
     if 0 in x.shape:
         return None
     if isinstance(x, np.ndarray):

@@ -1,4 +1,4 @@
-"""What operators declare of their axes: a call on parts gives the parts of the result."""
+"""The row axes that operators declare: a call on parts gives the parts of the result."""
 
 import numpy as np
 import pytest

@@ -514,7 +514,7 @@ def test_torch_compile_refuses_another_backend(torch):
 
 
 def test_torch_compile_beside_other_libraries(torch):
-    """What operators remember of other libraries' types must not get into Dynamo's way."""
+    """The operators' caches of other libraries' types must not interfere with Dynamo."""
     for library in ("jax", "mlx", "numpy"):
         if not support.why_not(library):
             tp.silu(support.there(np.ones(3, np.float32), library))

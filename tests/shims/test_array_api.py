@@ -1,4 +1,4 @@
-"""What the shims must do of the standard, compared with NumPy; array-api-strict, which must do it too, is the control.
+"""The standard's requirements on the shims, compared with NumPy; array-api-strict must meet them too, as a control.
 
 A fast choice: data-apis/array-api-tests tests everything, see `shims/README.md`.
 """

@@ -1,10 +1,10 @@
-"""Libraries that take any array of the standard, and habits of NumPy, on arrays of the shims.
+"""Libraries that accept any array of the standard, and common NumPy usage, on arrays of the shims.
 
 Array-api-strict is the control of the former.
 
 Inputs are the array library's own arrays, which the shim shares. Expected values are what the client, or NumPy,
-computes from float64 NumPy arrays. On OpenCL the arrays lie in a context of their own, so that a client which makes an
-array without naming their device is found out; SciPy does, and is tested on the default device.
+computes from float64 NumPy arrays. On OpenCL the arrays are in a separate context, which exposes a client that creates
+an array without naming their device; SciPy does so, and is tested on the default device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is MLX's own in `array_api_mlx`: wrappers, laziness, transformations. The standard is in `test_array_api.py`."""
+"""MLX specifics of `array_api_mlx`: wrappers, laziness, transformations. See `test_array_api.py` for the standard."""
 
 import copy
 import pickle
@@ -111,7 +111,7 @@ def test_numpy_arrays_are_not_taken_for_operands():
     for function in (lambda: x + X, lambda: X + x, lambda: xp.add(x, X)):
         with pytest.raises(TypeError):
             function()
-    assert type(x * np.float64(2.0)) is xp.Array  # which is a Python float, too
+    assert type(x * np.float64(2.0)) is xp.Array  # also a Python float
 
 
 def test_there_is_one_device():

@@ -1,4 +1,4 @@
-"""The Array API over PyOpenCL: what the standard asks for, against NumPy, and what is OpenCL's own."""
+"""The Array API over PyOpenCL: the standard's requirements compared with NumPy, and OpenCL specifics."""
 
 import functools
 import gc

@@ -1,4 +1,4 @@
-"""Assertions of tensorops.testing: what they let pass and what they do not, to the last unit."""
+"""Assertions of tensorops.testing: what passes and what does not, to the last unit."""
 
 import ml_dtypes
 import numpy as np

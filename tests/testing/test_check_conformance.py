@@ -1,4 +1,4 @@
-"""The check that authors of backends run: it passes what is right, and names what is wrong."""
+"""The check that authors of backends run: correct backends pass, and failures are named."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ references = SimpleNamespace(**REFERENCES)
 EVERY_CASE = [pytest.param(case, id=str(case)) for group in CASES.values() for case in group]
 
 
-# What the files of the families are made of: they import the standard library, NumPy and each other.
+# The family modules import only the standard library, NumPy and each other.
 FREE = ("assertions", "entries", "values", *(path.stem for path in (ROOT / "ops").glob("[a-z]*.py")))
 
 

@@ -1,4 +1,4 @@
-"""Comparing what a function computes on several backends."""
+"""Comparison of a function's results on several backends."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_arrays_are_found_in_nested_arguments_of_any_library():
 
 
 class Weights(dict):
-    """A dict whose entries are attributes, too, as libraries of models have them."""
+    """A dict whose entries are also attributes, as in model libraries."""
 
     __getattr__ = dict.__getitem__
 

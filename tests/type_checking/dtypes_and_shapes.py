@@ -1,4 +1,4 @@
-"""NumPy's types tell dtypes and ranks: what operators return has those of the result, or leaves them open."""
+"""NumPy's types state dtypes and ranks: operators return those of the result, or leave them open."""
 
 from __future__ import annotations
 

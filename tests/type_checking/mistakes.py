@@ -1,4 +1,4 @@
-"""Mistakes that a checker finds. Each line says what it must be told of; to be told nothing is an error as well."""
+"""Mistakes that a checker finds. Each line states the errors it must report; reporting none is also an error."""
 # pyright: standard, reportUnnecessaryTypeIgnoreComment=error
 
 from __future__ import annotations

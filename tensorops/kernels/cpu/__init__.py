@@ -1,4 +1,4 @@
-"""Kernels in C++ for arrays in host memory; the sources are in ``native/cpu``."""
+"""C++ kernels for arrays in host memory; the sources are in ``native/cpu``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of the compiled module; its functions are bound in ``native/cpu/module.cpp``."""
+"""Types of the compiled module, whose functions are bound in ``native/cpu/module.cpp``."""
 
 import numpy as np
 

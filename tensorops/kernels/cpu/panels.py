@@ -1,4 +1,4 @@
-"""Quantized weights in panels, the order in which the compiled kernel multiplies several rows fastest."""
+"""Quantized weights in panels, the layout in which the compiled kernel multiplies several rows fastest."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tensorops.kernels.cpu import _native
 
 @dataclass(frozen=True)
 class Panels:
-    """Weights that `pack` has packed."""
+    """Weights packed by `pack`."""
 
     panels: _native.WeightPanels
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take."""
+        """The memory used, in bytes."""
         return self.panels.nbytes
 
     def supports(self, x: Array) -> str | None:
-        """Return why `x` cannot be multiplied by them, or ``None``."""
+        """Return why `x` cannot be multiplied by the weights, or ``None``."""
         return _native.panel_linear_supports(x, self.panels)
 
     def __call__(self, x: Array) -> Any:
@@ -29,7 +29,7 @@ class Panels:
         return _native.panel_linear(x, self.panels)
 
     def plain(self) -> dict[str, Any]:
-        """Return the arrays that they were made of."""
+        """Return the original arrays."""
         weight, scales, biases = self.panels.unpack()
         return {"weight": weight, "scales": scales, "biases": biases}
 
@@ -37,7 +37,7 @@ class Panels:
 def pack(
     *, weight: Array, scales: Array, biases: Array | None = None, bits: int = 4, group_size: int = 32
 ) -> Panels | str:
-    """Pack a quantized matrix for `quantized_linear`, or return why the processor gains nothing by that."""
+    """Pack a quantized matrix for `quantized_linear`, or return why packing does not help on this processor."""
     reason = _native.pack_panels_supports(weight, scales, biases, bits=bits, group_size=group_size)
     if reason is not None:
         return reason

@@ -1,4 +1,4 @@
-"""The compiled kernels' threads and the pool that their results come from."""
+"""The compiled kernels' threads and the memory pool of their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorops.libraries.numpy import CPUConfig, NumpyRuntime
 
 
 class CpuRuntime(NumpyRuntime):
-    """NumPy arrays whose memory is the pool of results, which no other backend uses."""
+    """NumPy arrays in the pool of results, which no other backend uses."""
 
     @property
     def _native(self) -> Any:
@@ -21,12 +21,12 @@ class CpuRuntime(NumpyRuntime):
 
     @property
     def loaded(self) -> bool:
-        """Whether the compiled kernels have been imported into this process."""
+        """Whether this process has imported the compiled kernels."""
         return super().loaded and self._native is not None
 
     @property
     def memory(self) -> str:
-        """Whose memory it counts: that of the pool of results."""
+        """The memory that is counted: the pool of results."""
         return "pool"
 
     def load(self) -> None:

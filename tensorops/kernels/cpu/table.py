@@ -7,7 +7,7 @@ from pathlib import Path
 from tensorops._display import shortened
 
 try:
-    import tensorops.kernels.cpu._native  # noqa: F401 - first, so that its absence is told from other errors
+    import tensorops.kernels.cpu._native  # noqa: F401 - first, to distinguish its absence from other errors
 except ModuleNotFoundError as error:
     if (Path(__file__).parents[3] / "native" / "CMakeLists.txt").exists():
         reason = (
@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
         )
     raise ImportError(reason) from error
 except ImportError as error:
-    if str(error).startswith("TENSOROPS_CPU_TARGET"):  # an unknown name is no reason to go on without kernels
+    if str(error).startswith("TENSOROPS_CPU_TARGET"):  # an unknown target must not silently disable the kernels
         raise ValueError(f"environment variable {shortened(error, 500)}") from None
     raise
 
@@ -78,7 +78,7 @@ for _operator in OPERATORS:
 
 
 def configure() -> None:
-    """Apply what is configured for the compiled kernels, once they are loaded."""
+    """Apply the configuration of the compiled kernels once they are loaded."""
     probing.configure_device(resolve("cpu"))
 
 

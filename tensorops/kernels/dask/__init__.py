@@ -1,8 +1,8 @@
-"""The operators block by block on Dask arrays: one task a block calls the operator on it, instead of one a step.
+"""The operators block by block on Dask arrays: one task per block calls the operator, instead of one task per step.
 
-The operator then chooses among the kernels for the library that the blocks are of. Blocks are computed where they lie,
-by the usual choice: what `set_backend` or a trace put in force, when the graph is made or when it is computed, concerns
-the Dask arrays and goes no further, as threads and processes that compute blocks would not know of it.
+The operator then chooses among the kernels for the library of the blocks. Blocks are computed where they are, with
+the automatic choice. `set_backend` and traces apply to the Dask arrays only, both when the graph is built and when it
+is computed: the threads and processes that compute blocks do not see them.
 """
 
 from __future__ import annotations

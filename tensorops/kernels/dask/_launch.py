@@ -1,4 +1,4 @@
-"""How a call on Dask arrays becomes one task for each block."""
+"""How a call on Dask arrays becomes one task per block."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tensorops._row_axes import RowAxes
 from tensorops.backends.settings import Settings, activate
 from tensorops.libraries import library_of
 
-_PLAIN = Settings()  # no backend: computed where a block lies; one object, which keeps its plans
+_PLAIN = Settings()  # no backend: a block is computed where it is; one object, which keeps its plans
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is done to a block: a call of the operator on one block of each array.
+    """A call of the operator on one block of each array.
 
     Parameters
     ----------
     operator
         Pickled by reference.
     names
-        The parameters that are arrays, in the order in which their blocks come.
+        The parameters that are arrays, in the order of their blocks.
     options
         The other arguments.
     one_thread
-        Whether a compiled kernel is to stay on one thread, as Dask computes other blocks meanwhile.
+        Whether compiled kernels use a single thread, because Dask computes other blocks at the same time.
     """
 
     operator: Operator[..., Any]
@@ -47,7 +47,7 @@ class Task:
 
 
 def _only(block: Any) -> Any:
-    """Return the one block along axes that the result lacks: Dask hands over lists of them."""
+    """Return the only block along axes that the result lacks: Dask passes lists there."""
     while isinstance(block, list):
         (block,) = block
     return block
@@ -55,7 +55,7 @@ def _only(block: Any) -> Any:
 
 @contextlib.contextmanager
 def _on_one_thread() -> Iterator[None]:
-    if _providers.load("cpu"):  # no compiled kernels, and no threads of theirs
+    if _providers.load("cpu"):  # no compiled kernels, so no threads to limit
         yield
         return
     from tensorops.kernels.cpu import _native
@@ -68,7 +68,7 @@ def _on_one_thread() -> Iterator[None]:
 
 
 def register(operator: Operator[..., Any]) -> None:
-    """Register a kernel of an operator that tells how its calls may be divided."""
+    """Register a kernel of an operator that declares how its calls may be split."""
 
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
@@ -84,7 +84,7 @@ def register(operator: Operator[..., Any]) -> None:
 
 
 def _refuse(arguments: dict[str, Any], rows: RowAxes) -> str | None:
-    """Return why a call cannot be made block by block."""
+    """Return why a call cannot be computed block by block."""
     library = None
     joined = _joined(arguments, rows)
     for name, axes in rows.arrays.items():
@@ -103,7 +103,7 @@ def _refuse(arguments: dict[str, Any], rows: RowAxes) -> str | None:
 
 
 def _joined(arguments: dict[str, Any], rows: RowAxes) -> set[str]:
-    """Return the arrays whose blocks are put together: vectors that belong to all rows, which are small."""
+    """Return the arrays whose blocks are merged: vectors that apply to all rows, which are small."""
     names = list(rows.arrays)[rows.sharing :]
     return {name for name in names if arguments[name].ndim == 1 and rows.arrays[name][0] in rows.whole}
 

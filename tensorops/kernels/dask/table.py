@@ -1,4 +1,4 @@
-"""Operators computed block by block: all that declare along which axes their calls may be divided."""
+"""Operators computed block by block: all that declare the axes along which their calls may be split."""
 
 from __future__ import annotations
 

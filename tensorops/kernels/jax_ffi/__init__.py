@@ -1,8 +1,8 @@
-"""The compiled kernels on JAX arrays: calls of them in the programs that XLA compiles for the CPU.
+"""The compiled kernels on JAX arrays: foreign calls in the programs that XLA compiles for the CPU.
 
-A call is a barrier: XLA fuses an operator's body with what stands before and after it, and cannot fuse these. Alone
-they are quicker; if you want fusion, use ``set_backend("jax", providers=["generic"])``. Programs for other platforms,
-exported ones, those that XLA itself splits over devices, and derivatives are made from the bodies.
+A call is a barrier: XLA fuses an operator's body with the operations before and after it, but cannot fuse a kernel.
+Alone, kernels are faster; if you want fusion, use ``set_backend("jax", providers=["generic"])``. The bodies are used
+for programs for other platforms, exported programs, programs that XLA itself splits over devices, and derivatives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How a compiled kernel becomes a part of what JAX traces.
+"""How a compiled kernel becomes part of a JAX trace.
 
-Every kernel is one JAX primitive, with the call's options as its parameter. Derivatives and programs that the kernel
-cannot be part of are made from the operator's body, so that all of JAX's transformations work as they do without it.
+All kernels share one JAX primitive, whose parameter holds the call's options. Derivatives, and programs that cannot
+contain the kernel, use the operator's body, so all of JAX's transformations work as they do without the kernel.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
 
 _MOST_KNOWN = 4096
-"""Of how many shapes, dtypes, devices and options of an operator the decision is remembered."""
+"""How many decisions (by shape, dtype, device and options) are remembered per operator."""
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call but for its arrays. JAX compiles once for each.
+    """A call without its arrays. JAX compiles once for each.
 
     Parameters
     ----------
     operator
-        It takes the arrays by position.
+        The operator, which takes the arrays by position.
     handler
         The kernel's name in ``xla_handlers`` of the compiled module.
     rows
-        How many of the arrays have the shape of the first; those that follow belong to each row.
+        How many leading arrays have the shape of the first; the others apply to every row.
     options
-        The operator's options by name; the axis, where there is one, counts from the end.
+        The operator's options by name; an axis counts from the end.
     attributes
-        The names of those options that the kernel takes.
+        The names of the options that the kernel takes.
     """
 
     operator: Operator[..., Any]
@@ -49,7 +49,7 @@ class Call:
     attributes: tuple[str, ...] = ()
 
     def body(self, *arrays: Array) -> list[Array]:
-        """Run the operator's own body; its results as a list."""
+        """Run the operator's own body and return its results as a list."""
         result = self.operator.compute(*arrays, **dict(self.options))
         return list(result) if isinstance(result, tuple) else [result]
 
@@ -61,18 +61,18 @@ def register(
     attributes: tuple[str, ...] = (),
     refuse: Callable[[dict[str, Any]], str | None] | None = None,
 ) -> None:
-    """Register the kernel of an operator that tells how its calls may be divided.
+    """Register the kernel of an operator that declares how its calls may be split.
 
     Parameters
     ----------
     operator
-        Its arrays are rows along the last axis, and parameters of those rows.
+        An operator on rows along the last axis and on parameters of those rows.
     handler
-        Returns the handler's name for some options, where it is not the operator's.
+        Returns the handler's name for given options, if it is not the operator's name.
     attributes
         The options that the kernel takes.
     refuse
-        Tells why the kernel does not support some arguments, in place of what holds for rows and their parameters.
+        Returns why the kernel does not support the arguments; replaces the check for rows and their parameters.
     """
 
     @functools.wraps(operator)
@@ -111,7 +111,7 @@ def register(
 
 
 def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Return all that a decision depends on, of arrays that are not traced: deciding takes as long as a call."""
+    """Return everything a decision depends on, unless an array is traced: deciding takes as long as a call."""
     import jax
 
     if any(isinstance(value, jax.core.Tracer) for value in arguments.values()):
@@ -125,7 +125,7 @@ def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:
 
 
 def _refuse_rows(arguments: dict[str, Any], rows: RowAxes) -> str | None:
-    """Return why a call is not one on rows along the last axis, with parameters that the kernels know."""
+    """Return why a call is not on rows along the last axis with parameters that the kernels support."""
     first, *others = rows.arrays
     x = arguments[first]
     for name in rows.arrays:
@@ -146,7 +146,7 @@ def _refuse_rows(arguments: dict[str, Any], rows: RowAxes) -> str | None:
 
 
 def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES) -> str | None:
-    """Return why the kernels do not take an array, which is to have one of these dtypes."""
+    """Return why the kernels do not take an array, which must have one of these dtypes."""
     import jax
 
     if not isinstance(x, jax.Array):
@@ -169,7 +169,7 @@ def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES) -> str 
 
 @functools.cache
 def _unusable() -> str:
-    """Hand the kernels to XLA, once; return why it does not take them, or an empty string."""
+    """Register the kernels with XLA, once; return why it does not accept them, or an empty string."""
     import jax
 
     from tensorops.kernels.cpu import _native
@@ -196,7 +196,7 @@ def _compiled(call: Call) -> Callable[..., list[Array]]:
 
 @functools.cache
 def _primitive() -> Any:
-    """Return the one primitive that all kernels share."""
+    """Return the primitive that all kernels share."""
     from jax.extend.core import Primitive
     from jax.interpreters import ad, batching, mlir
 
@@ -233,18 +233,18 @@ def _lower_on_cpu(ctx: Any, *operands: Any, call: Call) -> Any:
 
 
 def _is_for_one_device_here(module: Any) -> bool:
-    """Tell whether a program may call the kernel, which others do not have, and which XLA cannot split."""
+    """Return whether a program may call the kernel, which exists only here and which XLA cannot split."""
     if getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1:
         return False
     axes = module.axis_context
     if hasattr(axes, "num_devices"):
         return bool(axes.num_devices == 1)
-    mesh = getattr(axes, "mesh", None)  # with all axes manual, a program is for one device, too
+    mesh = getattr(axes, "mesh", None)  # with all axes manual, a program is also for one device
     return mesh is None or mesh.size == 1 or set(axes.manual_axes) == set(mesh.axis_names)
 
 
 def _derivative(arrays: Sequence[Array], tangents: Sequence[Any], *, call: Call) -> Any:
-    """Differentiate the body, with respect to the arrays that have a tangent."""
+    """Differentiate the body with respect to the arrays that have a tangent."""
     import jax
     from jax.interpreters import ad
 
@@ -258,7 +258,7 @@ def _derivative(arrays: Sequence[Array], tangents: Sequence[Any], *, call: Call)
 
 
 def _map(arrays: Sequence[Array], axes: Sequence[int | None], *, call: Call) -> Any:
-    """Map over an axis: more rows, unless the parameters of rows are mapped, too."""
+    """Map over an axis: this adds rows, unless the parameters of the rows are also mapped."""
     import jax
 
     if any(axis is not None for axis in axes[call.rows :]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why there is no compiled module
+import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why the compiled module is missing
 from tensorops.kernels.jax_ffi._launch import refuse_array, register
 from tensorops.ops import activation, normalization, quantization
 

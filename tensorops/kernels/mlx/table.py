@@ -25,7 +25,7 @@ def _supports(
 def _(x: Array, weight: Array, scales: Array, biases: Array, *, bits: int, group_size: int) -> Array:
     import mlx.core as mx
 
-    # Four bytes, low one first, are one word of MLX's packing; a view copies nothing.
+    # Four bytes, low byte first, are one word of MLX's packing; a view copies nothing.
     packed = weight.view(mx.uint32)
     # MLX sums in the dtype of its arguments on the CPU: errors of 2048 products in bfloat16 reach 43 % of their spread.
     wide, s, b = (a.astype(mx.float32) for a in (x, scales, biases))

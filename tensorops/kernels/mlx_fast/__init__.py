@@ -1,7 +1,7 @@
 """The fused operations in `mlx.core.fast`: norms, rope and attention.
 
-They are quicker than the bodies and less careful, and declare it: where results deviate from what an operator promises,
-nothing but ``set_backend("mlx", providers=["mlx_fast", "generic"])`` uses them. Norms of float16 keep the promise.
+They are faster than the bodies but less careful, and declare it: where results deviate from an operator's promises,
+only ``set_backend("mlx", providers=["mlx_fast", "generic"])`` uses them. Norms of float16 keep the promise.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _HALVES = ("float16", "bfloat16")
 _DTYPES = (*_HALVES, "float32")
 
 _LONGEST_ROW = 1 << 20
-"""Sums are in order, one element after another: beyond this length even float16 loses a digit."""
+"""Elements are summed one after another: beyond this length even float16 loses a digit."""
 
 _NORMS = Deviation(
     ("bfloat16", "float32"),
@@ -40,7 +40,7 @@ def _refuse(x: Array, axis: object, **others: Array | None) -> str | None:
 
 
 def _widened(*arrays: Array | None) -> list[Any]:
-    """Return halves as float32 where the processor computes: MLX's own way with them takes up to 8 times as long."""
+    """Return half types as float32 on the CPU, where MLX's own half types take up to 8 times as long."""
     import mlx.core as mx
 
     if mx.default_device() != mx.cpu:
@@ -122,7 +122,7 @@ def _(
     attends = mask if mask.dtype == mx.bool_ else mask != -float("inf")
     m = mask if mask.dtype == mx.bool_ else mask.astype(q.dtype)
     y = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=m, sinks=s)
-    return mx.where(mx.any(attends, axis=-1, keepdims=True), y, mx.zeros_like(y))  # MLX has NaN for no key at all
+    return mx.where(mx.any(attends, axis=-1, keepdims=True), y, mx.zeros_like(y))  # without any key, MLX gives NaN
 
 
 def _refuse_rope(x: Array, positions: Array, *, freqs: Array | None, dims: int, **_: Any) -> str | None:

@@ -1,12 +1,12 @@
-"""The compiled kernels on torch tensors in host memory, which NumPy arrays share; results come from the kernels' pool.
+"""The compiled kernels on torch tensors in host memory, through NumPy views; results come from the kernels' pool.
 
-Whatever records or transforms what is computed gets the body: gradients, torch.func, tracing, modes.
+Anything that records or transforms the computation gets the body: gradients, torch.func, tracing, modes.
 """
 
 from __future__ import annotations
 
 from tensorops._providers import Provider
-from tensorops.kernels.torch_cpu import _dynamo  # noqa: F401 - torch.compile is to find what to inline
+from tensorops.kernels.torch_cpu import _dynamo  # noqa: F401 - lets torch.compile find what to inline
 
 PROVIDER = Provider(
     name="torch_cpu",

@@ -1,8 +1,8 @@
 """Operators under `torch.compile`.
 
-TorchDynamo traces Python, and cannot trace a context variable. It inlines `_under_torch_compile` in place of
-``Operator.__call__`` and puts the operator's own body into the graph, which its compiler then fuses; what is in
-force is looked at once, when it traces.
+TorchDynamo traces Python but cannot trace a context variable. It inlines `_under_torch_compile` in place of
+``Operator.__call__`` and puts the operator's own body into the graph, which its compiler then fuses. The settings in
+force are read once, during tracing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def _before_tracing(name: str) -> None:
-    """Load what cannot be loaded while TorchDynamo traces, and refuse a backend that is not torch."""
+    """Load what cannot be loaded during tracing, and refuse a backend that is not torch."""
     torch = LIBRARIES["torch"]
     learn_types(torch)
     assert torch.xp is not None

@@ -1,4 +1,4 @@
-"""Torch tensors as NumPy arrays and back, where nobody but this call has to know of it."""
+"""Torch tensors as NumPy arrays and back, where only this call needs to see the operation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorops.libraries.torch import storage_suffices
 
 
 def register(operator: Operator[..., Any]) -> None:
-    """Register the operator's kernel of the provider ``cpu`` for torch tensors, too."""
+    """Register the operator's kernel of the provider ``cpu`` for torch tensors as well."""
     compiled = operator._kernels["cpu"]
 
     @functools.wraps(operator)
@@ -34,7 +34,7 @@ def register(operator: Operator[..., Any]) -> None:
 
 
 def _refuse(arguments: tuple[Any, ...]) -> str | None:
-    """Return why the tensors among the arguments cannot be seen as NumPy arrays, or what else has to see the call."""
+    """Return why the tensor arguments cannot be viewed as NumPy arrays, or what else must see the call."""
     torch = _torch()
     if reason := _observed(torch):
         return reason
@@ -91,7 +91,7 @@ def _array(x: Any, torch: Any) -> Any:
 
 
 def _tensor(y: Any) -> Any:
-    if y is None:  # as biases of a symmetric quantization
+    if y is None:  # such as the biases of a symmetric quantization
         return None
     torch = _torch()
     if y.dtype == _bfloat16():

@@ -1,7 +1,6 @@
 """Which operators the compiled kernels compute on torch tensors.
 
-`linear` is not among them, as its body is one product of torch's own; neither is `sample`, which draws from NumPy's
-generators.
+`linear` is left out because its body is a single torch product, and `sample` because it draws from NumPy's generators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activations in C++: every SIMD target, length, alignment and layout, and the vector functions they are made of."""
+"""Activations in C++: every SIMD target, length, alignment and layout, and the vector functions they use."""
 
 import math
 

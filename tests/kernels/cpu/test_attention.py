@@ -56,7 +56,7 @@ def assert_like_the_body(args, **options):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries", [1, 2, 3, 5, 8, 9, 23])
 def test_every_number_of_keys_to_beyond_a_tile(target, queries, dtype, rng):
-    """Up to 8 rows are multiplied with the keys where they lie, more with a transposed copy."""
+    """Up to 8 rows are multiplied with the keys in place, more with a transposed copy."""
     for keys in [*range(1, 20), 31, 33, 63, 64, 65, 95, TILE - 1, TILE, TILE + 1, 2 * TILE + 17]:
         args = qkv(rng, hq=1, tq=queries, tk=keys, d=32, dtype=dtype)
         assert_right(args, dtype)
@@ -349,7 +349,7 @@ SPECIAL = [np.nan, np.inf, -np.inf]
 @pytest.mark.parametrize("value", SPECIAL)
 @pytest.mark.parametrize("queries", [1, 3, 30, 200])
 def test_values_that_are_not_finite(target, queries, value, rng):
-    """A weight of 0 makes NaN of them, wherever they are: behind the mask, too, and in tiles that could be left out."""
+    """A weight of 0 turns them into NaN everywhere: also behind the mask, and in tiles that could be left out."""
     for key in (0, 5, 140, 299):
         q, k, v = qkv(rng, hq=2, tq=queries, tk=300)
         v[0, 0, key, 3] = value

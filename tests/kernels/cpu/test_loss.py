@@ -1,4 +1,4 @@
-"""Cross-entropy in C++: every SIMD target, numbers of classes, layouts, integers of all kinds and what is ignored."""
+"""Cross-entropy in C++: every SIMD target, number of classes, layout and integer dtype, and ignored targets."""
 
 import functools
 

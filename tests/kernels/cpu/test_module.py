@@ -1,4 +1,4 @@
-"""The compiled module: targets, features of the processor, threads, and what the environment says of them."""
+"""The compiled module: targets, CPU features, threads, and the environment variables for them."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""The memory of results: what is kept, what is given back, and what its statistics say."""
+"""The memory pool of results: what is kept, what is released, and what its statistics report."""
 
 import concurrent.futures
 import gc

@@ -1,4 +1,4 @@
-"""Quantization in C++: every SIMD target, format, size of groups and layout gives the generic body's own bits.
+"""Quantization in C++: every SIMD target, format, group size and layout gives exactly the generic body's bits.
 
 That the kernels are chosen, and agree with the references on all cases, is tested in `test_conformance`;
 `quantized_linear` is in `test_linear`.

@@ -348,7 +348,7 @@ PARTS = ["add_rms_norm", "dequantize", "embedding", "gelu", "layer_norm", "quant
 @has_signals
 @pytest.mark.parametrize("name", PARTS)
 def test_signals_are_handled_during_a_long_call(name):
-    """A signal that comes while nobody looks is handled once, after the call, however often it came."""
+    """A signal during a call is handled once, after the call, however often it arrived."""
     result = support.python(SIGNALS, "0", name)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["True"]

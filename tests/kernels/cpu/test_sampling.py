@@ -1,7 +1,7 @@
 """Sampling in C++: every SIMD target, length, restriction and layout; what a call does to its generator.
 
 That it is chosen, and agrees with the reference on all cases, is tested in `test_conformance`. Sums are rounded, and so
-is a uniform number near the end of a candidate's share: there a neighbour is right, too.
+is a uniform number near the end of a candidate's share: there a neighbour is also right.
 """
 
 import functools

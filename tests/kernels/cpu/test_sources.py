@@ -1,4 +1,4 @@
-"""How the C++ sources are arranged: what is written in one place only, and where an operator is bound."""
+"""The arrangement of the C++ sources: what is defined only once, and where an operator is bound."""
 
 from __future__ import annotations
 
