@@ -1,6 +1,8 @@
 """Quantized weights: packing a matrix, unpacking it, and multiplying by the packed matrix."""
 
-from tensorops import quantize
+import functools
+
+from tensorops import prepare, quantize, quantized_linear
 from tensorops.benchmarks.asv import Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
@@ -33,4 +35,24 @@ class QuantizedLinear(Benchmark):
         self.prepare("quantized_linear", implementation, [normal(*shape), *packed], bits=bits, **FORMAT)
 
     def time_quantized_linear(self, implementation, shape, bits):
+        self.call()
+
+
+class PreparedQuantizedLinear(Benchmark):
+    """Weights repacked once, where the processor gains by it; as many rows as the arithmetic shows."""
+
+    params = ([1, 4, 24, 64], [4, 8], ["plain", "prepared"])
+    param_names = ("rows", "bits", "weights")
+
+    def setup(self, rows, bits, weights):
+        weight, scales, biases = quantize(normal(2048, 2048), bits=bits, **FORMAT)
+        constants = {"weight": weight, "scales": scales.astype("float16"), "biases": biases.astype("float16")}
+        product = prepare("quantized_linear", **constants, bits=bits, **FORMAT)
+        if weights == "prepared" and not product.provider:
+            raise NotImplementedError(f"nothing is repacked: {product.refused}")
+        x = normal(rows, 2048)
+        plain = functools.partial(quantized_linear, **constants, bits=bits, **FORMAT)
+        self.call = functools.partial(product if weights == "prepared" else plain, x)
+
+    def time_prepared_quantized_linear(self, rows, bits, weights):
         self.call()

@@ -290,3 +290,10 @@ def test_the_readme_says_which_of_them_torch_and_jax_use():
 )
 def test_the_readme_says_which_kernels_there_are(provider, expected):
     assert kernels_of(provider) == expected
+
+
+def test_the_folders_of_kernels_are_described_beside_them():
+    text = pathlib.Path(tp.kernels.__file__).with_name("README.md").read_text(encoding="utf-8")
+    folders, _declarations = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    ours = [row.name for row in _providers.PROVIDERS.values() if row.kernels.startswith("tensorops.")]
+    assert set(re.findall(r"^\| `(\w+)` ", folders, re.MULTILINE)) == set(ours)
