@@ -10,7 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tensorops import _hooks, _providers, kernels
-from tensorops._operator import Explanation, KernelRefusedError
+from tensorops._explanation import Explanation
+from tensorops._operator import KernelRefusedError
 from tensorops._prepared import Prepared, prepare
 from tensorops._tuning import tune
 from tensorops.backends import (

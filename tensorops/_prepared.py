@@ -15,8 +15,10 @@ import inspect
 from typing import Any
 
 from tensorops import _dtypes, _providers
+from tensorops._explanation import Explanation
+from tensorops._kernel import Kernel, Packed
 from tensorops._messages import describe_type, nearest
-from tensorops._operator import OPERATORS, Explanation, Kernel, Operator, Packed
+from tensorops._operator import OPERATORS, Operator
 from tensorops._providers import GENERIC
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Settings

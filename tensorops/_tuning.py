@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from tensorops import _providers
+from tensorops._kernel import Configuration
 from tensorops._messages import nearest
-from tensorops._operator import OPERATORS, Configuration, Operator
+from tensorops._operator import OPERATORS, Operator
 from tensorops._validation import as_integer, shown
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Tuned, activate, settings_within

@@ -15,7 +15,8 @@ import pytest
 import support
 import tensorops as tp
 from tensorops import KernelRefusedError, _providers
-from tensorops._operator import OPERATORS, Configuration, operator
+from tensorops._kernel import Configuration
+from tensorops._operator import OPERATORS, operator
 from tensorops._providers import Provider
 from tensorops._typing import Array
 

@@ -1,5 +1,5 @@
 """Kernels: overrides of operators, one package for each provider, which describes itself; see `Provider`."""
 
-from tensorops._operator import Deviation
+from tensorops._kernel import Configuration, Deviation, Packed
 
-__all__ = ["Deviation"]
+__all__ = ["Configuration", "Deviation", "Packed"]

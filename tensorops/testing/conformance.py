@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tensorops import _providers
+from tensorops._kernel import Kernel
 from tensorops._messages import nearest
-from tensorops._operator import OPERATORS, Kernel, Operator
+from tensorops._operator import OPERATORS, Operator
 from tensorops._providers import GENERIC
 from tensorops._trees import map_arrays
 from tensorops.backends.probing import first_available

@@ -10,7 +10,8 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops._operator import OPERATORS, Kernel
+from tensorops._kernel import Kernel
+from tensorops._operator import OPERATORS
 from tensorops._trees import map_arrays
 from tensorops.backends.settings import Settings
 from tensorops.testing import CASES, DTYPES, INVALID, ConformanceReport, Outcome, _running, check_conformance

@@ -25,7 +25,7 @@ except ImportError as error:
         raise ValueError(f"environment variable {shortened(error, 500)}") from None
     raise
 
-from tensorops._operator import Configuration
+from tensorops._kernel import Configuration
 from tensorops.backends import probing
 from tensorops.backends.registry import resolve
 from tensorops.kernels.cpu import _native, panels

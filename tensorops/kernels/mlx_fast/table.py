@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensorops._dtypes import dtype_name, is_integer
-from tensorops._operator import Deviation
+from tensorops._kernel import Deviation
 from tensorops._typing import Array
 from tensorops.ops.attention import scaled_dot_product_attention
 from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm

@@ -1,0 +1,69 @@
+"""What `Operator.explain` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tensorops._display import Displayed, Table
+from tensorops.backends.trace import Transfer
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Displayed):
+    """What a call of an operator would do, and why; prints as text.
+
+    Attributes
+    ----------
+    operator : str
+        The operator's name.
+    kernel : str
+        The provider whose kernel would run, or ``"generic"`` for the operator's own body.
+    backend : str
+        The backend in force, ``"auto"`` if none was chosen.
+    library : str
+        The array library that would compute.
+    refused : dict of str to str
+        The providers that come before `kernel`, each with the reason why its kernel would not run.
+    transfers : tuple of Transfer
+        The arrays that would move there first.
+    deviation : str
+        How the kernel's results deviate from what the operator promises; empty unless its provider was named.
+    prepared : str
+        The arguments that `tensorops.prepare` repacked for the kernel, if any.
+    configuration : dict of str to int
+        The numbers that the kernel would compute with, such as sizes of blocks: its own choice for these arguments, or
+        what `tune` says. Empty if it has none.
+    """
+
+    operator: str
+    kernel: str
+    backend: str
+    library: str
+    refused: dict[str, str]
+    transfers: tuple[Transfer, ...]
+    deviation: str = ""
+    prepared: str = ""
+    configuration: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [self._title(), *(f"  {line}" for line in self._configured())]
+        if self.prepared:
+            lines.append(f"  with {self.prepared} prepared")
+        if self.deviation:
+            lines.append(f"  {self.deviation}")
+        lines += [f"  not {provider}: {reason}" for provider, reason in self.refused.items()]
+        lines += [f"  moves {transfer}" for transfer in self.transfers]
+        return "\n".join(lines)
+
+    def _title(self) -> str:
+        return f"{self.operator}: {self.kernel} on {self.library} (backend {self.backend})"
+
+    def _configured(self) -> tuple[str, ...]:
+        values = ", ".join(f"{name}={value}" for name, value in self.configuration.items())
+        return (f"with {values}",) if values else ()
+
+    def _table(self) -> Table:
+        rows = [(provider, "no", reason) for provider, reason in self.refused.items()]
+        notes = (*self._configured(), *(f"moves {transfer}" for transfer in self.transfers))
+        chosen = (self.kernel, "yes", self.deviation or (f"with {self.prepared} prepared" if self.prepared else ""))
+        return Table(self._title(), ("implementation", "runs", "reason"), (*rows, chosen), notes)

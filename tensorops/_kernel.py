@@ -1,0 +1,127 @@
+"""What a kernel is, and what its author may declare when it is registered; see `Operator.kernel`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tensorops import _dtypes
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Where a kernel's results are not what the operator promises.
+
+    Such a kernel runs only where its provider is named, as in ``set_backend(..., providers=[…])``.
+
+    Parameters
+    ----------
+    dtypes
+        The dtypes of the first array for which that holds.
+    reason
+        What differs, in words.
+    tags
+        The cases of `tensorops.testing` that show it have one of these tags: conformance leaves them out.
+    """
+
+    dtypes: tuple[str, ...]
+    reason: str
+    tags: tuple[str, ...] = ()
+
+
+class Packed(Protocol):
+    """What a kernel makes of arguments that stay the same."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it holds."""
+
+    def supports(self, *args: Any, **kwargs: Any) -> str | None:
+        """Return ``None``, or why a call with these other arguments cannot use it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute with the other arguments, or return ``NotImplemented`` for those that `supports` refuses."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the arrays that it was made of, by parameter; new ones."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Numbers that a kernel chooses for each call, such as sizes of blocks, and `tensorops.tune` can override.
+
+    Parameters
+    ----------
+    parameters
+        One line for people on each parameter, by name.
+    choose
+        Takes the operator's canonical arguments; returns what the kernel chooses, by name. It looks only at metadata,
+        options and the device.
+    function
+        What computes if a value is overridden: it takes what the kernel's function takes, and the parameters as
+        keywords, of which those that are missing are chosen. By default it is the kernel's function itself; a kernel
+        with `checks` needs another one, as its function gets the arguments that callers write.
+    """
+
+    parameters: dict[str, str]
+    choose: Callable[..., dict[str, int]]
+    function: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An override of one operator by one provider.
+
+    Parameters
+    ----------
+    provider
+        The family it belongs to.
+    function
+        Takes the operator's canonical arguments.
+    supports
+        Takes them too; returns ``None`` or the reason why `function` cannot.
+    declines
+        Whether `function` itself returns ``NotImplemented``, before it touches any memory, for exactly the arguments
+        that `supports` refuses. Then a call need not ask `supports`.
+    checks
+        Whether `function` also takes arguments as callers write them, and declines those that the operator refuses.
+        Then a call needs no decision in Python at all.
+    deviation
+        Where its results are not what the operator promises, if anywhere.
+    pack
+        Repacks arguments that stay the same, such as weights, for `tensorops.prepare`: is called with them by name, and
+        returns a `Packed` or in words why it does not. ``None`` if the kernel takes all arrays as they come.
+    configuration
+        The numbers that it chooses, and how to override them, if there are any.
+    """
+
+    provider: str
+    function: Callable[..., Any]
+    supports: Callable[..., str | None]
+    declines: bool = False
+    checks: bool = False
+    deviation: Deviation | None = None
+    pack: Callable[..., Packed | str] | None = None
+    configuration: Configuration | None = None
+
+    def function_with(self, values: dict[str, int]) -> Callable[..., Any]:
+        """Return what computes with these values in place of those that the kernel chooses."""
+        if not values or self.configuration is None:
+            return self.function
+        function = functools.partial(self.configuration.function or self.function, **values)
+        if not self.checks:
+            return function
+        parameters = self.configuration.parameters.keys()
+
+        def tuned(*args: Any, **kwargs: Any) -> Any:  # callers write these arguments, but no parameters
+            return function(*args, **kwargs) if parameters.isdisjoint(kwargs) else NotImplemented
+
+        return tuned
+
+    def deviates(self, x: Any) -> str:
+        """Return how results for a first array `x` deviate, or an empty string."""
+        if self.deviation is None or _dtypes.dtype_name(x) not in self.deviation.dtypes:
+            return ""
+        return f"deviates in {_dtypes.dtype_name(x)}: {self.deviation.reason}"
