@@ -148,7 +148,7 @@ def test_a_decorated_generator_function_leaves_its_caller_alone():
         for _ in range(n):
             yield tp.get_backend()
 
-    assert (inside.__name__, inside.__doc__) == ("inside", "Say who computes.")
+    assert (inside.__name__, inside.__doc__) == ("inside", "Return what computes.")
     for generator_function in (inside, functools.partial(inside), tp.set_backend("numpy")(Counter())):
         seen = []
         for name in generator_function(2):
