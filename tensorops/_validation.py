@@ -169,8 +169,9 @@ def normalize_axis(operator: str, axis: Any, ndim: int) -> int:
 
 def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:
     """Return the axes named by an integer or a tuple of integers, in ascending order without duplicates."""
-    given = axis if isinstance(axis, tuple | list) else (axis,)
-    axes = sorted(normalize_axis(operator, a, ndim) for a in given)
+    if not isinstance(axis, tuple | list):
+        return (normalize_axis(operator, axis, ndim),)
+    axes = sorted(normalize_axis(operator, a, ndim) for a in axis)
     if not axes:
         raise ValueError(f"{operator}: axis is empty, expected at least one")
     if len(set(axes)) < len(axes):

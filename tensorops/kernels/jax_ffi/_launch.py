@@ -114,11 +114,12 @@ def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:
     """Return everything a decision depends on, unless an array is traced: deciding takes as long as a call."""
     import jax
 
-    if any(isinstance(value, jax.core.Tracer) for value in arguments.values()):
-        return None
-    return tuple(
-        (value.aval, value.sharding) if isinstance(value, jax.Array) else value for value in arguments.values()
-    )
+    found: list[Any] = []
+    for value in arguments.values():
+        if isinstance(value, jax.core.Tracer):
+            return None
+        found.append((value.aval, value.sharding) if isinstance(value, jax.Array) else value)
+    return tuple(found)
 
 
 # ---------------------------------------------------------------------------------------------- refusals
