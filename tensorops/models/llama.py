@@ -153,7 +153,7 @@ class Llama:
         self._active = tp.set_backend(backend)
         with self._active:
             self.backend = tp.get_backend()  # an alias's proper name
-            self._weights, self._output = arrange(config, weights, backend, arrays_only=compile is not None)
+            self._weights, self._output = arrange(config, weights, backend)
         network = partial(forward, config)
         self._network = compile(network) if compile else network
         self._compiled = compile is not None

@@ -1,9 +1,8 @@
 """The weights of a network: loading them, and the two operations on a matrix.
 
-A matrix is a float32 array (out, in), a tuple ``(weight, scales, biases)`` in the layout of
-`tensorops.quantized_linear`, or the result of `tensorops.prepare` for such a tuple. Bits and group size of a tuple
-follow from the shapes, so a structure of weights can consist only of arrays, as compilers such as ``jax.jit`` and
-``mx.compile`` require.
+A matrix is either a float32 array (out, in) or a tuple ``(weight, scales, biases)`` in the layout of
+`tensorops.quantized_linear`. Bits and group size follow from the shapes, so a structure of weights consists only of
+arrays, as compilers such as ``jax.jit`` and ``mx.compile`` require.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "arrange", "embed", "linear", "load"]
 
 Array = Any
-Matrix = Any  # array, (weight, scales, biases), or Prepared
+Matrix = Any  # array, or (weight, scales, biases)
 _Weight = TypeVar("_Weight", "np.ndarray[Any, Any]", QuantizedWeight)
 
 
@@ -112,7 +111,7 @@ def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:
 
 
 def arrange(
-    config: LlamaConfig, weights: Mapping[str, Array | QuantizedWeight], backend: str, *, arrays_only: bool
+    config: LlamaConfig, weights: Mapping[str, Array | QuantizedWeight], backend: str
 ) -> tuple[dict[str, Any], Matrix]:
     """Arrange weights with the names of a GGUF file in the structure of the network.
 
@@ -124,8 +123,6 @@ def arrange(
         The weights by name; they are moved to the backend if necessary.
     backend : str
         The backend that computes.
-    arrays_only : bool
-        Whether weights must stay arrays, as a compiler takes them; else kernels may repack those of the blocks.
 
     Returns
     -------
@@ -148,10 +145,7 @@ def arrange(
         "norm": named["output_norm.weight"],
         "frequencies": None if factors is None else _frequencies(config, factors, backend),
         "blocks": [
-            {
-                name: _ready(named.pop(f"blk.{block}.{name}.weight"), columns=shape[-1], arrays_only=arrays_only)
-                for name, shape in config.block_shapes().items()
-            }
+            {name: named[f"blk.{block}.{name}.weight"] for name in config.block_shapes()}
             for block in range(config.blocks)
         ],
     }
@@ -160,8 +154,6 @@ def arrange(
 
 def linear(x: Array, matrix: Matrix) -> Array:
     """Return ``x @ matrix.T``."""
-    if isinstance(matrix, tp.Prepared):
-        return matrix(x)
     if not isinstance(matrix, tuple):
         return tp.linear(x, matrix)
     bits, group_size = _format(matrix, x.shape[-1])
@@ -179,18 +171,6 @@ def embed(ids: Array, matrix: Matrix, dim: int) -> Array:
     wide: list[Array] = [None if part is None else xp.astype(part, xp.float32, copy=False) for part in parameters]
     bits, group_size = _format(matrix, dim)
     return tp.dequantize(weight, *wide, bits=bits, group_size=group_size)
-
-
-def _ready(matrix: Matrix, *, columns: int, arrays_only: bool) -> Matrix:
-    """Return a matrix as its kernel likes it best."""
-    if arrays_only or not isinstance(matrix, tuple):
-        return matrix
-    bits, group_size = _format(matrix, columns)
-    weight, scales, biases = matrix
-    prepared = tp.prepare(
-        tp.quantized_linear, weight=weight, scales=scales, biases=biases, bits=bits, group_size=group_size
-    )
-    return prepared if prepared.provider else matrix
 
 
 def _plain(weight: Array | QuantizedWeight) -> Matrix:
