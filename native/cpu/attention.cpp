@@ -706,17 +706,12 @@ void widen_rows(const Plan<T>& plan, Compute<T>* memory, std::uint8_t* flags, in
     if (!std::memchr(wide, 1, static_cast<std::size_t>(plan.all_rows()))) return;
     const Scratch scratch(threads * room * static_cast<std::int64_t>(sizeof(double)));
     double* rooms = scratch.at<double>(0);
-    std::atomic<std::int64_t> workers{0};
-    std::atomic<int> arrived{0};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        const std::int64_t mine = workers.fetch_add(1);
-        Worker<T> worker(plan, memory + mine * plan.thread_size(), flags, nullptr);
-#pragma omp for schedule(dynamic) nowait
-        for (std::int64_t i = 0; i < heads * plan.blocks; ++i)
-            if (noted(i / plan.blocks)) worker.widen(i, rooms + mine * room, at);
-        if (at) at->meet(arrived);
-    }
+    std::atomic<std::int64_t> next{0};
+    on_team(threads, [&](Member member) {
+        Worker<T> worker(plan, memory + member.index * plan.thread_size(), flags, nullptr);
+        for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < heads * plan.blocks;)
+            if (noted(i / plan.blocks)) worker.widen(i, rooms + member.index * room, at);
+    });
 }
 
 template <class T>
@@ -732,20 +727,11 @@ void attend(const Attention& op) {
     C* memory = scratch.at<C>(flags);
     C* partials = memory + of_threads;
     Interruption* const at = interruption;
-    if (threads == 1) {
-        Worker<T> worker(plan, memory, known, partials);
-        for (std::int64_t i = 0; i < plan.items; ++i) worker.run(i, at);
-    } else {
-        std::atomic<std::int64_t> workers{0};
-        std::atomic<int> arrived{0};
-#pragma omp parallel num_threads(threads)
-        {
-            Worker<T> worker(plan, memory + workers.fetch_add(1) * plan.thread_size(), known, partials);
-#pragma omp for schedule(dynamic) nowait
-            for (std::int64_t i = 0; i < plan.items; ++i) worker.run(i, at);
-            if (at) at->meet(arrived);
-        }
-    }
+    std::atomic<std::int64_t> next{0};
+    on_team(threads, [&](Member member) {
+        Worker<T> worker(plan, memory + member.index * plan.thread_size(), known, partials);
+        for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.items;) worker.run(i, at);
+    });
     if (plan.spans > 1 && !leaves(at, 0)) {
         Worker<T> worker(plan, memory, known, partials);
         for (std::int64_t i = 0; i < plan.items / plan.spans; ++i) worker.merge(i);

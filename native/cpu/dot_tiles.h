@@ -140,33 +140,29 @@ void products_with_rows(const Rows& x, T* y, std::int64_t outputs, const float* 
             if constexpr (kPrepares) return scratch.at<float>(line * (kBlockOutputs * threads + r));
             return reinterpret_cast<const X*>(x.row(begin + r));
         };
-#pragma omp parallel num_threads(threads) if (threads > 1)
-        {
-            if constexpr (kPrepares) {
-#pragma omp for schedule(static)
-                for (std::int64_t r = 0; r < count; ++r)
+        if constexpr (kPrepares)
+            over_shares(std::min<std::int64_t>(threads, count), count, 1, [&](Share share) {
+                for (std::int64_t r = share.begin; r < share.end; ++r)
                     prepare(reinterpret_cast<const T*>(x.row(begin + r)), const_cast<float*>(x_row(r)));
-            }
-#pragma omp for schedule(dynamic)
-            for (std::int64_t first = 0; first < outputs; first += kBlockOutputs) {
-                const std::int64_t width = std::min(kBlockOutputs, outputs - first);
-                if (leaves(at, matrix_work(count, width, n, sizeof(W)))) continue;
-                const W* w[kBlockOutputs + kTileColumns];
-                for (std::int64_t c = 0; c < width; ++c)
-                    w[c] = row(first + c, scratch.at<float>(line * (kBlockOutputs * thread_index() + c)));
-                std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // fills the tile; these are unused
-                for (std::int64_t r = 0; r < count; r += kTileRows) {
-                    const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
-                    const X* from[kTileRows];
-                    T* to[kTileRows];
-                    for (std::int64_t i = 0; i < height; ++i) {
-                        from[i] = x_row(r + i);
-                        to[i] = y + (begin + r + i) * outputs + first;
-                    }
-                    block_of_outputs(height, from, to, w, width, bias ? bias + first : nullptr, n);
+            });
+        over_pieces(threads, (outputs + kBlockOutputs - 1) / kBlockOutputs, [&](std::int64_t piece, int member) {
+            const std::int64_t first = piece * kBlockOutputs, width = std::min(kBlockOutputs, outputs - first);
+            if (leaves(at, matrix_work(count, width, n, sizeof(W)))) return;
+            const W* w[kBlockOutputs + kTileColumns];
+            for (std::int64_t c = 0; c < width; ++c)
+                w[c] = row(first + c, scratch.at<float>(line * (kBlockOutputs * member + c)));
+            std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // fills the tile; these are unused
+            for (std::int64_t r = 0; r < count; r += kTileRows) {
+                const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
+                const X* from[kTileRows];
+                T* to[kTileRows];
+                for (std::int64_t i = 0; i < height; ++i) {
+                    from[i] = x_row(r + i);
+                    to[i] = y + (begin + r + i) * outputs + first;
                 }
+                block_of_outputs(height, from, to, w, width, bias ? bias + first : nullptr, n);
             }
-        }
+        });
     }
 }
 

@@ -7,9 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <thread>
-
-#include "parallel.h"
 
 namespace tensorops {
 
@@ -23,35 +20,17 @@ class Interruption {
 
     bool happened() const { return happened_.load(std::memory_order_relaxed); }
 
-    // Whether to skip the rest, checked before a piece of `work` in bytes. Any thread of a parallel region checks; the
-    // first, which is the caller's, also reads the clock.
-    bool leaves(std::int64_t work) {
-        if (thread_index() == 0 && !happened()) {
-            work_ += work;
-            if (work_ >= kWorkPerLook) look();
-        }
-        return happened();
-    }
+    // Whether to skip the rest, checked before a piece of `work` in bytes. Any thread of a team checks; the one that
+    // made the object also reads the clock.
+    bool leaves(std::int64_t work);
 
-    // At the end of a parallel region with long pieces: instead of just waiting for the others, the first thread
-    // continues to check for signals until all of them have counted themselves here.
-    void meet(std::atomic<int>& arrived) {
-        if (thread_index() != 0) {
-            arrived.fetch_add(1, std::memory_order_relaxed);
-            return;
-        }
-        while (arrived.load(std::memory_order_relaxed) < team_size() - 1 && !happened()) {
-            look();
-            std::this_thread::sleep_for(std::chrono::microseconds(100));
-        }
-    }
+    // Checks for signals, if that was not done lately. Only the thread that made the object calls it.
+    void look();
 
   private:
     using Clock = std::chrono::steady_clock;
     static constexpr std::chrono::milliseconds kPause{50};
     static constexpr std::int64_t kWorkPerLook = 1024 * 1024;  // reading the clock takes as long as 1 KiB
-
-    void look();
 
     bool (*asked_)();
     Interruption* outer_;
@@ -60,7 +39,7 @@ class Interruption {
     std::atomic<bool> happened_{false};
 };
 
-// The interruption of the calling thread; the thread that opens a parallel region must pass it on.
+// The interruption of the calling thread; the thread that calls a team must pass it on.
 inline thread_local Interruption* interruption = nullptr;
 
 inline Interruption::Interruption(bool (*asked)()) : asked_(asked), outer_(interruption), next_(Clock::now() + kPause) {
@@ -68,6 +47,14 @@ inline Interruption::Interruption(bool (*asked)()) : asked_(asked), outer_(inter
 }
 
 inline Interruption::~Interruption() { interruption = outer_; }
+
+inline bool Interruption::leaves(std::int64_t work) {
+    if (interruption == this && !happened()) {
+        work_ += work;
+        if (work_ >= kWorkPerLook) look();
+    }
+    return happened();
+}
 
 inline void Interruption::look() {
     work_ = 0;

@@ -81,7 +81,7 @@ NB_MODULE(_native, m) {
 #if !defined(_WIN32)
     pthread_atfork(pool::lock, pool::unlock, [] {
         pool::unlock();
-        fork_happened = true;
+        use_own_threads();
     });
 #endif
 
@@ -132,5 +132,8 @@ NB_MODULE(_native, m) {
     m.def(
         "use_one_thread", [](bool only) { return std::exchange(one_thread, only); }, "only"_a,
         "Whether kernels that this thread calls stay on it, as somebody else shares out the work; return what held.");
+    m.def(
+        "use_processors", [](int n) { processors = n; }, "n"_a,
+        "Bound the threads of all calls together by the number of processors; 0: no bound.");
     m.def("num_threads", [] { return thread_bound.load(); }, "The bound that set_num_threads set; 0: none.");
 }

@@ -249,15 +249,15 @@ void products(const PanelLinear& op) {
         if (at && at->happened()) return;
         const std::int64_t count = std::min(kRowsOfChunk, op.x.count - begin);
         Row rows[kRowsOfChunk];
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && count > kTogether)
-        for (std::int64_t r = 0; r < count; ++r)
-            rows[r] = make_row<kBits, kBiases>(format, reinterpret_cast<const T*>(op.x.row(begin + r)),
-                                               scratch.at<char>(r * line));
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-        for (std::int64_t panel = 0; panel < format.panels(); ++panel) {
+        over_shares(count > kTogether ? threads : 1, count, 1, [&](Share share) {
+            for (std::int64_t r = share.begin; r < share.end; ++r)
+                rows[r] = make_row<kBits, kBiases>(format, reinterpret_cast<const T*>(op.x.row(begin + r)),
+                                                   scratch.at<char>(r * line));
+        });
+        over_pieces(threads, format.panels(), [&](std::int64_t panel, int) {
             const std::int64_t first = panel * kPanelOutputs;
             const std::int64_t width = std::min(kPanelOutputs, format.outputs - first);
-            if (leaves(at, matrix_work(count, width, n, kBits / 8.0))) continue;
+            if (leaves(at, matrix_work(count, width, n, kBits / 8.0))) return;
             for (std::int64_t r = 0; r < count; r += kTogether) {
                 const std::int64_t height = std::min<std::int64_t>(kTogether, count - r);
                 float sums[kTogether][kPanelOutputs];
@@ -266,7 +266,7 @@ void products(const PanelLinear& op) {
                 for (std::int64_t i = 0; i < height; ++i)
                     store_outputs(y + i * format.outputs, sums[i], nullptr, width);
             }
-        }
+        });
     }
 }
 

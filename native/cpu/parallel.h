@@ -1,18 +1,10 @@
-// Distribution of rows over threads, with OpenMP if the compiler has it.
-//
-// GNU's OpenMP runtime cannot start threads in a child of fork() once the parent has run a parallel region; a child
-// therefore stays on one thread (fork_happened, set by a handler that module.cpp installs).
+// Distribution of work over a team of threads; parallel.cpp explains which threads.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 namespace tensorops {
-
-inline bool fork_happened = false;
 
 // Whether kernels called by this thread must stay on it, because the caller distributes the work.
 inline thread_local bool one_thread = false;
@@ -20,22 +12,22 @@ inline thread_local bool one_thread = false;
 // The maximum number of threads, besides OpenMP's own limit; 0: only OpenMP's. Any thread may set it at any time.
 inline std::atomic<int> thread_bound{0};
 
+// The processors that this process may use; 0: unknown. More threads than that only wait for each other.
+inline std::atomic<int> processors{0};
+
 // Below this many bytes per thread, waking a thread costs what it saves: rms_norm that moves 256 KiB took 3.4 µs on one
 // thread and 3.3 µs on two, one that moves 768 KiB 11.9 and 6.9 (medians of 4000 calls, 2 cores with AVX-512).
 inline constexpr std::int64_t kBytesPerThread = 128 * 1024;
 
+// The number of threads that a kernel called by this thread may use for any amount of work.
+int available_threads();
+
 inline int threads_for(std::int64_t rows, std::int64_t bytes) {
-#if defined(_OPENMP)
-    if (bytes < 2 * kBytesPerThread || rows < 2 || fork_happened || one_thread || omp_in_parallel()) return 1;
-    std::int64_t n = omp_get_max_threads();
-    if (const int bound = thread_bound.load(std::memory_order_relaxed); bound > 0 && n > bound) n = bound;
+    if (bytes < 2 * kBytesPerThread || rows < 2 || one_thread) return 1;
+    std::int64_t n = available_threads();
     if (n > bytes / kBytesPerThread) n = bytes / kBytesPerThread;
     if (n > rows) n = rows;
     return static_cast<int>(n < 1 ? 1 : n);
-#else
-    (void)rows, (void)bytes;
-    return 1;
-#endif
 }
 
 // The cost of multiplying a number of rows by a matrix of weights of a given size, in bytes moved by memory-bound
@@ -46,40 +38,48 @@ inline std::int64_t matrix_work(std::int64_t rows, std::int64_t outputs, std::in
     return static_cast<std::int64_t>(work < 1e18 ? work : 1e18);
 }
 
-// The number of the calling thread of a parallel region, from 0 on.
-inline int thread_index() {
-#if defined(_OPENMP)
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
-// The number of threads of the innermost parallel region.
-inline int team_size() {
-#if defined(_OPENMP)
-    return omp_get_num_threads();
-#else
-    return 1;
-#endif
-}
-
-// A contiguous part of some elements or rows, and the number of the thread that takes it.
-struct Share {
-    std::int64_t begin, end;
-    int thread;
+// One part of the work, and the number of parts. Parts must not wait for each other: a thread may take several.
+struct Member {
+    int index, count;
 };
 
-// Calls f(share) on each of a number of threads, for parts of `total` that begin at multiples of `unit`.
+// Calls work(context, member) for every part of at most `threads`, on this and other threads. No work may throw.
+void on_team(int threads, void (*work)(const void* context, Member member), const void* context);
+
+template <class F>
+void on_team(int threads, const F& f) {
+    if (threads == 1) return f(Member{0, 1});
+    on_team(threads, [](const void* context, Member member) { (*static_cast<const F*>(context))(member); }, &f);
+}
+
+// A contiguous part of some elements or rows, and the index of its part of the work.
+struct Share {
+    std::int64_t begin, end;
+    int member;
+};
+
+// Calls f(share) for parts of `total` that begin at multiples of `unit`, one for each thread.
 template <class F>
 void over_shares(int threads, std::int64_t total, std::int64_t unit, const F& f) {
     if (threads == 1) return f(Share{0, total, 0});
-#pragma omp parallel num_threads(threads)
-    {
-        const std::int64_t count = team_size(), mine = thread_index(), units = (total + unit - 1) / unit;
-        const std::int64_t begin = units * mine / count * unit, end = units * (mine + 1) / count * unit;
-        f(Share{begin, end < total ? end : total, static_cast<int>(mine)});
-    }
+    on_team(threads, [&](Member member) {
+        const std::int64_t units = (total + unit - 1) / unit;
+        const std::int64_t begin = units * member.index / member.count * unit;
+        const std::int64_t end = units * (member.index + 1) / member.count * unit;
+        f(Share{begin, end < total ? end : total, member.index});
+    });
 }
+
+// Calls f(piece, member) for pieces 0 to count - 1, which threads take as they become free.
+template <class F>
+void over_pieces(int threads, std::int64_t count, const F& f) {
+    std::atomic<std::int64_t> next{0};
+    on_team(threads, [&](Member member) {
+        for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i, member.index);
+    });
+}
+
+// Gives up OpenMP and the present threads. For a child of fork(), which has no threads but one.
+void use_own_threads();
 
 }  // namespace tensorops

@@ -82,7 +82,7 @@ void all_positions(const Rope& op) {
     const Scratch scratch(threads * line);
     Interruption* const at = interruption;
     over_shares(threads, op.length, 1, [&](Share share) {
-        C* table = scratch.at<C>(share.thread * line);
+        C* table = scratch.at<C>(share.member * line);
         const Angles<C> angles{table, table + op.dims / 2};
         for (std::int64_t p = share.begin; p < share.end; ++p) {
             if (leaves(at, batches * op.heads * op.features * size)) break;

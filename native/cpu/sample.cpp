@@ -430,7 +430,7 @@ void all_rows(const Sample& op) {
     const std::int64_t bytes = Room<C>::bytes(n);
     const Scratch scratch(threads * bytes);
     over_shares(threads, rows, 1, [&](Share mine) {
-        const Room<C> room(scratch, mine.thread * bytes, n);
+        const Room<C> room(scratch, mine.member * bytes, n);
         for (std::int64_t i = mine.begin; i < mine.end; ++i)
             op.chosen[i] = draw(op, row(i), uniform_of<C>(op, i), room);
     });

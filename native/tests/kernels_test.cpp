@@ -4,6 +4,8 @@
 //     kernels_test [kernel]...            rows of 1 to 300 elements, to and from the edges of readable memory, and, of
 //                                         kernels that sum over rows, of 70000
 //     kernels_test threads [kernel]...    larger ones, each from many threads at once
+//     kernels_test own_threads [kernel]...    the same without OpenMP, as in a child of fork()
+//     kernels_test parallel               the distribution of work itself
 //
 // All targets that this machine can run are tested, or the one that TENSOROPS_CPU_TARGET names.
 //
@@ -315,11 +317,15 @@ bool is_known(const std::string& name) {
 
 int main(int argc, char** argv) {
     std::vector<std::string> names(argv + 1, argv + argc);
-    const bool many_threads = !names.empty() && names[0] == "threads";
+    if (names == std::vector<std::string>{"parallel"}) return tensorops::tests::parallel() ? 0 : 1;
+    const bool own_threads = !names.empty() && names[0] == "own_threads";
+    if (own_threads) tensorops::use_own_threads();
+    const bool many_threads = own_threads || (!names.empty() && names[0] == "threads");
     const bool every_float = names == std::vector<std::string>{"every_float"};
     if (many_threads || every_float) names.erase(names.begin());
     if (!std::all_of(names.begin(), names.end(), tensorops::tests::is_known)) {
-        std::fprintf(stderr, "usage: %s [threads] [kernel]...\n       %s every_float\n", argv[0], argv[0]);
+        std::fprintf(stderr, "usage: %s [threads|own_threads] [kernel]...\n       %s every_float|parallel\n", argv[0],
+                     argv[0]);
         return 2;
     }
     const char* target = std::getenv("TENSOROPS_CPU_TARGET");

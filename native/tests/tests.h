@@ -17,4 +17,7 @@ void sample(Test& t);            // so many candidates
 void vector_math(Test& t);       // so many numbers
 void vector_math_on_every_float(Test& t);
 
+// Whether work is distributed rightly, which no kernel is needed for.
+bool parallel();
+
 }  // namespace tensorops::tests

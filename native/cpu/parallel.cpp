@@ -1,0 +1,241 @@
+// Which threads compute.
+//
+// OpenMP's, because other libraries in the process use them too: where torch is called in turns with kernels, both find
+// the same threads awake. A parallel region of OpenMP ends only when all threads have finished, and begins only when
+// all have left the previous one. Beside programs that keep the processors busy, that is whole time slices of waiting,
+// for microseconds of work. Every call therefore measures how much longer it took than it would have taken alone; if it
+// lost time, this thread and all others work alone for many times as long, before they ask for help again.
+//
+// Where there is no OpenMP, and in a child of fork(), where GNU's runtime cannot start threads, a team of our own. Its
+// caller never waits for threads that have not begun: it does their parts itself.
+#include "parallel.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "help.h"
+#include "interruption.h"
+
+namespace tensorops {
+namespace {
+
+using Work = void (*)(const void* context, Member member);
+using Clock = std::chrono::steady_clock;
+
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb");
+#endif
+}
+
+// Waits until so many other threads have finished. A long call keeps checking for signals.
+void await(const std::atomic<int>& finished, int others) {
+    constexpr int kTurns = 2000;  // some tens of microseconds
+    for (int turn = 0; finished.load(std::memory_order_acquire) < others; ++turn) {
+        if (turn < kTurns) {
+            relax();
+            continue;
+        }
+        if (interruption && !interruption->happened()) interruption->look();
+        std::this_thread::yield();
+    }
+}
+
+// ------------------------------------------------------------------------------------------------- our own threads
+
+class Team {
+  public:
+    // Does all parts and returns true, or returns false if the team serves another call.
+    bool run(int parts, Work work, const void* context) {
+        if (taken_.exchange(true, std::memory_order_acquire)) return false;
+        start(parts - 1);
+        work_ = work;
+        context_ = context;
+        finished_.store(0, std::memory_order_relaxed);
+        state_.store(State{++calls_, static_cast<std::uint16_t>(parts), 0}.bits());
+        const bool asked = ask(parts - 1);
+        int mine = 0;
+        for (Member member; claim(member); ++mine) work(context, member);
+        const int others = parts - mine;
+        if (asked) refrain(others == 0);
+        await(finished_, others);
+        taken_.store(false, std::memory_order_release);
+        return true;
+    }
+
+  private:
+    // The number of the call, its parts, and the first that nobody has begun: in one word, so that a thread that is
+    // late cannot begin a part of a call that has ended.
+    struct State {
+        std::uint32_t call;
+        std::uint16_t parts, next;
+
+        static State of(std::uint64_t bits) {
+            return {static_cast<std::uint32_t>(bits >> 32), static_cast<std::uint16_t>(bits >> 16),
+                    static_cast<std::uint16_t>(bits)};
+        }
+        std::uint64_t bits() const { return std::uint64_t{call} << 32 | std::uint64_t{parts} << 16 | next; }
+        bool is_open() const { return next < parts; }
+    };
+
+    bool claim(Member& member) {
+        std::uint64_t bits = state_.load(std::memory_order_acquire);
+        for (;;) {
+            const State state = State::of(bits);
+            if (!state.is_open()) return false;
+            member = {state.next, state.parts};
+            if (state_.compare_exchange_weak(bits, bits + 1, std::memory_order_acq_rel)) return true;
+        }
+    }
+
+    void start(int helpers) {
+        try {
+            for (; started_ < helpers; ++started_) std::thread(&Team::serve, this).detach();
+        } catch (const std::system_error&) {  // the system gives no more threads; the caller does the work
+        }
+    }
+
+    // Wakes threads that sleep, which takes a system call; not if that was in vain lately. Returns whether it did.
+    bool ask(int helpers) {
+        if (sleeping_.load() == 0) return false;
+        if (calls_to_refrain_ > 0) {
+            --calls_to_refrain_;
+            return false;
+        }
+        {
+            const std::lock_guard lock(mutex_);
+        }  // whoever counted itself as sleeping does sleep by now
+        if (helpers == 1)
+            opened_.notify_one();
+        else
+            opened_.notify_all();
+        return true;
+    }
+
+    void refrain(bool in_vain) {
+        in_vain_ = in_vain ? std::min(in_vain_ + 1, 6) : 0;
+        calls_to_refrain_ = (1 << in_vain_) - 1;
+    }
+
+    void serve() {
+        for (;;) {
+            const auto since = Clock::now();
+            for (int turn = 1; turn % 64 != 0 || Clock::now() - since < kAwake; ++turn) {
+                if (Member member; claim(member)) {
+                    work_(context_, member);
+                    finished_.fetch_add(1, std::memory_order_release);
+                    turn = 0;
+                }
+                relax();
+            }
+            std::unique_lock lock(mutex_);
+            sleeping_.fetch_add(1);
+            opened_.wait(lock, [this] { return State::of(state_.load()).is_open(); });
+            sleeping_.fetch_sub(1);
+        }
+    }
+
+    static constexpr std::chrono::microseconds kAwake{200};  // longer than between two calls of a program in Python
+
+    std::atomic<bool> taken_{false};
+    std::atomic<std::uint64_t> state_{0};
+    std::atomic<int> finished_{0}, sleeping_{0};
+    Work work_ = nullptr;
+    const void* context_ = nullptr;
+    std::uint32_t calls_ = 0;
+    int started_ = 0, in_vain_ = 0, calls_to_refrain_ = 0;
+    std::mutex mutex_;
+    std::condition_variable opened_;
+};
+
+// Never deleted: its threads outlive main(), and a child of fork() cannot know in which state it is.
+#if defined(_OPENMP)
+Team* own_team = nullptr;
+#else
+Team* own_team = new Team;
+#endif
+
+// ------------------------------------------------------------------------------------------------ OpenMP's threads
+
+std::int64_t nanoseconds_of(Clock::duration time) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+}
+
+Help help;
+
+#if defined(_OPENMP)
+void parallel_region(int threads, Work work, const void* context) {
+    Interruption* const at = interruption;
+    std::atomic<int> finished{0};
+    int count = 1;
+    const auto called = Clock::now();
+    auto began = called, ended = called;
+#pragma omp parallel num_threads(threads)
+    {
+        const Member member{omp_get_thread_num(), omp_get_num_threads()};
+        if (member.index == 0) began = Clock::now();
+        work(context, member);
+        if (member.index == 0) {
+            ended = Clock::now();
+            count = member.count;
+            if (at) await(finished, count - 1);
+        } else if (at) {
+            finished.fetch_add(1, std::memory_order_release);
+        }
+    }
+    // A call that starts threads takes longer for that reason. Each thread that calls has its own team.
+    thread_local int started = 1;
+    if (threads > started) {
+        started = threads;
+        return;
+    }
+    const auto now = Clock::now();
+    help.note_lost(nanoseconds_of((now - called) - count * (ended - began)), nanoseconds_of(now.time_since_epoch()));
+}
+#else
+void parallel_region(int, Work, const void*) {}
+#endif
+
+// The threads that compute now, in calls that asked for more than one
+std::atomic<int> computing{0};
+
+}  // namespace
+
+int available_threads() {
+    if (!own_team && help.is_paused([] { return nanoseconds_of(Clock::now().time_since_epoch()); })) return 1;
+#if defined(_OPENMP)
+    if (omp_in_parallel()) return 1;
+    int n = omp_get_max_threads();
+#else
+    int n = static_cast<int>(std::thread::hardware_concurrency());
+#endif
+    if (const int bound = thread_bound.load(std::memory_order_relaxed); bound > 0) n = std::min(n, bound);
+    if (const int all = processors.load(std::memory_order_relaxed); all > 0)
+        n = std::min(n, all - computing.load(std::memory_order_relaxed));
+    return n;
+}
+
+void on_team(int threads, Work work, const void* context) {
+    computing.fetch_add(threads, std::memory_order_relaxed);
+    if (!own_team)
+        parallel_region(threads, work, context);
+    else if (!own_team->run(threads, work, context))
+        work(context, Member{0, 1});
+    computing.fetch_sub(threads, std::memory_order_relaxed);
+}
+
+void use_own_threads() {
+    own_team = new Team;
+    computing = 0;
+}
+
+}  // namespace tensorops

@@ -1,0 +1,94 @@
+// The distribution of work over threads, and the decision to do without them.
+#include "parallel.h"
+
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include "help.h"
+#include "tests.h"
+
+namespace tensorops::tests {
+namespace {
+
+int failures = 0;
+
+void require(bool condition, const char* what) {
+    if (condition) return;
+    std::printf("not true: %s\n", what);
+    ++failures;
+}
+
+// Each part is done once, whoever calls at the same time, and on no more than the threads allowed.
+void each_part_is_done_once() {
+    constexpr int kCallers = 3, kCalls = 200;
+    std::atomic<bool> right{true};
+    const auto call_often = [&right] {
+        for (int call = 0; call < kCalls; ++call) {
+            const int allowed = 1 + call % 5;
+            std::vector<std::atomic<int>> done(97);
+            over_shares(allowed, 97, 1, [&](Share share) {
+                if (share.member >= allowed) right = false;
+                for (std::int64_t i = share.begin; i < share.end; ++i) done[static_cast<std::size_t>(i)] += 1;
+            });
+            over_pieces(allowed, 97, [&](std::int64_t piece, int) { done[static_cast<std::size_t>(piece)] += 2; });
+            for (const auto& count : done)
+                if (count != 3) right = false;
+        }
+    };
+    std::vector<std::thread> callers;
+    for (int i = 0; i < kCallers; ++i) callers.emplace_back(call_often);
+    for (std::thread& caller : callers) caller.join();
+    require(right, "each part is done once");
+}
+
+void calls_share_the_processors() {
+    const int bound = processors.exchange(2);
+    on_team(2, [](Member) { require(available_threads() <= 1, "no thread is left while two processors compute"); });
+    require(available_threads() <= 2, "a call gets as many threads as there are processors");
+    processors = bound;
+}
+
+void help_pauses_after_a_loss() {
+    std::int64_t now = 1'000'000'000'000;
+    const auto clock = [&now] { return now; };
+    Help help;
+    require(!help.is_paused(clock), "there is no pause before the first call");
+    help.note_lost(-5'000'000, now);
+    help.note_lost(1'000, now);
+    require(!help.is_paused(clock), "there is no pause after a gain or a small loss");
+    help.note_lost(1'000'000, now);
+    require(help.is_paused(clock), "there is a pause after a loss");
+    now += 15'000'000;
+    require(help.is_paused(clock), "the pause is a multiple of the loss");
+    now += 2'000'000;
+    require(!help.is_paused(clock), "the pause ends");
+    help.note_lost(1'000'000, now);
+    now += 30'000'000;
+    require(help.is_paused(clock), "the second pause in a row is longer");
+    now += 3'000'000;
+    require(!help.is_paused(clock), "the second pause ends");
+    help.note_lost(0, now);
+    help.note_lost(1'000'000, now);
+    now += 17'000'000;
+    require(!help.is_paused(clock), "a gain makes pauses short again");
+    for (int i = 0; i < 40; ++i) help.note_lost(INT64_MAX, now);
+    now += 999'000'000;
+    require(help.is_paused(clock), "long losses make long pauses");
+    now += 2'000'000;
+    require(!help.is_paused(clock), "no pause is longer than a second");
+}
+
+}  // namespace
+
+bool parallel() {
+    help_pauses_after_a_loss();
+    calls_share_the_processors();
+    each_part_is_done_once();
+    use_own_threads();
+    each_part_is_done_once();
+    calls_share_the_processors();
+    return failures == 0;
+}
+
+}  // namespace tensorops::tests
