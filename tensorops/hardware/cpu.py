@@ -155,7 +155,7 @@ def _linux_caches(machine: Machine, cpu: int) -> dict[str, int]:
 def _linux_memory(machine: Machine) -> int | None:
     total = re.search(r"^MemTotal:\s+([0-9]+) kB", machine.read("proc/meminfo"), re.MULTILINE)
     limits = [int(total[1]) << 10] if total else [machine.memory] if machine.memory else []
-    for folder in _control_groups(machine, "memory"):
+    for folder in control_groups(machine, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = as_int(machine.read(str(folder / name)))  # "max" is not a number
             if limit is not None:
@@ -167,7 +167,7 @@ def _linux_memory(machine: Machine) -> int | None:
 def _cpu_quota(machine: Machine) -> int | None:
     """Return the CPU quota of the process's container in cores, rounded up."""
     shares = []
-    for folder in _control_groups(machine, "cpu"):
+    for folder in control_groups(machine, "cpu"):
         quota, _, period = machine.read(str(folder / "cpu.max")).partition(" ")
         for q, p in (
             (quota, period),
@@ -179,7 +179,7 @@ def _cpu_quota(machine: Machine) -> int | None:
     return max(1, math.ceil(min(shares))) if shares else None
 
 
-def _control_groups(machine: Machine, controller: str) -> Iterator[PurePosixPath]:
+def control_groups(machine: Machine, controller: str) -> Iterator[PurePosixPath]:
     """Yield the folders of the process's control groups, its own first: the limits of all of them apply.
 
     In a container the path is often that of the host, of which only the root is visible.
