@@ -40,7 +40,7 @@ ONE_THREAD = "one thread"
 CONFIGURATIONS: dict[str, dict[str, str]] = {
     "default": {},
     "passive waits": {"OMP_WAIT_POLICY": "passive"},
-    ONE_THREAD: {"TENSOROPS_NUM_THREADS": "1"},
+    ONE_THREAD: {"TENSOROPS_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # the latter for NumPy's products
 }
 """Environment variables of the processes; all others that concern threads are removed."""
 

@@ -38,9 +38,9 @@ METHOD_BESIDE_PEERS = (
 METHOD_UNDER_LOADS = (
     "Each configuration is a process of its own; they time each task in turns. Under its name: the mean of all calls, "
     "which includes rare stalls. x one: mean time / mean time with one thread under the same load, below 1 if faster. "
-    "passive waits: OMP_WAIT_POLICY=passive. one thread: TENSOROPS_NUM_THREADS=1. With several Python threads: wall "
-    "time / their calls, and their calls per second / those of one Python thread, by configuration. ~: fewer "
-    f"than {busy.FEW} calls."
+    "passive waits: OMP_WAIT_POLICY=passive. one thread: TENSOROPS_NUM_THREADS=1, for NumPy OPENBLAS_NUM_THREADS=1. "
+    "Several Python threads: wall time / their calls; x 1 caller: their calls per second / those of one Python thread. "
+    f"~: fewer than {busy.FEW} calls."
 )
 
 
@@ -244,17 +244,16 @@ def _tasks_of(result: busy.Result) -> list[str]:
 
 def _under_load(result: busy.Result) -> Table:
     """Return the times of a scenario."""
-    figures = [what for name in busy.CONFIGURATIONS for what in (name, "median", "x one")][:-1]
     several = result.scenario.python_threads > 1
-    extra = ["calls/s x 1 caller's"] if several else []
-    table = _table(result.scenario.title, ("",), (*figures, *extra))
+    second = "x 1 caller" if several else "median"
+    figures = [what for name in busy.CONFIGURATIONS for what in (name, second, "x one")][:-1]
+    table = _table(result.scenario.title, ("",), figures)
     for task in _tasks_of(result):
-        cells, ratios, row = result.of(task), result.ratios(task), [_label(task)]
-        for name, cell in cells.items():
-            row += [_time_of(task, cell.mean) + " ~" * cell.few, _time_of(task, cell.median)]
+        ratios, row = result.ratios(task), [_label(task)]
+        for name, cell in result.of(task).items():
+            row.append(_time_of(task, cell.mean) + " ~" * cell.few)
+            row.append(_time_of(task, cell.median) if cell.throughput is None else f"{cell.throughput:.2f}")
             row += [f"{ratios[name]:.2f}"] if name in ratios else []
-        if several:
-            row.append(" / ".join(f"{cell.throughput:.2f}" for cell in cells.values()))
         table.add_row(*row)
     return table
 

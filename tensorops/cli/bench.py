@@ -45,7 +45,7 @@ Sizes = tuple[tuple[int, int], ...]
 CPU = "cpu"  # whose kernels are compared with peers
 SECTIONS = ("rows", "attention", "model")
 WIDTH = 120
-SECONDS, SECONDS_BESIDE_PEERS, SECONDS_UNDER_LOADS = 0.3, 0.15, 0.25
+SECONDS, SECONDS_BESIDE_PEERS, SECONDS_UNDER_LOADS = 0.3, 0.15, 0.35
 
 
 # --- options -----------------------------------------------------------------------------------------

@@ -230,9 +230,9 @@ def test_a_small_run(monkeypatch):
 
 @pytest.mark.parametrize("name", busy.CONFIGURATIONS)
 def test_configurations_are_environment_variables(name, monkeypatch):
-    for variable in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TENSOROPS_NUM_THREADS"):
+    for variable in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", "TENSOROPS_NUM_THREADS"):
         monkeypatch.setenv(variable, "7")
-    ours = ("OMP_", "TENSOROPS_NUM")
+    ours = ("OMP_", "OPENBLAS_", "TENSOROPS_NUM")
     given = busy._child(name, busy.SCENARIOS["idle"])._environment
     assert {n: v for n, v in given.items() if n.startswith(ours)} == busy.CONFIGURATIONS[name]
     given = busy._child(name, busy.SCENARIOS["openmp-threads"])._environment
@@ -296,6 +296,23 @@ def test_the_table_of_fabricated_times():
         *("1000.0", "1000.0"),
     ]
     assert "4.00 / 2.00" in ratios
+
+
+def test_the_table_compares_several_callers_with_one():
+    from rich.console import Console
+
+    from tensorops.benchmarks import reports
+
+    cells = [busy.Cell("silu", name, "cpu", 400, 0.5, 0.5, 0.5, 0.75) for name in busy.CONFIGURATIONS]
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(reports._under_load(busy.Result("python-threads", busy.SCENARIOS["python-threads"], cells)))
+    (line,) = (line for line in console.export_text().splitlines() if "silu" in line)
+    assert [word for word in line.split() if word != "│"][1:] == [
+        *("500", "ms", "1.50", "1.00") * 2,
+        "500",
+        "ms",
+        "1.50",
+    ]
 
 
 def test_an_unknown_scenario_lists_the_known_ones():
