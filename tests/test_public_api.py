@@ -219,6 +219,8 @@ EXCEPTIONS = {
     "hardware/__init__.py": "OpenCL tells of its devices through PyOpenCL",
     "hardware/opencl.py": "OpenCL tells of its devices through PyOpenCL",
     "benchmarks/peers.py": "they are compared with",
+    "benchmarks/busy.py": "torch's threads are a load",
+    "benchmarks/_busy_child.py": "torch's threads are a load",
 }
 
 

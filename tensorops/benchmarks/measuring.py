@@ -128,9 +128,14 @@ def is_unsteady(quartiles: tuple[float, float]) -> bool:
     return upper > 1.5 * lower
 
 
+def processors() -> int:
+    """Return the number of processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def threads() -> int:
     """Return the maximum number of threads of the compiled kernels; without them, the number of processors."""
-    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    usable = processors()
     if _providers.load("cpu"):
         return usable
     from tensorops.kernels.cpu import _native

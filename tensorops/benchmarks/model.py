@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorops.benchmarks.measuring import CannotMeasureError
+from tensorops.benchmarks.processes import Child
 
 if TYPE_CHECKING:
     from tensorops.models import Llama
@@ -150,11 +148,12 @@ def read_bandwidth() -> float:
     return x.nbytes / quickest
 
 
-class Process:
+class Process(Child):
     """llama.cpp in a separate process; `problem` says why it does not run."""
 
     def __init__(self, path: Path, context: int, threads: int) -> None:
-        self._command = [sys.executable, "-m", "tensorops.benchmarks._llama_cpp", str(path), str(context), str(threads)]
+        command = [sys.executable, "-m", "tensorops.benchmarks._llama_cpp", str(path), str(context), str(threads)]
+        super().__init__("llama.cpp", command)
         self.problem = ""
 
     def __enter__(self) -> Process:
@@ -163,11 +162,7 @@ class Process:
         if importlib.util.find_spec("llama_cpp") is None:
             self.problem = "not installed"
             return self
-        pipe = subprocess.PIPE
-        self._said = tempfile.TemporaryFile("w+", errors="replace")  # an unread pipe could fill up
-        self._process = subprocess.Popen(  # noqa: S603 - this Python, and a file of the user's
-            self._command, stdin=pipe, stdout=pipe, stderr=self._said, text=True
-        )
+        super().__enter__()
         try:
             self.run([1], 0)
         except CannotMeasureError as error:
@@ -176,27 +171,5 @@ class Process:
 
     def run(self, prompt: list[int], count: int) -> list[float]:
         """Let it read a prompt and add tokens, as `run` does."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps([prompt, count]) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            raise CannotMeasureError(self._how_it_ended())
-        times: list[float] = json.loads(answer)
+        times: list[float] = self.ask([prompt, count])
         return times
-
-    def _how_it_ended(self) -> str:
-        code = self._process.wait()
-        self._said.seek(0)
-        lines = self._said.read().split("\n")
-        return f"llama.cpp ended with code {code}" + next((f": {x}" for x in reversed(lines) if x.strip()), "")
-
-    def __exit__(self, *_: object) -> None:
-        if hasattr(self, "_process"):
-            self._process.kill()
-            self._process.communicate()
-            self._said.close()

@@ -17,10 +17,10 @@ from rich.table import Table
 
 import tensorops
 from tensorops._display import printable
-from tensorops.benchmarks import comparison, model, peers
+from tensorops.benchmarks import busy, comparison, model, peers
 from tensorops.benchmarks.backends import Measurement
 from tensorops.benchmarks.comparison import Line
-from tensorops.benchmarks.measuring import threads
+from tensorops.benchmarks.measuring import processors, threads
 from tensorops.benchmarks.model import ModelLine
 from tensorops.hardware import detect_hardware
 from tensorops.libraries import Backend, runtime_of
@@ -34,6 +34,13 @@ METHOD_BESIDE_PEERS = (
     "seconds: median over interleaved rounds, each of which times every contender once, in one process. of copy: "
     "time of a copy of the bytes that must be read and written / ours. The others: their time / ours, above 1 if "
     "ours is faster. torch out= and the copy write into existing memory. ~: times vary by more than half."
+)
+METHOD_UNDER_LOADS = (
+    "Each configuration is a process of its own; they time each task in turns. Under its name: the mean of all calls, "
+    "which includes rare stalls. x one: mean time / mean time with one thread under the same load, below 1 if faster. "
+    "passive waits: OMP_WAIT_POLICY=passive. one thread: TENSOROPS_NUM_THREADS=1, for NumPy OPENBLAS_NUM_THREADS=1. "
+    "Several Python threads: wall time / their calls; x 1 caller: their calls per second / those of one Python thread. "
+    f"~: fewer than {busy.FEW} calls."
 )
 
 
@@ -213,3 +220,59 @@ def _bound(line: ModelLine) -> list[str]:
     read, speed = f"{line.weight_bytes / 1e6:.0f} MB", f"{line.read_bandwidth / 1e9:.1f} GB/s"
     said = f"bound: {read} of weights for each token, read at {speed}: {line.bound:.0f} tokens per second."
     return [said, f"{model.NOTE}."] if model.LLAMA_CPP in line.decode else [said]
+
+
+# --- under loads -------------------------------------------------------------------------------------
+
+
+def under_loads(found: Sequence[busy.Result], backend: Backend, seconds: float, missing: Iterable[str]) -> Report:
+    """Return the report on operators on busy machines; `missing` says what was not measured in any scenario."""
+    known = circumstances((backend,), "float32", seconds) | {"method": METHOD_UNDER_LOADS}
+    known["processors"], known["configurations"] = processors(), busy.CONFIGURATIONS
+    reasons = [*missing, *(f"{result.scenario.title}: {result.reason}" for result in found if result.reason)]
+    measured = [result for result in found if result.cells]
+    tables = [_under_load(result) for result in measured]
+    if measured:
+        tables.append(_of_one_thread(measured))
+    results = {"results": [result.to_dict() for result in found], "missing": list(missing)}
+    return Report(known, results, tables, reasons, [METHOD_UNDER_LOADS] if measured else [], [], timed=bool(measured))
+
+
+def _tasks_of(result: busy.Result) -> list[str]:
+    return list(dict.fromkeys(cell.task for cell in result.cells))
+
+
+def _under_load(result: busy.Result) -> Table:
+    """Return the times of a scenario."""
+    several = result.scenario.python_threads > 1
+    second = "x 1 caller" if several else "median"
+    figures = [what for name in busy.CONFIGURATIONS for what in (name, second, "x one")][:-1]
+    table = _table(result.scenario.title, ("",), figures)
+    for task in _tasks_of(result):
+        ratios, row = result.ratios(task), [_label(task)]
+        for name, cell in result.of(task).items():
+            row.append(_time_of(task, cell.mean) + " ~" * cell.few)
+            row.append(_time_of(task, cell.median) if cell.throughput is None else f"{cell.throughput:.2f}")
+            row += [f"{ratios[name]:.2f}"] if name in ratios else []
+        table.add_row(*row)
+    return table
+
+
+def _label(task: str) -> str:
+    return f"{task}, tokens/s" if task == busy.DECODE else task
+
+
+def _time_of(task: str, seconds: float) -> str:
+    return f"{1 / seconds:.1f}" if task == busy.DECODE else duration(seconds)
+
+
+def _of_one_thread(found: Sequence[busy.Result]) -> Table:
+    """Return the ratios of all scenarios, by task."""
+    names = [name for name in busy.CONFIGURATIONS if name != busy.ONE_THREAD]
+    title = f"mean time / mean time with one thread under the same load: {' / '.join(names)}"
+    table = _table(title, ("", "kernel"), [result.name for result in found])
+    for task in _tasks_of(found[0]):
+        kernels = dict.fromkeys(cell.kernel for result in found for cell in result.of(task).values())
+        ratios = [" / ".join(f"{result.ratios(task)[name]:.2f}" for name in names) for result in found]
+        table.add_row(_label(task), ", ".join(kernels), *ratios)
+    return table

@@ -1,4 +1,4 @@
-"""``tensorops bench``: operators timed on several backends, or beside other libraries."""
+"""``tensorops bench``: operators timed on several backends, beside other libraries, or on a busy machine."""
 
 from __future__ import annotations
 
@@ -31,13 +31,21 @@ from tensorops.libraries import Backend
 if TYPE_CHECKING:
     from tensorops.benchmarks.reports import Report
 
+_MODES = {
+    "--size": ("", "--peers"),
+    "--dtype": ("", "--peers"),
+    "--section": ("--peers",),
+    "--model": ("--peers", "--busy"),
+    "--scenario": ("--busy",),
+}
+
 T = TypeVar("T")
 Sizes = tuple[tuple[int, int], ...]
 
 CPU = "cpu"  # whose kernels are compared with peers
 SECTIONS = ("rows", "attention", "model")
 WIDTH = 120
-SECONDS, SECONDS_BESIDE_PEERS = 0.3, 0.15
+SECONDS, SECONDS_BESIDE_PEERS, SECONDS_UNDER_LOADS = 0.3, 0.15, 0.35
 
 
 # --- options -----------------------------------------------------------------------------------------
@@ -58,11 +66,22 @@ def _dtype_name(context: click.Context, parameter: click.Parameter, value: str) 
 
 
 def _operators(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    from tensorops.benchmarks.peers import ROWS
+    from tensorops.benchmarks import busy, peers
     from tensorops.benchmarks.workloads import WORKLOADS
 
-    valid, when = (ROWS, " with --peers") if context.params["peers"] else (WORKLOADS, "")
+    valid: Collection[str] = WORKLOADS
+    when = ""
+    if context.params["peers"]:
+        valid, when = peers.ROWS, " with --peers"
+    elif context.params["busy"]:
+        valid, when = busy.OPERATORS, " with --busy"
     return tuple(dict.fromkeys(_known("operator", name, valid, when) for name in values))
+
+
+def _scenarios(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    from tensorops.benchmarks.busy import SCENARIOS
+
+    return tuple(dict.fromkeys(_known("scenario", name, SCENARIOS) for name in values))
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Sizes:
@@ -94,13 +113,14 @@ def _tasks(sections: tuple[str, ...], operators: tuple[str, ...], sizes: Sizes, 
     return (rows if "rows" in chosen else ()) + (tuple(ATTENTION) if "attention" in chosen else ())
 
 
-def _require_sense(peers: bool, named: tuple[Backend, ...], others: dict[str, object]) -> None:
-    """Refuse options that have no meaning with `--peers`, or without it."""
-    if peers and any(backend.name != CPU for backend in named):
-        raise click.UsageError(f"--peers times the kernels of the backend {CPU} only: leave out --peers or --backend")
-    for name, value in others.items():
-        if value and not peers:
-            raise click.UsageError(f"{name} needs --peers")
+def _require_sense(mode: str, named: tuple[Backend, ...], given: dict[str, object]) -> None:
+    """Refuse options that have no meaning in a mode: "--peers", "--busy" or "" without these."""
+    if mode and any(backend.name != CPU for backend in named):
+        raise click.UsageError(f"{mode} times the kernels of the backend {CPU} only: leave out {mode} or --backend")
+    for name, value in given.items():
+        if value and mode not in _MODES[name]:
+            needed = " or ".join(filter(None, _MODES[name]))
+            raise click.UsageError(f"{name} has no meaning with {mode}" if mode else f"{name} needs {needed}")
 
 
 @click.command()
@@ -110,6 +130,13 @@ def _require_sense(peers: bool, named: tuple[Backend, ...], others: dict[str, ob
     is_flag=True,
     is_eager=True,
     help="Time the compiled kernels on NumPy arrays beside a copy of the same bytes and other libraries instead.",
+)
+@click.option(
+    "--busy",
+    is_flag=True,
+    is_eager=True,
+    help="Time the compiled kernels on NumPy arrays on an idle and on a busy machine, with all threads, with passive "
+    "waits and with one thread instead.",
 )
 @click.option("--backend", "named", multiple=True, callback=backend_names, metavar="NAME", help="May be repeated.")
 @click.option(
@@ -125,7 +152,8 @@ def _require_sense(peers: bool, named: tuple[Backend, ...], others: dict[str, ob
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help=f"For each figure; by default {SECONDS}, with --peers {SECONDS_BESIDE_PEERS}.",
+    help=f"For each figure; by default {SECONDS}, with --peers {SECONDS_BESIDE_PEERS}, with --busy "
+    f"{SECONDS_UNDER_LOADS}.",
 )
 @click.option(
     "--section",
@@ -138,19 +166,31 @@ def _require_sense(peers: bool, named: tuple[Backend, ...], others: dict[str, ob
 @click.option(
     "--model",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="With --peers: a GGUF file to run beside llama.cpp.",
+    help="A GGUF file; with --peers to run beside llama.cpp, with --busy to decode, by default SmolLM2-135M-Instruct "
+    "if it has been downloaded.",
+)
+@click.option(
+    "--scenario",
+    "scenarios",
+    multiple=True,
+    callback=_scenarios,
+    metavar="NAME",
+    help="With --busy; may be repeated: idle, spinner, spinners, torch, python-threads, quota, openmp-threads. By "
+    "default all.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file, too.")
 def bench(
     operators: tuple[str, ...],
     peers: bool,
+    busy: bool,
     named: tuple[Backend, ...],
     sizes: Sizes,
     dtype: str,
     seconds: float | None,
     sections: tuple[str, ...],
     model: Path | None,
+    scenarios: tuple[str, ...],
     as_json: bool,
     output: Path | None,
 ) -> None:
@@ -160,15 +200,24 @@ def bench(
     those of rows of features, where gelu_tanh is gelu in its other form, and all of it takes less than five minutes on
     two processors.
 
+    With --busy, time the compiled kernels beside other programs and under other loads: OPERATORS may include decode,
+    one token of a model, and all of it takes about three minutes on two processors.
+
     The exit code is 1 if nothing could be timed.
     """
-    _require_sense(peers, named, {"--section": sections, "--model": model})
+    if peers and busy:
+        raise click.UsageError("--peers and --busy exclude each other")
+    mode = "--peers" if peers else "--busy" if busy else ""
+    given = {"--size": sizes, "--dtype": dtype != "float32", "--section": sections, "--model": model}
+    _require_sense(mode, named, given | {"--scenario": scenarios})
     require_configuration()
     if output is not None and not output.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {output.absolute().parent}", param_hint="--output")
     if peers:
         tasks = _tasks(sections, operators, sizes, model)
         report = _beside_peers(tasks, sizes, dtype, seconds or SECONDS_BESIDE_PEERS, model)
+    elif busy:
+        report = _under_loads(operators, scenarios, seconds or SECONDS_UNDER_LOADS, model)
     else:
         report = _on_backends(operators, named, sizes, dtype, seconds or SECONDS)
     _hand_over(report, as_json, output)
@@ -215,6 +264,34 @@ def _beside_peers(tasks: tuple[str, ...], sizes: Sizes, dtype: str, seconds: flo
     if model is not None:
         jobs[f"model {model.name}"] = partial(compare_model, _model.load(model, cpu), model, threads())
     return reports.beside_peers(_run(jobs), cpu, dtype, seconds)
+
+
+def _under_loads(operators: tuple[str, ...], scenarios: tuple[str, ...], seconds: float, model: Path | None) -> Report:
+    from tensorops.benchmarks import busy, reports
+
+    cpu = resolve(CPU)
+    require_available(cpu)
+    operators, missing = operators or busy.OPERATORS, []
+    if busy.DECODE in operators:
+        model, reason = _model_to_decode(model)
+        missing = [f"{busy.DECODE}: {reason}"] if reason else []
+    elif model is not None:
+        raise click.UsageError(f"--model needs {busy.DECODE} among the OPERATORS")
+    found = _run(busy.jobs(scenarios or tuple(busy.SCENARIOS), operators, seconds, model))
+    return reports.under_loads(found, cpu, seconds, missing)
+
+
+def _model_to_decode(given: Path | None) -> tuple[Path | None, str]:
+    """Return the model given, or the default one if it has been downloaded, or the reason for which there is none."""
+    try:
+        from tensorops.models import download, gguf  # noqa: F401 - what a model needs
+
+        path = given or download.cached_model_path()
+    except ImportError as error:
+        return None, str(error)
+    if not path.is_file():
+        return None, f"there is no model {path}; `tensorops generate` downloads it"
+    return path, ""
 
 
 def _run(jobs: Mapping[str, Callable[[], T]]) -> list[T]:

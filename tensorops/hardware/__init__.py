@@ -19,11 +19,11 @@ from tensorops._display import Displayed, Table
 from tensorops.hardware import accelerators as _accelerators
 from tensorops.hardware import opencl as _opencl
 from tensorops.hardware.accelerator import Accelerator
-from tensorops.hardware.cpu import CPU, bare_cpu, detect_cpu
+from tensorops.hardware.cpu import CPU, bare_cpu, detect_cpu, usable_processors
 from tensorops.hardware.machine import DetectionError, Machine
 from tensorops.hardware.nvidia import detect_nvidia
 
-__all__ = ["CPU", "Accelerator", "Hardware", "OpenCLDevice", "detect_hardware"]
+__all__ = ["CPU", "Accelerator", "Hardware", "OpenCLDevice", "detect_hardware", "usable_processors"]
 
 T = TypeVar("T")
 
@@ -121,6 +121,7 @@ class Hardware(Displayed):
 
 def _lines_of(cpu: CPU) -> list[str]:
     threads = f"{cpu.logical_cores} thread{'s' if cpu.logical_cores != 1 else ''}"
+    threads += f" (a quota of {cpu.quota:.3g} processors)" if cpu.quota is not None else ""
     cores = f"{cpu.physical_cores} core{'s' if cpu.physical_cores != 1 else ''}, " if cpu.physical_cores else ""
     lines = [f"processor: {cpu.name or 'unknown'} ({cpu.architecture or 'unknown architecture'}), {cores}{threads}"]
     if cpu.features:

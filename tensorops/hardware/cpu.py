@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from tensorops.hardware.machine import Machine, as_int, sysctl
+from tensorops.hardware.machine import Machine, as_int, sysctl, usable_cpus
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class CPU:
         Bytes of one cache of each level: L1d, L1i, L2, L3.
     memory : int or None
         Bytes of main memory that this process may use: the machine's, or its container's if that is less.
+    quota : float or None
+        Processors that this process may use on average, if its container's quota is less than its affinity.
     """
 
     name: str = ""
@@ -42,6 +45,7 @@ class CPU:
     features: frozenset[str] = frozenset()
     caches: Mapping[str, int] = field(default_factory=dict, hash=False)
     memory: int | None = None
+    quota: float | None = None
 
 
 # Linux's names, where they differ or several make one feature.
@@ -114,7 +118,8 @@ def _linux(machine: Machine, architecture: str, notes: list[str]) -> CPU:
     if not processors:
         notes.append("/proc/cpuinfo cannot be read, or does not name a processor")
     usable = machine.usable_cpus or frozenset(processors) or frozenset({0})
-    logical = min(len(usable), _cpu_quota(machine) or len(usable))
+    quota = cpu_quota(machine)
+    logical = _within(quota, len(usable))
     physical = _physical_cores(machine, usable)
     flags = (info.get("flags") or info.get("Features") or "").split()
     return CPU(
@@ -122,6 +127,7 @@ def _linux(machine: Machine, architecture: str, notes: list[str]) -> CPU:
         architecture=architecture,
         physical_cores=None if physical is None else min(physical, logical),
         logical_cores=logical,
+        quota=None if quota is None or quota >= len(usable) else quota,
         features=machine.cpu_features or _named(flags, _LINUX_FLAGS),
         caches=_linux_caches(machine, min(usable)),
         memory=_linux_memory(machine),
@@ -155,7 +161,7 @@ def _linux_caches(machine: Machine, cpu: int) -> dict[str, int]:
 def _linux_memory(machine: Machine) -> int | None:
     total = re.search(r"^MemTotal:\s+([0-9]+) kB", machine.read("proc/meminfo"), re.MULTILINE)
     limits = [int(total[1]) << 10] if total else [machine.memory] if machine.memory else []
-    for folder in _control_groups(machine, "memory"):
+    for folder in control_groups(machine, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = as_int(machine.read(str(folder / name)))  # "max" is not a number
             if limit is not None:
@@ -164,22 +170,48 @@ def _linux_memory(machine: Machine) -> int | None:
     return min(limits) if limits and min(limits) < 1 << 60 else None
 
 
-def _cpu_quota(machine: Machine) -> int | None:
-    """Return the CPU quota of the process's container in cores, rounded up."""
-    shares = []
-    for folder in _control_groups(machine, "cpu"):
-        quota, _, period = machine.read(str(folder / "cpu.max")).partition(" ")
-        for q, p in (
-            (quota, period),
-            (machine.read(str(folder / "cpu.cfs_quota_us")), machine.read(str(folder / "cpu.cfs_period_us"))),
-        ):
-            microseconds, of = as_int(q), as_int(p)  # "max" and -1 mean no quota
-            if microseconds and of:
-                shares.append(microseconds / of)
-    return max(1, math.ceil(min(shares))) if shares else None
+def cpu_quota(machine: Machine) -> float | None:
+    """Return how many processors the control groups of the process grant it on average, ``None`` if any number."""
+    granted = []
+    for folder in control_groups(machine, "cpu"):
+        quota, _, period = machine.read(f"{folder}/cpu.max").partition(" ")  # version 2
+        if not quota:
+            quota = machine.read(f"{folder}/cpu.cfs_quota_us")  # version 1
+            period = machine.read(f"{folder}/cpu.cfs_period_us") if as_int(quota) else ""
+        microseconds, of = as_int(quota), as_int(period)  # "max" and -1 mean no quota
+        if microseconds and of:
+            granted.append(microseconds / of)
+    return min(granted, default=None)
 
 
-def _control_groups(machine: Machine, controller: str) -> Iterator[PurePosixPath]:
+def usable_processors(machine: Machine | None = None) -> int:
+    """Return how many threads of this process can compute at the same time.
+
+    These are the processors of its affinity or, if that is less, the quota of its control groups (`cpu.max`, or
+    `cpu.cfs_quota_us` in version 1), rounded up: with more threads it would only use up the quota sooner, and then be
+    stopped until the end of the period. The files are read anew in every call, because a quota can change.
+
+    Returns
+    -------
+    int
+        At least 1.
+
+    Examples
+    --------
+    >>> from tensorops.hardware import usable_processors
+    >>> usable_processors() >= 1
+    True
+    """
+    machine = machine or Machine(system=platform.system(), architecture="", usable_cpus=usable_cpus())
+    quota = cpu_quota(machine) if machine.system == "Linux" else None
+    return _within(quota, len(machine.usable_cpus or {0}))
+
+
+def _within(quota: float | None, processors: int) -> int:
+    return processors if quota is None else max(1, min(processors, math.ceil(quota)))
+
+
+def control_groups(machine: Machine, controller: str) -> Iterator[PurePosixPath]:
     """Yield the folders of the process's control groups, its own first: the limits of all of them apply.
 
     In a container the path is often that of the host, of which only the root is visible.

@@ -95,7 +95,7 @@ class Machine:
             is_installed=_is_installed,
             modules=sys.modules,
             processor=_processor_name(),
-            usable_cpus=_usable_cpus(),
+            usable_cpus=usable_cpus(),
             cpu_features=_compiled_cpu_features(),
             memory=_main_memory(),
         )
@@ -127,8 +127,8 @@ def sysctl(machine: Machine, *keys: str) -> dict[str, str]:
 
 
 def as_int(text: str | None) -> int | None:
-    """Return a text as a number, ``None`` if it is not one."""
-    return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+    """Return a text as a number, ``None`` if it is not one, or an absurdly long one."""
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 100 else None
 
 
 # ------------------------------------------------------------------------------------------------ this machine
@@ -185,7 +185,8 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _usable_cpus() -> frozenset[int]:
+def usable_cpus() -> frozenset[int]:
+    """Return the logical cores that this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return frozenset(affinity(0) if affinity else range(os.cpu_count() or 1))
 

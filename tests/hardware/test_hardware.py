@@ -185,6 +185,64 @@ def test_cores_of_a_container(machine, group, files, expected):
     assert (cpu.physical_cores, cpu.logical_cores) == expected
 
 
+@pytest.mark.parametrize(
+    ("group", "files", "expected"),
+    [
+        ("0::/", {"cpu.max": "250000 100000"}, 3),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "1 100000"}, 1),
+        ("0::/", {"cpu.max": "200000 100000"}, 2),
+        ("0::/", {"cpu.max": "max 100000"}, 8),
+        ("0::/", {}, 8),
+        ("", {"cpu.max": "50000 100000"}, 8),  # the process is in no group
+        # The tightest quota from the process's group up to the root, but not of a group beside or below these.
+        ("0::/a/b", {"a/b/cpu.max": "300000 100000", "a/cpu.max": "150000 100000", "cpu.max": "max 100000"}, 2),
+        ("0::/a/b", {"a/b/cpu.max": "100000 100000", "a/cpu.max": "700000 100000"}, 1),
+        ("0::/a", {"a/cpu.max": "600000 100000", "a/b/cpu.max": "100000 100000", "c/cpu.max": "100000 100000"}, 6),
+        ("0::/of/the/host", {"cpu.max": "400000 100000"}, 4),  # of which only the root is visible
+        ("3:cpu,cpuacct:/x", {"cpu,cpuacct/x/cpu.cfs_quota_us": "1"}, 8),  # without a period
+        ("3:cpu,cpuacct:/x/y", {"cpu/x/cpu.cfs_quota_us": "250000", "cpu/x/cpu.cfs_period_us": "100000"}, 3),
+        ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ("1:cpu:/\n0::/", {"cpu/cpu.cfs_quota_us": "20000", "cpu/cpu.cfs_period_us": "10000"}, 2),  # both versions
+        ("3:cpuset:/\n0::/", {"cpuset/cpu.cfs_quota_us": "1", "cpuset/cpu.cfs_period_us": "1"}, 8),
+        # Odd contents
+        ("0::/", {"cpu.max": "50000 0"}, 8),
+        ("0::/", {"cpu.max": "0 100000"}, 8),
+        ("0::/", {"cpu.max": "-5 -5"}, 8),
+        ("0::/", {"cpu.max": "9" * 5000 + " 1"}, 8),
+        ("0::/", {"cpu.max": "lots of it\n\ufffd"}, 8),
+        ("0::/", {"cpu.max/is a folder": ""}, 8),
+        ("0::/" + "x" * 5000, {"cpu.max": "100000 100000"}, 1),
+        ("::::\n0\n\n:cpu:\n0:", {"cpu.max": "50000 100000"}, 1),  # the root's quota applies to all groups
+    ],
+)
+def test_usable_processors(machine, group, files, expected):
+    files = {"proc/self/cgroup": f"{group}\n"} | {f"sys/fs/cgroup/{name}": f"{n}\n" for name, n in files.items()}
+    assert hardware.usable_processors(machine(LAPTOP | files, usable_cpus=frozenset(range(8)))) == expected
+
+
+def test_usable_processors_are_within_the_affinity(machine):
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "300000 100000\n"}
+    assert hardware.usable_processors(machine(files, usable_cpus=frozenset({3, 5}))) == 2
+    assert hardware.usable_processors(machine({}, usable_cpus=None)) == 1
+    elsewhere = machine(files, system="Darwin", usable_cpus=frozenset(range(4)))
+    assert hardware.usable_processors(elsewhere) == 4
+
+
+def test_usable_processors_of_this_machine():
+    assert hardware.usable_processors() == hardware.detect_hardware().cpu.logical_cores
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"),
+    [("50000", "1 core, 1 thread (a quota of 0.5 processors)"), ("max", "4 cores, 8 threads"), ("900000", "8 threads")],
+)
+def test_a_quota_is_printed(machine, quota, said):
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota} 100000\n"}
+    (line,) = (line for line in str(detect(machine(LAPTOP | files))).splitlines() if line.startswith("processor"))
+    assert line.endswith(said)
+
+
 def test_nothing_can_be_read(machine):
     found = detect(machine({"proc/cpuinfo/is a folder": "", "proc/meminfo/too": ""}, usable_cpus=frozenset({0, 1})))
     assert found.notes == ("/proc/cpuinfo cannot be read, or does not name a processor",)
