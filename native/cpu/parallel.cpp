@@ -19,6 +19,9 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
+#if !defined(_WIN32)
+#include <sys/resource.h>
+#endif
 
 #include "help.h"
 #include "interruption.h"
@@ -170,6 +173,17 @@ std::int64_t nanoseconds_of(Clock::duration time) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
 }
 
+std::int64_t clock_now() { return nanoseconds_of(Clock::now().time_since_epoch()); }
+
+Moment moment_now() {
+    Moment moment{clock_now(), 0};
+#if !defined(_WIN32)
+    rusage used;
+    if (getrusage(RUSAGE_SELF, &used) == 0) moment.evictions = used.ru_nivcsw;
+#endif
+    return moment;
+}
+
 Help help;
 
 #if defined(_OPENMP)
@@ -198,8 +212,7 @@ void parallel_region(int threads, Work work, const void* context) {
         started = threads;
         return;
     }
-    const auto now = Clock::now();
-    help.note_lost(nanoseconds_of((now - called) - count * (ended - began)), nanoseconds_of(now.time_since_epoch()));
+    help.note_lost(nanoseconds_of((Clock::now() - called) - count * (ended - began)), moment_now);
 }
 #else
 void parallel_region(int, Work, const void*) {}
@@ -211,7 +224,7 @@ std::atomic<int> computing{0};
 }  // namespace
 
 int available_threads() {
-    if (!own_team && help.is_paused([] { return nanoseconds_of(Clock::now().time_since_epoch()); })) return 1;
+    if (!own_team && help.is_paused(clock_now, moment_now)) return 1;
 #if defined(_OPENMP)
     if (omp_in_parallel()) return 1;
     int n = omp_get_max_threads();

@@ -12,7 +12,7 @@ inline thread_local bool one_thread = false;
 // The maximum number of threads, besides OpenMP's own limit; 0: only OpenMP's. Any thread may set it at any time.
 inline std::atomic<int> thread_bound{0};
 
-// The processors that this process may use; 0: unknown. More threads than that only wait for each other.
+// The processors that this process may use; 0: no bound. More threads than that only wait for each other.
 inline std::atomic<int> processors{0};
 
 // Below this many bytes per thread, waking a thread costs what it saves: rms_norm that moves 256 KiB took 3.4 µs on one

@@ -49,34 +49,43 @@ void calls_share_the_processors() {
     processors = bound;
 }
 
+Moment present{1'000'000'000'000, 0};
+Moment now() { return present; }
+std::int64_t now_by_clock() { return present.time; }
+
 void help_pauses_after_a_loss() {
-    std::int64_t now = 1'000'000'000'000;
-    const auto clock = [&now] { return now; };
+    constexpr std::int64_t ms = 1'000'000;
     Help help;
-    require(!help.is_paused(clock), "there is no pause before the first call");
-    help.note_lost(-5'000'000, now);
-    help.note_lost(1'000, now);
-    require(!help.is_paused(clock), "there is no pause after a gain or a small loss");
-    help.note_lost(1'000'000, now);
-    require(help.is_paused(clock), "there is a pause after a loss");
-    now += 15'000'000;
-    require(help.is_paused(clock), "the pause is a multiple of the loss");
-    now += 2'000'000;
-    require(!help.is_paused(clock), "the pause ends");
-    help.note_lost(1'000'000, now);
-    now += 30'000'000;
-    require(help.is_paused(clock), "the second pause in a row is longer");
-    now += 3'000'000;
-    require(!help.is_paused(clock), "the second pause ends");
-    help.note_lost(0, now);
-    help.note_lost(1'000'000, now);
-    now += 17'000'000;
-    require(!help.is_paused(clock), "a gain makes pauses short again");
-    for (int i = 0; i < 40; ++i) help.note_lost(INT64_MAX, now);
-    now += 999'000'000;
-    require(help.is_paused(clock), "long losses make long pauses");
-    now += 2'000'000;
-    require(!help.is_paused(clock), "no pause is longer than a second");
+    const auto is_paused = [&help] { return help.is_paused(now_by_clock, now); };
+    const auto lose = [&help](std::int64_t lost) { help.note_lost(lost, now); };
+    require(!is_paused(), "there is no pause before the first call");
+    lose(-5 * ms);
+    lose(ms / 1000);
+    require(!is_paused(), "there is no pause after a gain or a small loss");
+    lose(ms);
+    require(is_paused(), "there is a pause after a loss");
+    present.time += 15 * ms;
+    require(is_paused(), "the pause is a multiple of the loss");
+    present.time += 2 * ms;
+    require(!is_paused(), "the pause ends");
+    lose(ms);
+    present.time += 30 * ms;
+    require(is_paused(), "the second pause in a row is longer");
+    present.time += 3 * ms;
+    require(!is_paused(), "the second pause ends");
+    lose(0);
+    lose(ms);
+    present.time += 17 * ms;
+    require(!is_paused(), "a gain makes pauses short again");
+    for (int i = 0; i < 40; ++i) lose(INT64_MAX);
+    present.time += 999 * ms;
+    require(is_paused(), "long losses make long pauses");
+    present.time += 2 * ms;
+    present.evictions += 100;
+    require(is_paused(), "a pause is repeated while threads are evicted often");
+    present.time += 1001 * ms;
+    present.evictions += 3;
+    require(!is_paused(), "no pause is longer than a second where processors are free");
 }
 
 }  // namespace

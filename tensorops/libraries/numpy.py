@@ -78,7 +78,8 @@ class CPUConfig(DeviceConfig):
     Parameters
     ----------
     num_threads : int, optional
-        The maximum number of threads of a kernel; OpenMP's own limit (``OMP_NUM_THREADS``) applies as well.
+        The maximum number of threads of a kernel. OpenMP's own limit (``OMP_NUM_THREADS``) applies as well, and no
+        kernel uses more threads than the process may use processors.
     cache_bytes : int, optional
         The maximum memory of freed results that is kept for later ones; 0 keeps none.
 

@@ -28,8 +28,11 @@ except ImportError as error:
 from tensorops._kernel import Configuration
 from tensorops.backends import probing
 from tensorops.backends.registry import resolve
+from tensorops.hardware import usable_processors
 from tensorops.kernels.cpu import _native, panels
 from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization, sampling
+
+_native.use_processors(usable_processors())
 
 OPERATORS = (
     activation.relu,

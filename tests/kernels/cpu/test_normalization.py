@@ -355,7 +355,9 @@ import os
 import warnings
 import numpy as np
 import tensorops as tp
+from tensorops.kernels.cpu import _native, table
 
+_native.use_processors(0)  # else there are no more threads than processors
 # Later Pythons warn of fork with threads; what is tested is that it works all the same.
 warnings.simplefilter("ignore", DeprecationWarning)
 x = np.random.default_rng(0).standard_normal((512, 4096)).astype(np.float32)

@@ -478,7 +478,7 @@ HOW_MANY = """
 import os, sys
 import numpy as np
 import tensorops as tp
-from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu import _native, table
 
 def started():
     before = len(os.listdir("/proc/self/task"))
@@ -486,6 +486,7 @@ def started():
     assert y.shape == x.shape
     return len(os.listdir("/proc/self/task")) - before
 
+_native.use_processors(0)  # else there are no more threads than processors
 x = np.ones((4096, 1024), np.float32)
 tp.rms_norm(x[:1])  # one row has nothing to share
 assert tp.rms_norm.explain(x).kernel == "cpu"
@@ -507,6 +508,22 @@ def test_the_environment_bounds_the_threads(environment, expected):
     result = support.python(HOW_MANY + "print(started(), started())", **environment)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == [str(expected), "0"]  # they stay, and serve the next call
+
+
+PROCESSORS = """
+_native.use_processors(2)
+print(started())
+assert _native.rms_norm(x) is not NotImplemented
+_native.use_processors(0)
+print(started())
+"""
+
+
+@lists_threads
+def test_there_are_no_more_threads_than_processors():
+    result = support.python(HOW_MANY + PROCESSORS, OMP_NUM_THREADS="4")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["1", "2"]
 
 
 LIMITS = """
@@ -536,7 +553,9 @@ import multiprocessing, os, signal, sys, threading, time, warnings
 import numpy as np
 from tensorops._operator import OPERATORS
 from tensorops.benchmarks.workloads import workload
+from tensorops.kernels.cpu import _native, table
 
+_native.use_processors(0)  # else there are no more threads than processors
 # Later Pythons warn of fork with threads; what is tested is that it works all the same.
 warnings.simplefilter("ignore", DeprecationWarning)
 calls = []
