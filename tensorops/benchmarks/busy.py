@@ -186,13 +186,13 @@ def _cells(scenario: Scenario, tasks: Sequence[str], seconds: float, model: Path
     with contextlib.ExitStack() as stack:
         groups = [stack.enter_context(control_group(q)) for q in [scenario.quota] * len(CONFIGURATIONS) if q]
         children = {name: stack.enter_context(_child(name, scenario)) for name in CONFIGURATIONS}
+        for move, child in zip(groups, children.values(), strict=False):  # first, as in containers
+            move(child.pid)
+            _require_quota(child)
         for child in children.values():  # all at the same time, and before the load
             path = None if model is None else str(model)
             child.send(["prepare", list(tasks), path, scenario.python_threads, scenario.after_torch])
         kernels = {name: child.receive() for name, child in children.items()}
-        for move, child in zip(groups, children.values(), strict=False):
-            move(child.pid)
-            _require_quota(child)
         stack.enter_context(Spinners(processors() if scenario.spinners is None else scenario.spinners))
         seconds = max(seconds / ROUNDS, LEAST_PERIODS * PERIOD * 1e-6 if scenario.quota else 0.0)
         return _in_turns(tasks, children, kernels, seconds)
