@@ -66,10 +66,32 @@ struct Gated {
     }
 };
 
+// relu on the bits of half types: of the negative integers above that of -infinity, all are NaN, and they stay.
+template <bool kStream, class T>
+void relu_halves(T* y, std::int64_t n, const T* x) {
+    typedef std::int16_t I16 __attribute__((vector_size(kVectorBytes)));
+    constexpr auto lowest = static_cast<std::int16_t>(is_same<T, BFloat16> ? 0xff80 : 0xfc00);
+    constexpr auto lanes = static_cast<std::int64_t>(kVectorBytes / sizeof(T));
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+        const I16 bits = load_bits<I16>(x + i);
+        put_bits<kStream>(y + i, bits & (bits > lowest));
+    }
+    for (; i < n; ++i) {
+        std::int16_t bits;
+        std::memcpy(&bits, x + i, sizeof bits);
+        if (bits <= lowest) bits = 0;
+        std::memcpy(y + i, &bits, sizeof bits);
+    }
+}
+
 // y = f(x...) for n elements. A separate function, so that its constants stay in registers.
 template <bool kStream, class F, class T, class... X>
 [[gnu::noinline, gnu::flatten]] void span(T* y, std::int64_t n, const X*... x) {
-    put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return F{}(load_some(x + i, k)...); });
+    if constexpr (is_same<F, Relu> && sizeof(T) == 2)
+        relu_halves<kStream>(y, n, x...);
+    else
+        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return F{}(load_some(x + i, k)...); });
 }
 
 constexpr std::int64_t kBlock = 4096;

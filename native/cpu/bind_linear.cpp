@@ -5,6 +5,7 @@
 #include "bind.h"
 #include "integers.h"
 #include "matrices.h"
+#include "parallel.h"
 #include "targets.h"
 
 namespace tensorops {
@@ -108,8 +109,10 @@ nb::object embedding(nb::handle ids, nb::handle weight) {
     const std::int64_t* id = int64s(wide_ids);
     compute(count * bytes, [=] {
         Interruption* const at = interruption;
-        for (std::int64_t k = 0; k < count && !leaves(at, bytes); ++k)
-            std::memcpy(to + k * bytes, from + id[k] * stride, static_cast<std::size_t>(bytes));
+        over_shares(threads_for(count, 2 * count * bytes), count, 1, [=](Share mine) {
+            for (std::int64_t k = mine.begin; k < mine.end && !leaves(at, bytes); ++k)
+                std::memcpy(to + k * bytes, from + id[k] * stride, static_cast<std::size_t>(bytes));
+        });
     });
     return y;
 }

@@ -8,10 +8,7 @@ namespace tensorops::TENSOROPS_TARGET {
 template <class From, class To>
 inline void convert(const From* from, To* to, std::int64_t n) {
     static_assert(is_same<Compute<From>, Compute<To>>);
-    constexpr std::int64_t lanes = kLanes<From>;
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) store(to + i, load(from + i));
-    if (i < n) store_part(to + i, load_part(from + i, n - i), n - i);
+    put_row<false>(to, n, [from](std::int64_t i, std::int64_t k) { return load_some(from + i, k); });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -100,8 +100,7 @@ template <bool kStream, bool kWeight, bool kBias, class T, class W>
 void write_row(const T* x, const T* next, const W* weight, const W* bias, T* y, std::int64_t n, Compute<T> mean,
                Compute<T> r) {
     using C = Compute<T>;
-    put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
-        fetch(next + i);
+    put_row<kStream>(y, n, next, [=](std::int64_t i, std::int64_t k) {
         Vec<C> v = (load_some(x + i, k) - mean) * r;
         if constexpr (kWeight) v *= load_some(weight + i, k);
         if constexpr (kBias) v += load_some(bias + i, k);

@@ -124,6 +124,9 @@ inline void dequantize_group(const std::uint8_t* packed, std::int64_t n, Compute
         return store_part(w, elements(part), n);
     }
     std::int64_t i = 0;
+    if constexpr (sizeof(T) == 2)  // two vectors are narrowed together
+        for (; i + 2 * lanes <= n; i += 2 * lanes)
+            put_two<kStream>(w + i, elements(packed + i * kBits / 8), elements(packed + (i + lanes) * kBits / 8));
     for (; i + lanes <= n; i += lanes) put<kStream>(w + i, elements(packed + i * kBits / 8));
     if (i < n) store(w + n - lanes, elements(packed + (n - lanes) * kBits / 8));  // overlaps the previous vector
 }

@@ -61,15 +61,15 @@ Compute<T> write_sum(const T* x, const T* residual, T* sum, std::int64_t n) {
     return total.value() / count;
 }
 
-// y = value(i, k) · r · (weight + offset)
+// y = value(i, k) · r · (weight + offset); meanwhile the next row is fetched
 template <bool kStream, class T, class W, class F>
-void scale_row(F value, const W* weight, T* y, std::int64_t n, Compute<T> r, Compute<T> offset) {
+void scale_row(F value, const W* weight, T* y, std::int64_t n, const T* next, Compute<T> r, Compute<T> offset) {
     if (weight)
-        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
+        put_row<kStream>(y, n, next, [=](std::int64_t i, std::int64_t k) {
             return value(i, k) * r * (load_some(weight + i, k) + offset);
         });
     else
-        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return value(i, k) * r; });
+        put_row<kStream>(y, n, next, [=](std::int64_t i, std::int64_t k) { return value(i, k) * r; });
 }
 
 template <bool kStream, class T, class W>
@@ -91,14 +91,10 @@ void one_row(const RmsNorm& op, std::int64_t index) {
     const T* from = sum && !kStream ? sum : x;
     if (sum && kStream)  // a sum that was written past the caches is faster to compute again than to read
         scale_row<kStream>([=](std::int64_t i, std::int64_t k) { return sum_of_two(x + i, residual + i, k); }, weight,
-                           y, n, r, offset);
+                           y, n, next, r, offset);
     else
-        scale_row<kStream>(
-            [=](std::int64_t i, std::int64_t k) {
-                fetch(next + i);
-                return load_some(from + i, k);
-            },
-            weight, y, n, r, offset);
+        scale_row<kStream>([=](std::int64_t i, std::int64_t k) { return load_some(from + i, k); }, weight, y, n, next,
+                           r, offset);
 }
 
 }  // namespace

@@ -69,43 +69,50 @@ inline Vec<float> floats_of(U32 v) { return reinterpret_cast<Vec<float>>(v); }
 inline Vec<float> load(const float* p) { return load_bits<Vec<float>>(p); }
 inline Vec<double> load(const double* p) { return load_bits<Vec<double>>(p); }
 
-// 16 bits widened with zeros, and narrowed where the upper ones are zero. GCC's own conversions take twice as long.
-inline U32 widened(const void* p) {
+// 16 bits in the upper halves of lanes, with zeros below. GCC's own conversions take several times as long.
+inline U32 in_upper_halves(U16 h) {
 #if defined(__AVX512F__)
-    return reinterpret_cast<U32>(_mm512_cvtepu16_epi32(load_bits<__m256i>(p)));
+    return reinterpret_cast<U32>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(h))) << 16;
 #elif defined(__AVX2__)
-    return reinterpret_cast<U32>(_mm256_cvtepu16_epi32(load_bits<__m128i>(p)));
+    return reinterpret_cast<U32>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(h))) << 16;
+#elif defined(__x86_64__)
+    const __m128i all = _mm_cvtsi64_si128(reinterpret_cast<long long>(h));
+    return reinterpret_cast<U32>(_mm_unpacklo_epi16(__m128i{}, all));
 #else
-    return __builtin_convertvector(load_bits<U16>(p), U32);
+    return __builtin_convertvector(h, U32) << 16;
 #endif
 }
-inline U16 narrowed(U32 v) {
+
+inline Vec<float> load(const BFloat16* p) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    const __m256i both = reinterpret_cast<__m256i>(v), packed = _mm256_packus_epi32(both, both);
-    return reinterpret_cast<U16>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+    // Both halves of the register get all elements, and one instruction selects and shifts.
+    const __m256i all = _mm256_broadcastsi128_si256(load_bits<__m128i>(p));
+    const __m256i places = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7,  //
+                                            -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    return reinterpret_cast<Vec<float>>(_mm256_shuffle_epi8(all, places));
 #else
-    return __builtin_convertvector(v, U16);
+    return floats_of(in_upper_halves(load_bits<U16>(p)));
 #endif
 }
 
-inline Vec<float> load(const BFloat16* p) { return floats_of(widened(p) << 16); }
-
-inline Vec<float> load(const Float16* p) {
+inline Vec<float> widened_float16(U16 h) {
 #if defined(__AVX512F__)
-    return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(load_bits<__m256i>(p)));
+    return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(h)));
 #elif defined(__F16C__)
-    return reinterpret_cast<Vec<float>>(_mm256_cvtph_ps(load_bits<__m128i>(p)));
+    return reinterpret_cast<Vec<float>>(_mm256_cvtph_ps(reinterpret_cast<__m128i>(h)));
 #elif defined(__aarch64__)
-    return reinterpret_cast<Vec<float>>(vcvt_f32_f16(load_bits<float16x4_t>(p)));
+    return reinterpret_cast<Vec<float>>(vcvt_f32_f16(reinterpret_cast<float16x4_t>(h)));
 #else
-    const U32 h = widened(p);
-    const U32 sign = (h & 0x8000u) << 16, magnitude = h & 0x7fffu;
-    // A product with 2^112 rebases the exponent, including subnormals; infinity and NaN are corrected afterwards.
-    const Vec<float> scaled = floats_of(magnitude << 13) * 0x1p112f;
-    const U32 special = magnitude >= 0x7c00u ? U32{} + 0x7f800000u : U32{};
-    return floats_of(bits_of(scaled) | special | sign);
+    const U32 bits = in_upper_halves(h);
+    // The sign, and exponent and fraction at float's places: a product with 2^112 rebases the exponent, including that
+    // of subnormals. The exponent of infinity and NaN is corrected afterwards.
+    const U32 moved = reinterpret_cast<U32>(reinterpret_cast<I32>(bits) >> 3) & 0x8fffe000u;
+    const U32 special = (bits & 0x7c000000u) == 0x7c000000u ? U32{} + 0x7f800000u : U32{};
+    return floats_of(bits_of(floats_of(moved) * 0x1p112f) | special);
 #endif
 }
+
+inline Vec<float> load(const Float16* p) { return widened_float16(load_bits<U16>(p)); }
 
 // ---- store
 
@@ -122,15 +129,67 @@ inline bool has_subnormal(Vec<float> a, Vec<float> b) {
 }
 #endif
 
+// The upper halves of the lanes are v rounded to bfloat16. Rounding could carry a NaN into infinity.
+inline U32 rounded_to_bfloat16(Vec<float> v) {
+    const U32 b = bits_of(v);
+    const U32 rounded = b + 0x7fffu + ((b >> 16) & 1u);
+#if defined(__AVX512F__)
+    return v != v ? b | 0x400000u : rounded;
+#else
+    return rounded | reinterpret_cast<U32>(v != v);  // fewer instructions; a NaN then has all bits
+#endif
+}
+
+#if defined(__SSE4_1__) && !defined(__AVX512F__)
+// Two vectors become one of half their elements' width, in order; their lanes are below 2^16.
+typedef std::uint16_t TwoU16 __attribute__((vector_size(kVectorBytes)));
+
+inline TwoU16 joined(U32 a, U32 b) {
+#if defined(__AVX2__)
+    const __m256i packed = _mm256_packus_epi32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b));
+    return reinterpret_cast<TwoU16>(_mm256_permute4x64_epi64(packed, 0xd8));
+#else
+    return reinterpret_cast<TwoU16>(_mm_packus_epi32(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#endif
+}
+
+inline U16 narrowed(U32 v) {
+    const TwoU16 both = joined(v, v);
+    U16 one;
+    std::memcpy(&one, &both, sizeof one);
+    return one;
+}
+#else
+inline U16 narrowed(U32 v) { return __builtin_convertvector(v, U16); }
+#endif
+
 inline U16 round_to_bfloat16(Vec<float> v) {
 #if defined(__AVX512BF16__)
     if (!has_subnormal(v, v)) return reinterpret_cast<U16>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(v)));
 #endif
-    const U32 b = bits_of(v);
-    const U32 rounded = b + 0x7fffu + ((b >> 16) & 1u);
-    const U32 quiet_nan = b | 0x400000u;  // rounding could carry a NaN into infinity
-    return narrowed((v != v ? quiet_nan : rounded) >> 16);
+    return narrowed(rounded_to_bfloat16(v) >> 16);
 }
+
+#if !defined(__F16C__) && !defined(__AVX512F__) && !defined(__aarch64__)
+// Bits of float16 in the lanes. A sum with a large number of the right exponent ends at the last place of a half, so
+// that the processor rounds; its last bits then count such places. From 2^16 on, which is infinity, all are alike.
+inline U32 rounded_to_float16(Vec<float> v) {
+    const U32 b = bits_of(v);
+    const Vec<float> infinity = Vec<float>{} + 0x1p16f, magnitude = floats_of(b & 0x7fffffffu);
+#if defined(__x86_64__)
+    const auto size = reinterpret_cast<Vec<float>>(
+        _mm_min_ps(reinterpret_cast<__m128>(magnitude), reinterpret_cast<__m128>(infinity)));
+#else
+    const Vec<float> size = magnitude < infinity ? magnitude : infinity;
+#endif
+    const I32 exponent = reinterpret_cast<I32>(bits_of(size) & 0x7f800000u);
+    const I32 lowest = I32{} + 0x38800000;  // of the normal halves
+    const U32 large = reinterpret_cast<U32>(exponent > lowest ? exponent : lowest) + (13u << 23);
+    const U32 h = bits_of(size + floats_of(large)) - large + (large >> 13) - (126u << 10);
+    const U32 nan = reinterpret_cast<U32>(v != v) & 0x200u;
+    return h | nan | ((b >> 16) & 0x8000u);
+}
+#endif
 
 inline U16 round_to_float16(Vec<float> v) {
 #if defined(__AVX512F__)
@@ -141,15 +200,7 @@ inline U16 round_to_float16(Vec<float> v) {
 #elif defined(__aarch64__)
     return reinterpret_cast<U16>(vcvt_f16_f32(reinterpret_cast<float32x4_t>(v)));
 #else
-    const U32 b = bits_of(v), sign = (b >> 16) & 0x8000u, magnitude = b & 0x7fffffffu;
-    // Normal numbers: rebase the exponent and round half to even on the 13 dropped bits.
-    const U32 normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Subnormals: adding 0.5 aligns the last place of a subnormal half with that of the sum.
-    const U32 small = bits_of(floats_of(magnitude) + 0.5f) - 0x3f000000u;
-    U32 h = magnitude < 0x38800000u ? small : normal;
-    h = magnitude >= 0x477ff000u ? U32{} + 0x7c00u : h;
-    h = magnitude > 0x7f800000u ? U32{} + 0x7e00u : h;
-    return __builtin_convertvector(h | sign, U16);
+    return narrowed(rounded_to_float16(v));
 #endif
 }
 
@@ -180,6 +231,20 @@ inline void stream_fence() { _mm_sfence(); }
 inline void stream_fence() {}
 #endif
 
+// A whole vector of any elements, as it is
+template <bool kStream, class V>
+inline void put_bits(void* p, V v) {
+    static_assert(sizeof v == kVectorBytes);
+#if defined(__AVX512F__)
+    if constexpr (kStream) return stream_bits(p, reinterpret_cast<__m512i>(v));
+#elif defined(__AVX2__)
+    if constexpr (kStream) return stream_bits(p, reinterpret_cast<__m256i>(v));
+#elif defined(__x86_64__)
+    if constexpr (kStream) return stream_bits(p, reinterpret_cast<__m128i>(v));
+#endif
+    std::memcpy(p, &v, sizeof v);
+}
+
 template <class T, class V>
 inline void stream(T* p, V v) {
 #if defined(__AVX512F__)
@@ -190,13 +255,15 @@ inline void stream(T* p, V v) {
     else
         stream_bits(p, reinterpret_cast<__m512i>(v));
 #elif defined(__AVX2__)
-    if constexpr (sizeof(T) == 2)
-        store(p, v);
+    if constexpr (is_same<T, BFloat16>)
+        stream_bits(p, reinterpret_cast<__m128i>(round_to_bfloat16(v)));
+    else if constexpr (is_same<T, Float16>)
+        stream_bits(p, reinterpret_cast<__m128i>(round_to_float16(v)));
     else
         stream_bits(p, reinterpret_cast<__m256i>(v));
 #elif defined(__x86_64__)
     if constexpr (sizeof(T) == 2)
-        store(p, v);
+        store(p, v);  // the pairs of put_two are streamed
     else
         stream_bits(p, reinterpret_cast<__m128i>(v));
 #else
@@ -218,13 +285,17 @@ inline void put_two(T* p, V a, V b) {
 #if defined(__AVX512BF16__)
     if constexpr (is_same<T, BFloat16>) {
         if (!has_subnormal(a, b)) {
-            const __m512i bits = reinterpret_cast<__m512i>(
-                _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a)));
-            if constexpr (kStream) return stream_bits(p, bits);
-            std::memcpy(p, &bits, sizeof bits);
-            return;
+            const __m512bh both = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a));
+            return put_bits<kStream>(p, reinterpret_cast<__m512i>(both));
         }
     }
+#elif defined(__SSE4_1__) && !defined(__AVX512F__)
+    if constexpr (is_same<T, BFloat16>)
+        return put_bits<kStream>(p, joined(rounded_to_bfloat16(a) >> 16, rounded_to_bfloat16(b) >> 16));
+#if !defined(__F16C__)
+    if constexpr (is_same<T, Float16>)
+        return put_bits<kStream>(p, joined(rounded_to_float16(a), rounded_to_float16(b)));
+#endif
 #endif
     put<kStream>(p, a);
     put<kStream>(p + kLanes<T>, b);
@@ -233,13 +304,12 @@ inline void put_two(T* p, V a, V b) {
 // v as rounded by storing it in an array of T
 template <class T, class V>
 inline V as_stored(V v) {
-    if constexpr (is_same<T, Compute<T>>) {
+    if constexpr (is_same<T, Float16>)
+        return widened_float16(round_to_float16(v));
+    else if constexpr (is_same<T, BFloat16>)
+        return floats_of(rounded_to_bfloat16(v) & 0xffff0000u);
+    else
         return v;
-    } else {
-        T part[kVectorBytes / sizeof(Compute<T>)];
-        store(part, v);
-        return load(part);
-    }
 }
 
 // ---- fewer elements than a vector has, for the tail of a row
@@ -316,6 +386,22 @@ inline void put_row(T* y, std::int64_t n, F f) {
         else
             store_part(y + i, v, k);
     }
+}
+
+// The same, while as many elements of another row are fetched, line by line
+template <bool kStream, class T, class F>
+inline void put_row(T* y, std::int64_t n, const T* next, F f) {
+    constexpr std::int64_t two = 2 * kLanes<T>, line = 64 / sizeof(T), step = two > line ? two : line;
+    std::int64_t i = 0;
+    for (; i + step <= n; i += step) {
+        for (std::int64_t j = i; j < i + step; j += line) fetch(next + j);
+        for (std::int64_t j = i; j < i + step; j += two) {
+            const auto a = f(j, kLanes<T>), b = f(j + kLanes<T>, kLanes<T>);
+            put_two<kStream>(y + j, a, b);
+        }
+    }
+    fetch(next + i);
+    put_row<kStream>(y + i, n - i, [=](std::int64_t j, std::int64_t k) { return f(i + j, k); });
 }
 
 // ---- one element, for the tail of a row: through a vector, so that it rounds like the others

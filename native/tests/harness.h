@@ -220,6 +220,18 @@ class Test {
         }
     }
 
+    // Counts a result, wrong if its error in units of the last place is too large.
+    void record(const std::string& target, const std::string& name, Bound bound, Real error) {
+        Real& worst = worst_[{target, name}][static_cast<std::size_t>(dtype)];
+        worst = std::max(worst, error);
+        ++calls_;
+        if (error <= bound.of(dtype)) return;
+        if (++wrong_ <= 20)
+            std::printf("WRONG: %s, %s, %s, %d rows of %d: %g units, at most %g expected\n", name.c_str(),
+                        target.c_str(), format_of(dtype).name, static_cast<int>(rows), static_cast<int>(length),
+                        static_cast<double>(error), static_cast<double>(bound.of(dtype)));
+    }
+
     // Counts what could not be tested as wrong.
     void fail(const std::string& name, const char* reason) {
         ++wrong_;
@@ -341,17 +353,6 @@ class Test {
             y += f.bytes;
         }
         return worst;
-    }
-
-    void record(const std::string& target, const std::string& name, Bound bound, Real error) {
-        Real& worst = worst_[{target, name}][static_cast<std::size_t>(dtype)];
-        worst = std::max(worst, error);
-        ++calls_;
-        if (error <= bound.of(dtype)) return;
-        if (++wrong_ <= 20)
-            std::printf("WRONG: %s, %s, %s, %d rows of %d: %g units, at most %g expected\n", name.c_str(),
-                        target.c_str(), format_of(dtype).name, static_cast<int>(rows), static_cast<int>(length),
-                        static_cast<double>(error), static_cast<double>(bound.of(dtype)));
     }
 
     std::vector<std::unique_ptr<Memory>> memories_;  // the result's first

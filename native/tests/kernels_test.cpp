@@ -274,11 +274,13 @@ constexpr Entry TESTS[] = {
     {"panel_linear", panel_linear, Lengths::few},
     {"attention", attention, Lengths::few},
     {"vector_math", vector_math, Lengths::few},
+    {"conversion", conversion, Lengths::few},
 };
 static_assert(std::size(TESTS) == TENSOROPS_TESTED, "a name is missing in TESTED of CMakeLists.txt");
 
 std::vector<std::int64_t> lengths_of(const Entry& entry, bool many_threads) {
     if (entry.test == vector_math) return {10000, 10003};
+    if (entry.test == conversion) return {1, 3, 8, 17, 33, 64, 4096};
     if (many_threads && entry.test == attention) return {1100};          // keys in two spans
     if (many_threads && entry.lengths == Lengths::few) return {64, 65};  // groups
     if (many_threads) return {2048, 2051};  // one that may be written past the caches, one that may not

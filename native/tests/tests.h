@@ -6,6 +6,7 @@
 namespace tensorops::tests {
 
 void attention(Test& t);         // so many keys
+void conversion(Test& t);        // in rows of so many
 void cross_entropy(Test& t);     // so many classes
 void dequantize(Test& t);        // so many groups
 void linear(Test& t);            // so many inputs

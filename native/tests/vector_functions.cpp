@@ -1,6 +1,8 @@
-// The functions of vector_math.h by themselves, for the test of them. Compiled once for each target.
+// The functions of vector_math.h and the conversions of simd.h by themselves, for the tests of them. Compiled once for
+// each target.
 #include "vector_functions.h"
 
+#include "convert.h"
 #include "vector_math.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -27,6 +29,24 @@ void vector_function(tests::VectorFunction function, const float* x, float* y, s
         case tests::VectorFunction::normal_cdf:
             return each(x, y, n, [](V v) { return normal_cdf(v); });
     }
+}
+
+void widen_half(Dtype dtype, const char* x, float* y, std::int64_t n) {
+    for_narrow_dtype(dtype, [=](auto element) { convert(reinterpret_cast<const decltype(element)*>(x), y, n); });
+}
+
+void narrow_to_half(Dtype dtype, tests::Narrowing how, const float* x, char* y, std::int64_t n) {
+    for_narrow_dtype(dtype, [=](auto element) {
+        using T = decltype(element);
+        T* to = reinterpret_cast<T*>(y);
+        const auto number = [x](std::int64_t i, std::int64_t k) { return load_some(x + i, k); };
+        if (how == tests::Narrowing::stored) return put_row<false>(to, n, number);
+        if (how == tests::Narrowing::streamed) {
+            put_row<true>(to, n, number);
+            return stream_fence();
+        }
+        put_row<false>(to, n, [=](std::int64_t i, std::int64_t k) { return as_stored<T>(number(i, k)); });
+    });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -6,4 +6,7 @@ namespace tensorops::tests {
 
 enum class VectorFunction { exp, log1p_unit, tanh, sigmoid, normal_cdf };
 
+// How float32 become halves: stored, written past the caches, or rounded in registers and then stored
+enum class Narrowing { stored, streamed, as_stored };
+
 }  // namespace tensorops::tests

@@ -215,6 +215,15 @@ def test_every_half_is_rounded_correctly(target, dtype, operator):
         assert ulp_error(getattr(_native, operator)(x), of_x, dtype) <= 0.501
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_relu_keeps_the_bits_of_every_half_that_is_not_negative(target, dtype):
+    every = every_half(dtype)
+    expected = np.where(widened(every) <= 0, 0, every.view(np.uint16))  # NaN of either sign stays
+    for start in (0, 1, 1000):  # other places in vectors, and a rest
+        y = _native.relu(every[start:])
+        np.testing.assert_array_equal(y.view(np.uint16), expected[start:])
+
+
 def test_nan_stays_nan_in_half_types(target):
     for dtype in HALVES:
         x = every_half(dtype)

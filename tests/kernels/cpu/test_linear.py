@@ -302,6 +302,17 @@ def test_rows_are_copied(dtype, kind, rng):
     np.testing.assert_array_equal(_native.embedding(ids, room[:, 0]), room[:, 0][ids.astype(int)])
 
 
+def test_many_rows_are_copied_by_several_threads(rng):
+    weight, ids = normal(rng, 500, 333), rng.integers(0, 500, 4001)
+    before = _native.num_threads()
+    try:
+        for threads in (1, 2, 3, 8):
+            _native.set_num_threads(threads)
+            np.testing.assert_array_equal(_native.embedding(ids, weight), weight[ids])
+    finally:
+        _native.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
