@@ -29,8 +29,11 @@ template <int kRows, int kColumns, class X, class W>
 __attribute__((noinline)) void dot_tile(const X* const* x, const W* const* w, std::int64_t n,
                                         float (*out)[kBlockOutputs]) {
     constexpr std::int64_t lanes = kFloats;
-    Vec<float> sum[kRows][kColumns] = {};
-    const auto add = [&](auto load_x, auto load_w) {
+    // An addition takes four cycles, in which two could begin: for a single row, neighbouring vectors have their own
+    // sums.
+    constexpr int kChains = kRows == 1 ? 2 : 1;
+    Vec<float> sum[kChains][kRows][kColumns] = {};
+    const auto add = [&](auto& to, auto load_x, auto load_w) {
         Vec<float> b[kColumns];
 #pragma GCC unroll 8
         for (int c = 0; c < kColumns; ++c) b[c] = load_w(w[c]);
@@ -38,17 +41,26 @@ __attribute__((noinline)) void dot_tile(const X* const* x, const W* const* w, st
         for (int r = 0; r < kRows; ++r) {
             const Vec<float> a = load_x(x[r]);
 #pragma GCC unroll 8
-            for (int c = 0; c < kColumns; ++c) sum[r][c] += a * b[c];
+            for (int c = 0; c < kColumns; ++c) to[r][c] += a * b[c];
         }
     };
+    const auto add_whole = [&](auto& to, std::int64_t i) {
+        add(to, [i](const X* p) { return load(p + i); }, [i](const W* p) { return load(p + i); });
+    };
     std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
-        add([i](const X* p) { return load(p + i); }, [i](const W* p) { return load(p + i); });
+    for (; i + kChains * lanes <= n; i += kChains * lanes)
+#pragma GCC unroll 2
+        for (int chain = 0; chain < kChains; ++chain) add_whole(sum[chain], i + chain * lanes);
+    for (; i + lanes <= n; i += lanes) add_whole(sum[0], i);
     if (i < n)
-        add([i, n](const X* p) { return load_part(p + i, n - i); },
+        add(
+            sum[0], [i, n](const X* p) { return load_part(p + i, n - i); },
             [i, n](const W* p) { return load_part(p + i, n - i); });
     for (int r = 0; r < kRows; ++r)
-        for (int c = 0; c < kColumns; ++c) out[r][c] = sum_of_lanes<float>(sum[r][c]);
+        for (int c = 0; c < kColumns; ++c) {
+            for (int chain = 1; chain < kChains; ++chain) sum[0][r][c] += sum[chain][r][c];
+            out[r][c] = sum_of_lanes<float>(sum[0][r][c]);
+        }
 }
 
 // The same for rows of any length: a long row is summed in blocks, so that the error does not grow with it.
