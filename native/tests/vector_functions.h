@@ -4,6 +4,6 @@
 
 namespace tensorops::tests {
 
-enum class VectorFunction { exp, log1p_unit, tanh, sigmoid, normal_cdf };
+enum class VectorFunction { exp, log1p_unit, tanh, sigmoid, gelu };
 
 }  // namespace tensorops::tests
