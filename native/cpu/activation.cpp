@@ -46,7 +46,7 @@ struct Softplus {
 struct Gelu {
     template <class V>
     V operator()(V x) const {
-        return x * normal_cdf(x);
+        return gelu(x);
     }
 };
 struct GeluTanh {

@@ -32,15 +32,16 @@ Compute<T> maximum(const T* x, std::int64_t n) {
     return largest;
 }
 
-// The exponentials of the last n elements of a row, fewer than a vector; 0 in the other lanes.
+// The exponentials of the last n elements of a row in units, fewer than a vector; 0 in the other lanes.
 template <class T>
 inline Vec<Compute<T>> last_exponentials(const T* x, std::int64_t n, Compute<T> shift) {
-    Vec<Compute<T>> e = exp_of_negative(load_part(x, n) - shift);
+    Vec<Compute<T>> e = exp_in_units(load_part(x, n) - shift);
     for (std::int64_t k = n; k < kLanes<Compute<T>>; ++k) e[k] = 0;
     return e;
 }
 
-// The sum of exp(x - shift); the exponentials go to the buffer, if any. Meanwhile as much is fetched from `next` on.
+// The sum of exp(x - shift) for a shift that is not below x; the exponentials go to the buffer, if any, in units.
+// Meanwhile as much is fetched from `next` on.
 template <class T>
 double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute<T>* buffer, const T* next) {
     using C = Compute<T>;
@@ -53,7 +54,7 @@ double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute
         for (; i + 2 * lanes <= end; i += 2 * lanes) {
             fetch(next + i);
             fetch(next + i + lanes);
-            const Vec<C> a = exp_of_negative(load(x + i) - shift), b = exp_of_negative(load(x + i + lanes) - shift);
+            const Vec<C> a = exp_in_units(load(x + i) - shift), b = exp_in_units(load(x + i + lanes) - shift);
             if (buffer) {
                 store(buffer + i, a);
                 store(buffer + i + lanes, b);
@@ -62,7 +63,7 @@ double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute
             s1 += b;
         }
         if (i + lanes <= end) {
-            const Vec<C> a = exp_of_negative(load(x + i) - shift);
+            const Vec<C> a = exp_in_units(load(x + i) - shift);
             if (buffer) store(buffer + i, a);
             s0 += a;
             i += lanes;
@@ -74,7 +75,7 @@ double sum_of_exponentials(const T* x, std::int64_t n, Compute<T> shift, Compute
         if (buffer) store_part(buffer + i, e, n - i);
         total.add(e);
     }
-    return static_cast<double>(total.value());
+    return static_cast<double>(total.value()) / static_cast<double>(kOneInUnits<C>);
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

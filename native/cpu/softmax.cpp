@@ -9,7 +9,6 @@
 #include "softmax.h"
 
 #include <cmath>
-#include <limits>
 
 #include "exponentials.h"
 #include "over_rows.h"
@@ -35,9 +34,9 @@ void one_row(const Softmax& op, std::int64_t index) {
     T* y = reinterpret_cast<T*>(op.y);
     const C largest = maximum(x, n);
     if (op.kind == Normalized::logsumexp) {
-        if (largest == std::numeric_limits<C>::infinity()) return store_one(y + index, nan_or(largest, x, n));
-        const C shift = std::isfinite(largest) ? largest : 0;
-        const double total = std::log(sum_of_exponentials<T>(x, n, shift, nullptr, next)) + static_cast<double>(shift);
+        if (std::isinf(largest)) return store_one(y + index, nan_or(largest, x, n));
+        const double total =
+            std::log(sum_of_exponentials<T>(x, n, largest, nullptr, next)) + static_cast<double>(largest);
         return store_one(y + index, static_cast<C>(total));
     }
     y += index * n;
@@ -48,14 +47,13 @@ void one_row(const Softmax& op, std::int64_t index) {
     }
     alignas(64) C buffer[kBufferBytes / sizeof(C)];
     if (n <= static_cast<std::int64_t>(kBufferBytes / sizeof(C))) {
-        const C scale = static_cast<C>(1 / sum_of_exponentials<T>(x, n, largest, buffer, next));
+        const C scale = static_cast<C>(1 / kOneInUnits<C> / sum_of_exponentials<T>(x, n, largest, buffer, next));
         const C* e = buffer;
         put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) { return load_some(e + i, k) * scale; });
     } else {
-        const C scale = static_cast<C>(1 / sum_of_exponentials<T>(x, n, largest, nullptr, next));
-        put_row<kStream>(y, n, [=](std::int64_t i, std::int64_t k) {
-            return exp_of_negative(load_some(x + i, k) - largest) * scale;
-        });
+        const C scale = static_cast<C>(1 / kOneInUnits<C> / sum_of_exponentials<T>(x, n, largest, nullptr, next));
+        put_row<kStream>(
+            y, n, [=](std::int64_t i, std::int64_t k) { return exp_in_units(load_some(x + i, k) - largest) * scale; });
     }
 }
 

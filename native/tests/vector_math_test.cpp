@@ -22,31 +22,57 @@ Apply in_use() {
     return all.at(target().name);
 }
 
-// Between the bounds the results are normal numbers, and not yet all the same.
+// Bounds of errors in units of the last place, of which a result has up to two for each eps: AVX-512 looks up some
+// functions, and others have more rounding errors where products cannot be fused with sums.
+struct Bounds {
+    Real looked_up, fused, plain;
+
+    Real of(const std::string& target) const {
+        return target.rfind("v4", 0) == 0 ? looked_up : target == "v2" ? plain : fused;
+    }
+};
+
+// Between the limits the results are normal numbers, and not yet all the same.
 struct Measured {
     const char* name;
     VectorFunction function;
-    Real bound;  // in units of the last place, of which a result has up to two for each eps
+    Bounds bounds;
     float least, most;
     float binade;  // times 1 to 2: of these every number is tried
     Real (*value)(Real x);
 };
 const Measured kMeasured[] = {
-    {"exp", VectorFunction::exp, 1.0L, -87, 88.5f, 1, [](Real x) { return std::exp(x); }},
-    {"log1p_unit", VectorFunction::log1p_unit, 1.5L, 0, 1, 0.5f, [](Real x) { return std::log1p(x); }},
-    {"tanh", VectorFunction::tanh, 1.75L, -12, 12, 0.5f, [](Real x) { return std::tanh(x); }},
-    {"sigmoid", VectorFunction::sigmoid, 2.0L, -87, 20, -4, [](Real x) { return 1 / (1 + std::exp(-x)); }},
-    {"normal_cdf", VectorFunction::normal_cdf, 2.0L, -12.5f, 6, -1,
-     [](Real x) { return std::erfc(x / -1.41421356237309504880168872420969808L) / 2; }},
+    {"exp", VectorFunction::exp, {1.0L, 1.0L, 1.0L}, -87, 0, -1, [](Real x) { return std::exp(x); }},
+    {"log1p_unit", VectorFunction::log1p_unit, {1.5L, 1.1L, 1.5L}, 0, 1, 0.5f, [](Real x) { return std::log1p(x); }},
+    {"tanh", VectorFunction::tanh, {1.75L, 1.75L, 1.75L}, -12, 12, 0.5f, [](Real x) { return std::tanh(x); }},
+    {"sigmoid",
+     VectorFunction::sigmoid,
+     {1.5L, 2.5L, 2.5L},
+     -87,
+     20,
+     -4,
+     [](Real x) { return 1 / (1 + std::exp(-x)); }},
+    {"gelu",
+     VectorFunction::gelu,
+     {3.0L, 5.0L, 6.5L},
+     -12.5f,
+     6,
+     -1,
+     [](Real x) { return x * std::erfc(x / -1.41421356237309504880168872420969808L) / 2; }},
 };
 
 void check(Test& t, const Measured& f, const Input& x) {
     Expected expected;
     for (Real value : x.values) expected.value.push_back(f.value(value));
-    t.check(f.name, {f.bound, 0}, {x}, expected, [&](const Test::Call& call) {
-        in_use()(f.function, reinterpret_cast<const float*>(call.in[0]), reinterpret_cast<float*>(call.out),
-                 static_cast<std::int64_t>(x.values.size()));
-    });
+    const std::vector<std::string> targets = t.targets;
+    for (const std::string& target : targets) {
+        t.targets = {target};
+        t.check(f.name, {f.bounds.of(target), 0}, {x}, expected, [&](const Test::Call& call) {
+            in_use()(f.function, reinterpret_cast<const float*>(call.in[0]), reinterpret_cast<float*>(call.out),
+                     static_cast<std::int64_t>(x.values.size()));
+        });
+    }
+    t.targets = targets;
 }
 
 // Numbers of either sign, as many of each power of two
