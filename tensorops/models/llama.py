@@ -85,7 +85,8 @@ def forward(
         q, k, v = _attention_inputs(xp, config, weights, linear(h, w["attn_qkv"]), positions)
         new_keys.append(slots.place(old_keys, k[0, ...]))
         new_values.append(slots.place(old_values, v[0, ...]))
-        h = linear(_attend(xp, q, new_keys[-1], new_values[-1], slots.mask), w["attn_output"])
+        seen_keys, seen_values = slots.used(new_keys[-1]), slots.used(new_values[-1])
+        h = linear(_attend(xp, q, seen_keys, seen_values, slots.mask), w["attn_output"])
         h, x = tp.add_rms_norm(h, x, w["ffn_norm"], config.eps)
         h = linear(h, w["ffn_gate_up"])
         added = linear(tp.swiglu(h[:, : config.hidden_dim], h[:, config.hidden_dim :]), w["ffn_down"])
@@ -120,7 +121,7 @@ def _attention_inputs(
     return rotated[:, :heads, :, :], rotated[:, heads:, :, :], split[:, heads + kv_heads :, :, :]
 
 
-def _attend(xp: Any, q: Array, k: Array, v: Array, mask: Array) -> Array:
+def _attend(xp: Any, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
     """Return (tokens, heads * head_dim) from queries (1, heads, …) and slots of keys and values (heads, …)."""
     _, heads, tokens, head_dim = q.shape
     y = tp.scaled_dot_product_attention(q, k[None, ...], v[None, ...], mask=mask)
