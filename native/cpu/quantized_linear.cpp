@@ -38,17 +38,31 @@ struct Pair {
 
 inline Vec<float> to_floats(U32 q) { return __builtin_convertvector(reinterpret_cast<I32>(q), Vec<float>); }
 
+// Bytes as integers of 32 bits. GCC's own conversions take several instructions.
+template <bool kSigned>
+inline U32 widened_bytes(const std::uint8_t* p) {
+#if defined(__AVX512F__)
+    const __m128i bytes = load_bits<__m128i>(p);
+    return reinterpret_cast<U32>(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return reinterpret_cast<U32>(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    if constexpr (kSigned)
+        return reinterpret_cast<U32>(__builtin_convertvector(load_bits<I8>(p), I32));
+    else
+        return __builtin_convertvector(load_bits<U8>(p), U32);
+#endif
+}
+
 inline Pair load_nibbles(const std::uint8_t* packed) {
-    const U32 bytes = __builtin_convertvector(load_bits<U8>(packed), U32);
+    const U32 bytes = widened_bytes<false>(packed);
     return {to_floats(bytes & 15u), to_floats(bytes >> 4)};
 }
 
 template <bool kSigned>
 inline Vec<float> load_bytes(const std::uint8_t* packed) {
-    if constexpr (kSigned)
-        return __builtin_convertvector(__builtin_convertvector(load_bits<I8>(packed), I32), Vec<float>);
-    else
-        return to_floats(__builtin_convertvector(load_bits<U8>(packed), U32));
+    return to_floats(widened_bytes<kSigned>(packed));
 }
 
 // The positions of the data of one output.
@@ -90,10 +104,18 @@ void dequantize_row(const QuantizedLinear& op, std::int64_t index, float* w) {
     const Output o = output(op, index);
     const std::int64_t bytes = op.group_size * kBits / 8, n = op.x.length;
     const S *scales = reinterpret_cast<const S*>(o.scales), *biases = reinterpret_cast<const S*>(o.biases);
+    constexpr std::int64_t kPiece =
+        64;  // groups whose numbers become float32 together: one alone takes as long as eight
+    float s[kPiece], b[kPiece] = {};
+    const std::int64_t groups = n / op.group_size;
     float* high = w + n / 2;
-    for (std::int64_t g = 0, i = 0; i < n * kBits / 8; ++g, i += bytes)
-        dequantize_group<kBits, kSigned>(o.weight + i, bytes, load_one(scales + g),
-                                         kSigned ? 0.0f : load_one(biases + g), w + i, high + i);
+    for (std::int64_t begin = 0, i = 0; begin < groups; begin += kPiece) {
+        const std::int64_t count = std::min(kPiece, groups - begin);
+        convert(scales + begin, s, count);
+        if (!kSigned) convert(biases + begin, b, count);
+        for (std::int64_t g = 0; g < count; ++g, i += bytes)
+            dequantize_group<kBits, kSigned>(o.weight + i, bytes, s[g], b[g], w + i, high + i);
+    }
 }
 
 template <int kBits, bool kSigned, class T, class S>
