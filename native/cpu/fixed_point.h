@@ -4,7 +4,10 @@
 // add neighbouring products exactly, so the numbers are split into digits:
 //
 // * AVX512_VNNI: three digits of base 256, -128 … 127. vpdpbusd multiplies bytes and adds four products.
-// * Other processors: two digits of base 4096, -2048 … 2047. Words of 16 bits are multiplied, two products added.
+// * AVX2, weights of 4 bits: the same digits. vpmaddubsw multiplies bytes and adds two products; four fit 16 bits. A
+//   vector of packed weights takes 20 instructions, with two digits of base 4096 it would be 24.
+// * Other processors, and weights of 8 bits: two digits of base 4096, -2048 … 2047. Words of 16 bits are multiplied,
+// two products added.
 //
 // Either way each 32 bits of packed weights give one sum of products, which is scaled in float32.
 #pragma once
@@ -240,6 +243,67 @@ inline Vec<float> products_of_block(U32 weights, const Block<kBits>& x) {
     if constexpr (kBits == 4) return __builtin_convertvector((high << 12) + low, Vec<float>);  // which fits 32 bits
     return __builtin_convertvector(high, Vec<float>) * 4096.0f + __builtin_convertvector(low, Vec<float>);
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)  // weights of 4 bits
+
+template <>
+struct Block<4> {
+    std::int8_t digits[3][2][32];  // by significance, low and high nibbles
+    float scales[8];               // of the sums of each lane
+};
+
+// Bytes from the vectors of 32 integers: those at even places, then those at odd ones.
+inline __m256i even_and_odd_bytes(const __m256i (&q)[4]) {
+    const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    const __m256i in_order = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    const __m128i even_odd = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    const __m256i apart = _mm256_shuffle_epi8(in_order, _mm256_broadcastsi128_si256(even_odd));
+    return _mm256_permute4x64_epi64(apart, 0xd8);
+}
+
+template <>
+inline bool store_fixed<4>(const float* x, std::int64_t, std::int64_t index, Block<4>* blocks) {
+    constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
+    x += kFixed * index;
+    const float largest = largest_magnitude(x, kFixed);
+    if (largest == 0) return true;  // the initial state of all blocks
+    Block<4>& block = blocks[index / 2];
+    const std::int64_t place = index % 2;
+    __m256i q[4], digit[4];
+    for (int i = 0; i < 4; ++i)
+        q[i] = _mm256_cvtps_epi32(reinterpret_cast<__m256>(load(x + 8 * i) * (kUnits / largest)));
+    for (int d = 2; d >= 0; --d) {
+        for (int i = 0; i < 4; ++i) {
+            digit[i] = _mm256_srai_epi32(_mm256_slli_epi32(q[i], 24), 24);
+            q[i] = _mm256_srai_epi32(_mm256_sub_epi32(q[i], digit[i]), 8);
+        }
+        const __m256i bytes = even_and_odd_bytes(digit);
+        const __m128i of_low = _mm256_castsi256_si128(bytes), of_high = _mm256_extracti128_si256(bytes, 1);
+        std::memcpy(block.digits[d][0] + 16 * place, &of_low, sizeof of_low);
+        std::memcpy(block.digits[d][1] + 16 * place, &of_high, sizeof of_high);
+    }
+    for (std::int64_t i = 0; i < 4; ++i) block.scales[4 * place + i] = largest / kUnits;
+    return largest >= kSmallestFixed;
+}
+
+template <>
+inline Vec<float> products_of_block<4, false>(U32 weights, const Block<4>& x) {
+    const __m256i packed = reinterpret_cast<__m256i>(weights), nibble = _mm256_set1_epi8(15);
+    const __m256i low = _mm256_and_si256(packed, nibble);
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
+    const auto dot = [&](const std::int8_t (*digits)[32]) {  // at most 4 · 15 · 128
+        return _mm256_add_epi16(_mm256_maddubs_epi16(low, load_bits<__m256i>(digits[0])),
+                                _mm256_maddubs_epi16(high, load_bits<__m256i>(digits[1])));
+    };
+    const auto pairs_times = [](__m256i sums, std::int16_t factor) {
+        return _mm256_madd_epi16(sums, _mm256_set1_epi16(factor));
+    };
+    const __m256i upper = _mm256_add_epi32(pairs_times(dot(x.digits[0]), 256), pairs_times(dot(x.digits[1]), 1));
+    const __m256i all = _mm256_add_epi32(_mm256_slli_epi32(upper, 8), pairs_times(dot(x.digits[2]), 1));
+    return reinterpret_cast<Vec<float>>(_mm256_cvtepi32_ps(all));
+}
+
+#endif
 
 #endif
 

@@ -38,17 +38,31 @@ struct Pair {
 
 inline Vec<float> to_floats(U32 q) { return __builtin_convertvector(reinterpret_cast<I32>(q), Vec<float>); }
 
+// Bytes as integers of 32 bits. GCC's own conversions take several instructions.
+template <bool kSigned>
+inline U32 widened_bytes(const std::uint8_t* p) {
+#if defined(__AVX512F__)
+    const __m128i bytes = load_bits<__m128i>(p);
+    return reinterpret_cast<U32>(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return reinterpret_cast<U32>(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    if constexpr (kSigned)
+        return reinterpret_cast<U32>(__builtin_convertvector(load_bits<I8>(p), I32));
+    else
+        return __builtin_convertvector(load_bits<U8>(p), U32);
+#endif
+}
+
 inline Pair load_nibbles(const std::uint8_t* packed) {
-    const U32 bytes = __builtin_convertvector(load_bits<U8>(packed), U32);
+    const U32 bytes = widened_bytes<false>(packed);
     return {to_floats(bytes & 15u), to_floats(bytes >> 4)};
 }
 
 template <bool kSigned>
 inline Vec<float> load_bytes(const std::uint8_t* packed) {
-    if constexpr (kSigned)
-        return __builtin_convertvector(__builtin_convertvector(load_bits<I8>(packed), I32), Vec<float>);
-    else
-        return to_floats(__builtin_convertvector(load_bits<U8>(packed), U32));
+    return to_floats(widened_bytes<kSigned>(packed));
 }
 
 // The positions of the data of one output.
@@ -90,10 +104,18 @@ void dequantize_row(const QuantizedLinear& op, std::int64_t index, float* w) {
     const Output o = output(op, index);
     const std::int64_t bytes = op.group_size * kBits / 8, n = op.x.length;
     const S *scales = reinterpret_cast<const S*>(o.scales), *biases = reinterpret_cast<const S*>(o.biases);
+    constexpr std::int64_t kPiece =
+        64;  // groups whose numbers become float32 together: one alone takes as long as eight
+    float s[kPiece], b[kPiece] = {};
+    const std::int64_t groups = n / op.group_size;
     float* high = w + n / 2;
-    for (std::int64_t g = 0, i = 0; i < n * kBits / 8; ++g, i += bytes)
-        dequantize_group<kBits, kSigned>(o.weight + i, bytes, load_one(scales + g),
-                                         kSigned ? 0.0f : load_one(biases + g), w + i, high + i);
+    for (std::int64_t begin = 0, i = 0; begin < groups; begin += kPiece) {
+        const std::int64_t count = std::min(kPiece, groups - begin);
+        convert(scales + begin, s, count);
+        if (!kSigned) convert(biases + begin, b, count);
+        for (std::int64_t g = 0; g < count; ++g, i += bytes)
+            dequantize_group<kBits, kSigned>(o.weight + i, bytes, s[g], b[g], w + i, high + i);
+    }
 }
 
 template <int kBits, bool kSigned, class T, class S>
@@ -109,16 +131,51 @@ void many_rows(const QuantizedLinear& op, int threads) {
 
 // --------------------------------------------------------------------------------- the first method: a few rows
 
-// The sums of x over the groups, for the biases; `x` is arranged.
+#if defined(__AVX512F__)
+inline constexpr bool kMasks = true;
+#else
+inline constexpr bool kMasks = false;
+#endif
+
+// The first n elements as float32, at most a vector of them, and 0 in the other lanes; quick only with masks.
+template <class T>
+inline Vec<float> load_first(const T* p, std::int64_t n) {
+#if defined(__AVX512F__)
+    const auto mask = static_cast<__mmask16>(n >= 16 ? 0xffff : (1 << n) - 1);
+    if constexpr (sizeof(T) == 4)
+        return reinterpret_cast<Vec<float>>(_mm512_maskz_loadu_ps(mask, p));
+    else if constexpr (is_same<T, Float16>)
+        return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p)));
+    else
+        return floats_of(reinterpret_cast<U32>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p))) << 16);
+#else
+    return n >= kLanes<float> ? load(p) : load_part(p, n);
+#endif
+}
+
+// The last vector of a row's numbers, one for each group. Without masks it ends with the row, so that it also has
+// groups that were read before, unless the row has less than a vector of them.
+struct LastGroups {
+    std::int64_t begin, first;  // where it is read from, and the first group that is new in it
+
+    explicit LastGroups(std::int64_t groups)
+        : begin(std::max<std::int64_t>(groups - kLanes<float>, 0)), first(groups / kLanes<float> * kLanes<float>) {
+        if (kMasks) begin = first;
+    }
+};
+
+// The sums of x over the groups, for the biases; `x` is arranged. They are in the order in which biases are read, and 0
+// for those that are read again.
 void sum_groups(const float* x, const QuantizedLinear& op, float* sums) {
     constexpr std::int64_t lanes = kFloats;
     const int parts = kNibblesApart ? 8 / op.bits : 1;
     const std::int64_t per_part = op.group_size / parts, n = op.x.length;
+    const LastGroups last(n / op.group_size);
     for (std::int64_t g = 0; g < n / op.group_size; ++g) {
         Vec<float> sum{};
         for (int part = 0; part < parts; ++part)
             for (std::int64_t i = 0; i < per_part; i += lanes) sum += load(x + part * (n / 2) + g * per_part + i);
-        sums[g] = sum_of_lanes<float>(sum);
+        sums[g < last.first ? g : g + last.first - last.begin] = sum_of_lanes<float>(sum);
     }
 }
 
@@ -140,31 +197,18 @@ bool make_fixed(const float* x, std::int64_t n, Block<kBits>* blocks, std::int64
     return true;
 }
 
-// The first n elements as float32, at most a vector of them, and 0 in the other lanes.
-template <class T>
-inline Vec<float> load_first(const T* p, std::int64_t n) {
-#if defined(__AVX512F__)
-    const auto mask = static_cast<__mmask16>(n >= 16 ? 0xffff : (1 << n) - 1);
-    if constexpr (sizeof(T) == 4)
-        return reinterpret_cast<Vec<float>>(_mm512_maskz_loadu_ps(mask, p));
-    else if constexpr (is_same<T, Float16>)
-        return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p)));
-    else
-        return floats_of(reinterpret_cast<U32>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p))) << 16);
-#else
-    return n >= kLanes<float> ? load(p) : load_part(p, n);
-#endif
-}
-
-// The first n bytes, at most a vector of them, and 0 for the others.
+// The first n bytes, at most a vector of them and in multiples of 16, and 0 for the others.
 inline U32 load_packed(const std::uint8_t* p, std::int64_t n) {
     if (n >= static_cast<std::int64_t>(kVectorBytes)) return load_bits<U32>(p);
 #if defined(__AVX512BW__)
     return reinterpret_cast<U32>(_mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p));
-#endif
+#elif defined(__AVX2__)
+    return reinterpret_cast<U32>(_mm256_zextsi128_si256(load_bits<__m128i>(p)));
+#else
     U32 packed{};
     std::memcpy(&packed, p, static_cast<std::size_t>(n));
     return packed;
+#endif
 }
 
 // For each lane, the element given by `index`; with 128-bit registers all lanes have the same index.
@@ -195,20 +239,35 @@ struct ScaleOfLane {
 // How many bytes ahead weights are fetched. Their rows are short, and processors prefetch only within a page.
 constexpr std::int64_t kAhead = 2048;
 
+// The numbers that are the same for all outputs
+template <int kBits>
+struct Lengths {
+    std::int64_t bytes, groups, groups_of_chunk, rows_ahead;
+    ScaleOfLane<kBits> lanes;
+    LastGroups last;
+
+    explicit Lengths(const QuantizedLinear& op)
+        : bytes(op.x.length * kBits / 8),
+          groups(op.x.length / op.group_size),
+          groups_of_chunk(kChunk / op.group_size),
+          rows_ahead(bytes > 0 ? kAhead / bytes + 1 : 0),
+          lanes(op.group_size),
+          last(groups) {}
+};
+
 // One output for some rows.
 template <int kRows, int kBits, bool kSigned, class S>
-inline void one_output(const QuantizedLinear& op, const ScaleOfLane<kBits>& lanes, const FixedRow<kBits>* x,
+inline void one_output(const QuantizedLinear& op, const Lengths<kBits>& lengths, const FixedRow<kBits>* x,
                        std::int64_t index, float (*y)[kOutputs]) {
     constexpr std::int64_t per_chunk = kChunk / kBlockWeights<kBits>, block_bytes = kVectorBytes;
     const Output o = output(op, index);
     const S *scales = reinterpret_cast<const S*>(o.scales), *biases = reinterpret_cast<const S*>(o.biases);
-    const std::int64_t bytes = op.x.length * kBits / 8, groups = op.x.length / op.group_size;
-    const std::int64_t groups_of_chunk = kChunk / op.group_size;
+    const std::int64_t bytes = lengths.bytes, groups = lengths.groups;
     for (std::int64_t i = 0; i < bytes; i += 64) fetch(o.weight + kAhead + i);
-    const std::int64_t scale_bytes = groups * static_cast<std::int64_t>(sizeof(S)), rows_ahead = kAhead / bytes + 1;
+    const std::int64_t scale_bytes = groups * static_cast<std::int64_t>(sizeof(S));
     for (std::int64_t i = 0; i < scale_bytes; i += 64) {
-        fetch(o.scales + rows_ahead * op.scale_stride + i);
-        if (!kSigned) fetch(o.biases + rows_ahead * op.bias_stride + i);
+        fetch(o.scales + lengths.rows_ahead * op.scale_stride + i);
+        if (!kSigned) fetch(o.biases + lengths.rows_ahead * op.bias_stride + i);
     }
     Vec<float> sum[kRows] = {};
     const auto add = [&](U32 packed, std::int64_t block, Vec<float> scale) {
@@ -226,22 +285,36 @@ inline void one_output(const QuantizedLinear& op, const ScaleOfLane<kBits>& lane
         }
     };
     std::int64_t block = 0, group = 0;
-    for (; block_bytes * (block + per_chunk) <= bytes; group += groups_of_chunk) {
+    const std::int64_t in_vector = kMasks ? lengths.groups_of_chunk : kLanes<float>;
+    for (; group + in_vector <= groups; group += lengths.groups_of_chunk) {
         if (block % (kAddedPlainly * per_chunk) == 0 && block > 0) end_block_of_sums();
-        const Vec<float> s = load_first(scales + group, groups_of_chunk);
+        const Vec<float> s = load_first(scales + group, in_vector);
 #pragma GCC unroll 8
         for (std::int64_t b = 0; b < per_chunk; ++b, ++block)
-            add(load_bits<U32>(o.weight + block_bytes * block), block, chosen(s, lanes.index[b]));
+            add(load_bits<U32>(o.weight + block_bytes * block), block, chosen(s, lengths.lanes.index[b]));
     }
-    const Vec<float> s = load_first(scales + group, groups - group);
-    for (std::int64_t b = 0; block_bytes * block < bytes; ++b, ++block) {
-        const U32 packed = load_packed(o.weight + block_bytes * block, bytes - block_bytes * block);
-        add(packed, block, chosen(s, lanes.index[b]));
+    const std::int64_t begin = kMasks ? group : lengths.last.begin;
+    if (group < groups) {  // the last vector of scales
+        const Vec<float> s = load_first(scales + begin, groups - begin);
+        for (; group < groups; group += lengths.groups_of_chunk) {
+            const I32 shift = I32{} + static_cast<std::int32_t>(group - begin);
+            for (std::int64_t b = 0; b < per_chunk && block_bytes * block < bytes; ++b, ++block) {
+                const U32 packed = load_packed(o.weight + block_bytes * block, bytes - block_bytes * block);
+                const I32 lane = lengths.lanes.index[b];
+                add(packed, block, chosen(s, kMasks ? lane : lane + shift));
+            }
+        }
     }
-    for (std::int64_t g = 0; !kSigned && g < groups; g += kLanes<float>) {
-        if (g % (kAddedPlainly * kLanes<float>) == 0 && g > 0) end_block_of_sums();
-        const Vec<float> b = load_first(biases + g, groups - g);
-        for (int r = 0; r < kRows; ++r) sum[r] += b * load(x[r].sums + g);
+    if constexpr (!kSigned) {
+        const auto add_biases = [&](Vec<float> b, std::int64_t g) {
+            for (int r = 0; r < kRows; ++r) sum[r] += b * load(x[r].sums + g);
+        };
+        std::int64_t g = 0;
+        for (; g + kLanes<float> <= groups; g += kLanes<float>) {
+            if (g % (kAddedPlainly * kLanes<float>) == 0 && g > 0) end_block_of_sums();
+            add_biases(load(biases + g), g);
+        }
+        if (g < groups) add_biases(load_first(biases + lengths.last.begin, groups - lengths.last.begin), g);
     }
     const bool in_blocks = op.x.length > kAddedPlainly * kChunk;
     if (in_blocks) end_block_of_sums();
@@ -254,12 +327,12 @@ template <int kBits, bool kSigned>
 struct Way {
     using Row = FixedRow<kBits>;
     const QuantizedLinear& op;
-    const ScaleOfLane<kBits> lanes;
+    const Lengths<kBits> lengths;
     const std::int64_t count, blocks_bytes, sums_bytes;
 
     explicit Way(const QuantizedLinear& op_)
         : op(op_),
-          lanes(op.group_size),
+          lengths(op),
           count((op.x.length + kBlockWeights<kBits> - 1) / kBlockWeights<kBits>),
           blocks_bytes(whole_lines(count * static_cast<std::int64_t>(sizeof(Block<kBits>)))),
           sums_bytes(whole_lines((op.x.length / op.group_size + 16) * static_cast<std::int64_t>(sizeof(float)))) {}
@@ -278,7 +351,7 @@ struct Way {
 
     template <int kRows, class S>
     void compute(const Row* rows, std::int64_t index, float (*y)[kOutputs]) const {
-        one_output<kRows, kBits, kSigned, S>(op, lanes, rows, index, y);
+        one_output<kRows, kBits, kSigned, S>(op, lengths, rows, index, y);
     }
 };
 

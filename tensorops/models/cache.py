@@ -35,21 +35,32 @@ class Slots:
 
     Attributes
     ----------
-    mask : array of bool, shape (tokens, capacity)
-        True where a token attends: to itself and to those before it.
+    mask : array of bool, shape (tokens, slots), or None
+        True where a token attends: to itself and to those before it; None if it attends to all.
     """
 
     def __init__(self, positions: Array, capacity: int, start: int | None = None) -> None:
         self._xp = xp = tp.get_namespace(positions)
         self._count = positions.shape[0]
         self._start = start
-        slots = xp.arange(capacity, dtype=positions.dtype)
+        self._end = capacity if start is None else start + self._count
+        self.mask = None
+        if start is not None and self._count == 1:
+            return
+        slots = xp.arange(self._end, dtype=positions.dtype)
         self.mask = xp.expand_dims(slots, axis=0) <= xp.expand_dims(positions, axis=1)
         if start is not None:
             return
         offset = slots - positions[:1]
         self._is_new = xp.expand_dims((offset >= 0) & (offset < self._count), axis=1)
         self._source = xp.clip(offset, 0, self._count - 1)
+
+    def used(self, placed: Array) -> Array:
+        """Return the slots of `placed` (heads, capacity, head_dim) to which `mask` belongs: those after them are free.
+
+        A compiler needs all of them, as their number changes with every token.
+        """
+        return placed if self._start is None else placed[:, : self._end, :]
 
     def place(self, old: Array, new: Array) -> Array:
         """Return `old` (heads, capacity, head_dim) with `new` (heads, tokens, head_dim) in its slots."""

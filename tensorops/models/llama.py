@@ -17,14 +17,14 @@ from ._errors import GGUFError
 from .cache import KVCache, Slots, concat
 from .config import LlamaConfig
 from .gguf import open_gguf
-from .weights import Memory, arrange, embed, linear, load
+from .weights import arrange, embed, linear
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from .blocks import QuantizedWeight
+    from .blocks import QuantizedWeight, Tensor
     from .tokenizer import Tokenizer
 
 __all__ = ["Llama", "default_backend", "forward"]
@@ -79,35 +79,49 @@ def forward(
     x = embed(ids, weights["embedding"], config.dim)
     slots = Slots(positions, keys[0].shape[1], start)
     new_keys, new_values = [], []
+    added = None  # the previous block's last result, which is still to be added to x
     for w, old_keys, old_values in zip(weights["blocks"], keys, values, strict=True):
-        h = tp.rms_norm(x, w["attn_norm"], config.eps)
-        q = _heads(xp, linear(h, w["attn_q"]), config.heads)
-        k = _heads(xp, linear(h, w["attn_k"]), config.kv_heads)
-        v = _heads(xp, linear(h, w["attn_v"]), config.kv_heads)
-        q, k = (_rotate(config, weights, each, positions) for each in (q, k))
+        h, x = _add_and_normalize(x, added, w["attn_norm"], config.eps)
+        q, k, v = _attention_inputs(xp, config, weights, linear(h, w["attn_qkv"]), positions)
         new_keys.append(slots.place(old_keys, k[0, ...]))
         new_values.append(slots.place(old_values, v[0, ...]))
-        h = linear(_attend(xp, q, new_keys[-1], new_values[-1], slots.mask), w["attn_output"])
+        seen_keys, seen_values = slots.used(new_keys[-1]), slots.used(new_values[-1])
+        h = linear(_attend(xp, q, seen_keys, seen_values, slots.mask), w["attn_output"])
         h, x = tp.add_rms_norm(h, x, w["ffn_norm"], config.eps)
-        x = x + linear(tp.swiglu(linear(h, w["ffn_gate"]), linear(h, w["ffn_up"])), w["ffn_down"])
-    hidden = tp.rms_norm(x, weights["norm"], config.eps)
+        h = linear(h, w["ffn_gate_up"])
+        added = linear(tp.swiglu(h[:, : config.hidden_dim], h[:, config.hidden_dim :]), w["ffn_down"])
+    hidden, _ = _add_and_normalize(x, added, weights["norm"], config.eps)
     if type(hidden) is type(keys[0]):
         return hidden, new_keys, new_values
     return tp.to_backend((hidden, new_keys, new_values), tp.get_backend())  # the caller's kind
 
 
-def _heads(xp: Any, x: Array, heads: int) -> Array:
-    """Return (1, heads, tokens, head_dim) from (tokens, heads * head_dim)."""
-    tokens, features = x.shape
-    return xp.permute_dims(xp.reshape(x, (1, tokens, heads, features // heads)), (0, 2, 1, 3))
+def _add_and_normalize(x: Array, added: Array | None, weight: Array, eps: float) -> tuple[Array, Array]:
+    """Return the norm of the sum, and the sum."""
+    if added is None:
+        return tp.rms_norm(x, weight, eps), x
+    return tp.add_rms_norm(added, x, weight, eps)
 
 
-def _rotate(config: LlamaConfig, weights: dict[str, Any], x: Array, positions: Array) -> Array:
+def _attention_inputs(
+    xp: Any, config: LlamaConfig, weights: dict[str, Any], qkv: Array, positions: Array
+) -> tuple[Array, Array, Array]:
+    """Return queries, keys and values, each (1, heads, tokens, head_dim), from features of all of them."""
+    tokens, heads, kv_heads = qkv.shape[0], config.heads, config.kv_heads
+    split = xp.reshape(qkv, (1, tokens, heads + 2 * kv_heads, config.head_dim))
+    split = xp.permute_dims(split, (0, 2, 1, 3))
     # GGUF files hold the heads of this architecture with the features of a pair next to each other.
-    return tp.rope(x, positions, base=config.rope_base, freqs=weights["frequencies"], interleaved=True)
+    rotated = tp.rope(
+        split[:, : heads + kv_heads, :, :],
+        positions,
+        base=config.rope_base,
+        freqs=weights["frequencies"],
+        interleaved=True,
+    )
+    return rotated[:, :heads, :, :], rotated[:, heads:, :, :], split[:, heads + kv_heads :, :, :]
 
 
-def _attend(xp: Any, q: Array, k: Array, v: Array, mask: Array) -> Array:
+def _attend(xp: Any, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
     """Return (tokens, heads * head_dim) from queries (1, heads, …) and slots of keys and values (heads, …)."""
     _, heads, tokens, head_dim = q.shape
     y = tp.scaled_dot_product_attention(q, k[None, ...], v[None, ...], mask=mask)
@@ -121,9 +135,10 @@ class Llama:
     ----------
     config : LlamaConfig
         Its sizes.
-    weights : mapping of str to array or QuantizedWeight
-        Float32 or quantised weights by their names in a GGUF file. Matrices are (out, in), and query and key heads
-        rotate neighbouring features. Without ``output.weight`` the embedding is also the output matrix.
+    weights : mapping of str to array, QuantizedWeight or Tensor
+        Float32 or quantised weights by their names in a GGUF file, or the tensors of such a file, which are read.
+        Matrices are (out, in), and query and key heads rotate neighbouring features. Without ``output.weight`` the
+        embedding is also the output matrix.
     tokenizer : Tokenizer, optional
         Needed for text only.
     backend : str, optional
@@ -141,7 +156,7 @@ class Llama:
     def __init__(
         self,
         config: LlamaConfig,
-        weights: Mapping[str, Array | QuantizedWeight],
+        weights: Mapping[str, Array | QuantizedWeight | Tensor],
         tokenizer: Tokenizer | None = None,
         *,
         backend: str | None = None,
@@ -212,11 +227,7 @@ class Llama:
         if misfit := config.find_misfit({name: tensor.shape for name, tensor in file.tensors.items()}):
             raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
         tokenizer = Tokenizer(file)
-        backend = backend or default_backend()
-        memory = Memory(sum(tensor.nbytes for tensor in file.tensors.values()))
-        with tp.set_backend(backend):
-            weights = {name: load(tensor, backend, memory) for name, tensor in file.tensors.items()}
-        return cls(config, weights, tokenizer, backend=backend, compile=compile)
+        return cls(config, file.tensors, tokenizer, backend=backend, compile=compile)
 
     def new_cache(self) -> KVCache:
         """Return an empty cache, to be passed to successive calls."""

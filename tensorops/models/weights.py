@@ -2,7 +2,8 @@
 
 A matrix is either a float32 array (out, in) or a tuple ``(weight, scales, biases)`` in the layout of
 `tensorops.quantized_linear`. Bits and group size follow from the shapes, so a structure of weights consists only of
-arrays, as compilers such as ``jax.jit`` and ``mx.compile`` require.
+arrays, as compilers such as ``jax.jit`` and ``mx.compile`` require. A list of matrices multiplies the same input; its
+outputs are joined.
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ import numpy as np
 import tensorops as tp
 
 from .blocks import QuantizedWeight, Tensor
+from .cache import concat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from .config import LlamaConfig
 
 __all__ = ["Memory", "arrange", "embed", "linear", "load"]
 
 Array = Any
-Matrix = Any  # array, or (weight, scales, biases)
+Matrix = Any  # array, (weight, scales, biases), or a list of these
+Weight = Any  # array, QuantizedWeight or Tensor
 _Weight = TypeVar("_Weight", "np.ndarray[Any, Any]", QuantizedWeight)
+
+
+# Matrices that multiply the same input. As one product they need one call, and the input is prepared once.
+TOGETHER = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up": ("ffn_gate", "ffn_up")}
 
 
 class Memory:
@@ -69,8 +76,8 @@ class Memory:
         return placed
 
 
-def load(tensor: Tensor, backend: str, memory: Memory) -> Array | QuantizedWeight:
-    """Return a tensor on a backend: quantised if there is a kernel for it, else in float32.
+def load(tensor: Tensor, backend: str) -> np.ndarray[Any, Any] | QuantizedWeight:
+    """Return a tensor in host memory: quantised if a backend has a kernel for it, else in float32.
 
     Parameters
     ----------
@@ -78,21 +85,18 @@ def load(tensor: Tensor, backend: str, memory: Memory) -> Array | QuantizedWeigh
         From a GGUF file.
     backend : str
         The backend in force.
-    memory : Memory
-        Its place in host memory; a backend elsewhere copies it.
 
     Returns
     -------
-    array or QuantizedWeight
+    numpy.ndarray or QuantizedWeight
         The weight.
     """
     if len(tensor.shape) == 2 and tensor.is_quantized:
         quantized = tensor.quantized()
         if (kernel := _kernel_for(quantized, backend)) != "generic":
             half = _with_half_scales(quantized)
-            chosen = half if _kernel_for(half, backend) == kernel else quantized
-            return tp.to_backend(memory.copy(chosen), backend)
-    return tp.to_backend(memory.copy(tensor.dequantize()), backend)
+            return half if _kernel_for(half, backend) == kernel else quantized
+    return tensor.dequantize()
 
 
 def _kernel_for(w: QuantizedWeight, backend: str) -> str:
@@ -110,24 +114,23 @@ def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:
     return replace(w, scales=scales, biases=biases) if exact else w
 
 
-def arrange(
-    config: LlamaConfig, weights: Mapping[str, Array | QuantizedWeight], backend: str
-) -> tuple[dict[str, Any], Matrix]:
+def arrange(config: LlamaConfig, weights: Mapping[str, Weight], backend: str) -> tuple[dict[str, Any], Matrix]:
     """Arrange weights with the names of a GGUF file in the structure of the network.
 
     Parameters
     ----------
     config : LlamaConfig
         The sizes.
-    weights : mapping of str to array or QuantizedWeight
-        The weights by name; they are moved to the backend if necessary.
+    weights : mapping of str to array, QuantizedWeight or Tensor
+        The weights by name; they are moved to the backend if necessary, and tensors are read from their file.
     backend : str
         The backend that computes.
 
     Returns
     -------
     weights : dict
-        ``embedding``, ``norm``, ``frequencies`` (or None) and ``blocks``, a list of dict by short name.
+        ``embedding``, ``norm``, ``frequencies`` (or None) and ``blocks``, a list of dict by short name, or by the name
+        in `TOGETHER` for several matrices.
     output : array or tuple
         The output matrix; if the network has none, the embedding.
 
@@ -138,22 +141,65 @@ def arrange(
     """
     if misfit := config.find_misfit({name: weight.shape for name, weight in weights.items()}):
         raise ValueError(f"weight {misfit[0]}: {misfit[1]}")
-    named = {name: tp.to_backend(_plain(weight), backend) for name, weight in weights.items()}
-    factors = named.get("rope_freqs.weight")
+    memory = Memory(sum(weight.nbytes for weight in weights.values() if isinstance(weight, Tensor)))
+
+    def take(*names: str) -> Any:
+        parts = _take(memory, [weights[name] for name in names], backend)
+        return parts[0] if len(parts) == 1 else parts
+
+    factors = take("rope_freqs.weight") if "rope_freqs.weight" in weights else None
     arranged = {
-        "embedding": named["token_embd.weight"],
-        "norm": named["output_norm.weight"],
+        "embedding": take("token_embd.weight"),
+        "norm": take("output_norm.weight"),
         "frequencies": None if factors is None else _frequencies(config, factors, backend),
         "blocks": [
-            {name: named[f"blk.{block}.{name}.weight"] for name in config.block_shapes()}
+            {
+                name: take(*(f"blk.{block}.{part}.weight" for part in TOGETHER.get(name, (name,))))
+                for name in _short_names(config)
+            }
             for block in range(config.blocks)
         ],
     }
-    return arranged, named.get("output.weight", arranged["embedding"])
+    return arranged, take("output.weight") if "output.weight" in weights else arranged["embedding"]
+
+
+def _short_names(config: LlamaConfig) -> dict[str, None]:
+    """Return the names of one block's weights, those of `TOGETHER` in place of their parts."""
+    whole = {part: name for name, parts in TOGETHER.items() for part in parts}
+    return dict.fromkeys(whole.get(name, name) for name in config.block_shapes())
+
+
+def _take(memory: Memory, weights: Sequence[Weight], backend: str) -> list[Matrix]:
+    """Return weights on a backend; those of a file as one matrix if they have one format."""
+    if not all(isinstance(weight, Tensor) for weight in weights):
+        return [tp.to_backend(_plain(weight), backend) for weight in weights]  # they stay the caller's
+    loaded: list[Any] = [load(tensor, backend) for tensor in weights]
+    joined = loaded if len(loaded) == 1 else _join(loaded)
+    return [tp.to_backend(_plain(memory.copy(weight)), backend) for weight in joined]
+
+
+def _join(weights: list[Any]) -> list[Any]:
+    """Return one matrix with the rows of all in a list, or the list itself if their formats differ."""
+    if len({_form(weight) for weight in weights}) > 1:
+        return weights
+    if not isinstance(weights[0], QuantizedWeight):
+        return [np.concatenate(weights)]
+    packed, scales = (np.concatenate([getattr(w, part) for w in weights]) for part in ("weight", "scales"))
+    biases = None if weights[0].biases is None else np.concatenate([w.biases for w in weights])
+    return [replace(weights[0], weight=packed, scales=scales, biases=biases)]
+
+
+def _form(weight: Any) -> tuple[object, ...]:
+    """Return what the weights of one matrix have in common."""
+    if not isinstance(weight, QuantizedWeight):
+        return (weight.dtype,)
+    return weight.bits, weight.group_size, weight.scales.dtype, weight.biases is None
 
 
 def linear(x: Array, matrix: Matrix) -> Array:
-    """Return ``x @ matrix.T``."""
+    """Return ``x @ matrix.T``; of several matrices, the products side by side."""
+    if isinstance(matrix, list):
+        return concat([linear(x, each) for each in matrix], axis=1)
     if not isinstance(matrix, tuple):
         return tp.linear(x, matrix)
     bits, group_size = _format(matrix, x.shape[-1])

@@ -188,6 +188,50 @@ def test_quantized_weights_may_be_given_directly(backend: str, tmp_path: Path) -
     np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, PROMPTS[1]), rtol=1e-4, atol=1e-4)
 
 
+MIXED = {"blk.0.attn_k.weight": "Q8_0", "blk.1.ffn_up.weight": "Q4_0"}
+
+
+@pytest.mark.parametrize(
+    ("other", "kinds", "products"),
+    [("Q4_1", {}, 2 * 4 + 1), ("Q4_1", MIXED, 2 * 4 + 1 + 2), ("Q8_0", MIXED, 2 * 4 + 1 + 1)],
+)
+def test_matrices_of_one_format_that_multiply_the_same_input_are_one(
+    tmp_path: Path, other: str, kinds: dict[str, str], products: int
+) -> None:
+    pytest.importorskip("tensorops.kernels.cpu._native")
+    arrays = llama_arrays()
+    matrices = {name: kinds.get(name, other) for name, array in arrays.items() if array.ndim == 2}
+    path = write_llama(tmp_path / "model.gguf", matrices)
+    model = Llama.from_gguf(path, "cpu")
+    with tp.trace() as log:
+        logits = model(PROMPTS[2])
+    assert [record.kernel for record in log if record.operator == "quantized_linear"] == ["cpu"] * products
+    weights = {name: tensor.dequantize() for name, tensor in open_gguf(path).tensors.items()}
+    np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, PROMPTS[2]), rtol=1e-4, atol=1e-4)
+
+
+def test_attention_gets_no_free_slots() -> None:
+    shapes = []
+    original = tp.scaled_dot_product_attention
+
+    def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        shapes.append((k.shape, v.shape, None if options["mask"] is None else options["mask"].shape))
+        return original(q, k, v, **options)
+
+    arrays = llama_arrays()
+    model = Llama(CONFIG, arrays, backend="numpy")
+    cache = model.new_cache()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tp, "scaled_dot_product_attention", attention)
+        logits = [model([1, 2, 3], cache), model([7], cache)]
+    kept = (1, CONFIG.kv_heads, 3, CONFIG.head_dim)
+    assert shapes[0] == (kept, kept, (3, 3))
+    one_more = (1, CONFIG.kv_heads, 4, CONFIG.head_dim)
+    assert shapes[-1] == (one_more, one_more, None)  # one token attends to all
+    expected = float64_logits(CONFIG, arrays, [1, 2, 3, 7])
+    np.testing.assert_allclose(np.concatenate(logits), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.costly
 def test_corrected_rotary_frequencies(backend: str, tmp_path: Path) -> None:
     factors = np.array([1, 1, 2, 3, 4, 8, 8, 8], np.float32)
