@@ -42,7 +42,7 @@ def cases_of(operator, dtype):
 
 def subject_of(operator, row, dtype, implementation):
     """Return the single subject of `conformance` for these arguments."""
-    backend = support.backend_of(row.name).name
+    backend = support.backend_of(row.name, implementation).name
     (subject,) = subjects(backend, operators=[operator.__name__], dtypes=[dtype], implementations=[implementation])
     return subject
 

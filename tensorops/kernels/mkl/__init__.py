@@ -1,0 +1,14 @@
+"""MKL's products of matrices for NumPy arrays, from the wheel `mkl` of PyPI; by name only."""
+
+from __future__ import annotations
+
+from tensorops._providers import Provider
+
+PROVIDER = Provider(
+    name="mkl",
+    libraries=("numpy",),
+    kernels="tensorops.kernels.mkl.table",
+    summary="MKL's products of matrices, by name",
+    by_name=True,  # where it was measured, the compiled kernels and numpy.matmul were as fast or faster
+    distribution="mkl",
+)
