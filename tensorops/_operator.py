@@ -432,14 +432,12 @@ class Operator(Generic[P, R]):
     def _serving(self, settings: Settings, call: _Call) -> tuple[str, ...]:
         """Return the providers that are asked, in this order, unless some were named."""
         if settings.backend is not None:
-            return _providers.serving(settings.backend)
-        return tuple(name for name in _providers.serving_library(call.library.name) if not self._is_beside(name))
-
-    def _is_beside(self, provider: str) -> bool:
-        """Return whether a provider that is only there if somebody installed it has nothing for this operator."""
-        if not _providers.PROVIDERS[provider].distribution or _providers.load(provider):
-            return False
-        return provider not in self._kernels
+            order = _providers.serving(settings.backend)
+        else:
+            order = _providers.serving_library(call.library.name)
+        return tuple(
+            name for name in order if self.__name__ in (_providers.PROVIDERS[name].operators or (self.__name__,))
+        )
 
     def _refusal(self, provider: str, settings: Settings, call: _Call) -> str | None:
         served = _providers.PROVIDERS[provider].libraries

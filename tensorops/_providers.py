@@ -42,6 +42,9 @@ class Provider:
         Whether only backends that name it in their `Backend.providers` use it. This is required for a provider of
         another distribution for arrays of tensorops' own libraries: what runs must not depend on whether plug-ins have
         been loaded.
+    operators : tuple of str
+        The names of the operators that it has kernels for, if these are few: it is not loaded for others. Empty if the
+        kernels themselves say so.
     distribution : str
         The distribution on PyPI that holds what computes, if it is not an array library. An extra of tensorops of the
         same name installs it. Where it is not installed, the provider is only asked by name, to give the reason.
@@ -53,6 +56,7 @@ class Provider:
     summary: str
     rank: int = 0
     by_name: bool = False
+    operators: tuple[str, ...] = ()
     distribution: str = ""
 
     def is_installed(self) -> bool:

@@ -10,5 +10,6 @@ PROVIDER = Provider(
     kernels="tensorops.kernels.mkl.table",
     summary="MKL's products of matrices, by name",
     by_name=True,  # where it was measured, the compiled kernels and numpy.matmul were as fast or faster
+    operators=("linear",),
     distribution="mkl",
 )

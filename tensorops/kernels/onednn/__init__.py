@@ -15,5 +15,6 @@ PROVIDER = Provider(
     kernels="tensorops.kernels.onednn.table",
     summary="oneDNN's products of matrices, for bfloat16 where they are faster, else by name",
     rank=-1,  # it declines what the compiled kernels do as fast
+    operators=("linear",),
     distribution="onednn",
 )

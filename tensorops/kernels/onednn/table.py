@@ -81,7 +81,7 @@ def _supports(x: Array, weight: Array, bias: Array | None) -> str | None:
     if reason := _gemm.refuse(x, weight, bias):
         return reason
     if _gemm.is_float64(x, weight, bias):
-        return "oneDNN has no product of float64 matrices"
+        return "an array has dtype float64, whose products oneDNN lacks"
     if reason := refuse_after_fork():
         return reason
     library = _loaded()
