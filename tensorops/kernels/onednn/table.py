@@ -19,14 +19,12 @@ from tensorops.ops.linear import linear
 
 _PATH = library_path("onednn", "libdnnl.so.3")
 
-_FEWEST_ROWS = {BFLOAT16: 256, FLOAT32: 512}
-"""From how many rows on, of `_FEWEST_INPUTS` or more, oneDNN is faster by a clear margin; see docs/architecture.md."""
+_FEWEST_ROWS, _FEWEST_INPUTS = 256, 512
+"""From how many rows and columns of x on products of bfloat16 were measured to be clearly faster; see
+docs/architecture.md. In float32, oneDNN is faster from 512 rows on while nothing else computes, but slower in turns with
+numpy.matmul, whose threads wait actively."""
 
-_FEWEST_INPUTS = 512
-
-# Bits of dnnl_cpu_isa_t, which every newer set of instructions has as well.
-_AVX512_CORE = 0x27
-_AVX512_CORE_BF16 = 0xE7
+_AVX512_CORE_BF16 = 0xE7  # bits of dnnl_cpu_isa_t, which every newer set of instructions has as well
 _LONG, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
@@ -37,8 +35,6 @@ class OneDNN:
     ----------
     multiplies_bfloat16
         Whether the processor has instructions for products of bfloat16; without them, oneDNN computes one by one.
-    outpaces
-        The dtypes in which products of many rows were measured to be faster than others, on processors like this one.
     """
 
     def __init__(self) -> None:
@@ -46,7 +42,6 @@ class OneDNN:
         threads = threads_of(_PATH.parent)
         isa = library.dnnl_get_effective_cpu_isa()
         self.multiplies_bfloat16 = isa & _AVX512_CORE_BF16 == _AVX512_CORE_BF16
-        self.outpaces = {BFLOAT16: self.multiplies_bfloat16, FLOAT32: isa & _AVX512_CORE == _AVX512_CORE}
         self.float32 = _product(library.dnnl_sgemm, threads)
         self.bfloat16 = _product(library.dnnl_gemm_bf16bf16f32, threads)
 
@@ -89,24 +84,18 @@ def _supports(x: Array, weight: Array, bias: Array | None) -> str | None:
 
 
 def _outpaced(x: Array) -> str | None:
-    fewest = _FEWEST_ROWS.get(x.dtype)
-    if fewest is None:
-        return "in this dtype the compiled kernel or numpy.matmul is as fast or faster"
+    if x.dtype != BFLOAT16:
+        return "outside bfloat16 the compiled kernel or numpy.matmul is as fast or faster"
     inputs = x.shape[-1] if x.ndim else 0
-    if inputs < _FEWEST_INPUTS or x.size < fewest * inputs:
-        return _few(fewest)
+    if inputs < _FEWEST_INPUTS or x.size < _FEWEST_ROWS * inputs:
+        return (
+            f"x has fewer than {_FEWEST_ROWS} rows or {_FEWEST_INPUTS} columns, for which the compiled kernel is as "
+            "fast or faster"
+        )
     library = _loaded()
     if isinstance(library, str):
         return library
-    return None if library.outpaces[x.dtype] else "without AVX-512 and its instructions for this dtype it is slower"
-
-
-@functools.cache
-def _few(fewest: int) -> str:
-    return (
-        f"x has fewer than {fewest} rows or {_FEWEST_INPUTS} columns, for which the compiled kernel or numpy.matmul is "
-        "as fast or faster"
-    )
+    return None if library.multiplies_bfloat16 else "the processor has no instructions for products of bfloat16"
 
 
 @linear.kernel("onednn", supports=_supports, outpaced=_outpaced)
