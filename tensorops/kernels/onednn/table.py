@@ -20,9 +20,11 @@ from tensorops.ops.linear import linear
 _PATH = library_path("onednn", "libdnnl.so.3")
 
 _FEWEST_ROWS, _FEWEST_INPUTS = 256, 512
-"""From how many rows and columns of x on products of bfloat16 were measured to be clearly faster; see
-docs/architecture.md. In float32, oneDNN is faster from 512 rows on while nothing else computes, but slower in turns with
-numpy.matmul, whose threads wait actively."""
+"""From how many rows and columns of x on products of bfloat16 were measured to be clearly faster.
+
+In float32, oneDNN is faster from 512 rows on while nothing else computes, but slower in turns with numpy.matmul, whose
+threads wait actively: see docs/architecture.md.
+"""
 
 _AVX512_CORE_BF16 = 0xE7  # bits of dnnl_cpu_isa_t, which every newer set of instructions has as well
 _LONG, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
