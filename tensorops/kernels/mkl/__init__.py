@@ -9,7 +9,7 @@ PROVIDER = Provider(
     libraries=("numpy",),
     kernels="tensorops.kernels.mkl.table",
     summary="MKL's products of matrices, by name",
-    by_name=True,  # where it was measured, the compiled kernels and numpy.matmul were as fast or faster
+    by_name=True,  # others were as fast or faster, except for 512 rows of half types on AVX2: see docs/architecture.md
     operators=("linear",),
     distribution="mkl",
 )
