@@ -95,6 +95,10 @@ class Kernel:
         returns a `Packed` or in words why it does not. ``None`` if the kernel takes all arrays as they come.
     configuration
         The numbers that it chooses, and how to override them, if there are any.
+    outpaced
+        Takes the first array; returns why, as measured, another implementation is faster, or ``None``. It looks only at
+        metadata and the machine. Such a kernel runs only where its provider is named. ``None`` if the kernel is always
+        worth asking.
     """
 
     provider: str
@@ -105,6 +109,7 @@ class Kernel:
     deviation: Deviation | None = None
     pack: Callable[..., Packed | str] | None = None
     configuration: Configuration | None = None
+    outpaced: Callable[[Any], str | None] | None = None
 
     def function_with(self, values: dict[str, int]) -> Callable[..., Any]:
         """Return what computes with these values in place of those that the kernel chooses."""
@@ -125,3 +130,7 @@ class Kernel:
         if self.deviation is None or _dtypes.dtype_name(x) not in self.deviation.dtypes:
             return ""
         return f"deviates in {_dtypes.dtype_name(x)}: {self.deviation.reason}"
+
+    def unasked(self, x: Any) -> str:
+        """Return why this kernel runs only where its provider is named, for a first array `x`, or an empty string."""
+        return self.deviates(x) or (self.outpaced(x) or "" if self.outpaced is not None else "")

@@ -140,6 +140,7 @@ class Operator(Generic[P, R]):
         deviation: Deviation | None = None,
         pack: Callable[..., Packed | str] | None = None,
         configuration: Configuration | None = None,
+        outpaced: Callable[[Any], str | None] | None = None,
     ) -> Callable[[F], F]:
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
@@ -157,6 +158,7 @@ class Operator(Generic[P, R]):
                 deviation=deviation,
                 configuration=configuration,
                 pack=pack,
+                outpaced=outpaced,
             )
             return function
 
@@ -287,18 +289,29 @@ class Operator(Generic[P, R]):
             result = _each(call.home.wrap, result)
         if settings.log is not None:
             settings.log.append(self._record(call, kernel, tuple(transfers)))
-        elif kernel is not None and args and not refused and not transfers and not call.wrapped:
-            self._remember(settings, kernel, function, type(args[0]), call.library)
+        elif kernel is not None and args and not transfers and not call.wrapped:
+            before = [self._kernels[name] for name in refused if name in self._kernels]
+            self._remember(settings, kernel, function, type(args[0]), call.library, before)
         return result  # type: ignore[no-any-return]
 
     def _remember(
-        self, settings: Settings, kernel: Kernel, function: Callable[..., Any], kind: type, library: Library
+        self,
+        settings: Settings,
+        kernel: Kernel,
+        function: Callable[..., Any],
+        kind: type,
+        library: Library,
+        before: list[Kernel],
     ) -> None:
-        """Let later calls on a type of array ask its first choice at once."""
-        if kernel.checks:
-            settings.plans[self][kind] = function
-        elif kernel.deviation is None or _are_named(settings):  # else it depends on the dtype
-            settings.plans[self][kind] = self._plan(kernel, function, kind, library)
+        """Let later calls on a type of array ask its first choice at once; `before` are kernels that refused."""
+        named = _are_named(settings)
+        if not named and (kernel.outpaced is not None or (kernel.deviation is not None and not kernel.checks)):
+            return  # it depends on the array
+        outpaced = [other.outpaced for other in before if other.outpaced is not None and not named]
+        if len(outpaced) < len(before):
+            return  # another may take the next call
+        plan = function if kernel.checks else self._plan(kernel, function, kind, library)
+        settings.plans[self][kind] = _unless_first(outpaced, plan) if outpaced else plan
 
     def _plan(self, kernel: Kernel, function: Callable[..., Any], kind: type, library: Library) -> Callable[..., Any]:
         """Return what calls a kernel's function if all arrays are of one type, and else declines."""
@@ -416,12 +429,15 @@ class Operator(Generic[P, R]):
         reasons = "; ".join(f"{provider}: {reason}" for provider, reason in refused.items())
         raise KernelRefusedError(f"{self.__name__}: no kernel that was asked for takes these arguments: {reasons}")
 
-    @staticmethod
-    def _serving(settings: Settings, call: _Call) -> tuple[str, ...]:
+    def _serving(self, settings: Settings, call: _Call) -> tuple[str, ...]:
         """Return the providers that are asked, in this order, unless some were named."""
         if settings.backend is not None:
-            return _providers.serving(settings.backend)
-        return _providers.serving_library(call.library.name)
+            order = _providers.serving(settings.backend)
+        else:
+            order = _providers.serving_library(call.library.name)
+        return tuple(
+            name for name in order if self.__name__ in (_providers.PROVIDERS[name].operators or (self.__name__,))
+        )
 
     def _refusal(self, provider: str, settings: Settings, call: _Call) -> str | None:
         served = _providers.PROVIDERS[provider].libraries
@@ -432,7 +448,7 @@ class Operator(Generic[P, R]):
         kernel = self._kernels.get(provider)
         if kernel is None:
             return "has no kernel for this operator"
-        if not _are_named(settings) and (reason := kernel.deviates(call.first)):
+        if not _are_named(settings) and (reason := kernel.unasked(call.first)):
             return f"{reason}; it runs where it is named: providers=[{provider!r}]"
         try:
             return self._apply(kernel.supports, call.bare)  # type: ignore[no-any-return]
@@ -454,6 +470,18 @@ def _are_named(settings: Settings) -> bool:
     """Tell whether somebody named the providers that may be used, instead of leaving it to the table."""
     backend = settings.backend
     return settings.providers is not None or (backend is not None and backend.providers is not None)
+
+
+def _unless_first(outpaced: list[Callable[[Any], str | None]], plan: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a plan that declines first arrays for which a kernel before it may be faster."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        for reason_of in outpaced:
+            if reason_of(args[0]) is None:
+                return NotImplemented
+        return plan(*args, **kwargs)
+
+    return guarded
 
 
 def _each(function: Callable[[Any], Any], result: Any) -> Any:

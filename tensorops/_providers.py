@@ -42,6 +42,12 @@ class Provider:
         Whether only backends that name it in their `Backend.providers` use it. This is required for a provider of
         another distribution for arrays of tensorops' own libraries: what runs must not depend on whether plug-ins have
         been loaded.
+    operators : tuple of str
+        The names of the operators that it has kernels for, if these are few: it is not loaded for others. Empty if the
+        kernels themselves say so.
+    distribution : str
+        The distribution on PyPI that holds what computes, if it is not an array library. An extra of tensorops of the
+        same name installs it. Where it is not installed, the provider is only asked by name, to give the reason.
     """
 
     name: str
@@ -50,6 +56,20 @@ class Provider:
     summary: str
     rank: int = 0
     by_name: bool = False
+    operators: tuple[str, ...] = ()
+    distribution: str = ""
+
+    def is_installed(self) -> bool:
+        """Return whether what it needs besides array libraries is installed, without loading it."""
+        if not self.distribution:
+            return True
+        from importlib import metadata
+
+        try:
+            metadata.distribution(self.distribution)
+        except metadata.PackageNotFoundError:
+            return False
+        return True
 
 
 PROVIDERS: dict[str, Provider] = {}
@@ -104,6 +124,7 @@ def serving(backend: Backend) -> tuple[str, ...]:
 def serving_library(library: str) -> tuple[str, ...]:
     """Return the names of the providers that support a library's arrays, in the order in which they are asked."""
     found = [row for row in PROVIDERS.copy().values() if library in row.libraries and not row.by_name]
+    found = [row for row in found if row.is_installed()]
     return tuple(row.name for row in sorted(found, key=lambda row: (row.rank, row.name)))
 
 

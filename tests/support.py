@@ -50,9 +50,13 @@ def holding(library: str, dtype: str) -> contextlib.AbstractContextManager[None]
     return LIBRARIES[library].holding(dtype)
 
 
-def backend_of(library: str) -> Backend:
-    """Return the first backend that computes with a library's arrays."""
-    return next(b for b in BACKENDS.values() if b.library.name == library and not b.missing)
+def backend_of(library: str, implementation: str = "generic") -> Backend:
+    """Return the first backend that computes with a library's arrays and uses a provider's kernels."""
+    return next(
+        b
+        for b in BACKENDS.values()
+        if b.library.name == library and not b.missing and implementation in ("generic", *_providers.serving(b))
+    )
 
 
 def why_not(library: str) -> str:

@@ -149,7 +149,7 @@ def test_examples(name):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     provider = name.split(".")[2] if name.startswith("tensorops.kernels.") else None
-    if provider:
+    if provider in _providers.PROVIDERS:
         support.require_provider(provider)
     tests = examples(name)
     shown = path.read_text().count("    >>> ")

@@ -202,6 +202,18 @@ def test_a_plan_never_overtakes_a_kernel_of_higher_rank(adder):
     assert adder(np.zeros(1)) == 1.0
 
 
+def test_a_kernel_that_others_outpace_runs_for_the_rest_or_by_name(adder):
+    one, two = Fake(1.0), Fake(2.0)
+    adder.kernel("one", supports=one.supports, outpaced=lambda x: "x is short" if x.size < 3 else None)(one)
+    adder.register(two=two)
+    for size, result, kernel in ((1, 2.0, "two"), (5, 1.0, "one"), (1, 2.0, "two"), (1, 2.0, "two"), (5, 1.0, "one")):
+        assert adder(np.zeros(size))[0] == result  # by a plan or not
+        assert adder.explain(np.zeros(size)).kernel == kernel
+    assert adder.explain(np.zeros(1)).refused == {"one": "x is short; it runs where it is named: providers=['one']"}
+    with tp.set_backend("numpy", providers=["one", "two"]):
+        assert [adder(np.zeros(1))[0] for _ in range(3)] == [1.0] * 3
+
+
 def test_a_plan_holds_for_one_type_of_array(adder):
     row = support.require("array_api_strict")
     one = Fake(1.0, declines=True)

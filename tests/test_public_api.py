@@ -12,6 +12,7 @@ import pytest
 import tensorops as tp
 from tensorops import _providers
 from tensorops._operator import OPERATORS
+from tensorops.backends.registry import BACKENDS
 from tensorops.libraries import LIBRARIES
 from tensorops.testing import REFERENCES
 
@@ -257,6 +258,7 @@ def test_providers_are_directories_and_each_serves_a_library():
     }
     assert directories == set(_providers.PROVIDERS)
     served = {provider for row in LIBRARIES for provider in _providers.serving_library(row)}
+    served |= {provider for backend in BACKENDS.values() for provider in _providers.serving(backend)}
     assert served == set(_providers.PROVIDERS)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tensorops import _hooks
 from tensorops._display import printable
 from tensorops._messages import describe_error
+from tensorops._providers import PROVIDERS
 from tensorops.backends.config_file import CHOICES, CONFIG, Configuration
 from tensorops.backends.options import apply_configured
 from tensorops.backends.process import process
@@ -178,7 +179,11 @@ def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
         return Probe(
             f"{package} is not installed", f"pip install 'tensorops[{extra}]'" if extra else f"pip install {package}"
         )
-    if backend.isolated and package not in sys.modules:
+    if backend.requires in PROVIDERS and not PROVIDERS[backend.requires].is_installed():
+        distribution = PROVIDERS[backend.requires].distribution
+        return Probe(f"{distribution} is not installed", f"pip install 'tensorops[{distribution}]'")
+    # That the array library is in use says nothing about the library that a required provider loads.
+    if backend.isolated and (backend.requires or package not in sys.modules):
         found = _compute_elsewhere(backend, configured)
         if found is not None:
             return found
@@ -239,11 +244,18 @@ def _compute(backend: Backend, configured: Configuration | None) -> Probe:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a broken installation may raise anything: it becomes the reason
-        reason = f"computing rms_norm with {backend.library.name} failed with {describe_error(error)}"
+        reason = f"{_what_is_tried(backend)} failed with {describe_error(error)}"
     if reason:
         variable = "TENSOROPS_CPU_TARGET"
         return Probe(reason, f"unset {variable}" if f"environment variable {variable}" in reason else backend.remedy)
     return Probe(verified=datetime.now(UTC), here=True)
+
+
+def _what_is_tried(backend: Backend) -> str:
+    provider = PROVIDERS.get(backend.requires)
+    if provider is not None and provider.distribution:
+        return f"computing with {provider.distribution}"
+    return f"computing rms_norm with {backend.library.name}"
 
 
 # --------------------------------------------------------------------------------------- in a separate process
@@ -266,7 +278,7 @@ def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Pr
         status = _run([sys.executable, "-W", "ignore", "-c", _CHILD, *arguments], complaints, SECONDS)
         if status is None or status == _UNKNOWN:
             return None
-        with_what = f"computing rms_norm with {backend.library.name}"
+        with_what = _what_is_tried(backend)
         if status == _NO_ANSWER:
             return Probe(f"{with_what} gave no answer within {SECONDS:g} seconds", backend.remedy)
         if status or not answer_file.exists():

@@ -10,7 +10,7 @@ from tensorops._typing import Array
 from tensorops.libraries import _host
 from tensorops.libraries._arrays import numpy_quiet
 from tensorops.libraries._options import BYTES, COUNT, ConfigurationError, DeviceConfig, option
-from tensorops.libraries._rows import NOT_WRITTEN, ON_EVERY_CHANGE, Backend, Library, planned
+from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library, planned
 from tensorops.libraries._runtime import Change, DeviceFacts, MemoryStats, Runtime
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ BACKENDS = (
         LIBRARY,
         "NumPy with compiled kernels",
         aliases=("cpp", "openmp", "xeon"),
+        providers=("cpu",),
         requires="cpu",
         suits=("cpu",),
         options=CPUConfig,
@@ -125,8 +126,25 @@ BACKENDS = (
         tested=ON_EVERY_CHANGE,
         isolated=False,
     ),
-    planned("onednn", LIBRARY, "oneDNN for linear maps on NumPy arrays", NOT_WRITTEN, "use 'cpu'", "mkldnn"),
-    planned("mkl", LIBRARY, "MKL for linear maps on NumPy arrays", NOT_WRITTEN, "use 'cpu'"),
+    Backend(
+        "onednn",
+        LIBRARY,
+        "NumPy with oneDNN for linear, else as cpu",
+        aliases=("mkldnn",),
+        providers=("onednn", "cpu"),
+        requires="onednn",
+        remedy="pip install --force-reinstall 'tensorops[onednn]'",
+        tested=ON_EVERY_CHANGE,
+    ),
+    Backend(
+        "mkl",
+        LIBRARY,
+        "NumPy with MKL for linear, else as cpu",
+        providers=("mkl", "cpu"),
+        requires="mkl",
+        remedy="pip install --force-reinstall 'tensorops[mkl]'",
+        tested=ON_EVERY_CHANGE,
+    ),
     planned(
         "nnpack",
         LIBRARY,

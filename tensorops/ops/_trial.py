@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from tensorops import _providers
+from tensorops._operator import Operator
 from tensorops.backends.settings import Settings, activate
 from tensorops.libraries import Backend
+from tensorops.ops.linear import linear
 from tensorops.ops.normalization import rms_norm
+
+# Operators with arguments and their results; the first that the required provider has a kernel for is computed.
+_TRIALS: tuple[tuple[Operator[..., Any], str, tuple[Any, ...], list[list[float]]], ...] = (
+    (rms_norm, "of (3, 4)", ([[3.0, 4.0]],), [[3.0 / 12.5**0.5, 4.0 / 12.5**0.5]]),
+    (linear, "of (3, 4) and (1, 2)", ([[3.0, 4.0]], [[1.0, 2.0]]), [[11.0]]),
+)
+
+
+def trial(backend: Backend) -> tuple[Operator[..., Any], str, tuple[Any, ...], list[list[float]]]:
+    """Return an operator that shows whether a backend computes, what it is of, its arguments and the result."""
+    if backend.requires and not _providers.load(backend.requires):
+        for found in _TRIALS:
+            if found[0].kernel_of(backend.requires) is not None:
+                return found
+    return _TRIALS[0]
 
 
 def wrong_result(backend: Backend) -> str:
     """Return what is wrong with a result that a backend computed, or an empty string."""
     import numpy as np
 
+    operator, of_what, values, expected = trial(backend)
     with activate(Settings(backend=backend)):
-        x = backend.library.from_numpy(np.asarray([[3.0, 4.0]], dtype=np.float32), None)
-        chosen = rms_norm.explain(x)
-        y = backend.library.to_numpy(rms_norm(x))
-    if not np.allclose(y, np.asarray([[3.0, 4.0]]) / np.sqrt(12.5), rtol=1e-5):
-        return f"rms_norm of (3, 4) came back as {np.asarray(y).tolist()}"
+        arrays = [backend.library.from_numpy(np.asarray(value, dtype=np.float32), None) for value in values]
+        chosen = operator.explain(*arrays)
+        y = backend.library.to_numpy(operator(*arrays))
+    if not np.allclose(y, np.asarray(expected), rtol=1e-5):
+        return f"{operator.__name__} {of_what} came back as {np.asarray(y).tolist()}"
     if backend.requires and chosen.kernel != backend.requires:
         return chosen.refused[backend.requires]
     return ""

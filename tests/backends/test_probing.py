@@ -122,7 +122,7 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path):
     ], result.stderr
 
 
-PLANNED = ("nnpack", "nki", "tpu", "onednn", "mkl", "cudnn", "triton", "cusparselt")
+PLANNED = ("nnpack", "nki", "tpu", "cudnn", "triton", "cusparselt")
 
 
 @pytest.mark.parametrize("name", PLANNED)

@@ -1,0 +1,15 @@
+"""MKL's products of matrices for NumPy arrays, from the wheel `mkl` of PyPI; by name only."""
+
+from __future__ import annotations
+
+from tensorops._providers import Provider
+
+PROVIDER = Provider(
+    name="mkl",
+    libraries=("numpy",),
+    kernels="tensorops.kernels.mkl.table",
+    summary="MKL's products of matrices, by name",
+    by_name=True,  # others were as fast or faster, except for 512 rows of half types on AVX2: see docs/architecture.md
+    operators=("linear",),
+    distribution="mkl",
+)
