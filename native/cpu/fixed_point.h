@@ -7,7 +7,7 @@
 // * AVX2, weights of 4 bits: the same digits. vpmaddubsw multiplies bytes and adds two products; four fit 16 bits. A
 //   vector of packed weights takes 20 instructions, with two digits of base 4096 it would be 24.
 // * Other processors, and weights of 8 bits: two digits of base 4096, -2048 … 2047. Words of 16 bits are multiplied,
-// two products added.
+//   two products added.
 //
 // Either way each 32 bits of packed weights give one sum of products, which is scaled in float32.
 #pragma once

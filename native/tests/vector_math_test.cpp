@@ -27,8 +27,11 @@ Apply in_use() {
 struct Bounds {
     Real looked_up, fused, plain;
 
-    Real of(const std::string& target) const {
-        return target.rfind("v4", 0) == 0 ? looked_up : target == "v2" ? plain : fused;
+    Real of(const Target& target) const {
+        const auto needs = [&target](const char* feature) {
+            return target.needs.find(feature) != std::string_view::npos;
+        };
+        return needs("avx512f") ? looked_up : needs("sse4.2") ? plain : fused;
     }
 };
 
@@ -67,7 +70,8 @@ void check(Test& t, const Measured& f, const Input& x) {
     const std::vector<std::string> targets = t.targets;
     for (const std::string& target : targets) {
         t.targets = {target};
-        t.check(f.name, {f.bounds.of(target), 0}, {x}, expected, [&](const Test::Call& call) {
+        use_target(target);
+        t.check(f.name, {f.bounds.of(tensorops::target()), 0}, {x}, expected, [&](const Test::Call& call) {
             in_use()(f.function, reinterpret_cast<const float*>(call.in[0]), reinterpret_cast<float*>(call.out),
                      static_cast<std::int64_t>(x.values.size()));
         });

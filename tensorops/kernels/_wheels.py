@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tensorops import _providers
 from tensorops.backends.process import process
+from tensorops.hardware import usable_processors
 
 
 def library_path(distribution: str, name: str) -> Path:
@@ -142,6 +143,7 @@ def refuse_after_fork() -> str | None:
 
 
 _PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_USABLE = usable_processors()  # fewer, if there is a quota
 
 
 def bound_of_threads() -> int:
@@ -154,7 +156,7 @@ def bound_of_threads() -> int:
     native.use_one_thread(alone)
     if alone:
         return 1
-    bound = min(native.num_threads() or _PROCESSORS, _openmp_limit(str(native.__file__)))
+    bound = min(native.num_threads() or _PROCESSORS, _openmp_limit(str(native.__file__)), _USABLE)
     return bound if bound < _PROCESSORS else 0
 
 

@@ -236,7 +236,8 @@ import os
 import numpy as np
 from tensorops.libraries.numpy import CPUConfig
 from tensorops.backends.configure import configure
-from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu import _native, table
+_native.use_processors(0)  # else there are no more threads than processors
 bound = int(os.environ["BOUND"])
 if bound:
     configure(CPUConfig(num_threads=bound))
