@@ -178,13 +178,13 @@ const Elementwise kElementwise[] = {
      Function::softplus,
      {3, 3},
      [](Real x) { return std::max(x, Real{0}) + std::log1p(std::exp(-std::fabs(x))); }},
-    {"gelu", Function::gelu, {4.5, 8}, gelu},
+    {"gelu", Function::gelu, {6.5, 8}, gelu},
     {"gelu_tanh",
      Function::gelu_tanh,
      {512, 512},  // whose exponential magnifies the rounding of a large argument
      [](Real x) { return x * sigmoid(2 * kRootOf2OverPi * (x + 0.044715L * x * x * x)); }},
     {"swiglu", Function::swiglu, {5, 6}, silu, true},
-    {"geglu", Function::geglu, {6, 9}, gelu, true},
+    {"geglu", Function::geglu, {7, 9}, gelu, true},
 };
 
 void activation(Test& t) {

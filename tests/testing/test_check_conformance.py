@@ -242,7 +242,7 @@ def doubled(x: Array) -> Array:  # noqa: F821 - the annotation is read as it is 
 def test_an_operator_of_ones_own_has_no_cases():
     with support.temporary_operator(doubled):
         assert {s.operator.__name__ for s in subjects("numpy")} == set(CASES)
-        with pytest.raises(ValueError, match=r"^operator 'doubled' has no cases to be tested with; .*: .*\brms_norm, "):
+        with pytest.raises(ValueError, match=r"^operator 'doubled' has no cases to be tested with; .*: rms_norm, "):
             check_conformance("numpy", operators=["relu", "doubled"])
         with pytest.raises(ValueError, match=r"^unknown operator 'doublet'; valid names: rms_norm, "):
             check_conformance("numpy", operators=["doublet"])
