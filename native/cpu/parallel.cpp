@@ -19,9 +19,6 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
-#if !defined(_WIN32)
-#include <sys/resource.h>
-#endif
 
 #include "help.h"
 #include "interruption.h"
@@ -175,15 +172,6 @@ std::int64_t nanoseconds_of(Clock::duration time) {
 
 std::int64_t clock_now() { return nanoseconds_of(Clock::now().time_since_epoch()); }
 
-Moment moment_now() {
-    Moment moment{clock_now(), 0};
-#if !defined(_WIN32)
-    rusage used;
-    if (getrusage(RUSAGE_SELF, &used) == 0) moment.evictions = used.ru_nivcsw;
-#endif
-    return moment;
-}
-
 Help help;
 
 #if defined(_OPENMP)
@@ -212,7 +200,7 @@ void parallel_region(int threads, Work work, const void* context) {
         started = threads;
         return;
     }
-    help.note_lost(nanoseconds_of((Clock::now() - called) - count * (ended - began)), moment_now);
+    help.note_lost(nanoseconds_of((Clock::now() - called) - count * (ended - began)), clock_now());
 }
 #else
 void parallel_region(int, Work, const void*) {}
@@ -224,7 +212,7 @@ std::atomic<int> computing{0};
 }  // namespace
 
 int available_threads() {
-    if (!own_team && help.is_paused(clock_now, moment_now)) return 1;
+    if (!own_team && help.is_paused(clock_now)) return 1;
 #if defined(_OPENMP)
     if (omp_in_parallel()) return 1;
     int n = omp_get_max_threads();

@@ -49,43 +49,37 @@ void calls_share_the_processors() {
     processors = bound;
 }
 
-Moment present{1'000'000'000'000, 0};
-Moment now() { return present; }
-std::int64_t now_by_clock() { return present.time; }
-
 void help_pauses_after_a_loss() {
     constexpr std::int64_t ms = 1'000'000;
     Help help;
-    const auto is_paused = [&help] { return help.is_paused(now_by_clock, now); };
-    const auto lose = [&help](std::int64_t lost) { help.note_lost(lost, now); };
+    std::int64_t now = 1'000'000 * ms;
+    const auto is_paused = [&] { return help.is_paused([&now] { return now; }); };
+    const auto lose = [&](std::int64_t lost) { help.note_lost(lost, now); };
     require(!is_paused(), "there is no pause before the first call");
     lose(-5 * ms);
     lose(ms / 1000);
     require(!is_paused(), "there is no pause after a gain or a small loss");
     lose(ms);
     require(is_paused(), "there is a pause after a loss");
-    present.time += 15 * ms;
+    now += 3 * ms;
     require(is_paused(), "the pause is a multiple of the loss");
-    present.time += 2 * ms;
+    now += 2 * ms;
     require(!is_paused(), "the pause ends");
+    now += ms;
     lose(ms);
-    present.time += 30 * ms;
-    require(is_paused(), "the second pause in a row is longer");
-    present.time += 3 * ms;
-    require(!is_paused(), "the second pause ends");
-    lose(0);
+    now += 7 * ms;
+    require(is_paused(), "a pause that follows soon is longer");
+    now += 2 * ms;
+    require(!is_paused(), "the longer pause ends");
+    now += 8 * ms;
     lose(ms);
-    present.time += 17 * ms;
-    require(!is_paused(), "a gain makes pauses short again");
+    now += 5 * ms;
+    require(!is_paused(), "after as long without a loss, pauses are short again");
     for (int i = 0; i < 40; ++i) lose(INT64_MAX);
-    present.time += 999 * ms;
+    now += 999 * ms;
     require(is_paused(), "long losses make long pauses");
-    present.time += 2 * ms;
-    present.evictions += 100;
-    require(is_paused(), "a pause is repeated while threads are evicted often");
-    present.time += 1001 * ms;
-    present.evictions += 3;
-    require(!is_paused(), "no pause is longer than a second where processors are free");
+    now += 2 * ms;
+    require(!is_paused(), "no pause is longer than a second");
 }
 
 }  // namespace
