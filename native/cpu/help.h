@@ -7,7 +7,7 @@
 
 namespace tensorops {
 
-// Threads may call the functions at any time: one decision holds for all of them.
+// Times are nanoseconds, roughly. Threads may call the functions at any time: one decision holds for all of them.
 class Help {
   public:
     // After a call with help that took so much longer than without it; less than 0 if it was quicker.
