@@ -128,11 +128,12 @@ class Team {
 
     void serve() {
         for (;;) {
-            const auto since = Clock::now();
+            auto since = Clock::now();
             for (int turn = 1; turn % 64 != 0 || Clock::now() - since < kAwake; ++turn) {
                 if (Member member; claim(member)) {
                     work_(context_, member);
                     finished_.fetch_add(1, std::memory_order_release);
+                    since = Clock::now();
                     turn = 0;
                 }
                 relax();

@@ -6,7 +6,6 @@ first, which gives the same result, only later.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -130,8 +129,3 @@ def _smallest_exponent(a: Matrix) -> int:
         if smallest < 0xFF:
             return 0
     return (smallest + 1) >> 8
-
-
-def rows_of(x: Matrix) -> int:
-    """Return the number of rows of `x`."""
-    return math.prod(x.shape[:-1])
