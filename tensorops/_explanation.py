@@ -33,6 +33,8 @@ class Explanation(Displayed):
     configuration : dict of str to int
         The numbers that the kernel would compute with, such as sizes of blocks: its own choice for these arguments, or
         what `tune` says. Empty if it has none.
+    calls : tuple of str
+        The operators that the body calls, each of which chooses its own kernel. Empty if a kernel would run.
     """
 
     operator: str
@@ -44,6 +46,7 @@ class Explanation(Displayed):
     deviation: str = ""
     prepared: str = ""
     configuration: dict[str, int] = field(default_factory=dict)
+    calls: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [self._title(), *(f"  {line}" for line in self._configured())]
@@ -60,7 +63,8 @@ class Explanation(Displayed):
 
     def _configured(self) -> tuple[str, ...]:
         values = ", ".join(f"{name}={value}" for name, value in self.configuration.items())
-        return (f"with {values}",) if values else ()
+        calls = f"calls {', '.join(self.calls)}, which choose their own kernels" if self.calls else ""
+        return tuple(filter(None, (f"with {values}" if values else "", calls)))
 
     def _table(self) -> Table:
         rows = [(provider, "no", reason) for provider, reason in self.refused.items()]

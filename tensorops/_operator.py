@@ -23,6 +23,7 @@ the operator allows. Selection, `Operator.explain` and error messages all use th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ from tensorops._messages import describe_type
 from tensorops._providers import GENERIC
 from tensorops._row_axes import RowAxes
 from tensorops.backends.process_default import in_force
-from tensorops.backends.settings import Settings, current
+from tensorops.backends.settings import Settings, activate, current
 from tensorops.backends.trace import Record, Transfer
 from tensorops.libraries import LIBRARIES, Library, creation_device, library_of, move
 
@@ -89,8 +90,11 @@ class Operator(Generic[P, R]):
         body: Callable[P, R],
         check: Callable[..., dict[str, Any] | None] | None = None,
         rows: Callable[..., RowAxes] | None = None,
+        calls: tuple[Operator[..., Any], ...] = (),
     ) -> None:
         functools.update_wrapper(self, body)
+        self.calls = calls
+        """The operators that the body calls, each of which chooses its own kernel."""
         self._body = body
         self._check = check
         self._rows = rows
@@ -196,7 +200,8 @@ class Operator(Generic[P, R]):
         """Call the operator's own body where the arrays live, whatever kernels and settings there are."""
         log = current.get().log
         settings = _generic_only if log is None else Settings(providers=(GENERIC,), log=log)
-        return self._dispatch(settings, args, kwargs)
+        with activate(settings) if self.calls else contextlib.nullcontext():
+            return self._dispatch(settings, args, kwargs)
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Tell which kernel a call with these arguments would run, and why no other; runs none.
@@ -216,6 +221,7 @@ class Operator(Generic[P, R]):
             transfers=call.transfers,
             deviation=kernel.deviates(call.first) if kernel else "",
             configuration=self._configuration(settings, kernel, call),
+            calls=tuple(o.__name__ for o in self.calls) if kernel is None else (),
         )
 
     def _configuration(self, settings: Settings, kernel: Kernel | None, call: _Call) -> dict[str, int]:
@@ -426,6 +432,8 @@ class Operator(Generic[P, R]):
             if reason is None:
                 return self._kernels[provider], refused
             refused[provider] = reason
+        if self.calls:  # the body computes nothing itself, and what it calls obeys the same settings
+            return None, refused
         reasons = "; ".join(f"{provider}: {reason}" for provider, reason in refused.items())
         raise KernelRefusedError(f"{self.__name__}: no kernel that was asked for takes these arguments: {reasons}")
 
@@ -516,6 +524,7 @@ def operator(
     *,
     check: Callable[..., dict[str, Any] | None] | None = None,
     rows: Callable[..., RowAxes] | None = None,
+    calls: tuple[Operator[..., Any], ...] = (),
 ) -> Callable[[Callable[P, R]], TypedOperator[Callable[P, R], Callable[P, Explanation]]]: ...
 
 
@@ -524,6 +533,7 @@ def operator(
     *,
     check: Callable[..., dict[str, Any] | None] | None = None,
     rows: Callable[..., RowAxes] | None = None,
+    calls: tuple[Operator[..., Any], ...] = (),
 ) -> Any:
     """Make an operator of a function over the Array API; its parameters annotated ``Array`` are the inputs.
 
@@ -537,10 +547,14 @@ def operator(
         It looks at metadata only, as arrays may be traced, lazy or on a device.
     rows : callable, optional
         Is called with the canonical arguments, by name; tells along which axes a call may be divided.
+    calls : tuple of operators, optional
+        The operators of which the body is composed. It leaves all arithmetic worth a kernel to them, and each of them
+        chooses its own kernel under the settings of the whole call: providers that were named need no kernel of the
+        composed operator itself.
     """
 
     def make(body: Callable[P, R]) -> Operator[P, R]:
-        made = Operator(body, check, rows)
+        made = Operator(body, check, rows, calls)
         OPERATORS[made.__name__] = made
         return made
 

@@ -22,6 +22,7 @@ from tensorops._typing import Array
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
 W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
+ZERO = np.zeros(3, dtype=np.float32)
 
 
 # --- choosing a kernel -------------------------------------------------------------------------------
@@ -306,6 +307,51 @@ def test_compiled_kernels_are_explained():
         tp.rms_norm(X, axis=0)
         tp.relu.generic(X)
     assert [(r.operator, r.kernel) for r in log] == [("rms_norm", "cpu"), ("rms_norm", "generic"), ("relu", "generic")]
+
+
+# --- operators composed of others -------------------------------------------------------------------
+
+
+@pytest.fixture
+def composed(adder):
+    """An operator that calls `adder` twice, whose kernel of provider `one` adds 1."""
+
+    def twice(x: Array) -> Array:
+        """Add twice."""
+        return adder(adder(x))
+
+    adder.register(one=Fake(1.0))
+    with support.temporary_operator(twice, calls=(adder,)) as made:
+        yield made
+
+
+def test_what_a_composed_operator_calls_chooses_its_own_kernels(composed):
+    with tp.trace() as log:
+        assert (composed(ZERO) == 2.0).all()
+    assert [(r.operator, r.kernel) for r in log] == [("adder", "one"), ("adder", "one"), ("twice", "generic")]
+    explanation = composed.explain(ZERO)
+    assert (explanation.kernel, explanation.calls) == ("generic", ("adder",))
+    assert "calls adder, which choose" in str(explanation)
+
+
+def test_generic_holds_for_what_a_composed_operator_calls(composed):
+    with tp.trace() as log:
+        assert (composed.generic(ZERO) == 2000.0).all()
+    assert log.kernels == {"adder": {"generic"}, "twice": {"generic"}}
+    assert (composed(ZERO) == 2.0).all()  # what was in force before is so again
+
+
+def test_named_providers_hold_for_what_a_composed_operator_calls(composed):
+    with tp.set_backend("numpy", providers=["one"]):
+        assert (composed(ZERO) == 2.0).all()
+    with tp.set_backend("numpy", providers=["two"]), pytest.raises(KernelRefusedError, match="adder: no kernel"):
+        composed(ZERO)
+
+
+def test_a_composed_operator_with_a_kernel_of_its_own_runs_that(composed):
+    composed.kernel("one", supports=lambda x: None)(lambda x: x + 5.0)
+    assert (composed(ZERO) == 5.0).all()
+    assert composed.explain(ZERO).calls == ()
 
 
 # --- configurations ----------------------------------------------------------------------------------
