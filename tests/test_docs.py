@@ -233,6 +233,31 @@ def test_every_public_name_is_in_the_api_reference_once():
     assert sorted(names) == sorted(tensorops.__all__)
 
 
+OPERATORS_PAGE = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+
+
+def test_every_operator_is_on_the_page_of_operators_once():
+    assert sorted(re.findall(r"^\| \{py:obj\}`~tensorops\.(\w+)`", OPERATORS_PAGE, re.M)) == sorted(OPERATORS)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "module"),
+    [
+        ("F", "torch.nn.functional"),
+        ("torch", "torch"),
+        ("mx", "mlx.core"),
+        ("nn", "mlx.nn"),
+        ("jax", "jax"),
+    ],
+)
+def test_other_libraries_have_the_functions_on_the_page_of_operators(prefix, module):
+    root = pytest.importorskip(module)
+    named = re.findall(rf"`{prefix}\.([\w.]+)`", OPERATORS_PAGE)
+    assert named
+    for name in named:
+        functools.reduce(getattr, name.split("."), root)
+
+
 @pytest.mark.parametrize("name", sorted(tensorops.__all__))
 def test_examples_in_docstrings(name):
     thing = getattr(tensorops, name)
