@@ -6,7 +6,25 @@
 
 namespace tensorops {
 
-enum class Function : int { relu, relu_squared, sigmoid, silu, softplus, gelu, gelu_tanh, swiglu, geglu };
+enum class Function : int {
+    relu,
+    relu_squared,
+    sigmoid,
+    silu,
+    softplus,
+    gelu,
+    gelu_tanh,
+    quick_gelu,
+    mish,
+    hard_sigmoid,
+    hard_swish,
+    elu,
+    selu,
+    leaky_relu,
+    swiglu,
+    geglu,
+    reglu
+};
 
 struct Activation {
     Function function;
@@ -14,7 +32,8 @@ struct Activation {
     Rows up;  // of the same shape; only for a gated unit
     char* y;  // C-contiguous
     Dtype dtype;
-    bool streaming;  // write past the caches; y is aligned to 64 bytes
+    double alpha, beta;  // parameters of the function, if it has any; the slope of leaky_relu is alpha
+    bool streaming;      // write past the caches; y is aligned to 64 bytes
 };
 
 }  // namespace tensorops

@@ -1,4 +1,6 @@
 // Bindings of elementwise functions.
+#include <cmath>
+
 #include "bind.h"
 #include "targets.h"
 
@@ -39,13 +41,19 @@ Rows elements_of(PyArrayObject* a) {
     return rows;
 }
 
-nb::object activate(Function function, nb::handle x, nb::handle up = {}) {
+struct Parameters {
+    double alpha = 0, beta = 0;
+};
+
+nb::object activate(Function function, nb::handle x, nb::handle up = {}, Parameters parameters = {}) {
     PyArrayObject* a = as_array(x);
     nb::object y = empty_like(a);
     const std::int64_t bytes = PyArray_SIZE(a) * PyArray_ITEMSIZE(a);
     if (bytes == 0) return y;
     Activation op{};
     op.function = function;
+    op.alpha = parameters.alpha;
+    op.beta = parameters.beta;
     op.dtype = dtype_of(a);
     op.y = PyArray_BYTES(as_array(y));
     if (!up.is_valid()) {
@@ -75,26 +83,98 @@ nb::object activate(Function function, nb::handle x, nb::handle up = {}) {
     return y;
 }
 
-template <Function kFunction>
-void bind_unary(nb::module_& m, const char* name, const char* supports) {
-    m.def(
-        name,
-        [](nb::handle x) {
-            return refuse_elements("x", x).empty() ? activate(kFunction, x) : nb::borrow(Py_NotImplemented);
-        },
-        "x"_a);
-    m.def(supports, [](nb::handle x) { return none_or(refuse_elements("x", x)); }, "x"_a);
+// Functions of one array; those with a parameter; gated units.
+struct Named {
+    const char* name;
+    Function function;
+    const char* parameter = nullptr;
+    double otherwise = 0;
+};
+constexpr Named kUnary[] = {
+    {"relu", Function::relu},
+    {"relu_squared", Function::relu_squared},
+    {"sigmoid", Function::sigmoid},
+    {"silu", Function::silu},
+    {"softplus", Function::softplus},
+    {"mish", Function::mish},
+    {"hard_swish", Function::hard_swish},
+    {"selu", Function::selu},
+};
+constexpr Named kWithParameter[] = {
+    {"quick_gelu", Function::quick_gelu, "alpha", 1.702},
+    {"elu", Function::elu, "alpha", 1.0},
+    {"leaky_relu", Function::leaky_relu, "negative_slope", 0.01},
+};
+constexpr Named kGated[] = {
+    {"swiglu", Function::swiglu},
+    {"geglu", Function::geglu},
+    {"reglu", Function::reglu},
+};
+
+// The kernel unless it refuses the arguments.
+template <class F>
+nb::object unless(const Reason& reason, F kernel) {
+    return reason.empty() ? kernel() : nb::object(nb::borrow(Py_NotImplemented));
 }
 
-template <Function kFunction>
-void bind_gated(nb::module_& m, const char* name, const char* supports) {
+std::string supports(const Named& f) { return std::string(f.name) + "_supports"; }
+
+void bind_unary(nb::module_& m, Named f) {
     m.def(
-        name,
-        [](nb::handle gate, nb::handle up) {
-            return refuse_gated(gate, up).empty() ? activate(kFunction, gate, up) : nb::borrow(Py_NotImplemented);
+        f.name,
+        [function = f.function](nb::handle x) {
+            return unless(refuse_elements("x", x), [&] { return activate(function, x); });
+        },
+        "x"_a);
+    m.def(supports(f).c_str(), [](nb::handle x) { return none_or(refuse_elements("x", x)); }, "x"_a);
+}
+
+Reason refuse_parameter(const char* name, Number value, nb::handle x) {
+    return std::isfinite(value.value) ? refuse_elements("x", x) : std::string(name) + " is not a finite number";
+}
+
+void bind_with_parameter(nb::module_& m, Named f) {
+    m.def(
+        f.name,
+        [function = f.function, name = f.parameter](nb::handle x, Number value) {
+            return unless(refuse_parameter(name, value, x), [&] { return activate(function, x, {}, {value}); });
+        },
+        "x"_a, nb::kw_only(), nb::arg(f.parameter).none() = f.otherwise);
+    m.def(
+        supports(f).c_str(),
+        [name = f.parameter](nb::handle x, Number value) { return none_or(refuse_parameter(name, value, x)); }, "x"_a,
+        nb::kw_only(), nb::arg(f.parameter).none() = f.otherwise);
+}
+
+void bind_gated(nb::module_& m, Named f) {
+    m.def(
+        f.name,
+        [function = f.function](nb::handle gate, nb::handle up) {
+            return unless(refuse_gated(gate, up), [&] { return activate(function, gate, up); });
         },
         "gate"_a, "up"_a);
-    m.def(supports, [](nb::handle gate, nb::handle up) { return none_or(refuse_gated(gate, up)); }, "gate"_a, "up"_a);
+    m.def(
+        supports(f).c_str(), [](nb::handle gate, nb::handle up) { return none_or(refuse_gated(gate, up)); }, "gate"_a,
+        "up"_a);
+}
+
+Reason refuse_hard_sigmoid(nb::handle x, Number alpha, Number beta) {
+    if (!std::isfinite(alpha.value)) return "alpha is not a finite number";
+    return refuse_parameter("beta", beta, x);
+}
+
+void bind_hard_sigmoid(nb::module_& m) {
+    m.def(
+        "hard_sigmoid",
+        [](nb::handle x, Number alpha, Number beta) {
+            return unless(refuse_hard_sigmoid(x, alpha, beta),
+                          [&] { return activate(Function::hard_sigmoid, x, {}, {alpha, beta}); });
+        },
+        "x"_a, nb::kw_only(), "alpha"_a.none() = 1.0 / 6, "beta"_a.none() = 0.5);
+    m.def(
+        "hard_sigmoid_supports",
+        [](nb::handle x, Number alpha, Number beta) { return none_or(refuse_hard_sigmoid(x, alpha, beta)); }, "x"_a,
+        nb::kw_only(), "alpha"_a.none() = 1.0 / 6, "beta"_a.none() = 0.5);
 }
 
 Reason refuse_softmax(nb::handle x, nb::handle axis, nb::handle where = nb::none()) {
@@ -159,13 +239,10 @@ nb::object logsumexp(nb::handle x, nb::handle axis, Flag keepdims) {
 }  // namespace
 
 void bind_activation(nb::module_& m) {
-    bind_unary<Function::relu>(m, "relu", "relu_supports");
-    bind_unary<Function::relu_squared>(m, "relu_squared", "relu_squared_supports");
-    bind_unary<Function::sigmoid>(m, "sigmoid", "sigmoid_supports");
-    bind_unary<Function::silu>(m, "silu", "silu_supports");
-    bind_unary<Function::softplus>(m, "softplus", "softplus_supports");
-    bind_gated<Function::swiglu>(m, "swiglu", "swiglu_supports");
-    bind_gated<Function::geglu>(m, "geglu", "geglu_supports");
+    for (const Named& f : kUnary) bind_unary(m, f);
+    for (const Named& f : kWithParameter) bind_with_parameter(m, f);
+    for (const Named& f : kGated) bind_gated(m, f);
+    bind_hard_sigmoid(m);
     bind_softmax<Normalized::softmax>(m, "softmax", "softmax_supports");
     bind_softmax<Normalized::log_softmax>(m, "log_softmax", "log_softmax_supports");
     m.def("logsumexp", &logsumexp, "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false);
@@ -176,8 +253,8 @@ void bind_activation(nb::module_& m) {
     m.def(
         "gelu",
         [](nb::handle x, Choice approximate) {
-            if (!refuse_gelu(x, approximate).empty()) return nb::object(nb::borrow(Py_NotImplemented));
-            return activate(approximate == "none" ? Function::gelu : Function::gelu_tanh, x);
+            return unless(refuse_gelu(x, approximate),
+                          [&] { return activate(approximate == "none" ? Function::gelu : Function::gelu_tanh, x); });
         },
         "x"_a, nb::kw_only(), "approximate"_a.none() = "none");
     m.def(

@@ -212,6 +212,7 @@ Wrong activation(const Call& call) {
     if (total == 0) return nullptr;
     Activation op{};
     op.function = kFunction;
+    op.alpha = call.number("alpha", 0);
     op.dtype = dtype_of(x);
     over_threads(call, total, 64, (1 + kArrays) * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
         Activation part = op;
@@ -400,6 +401,10 @@ constexpr NamedHandler kHandlers[] = {
     {"softplus", handle<activation<Function::softplus, 1>>},
     {"gelu", handle<activation<Function::gelu, 1>>},
     {"gelu_tanh", handle<activation<Function::gelu_tanh, 1>>},
+    {"quick_gelu", handle<activation<Function::quick_gelu, 1>>},
+    {"mish", handle<activation<Function::mish, 1>>},
+    {"elu", handle<activation<Function::elu, 1>>},
+    {"selu", handle<activation<Function::selu, 1>>},
     {"swiglu", handle<activation<Function::swiglu, 2>>},
     {"geglu", handle<activation<Function::geglu, 2>>},
     {"softmax", handle<softmax<Normalized::softmax>>},

@@ -1,4 +1,4 @@
-// exp, log1p, tanh, sigmoid and gelu on vectors: written once for all targets.
+// exp, expm1, log1p, tanh, sigmoid and gelu on vectors: written once for all targets.
 //
 // float32: polynomials fitted to minimize the largest relative error. AVX-512 looks up those of a segment in registers;
 // other targets have one for all arguments. Largest errors in units of the last place, of which a result has up to two
@@ -54,6 +54,7 @@ inline Vec<float> at_most(Vec<float> x, Vec<float> bound) {
 #endif
 }
 inline Vec<float> at_most(Vec<float> x, float bound) { return at_most(x, Vec<float>{} + bound); }
+inline Vec<double> at_most(Vec<double> x, double bound) { return x > bound ? Vec<double>{} + bound : x; }
 
 // a * b - c, rounded once; without a fused multiply-add almost so, if c is near the product
 inline Vec<float> product_minus(Vec<float> a, Vec<float> b, Vec<float> c) {
@@ -145,6 +146,19 @@ inline Vec<double> exp_in_units(Vec<double> x) {
     return by_lane(x, [](double a) { return std::exp(a); });
 }
 inline Vec<double> exp_of_negative(Vec<double> x) { return exp_in_units(x); }
+
+// exp(x) - 1 for negative x, in which nothing cancels: 2^k q + (2^k - 1), where k = 0 near 0. A table of powers, as
+// AVX-512 has for exp, would have rounding errors that are large beside such small results.
+inline Vec<float> expm1_of_negative(Vec<float> x) {
+    x = at_least(x, -20.0f);  // where it is -1 in float32
+    constexpr float shift = kToInteger + 127;
+    const Vec<float> shifted = x * kLog2e + shift, k = shifted - shift;
+    const Vec<float> q = exp_minus_1(x - k * kLn2 - k * kLn2Rest), power = floats_of(bits_of(shifted) << 23);
+    return power * q + (power - 1.0f);
+}
+inline Vec<double> expm1_of_negative(Vec<double> x) {
+    return by_lane(x, [](double a) { return std::expm1(a); });
+}
 
 #if defined(__AVX512F__)
 // A function of a from 0 to 31.5 steps, by polynomials in the distance from k steps for k = 0 … 31, constant terms

@@ -168,7 +168,9 @@ struct Elementwise {
     Bound bound;
     Real (*value)(Real x);
     bool gated = false;
+    double alpha = 0, beta = 0;
 };
+Real elu(Real x) { return x > 0 ? x : std::expm1(x); }
 const Elementwise kElementwise[] = {
     {"relu", Function::relu, {0, 0}, [](Real x) { return x <= 0 ? 0 : x; }},
     {"relu_squared", Function::relu_squared, {1, 1}, [](Real x) { return x <= 0 ? 0 : x * x; }},
@@ -183,8 +185,25 @@ const Elementwise kElementwise[] = {
      Function::gelu_tanh,
      {512, 512},  // whose exponential magnifies the rounding of a large argument
      [](Real x) { return x * sigmoid(2 * kRootOf2OverPi * (x + 0.044715L * x * x * x)); }},
+    {"quick_gelu", Function::quick_gelu, {128, 128}, [](Real x) { return x * sigmoid(1.702L * x); }, false, 1.702},
+    {"mish", Function::mish, {5, 6}, [](Real x) { return x * std::tanh(std::log1p(std::exp(x))); }},
+    {"hard_sigmoid",
+     Function::hard_sigmoid,
+     {2, 2},
+     [](Real x) { return std::clamp(x / 5 + Real{0.5}, Real{0}, Real{1}); },
+     false,
+     0.2,
+     0.5},
+    {"hard_swish", Function::hard_swish, {3, 3}, [](Real x) { return x * std::clamp((x + 3) / 6, Real{0}, Real{1}); }},
+    {"elu", Function::elu, {2, 3}, [](Real x) { return x > 0 ? x : 0.75L * elu(x); }, false, 0.75},
+    {"selu",
+     Function::selu,
+     {3, 3},
+     [](Real x) { return 1.0507009873554804934L * (x > 0 ? x : 1.6732632423543772848L * elu(x)); }},
+    {"leaky_relu", Function::leaky_relu, {1, 1}, [](Real x) { return x > 0 ? x : x / 8; }, false, 0.125},
     {"swiglu", Function::swiglu, {5, 6}, silu, true},
     {"geglu", Function::geglu, {7, 9}, gelu, true},
+    {"reglu", Function::reglu, {1, 1}, [](Real x) { return x <= 0 ? 0 : x; }, true},
 };
 
 void activation(Test& t) {
@@ -205,6 +224,8 @@ void activation(Test& t) {
         t.check(f.name, f.bound, in, expected, [&](const Test::Call& call) {
             Activation op{};
             op.function = f.function;
+            op.alpha = f.alpha;
+            op.beta = f.beta;
             op.x = rows_of(x, call.in[0]);
             if (f.gated) op.up = rows_of(up, call.in[1]);
             op.y = call.out;

@@ -20,6 +20,8 @@ void vector_function(tests::VectorFunction function, const float* x, float* y, s
     switch (function) {
         case tests::VectorFunction::exp:
             return each(x, y, n, [](V v) { return exp_of_negative(v); });
+        case tests::VectorFunction::expm1:
+            return each(x, y, n, [](V v) { return expm1_of_negative(v); });
         case tests::VectorFunction::log1p_unit:
             return each(x, y, n, [](V v) { return log1p_unit(v); });
         case tests::VectorFunction::tanh:

@@ -46,6 +46,7 @@ struct Measured {
 };
 const Measured kMeasured[] = {
     {"exp", VectorFunction::exp, {1.0L, 1.0L, 1.0L}, -87, 0, -1, [](Real x) { return std::exp(x); }},
+    {"expm1", VectorFunction::expm1, {1.5L, 1.5L, 1.5L}, -18, 0, -0.5f, [](Real x) { return std::expm1(x); }},
     {"log1p_unit", VectorFunction::log1p_unit, {1.5L, 1.1L, 1.5L}, 0, 1, 0.5f, [](Real x) { return std::log1p(x); }},
     {"tanh", VectorFunction::tanh, {1.75L, 1.75L, 1.75L}, -12, 12, 0.5f, [](Real x) { return std::tanh(x); }},
     {"sigmoid",

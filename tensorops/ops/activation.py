@@ -1,4 +1,4 @@
-"""Activations: silu, sigmoid, relu, relu_squared, softplus, gelu, swiglu, geglu, softmax, log_softmax, logsumexp."""
+"""Activations, elementwise and gated, and softmax with its relatives."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tensorops._validation import (
     as_axes,
     as_bool,
     as_choice,
+    as_number,
     normalize_axes,
     require_broadcastable,
     require_floating,
@@ -23,6 +24,8 @@ from tensorops.backends import get_namespace
 from tensorops.ops import _special
 from tensorops.ops._sums import sum_along
 
+_SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934, 1.6732632423543772848
+
 
 def _check_unary(name: str, x: Array) -> None:
     require_floating(name, x=x)
@@ -31,6 +34,20 @@ def _check_unary(name: str, x: Array) -> None:
 def _check_gelu(name: str, x: Array, approximate: str) -> dict[str, Any]:
     require_floating(name, x=x)
     return {"approximate": as_choice(name, "approximate", approximate, ("none", "tanh"))}
+
+
+def _check_with_alpha(name: str, x: Array, alpha: float) -> dict[str, Any]:
+    require_floating(name, x=x)
+    return {"alpha": as_number(name, "alpha", alpha)}
+
+
+def _check_hard_sigmoid(name: str, x: Array, alpha: float, beta: float) -> dict[str, Any]:
+    return {**_check_with_alpha(name, x, alpha), "beta": as_number(name, "beta", beta)}
+
+
+def _check_leaky_relu(name: str, x: Array, negative_slope: float) -> dict[str, Any]:
+    require_floating(name, x=x)
+    return {"negative_slope": as_number(name, "negative_slope", negative_slope)}
 
 
 def _check_gated(name: str, gate: Array, up: Array) -> None:
@@ -279,6 +296,287 @@ def gelu(x: ArrayT, *, approximate: str = "none") -> ArrayT:
     return narrow(xp, _gelu(xp, wide, approximate), x)
 
 
+@operator(check=_check_with_alpha, rows=elementwise("x"))
+def quick_gelu(x: ArrayT, *, alpha: float = 1.702) -> ArrayT:
+    r"""Approximation of gelu by a logistic function: the activation of CLIP.
+
+    .. math:: y = \frac{x}{1 + e^{-\alpha x}}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+    alpha : float, optional
+        Factor in the exponent; the default approximates `gelu` to 0.02, and 1 gives `silu`.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point, or `alpha` not a number.
+    ValueError
+        If `alpha` is not finite.
+
+    References
+    ----------
+    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, https://arxiv.org/abs/1606.08415; ONNX Runtime,
+    ``com.microsoft.QuickGelu``
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.quick_gelu(np.asarray([-1.0, 0.0, 1.0]))
+    array([-0.15420423,  0.        ,  0.84579577])
+    """
+    xp = get_namespace(x)
+    (wide,) = widen(xp, x)
+    return narrow(xp, wide * _special.sigmoid(xp, alpha * wide), x)
+
+
+@operator(check=_check_unary, rows=elementwise("x"))
+def mish(x: ArrayT) -> ArrayT:
+    r"""Self-regularized activation: the product with the hyperbolic tangent of softplus.
+
+    .. math:: y = x \tanh(\log(1 + e^x)) = x \, \frac{e^{2x} + 2 e^x}{e^{2x} + 2 e^x + 2}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+
+    References
+    ----------
+    Misra, "Mish: A Self Regularized Non-Monotonic Activation Function", 2019, https://arxiv.org/abs/1908.08681
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.mish(np.asarray([-1.0, 0.0, 1.0]))
+    array([-0.30340146,  0.        ,  0.86509839])
+    """
+    xp = get_namespace(x)
+    (wide,) = widen(xp, x)
+    positive = wide >= 0
+    e = xp.exp(xp.where(positive, -wide, wide))  # for positive x, the fraction is reduced by exp(2 x)
+    numerator = xp.where(positive, 1.0 + 2.0 * e, e * (e + 2.0))
+    return narrow(xp, wide * (numerator / (numerator + xp.where(positive, 2.0 * e * e, 2.0 * xp.ones_like(e)))), x)
+
+
+@operator(check=_check_hard_sigmoid, rows=elementwise("x"))
+def hard_sigmoid(x: ArrayT, *, alpha: float = 1 / 6, beta: float = 0.5) -> ArrayT:
+    r"""Piecewise linear form of the logistic function.
+
+    .. math:: y = \min(\max(\alpha x + \beta, 0), 1)
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+    alpha, beta : float, optional
+        Slope, and value at 0. The defaults are those of torch, JAX, Keras 3 and ONNX's HardSwish, where it is
+        :math:`\operatorname{relu6}(x + 3) / 6`; ONNX's HardSigmoid itself has the slope 0.2 by default.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32. NaN stays NaN; the
+        derivative at both kinks is 0.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point, or `alpha` or `beta` not a number.
+    ValueError
+        If `alpha` or `beta` is not finite.
+
+    References
+    ----------
+    Howard et al., "Searching for MobileNetV3", 2019, https://arxiv.org/abs/1905.02244; ONNX, HardSigmoid
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.hard_sigmoid(np.asarray([-4.0, -1.5, 0.0, 4.0]))
+    array([0.  , 0.25, 0.5 , 1.  ])
+    >>> tensorops.hard_sigmoid(np.asarray([-1.0, 2.0]), alpha=0.2)
+    array([0.3, 0.9])
+    """
+    xp = get_namespace(x)
+    (wide,) = widen(xp, x)
+    return narrow(xp, _hard_sigmoid(xp, wide, alpha, beta), x)
+
+
+@operator(check=_check_unary, rows=elementwise("x"))
+def hard_swish(x: ArrayT) -> ArrayT:
+    r"""Piecewise quadratic form of silu: the activation of MobileNetV3.
+
+    .. math:: y = x \, \frac{\min(\max(x + 3, 0), 6)}{6}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32. The derivative is 0 at
+        -3 and 1 at 3.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+
+    References
+    ----------
+    Howard et al., "Searching for MobileNetV3", 2019, https://arxiv.org/abs/1905.02244
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.hard_swish(np.asarray([-4.0, -1.5, 0.0, 4.0]))
+    array([-0.   , -0.375,  0.   ,  4.   ])
+    """
+    xp = get_namespace(x)
+    (wide,) = widen(xp, x)
+    return narrow(xp, wide * _hard_sigmoid(xp, wide, 1 / 6, 0.5), x)
+
+
+@operator(check=_check_with_alpha, rows=elementwise("x"))
+def elu(x: ArrayT, *, alpha: float = 1.0) -> ArrayT:
+    r"""Exponential linear unit.
+
+    .. math:: y = \begin{cases} x & x > 0 \\ \alpha (e^x - 1) & x \le 0 \end{cases}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+    alpha : float, optional
+        The result approaches its negative for large negative arguments.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32. The derivative at 0 is `alpha`.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point, or `alpha` not a number.
+    ValueError
+        If `alpha` is not finite.
+
+    References
+    ----------
+    Clevert, Unterthiner and Hochreiter, "Fast and Accurate Deep Network Learning by Exponential Linear Units", 2015,
+    https://arxiv.org/abs/1511.07289
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.elu(np.asarray([-1.0, 0.0, 1.0]))
+    array([-0.63212056,  0.        ,  1.        ])
+    """
+    xp = get_namespace(x)
+    (wide,) = widen(xp, x)
+    return narrow(xp, _elu(xp, wide, 1.0, alpha), x)
+
+
+@operator(check=_check_unary, rows=elementwise("x"))
+def selu(x: ArrayT) -> ArrayT:
+    r"""Scaled exponential linear unit.
+
+    .. math:: y = \lambda \begin{cases} x & x > 0 \\ \alpha (e^x - 1) & x \le 0 \end{cases}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32. The derivative at 0 is
+        the product of both constants, 1.758.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+
+    References
+    ----------
+    Klambauer et al., "Self-Normalizing Neural Networks", 2017, https://arxiv.org/abs/1706.02515, which derives
+    :math:`\lambda` = 1.0507009873554805 and :math:`\alpha` = 1.6732632423543772
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.selu(np.asarray([-1.0, 0.0, 1.0]))
+    array([-1.11133074,  0.        ,  1.05070099])
+    """
+    xp = get_namespace(x)
+    (wide,) = widen(xp, x)
+    return narrow(xp, _elu(xp, wide, _SELU_SCALE, _SELU_SCALE * _SELU_ALPHA), x)
+
+
+@operator(check=_check_leaky_relu, rows=elementwise("x"))
+def leaky_relu(x: ArrayT, *, negative_slope: float = 0.01) -> ArrayT:
+    r"""Rectified linear unit with a slope for negative arguments.
+
+    .. math:: y = \begin{cases} x & x > 0 \\ \mathit{negative\_slope} \cdot x & x \le 0 \end{cases}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+    negative_slope : float, optional
+        Factor of the arguments that are not positive; ONNX calls it alpha.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32. The derivative at 0 is
+        `negative_slope`.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point, or `negative_slope` not a number.
+    ValueError
+        If `negative_slope` is not finite.
+
+    References
+    ----------
+    Maas, Hannun and Ng, "Rectifier Nonlinearities Improve Neural Network Acoustic Models", 2013
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.leaky_relu(np.asarray([-1.0, 0.0, 1.0]))
+    array([-0.01,  0.  ,  1.  ])
+    """
+    xp = get_namespace(x)
+    (wide,) = widen(xp, x)
+    return narrow(xp, xp.where(wide > 0, wide, negative_slope * wide), x)
+
+
 @operator(check=_check_gated, rows=elementwise("gate", "up"))
 def swiglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
     r"""Gated unit with silu: the feed-forward block of Llama.
@@ -353,6 +651,45 @@ def geglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
     xp = get_namespace(gate, up)
     g, u = widen(xp, gate, up)
     return narrow(xp, _gelu(xp, g, "none") * u, gate)
+
+
+@operator(check=_check_gated, rows=elementwise("gate", "up"))
+def reglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
+    r"""Gated unit with relu.
+
+    .. math:: y = \operatorname{relu}(\mathit{gate}) \cdot \mathit{up}
+
+    Parameters
+    ----------
+    gate, up : array, floating point
+        Arrays of one shape and dtype.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `gate`; half types are computed in float32. The derivative
+        by a gate of 0 is 0.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point, or they differ in dtype.
+    ValueError
+        If they differ in shape.
+
+    References
+    ----------
+    Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.reglu(np.asarray([-1.0, 1.0]), np.asarray([2.0, 2.0]))
+    array([0., 2.])
+    """
+    xp = get_namespace(gate, up)
+    g, u = widen(xp, gate, up)
+    return narrow(xp, xp.where(g <= 0, xp.zeros_like(g), g) * u, gate)
 
 
 @operator(check=_check_softmax, rows=_softmax_rows)
@@ -492,6 +829,17 @@ def _gelu(xp: Namespace, x: Array, approximate: str) -> Array:
     bounded = xp.where(x > 100.0, xp.full_like(x, 100.0), xp.where(x < -100.0, xp.full_like(x, -100.0), x))
     inner = bounded * (1.0 + 0.044715 * bounded * bounded)
     return x * _special.sigmoid(xp, (2.0 * sqrt(2.0 / pi)) * inner)
+
+
+def _hard_sigmoid(xp: Namespace, x: Array, alpha: float, beta: float) -> Array:
+    # alpha (x + beta / alpha) does not cancel near its zero, where alpha x + beta does.
+    far = alpha == 0.0 or abs(beta) > 1024.0 * abs(alpha)
+    line = alpha * x + beta if far else alpha * (x + beta / alpha)
+    return xp.where(line <= 0, xp.zeros_like(x), xp.where(line >= 1, xp.ones_like(x), line))
+
+
+def _elu(xp: Namespace, x: Array, scale: float, alpha: float) -> Array:
+    return xp.where(x > 0, scale * x, alpha * xp.expm1(xp.where(x > 0, xp.zeros_like(x), x)))
 
 
 def _shifted_exponentials(

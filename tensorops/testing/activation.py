@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tensorops.testing.entries import Arguments, Case, Entry, Maker, Workload
+from tensorops.testing.entries import Arguments, Case, Entry, Maker, Refusal, Workload
 from tensorops.testing.values import (
     DOUBLE,
     EMPTY,
@@ -33,12 +34,20 @@ from tensorops.testing.values import (
 
 __all__ = [
     "ENTRIES",
+    "elu",
     "geglu",
     "gelu",
+    "hard_sigmoid",
+    "hard_swish",
+    "leaky_relu",
     "log_softmax",
     "logsumexp",
+    "mish",
+    "quick_gelu",
+    "reglu",
     "relu",
     "relu_squared",
+    "selu",
     "sigmoid",
     "silu",
     "softmax",
@@ -96,6 +105,52 @@ def gelu(x: ArrayLike, *, approximate: Literal["none", "tanh"] = "none") -> Floa
 
 
 @quiet
+def quick_gelu(x: ArrayLike, *, alpha: float = 1.702) -> Float64:
+    """``x * sigmoid(alpha * x)``."""
+    x = float64(x)
+    return float64(x * sigmoid(alpha * x))
+
+
+@quiet
+def mish(x: ArrayLike) -> Float64:
+    """``x * tanh(softplus(x))``."""
+    return float64(float64(x) * np.tanh(softplus(x)))
+
+
+@quiet
+def hard_sigmoid(x: ArrayLike, *, alpha: float = 1 / 6, beta: float = 0.5) -> Float64:
+    """``alpha * x + beta``, between 0 and 1."""
+    return float64(np.clip(alpha * float64(x) + beta, 0.0, 1.0))
+
+
+@quiet
+def hard_swish(x: ArrayLike) -> Float64:
+    """``x * relu6(x + 3) / 6``, written so that no product overflows."""
+    x = float64(x)
+    return float64(x * (np.clip(x + 3.0, 0.0, 6.0) / 6.0))
+
+
+@quiet
+def elu(x: ArrayLike, *, alpha: float = 1.0) -> Float64:
+    """``x`` where it is positive, else ``alpha * (exp(x) - 1)``."""
+    x = float64(x)
+    return float64(np.where(x > 0, x, alpha * np.expm1(x)))
+
+
+@quiet
+def selu(x: ArrayLike) -> Float64:
+    """``scale * elu(x, alpha)`` with the constants of the paper."""
+    return float64(1.0507009873554804934193349852946 * elu(x, alpha=1.6732632423543772848170429916717))
+
+
+@quiet
+def leaky_relu(x: ArrayLike, *, negative_slope: float = 0.01) -> Float64:
+    """``x`` where it is positive, else ``negative_slope * x``."""
+    x = float64(x)
+    return float64(np.where(x > 0, x, negative_slope * x))
+
+
+@quiet
 def swiglu(gate: ArrayLike, up: ArrayLike) -> Float64:
     """``silu(gate) * up``."""
     return float64(silu(gate) * float64(up))
@@ -105,6 +160,12 @@ def swiglu(gate: ArrayLike, up: ArrayLike) -> Float64:
 def geglu(gate: ArrayLike, up: ArrayLike) -> Float64:
     """``gelu(gate) * up``, with the exact `gelu`."""
     return float64(gelu(gate) * float64(up))
+
+
+@quiet
+def reglu(gate: ArrayLike, up: ArrayLike) -> Float64:
+    """``relu(gate) * up``."""
+    return float64(relu(gate) * float64(up))
 
 
 def _exponentials(x: ArrayLike, axis: int, where: ArrayLike | None) -> tuple[Wide, NDArray[np.bool_], Wide, Wide]:
@@ -194,6 +255,41 @@ def _gelu_cases() -> Iterator[Case]:
     # 1 + erf(x) and 1 + tanh(x) may cancel: the error in the left tail is proportional to x.
     yield from _elementwise_cases("gelu", None)
     yield from _elementwise_cases("gelu", None, "tanh_", approximate="tanh")
+
+
+def _quick_gelu_cases() -> Iterator[Case]:
+    # The product with alpha is rounded, which the exponential magnifies.
+    yield from (replace(c, tolerance=16.0) for c in _elementwise_cases("quick_gelu", ()) if c.name != "wide")
+    yield from _elementwise_cases("quick_gelu", (), "silu_", alpha=1.0)
+    # Beyond, sigmoids are below the normal numbers.
+    yield Case("quick_gelu", "wide", lambda r: args(np.linspace(-50.0, 50.0, 161)), tolerance=64.0, scale_axis=())
+    yield Case("quick_gelu", "negative", lambda r: args(normal(r, 33), alpha=-0.5), scale_axis=())
+    yield Case("quick_gelu", "zero", lambda r: args(normal(r, 33), alpha=0.0), scale_axis=())
+
+
+def _hard_sigmoid_cases() -> Iterator[Case]:
+    # A slope that is rounded to the dtype moves the kinks, so the error near the lower one is relative to 1.
+    yield from _elementwise_cases("hard_sigmoid", None)
+    yield from _elementwise_cases("hard_sigmoid", None, "onnx_", alpha=0.2)
+    case = partial(Case, "hard_sigmoid", scale_axis=None)
+    yield case("falling", lambda r: args(normal(r, 33, scale=3.0), alpha=-0.3, beta=0.25))
+    yield case("flat", lambda r: args(normal(r, 33), alpha=0.0, beta=0.75))
+    yield case("faint", lambda r: args(normal(r, 33), alpha=1e-6, beta=0.75))
+    yield case("outside", lambda r: args(normal(r, 33, scale=3.0), alpha=0.5, beta=-2.0))
+
+
+def _hard_swish_cases() -> Iterator[Case]:
+    yield from _elementwise_cases("hard_swish", ())
+    near = np.linspace(-3.125, -2.875, 65)
+    yield Case("hard_swish", "kink", lambda r: args(np.concatenate([near, -near])), scale_axis=())
+
+
+def _elu_cases(operator: str) -> Iterator[Case]:
+    yield from _elementwise_cases(operator, ())
+    case = partial(Case, operator, scale_axis=())
+    # exp(x) - 1 cancels near 0: there, the result is nearly proportional to x.
+    yield case("near_zero", lambda r: args(-np.logspace(-1, -4, 65)))
+    yield case("tiny", lambda r: args(-np.logspace(-5, -30, 65)), dtypes=FLOAT32_RANGE)
 
 
 def _gated_cases(operator: str, scale_axis: tuple[int, ...] | None) -> Iterator[Case]:
@@ -297,6 +393,26 @@ _OF_ONE_ARRAY = (
     ("no_array", TypeError, "x", lambda: args(None)),
 )
 
+
+def _of_one_array_and(*parameters: str) -> tuple[Refusal, ...]:
+    """Return the refusals of a function of one array and numbers."""
+
+    def wrong(name: str, value: Any) -> Callable[[], Arguments]:
+        return lambda: args(ones(3), **{name: value})
+
+    of_numbers = [
+        refusal
+        for name in parameters
+        for refusal in (
+            (f"{name}_of_text", TypeError, name, wrong(name, "1")),
+            (f"{name}_none", TypeError, name, wrong(name, None)),
+            (f"{name}_nan", ValueError, name, wrong(name, math.nan)),
+            (f"{name}_infinite", ValueError, name, wrong(name, math.inf)),
+        )
+    ]
+    return (*_OF_ONE_ARRAY, *of_numbers)
+
+
 _OF_GATES = (
     ("up_shape", ValueError, "up", lambda: args(ones(3, 4), ones(3, 5))),
     ("integer_gate", TypeError, "gate", lambda: args(integers(3), ones(3))),
@@ -330,8 +446,30 @@ ENTRIES = (
         (*_OF_ONE_ARRAY, ("approximate", ValueError, "approximate", lambda: args(ones(3), approximate="fast"))),
         one_array,
     ),
+    Entry(quick_gelu, tuple(_quick_gelu_cases()), _of_one_array_and("alpha"), one_array),
+    Entry(mish, tuple(_elementwise_cases("mish", ())), _OF_ONE_ARRAY, one_array),
+    Entry(hard_sigmoid, tuple(_hard_sigmoid_cases()), _of_one_array_and("alpha", "beta"), one_array),
+    Entry(hard_swish, tuple(_hard_swish_cases()), _OF_ONE_ARRAY, one_array),
+    Entry(
+        elu,
+        (*_elu_cases("elu"), *_elementwise_cases("elu", (), "half_", alpha=0.5)),
+        _of_one_array_and("alpha"),
+        one_array,
+    ),
+    Entry(selu, tuple(_elu_cases("selu")), _OF_ONE_ARRAY, one_array),
+    Entry(
+        leaky_relu,
+        (
+            *_elementwise_cases("leaky_relu", ()),
+            *_elementwise_cases("leaky_relu", (), "rising_", negative_slope=-2.0),
+            *_elementwise_cases("leaky_relu", (), "relu_", negative_slope=0.0),
+        ),
+        _of_one_array_and("negative_slope"),
+        one_array,
+    ),
     Entry(swiglu, tuple(_gated_cases("swiglu", ())), _OF_GATES, _two_arrays),
     Entry(geglu, tuple(_gated_cases("geglu", None)), _OF_GATES, _two_arrays),
+    Entry(reglu, tuple(_gated_cases("reglu", ())), _OF_GATES, _two_arrays),
     Entry(softmax, tuple(_softmax_cases("softmax")), _OF_SLICES, one_array),
     Entry(log_softmax, tuple(_softmax_cases("log_softmax")), _OF_SLICES, one_array),
     Entry(

@@ -25,6 +25,10 @@ ROWS = {
     "silu": (1, 0),
     "softplus": (1, 0),
     "gelu": (1, 0),
+    "quick_gelu": (1, 0),
+    "mish": (1, 0),
+    "elu": (1, 0),
+    "selu": (1, 0),
     "swiglu": (2, 0),
     "geglu": (2, 0),
     "softmax": (1, 0),
@@ -130,6 +134,11 @@ def test_options_reach_the_kernel(rng):
         assert calls("rms_norm", functools.partial(tp.rms_norm, **options), *there)
     close(tp.gelu(jnp.asarray(x), approximate="tanh"), REFERENCES["gelu"](x, approximate="tanh"))
     assert calls("gelu_tanh", functools.partial(tp.gelu, approximate="tanh"), x)
+    for name in ("elu", "quick_gelu"):
+        for alpha in (0.25, 2):
+            y = OPERATORS[name](jnp.asarray(x), alpha=alpha)
+            close(y, REFERENCES[name](x, alpha=alpha))
+            assert calls(name, functools.partial(OPERATORS[name], alpha=alpha), x)
     y = tp.logsumexp(jnp.asarray(x), keepdims=True)
     close(y, REFERENCES["logsumexp"](x, keepdims=True))
     close(tp.layer_norm(jnp.asarray(x), eps=0.25), REFERENCES["layer_norm"](x, eps=0.25))

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+import support
+import tensorops as tp
 from support import close
 from tensorops.testing import REFERENCES
 from tensorops.testing import activation as references
@@ -28,6 +30,25 @@ def test_logistic_functions_have_full_precision(x):
     close(references.sigmoid(x), exactly(lambda t: 1 / (1 + (-t).exp()), x), rtol=4e-16)
     close(references.silu(x), exactly(lambda t: t / (1 + (-t).exp()), x), rtol=4e-16)
     close(references.softplus(x), exactly(lambda t: (1 + t.exp()).ln(), x), rtol=4e-16)
+
+
+@pytest.mark.parametrize("x", POINTS)
+def test_mish_and_the_exponential_units_have_full_precision(x):
+    # tanh(log(1 + e)) = ((1 + e)² - 1) / ((1 + e)² + 1)
+    close(references.mish(x), exactly(lambda t: t * ((1 + t.exp()) ** 2 - 1) / ((1 + t.exp()) ** 2 + 1), x), rtol=6e-16)
+    close(references.quick_gelu(x, alpha=0.5), exactly(lambda t: t / (1 + (-t / 2).exp()), x), rtol=4e-16)
+    close(references.elu(x, alpha=2.0), exactly(lambda t: t if t > 0 else 2 * (t.exp() - 1), x), rtol=4e-16)
+    scale, alpha = decimal.Decimal("1.0507009873554804934"), decimal.Decimal("1.6732632423543772848")
+    close(references.selu(x), exactly(lambda t: scale * (t if t > 0 else alpha * (t.exp() - 1)), x), rtol=4e-16)
+
+
+def test_piecewise_functions_by_hand():
+    x = [-8.0, -3.0, -1.5, 0.0, 1.5, 3.0, 8.0, nan]
+    close(references.hard_sigmoid(x), [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0, nan])
+    close(references.hard_sigmoid(x, alpha=0.2), [0.0, 0.0, 0.2, 0.5, 0.8, 1.0, 1.0, nan])
+    close(references.hard_swish(x), [0.0, 0.0, -0.375, 0.0, 1.125, 3.0, 8.0, nan])
+    close(references.leaky_relu(x, negative_slope=0.25), [-2.0, -0.75, -0.375, 0.0, 1.5, 3.0, 8.0, nan])
+    close(references.reglu([-1.0, 2.0, nan], [3.0, -4.0, 1.0]), [0.0, -8.0, nan])
 
 
 @pytest.mark.parametrize("x", [-6.0, -1.0, -0.25, 0.0, 0.5, 3.0])
@@ -65,11 +86,17 @@ def test_relu_and_swiglu_by_hand():
     close(references.swiglu([0.0, math.log(3)], [5.0, -2.0]), [0.0, -1.5 * math.log(3)])
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "silu", "relu", "softplus", "gelu"])
+IN_TORCH = {"hard_sigmoid": "hardsigmoid", "hard_swish": "hardswish"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sigmoid", "silu", "relu", "softplus", "gelu", "mish", "hard_sigmoid", "hard_swish", "elu", "selu", "leaky_relu"],
+)
 def test_activations_agree_with_torch(rng, name):
     torch = pytest.importorskip("torch")
     x = rng.standard_normal(200) * 5
-    function = getattr(torch.nn.functional, name)
+    function = getattr(torch.nn.functional, IN_TORCH.get(name, name))
     close(REFERENCES[name](x), function(torch.from_numpy(x)).numpy(), rtol=1e-11, atol=1e-15)
     if name == "gelu":
         expected = function(torch.from_numpy(x), approximate="tanh").numpy()
@@ -121,6 +148,13 @@ def test_softmax_agrees_with_torch(rng):
         ("relu", [inf, -inf, nan, -1e4], [inf, 0.0, nan, 0.0]),
         ("softplus", [inf, -inf, nan, -1e4, 1e4], [inf, 0.0, nan, 0.0, 1e4]),
         ("gelu", [inf, -inf, nan, -1e4, 1e4], [inf, nan, nan, 0.0, 1e4]),
+        ("quick_gelu", [inf, -inf, nan, -1e4, 1e308], [inf, nan, nan, 0.0, 1e308]),
+        ("mish", [inf, -inf, nan, -1e4, 1e4], [inf, nan, nan, 0.0, 1e4]),
+        ("hard_sigmoid", [inf, -inf, nan, -1e4, 1e308], [1.0, 0.0, nan, 0.0, 1.0]),
+        ("hard_swish", [inf, -inf, nan, -1e4, 1e308], [inf, nan, nan, 0.0, 1e308]),
+        ("elu", [inf, -inf, nan, -1e4, 1e4], [inf, -1.0, nan, -1.0, 1e4]),
+        ("selu", [inf, nan, 0.0], [inf, nan, 0.0]),
+        ("leaky_relu", [inf, -inf, nan, -1e4, 1e4], [inf, -inf, nan, -100.0, 1e4]),
         ("softmax", [[0.0, -inf], [0.0, inf], [-inf, -inf]], [[1, 0], [nan] * 2, [nan] * 2]),
         ("softmax", [[0.0, nan]], [[nan, nan]]),
         ("log_softmax", [[0.0, -inf], [0.0, inf], [-inf, -inf]], [[0, -inf], [nan] * 2, [nan] * 2]),
@@ -138,3 +172,19 @@ def test_gelu_tanh_of_special_values():
     assert_array_equal(
         references.gelu([inf, -inf, nan, 1e200, -1e200], approximate="tanh"), [inf, nan, nan, 1e200, 0.0]
     )
+
+
+def test_hard_sigmoid_does_not_cancel_near_its_kinks(library):
+    """Next to -3, alpha x + beta would be the rounding error of its terms; where alpha is 0, there is no kink."""
+    x = np.float32(-3.0) + np.logspace(-6, -1, 33, dtype=np.float32)
+    for kink, options in ((3.0, {}), (2.5, {"alpha": 0.2}), (8.0, {"alpha": 0.25, "beta": 2.0})):
+        moved = np.concatenate([x, [np.float32(-3.0)]]).astype(np.float32) + np.float32(3.0 - kink)
+        (there,) = support.there((moved,), library.name)
+        slope = 1 / 6 if not options else options["alpha"]
+        expected = slope * (moved.astype(np.float64) + kink)
+        for call in (tp.hard_sigmoid, tp.hard_sigmoid.generic):
+            np.testing.assert_allclose(support.back(call(there, **options)), expected, rtol=5e-7, atol=1e-38)
+    (there,) = support.there((np.float32([-1e30, 0.0, 1e30]),), library.name)
+    for call in (tp.hard_sigmoid, tp.hard_sigmoid.generic):
+        assert support.back(call(there, alpha=0.0, beta=0.25)).tolist() == [0.25] * 3
+        assert support.back(call(there, alpha=-1.0, beta=0.25)).tolist() == [1.0, 0.25, 0.0]

@@ -4,6 +4,7 @@ Gradients are held against central differences of the float64 references, and ag
 are delicate.
 """
 
+import functools
 import math
 import shutil
 
@@ -39,6 +40,8 @@ DIFFERENTIABLE = {
     "layer_norm": ((normal(2, 5), normal(5), normal(5)), {}),
     "layer_norm-axes": ((normal(2, 3, 2), normal(2, 2), normal(2, 2)), {"axis": (0, 2)}),
     "gelu-tanh": ((normal(9, scale=3),), {"approximate": "tanh"}),
+    "hard_sigmoid": ((normal(9, scale=3),), {}),  # the cases have a number at a kink
+    "hard_swish": ((normal(9, scale=3),), {}),
     "softmax": ((normal(2, 5),), {}),
     "softmax-where": ((normal(3, 4),), {"where": MASK}),
     "log_softmax": ((normal(2, 5),), {}),
@@ -304,9 +307,29 @@ def gelu_tanh_slope(x):
     return s + x * s * (1 - s) * k * (1 + 3 * 0.044715 * x * x)
 
 
+def mish_slope(x):
+    if abs(x) > 100:
+        return float(x > 0)
+    t = math.tanh(math.log1p(math.exp(x)))
+    return t + x * (1 - t * t) * sigmoid(x)
+
+
+def sigmoid_product_slope(alpha, x):
+    """Return the derivative of x sigmoid(alpha x)."""
+    z = alpha * x
+    return sigmoid(z) + (z * sigmoid(z) * sigmoid(-z) if abs(z) < 700 else 0.0)
+
+
 # Derivatives of functions of one number.
 SLOPES = {
-    "silu": lambda x: sigmoid(x) + (x * sigmoid(x) * sigmoid(-x) if abs(x) < 700 else 0.0),
+    "silu": functools.partial(sigmoid_product_slope, 1.0),
+    "quick_gelu": functools.partial(sigmoid_product_slope, 1.702),
+    "mish": mish_slope,
+    "hard_sigmoid": lambda x: 1 / 6 if abs(x) < 3 else 0.0,
+    "hard_swish": lambda x: x / 3 + 0.5 if abs(x) < 3 else float(x > 0),
+    "elu": lambda x: 1.0 if x > 0 else math.exp(x),
+    "selu": lambda x: 1.0507009873554805 * (1.0 if x > 0 else 1.6732632423543772 * math.exp(x)),
+    "leaky_relu": lambda x: 1.0 if x > 0 else 0.01,
     "sigmoid": lambda x: sigmoid(x) * sigmoid(-x),
     "relu": lambda x: float(x > 0),
     "softplus": sigmoid,
@@ -325,6 +348,22 @@ def test_slopes_at_zero_and_far_away(name, library):
     (slopes,) = gradients_of_sum(library, call.of(library), x)
     expected = [SLOPES[name](float(v)) for v in x]
     np.testing.assert_allclose(slopes, expected, rtol=2e-4, atol=1e-6)
+
+
+IN_TORCH = {"hard_sigmoid": "hardsigmoid", "hard_swish": "hardswish"}
+
+
+@pytest.mark.parametrize("library", ["jax", "torch", "mlx"])
+@pytest.mark.parametrize("name", ["relu", "hard_sigmoid", "hard_swish", "elu", "selu", "leaky_relu"])
+def test_slopes_at_kinks_are_those_of_torch(name, library):
+    support.require(library)
+    support.require("torch")
+    import torch
+
+    x = np.asarray([-3.0, 3.0, 0.0, -0.0, -2.9999, 2.9999, -3.0001, 3.0001], np.float32)
+    (slopes,) = gradients_of_sum(library, Call(name, np.float32).of(library), x)
+    (expected,) = gradients_of_sum("torch", getattr(torch.nn.functional, IN_TORCH.get(name, name)), x)
+    np.testing.assert_allclose(slopes, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("library", ["jax", "torch", "mlx"])

@@ -21,11 +21,14 @@ def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
 
 _NARROW = ("float16", "bfloat16", "float32")
 
-# relu is not among them, as XLA's own is as quick; neither is relu_squared, one multiplication more.
+# What XLA itself computes as fast as a copy is not among them: relu, relu_squared, leaky_relu, hard_sigmoid, hard_swish
+# and reglu.
 for _operator in (
     activation.sigmoid,
     activation.silu,
     activation.softplus,
+    activation.mish,
+    activation.selu,
     activation.swiglu,
     activation.geglu,
     activation.softmax,
@@ -34,6 +37,8 @@ for _operator in (
 ):
     register(_operator)
 register(activation.gelu, handler=lambda options: "gelu" if options["approximate"] == "none" else "gelu_tanh")
+for _operator in (activation.quick_gelu, activation.elu):
+    register(_operator, attributes=("alpha",))
 register(normalization.rms_norm, attributes=("eps", "weight_offset"))
 register(normalization.add_rms_norm, attributes=("eps",))
 register(normalization.layer_norm, attributes=("eps",))

@@ -14,7 +14,7 @@ _native = support.require_native()
 
 from tensorops.kernels.cpu import table  # noqa: E402
 
-GATED = ("swiglu", "geglu")
+GATED = ("swiglu", "geglu", "reglu")
 ROWWISE = ("softmax", "log_softmax", "logsumexp")
 COMPILED = (operator for operator in table.OPERATORS if operator.__module__ == activation.__name__)
 UNARY = tuple(operator.__name__ for operator in COMPILED if operator.__name__ not in (*GATED, *ROWWISE))
@@ -31,7 +31,7 @@ def assert_right(operator, y, args, dtype, **options):
     tolerance = 2 if dtype in HALVES else TOLERANCE.get(operator, 8)
     if operator in ("gelu", "geglu") and dtype == "float64":
         tolerance = 128  # of the reference: its erfc magnifies the rounding of x / sqrt(2)
-    axis = {"softmax": (), "logsumexp": None}.get(operator, -1 if operator == "log_softmax" else ())
+    axis = {"logsumexp": None, "hard_sigmoid": None, "log_softmax": -1}.get(operator, ())
     assert_matches(y, expected, dtype, tolerance=tolerance, scale_axis=axis)
 
 
@@ -86,6 +86,13 @@ def test_large_results_are_the_same_bits(target, operator, dtype, rng):
         ("swiglu", (np.ones(3), np.ones((1, 3))), {}, "gate and up differ in shape"),
         ("swiglu", (np.ones(3), np.ones(6)[::2]), {}, "the last axis of up is not contiguous"),
         ("gelu", (np.ones(3),), {"approximate": "fast"}, "approximate is neither 'none' nor 'tanh'"),
+        ("elu", (np.ones(3),), {"alpha": np.nan}, "alpha is not a finite number"),
+        ("elu", (np.ones(3),), {"alpha": "1"}, "alpha is not a finite number"),
+        ("leaky_relu", (np.ones(3),), {"negative_slope": np.inf}, "negative_slope is not a finite number"),
+        ("quick_gelu", (np.ones(3),), {"alpha": True}, "alpha is not a finite number"),
+        ("hard_sigmoid", (np.ones(3),), {"alpha": None}, "alpha is not a finite number"),
+        ("hard_sigmoid", (np.ones(3),), {"beta": 10**400}, "beta is not a finite number"),
+        ("reglu", (np.ones(3), np.ones(4)), {}, "gate and up differ in shape"),
         ("softmax", (np.ones((2, 3)),), {"axis": 0}, "axis is not the last of x"),
         ("softmax", (np.ones((2, 3)),), {"axis": (0, 1)}, "axis is not the last of x"),
         ("softmax", (np.ones((2, 3)),), {"axis": True}, "axis is not the last of x"),
@@ -190,6 +197,41 @@ def test_silu_is_exact_to_two_units(target, low, high, step):
     assert ulp_error(_native.silu(x)[normal], (wide * sigmoid(wide))[normal], "float32") <= 2
 
 
+@pytest.mark.parametrize(("low", "high", "step"), [(-1, -2, 1), (-1e-38, -1, 997), (-2, -100, 997)])
+def test_elu_is_exact_to_one_unit_also_near_zero(target, low, high, step):
+    x = floats(low, high, step)
+    expected = np.expm1(x.astype(np.float64))
+    assert ulp_error(_native.elu(x), expected, "float32") <= 1
+    assert ulp_error(_native.elu(x, alpha=0.3), 0.3 * expected, "float32") <= 2
+
+
+def test_elu_keeps_subnormal_numbers(target):
+    x = -np.ldexp(np.arange(1, 400, dtype=np.float32), -149)
+    np.testing.assert_array_equal(bits(_native.elu(x)), bits(x))
+    np.testing.assert_array_equal(bits(_native.leaky_relu(x, negative_slope=1)), bits(x))
+
+
+@pytest.mark.parametrize(("low", "high", "step"), SPANS)
+def test_mish_is_exact_to_three_units(target, low, high, step):
+    x = floats(low, high, step)
+    wide = x.astype(np.float64)
+    expected = wide * np.tanh(np.log1p(np.exp(wide)))
+    normal = sigmoid(wide) > 2e-38
+    assert ulp_error(_native.mish(x)[normal], expected[normal], "float32") <= 3
+
+
+def test_parameters_reach_every_lane_in_every_dtype(target):
+    """Arrays of more than a vector, in dtypes that hold both results exactly."""
+    for name, dtype in DTYPES.items():
+        x = np.resize(np.array([-2.0, -1.0, 4.0]), (2, 37)).astype(dtype)
+        wide = x.astype(np.float64)
+        np.testing.assert_array_equal(_native.leaky_relu(x, negative_slope=0.25), np.where(wide > 0, wide, wide / 4))
+        y = _native.hard_sigmoid(x, alpha=0.125, beta=0.75)
+        np.testing.assert_array_equal(y.astype(np.float64), np.clip(wide / 8 + 0.75, 0, 1))
+        assert_right("elu", _native.elu(x, alpha=-3), (x,), name, alpha=-3)
+        assert_right("quick_gelu", _native.quick_gelu(x, alpha=0.5), (x,), name, alpha=0.5)
+
+
 def test_exponentials_that_are_too_small_for_a_normal_number_are_not_lost(target):
     """Sigmoids and softmax weights of every size down to the least float32, correct to that."""
     x = np.linspace(-104.5, -86, 4001, dtype=np.float32)
@@ -205,7 +247,9 @@ def test_exponentials_that_are_too_small_for_a_normal_number_are_not_lost(target
 
 def test_zeros_keep_their_sign_and_infinities_their_meaning(target):
     zeros = np.array([-0.0, 0.0], np.float32)
-    for operator in ("silu", "gelu"):
+    for operator in ("elu", "selu", "leaky_relu", "hard_swish"):
+        np.testing.assert_array_equal(bits(getattr(_native, operator)(zeros)), bits(zeros))
+    for operator in ("silu", "gelu", "quick_gelu", "mish", "hard_swish"):
         np.testing.assert_array_equal(bits(getattr(_native, operator)(zeros)), bits(zeros))
         large = np.array([-np.inf, np.inf, -1e30, 1e30, 3e38, np.nan], np.float32)
         expected = np.array([np.nan, np.inf, 0, 1e30, 3e38, np.nan], np.float32)
