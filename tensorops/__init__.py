@@ -49,7 +49,7 @@ from tensorops.ops.activation import (
 from tensorops.ops.attention import scaled_dot_product_attention
 from tensorops.ops.linear import embedding, linear
 from tensorops.ops.loss import cross_entropy
-from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm
+from tensorops.ops.normalization import add_rms_norm, group_norm, instance_norm, l2_norm, layer_norm, rms_norm
 from tensorops.ops.positional import rope
 from tensorops.ops.quantization import dequantize, quantize, quantized_linear
 from tensorops.ops.sampling import sample
@@ -114,7 +114,10 @@ __all__ = [
     "get_memory_stats",
     "get_namespace",
     "get_optimal_backend",
+    "group_norm",
+    "instance_norm",
     "is_backend_available",
+    "l2_norm",
     "layer_norm",
     "linear",
     "list_backends",
