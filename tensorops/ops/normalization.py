@@ -453,8 +453,8 @@ def l2_norm(x: ArrayT, eps: float = 1e-12, *, axis: int | tuple[int, ...] = -1) 
     The same as ``torch.nn.functional.normalize(x, p=2, dim=axis, eps=eps)``, whose default axis is 1. LpNormalization
     of ONNX with ``p=2`` is ``eps=0.0``. ``tf.math.l2_normalize(x, axis, epsilon)`` bounds the square: it is
     ``eps=epsilon**0.5``. MLX and JAX have no such function: ``x / linalg.norm(x, axis=axis, keepdims=True)`` is
-    ``eps=0.0``, except that zeros become NaN there. Formulas that add :math:`\varepsilon` below the root are `rms_norm`:
-    ``x / sqrt(sum(x**2) + e)`` along an axis of ``n`` elements is ``rms_norm(x, eps=e / n) / n**0.5``.
+    ``eps=0.0``, except that zeros become NaN there. Formulas that add :math:`\varepsilon` below the root are
+    `rms_norm`: ``x / sqrt(sum(x**2) + e)`` along an axis of ``n`` elements is ``rms_norm(x, eps=e / n) / n**0.5``.
 
     Examples
     --------

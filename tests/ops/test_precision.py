@@ -104,7 +104,11 @@ def test_rows_that_are_done_again_may_be_long(target, scale, dtype):
     """Squares of such float32 leave the range, as those of float64 do when the scale is raised to the eighth power."""
     x = equal(1_000_003, "float64") * (scale if dtype == "float32" else scale**8)
     x = x.astype(dtype)
-    for name, tolerance in (("rms_norm", 4), ("l2_norm", 4), ("layer_norm", 128)):  # a mean eleven times the largest difference
+    for name, tolerance in (
+        ("rms_norm", 4),
+        ("l2_norm", 4),
+        ("layer_norm", 128),
+    ):  # a mean eleven times the largest difference
         y = kernel(name, x, eps=0.0)
         assert_matches(y, REFERENCES[name](x, eps=0.0), dtype, tolerance=tolerance)
 

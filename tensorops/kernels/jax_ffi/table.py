@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why the compiled module is missing
-from tensorops.kernels.jax_ffi._launch import refuse_array, register
+from tensorops.kernels.jax_ffi._launch import refuse_array, refuse_channels, register
 from tensorops.ops import activation, normalization, quantization
 
 
@@ -37,4 +37,7 @@ register(activation.gelu, handler=lambda options: "gelu" if options["approximate
 register(normalization.rms_norm, attributes=("eps", "weight_offset"))
 register(normalization.add_rms_norm, attributes=("eps",))
 register(normalization.layer_norm, attributes=("eps",))
+register(normalization.group_norm, attributes=("eps", "num_groups"), refuse=refuse_channels, batched=True)
+register(normalization.instance_norm, attributes=("eps",), refuse=refuse_channels, batched=True)
+register(normalization.l2_norm, attributes=("eps",))
 register(quantization.quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_quantized)
