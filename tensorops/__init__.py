@@ -57,7 +57,7 @@ from tensorops.ops.activation import (
 from tensorops.ops.attention import scaled_dot_product_attention
 from tensorops.ops.linear import embedding, linear
 from tensorops.ops.loss import cross_entropy
-from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm
+from tensorops.ops.normalization import add_rms_norm, group_norm, instance_norm, l2_norm, layer_norm, rms_norm
 from tensorops.ops.positional import rope
 from tensorops.ops.quantization import dequantize, quantize, quantized_linear
 from tensorops.ops.sampling import sample
@@ -125,7 +125,10 @@ __all__ = [
     "get_optimal_backend",
     "hard_sigmoid",
     "hard_swish",
+    "group_norm",
+    "instance_norm",
     "is_backend_available",
+    "l2_norm",
     "layer_norm",
     "leaky_relu",
     "linear",

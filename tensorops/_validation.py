@@ -159,11 +159,11 @@ def as_choice(operator: str, name: str, value: Any, choices: tuple[str, ...]) ->
     return str(value)
 
 
-def normalize_axis(operator: str, axis: Any, ndim: int) -> int:
-    """Return `axis` counted from the front; raise `ValueError` if `x` has no such axis."""
-    index = as_integer(operator, "axis", axis)
+def normalize_axis(operator: str, axis: Any, ndim: int, name: str = "axis") -> int:
+    """Return an axis, which the caller names `name`, counted from the front; `ValueError` if `x` has no such axis."""
+    index = as_integer(operator, name, axis)
     if not -ndim <= index < ndim:
-        raise ValueError(f"{operator}: axis {shown(index)} is out of range, x has {plural(ndim, 'dimension')}")
+        raise ValueError(f"{operator}: {name} {shown(index)} is out of range, x has {plural(ndim, 'dimension')}")
     return index % ndim
 
 

@@ -18,7 +18,7 @@ from tensorops.testing import REFERENCES
 
 PACKAGE = pathlib.Path(tp.__file__).parent
 
-NORMS = {"rms_norm", "add_rms_norm", "layer_norm"}
+NORMS = {name for name, op in OPERATORS.items() if op.__module__ == "tensorops.ops.normalization"}
 ACTIVATIONS = {name for name, op in OPERATORS.items() if op.__module__ == "tensorops.ops.activation"}
 
 
@@ -104,8 +104,8 @@ def test_signatures_follow_the_conventions(name):
     by_keyword = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     assert by_position + by_keyword == parameters
     arrays = [p for p in parameters if p.annotation.startswith("Array")]
-    positional_options = ["eps"] if name in NORMS else []  # as in PyTorch
-    assert [p.name for p in by_position if p not in arrays] == positional_options
+    positional_options = [*(["num_groups"] if name == "group_norm" else []), *(["eps"] if name in NORMS else [])]
+    assert [p.name for p in by_position if p not in arrays] == positional_options  # as in PyTorch
     assert by_position[0].default is inspect.Parameter.empty
     assert all(p.default is None for p in arrays if p in by_keyword or p.default is not p.empty)
 
@@ -289,7 +289,7 @@ def test_the_readme_says_which_of_them_torch_and_jax_use():
     [
         ("dask", set(OPERATORS) - {"quantize", "dequantize", "sample"}),
         ("mlx", {"quantized_linear"}),
-        ("mlx_fast", NORMS | {"rope", "scaled_dot_product_attention"}),
+        ("mlx_fast", {"rms_norm", "add_rms_norm", "layer_norm", "rope", "scaled_dot_product_attention"}),
     ],
 )
 def test_the_readme_says_which_kernels_there_are(provider, expected):

@@ -189,13 +189,13 @@ Wrong check_arrays(const Call& call, std::int64_t arrays) {
     return nullptr;
 }
 
-// Weights and biases, which come after the arrays: one element for each of a row.
-Wrong check_parameters(const Call& call, std::int64_t arrays) {
+// Weights and biases, which come after the arrays: one element for each index of an axis of x.
+Wrong check_parameters(const Call& call, std::int64_t arrays, std::int64_t axis) {
     const Buffer& x = call.argument(0);
     for (std::int64_t i = arrays; i < call.arguments(); ++i) {
         const Buffer& p = call.argument(i);
         const bool half = dtype_of(x) == Dtype::float16 || dtype_of(x) == Dtype::bfloat16;
-        if (p.rank != 1 || p.dims[0] != length(x)) return "a parameter that does not fit the last axis";
+        if (p.rank != 1 || p.dims[0] != x.dims[axis]) return "a parameter that does not fit its axis";
         if (p.dtype != x.dtype && !(half && dtype_of(p) == Dtype::float32)) return "a parameter of another dtype";
         if (p.dtype != call.argument(arrays).dtype) return "parameters that differ in dtype";
     }
@@ -252,7 +252,7 @@ Wrong rms_norm(const Call& call) {
     if (call.arguments() < kArrays || call.arguments() > kArrays + 1 || call.frame.results.count != kArrays)
         return "another number of arrays";
     if (Wrong wrong = check_arrays(call, kArrays)) return wrong;
-    if (Wrong wrong = check_parameters(call, kArrays)) return wrong;
+    if (Wrong wrong = check_parameters(call, kArrays, call.argument(0).rank - 1)) return wrong;
     const Buffer &x = call.argument(0), &y = call.result(0);
     if (!same(x, y) || !same(x, call.result(kArrays - 1))) return "a result of another shape or dtype";
     if (elements(x) == 0) return nullptr;
@@ -279,27 +279,59 @@ Wrong rms_norm(const Call& call) {
     return nullptr;
 }
 
+template <bool kGroups>
 Wrong layer_norm(const Call& call) {
     if (call.arguments() < 1 || call.arguments() > 3 || call.frame.results.count != 1)
         return "another number of arrays";
     if (Wrong wrong = check_arrays(call, 1)) return wrong;
-    if (Wrong wrong = check_parameters(call, 1)) return wrong;
     const Buffer &x = call.argument(0), &y = call.result();
+    if (kGroups && x.rank < 2) return "an array without channels";
+    if (Wrong wrong = check_parameters(call, 1, kGroups ? 1 : x.rank - 1)) return wrong;
     if (!same(x, y)) return "a result of another shape or dtype";
     if (elements(x) == 0) return nullptr;
     LayerNorm op{};
     op.x = rows_of(x);
+    if (kGroups) {
+        const std::int64_t channels = x.dims[1];
+        op.groups = static_cast<std::int64_t>(call.number("num_groups", static_cast<double>(channels)));
+        if (op.groups < 1 || channels % op.groups != 0) return "channels that cannot be grouped";
+        op.span = elements(x) / (x.dims[0] * channels);
+        op.x.count = op.x.shape[0] = x.dims[0] * op.groups;
+        op.x.length = elements(x) / op.x.count;
+        op.x.stride[0] = op.x.length * itemsize(x);
+    }
     op.weight = call.arguments() > 1 ? data(call.argument(1)) : nullptr;
     op.bias = call.arguments() > 2 ? data(call.argument(2)) : nullptr;
     op.x_dtype = dtype_of(x);
-    op.parameter_dtype = call.arguments() > 1 ? dtype_of(call.argument(1)) : op.x_dtype;
+    op.parameter_dtype = op.bias_dtype = call.arguments() > 1 ? dtype_of(call.argument(1)) : op.x_dtype;
     op.eps = call.number("eps", 0);
-    const std::int64_t row = length(x) * itemsize(x);
+    const std::int64_t row = op.x.length * itemsize(x);
     over_threads(call, op.x.count, 1, 2 * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
         LayerNorm part = op;
         take_part(part.x, begin, end);
         part.y = data(y) + begin * row;
         target().layer_norm(part);
+    });
+    return nullptr;
+}
+
+Wrong l2_norm(const Call& call) {
+    if (call.arguments() != 1 || call.frame.results.count != 1) return "another number of arrays";
+    if (Wrong wrong = check_arrays(call, 1)) return wrong;
+    const Buffer &x = call.argument(0), &y = call.result();
+    if (!same(x, y)) return "a result of another shape or dtype";
+    if (elements(x) == 0) return nullptr;
+    RmsNorm op{};
+    op.by_length = true;
+    op.x = rows_of(x);
+    op.x_dtype = op.weight_dtype = dtype_of(x);
+    op.eps = call.number("eps", 0);
+    const std::int64_t row = length(x) * itemsize(x);
+    over_threads(call, op.x.count, 1, 2 * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
+        RmsNorm part = op;
+        take_part(part.x, begin, end);
+        part.y = data(y) + begin * row;
+        target().rms_norm(part);
     });
     return nullptr;
 }
@@ -412,7 +444,10 @@ constexpr NamedHandler kHandlers[] = {
     {"logsumexp", handle<softmax<Normalized::logsumexp>>},
     {"rms_norm", handle<rms_norm<1>>},
     {"add_rms_norm", handle<rms_norm<2>>},
-    {"layer_norm", handle<layer_norm>},
+    {"layer_norm", handle<layer_norm<false>>},
+    {"group_norm", handle<layer_norm<true>>},
+    {"instance_norm", handle<layer_norm<true>>},
+    {"l2_norm", handle<l2_norm>},
     {"quantized_linear", handle<quantized_linear>},
 };
 

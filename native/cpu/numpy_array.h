@@ -56,14 +56,21 @@ inline bool last_axis_contiguous(PyArrayObject* a) {
     return PyArray_DIM(a, last) <= 1 || PyArray_STRIDE(a, last) == PyArray_ITEMSIZE(a);
 }
 
-inline Rows rows_of(PyArrayObject* a) {
+// Whether the axes from one on, together, are contiguous.
+inline bool contiguous_from(PyArrayObject* a, int axis) {
+    npy_intp stride = PyArray_ITEMSIZE(a);
+    for (int d = PyArray_NDIM(a) - 1; d >= axis; stride *= PyArray_DIM(a, d), --d)
+        if (PyArray_DIM(a, d) > 1 && PyArray_STRIDE(a, d) != stride) return false;
+    return true;
+}
+
+// The axes before one as rows, without their length
+inline Rows rows_before(PyArrayObject* a, int axis) {
     Rows rows{};
-    const int last = PyArray_NDIM(a) - 1;
     rows.data = PyArray_BYTES(a);
-    rows.length = PyArray_DIM(a, last);
     rows.count = 1;
     rows.outer = 0;
-    for (int d = 0; d < last; ++d) {
+    for (int d = 0; d < axis; ++d) {
         const std::int64_t n = PyArray_DIM(a, d), stride = PyArray_STRIDE(a, d);
         rows.count *= n;
         if (n == 1) continue;
@@ -77,6 +84,13 @@ inline Rows rows_of(PyArrayObject* a) {
             ++rows.outer;
         }
     }
+    return rows;
+}
+
+inline Rows rows_of(PyArrayObject* a) {
+    const int last = PyArray_NDIM(a) - 1;
+    Rows rows = rows_before(a, last);
+    rows.length = PyArray_DIM(a, last);
     return rows;
 }
 

@@ -1,4 +1,4 @@
-"""Normalization: rms_norm, add_rms_norm, layer_norm."""
+"""Normalization: rms_norm, add_rms_norm, layer_norm, group_norm, instance_norm, l2_norm."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tensorops._row_axes import Axes, RowAxes, every_axis, given
 from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_axes,
+    as_integer,
     as_number,
     as_number_of_at_least_0,
     normalize_axes,
@@ -22,7 +23,7 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
-from tensorops.ops._sums import mean_along
+from tensorops.ops._sums import mean_along, sum_along
 
 
 def _check_rms_norm(
@@ -67,6 +68,46 @@ def _check_layer_norm(
     return {"eps": eps, "axis": axes}
 
 
+def _check_group_norm(
+    name: str,
+    x: Array,
+    num_groups: int,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    channel_axis: int,
+) -> dict[str, Any]:
+    options = _check_instance_norm(name, x, weight, bias, eps, channel_axis)
+    channels, groups = x.shape[options["channel_axis"]], as_integer(name, "num_groups", num_groups)
+    if groups < 1 or channels % groups:
+        raise ValueError(f"{name}: num_groups is {shown(groups)}, expected a divisor of the {channels} channels of x")
+    return {**options, "num_groups": groups}
+
+
+def _check_instance_norm(
+    name: str, x: Array, weight: Array | None, bias: Array | None, eps: float, channel_axis: int
+) -> dict[str, Any]:
+    require_floating(name, x=x, weight=weight, bias=bias)
+    require_ndim(name, "x", x, 2)
+    eps = as_number_of_at_least_0(name, "eps", eps)
+    index = normalize_axis(name, channel_axis, x.ndim, "channel_axis")
+    if index == 0:
+        raise ValueError(f"{name}: channel_axis is {shown(channel_axis)}, the batch axis of x")
+    for label, parameter in (("weight", weight), ("bias", bias)):
+        if parameter is not None and tuple(parameter.shape) != (x.shape[index],):
+            raise ValueError(
+                f"{name}: {label} has shape {tuple(parameter.shape)}, expected ({x.shape[index]},): "
+                "one element for each channel of x"
+            )
+    return {"eps": eps, "channel_axis": index}
+
+
+def _check_l2_norm(name: str, x: Array, eps: float, axis: int | tuple[int, ...]) -> dict[str, Any]:
+    require_floating(name, x=x)
+    require_ndim(name, "x", x, 1)
+    return {"eps": as_number_of_at_least_0(name, "eps", eps), "axis": normalize_axes(name, axis, x.ndim)}
+
+
 def _rms_norm_rows(x: Array, weight: Array | None, axis: int, **_: Any) -> RowAxes:
     every = every_axis(x)
     return RowAxes(given(x=(x, every), weight=(weight, (axis,))), every, whole=(axis,))
@@ -81,6 +122,21 @@ def _add_rms_norm_rows(x: Array, residual: Array, weight: Array | None, axis: in
 def _layer_norm_rows(x: Array, weight: Array | None, bias: Array | None, axis: Axes, **_: Any) -> RowAxes:
     every = every_axis(x)
     return RowAxes(given(x=(x, every), weight=(weight, axis), bias=(bias, axis)), every, whole=axis)
+
+
+def _group_norm_rows(x: Array, weight: Array | None, bias: Array | None, channel_axis: int, **_: Any) -> RowAxes:
+    rows = _instance_norm_rows(x, weight, bias, channel_axis)
+    return rows._replace(whole=every_axis(x)[1:])
+
+
+def _instance_norm_rows(x: Array, weight: Array | None, bias: Array | None, channel_axis: int, **_: Any) -> RowAxes:
+    every, channels = every_axis(x), (channel_axis,)
+    arrays = given(x=(x, every), weight=(weight, channels), bias=(bias, channels))
+    return RowAxes(arrays, every, whole=tuple(a for a in every if a not in (0, channel_axis)))
+
+
+def _l2_norm_rows(x: Array, axis: Axes, **_: Any) -> RowAxes:
+    return RowAxes({"x": every_axis(x)}, every_axis(x), whole=axis)
 
 
 @operator(check=_check_rms_norm, rows=_rms_norm_rows)
@@ -229,22 +285,231 @@ def layer_norm(
     if 0 in x.shape:
         return anew(xp, x)
     wide, w, b = widen(xp, x, weight, bias)
-    scaled, unit = _scale_to_one(xp, wide, axes, eps)
-    centred = scaled - mean_along(xp, scaled, axes, keepdims=True)
-    y = centred / _root_mean_square(xp, centred, unit, axes, eps)
+    y = _divide_by_deviation(xp, wide, axes, eps)
     along = tuple(x.shape[a] if a in axes else 1 for a in range(x.ndim))
-    if w is not None:
-        y = y * xp.reshape(w, along)
-    if b is not None:
-        y = y + xp.reshape(b, along)
-    return narrow(xp, y, x)
+    return narrow(xp, _affine(xp, y, w, b, along), x)
+
+
+@operator(check=_check_group_norm, rows=_group_norm_rows)
+def group_norm(
+    x: ArrayT,
+    num_groups: int,
+    weight: ArrayInput | None = None,
+    bias: ArrayInput | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_axis: int = 1,
+) -> ArrayT:
+    r"""Normalize groups of channels, then scale and shift each channel.
+
+    .. math:: y_c = \frac{x_c - \operatorname{mean}_g(x)}{\sqrt{\operatorname{var}_g(x) + \varepsilon}} \cdot w_c + b_c
+
+    The mean and the variance are those of the group :math:`g` of the channel :math:`c`: over all of its channels and
+    all positions of one element of the batch.
+
+    Parameters
+    ----------
+    x : array, floating point, shape (batch, channels, ...)
+        Input; with another `channel_axis`, its channels are there.
+    num_groups : int
+        The number of groups, which divides the number of channels. Neighbours form a group.
+    weight, bias : array, shape (channels,), optional
+        Scale :math:`w` and shift :math:`b` of each channel.
+    eps : float, optional
+        :math:`\varepsilon`, added to the population variance (divided by the count).
+    channel_axis : int, optional
+        The axis of the channels: 1 as in PyTorch and ONNX, -1 as in MLX and Flax.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`. Half types are computed in float32. Squares of large or tiny inputs
+        neither overflow nor underflow.
+
+    Raises
+    ------
+    TypeError
+        If an array is not floating point, or `num_groups` is not an integer.
+    ValueError
+        If `num_groups` does not divide the channels, `weight` or `bias` does not have one element for each of them,
+        `x` has no such axis or `channel_axis` is the first, or `eps` is negative.
+
+    See Also
+    --------
+    instance_norm : Each channel is a group.
+
+    References
+    ----------
+    Wu and He, "Group Normalization", ECCV 2018, https://arxiv.org/abs/1803.08494. The same as
+    ``torch.nn.functional.group_norm`` and, with ``epsilon`` as `eps`, GroupNormalization-21 of ONNX. Up to version 20,
+    ONNX scales groups, not channels.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> x = np.asarray([[[1.0], [3.0], [2.0], [8.0]]])  # one element, four channels with one position
+    >>> tensorops.group_norm(x, 2, np.asarray([1.0, 1.0, 2.0, 2.0]), eps=0.0)
+    array([[[-1.],
+            [ 1.],
+            [-2.],
+            [ 2.]]])
+    """
+    xp = get_namespace(x, weight, bias)
+    return _group_norm(xp, x, num_groups, weight, bias, eps, channel_axis)
+
+
+@operator(check=_check_instance_norm, rows=_instance_norm_rows)
+def instance_norm(
+    x: ArrayT,
+    weight: ArrayInput | None = None,
+    bias: ArrayInput | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_axis: int = 1,
+) -> ArrayT:
+    r"""Normalize each channel of each element of a batch, then scale and shift it.
+
+    .. math:: y_c = \frac{x_c - \operatorname{mean}(x_c)}{\sqrt{\operatorname{var}(x_c) + \varepsilon}} \cdot w_c + b_c
+
+    There are no running statistics: the mean and the variance are always those of `x`, as in training.
+
+    Parameters
+    ----------
+    x : array, floating point, shape (batch, channels, ...)
+        Input; with another `channel_axis`, its channels are there. A channel with a single position becomes 0.
+    weight, bias : array, shape (channels,), optional
+        Scale :math:`w` and shift :math:`b` of each channel.
+    eps : float, optional
+        :math:`\varepsilon`, added to the population variance (divided by the count).
+    channel_axis : int, optional
+        The axis of the channels: 1 as in PyTorch and ONNX, -1 as in MLX and Flax.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`. Half types are computed in float32. Squares of large or tiny inputs
+        neither overflow nor underflow.
+
+    Raises
+    ------
+    TypeError
+        If an array is not floating point.
+    ValueError
+        If `weight` or `bias` does not have one element for each channel, `x` has no such axis or `channel_axis` is the
+        first, or `eps` is negative.
+
+    See Also
+    --------
+    group_norm : Several channels form a group.
+
+    References
+    ----------
+    Ulyanov, Vedaldi and Lempitsky, "Instance Normalization: The Missing Ingredient for Fast Stylization", 2016,
+    https://arxiv.org/abs/1607.08022. The same as ``torch.nn.functional.instance_norm`` without running statistics and,
+    with ``scale``, ``B`` and ``epsilon`` as `weight`, `bias` and `eps`, InstanceNormalization of ONNX.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> x = np.asarray([[[1.0, 3.0], [2.0, 8.0]]])  # one element, two channels with two positions
+    >>> tensorops.instance_norm(x, np.asarray([1.0, 2.0]), np.asarray([0.0, 1.0]), eps=0.0)
+    array([[[-1.,  1.],
+            [-1.,  3.]]])
+    """
+    xp = get_namespace(x, weight, bias)
+    return _group_norm(xp, x, x.shape[channel_axis], weight, bias, eps, channel_axis)
+
+
+@operator(check=_check_l2_norm, rows=_l2_norm_rows)
+def l2_norm(x: ArrayT, eps: float = 1e-12, *, axis: int | tuple[int, ...] = -1) -> ArrayT:
+    r"""Divide by the Euclidean length along one or more axes.
+
+    .. math:: y = \frac{x}{\max(\lVert x \rVert_2, \varepsilon)}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape with at least one dimension.
+    eps : float, optional
+        :math:`\varepsilon`, the smallest divisor. Zeros stay zeros, whatever it is.
+    axis : int or tuple of int, optional
+        The axes along which the elements are one vector.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`. Half types are computed in float32. Squares of large or tiny inputs
+        neither overflow nor underflow.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point.
+    ValueError
+        If `x` has no such axis, or `eps` is negative.
+
+    Notes
+    -----
+    The same as ``torch.nn.functional.normalize(x, p=2, dim=axis, eps=eps)``, whose default axis is 1. LpNormalization
+    of ONNX with ``p=2`` is ``eps=0.0``. ``tf.math.l2_normalize(x, axis, epsilon)`` bounds the square: it is
+    ``eps=epsilon**0.5``. MLX and JAX have no such function: ``x / linalg.norm(x, axis=axis, keepdims=True)`` is
+    ``eps=0.0``, except that zeros become NaN there. Formulas that add :math:`\varepsilon` below the root are
+    `rms_norm`: ``x / sqrt(sum(x**2) + e)`` along an axis of ``n`` elements is ``rms_norm(x, eps=e / n) / n**0.5``.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.l2_norm(np.asarray([[3.0, 4.0], [0.0, 0.0]]))
+    array([[0.6, 0.8],
+           [0. , 0. ]])
+    """
+    xp = get_namespace(x)
+    axes = as_axes(axis)
+    if 0 in x.shape:
+        return anew(xp, x)
+    (wide,) = widen(xp, x)
+    scaled, unit = _scale_to_one(xp, wide, axes, eps)
+    square, bound = sum_along(xp, scaled * scaled, axes, keepdims=True), eps * unit
+    # The root of 0 has an infinite derivative, even where it is not used.
+    bounded = square <= bound * bound
+    length = xp.where(bounded, bound, xp.sqrt(xp.where(bounded, xp.ones_like(square), square)))
+    length = xp.where(length == 0, xp.ones_like(length), length)  # no bound, and all elements are zero
+    return narrow(xp, scaled / length, x)
+
+
+def _group_norm(
+    xp: Namespace, x: Array, groups: int, weight: Array | None, bias: Array | None, eps: float, channel_axis: int
+) -> Array:
+    if 0 in x.shape:
+        return anew(xp, x)
+    wide, w, b = widen(xp, x, weight, bias)
+    before, channels, after = x.shape[:channel_axis], x.shape[channel_axis], x.shape[channel_axis + 1 :]
+    grouped = xp.reshape(wide, (*before, groups, channels // groups, *after))
+    axes = tuple(a for a in range(1, x.ndim + 1) if a != channel_axis)
+    y = xp.reshape(_divide_by_deviation(xp, grouped, axes, eps), x.shape)
+    along = tuple(channels if a == channel_axis else 1 for a in range(x.ndim))
+    return narrow(xp, _affine(xp, y, w, b, along), x)
+
+
+def _divide_by_deviation(xp: Namespace, x: Array, axes: tuple[int, ...], eps: float) -> Array:
+    """Return ``(x - mean) / sqrt(variance + eps)``."""
+    scaled, unit = _scale_to_one(xp, x, axes, eps**0.5)
+    centred = scaled - mean_along(xp, scaled, axes, keepdims=True)
+    return centred / _root_mean_square(xp, centred, unit, axes, eps)
+
+
+def _affine(xp: Namespace, y: Array, weight: Array | None, bias: Array | None, shape: tuple[int, ...]) -> Array:
+    """Return ``y * weight + bias``, with weight and bias reshaped; ``None`` leaves a step out."""
+    if weight is not None:
+        y = y * xp.reshape(weight, shape)
+    return y if bias is None else y + xp.reshape(bias, shape)
 
 
 def _rms_norm(xp: Namespace, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float) -> Array:
     if 0 in x.shape:
         return anew(xp, x)
     wide, w = widen(xp, x, weight)
-    scaled, unit = _scale_to_one(xp, wide, (axis,), eps)
+    scaled, unit = _scale_to_one(xp, wide, (axis,), eps**0.5)
     y = scaled / _root_mean_square(xp, scaled, unit, (axis,), eps)
     if w is not None:
         along = tuple(-1 if a == axis else 1 for a in range(x.ndim))
@@ -261,16 +526,16 @@ def _root_mean_square(xp: Namespace, scaled: Array, unit: Array, axes: tuple[int
     return xp.sqrt(square)
 
 
-def _scale_to_one(xp: Namespace, x: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array]:
+def _scale_to_one(xp: Namespace, x: Array, axes: tuple[int, ...], least: float) -> tuple[Array, Array]:
     """Return ``x * unit`` of magnitude about one, and `unit`, a power of two for each slice along `axes`.
 
     Squares then neither overflow nor underflow, and a power of two costs no precision. `unit` comes from `floor`, whose
-    derivative is zero, so automatic differentiation sees a constant. A slice that `eps` dominates is scaled by `eps`.
-    A slice that holds NaN or infinity, or only zeros, is not scaled.
+    derivative is zero, so automatic differentiation sees a constant. A slice whose elements are all smaller than
+    `least`, which dominates them, is scaled by it. A slice that holds NaN or infinity, or only zeros, is not scaled.
     """
     largest = xp.max(xp.abs(x), axis=axes, keepdims=True)
-    floor = xp.full_like(largest, eps**0.5)
-    largest = xp.where(largest < floor, floor, largest)
+    bound = xp.full_like(largest, least)
+    largest = xp.where(largest < bound, bound, largest)
     usable = xp.isfinite(largest) & (largest > 0)
     exponent = xp.floor(xp.log2(xp.where(usable, largest, xp.ones_like(largest))))
     # Two steps inside the range, so the power itself is a normal number.

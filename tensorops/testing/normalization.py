@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tensorops.testing.entries import Case, Entry, Workload
+from tensorops.testing.entries import Case, Entry, Maker, Workload
 from tensorops.testing.values import (
     DOUBLE,
     EMPTY,
@@ -27,12 +27,13 @@ from tensorops.testing.values import (
     float64,
     integers,
     normal,
+    one_array,
     ones,
     quiet,
     weights,
 )
 
-__all__ = ["ENTRIES", "add_rms_norm", "layer_norm", "rms_norm"]
+__all__ = ["ENTRIES", "add_rms_norm", "group_norm", "instance_norm", "l2_norm", "layer_norm", "rms_norm"]
 
 
 def _magnitude(x: Wide, axis: int | tuple[int, ...]) -> Wide:
@@ -109,6 +110,56 @@ def layer_norm(
     if bias is not None:
         y = y + _along(x, bias, axes)
     return float64(y)
+
+
+@quiet
+def group_norm(
+    x: ArrayLike,
+    num_groups: int,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_axis: int = 1,
+) -> Float64:
+    """``layer_norm`` of each group of channels, channels first; then scale and shift of each channel."""
+    x = np.moveaxis(np.asarray(x, dtype=np.longdouble), channel_axis, 1)
+    y = np.empty_like(x)
+    members = x.shape[1] // num_groups
+    for element in range(x.shape[0]):
+        for first in range(0, x.shape[1], members):
+            group = x[element, first : first + members]
+            y[element, first : first + members] = _divide_by_deviation(
+                group, tuple(range(group.ndim)), eps, center=True
+            )
+    if weight is not None:
+        y = y * _along(x, weight, (1,))
+    if bias is not None:
+        y = y + _along(x, bias, (1,))
+    return float64(np.moveaxis(y, 1, channel_axis))
+
+
+def instance_norm(
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_axis: int = 1,
+) -> Float64:
+    """``group_norm`` with as many groups as channels."""
+    return group_norm(x, np.shape(x)[channel_axis], weight, bias, eps, channel_axis=channel_axis)
+
+
+@quiet
+def l2_norm(x: ArrayLike, eps: float = 1e-12, *, axis: int | tuple[int, ...] = -1) -> Float64:
+    """``x / max(sqrt(sum(x**2, axis)), eps)``; zeros stay zeros."""
+    x = np.asarray(x, dtype=np.longdouble)
+    scale = _magnitude(x, axis)
+    scaled = x / scale
+    length = np.sqrt(np.sum(scaled * scaled, axis=axis, keepdims=True))
+    length = np.where(length * scale < eps, np.longdouble(eps) / scale, length)
+    return float64(scaled / np.where(length == 0, 1, length))
 
 
 # --- cases -------------------------------------------------------------------------------------------
@@ -198,7 +249,105 @@ def _layer_norm_cases() -> Iterator[Case]:
     yield case("special", lambda r: args(SPECIAL_ROWS, *affine(r, 4)), tags=SPECIAL)
 
 
+def _channels(r: np.random.Generator, count: int) -> dict[str, NDArray[np.float64]]:
+    """Return the weight and the bias of channels."""
+    return {"weight": weights(r, count), "bias": normal(r, count)}
+
+
+def _float32(parameters: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float32]]:
+    """Return parameters that are float32 for any dtype of x."""
+    return {name: parameter.astype(np.float32) for name, parameter in parameters.items()}
+
+
+# Channels first, so that a case is an element of a batch, and its errors are relative to the largest of a group.
+_FIRST = (1, 2, 3)
+
+
+def _group_norm_cases() -> Iterator[Case]:
+    case = partial(Case, "group_norm", tolerance=16.0, scale_axis=_FIRST)
+    yield case("typical", lambda r: args(normal(r, 4, 8, 3, 5), num_groups=4, **_channels(r, 8)))
+    for n in ODD_LENGTHS:
+        yield case(f"positions_{n}", partial(lambda r, n: args(normal(r, 2, 6, n, 1), 2, **_channels(r, 6)), n=n))
+        yield case(f"no_positions_{n}", partial(lambda r, n: args(normal(r, 3, 2 * n), 2, **_channels(r, 2 * n)), n=n),
+                   scale_axis=-1)  # fmt: skip
+    yield case("no_parameters", lambda r: args(normal(r, 2, 6, 7, 3), 3))
+    yield case("weight_alone", lambda r: args(normal(r, 2, 6, 7, 3), 3, weights(r, 6)))
+    yield case("bias_alone", lambda r: args(normal(r, 2, 6, 7, 3), 3, None, normal(r, 6)))
+    yield case("one_group", lambda r: args(normal(r, 3, 5, 4, 4), 1, **_channels(r, 5)))
+    yield case("one_position_in_three_axes", lambda r: args(normal(r, 3, 6, 1, 1, 1), 2, **_channels(r, 6)),
+               scale_axis=(1, 2, 3, 4))  # fmt: skip
+    yield case("channels_last", lambda r: args(normal(r, 2, 3, 5, 6), 2, **_channels(r, 6), channel_axis=-1))
+    yield case("channels_between", lambda r: args(normal(r, 2, 3, 6, 5), 3, **_channels(r, 6), channel_axis=2))
+    yield case("positional_eps", lambda r: args(normal(r, 2, 4, 9, 1, scale=0.1), 2, None, None, 1e-2))
+    yield case("constant", lambda r: args(np.full((2, 4, 3, 3), 2.5), 2, **_channels(r, 4)))
+    yield case("large_mean", lambda r: args(1e3 + normal(r, 2, 4, 8, 5), 2), tolerance=4e3, dtypes=FULL)
+    # What half-precision checkpoints of mixed training hold: parameters in float32 beside any dtype of x.
+    yield case("float32_parameters", lambda r: args(normal(r, 2, 6, 7, 3), 3, **_float32(_channels(r, 6))))
+    yield case("empty_batch", lambda r: args(np.zeros((0, 4, 3, 3)), 2, **_channels(r, 4)), tags=EMPTY)
+    yield case("empty_positions", lambda r: args(np.zeros((2, 4, 0, 3)), 2, **_channels(r, 4)), tags=EMPTY)
+    yield case("6e4", lambda r: args(alternating(6e4, 2, 4, 3, 3), 2, **_channels(r, 4)), tags=EXTREME)
+    yield case(
+        "1e30", lambda r: args(alternating(1e30, 2, 4, 3, 3), 2, **_channels(r, 4)), dtypes=FLOAT32_RANGE, tags=OVERFLOW
+    )
+    yield case("1e-30", lambda r: args(alternating(1e-30, 2, 4, 3, 3), 2), dtypes=FLOAT32_RANGE, tags=EXTREME)
+    yield case("special", lambda r: args(SPECIAL_ROWS.reshape(1, 6, 2, 2), 6, **_channels(r, 6)), tags=SPECIAL)
+
+
+def _instance_norm_cases() -> Iterator[Case]:
+    case = partial(Case, "instance_norm", tolerance=16.0, scale_axis=(2, 3))
+    yield case("typical", lambda r: args(normal(r, 3, 4, 5, 7), **_channels(r, 4)))
+    for n in ODD_LENGTHS:
+        yield case(f"positions_{n}", partial(lambda r, n: args(normal(r, 2, 3, n, 1), **_channels(r, 3)), n=n))
+    yield case("no_parameters", lambda r: args(normal(r, 2, 3, 7, 3)))
+    yield case("weight_alone", lambda r: args(normal(r, 2, 3, 7, 3), weights(r, 3)))
+    yield case("bias_alone", lambda r: args(normal(r, 2, 3, 7, 3), None, normal(r, 3)))
+    yield case("no_position_axes", lambda r: args(normal(r, 3, 5), **_channels(r, 5)), scale_axis=-1)
+    yield case("channels_last", lambda r: args(normal(r, 2, 3, 5, 6), **_channels(r, 6), channel_axis=-1),
+               scale_axis=(1, 2))  # fmt: skip
+    yield case("positional_eps", lambda r: args(normal(r, 2, 4, 9, 1, scale=0.1), None, None, 1e-2))
+    yield case("constant", lambda r: args(np.full((2, 4, 3, 3), 2.5), **_channels(r, 4)))
+    yield case("float32_parameters", lambda r: args(normal(r, 2, 3, 7, 3), **_float32(_channels(r, 3))))
+    yield case("empty_batch", lambda r: args(np.zeros((0, 4, 3, 3)), **_channels(r, 4)), tags=EMPTY)
+    yield case("6e4", lambda r: args(alternating(6e4, 2, 4, 3, 5), **_channels(r, 4)), tags=EXTREME)
+    yield case(
+        "1e30", lambda r: args(alternating(1e30, 2, 4, 3, 5), **_channels(r, 4)), dtypes=FLOAT32_RANGE, tags=OVERFLOW
+    )
+    yield case("1e-30", lambda r: args(alternating(1e-30, 2, 4, 3, 5)), dtypes=FLOAT32_RANGE, tags=EXTREME)
+    yield case("special", lambda r: args(SPECIAL_ROWS.reshape(1, 6, 2, 2), **_channels(r, 6)), tags=SPECIAL)
+
+
+def _l2_norm_cases() -> Iterator[Case]:
+    case = partial(Case, "l2_norm", tolerance=16.0, scale_axis=())
+    yield case("typical", lambda r: args(normal(r, 4, 64)))
+    for n in ODD_LENGTHS:
+        yield case(f"length_{n}", partial(lambda r, n: args(normal(r, 3, n)), n=n))
+    yield case("one_dimension", lambda r: args(normal(r, 17)))
+    yield case("batch", lambda r: args(normal(r, 2, 3, 5, 16)))
+    yield case("first_axis", lambda r: args(normal(r, 9, 4), axis=0))
+    yield case("last_two_axes", lambda r: args(normal(r, 3, 4, 5), axis=(-2, -1)))
+    yield case("separate_axes", lambda r: args(normal(r, 2, 3, 4, 5), axis=(3, 1)))
+    yield case("positional_eps", lambda r: args(normal(r, 3, 16, scale=0.01), 1e-3))
+    yield case("eps_dominates", lambda r: args(normal(r, 3, 16, scale=1e-3), eps=1e-1))
+    yield case("about_eps", lambda r: args(np.repeat([[0.125], [0.25], [0.5]], 4, axis=1), eps=0.5))
+    yield case("no_eps", lambda r: args(normal(r, 3, 16), eps=0.0))
+    yield case("zeros", lambda r: args(np.zeros((2, 16))))
+    yield case("zeros_without_eps", lambda r: args(np.zeros((2, 16)), eps=0.0))
+    yield case("empty_batch", lambda r: args(np.zeros((2, 0, 8))), tags=EMPTY)
+    yield case("empty_axis", lambda r: args(np.zeros((3, 0))), tags=EMPTY)
+    yield case("6e4", lambda r: args(alternating(6e4, 3, 17)), tags=EXTREME)
+    yield case("1e30", lambda r: args(alternating(1e30, 3, 17)), dtypes=FLOAT32_RANGE, tags=OVERFLOW)
+    yield case("1e-30", lambda r: args(alternating(1e-30, 3, 17), 0.0), dtypes=FLOAT32_RANGE, tags=EXTREME)
+    yield case("1e-30_below_eps", lambda r: args(alternating(1e-30, 3, 17)), dtypes=FLOAT32_RANGE, tags=EXTREME)
+    yield case("1e200", lambda r: args(alternating(1e200, 3, 17)), dtypes=DOUBLE, tags=OVERFLOW)
+    yield case("special", lambda r: args(SPECIAL_ROWS), tags=SPECIAL)
+
+
 # --- workloads, and all of it by operator ------------------------------------------------------------
+
+
+def _of_channels(make: Maker, **options: int) -> Workload:
+    """Return one element of a batch, whose channels are the rows."""
+    return Workload((make.x()[None],), {**options, "weight": make.normal(make.rows), "bias": make.normal(make.rows)})
 
 
 ENTRIES = (
@@ -248,5 +397,49 @@ ENTRIES = (
             ("nan_eps", ValueError, "eps", lambda: args(ones(2, 8), eps=float("nan"))),
         ),
         lambda m: Workload((m.x(), m.vector(), m.vector())),
+    ),
+    Entry(
+        group_norm,
+        tuple(_group_norm_cases()),
+        (
+            (
+                "indivisible",
+                ValueError,
+                "^group_norm: num_groups is 3, expected a divisor of the 8 channels of x",
+                lambda: args(ones(2, 8, 3), 3),
+            ),
+            ("no_groups", ValueError, "num_groups", lambda: args(ones(2, 8, 3), 0)),
+            ("weight_length", ValueError, "weight", lambda: args(ones(2, 8, 3), 2, ones(2))),
+            ("bias_2d", ValueError, "bias", lambda: args(ones(2, 8, 3), 2, None, ones(8, 1))),
+            ("one_dimension", ValueError, "x", lambda: args(ones(8), 2)),
+            ("channels_beyond", ValueError, "channel_axis", lambda: args(ones(2, 8, 3), 2, channel_axis=3)),
+            ("channels_of_the_batch", ValueError, "channel_axis", lambda: args(ones(2, 8, 3), 2, channel_axis=-3)),
+            ("integer_x", TypeError, "x", lambda: args(integers(2, 8, 3), 2)),
+            ("negative_eps", ValueError, "eps", lambda: args(ones(2, 8, 3), 2, eps=-1e-5)),
+        ),
+        lambda m: _of_channels(m, num_groups=min(32, m.rows)),
+    ),
+    Entry(
+        instance_norm,
+        tuple(_instance_norm_cases()),
+        (
+            ("weight_length", ValueError, "weight", lambda: args(ones(2, 8, 3), ones(7))),
+            ("bias_2d", ValueError, "bias", lambda: args(ones(2, 8, 3), None, ones(8, 1))),
+            ("one_dimension", ValueError, "x", lambda: args(ones(8))),
+            ("channels_of_the_batch", ValueError, "channel_axis", lambda: args(ones(2, 8, 3), channel_axis=0)),
+            ("integer_weight", TypeError, "weight", lambda: args(ones(2, 8, 3), integers(8))),
+        ),
+        _of_channels,
+    ),
+    Entry(
+        l2_norm,
+        tuple(_l2_norm_cases()),
+        (
+            ("axis_beyond", ValueError, "axis", lambda: args(ones(2, 8), axis=2)),
+            ("axis_twice", ValueError, "axis", lambda: args(ones(2, 8), axis=(1, -1))),
+            ("integer_x", TypeError, "x", lambda: args(integers(2, 8))),
+            ("negative_eps", ValueError, "eps", lambda: args(ones(2, 8), -1e-6)),
+        ),
+        one_array,
     ),
 )

@@ -37,6 +37,7 @@ ROWS = {
     "rms_norm": (1, 1),
     "add_rms_norm": (2, 1),
     "layer_norm": (1, 2),
+    "l2_norm": (1, 0),
 }
 # In units in the last place of the largest element of a row.
 TOLERANCE = {"float16": 2, "bfloat16": 2, "float32": 16, "float64": 16}
@@ -66,6 +67,8 @@ def close(actual, expected, tolerance=2e-5):
 def test_every_kernel_is_here():
     assert {name for name, operator in OPERATORS.items() if "jax_ffi" in operator.kernels} == {
         *ROWS,
+        "group_norm",
+        "instance_norm",
         "quantized_linear",
     }
 
@@ -113,6 +116,67 @@ def test_float32_weights_beside_half_types(parameter, rng):
     matches(tp.rms_norm(*args[:2]), REFERENCES["rms_norm"](x, w), parameter)
 
 
+# Weights that the handlers do not read beside this x, and what they are widened to.
+WIDENED = [("float32", "float16"), ("float32", "bfloat16"), ("float16", "bfloat16"), ("bfloat16", "float16")]
+
+
+@pytest.mark.parametrize(("dtype", "of_weight"), WIDENED)
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "jit"])
+def test_other_weights_are_widened_for_the_kernel(traced, dtype, of_weight, rng):
+    x, w, b = arrays("layer_norm", (5, 33), rng)
+    x, w, b = x.astype(DTYPES[dtype]), w.astype(DTYPES[of_weight]), b.astype(DTYPES["float32"])
+    there = support.there((x, w, b), "jax")
+    assert tp.layer_norm.explain(*there).kernel == "jax_ffi"
+    assert calls("layer_norm", tp.layer_norm, *there)
+    wrap = jax.jit if traced else (lambda f: f)
+    matches(wrap(tp.layer_norm)(*there), REFERENCES["layer_norm"](x, w, b), dtype)
+    matches(wrap(tp.rms_norm)(*there[:2]), REFERENCES["rms_norm"](x, w), dtype)
+    y = wrap(functools.partial(tp.group_norm, num_groups=11))(there[0], weight=there[1], bias=there[2])
+    matches(y, REFERENCES["group_norm"](x, 11, w, b), dtype)
+
+
+CHANNELS = [((1, 6), 3), ((3, 6, 1, 1), 2), ((2, 6, 5, 7), 3), ((3, 8, 33, 31), 8), ((1, 4, 400, 401), 1)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "groups"), CHANNELS)
+def test_groups_of_channels(shape, groups, dtype, rng):
+    x, w, b = (rng.standard_normal(s).astype(DTYPES[dtype]) for s in (shape, shape[1:2], shape[1:2]))
+    with support.holding("jax", dtype):
+        for count, call, parameters in (
+            (groups, functools.partial(tp.group_norm, num_groups=groups), {"weight": w, "bias": b}),
+            (groups, functools.partial(tp.group_norm, num_groups=groups, eps=0.5), {"weight": w}),
+            (shape[1], tp.instance_norm, {"weight": w, "bias": b}),
+        ):
+            expected = REFERENCES["group_norm"](x, count, eps=0.5 if "bias" not in parameters else 1e-5, **parameters)
+            there, options = support.there((x, parameters), "jax")
+            with tp.trace() as log:
+                y = call(there, **options)
+            assert [r.kernel for r in log] == ["jax_ffi"]
+            every = tuple(range(1, x.ndim))
+            assert_matches(support.back(y), expected, dtype, tolerance=TOLERANCE[dtype], scale_axis=every)
+
+
+def test_groups_of_channels_under_transformations(rng):
+    """To map over an axis makes the batch larger: channels stay the second axis."""
+    x, w, b = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((5, 2, 6, 7), (6,), (6,)))
+
+    def group(x, w, b):
+        return tp.group_norm(x, 3, w, b)
+
+    expected = np.stack([REFERENCES["group_norm"](e, 3, w, b) for e in x])
+    mapped = jax.vmap(group, (0, None, None))
+    assert calls("group_norm", mapped, x, w, b)
+    close(mapped(x, w, b), expected)
+    across = jax.vmap(group, (2, None, None), 2)  # each of them has every batch and channel
+    close(across(jnp.moveaxis(x, 0, 2), w, b), np.moveaxis(expected, 0, 2))
+    close(jax.vmap(group)(x, jnp.stack([w] * 5), jnp.stack([b] * 5)), expected)
+    close(jax.vmap(tp.instance_norm)(x), np.stack([REFERENCES["instance_norm"](e) for e in x]))
+    gradients = jax.grad(lambda *a: jnp.sum(group(*a) ** 3), (0, 1, 2))
+    bodies = jax.grad(lambda x, w, b: jnp.sum(tp.group_norm.generic(x, 3, w, b) ** 3), (0, 1, 2))
+    close(gradients(x[0], w, b), bodies(x[0], w, b), 1e-4)
+
+
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, 3e38, 1e-38])
 @every_kernel
 def test_special_values_are_those_of_the_body(name, special, rng):
@@ -153,9 +217,10 @@ REFUSED = [
     (lambda x: tp.softmax.explain(x, axis=0), "axis is not the last of x"),
     (lambda x: tp.softmax.explain(x, where=x > 0), "where has a dtype without a kernel"),
     (lambda x: tp.logsumexp.explain(x[:, :0]), "the last axis of x is empty"),
-    (lambda x: tp.rms_norm.explain(x, x[0].astype(np.float16)), "weight has another dtype than x"),
     (lambda x: tp.layer_norm.explain(x, None, x[0]), "bias is given without weight"),
     (lambda x: tp.layer_norm.explain(x, axis=(0, 1)), "axis is not the last of x"),
+    (lambda x: tp.instance_norm.explain(x[None], channel_axis=2), "channel_axis is not the second of x"),
+    (lambda x: tp.group_norm.explain(x[:0], 3), "x is empty"),
 ]
 
 PACKED, SCALES = np.zeros((5, 16), np.uint8), np.zeros((5, 1), np.float32)
@@ -206,6 +271,9 @@ MALFORMED = {
     "weight-length": ("rms_norm", X, (X, X[0, :2])),
     "bias-dtype": ("layer_norm", X, (X, X[0], X[0].astype(np.float16))),
     "sum": ("logsumexp", X, (X,)),
+    "channels": ("group_norm", X, (X, X[0], X[0, :2])),
+    "no-channels": ("instance_norm", X[0], (X[0],)),
+    "length": ("l2_norm", X, (X, X)),
     "no-format": ("quantized_linear", X, (X, X.astype(np.uint8), X, X)),
     "weight-dtype": ("quantized_linear", X, (X, X, X, X)),
     "three-matrices": ("quantized_linear", X, (X, X)),

@@ -47,6 +47,8 @@ WITHOUT_MEANING = {
     "top_p": [0, 1.5, -1],
     "min_p": [-0.1, 2],
     "axis": [99, -99, HUGE, -HUGE],
+    "channel_axis": [0, 99, -99, HUGE, -HUGE],
+    "num_groups": [0, -1, 3, 10**30, HUGE, -HUGE],
     "dims": [1, -2, 10**30, HUGE, -HUGE],
     "window": [0, -1, -(10**30), -HUGE],
     "top_k": [0, -1, -(10**30), -HUGE],
@@ -55,7 +57,7 @@ WITHOUT_MEANING = {
 }
 
 RIGHT = {"float": 0.5, "int": 2, "bool": True, "int | tuple[int, ...]": -1}
-RIGHT_BY_NAME = {"axis": -1}
+RIGHT_BY_NAME = {"axis": -1, "channel_axis": 1}
 
 
 class String(str):

@@ -72,6 +72,7 @@ def assert_centred(y, expected, x):
 ROW_OPERATORS = [
     pytest.param("rms_norm", {"eps": 0.0}, 4, id="rms_norm"),
     pytest.param("layer_norm", {"eps": 0.0}, 16, id="layer_norm"),
+    pytest.param("l2_norm", {}, 4, id="l2_norm"),
     pytest.param("softmax", {}, 8, id="softmax"),
     pytest.param("log_softmax", {}, 2, id="log_softmax"),
     pytest.param("logsumexp", {}, 2, id="logsumexp"),
@@ -103,7 +104,11 @@ def test_rows_that_are_done_again_may_be_long(target, scale, dtype):
     """Squares of such float32 leave the range, as those of float64 do when the scale is raised to the eighth power."""
     x = equal(1_000_003, "float64") * (scale if dtype == "float32" else scale**8)
     x = x.astype(dtype)
-    for name, tolerance in (("rms_norm", 4), ("layer_norm", 128)):  # a mean eleven times the largest difference
+    for name, tolerance in (
+        ("rms_norm", 4),
+        ("l2_norm", 4),
+        ("layer_norm", 128),
+    ):  # a mean eleven times the largest difference
         y = kernel(name, x, eps=0.0)
         assert_matches(y, REFERENCES[name](x, eps=0.0), dtype, tolerance=tolerance)
 
@@ -266,7 +271,7 @@ def mean_of_smoothed(logits, targets):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "l2_norm"])
 @pytest.mark.parametrize("eps", [1e-60, 1e-300, 5e-324])
 def test_an_eps_may_be_smaller_than_float32_holds(compute, eps, name, dtype):
     x = rows_beside_a_tiny_eps(name, dtype)

@@ -120,6 +120,42 @@ def layer_norm_supports(
     *,
     axis: int | tuple[int, ...] = -1,
 ) -> str | None: ...
+def group_norm(
+    x: Array,
+    num_groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_axis: int = 1,
+) -> Array: ...
+def group_norm_supports(
+    x: Array,
+    num_groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_axis: int = 1,
+) -> str | None: ...
+def instance_norm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_axis: int = 1,
+) -> Array: ...
+def instance_norm_supports(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_axis: int = 1,
+) -> str | None: ...
+def l2_norm(x: Array, eps: float = 1e-12, *, axis: int | tuple[int, ...] = -1) -> Array: ...
+def l2_norm_supports(x: Array, eps: float = 1e-12, *, axis: int | tuple[int, ...] = -1) -> str | None: ...
 def sample(
     logits: Array,
     *,

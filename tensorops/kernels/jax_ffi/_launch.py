@@ -31,11 +31,16 @@ class Call:
     Parameters
     ----------
     operator
-        The operator, which takes the arrays by position.
+        The operator.
     handler
         The kernel's name in ``xla_handlers`` of the compiled module.
+    names
+        The parameters that are arrays, in the order of the arrays.
     rows
         How many leading arrays have the shape of the first; the others apply to every row.
+    batched
+        Whether the first axis counts rows, and the kernel finds others by counting from it: to map over an axis then
+        makes the first longer, instead of adding one.
     options
         The operator's options by name; an axis counts from the end.
     attributes
@@ -44,13 +49,15 @@ class Call:
 
     operator: Operator[..., Any]
     handler: str
+    names: tuple[str, ...]
     rows: int = 1
+    batched: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     attributes: tuple[str, ...] = ()
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
-        result = self.operator.compute(*arrays, **dict(self.options))
+        result = self.operator.compute(**dict(zip(self.names, arrays, strict=True)), **dict(self.options))
         return list(result) if isinstance(result, tuple) else [result]
 
 
@@ -60,6 +67,7 @@ def register(
     handler: Callable[[dict[str, Any]], str] | None = None,
     attributes: tuple[str, ...] = (),
     refuse: Callable[[dict[str, Any]], str | None] | None = None,
+    batched: bool = False,
 ) -> None:
     """Register the kernel of an operator that declares how its calls may be split.
 
@@ -73,6 +81,8 @@ def register(
         The options that the kernel takes.
     refuse
         Returns why the kernel does not support the arguments; replaces the check for rows and their parameters.
+    batched
+        Whether the first axis counts rows; see `Call`.
     """
 
     @functools.wraps(operator)
@@ -89,13 +99,12 @@ def register(
             return NotImplemented
         if metadata is not None and len(known) < _MOST_KNOWN:
             known[metadata] = found
-        call, names = found
-        results = _compiled(call)(*[arguments[name] for name in names])
+        results = _compiled(found)(*[arguments[name] for name in found.names])
         return tuple(results) if len(results) > 1 else results[0]
 
-    known: dict[object, tuple[Call, list[str]]] = {}
+    known: dict[object, Call] = {}
 
-    def prepare(arguments: dict[str, Any]) -> str | tuple[Call, list[str]]:
+    def prepare(arguments: dict[str, Any]) -> str | Call:
         rows = operator.rows(arguments)
         reason = refuse(arguments) if refuse else _refuse_rows(arguments, rows)
         if reason := reason or _unusable():
@@ -104,8 +113,8 @@ def register(
         if "axis" in options:
             options["axis"] = -1
         name = handler(options) if handler else operator.__name__
-        call = Call(operator, name, rows.sharing, tuple(options.items()), attributes)
-        return call, list(rows.arrays)
+        names = tuple(rows.arrays)
+        return Call(operator, name, names, rows.sharing, batched, tuple(options.items()), attributes)
 
     operator.kernel("jax_ffi", supports=supports, declines=True)(kernel)
 
@@ -136,14 +145,26 @@ def _refuse_rows(arguments: dict[str, Any], rows: RowAxes) -> str | None:
         return f"axis is not the last of {first}"
     if rows.whole and x.shape[-1] == 0:
         return f"the last axis of {first} is empty"
-    parameters = others[rows.sharing - 1 :]
-    for name in parameters:
-        a = arguments[name]
-        if a.dtype != x.dtype and not (a.dtype == np.float32 and x.dtype.itemsize == 2):
-            return f"{name} has another dtype than {first}"
-    if "bias" in parameters and "weight" not in parameters:
-        return "bias is given without weight"
-    return "weight and bias differ in dtype" if len({arguments[name].dtype for name in parameters}) > 1 else None
+    return _refuse_parameters(arguments, others[rows.sharing - 1 :], x)
+
+
+def _refuse_parameters(arguments: dict[str, Any], names: Sequence[str], x: Array) -> str | None:
+    for name in names:
+        if arguments[name].dtype == np.float64 and x.dtype != np.float64:
+            return f"{name} has dtype float64, and x a narrower one"
+    return "bias is given without weight" if "bias" in names and "weight" not in names else None
+
+
+def refuse_channels(arguments: dict[str, Any]) -> str | None:
+    """Return why a call is not on groups of channels along the second axis that the kernels support."""
+    x = arguments["x"]
+    parameters = [name for name in ("weight", "bias") if arguments[name] is not None]
+    for name in ("x", *parameters):
+        if reason := refuse_array(name, arguments[name]):
+            return reason
+    if arguments["channel_axis"] != 1:
+        return "channel_axis is not the second of x"
+    return "x is empty" if 0 in x.shape else _refuse_parameters(arguments, parameters, x)
 
 
 def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES) -> str | None:
@@ -192,7 +213,20 @@ def _compiled(call: Call) -> Callable[..., list[Array]]:
     import jax
 
     primitive = _primitive()
-    return jax.jit(lambda *arrays: primitive.bind(*arrays, call=call), inline=True)  # type: ignore[no-any-return]
+    return jax.jit(  # type: ignore[no-any-return]
+        lambda *arrays: primitive.bind(*_fitting(arrays, call.rows), call=call), inline=True
+    )
+
+
+def _fitting(arrays: Sequence[Array], rows: int) -> Sequence[Array]:
+    """Widen the parameters of rows to the dtype of the computation, unless the kernels read them as they are."""
+    x, parameters = arrays[0], arrays[rows:]
+    dtypes = {p.dtype for p in parameters}
+    as_they_are = {x.dtype, np.dtype(np.float32)} if x.dtype.itemsize == 2 else {x.dtype}
+    if (len(dtypes) <= 1 and dtypes <= as_they_are) or any(dtype_name(p) not in _DTYPES for p in parameters):
+        return arrays
+    wide = np.float64 if x.dtype == np.float64 else np.float32
+    return [*arrays[:rows], *(p.astype(wide) for p in parameters)]
 
 
 @functools.cache
@@ -270,5 +304,10 @@ def _map(arrays: Sequence[Array], axes: Sequence[int | None], *, call: Call) -> 
         jax.numpy.broadcast_to(a, (size, *a.shape)) if axis is None else jax.numpy.moveaxis(a, axis, 0)
         for a, axis in zip(arrays[: call.rows], axes, strict=False)
     ]
+    shape = rows[0].shape
+    if call.batched:
+        rows = [jax.numpy.reshape(a, (shape[0] * shape[1], *shape[2:])) for a in rows]
     results = _primitive().bind(*rows, *arrays[call.rows :], call=call)
+    if call.batched:
+        results = [jax.numpy.reshape(y, shape) for y in results]
     return results, [0] * len(results)

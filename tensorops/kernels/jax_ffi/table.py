@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why the compiled module is missing
-from tensorops.kernels.jax_ffi._launch import refuse_array, register
+from tensorops.kernels.jax_ffi._launch import refuse_array, refuse_channels, register
 from tensorops.ops import activation, normalization, quantization
 
 
@@ -42,4 +42,7 @@ for _operator in (activation.quick_gelu, activation.elu):
 register(normalization.rms_norm, attributes=("eps", "weight_offset"))
 register(normalization.add_rms_norm, attributes=("eps",))
 register(normalization.layer_norm, attributes=("eps",))
+register(normalization.group_norm, attributes=("eps", "num_groups"), refuse=refuse_channels, batched=True)
+register(normalization.instance_norm, attributes=("eps",), refuse=refuse_channels, batched=True)
+register(normalization.l2_norm, attributes=("eps",))
 register(quantization.quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_quantized)
