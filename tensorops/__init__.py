@@ -53,6 +53,7 @@ from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm
 from tensorops.ops.positional import rope
 from tensorops.ops.quantization import dequantize, quantize, quantized_linear
 from tensorops.ops.sampling import sample
+from tensorops.ops.selection import top_k
 
 if TYPE_CHECKING:
     from tensorops.backends.configure import configure
@@ -140,6 +141,7 @@ __all__ = [
     "swiglu",
     "synchronize",
     "to_backend",
+    "top_k",
     "trace",
     "tune",
     "validate",

@@ -104,7 +104,7 @@ def test_signatures_follow_the_conventions(name):
     by_keyword = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     assert by_position + by_keyword == parameters
     arrays = [p for p in parameters if p.annotation.startswith("Array")]
-    positional_options = ["eps"] if name in NORMS else []  # as in PyTorch
+    positional_options = ["eps"] if name in NORMS else ["k"] if name == "top_k" else []  # as in PyTorch
     assert [p.name for p in by_position if p not in arrays] == positional_options
     assert by_position[0].default is inspect.Parameter.empty
     assert all(p.default is None for p in arrays if p in by_keyword or p.default is not p.empty)

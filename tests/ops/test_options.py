@@ -52,6 +52,7 @@ WITHOUT_MEANING = {
     "top_k": [0, -1, -(10**30), -HUGE],
     "bits": [0, 3, 10**30, HUGE],
     "group_size": [0, -32, 3, 10**30, HUGE],
+    "k": [-1, 10**30, HUGE, -HUGE],
 }
 
 RIGHT = {"float": 0.5, "int": 2, "bool": True, "int | tuple[int, ...]": -1}
