@@ -47,6 +47,7 @@ from tensorops.ops.activation import (
     swiglu,
 )
 from tensorops.ops.attention import scaled_dot_product_attention
+from tensorops.ops.contraction import einsum
 from tensorops.ops.linear import embedding, linear
 from tensorops.ops.loss import cross_entropy
 from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm
@@ -103,6 +104,7 @@ __all__ = [
     "cross_entropy",
     "dequantize",
     "detect_hardware",
+    "einsum",
     "embedding",
     "empty_cache",
     "geglu",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tensorops.testing import (
     activation,
     attention,
+    contraction,
     linear,
     loss,
     normalization,
@@ -49,7 +50,18 @@ BENCHMARK_SHAPES: tuple[tuple[int, int], ...] = (
 )
 """Shapes (rows, features) of the benchmarks, from those bound by call overhead to those bound by memory."""
 
-_FAMILIES = (activation, attention, linear, loss, normalization, positional, quantization, sampling, selection)
+_FAMILIES = (
+    activation,
+    attention,
+    contraction,
+    linear,
+    loss,
+    normalization,
+    positional,
+    quantization,
+    sampling,
+    selection,
+)
 _ENTRIES = {entry.reference.__name__: entry for family in _FAMILIES for entry in family.ENTRIES}
 
 REFERENCES: Mapping[str, Callable[..., Any]] = {name: entry.reference for name, entry in _ENTRIES.items()}
