@@ -55,12 +55,14 @@ from tensorops.ops.activation import (
     swiglu,
 )
 from tensorops.ops.attention import scaled_dot_product_attention
+from tensorops.ops.contraction import einsum
 from tensorops.ops.linear import embedding, linear
 from tensorops.ops.loss import cross_entropy
 from tensorops.ops.normalization import add_rms_norm, group_norm, instance_norm, l2_norm, layer_norm, rms_norm
 from tensorops.ops.positional import rope
 from tensorops.ops.quantization import dequantize, quantize, quantized_linear
 from tensorops.ops.sampling import sample
+from tensorops.ops.selection import top_k
 
 if TYPE_CHECKING:
     from tensorops.backends.configure import configure
@@ -110,6 +112,7 @@ __all__ = [
     "cross_entropy",
     "dequantize",
     "detect_hardware",
+    "einsum",
     "elu",
     "embedding",
     "empty_cache",
@@ -123,9 +126,9 @@ __all__ = [
     "get_memory_stats",
     "get_namespace",
     "get_optimal_backend",
+    "group_norm",
     "hard_sigmoid",
     "hard_swish",
-    "group_norm",
     "instance_norm",
     "is_backend_available",
     "l2_norm",
@@ -159,6 +162,7 @@ __all__ = [
     "swiglu",
     "synchronize",
     "to_backend",
+    "top_k",
     "trace",
     "tune",
     "validate",

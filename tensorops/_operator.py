@@ -100,12 +100,13 @@ class Operator(Generic[P, R]):
         self._rows = rows
         self._kernels: dict[str, Kernel] = {}
         self._signature = inspect.signature(body)
-        parameters = self._signature.parameters.values()
+        every = self._signature.parameters.values()
+        parameters = [p for p in every if p.kind is not p.VAR_POSITIONAL]  # for which see `_Variadic`
         self._defaults = {p.name: p.default for p in parameters}
         self._required = tuple(p.name for p in parameters if p.default is p.empty)
         self._by_position = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         self._by_name = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-        annotations = {p.name: str(p.annotation) for p in parameters}
+        annotations = {p.name: str(p.annotation) for p in every}
         self._arrays = frozenset(name for name, a in annotations.items() if "Array" in a)
         self._surely_arrays = frozenset(name for name, a in annotations.items() if a.startswith("Array"))
         if not self._surely_arrays:
@@ -369,7 +370,8 @@ class Operator(Generic[P, R]):
 
     def _arrays_among(self, arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in arguments.items():
-            if name not in self._arrays:
+            parameter = name.partition("[")[0]  # of operands[1]
+            if parameter not in self._arrays:
                 continue
             row = library_of(value)
             if row is not None:
@@ -380,8 +382,8 @@ class Operator(Generic[P, R]):
                 if reason := row.unreadable(value):
                     raise ValueError(f"{self.__name__}: {name} is {reason}")
                 yield name, value
-            elif name in self._surely_arrays and not (
-                value is None and self._signature.parameters[name].default is None
+            elif parameter in self._surely_arrays and not (
+                value is None and self._signature.parameters[parameter].default is None
             ):
                 raise TypeError(
                     f"{self.__name__}: {name} is {describe_type(value)}, expected an array of "
@@ -474,6 +476,37 @@ class Operator(Generic[P, R]):
         )
 
 
+class _Variadic(Operator[P, R]):
+    """An operator on any number of arrays, ``*operands``, after those that have names.
+
+    Once bound, each is an argument of its own, ``operands[0]``, ``operands[1]`` …, also in messages. The check and the
+    body get them by position.
+    """
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return all arguments by name, defaults applied, in the order of the parameters."""
+        before = len(self._by_position)
+        bound = super().bind(args[:before], kwargs)
+        (many,) = (p.name for p in self._signature.parameters.values() if p.kind is p.VAR_POSITIONAL)
+        if len(args) <= before:
+            raise TypeError(f"{self.__name__}: {many} are missing, expected at least one array")
+        operands = {f"{many}[{i}]": value for i, value in enumerate(args[before:])}
+        return (
+            {name: bound[name] for name in self._by_position} | operands | {name: bound[name] for name in self._by_name}
+        )
+
+    def _canonical(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        changed = None if self._check is None else self._apply(functools.partial(self._check, self.__name__), arguments)
+        return {**arguments, **changed} if changed else arguments
+
+    def _apply(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        by_name = {name: arguments[name] for name in self._by_name}
+        return function(*[value for name, value in arguments.items() if name not in by_name], **by_name)
+
+    def _remember(self, *_: Any) -> None:
+        """Keep no plan: the type of the first argument does not tell those of all operands."""
+
+
 def _are_named(settings: Settings) -> bool:
     """Tell whether somebody named the providers that may be used, instead of leaving it to the table."""
     backend = settings.backend
@@ -537,6 +570,8 @@ def operator(
 ) -> Any:
     """Make an operator of a function over the Array API; its parameters annotated ``Array`` are the inputs.
 
+    One of them may take any number of arrays, ``*operands``.
+
     Parameters
     ----------
     body : callable
@@ -554,7 +589,8 @@ def operator(
     """
 
     def make(body: Callable[P, R]) -> Operator[P, R]:
-        made = Operator(body, check, rows, calls)
+        many = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(body).parameters.values())
+        made = (_Variadic if many else Operator)(body, check, rows, calls)
         OPERATORS[made.__name__] = made
         return made
 

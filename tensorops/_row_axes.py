@@ -28,11 +28,15 @@ class RowAxes(NamedTuple):
     sharing : int
         The number of leading arrays with the shape of the first. The others apply to all rows.
     shortened : tuple of int
-        The axes along which the results have length one.
+        The axes along which the results have the length `length`, whatever that of the arrays is.
     results : int
         The number of arrays that the operator returns.
     like : str
         The array whose dtype the results have; the first array if empty.
+    length : int
+        The length of the results along the shortened axes.
+    indices : tuple of int
+        Which of the results hold indices, in the default index dtype of the library.
     """
 
     arrays: dict[str, Axes]
@@ -42,6 +46,8 @@ class RowAxes(NamedTuple):
     shortened: Axes = ()
     results: int = 1
     like: str = ""
+    length: int = 1
+    indices: tuple[int, ...] = ()
 
 
 def every_axis(x: Array) -> Axes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import pathlib
 import subprocess
@@ -109,6 +110,16 @@ def implementations(operator: Operator[..., Any], row: Library) -> tuple[str, ..
 def there(tree: Any, library: str) -> Any:
     """Transfer the NumPy arrays in nested containers to a library; float64 becomes float32 if it lacks float64."""
     return _libraries.there(tree, backend_of(library))
+
+
+def with_argument(
+    operator: Operator[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, value: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a call's arguments with another value of one parameter; of ``*operands``, for the first of them."""
+    bound = inspect.signature(operator).bind(*args, **kwargs)
+    many = bound.signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+    bound.arguments[name] = (value, *bound.arguments[name][1:]) if many else value
+    return bound.args, bound.kwargs
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype: str = "float32", scale: float = 1.0) -> np.ndarray[Any, Any]:

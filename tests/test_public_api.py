@@ -19,6 +19,7 @@ from tensorops.testing import REFERENCES
 PACKAGE = pathlib.Path(tp.__file__).parent
 
 NORMS = {name for name, op in OPERATORS.items() if op.__module__ == "tensorops.ops.normalization"}
+POSITIONAL_OPTIONS = dict.fromkeys(NORMS, ["eps"]) | {"group_norm": ["num_groups", "eps"], "top_k": ["k"]}
 ACTIVATIONS = {name for name, op in OPERATORS.items() if op.__module__ == "tensorops.ops.activation"}
 
 
@@ -100,12 +101,14 @@ def test_public_functions_and_classes_say_where_they_are_defined():
 def test_signatures_follow_the_conventions(name):
     """Arrays first, options by keyword only. Names and defaults are compared with those of the reference below."""
     parameters = list(inspect.signature(OPERATORS[name]).parameters.values())
-    by_position = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if name == "einsum":  # as in NumPy
+        assert parameters.pop(0).name == "subscripts"
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
     by_keyword = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     assert by_position + by_keyword == parameters
     arrays = [p for p in parameters if p.annotation.startswith("Array")]
-    positional_options = [*(["num_groups"] if name == "group_norm" else []), *(["eps"] if name in NORMS else [])]
-    assert [p.name for p in by_position if p not in arrays] == positional_options  # as in PyTorch
+    positional_options = POSITIONAL_OPTIONS.get(name, [])  # as in PyTorch
+    assert [p.name for p in by_position if p not in arrays] == positional_options
     assert by_position[0].default is inspect.Parameter.empty
     assert all(p.default is None for p in arrays if p in by_keyword or p.default is not p.empty)
 
@@ -155,7 +158,7 @@ def test_documentation_has_its_sections(name):
     assert doc["Summary"][0].endswith(".")
     for section in ("Parameters", "Returns", "Raises", "Examples"):
         assert doc[section], f"{name} has no section {section}"
-    documented = [n for p in doc["Parameters"] for n in p.name.split(", ")]
+    documented = [n.lstrip("*") for p in doc["Parameters"] for n in p.name.split(", ")]
     assert documented == list(inspect.signature(OPERATORS[name]).parameters)
     for section in ("Parameters", "Returns", "Raises"):
         for entry in doc[section]:
@@ -287,7 +290,7 @@ def test_the_readme_says_which_of_them_torch_and_jax_use():
 @pytest.mark.parametrize(
     ("provider", "expected"),
     [
-        ("dask", set(OPERATORS) - {"quantize", "dequantize", "sample"}),
+        ("dask", set(OPERATORS) - {"quantize", "dequantize", "sample", "einsum"}),
         ("mlx", {"quantized_linear"}),
         ("mlx_fast", {"rms_norm", "add_rms_norm", "layer_norm", "rope", "scaled_dot_product_attention"}),
     ],

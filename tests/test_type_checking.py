@@ -127,7 +127,7 @@ def test_a_checker_knows_what_operators_take_and_return(program, module, check, 
 
 
 # What has another dtype than every input: indices, and the integers of a quantized matrix.
-LEFT_OPEN = {"sample": "Array", "quantize": "tuple[Array, KindT, KindT | None]"}
+LEFT_OPEN = {"sample": "Array", "top_k": "tuple[KindT, Array]", "quantize": "tuple[Array, KindT, KindT | None]"}
 
 
 @pytest.mark.parametrize("name", OPERATORS)

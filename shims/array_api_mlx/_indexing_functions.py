@@ -31,4 +31,5 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
     places = within(places, a.shape[index], index)
     others = mx.broadcast_shapes(*((*s[:index], 1, *s[index + 1 :]) for s in (a.shape, places.shape)))
     a, places = (mx.broadcast_to(y, (*others[:index], y.shape[index], *others[index + 1 :])) for y in (a, places))
-    return Array(mx.take_along_axis(a, places, axis=index))
+    # MLX refuses to differentiate what depends on x through the indices, though integers do not vary.
+    return Array(mx.take_along_axis(a, mx.stop_gradient(places), axis=index))

@@ -27,11 +27,11 @@ def nested(t, layout="strided"):
 
 def refuses(operator, name, value, args, kwargs, advice):
     """Assert that every way to call refuses `value` as the argument `name`, and says what to do instead."""
-    message = rf"^{operator.__name__}: {name}: .* is not supported; pass {re.escape(advice)}"
-    args = dict(zip(operator._signature.parameters, args, strict=False)) | kwargs | {name: value}
+    message = rf"^{operator.__name__}: {name}(\[0\])?: .* is not supported; pass {re.escape(advice)}"
+    args, kwargs = support.with_argument(operator, args, kwargs, name, value)
     for call in (operator, operator.generic, operator.explain):
         with pytest.raises(TypeError, match=message):
-            call(**args)
+            call(*args, **kwargs)
     with pytest.raises(TypeError, match=r"is not supported; pass"):
         tp.to_backend(value, "numpy")
 

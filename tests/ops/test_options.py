@@ -54,6 +54,7 @@ WITHOUT_MEANING = {
     "top_k": [0, -1, -(10**30), -HUGE],
     "bits": [0, 3, 10**30, HUGE],
     "group_size": [0, -32, 3, 10**30, HUGE],
+    "k": [-1, 10**30, HUGE, -HUGE],
 }
 
 RIGHT = {"float": 0.5, "int": 2, "bool": True, "int | tuple[int, ...]": -1}
@@ -105,10 +106,12 @@ def wrong_values(operator, name, row):
         yield ValueError, value
 
 
-def right_value(operator, name, kwargs):
+def right_value(operator, name, args, kwargs):
     """Return a value that an option may have, and that says the same in every type that can hold it."""
     kind, _ = options_of(operator)[name]
-    default = kwargs.get(name, inspect.signature(operator).parameters[name].default)
+    bound = inspect.signature(operator).bind(*args, **kwargs)
+    bound.apply_defaults()
+    default = bound.arguments[name]
     if kind == "str" or name in ("bits", "group_size"):  # which belong together
         return default
     return RIGHT_BY_NAME.get(name, RIGHT[kind])
@@ -131,7 +134,7 @@ def test_wrong_options_are_refused_in_the_operators_words(operator, name, row, i
         operator(*args, **kwargs)  # from here on a kernel may be asked first
     message = rf"^{operator.__name__}: .{{,60}}\b{name}\b.{{,200}}$"
     for error, value in wrong_values(operator, name, row):
-        wrong = (args, kwargs | {name: value})
+        wrong = support.with_argument(operator, args, kwargs, name, value)
         case = InvalidCase(operator.__name__, name, lambda wrong=wrong: wrong, error, message)
         try:
             check_refusal(operator, case, wrong, backend, implementation)
@@ -144,18 +147,18 @@ def test_wrong_options_are_refused_in_the_operators_words(operator, name, row, i
 def test_right_options_of_every_type_mean_the_same(operator, name, row, implementation):
     support.require(row.name)
     args, kwargs = support.there(CASES[operator.__name__][0].build(dtype_name="float32"), row.name)
-    plain = right_value(operator, name, kwargs)
+    plain = right_value(operator, name, args, kwargs)
 
     def results(value):
         """Return results on the host, and the implementation that made them."""
-        options = kwargs | {name: value}
+        given, options = support.with_argument(operator, args, kwargs, name, value)
         if implementation != GENERIC:
             chosen = tp.set_backend(support.backend_of(row.name).name, providers=[implementation, GENERIC])
         else:
             chosen = contextlib.nullcontext()
         with chosen, tp.trace() as log:
             call = operator.generic if implementation == GENERIC else operator
-            found = call(*args, **rng_anew(options))
+            found = call(*given, **rng_anew(options))
         return support.back(found), log[0].kernel
 
     expected, ran = results(plain)

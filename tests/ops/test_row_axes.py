@@ -51,7 +51,8 @@ def test_parts_of_a_call(operator, case):
             whole = expected[j] if rows.results > 1 else expected
             joined = np.concatenate([part[j] for part in parts], axis=where)
             assert joined.ndim == len(rows.result)
-            assert_matches(joined, whole, "float64", tolerance=case.tolerance, scale_axis=case.scale_axis)
+            dtype = "int64" if j in rows.indices else "float64"
+            assert_matches(joined, whole, dtype, tolerance=case.tolerance, scale_axis=case.scale_axis)
 
 
 @pytest.mark.parametrize("operator", [o for o in OPERATORS.values() if o.divides], ids=lambda o: o.__name__)

@@ -18,6 +18,11 @@ def reductions(x: Array, targets: Array) -> None:
     assert_type(tp.cross_entropy(x, targets, reduction="none"), Array)
 
 
+def selections(x: Array) -> None:
+    values, _ = tp.top_k(x, 2)
+    assert_type(values, Array)
+
+
 def lookups(ids: Array, table: Array) -> None:
     assert_type(tp.embedding(ids, table), Array)
 

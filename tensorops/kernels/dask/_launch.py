@@ -13,6 +13,7 @@ from tensorops import _providers
 from tensorops._messages import describe_type
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
+from tensorops.backends import get_namespace
 from tensorops.backends.settings import Settings, activate
 from tensorops.libraries import library_of
 
@@ -118,16 +119,26 @@ def _build(operator: Operator[..., Any], arguments: dict[str, Any], rows: RowAxe
     ]
     several = any(a.npartitions > 1 for a, _ in pairs)
     call = tuple((name, value) for name, value in arguments.items() if name not in rows.arrays)
-    like = arguments[rows.like or next(iter(rows.arrays))]
-    options: dict[str, Any] = {"token": operator.__name__, "dtype": like.dtype, "meta": like._meta}
+    like = arguments[rows.like or next(iter(rows.arrays))]._meta
+    options: dict[str, Any] = {"token": operator.__name__, "dtype": like.dtype, "meta": like}
     made = da.blockwise(
         Task(operator, tuple(rows.arrays), call, several),
         rows.result,
         *(part for pair in pairs for part in pair),
-        adjust_chunks=dict.fromkeys(rows.shortened, 1),
+        adjust_chunks=dict.fromkeys(rows.shortened, rows.length),
         **options,
     )
     if rows.results == 1:
         return made
     every = tuple(range(made.ndim))
-    return tuple(da.blockwise(itemgetter(i), every, made, every, **options) for i in range(rows.results))
+    metas = [_of_indices(like) if i in rows.indices else like for i in range(rows.results)]
+    return tuple(
+        da.blockwise(itemgetter(i), every, made, every, token=operator.__name__, dtype=meta.dtype, meta=meta)
+        for i, meta in enumerate(metas)
+    )
+
+
+def _of_indices(meta: Any) -> Any:
+    """Return an array of indices that is otherwise like the given one."""
+    xp = get_namespace(meta)
+    return xp.astype(meta, xp.__array_namespace_info__().default_dtypes()["indexing"])

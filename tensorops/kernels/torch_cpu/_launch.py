@@ -25,7 +25,11 @@ def register(operator: Operator[..., Any]) -> None:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if _refuse((*args, *kwargs.values())):
             return NotImplemented
-        result = compiled.function(*_views(args), **dict(zip(kwargs, _views(kwargs.values()), strict=True)))
+        try:
+            views, options = _views(args), dict(zip(kwargs, _views(kwargs.values()), strict=True))
+        except RuntimeError:  # of a nested tensor; the operator's words follow
+            return NotImplemented
+        result = compiled.function(*views, **options)
         if result is NotImplemented:
             return result
         return tuple(map(_tensor, result)) if type(result) is tuple else _tensor(result)
