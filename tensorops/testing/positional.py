@@ -52,7 +52,7 @@ def rope(
     first, second = (2 * pairs, 2 * pairs + 1) if interleaved else (pairs, pairs + dims // 2)
     if cos is None or sin is None:
         frequencies = base ** (-2.0 * pairs / dims) if freqs is None else float64(freqs)
-        angles = float64(positions)[..., None] * frequencies
+        angles = np.asarray(positions, dtype=np.float64)[..., None] * frequencies
         c, s = np.cos(angles), np.sin(angles)
     else:
         rows = ... if positions is None else np.asarray(positions)
