@@ -19,7 +19,7 @@ from tensorops.testing import REFERENCES
 PACKAGE = pathlib.Path(tp.__file__).parent
 
 NORMS = {name for name, op in OPERATORS.items() if op.__module__ == "tensorops.ops.normalization"}
-POSITIONAL_OPTIONS = dict.fromkeys(NORMS, ["eps"]) | {"group_norm": ["num_groups", "eps"], "top_k": ["k"]}
+POSITIONAL_OPTIONS = {key: ["eps"] for key in NORMS} | {"group_norm": ["num_groups", "eps"], "top_k": ["k"]}
 ACTIVATIONS = {name for name, op in OPERATORS.items() if op.__module__ == "tensorops.ops.activation"}
 
 

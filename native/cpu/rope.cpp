@@ -1,9 +1,9 @@
 // Rotary position embedding: pairs of features rotate by position times frequency.
 //
 // Work: positions go to threads in contiguous parts. The cosines and sines of a position are computed once for all
-//   heads and for all batches that share the positions.
+//   heads and for all batches that share the positions, or read from the row of the tables that a position names.
 // Precision: angles, cosines and sines in float64 for every dtype: in float32 an angle of 8192 radians is off by
-//   0.0005. They are rounded to float32 unless x is float64, and pairs are multiplied in that.
+//   0.0005. They are rounded to float32 unless x is float64, as tables are, and pairs are multiplied in that.
 // Bytes: each element once in, once out.
 #include "rope.h"
 
@@ -27,9 +27,33 @@ template <class C>
 void compute_angles(const Rope& op, double position, Angles<C> angles) {
     for (std::int64_t i = 0; i < op.dims / 2; ++i) {
         const double angle = position * op.frequencies[i];
-        angles.cosines[i] = static_cast<C>(std::cos(angle));
-        angles.sines[i] = static_cast<C>(std::sin(angle));
+        angles.cosines[i] = static_cast<C>(std::cos(angle) * op.factor);
+        angles.sines[i] = static_cast<C>(std::sin(angle) * op.factor);
     }
+}
+
+// A row of a table, in the type of computation.
+template <class C>
+void read_row(const Rope& op, const char* row, C* to) {
+    const C factor = static_cast<C>(op.factor);
+    for_dtype(op.tables->dtype, [&](auto element) {
+        using T = decltype(element);
+        const T* from = reinterpret_cast<const T*>(row);
+        if constexpr (is_same<Compute<T>, C>) {
+            put_row<false>(to, op.dims / 2,
+                           [=](std::int64_t i, std::int64_t k) { return load_some(from + i, k) * factor; });
+        } else {
+            for (std::int64_t i = 0; i < op.dims / 2; ++i) to[i] = static_cast<C>(load_one(from + i)) * factor;
+        }
+    });
+}
+
+template <class C>
+void find_angles(const Rope& op, double position, Angles<C> angles) {
+    if (!op.tables) return compute_angles(op, position, angles);
+    const auto row = static_cast<std::int64_t>(position);
+    read_row(op, op.tables->cosines.row(row), angles.cosines);
+    read_row(op, op.tables->sines.row(row), angles.sines);
 }
 
 // x may be unaligned; y is aligned.
@@ -76,7 +100,8 @@ void all_positions(const Rope& op) {
     const std::int64_t batches = op.batch.count, size = static_cast<std::int64_t>(sizeof(T));
     const std::int64_t rows = batches * op.heads * op.length;
     // A cosine and a sine cost as much as moving a few hundred bytes.
-    const std::int64_t angles_work = 128 * op.dims * op.length * (op.positions_of_batch ? batches : 1);
+    const std::int64_t of_pair = op.tables ? 16 : 256;
+    const std::int64_t angles_work = of_pair * op.dims / 2 * op.length * (op.positions_of_batch ? batches : 1);
     const int threads = threads_for(op.length, 2 * rows * op.features * size + angles_work);
     const std::int64_t line = whole_lines(3 * op.dims * static_cast<std::int64_t>(sizeof(C)));
     const Scratch scratch(threads * line);
@@ -88,7 +113,7 @@ void all_positions(const Rope& op) {
             if (leaves(at, batches * op.heads * op.features * size)) break;
             for (std::int64_t b = 0; b < batches; ++b) {
                 if (b == 0 || op.positions_of_batch)
-                    compute_angles(op, op.positions[(op.positions_of_batch ? b * op.length : 0) + p], angles);
+                    find_angles(op, op.positions[(op.positions_of_batch ? b * op.length : 0) + p], angles);
                 const char* x = op.batch.row(b) + p * op.stride;
                 T* y = reinterpret_cast<T*>(op.y) + (b * op.heads * op.length + p) * op.features;
                 for (std::int64_t h = 0; h < op.heads; ++h)

@@ -6,6 +6,12 @@
 
 namespace tensorops {
 
+// Cosines and sines by position.
+struct RopeTables {
+    Rows cosines, sines;  // a row of dims / 2 for each position
+    Dtype dtype;
+};
+
 struct Rope {
     char* y;     // rows one after another
     Rows batch;  // of x: where each begins, with `heads` times `length` rows of contiguous features
@@ -15,6 +21,8 @@ struct Rope {
     const double* positions;    // one for each row of a head
     bool positions_of_batch;    // every batch has its own, one batch after another
     const double* frequencies;  // dims / 2
+    const RopeTables* tables;   // instead of frequencies, or null
+    double factor;              // of the features that rotate
     bool interleaved;
     Dtype dtype;
 };

@@ -80,6 +80,19 @@ def test_which_operators_run_by_blocks():
         ("rope", (da.from_array(A.reshape(2, 1, 3, 8), chunks=1).rechunk({3: 8}), da.ones((2, 3), chunks=(2, 1))), {}),
         ("rope", (da.from_array(A.reshape(2, 1, 3, 8), chunks=2).rechunk({3: 8}), da.ones((1, 3), chunks=3)), {}),
         ("rope", (X[None], da.arange(6)), {"freqs": da.from_array(W[:4], chunks=2), "interleaved": True}),
+        (
+            "rope",
+            (
+                da.from_array(A.reshape(2, 1, 3, 8), chunks=(1, 1, 2, 8)),
+                da.from_array([[2, 1, 0], [5, 5, 3]], chunks=1),
+            ),
+            {"cos": da.from_array(A[:, :4]), "sin": da.from_array(A[:, 4:])},
+        ),
+        (
+            "rope",
+            (da.from_array(A.reshape(2, 1, 3, 8), chunks=(1, 1, 2, 8)),),
+            {"cos": da.from_array(A[:3, :4], chunks=(2, 4)), "sin": da.from_array(A[3:, 4:], chunks=(1, 4))},
+        ),
     ],
 )
 def test_blocks_of_every_shape(name, args, options, calls):

@@ -103,3 +103,16 @@ def test_float16_rows_are_taken_as_long_as_their_sums_are_exact(columns, rng):
     explained = tp.layer_norm.explain(there)
     assert explained.kernel == ("mlx_fast" if columns == 1 << 20 else "generic"), explained
     assert_matches(support.back(tp.layer_norm(there)), REFERENCES["layer_norm"](x), "float16", tolerance=2)
+
+
+def test_rope_with_what_mlx_lacks_goes_to_the_body(rng):
+    x, positions = rng.standard_normal((1, 2, 3, 8)).astype(np.float32), np.arange(3)
+    for options, reason in (
+        ({"cos": np.ones((3, 4), np.float32), "sin": np.ones((3, 4), np.float32)}, "cos and sin are given"),
+        ({"attention_factor": 1.5}, "attention_factor is 1.5"),
+    ):
+        args, there = support.there(((x, positions), options), "mlx")
+        with tp.set_backend("mlx", providers=["mlx_fast", "generic"]):
+            assert reason in tp.rope.explain(*args, **there).refused["mlx_fast"]
+            y = support.back(tp.rope(*args, **there))
+        assert_matches(y, REFERENCES["rope"](x, positions, **options), "float32", tolerance=8)

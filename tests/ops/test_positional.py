@@ -3,9 +3,13 @@
 import math
 
 import numpy as np
+import pytest
 from numpy.testing import assert_array_equal
 
+import support
+import tensorops as tp
 from support import close
+from tensorops.testing import assert_matches
 from tensorops.testing import positional as references
 
 
@@ -55,3 +59,75 @@ def test_rope_takes_positions_per_batch(rng):
     for b in range(2):
         for h in range(3):
             assert_array_equal(y[b, h], references.rope(x[b, h][None], positions[b])[0])
+
+
+# --- tables ------------------------------------------------------------------------------------------
+
+
+def test_rope_by_tables_is_rope_by_angles(rng):
+    x, positions = rng.standard_normal((2, 3, 5, 8)), np.array([0, 1, 2, 7, 3])
+    angles = np.arange(9)[:, None] * np.array([1.0, 0.1, 0.01, 0.001])
+    tables = {"cos": np.cos(angles), "sin": np.sin(angles)}
+    close(references.rope(x, positions, **tables), references.rope(x, positions), rtol=1e-13)
+    gathered = {name: table[positions] for name, table in tables.items()}
+    close(references.rope(x, **gathered), references.rope(x, positions), rtol=1e-13)
+
+
+def onnx_rotary_embedding(x, cos_cache, sin_cache, position_ids=None, *, interleaved=0, rotary_embedding_dim=0):
+    """The function body of ONNX's operator RotaryEmbedding-23 for 4D input, (batch, heads, seq, head_size)."""
+    dims = rotary_embedding_dim or x.shape[-1]
+    cos, sin = (cos_cache, sin_cache) if position_ids is None else (cos_cache[position_ids], sin_cache[position_ids])
+    cos, sin = cos[:, None], sin[:, None]
+    rotated, kept = x[..., :dims], x[..., dims:]
+    x1, x2 = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else np.split(rotated, 2, axis=-1)
+    real, imaginary = cos * x1 - sin * x2, sin * x1 + cos * x2
+    if interleaved:
+        y = np.stack([real, imaginary], axis=-1).reshape(rotated.shape)
+    else:
+        y = np.concatenate([real, imaginary], axis=-1)
+    return np.concatenate([y, kept], axis=-1)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dims", [8, 6])
+def test_rope_is_onnx_rotary_embedding(interleaved, dims, rng):
+    x, cos, sin = rng.standard_normal((2, 3, 5, 8)), *rng.standard_normal((2, 11, dims // 2))
+    ids = rng.integers(0, 11, (2, 5))
+    expected = onnx_rotary_embedding(x, cos, sin, ids, interleaved=interleaved, rotary_embedding_dim=dims)
+    close(tp.rope(x, ids, cos=cos, sin=sin, interleaved=interleaved, dims=dims), expected, rtol=1e-13, atol=1e-14)
+    expected = onnx_rotary_embedding(x, cos[ids], sin[ids], interleaved=interleaved, rotary_embedding_dim=dims)
+    given = tp.rope(x, cos=cos[ids], sin=sin[ids], interleaved=interleaved, dims=dims)
+    close(given, expected, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("of_tables", ["float16", "float32", "float64"])
+def test_tables_may_have_another_dtype_than_x(library, dtype, of_tables, rng):
+    if not {dtype, of_tables} <= set(support.dtypes_of(library.name)):
+        pytest.skip(f"{library.name} holds not both")
+    x, positions = rng.standard_normal((2, 3, 5, 8)).astype(dtype), np.array([4, 0, 1, 6, 6])
+    tables = {name: rng.standard_normal((7, 4)).astype(of_tables) for name in ("cos", "sin")}
+    with support.holding(library.name, of_tables):
+        (there, at), options = support.there(((x, positions), tables), library.name)
+        for call in (tp.rope, tp.rope.generic):
+            y = support.back(call(there, at, **options))
+            assert y.dtype == x.dtype
+            assert_matches(y, references.rope(x, positions, **tables), dtype, tolerance=4, scale_axis=-1)
+
+
+@pytest.mark.parametrize("wrong", [-1, 7])
+def test_positions_outside_the_tables_are_refused(library, wrong, rng):
+    """By the kernels and by the body, where values are in host memory."""
+    if not library.host_values:
+        pytest.skip(f"{library.name}'s values are not read")
+    args, tables = support.there(((np.ones((1, 3, 8), np.float32), np.array([0, wrong, 1])), {
+        "cos": np.ones((7, 4), np.float32), "sin": np.ones((7, 4), np.float32)}), library.name)  # fmt: skip
+    for call in (tp.rope, tp.rope.generic):
+        with pytest.raises(ValueError, match=rf"^rope: positions has the index {wrong}, outside 0 … 6$"):
+            call(*args, **tables)
+
+
+def test_the_dtypes_of_tables_must_agree():
+    x, table = np.ones((1, 3, 8)), np.ones((3, 4))
+    with pytest.raises(TypeError, match=r"^rope: sin has dtype float32, but cos has float64$"):
+        tp.rope(x, np.arange(3), cos=table, sin=table.astype(np.float32))

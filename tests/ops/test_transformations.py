@@ -54,6 +54,11 @@ DIFFERENTIABLE = {
     "logsumexp": ((normal(2, 5),), {"axis": 0}),
     "rope": ((normal(1, 2, 3, 6), np.arange(3)), {}),
     "rope-freqs": ((normal(1, 2, 3, 6), np.arange(3)), {"freqs": normal(2), "dims": 4, "interleaved": True}),
+    "rope-tables": (
+        (normal(2, 2, 3, 6), np.asarray([[4, 0, 4], [1, 2, 3]])),
+        {"cos": normal(5, 2), "sin": normal(5, 2), "dims": 4, "attention_factor": 1.5},
+    ),
+    "rope-gathered": ((normal(2, 2, 3, 4),), {"cos": normal(2, 3, 2), "sin": normal(2, 3, 2), "interleaved": True}),
     "scaled_dot_product_attention": (attention(), {}),
     "scaled_dot_product_attention-causal": (
         attention(4, 3),

@@ -201,21 +201,27 @@ def scaled_dot_product_attention_supports(
 def xla_handlers() -> dict[str, object]: ...
 def rope(
     x: Array,
-    positions: Array,
+    positions: Array | None = None,
     *,
     base: float = 10000.0,
     freqs: Array | None = None,
+    cos: Array | None = None,
+    sin: Array | None = None,
     interleaved: bool = False,
     dims: int | None = None,
+    attention_factor: float = 1.0,
 ) -> Array: ...
 def rope_supports(
     x: Array,
-    positions: Array,
+    positions: Array | None = None,
     *,
     base: float = 10000.0,
     freqs: Array | None = None,
+    cos: Array | None = None,
+    sin: Array | None = None,
     interleaved: bool = False,
     dims: int | None = None,
+    attention_factor: float = 1.0,
 ) -> str | None: ...
 def embedding(ids: Array, weight: Array) -> Array: ...
 def embedding_supports(ids: Array, weight: Array) -> str | None: ...

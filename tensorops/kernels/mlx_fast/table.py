@@ -125,16 +125,33 @@ def _(
     return mx.where(mx.any(attends, axis=-1, keepdims=True), y, mx.zeros_like(y))  # without any key, MLX gives NaN
 
 
-def _refuse_rope(x: Array, positions: Array, *, freqs: Array | None, dims: int, **_: Any) -> str | None:
+def _refuse_rope(
+    x: Array, positions: Array, *, cos: Array | None, dims: int, attention_factor: float, **_: Any
+) -> str | None:
     if dtype_name(x) not in _DTYPES:
         return f"x has dtype {dtype_name(x)}, mlx.core.fast takes float16, bfloat16 and float32"
+    if cos is not None:
+        return "cos and sin are given, mlx.core.fast computes them itself"
+    if attention_factor != 1.0:
+        return f"attention_factor is {attention_factor}, mlx.core.fast has none"
     if not is_integer(positions):
         return f"positions has dtype {dtype_name(positions)}, mlx.core.fast takes integers"
     return "nothing rotates" if dims == 0 or 0 in x.shape else None
 
 
 @rope.kernel("mlx_fast", supports=_refuse_rope, deviation=_ROPE)
-def _(x: Array, positions: Array, *, base: float, freqs: Array | None, interleaved: bool, dims: int) -> Array:
+def _(
+    x: Array,
+    positions: Array,
+    *,
+    base: float,
+    freqs: Array | None,
+    cos: None,
+    sin: None,
+    interleaved: bool,
+    dims: int,
+    attention_factor: float,
+) -> Array:
     import mlx.core as mx
 
     *batch, heads, sequence, features = x.shape

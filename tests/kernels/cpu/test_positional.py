@@ -9,6 +9,8 @@ from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
 _native = support.require_native()
 
+TABLE = np.ones((6, 4))
+
 
 def assert_rotated(y, x, positions, dtype, **options):
     assert y.dtype == x.dtype
@@ -84,6 +86,76 @@ def test_several_threads_give_the_same_bits(target, rng):
     assert_rotated(together, x, positions, "float32")
 
 
+def tables(rng, *shape, dtype="float32"):
+    """Return numbers that are not the cosine and sine of one angle, so a mistake in one of them shows."""
+    return {"cos": normal(rng, *shape, dtype=dtype), "sin": normal(rng, *shape, dtype=dtype)}
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tables_of_every_dtype(target, dtype, interleaved, rng):
+    positions = np.asarray([12, 0, 3, 3, 7])
+    for of_tables in DTYPES:
+        for features in [*range(2, 70, 2), 256]:
+            x = normal(rng, 3, 5, features, dtype=dtype)
+            dims = features // 4 * 2 or 2
+            for factor in (1.0, 1.25):
+                options = {"interleaved": interleaved, "dims": dims, "attention_factor": factor}
+                options |= tables(rng, 13, dims // 2, dtype=of_tables)
+                assert_rotated(_native.rope(x, positions, **options), x, positions, dtype, **options)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "int64", "uint8", "uint64"])
+def test_rows_of_tables_by_integers_of_any_kind(kind, rng):
+    x, positions = normal(rng, 2, 6, 8), np.asarray([0, 5, 2, 100, 7, 1]).astype(kind)
+    options = tables(rng, 101, 4)
+    assert_rotated(_native.rope(x, positions, **options), x, positions, "float32", **options)
+
+
+def test_rows_of_tables_for_each_batch(target, rng):
+    x, options = normal(rng, 2, 3, 4, 5, 8), tables(rng, 9, 4)
+    for shape in ((5,), (1,), (1, 5), (3, 5), (3, 1), (2, 3, 5), (2, 1, 5), (1, 3, 1), (1, 1, 1)):
+        positions = rng.integers(0, 9, shape)
+        full = np.broadcast_to(positions, (*np.broadcast_shapes((2, 3), shape[:-1]), 5))
+        assert_rotated(_native.rope(x, positions, **options), x, full, "float32", **options)
+        gathered = {name: table[positions] for name, table in options.items()}
+        assert_rotated(_native.rope(x, **gathered), x, full, "float32", **options)
+
+
+def test_the_layout_of_tables_makes_no_difference(target, rng):
+    x, positions = normal(rng, 2, 3, 5, 8), np.asarray([4, 0, 1, 5, 2])
+    room = normal(rng, 20, 40)
+    for cos, sin in (
+        (room[:6, :4], room[6:12, 5:9]),
+        (room[::-2, 3:7], room[::2, 3:7]),
+        (np.broadcast_to(room[:1, :4], (6, 4)), room[:6, 4:8]),
+    ):
+        y = _native.rope(x, positions, cos=cos, sin=sin)
+        assert_rotated(y, x, positions, "float32", cos=cos, sin=sin)
+        assert_rotated(_native.rope(x, cos=cos[:5], sin=sin[:5]), x, None, "float32", cos=cos[:5], sin=sin[:5])
+
+
+def test_a_factor_without_tables(target, rng):
+    x, positions = normal(rng, 2, 5, 9), np.arange(5)
+    for factor in (0.5, 1.1386294361119891, 7):
+        options = {"attention_factor": factor, "dims": 6}
+        assert_rotated(_native.rope(x, positions, **options), x, positions, "float32", **options)
+
+
+def test_no_row_outside_the_tables_is_read(rng):
+    """The tables lie between rows of NaN, which would show in a result."""
+    x, room = normal(rng, 1, 3, 8), np.full((30, 4), np.nan, np.float32)
+    room[10:20] = 1.0
+    cos = sin = room[10:20]
+    assert np.isfinite(_native.rope(x, np.asarray([9, 0, 5]), cos=cos, sin=sin)).all()
+    for wrong in (-1, 10, -(2**63), 2**63 - 1, 2**53 + 1):
+        positions = np.asarray([0, wrong, 5])
+        assert _native.rope(x, positions, cos=cos, sin=sin) is NotImplemented
+        assert _native.rope_supports(x, positions, cos=cos, sin=sin) == "a position is outside the tables"
+    assert _native.rope(x, np.asarray([0, 2**64 - 1, 5], np.uint64), cos=cos, sin=sin) is NotImplemented
+    assert _native.rope(x, np.zeros(3, int), cos=cos[:0], sin=sin[:0]) is NotImplemented
+
+
 @pytest.mark.parametrize(
     ("change", "options", "reason"),
     [
@@ -107,6 +179,28 @@ def test_several_threads_give_the_same_bits(target, rng):
         (lambda x, p: (x[..., :7], p), {}, "dims is no even number of features of x"),
         (lambda x, p: (x, p), {"freqs": np.ones(3)}, "freqs does not have one element for each pair"),
         (lambda x, p: (x, p), {"freqs": np.ones(4, int)}, "freqs has a dtype without a kernel"),
+        (lambda x, p: (x,), {}, "positions is not a numpy.ndarray"),
+        (lambda x, p: (x, p), {"attention_factor": 0.0}, "attention_factor is not a positive number"),
+        (lambda x, p: (x, p), {"attention_factor": np.inf}, "attention_factor is not a positive number"),
+        (lambda x, p: (x, p), {"attention_factor": "1"}, "attention_factor is not a positive number"),
+        (lambda x, p: (x, p), {"cos": TABLE}, "sin is not a numpy.ndarray"),
+        (lambda x, p: (x, p), {"sin": TABLE}, "cos is not a numpy.ndarray"),
+        (lambda x, p: (x, p), {"cos": TABLE, "sin": TABLE, "freqs": np.ones(4)}, "freqs and tables are given"),
+        (lambda x, p: (x, p), {"cos": TABLE, "sin": TABLE, "base": 500.0}, "base and tables are given"),
+        (lambda x, p: (x, p), {"cos": TABLE, "sin": TABLE.astype("f4")}, "cos and sin have different dtypes"),
+        (lambda x, p: (x, p), {"cos": TABLE, "sin": TABLE[1:]}, "cos and sin have different shapes"),
+        (lambda x, p: (x, p), {"cos": TABLE[0], "sin": TABLE[0]}, "cos does not have one column for each pair"),
+        (lambda x, p: (x, p), {"cos": TABLE[:, :3], "sin": TABLE[:, :3]}, "cos does not have one column for each pair"),
+        (lambda x, p: (x, p), {"cos": TABLE[None], "sin": TABLE[None]}, "cos does not have 2 dimensions"),
+        (lambda x, p: (x, p), {"cos": TABLE, "sin": TABLE.T.copy().T}, "the last axis of cos or sin is not contiguous"),
+        (lambda x, p: (x, p * 1.0), {"cos": TABLE, "sin": TABLE}, "positions has a dtype that is no integer"),
+        (lambda x, p: (x, p[:3]), {"cos": TABLE, "sin": TABLE}, "positions does not broadcast to x"),
+        (lambda x, p: (x,), {"cos": TABLE, "sin": TABLE}, "cos does not broadcast to x"),
+        (
+            lambda x, p: (x,),
+            {"cos": TABLE[None], "sin": TABLE[None]},
+            "cos has another number of dimensions than x wants",
+        ),
     ],
 )
 def test_it_says_what_it_refuses(change, options, reason, rng):
