@@ -28,6 +28,89 @@ Loss loss_of_row(const Real* x, std::int64_t n, std::int64_t target, Real smooth
     return {std::log(sum) + (1 - smoothing) * distance + smoothing * mean, std::log(sum) + distance + mean};
 }
 
+struct Sharing {
+    const char* name;
+    bool probable, weighted;
+    double smoothing, z_loss;
+};
+
+// The loss of a row whose classes count as their shares say, the magnitude of its terms, and its squared logarithm
+struct WeightedLoss {
+    Real value, scale, square;
+};
+
+WeightedLoss weighted_loss(const Real* x, const Real* shares, std::int64_t n) {
+    const Real largest = *std::max_element(x, x + n);
+    Real sum = 0, loss = 0;
+    for (std::int64_t i = 0; i < n; ++i) sum += std::exp(x[i] - largest);
+    const Real log_sum = std::log(sum) + largest;
+    for (std::int64_t i = 0; i < n; ++i)
+        if (shares[i] != 0) loss += shares[i] * (log_sum - x[i]);
+    return {loss, loss, log_sum * log_sum};
+}
+
+void check_weighted(Test& t, const Sharing& how) {
+    const std::int64_t n = t.length, rows = t.rows;
+    const Input x = t.random_rows();
+    Input weight{t.length % 2 && t.dtype != Dtype::float64 ? Dtype::float32 : t.dtype, {}};
+    Input probabilities{weight.dtype, {}};
+    for (std::int64_t i = 0; i < n; ++i)
+        weight.values.push_back(rounded(format_of(weight.dtype), static_cast<Real>(t.integer(0, 16)) / 8));
+    std::vector<std::int64_t> targets;
+    for (std::int64_t row = 0; row < rows; ++row) targets.push_back(row % 3 == 1 ? -1 : t.integer(0, n - 1));
+    for (std::int64_t i = 0; i < n * rows; ++i)
+        probabilities.values.push_back(
+            rounded(format_of(weight.dtype), static_cast<Real>(t.integer(0, 8)) / (4 * static_cast<Real>(n))));
+    probabilities = laid_out(probabilities, {rows, n}, {0}, 0);
+    std::vector<Input> in{x, how.probable ? probabilities : words(targets)};
+    if (how.weighted) in.push_back(weight);
+    Expected expected;
+    for (std::int64_t row = 0; row < rows; ++row) {
+        const std::int64_t target = targets[static_cast<std::size_t>(row)];
+        std::vector<Real> shares(static_cast<std::size_t>(n));
+        for (std::size_t i = 0; i < shares.size(); ++i) {
+            const Real own = how.probable ? probabilities.values[static_cast<std::size_t>(row * n) + i]
+                                          : static_cast<Real>(static_cast<std::int64_t>(i) == target);
+            shares[i] = ((1 - how.smoothing) * own + how.smoothing / static_cast<Real>(n)) *
+                        (how.weighted ? weight.values[i] : 1);
+        }
+        WeightedLoss loss = weighted_loss(x.values.data() + row * n, shares.data(), n);
+        if (!how.probable && target < 0) loss = {0, 0, 0};
+        expected.value.push_back(loss.value + how.z_loss * loss.square);
+        expected.scale.push_back(loss.scale + how.z_loss * (loss.square + 1));
+    }
+    t.check(how.name, {16, 16}, in, expected, [&](const Test::Call& call) {
+        std::vector<double> room(static_cast<std::size_t>(rows));
+        CrossEntropy op{};
+        op.logits = rows_of(x, call.in[0]);
+        Rows rows_of_probabilities;
+        if (how.probable) {
+            rows_of_probabilities = rows_of(probabilities, call.in[1]);
+            op.probabilities = &rows_of_probabilities;
+        }
+        if (!how.probable) op.targets = reinterpret_cast<const std::int64_t*>(call.in[1]);
+        op.weight = how.weighted ? call.in[2] : nullptr;
+        op.label_smoothing = how.smoothing;
+        op.z_loss = how.z_loss;
+        op.losses = room.data();
+        op.reduction = Reduction::none;
+        op.y = call.out;
+        op.dtype = t.dtype;
+        op.weight_dtype = weight.dtype;
+        op.probability_dtype = probabilities.dtype;
+        target().cross_entropy(op);
+    });
+}
+
+void weighted_cross_entropy(Test& t) {
+    for (const Sharing& how : {Sharing{"cross_entropy, weights", false, true, 0, 0},
+                               {"cross_entropy, smoothed weights", false, true, 0.25, 0.125},
+                               {"cross_entropy, squares", false, false, 0, 0.125},
+                               {"cross_entropy, probabilities", true, false, 0, 0},
+                               {"cross_entropy, weighted probabilities", true, true, 0.25, 0.125}})
+        check_weighted(t, how);
+}
+
 }  // namespace
 
 void cross_entropy(Test& t) {
@@ -77,6 +160,7 @@ void cross_entropy(Test& t) {
             target().cross_entropy(op);
         });
     }
+    weighted_cross_entropy(t);
 }
 
 namespace {

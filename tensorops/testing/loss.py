@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -34,30 +34,48 @@ __all__ = ["ENTRIES", "cross_entropy"]
 def cross_entropy(
     logits: ArrayLike,
     targets: ArrayLike,
+    weight: ArrayLike | None = None,
     *,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Float64:
-    """``-(1 - s) * logp[target] - s * mean(logp)`` with ``logp = log_softmax(logits)``, `s` the smoothing.
+    """``-sum(w * q * logp) + z_loss * s**2`` with ``logp = log_softmax(logits)`` and `s` its normalizer.
 
-    A target equal to `ignore_index` has loss 0 and is excluded from the mean, which is NaN if all are excluded.
+    `q` are the probabilities of the targets, smoothed towards all classes. Where `w * q` is 0, so is the product. A
+    target equal to `ignore_index` has loss 0 and is excluded from the mean, which is NaN if all are excluded. The first
+    term's mean is divided by the weights of the targets, the second's by their number.
     """
-    log_p = log_softmax(logits)
-    targets = np.asarray(targets)
-    counts = targets != ignore_index
-    picked = np.take_along_axis(log_p, np.where(counts, targets, 0)[..., None], axis=-1)[..., 0]
-    losses = -picked
-    if label_smoothing != 0.0:  # a smoothing of 0 times the loss of an impossible class would be NaN
-        losses = (1.0 - label_smoothing) * losses - label_smoothing * np.mean(log_p, axis=-1)
-    losses = np.where(counts, losses, 0.0)
+    logits, targets = float64(logits), np.asarray(targets)
+    log_p, classes = log_softmax(logits), logits.shape[-1]
+    w = np.ones(classes) if weight is None else float64(weight)
+    if targets.dtype.kind in "iu":
+        counts = targets != ignore_index
+        numbers = np.where(counts, targets, 0)
+        q, divisor = np.equal(numbers[..., None], np.arange(classes)).astype(np.float64), np.sum(w[numbers] * counts)
+    else:
+        counts = np.ones(targets.shape[:-1], dtype=bool)
+        q, divisor = float64(targets), float64(counts.size)
+    shares = w * ((1.0 - label_smoothing) * q + label_smoothing / classes)
+    losses = np.where(counts, np.sum(np.where(shares == 0.0, shares * _nan_only(log_p), -shares * log_p), axis=-1), 0.0)
+    squares = np.where(counts, z_loss * _log_total(logits) ** 2, 0.0) if z_loss else np.zeros(counts.shape)
     if reduction == "none":
-        return float64(losses)
+        return float64(losses + squares)
     if reduction == "sum":
-        return float64(np.sum(losses))
+        return float64(np.sum(losses) + np.sum(squares))
     if reduction == "mean":
-        return float64(np.sum(losses) / np.sum(counts, dtype=np.float64))
+        return float64(np.sum(losses) / divisor + np.sum(squares) / np.sum(counts, dtype=np.float64))
     raise ValueError(f"cross_entropy: reduction is {reduction!r}, expected 'mean', 'sum' or 'none'")
+
+
+def _nan_only(x: Float64) -> Float64:
+    return np.where(np.isnan(x), x, 0.0)
+
+
+def _log_total(logits: Float64) -> Float64:
+    largest = np.max(logits, axis=-1, keepdims=True)
+    return float64(np.log(np.sum(np.exp(logits - largest), axis=-1)) + largest[..., 0])
 
 
 # --- cases -------------------------------------------------------------------------------------------
@@ -95,6 +113,7 @@ def _cross_entropy_cases() -> Iterator[Case]:
     yield case("all_ignored_mean", lambda r: args(normal(r, 2, 5), np.full(2, -100)), tags=SPECIAL)
     yield case("empty_none", lambda r: args(*pair(r, 5, 0)[0], reduction="none"), tags=EMPTY)
     yield case("empty_sum", lambda r: args(*pair(r, 5, 0)[0], reduction="sum"), tags=EMPTY)
+    yield from _weighted_cases(case, pair)
     # Some of these losses exceed the range of float16.
     yield case(
         "6e4",
@@ -117,6 +136,80 @@ def _cross_entropy_cases() -> Iterator[Case]:
     )
 
 
+def _weighted_cases(case: Callable[..., Case], pair: Callable[..., Arguments]) -> Iterator[Case]:
+    """Yield cases with weights of classes, probabilities as targets and squares of logarithms."""
+
+    def weighted(r: np.random.Generator, classes: int, *batch: int, **options: Any) -> Arguments:
+        (logits, targets), _ = pair(r, classes, *batch)
+        targets[..., :1] = options.get("ignore_index", -100)
+        return args(logits, targets, r.random(classes) + 0.1, **options)
+
+    def probable(r: np.random.Generator, classes: int, *batch: int, **options: Any) -> Arguments:
+        targets = r.dirichlet(np.ones(classes), batch)
+        return args(normal(r, *batch, classes, scale=2.0), targets, **options)
+
+    every: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "smoothed": {"label_smoothing": 0.1},
+        "z_loss": {"z_loss": 0.01},
+        "smoothed_z_loss": {"label_smoothing": 0.3, "z_loss": 1e-4},
+    }
+    for name, options in every.items():
+        for reduction in ("mean", "sum", "none"):
+            how = {"reduction": reduction, **options}
+            yield case(f"weight_{name}_{reduction}", partial(lambda r, how: weighted(r, 33, 5, **how), how=how))
+            yield case(f"probabilities_{name}_{reduction}", partial(lambda r, how: probable(r, 33, 5, **how), how=how))
+    for n in ODD_LENGTHS:
+        how = {"reduction": "none", "label_smoothing": 0.2, "z_loss": 0.01}
+        yield case(f"weight_classes_{n}", partial(lambda r, n, how: weighted(r, n, 3, **how), n=n, how=how))
+        yield case(f"probabilities_classes_{n}", partial(lambda r, n, how: probable(r, n, 3, **how), n=n, how=how))
+    yield case("z_loss_mean", lambda r: args(*pair(r, 33, 5)[0], z_loss=1e-3))
+    yield case("z_loss_batch", lambda r: args(*pair(r, 9, 2, 3)[0], z_loss=1e-3, reduction="none"))
+    yield case("weight_ignore_index", lambda r: weighted(r, 7, 4, ignore_index=2))
+    yield case("weight_one_dimension", lambda r: args(normal(r, 7), np.array(3), r.random(7)))
+    yield case("probabilities_one_dimension", lambda r: probable(r, 7))
+    yield case("probabilities_batch_none", lambda r: probable(r, 9, 2, 3, reduction="none"))
+    yield case("probabilities_weight", lambda r: args(*probable(r, 17, 4)[0], r.random(17), label_smoothing=0.1))
+    yield case("weight_all_ignored_mean", lambda r: args(normal(r, 2, 5), np.full(2, -100), ones(5)), tags=SPECIAL)
+    yield case("weight_empty_none", lambda r: args(normal(r, 0, 5), integers(0), ones(5), reduction="none"), tags=EMPTY)
+    yield case("probabilities_empty_sum", lambda r: args(normal(r, 0, 5), ones(0, 5), reduction="sum"), tags=EMPTY)
+    forbidden = np.array([[-np.inf, 1.0, 2.0, -np.inf, 0.5]] * 3)
+    yield case(
+        "forbidden_classes_of_probability_0",
+        lambda r: args(forbidden, np.array([[0.0, 0.5, 0.25, 0.0, 0.25]] * 3), reduction="none"),
+        tags=SPECIAL,
+    )
+    yield case(
+        "forbidden_classes_of_weight_0",
+        lambda r: args(forbidden, np.array([0, 1, 4]), np.array([0.0, 1, 2, 0, 1]), label_smoothing=0.1),
+        tags=SPECIAL,
+    )
+    yield case(
+        "probable_forbidden_class",
+        lambda r: args(forbidden, np.array([[0.5, 0.5, 0.0, 0.0, 0.0]] * 3), z_loss=0.1, reduction="none"),
+        tags=SPECIAL,
+    )
+    yield case(
+        "weight_special",
+        lambda r: args(SPECIAL_ROWS, np.array([0, 0, 0, 1, -100, 3]), ones(4), z_loss=0.1, reduction="none"),
+        tags=SPECIAL,
+    )
+    yield case(
+        "probabilities_1e38",
+        lambda r: args(np.array([[1e38, -1e38, 0.0]] * 3), np.eye(3), reduction="none"),
+        scale_axis=(),
+        dtypes=FLOAT32_RANGE,
+        tags=EXTREME,
+    )
+    yield case(
+        "weight_1e38",
+        lambda r: args(np.array([[1e38, -1e38, 0.0]] * 3), np.arange(3), np.array([1.0, 0.5, 0.25]), reduction="none"),
+        scale_axis=(),
+        dtypes=FLOAT32_RANGE,
+        tags=EXTREME,
+    )
+
+
 # --- workloads, and all of it by operator ------------------------------------------------------------
 
 
@@ -126,7 +219,14 @@ ENTRIES = (
         tuple(_cross_entropy_cases()),
         (
             ("targets_shape", ValueError, "targets", lambda: args(ones(3, 5), integers(4))),
-            ("float_targets", TypeError, "targets", lambda: args(ones(3, 5), ones(3))),
+            ("probabilities_shape", ValueError, "targets", lambda: args(ones(3, 5), ones(3))),
+            ("bool_targets", TypeError, "targets", lambda: args(ones(3, 5), ones(3) > 0)),
+            ("weight_shape", ValueError, "weight", lambda: args(ones(3, 5), integers(3), ones(4))),
+            ("weight_ndim", ValueError, "weight", lambda: args(ones(3, 5), integers(3), ones(1, 5))),
+            ("integer_weight", TypeError, "weight", lambda: args(ones(3, 5), integers(3), integers(5))),
+            ("negative_z_loss", ValueError, "z_loss", lambda: args(ones(3, 5), integers(3), z_loss=-1e-4)),
+            ("text_z_loss", TypeError, "z_loss", lambda: args(ones(3, 5), integers(3), z_loss="1e-4")),
+            ("ignored_probabilities", ValueError, "ignore_index", lambda: args(ones(3, 5), ones(3, 5), ignore_index=0)),
             ("reduction", ValueError, "reduction", lambda: args(ones(3, 5), integers(3), reduction="max")),
             (
                 "label_smoothing",

@@ -71,6 +71,14 @@ DIFFERENTIABLE = {
     "dequantize": ((PACKED, SCALES, BIASES), {"bits": 4, "group_size": 4}),
     "quantized_linear": ((normal(2, 8), PACKED, SCALES, BIASES), {"bits": 4, "group_size": 4}),
     "cross_entropy": ((normal(4, 5), np.asarray([1, -100, 4, 0])), {}),
+    "cross_entropy-weight": (
+        (normal(3, 5), np.asarray([1, 2, -100]), np.asarray([0.5, 2.0, 0.1, 1.0, 0.7])),
+        {"label_smoothing": 0.1, "z_loss": 0.1},
+    ),
+    "cross_entropy-probabilities": (
+        (normal(2, 3), np.asarray([[0.2, 0.5, 0.3], [0.0, 0.9, 0.1]]), np.asarray([0.5, 2.0, 0.1])),
+        {"z_loss": 0.2, "label_smoothing": 0.1, "reduction": "sum"},
+    ),
     "cross_entropy-smoothed": ((normal(3, 5), np.asarray([1, 2, -100])), {"label_smoothing": 0.2, "reduction": "sum"}),
 }
 NOT_DIFFERENTIABLE = {
@@ -444,6 +452,16 @@ DELICATE = {
     "attention before the first key": (tp.scaled_dot_product_attention, attention(5, 2), {"is_causal": True}),
     "cross_entropy of a forbidden class": (tp.cross_entropy, (np.asarray([[0.0, -np.inf, 1.0]]), np.asarray([0])), {}),
     "cross_entropy of huge": (tp.cross_entropy, (np.asarray([[1e38, -1e38, 0.0]]), np.asarray([0])), {}),
+    "cross_entropy of an impossible class": (
+        tp.cross_entropy,
+        (np.asarray([[0.0, -np.inf, 1.0]]), np.asarray([[0.25, 0.0, 0.75]])),
+        {"z_loss": 0.1},
+    ),
+    "cross_entropy of a class without weight": (
+        tp.cross_entropy,
+        (np.asarray([[0.0, -np.inf, 1.0], [2.0, -np.inf, 1.0]]), np.asarray([0, 1]), np.asarray([0.5, 0.0, 1.0])),
+        {"label_smoothing": 0.1},
+    ),
     "cross_entropy of ignored": (tp.cross_entropy, (normal(2, 3), np.asarray([-100, -100])), {"reduction": "sum"}),
     "rope at a far position": (tp.rope, (normal(1, 2, 4), np.asarray([1e6, 2e6])), {}),
 }

@@ -228,18 +228,22 @@ def embedding_supports(ids: Array, weight: Array) -> str | None: ...
 def cross_entropy(
     logits: Array,
     targets: Array,
+    weight: Array | None = None,
     *,
     reduction: str = "mean",
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Array: ...
 def cross_entropy_supports(
     logits: Array,
     targets: Array,
+    weight: Array | None = None,
     *,
     reduction: str = "mean",
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> str | None: ...
 def targets() -> list[str]: ...
 def target() -> str: ...

@@ -14,12 +14,12 @@ _native = support.require_native()
 normal = functools.partial(support.normal, scale=2.0)
 
 
-def assert_losses(logits, targets, dtype, **options):
-    y = _native.cross_entropy(logits, targets, **options)
+def assert_losses(logits, targets, dtype, *weight, **options):
+    y = _native.cross_entropy(logits, targets, *weight, **options)
     assert y is not NotImplemented
     assert y.dtype == logits.dtype
     with np.errstate(all="ignore"):
-        expected = REFERENCES["cross_entropy"](logits, targets, **options)
+        expected = REFERENCES["cross_entropy"](logits, targets, *weight, **options)
     assert_matches(np.asarray(y), expected, dtype, tolerance=2 if DTYPES[dtype].itemsize == 2 else 16)
     return y
 
@@ -32,6 +32,47 @@ def test_every_number_of_classes(target, dtype, smoothing, rng):
         targets = rng.integers(0, classes, 3)
         for reduction in ("none", "sum", "mean"):
             assert_losses(logits, targets, dtype, reduction=reduction, label_smoothing=smoothing)
+
+
+@pytest.mark.parametrize("parameters", ["same", "float32"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_probabilities_and_squares(target, dtype, parameters, rng):
+    if parameters == "float32" and DTYPES[dtype].itemsize > 2:
+        pytest.skip("float32 goes with half types only")
+    other = DTYPES[dtype if parameters == "same" else parameters]
+    for classes in [*range(1, 70, 3), 4096 + 5]:
+        logits, weight = normal(rng, 4, classes, dtype=dtype), rng.random(classes).astype(other)
+        numbers = rng.integers(0, classes, 4)
+        numbers[1] = -100
+        probabilities = rng.dirichlet(np.ones(classes), 4).astype(other)
+        for reduction in ("none", "sum", "mean"):
+            for extra in ({}, {"label_smoothing": 0.2}, {"z_loss": 0.01}, {"label_smoothing": 1.0, "z_loss": 0.01}):
+                options = {"reduction": reduction, **extra}
+                assert_losses(logits, numbers, dtype, weight, **options)
+                assert_losses(logits, probabilities, dtype, **options)
+                assert_losses(logits, probabilities, dtype, weight, **options)
+                assert_losses(logits, numbers, dtype, **options)
+
+
+def test_probabilities_of_any_layout(rng):
+    room, p = normal(rng, 4, 6, 50), rng.dirichlet(np.ones(50), (6, 4)).astype(np.float32)
+    for logits, targets in ((room.transpose(1, 0, 2), p), (room, p.transpose(1, 0, 2)), (room[::-1, 0], p[0])):
+        y = assert_losses(logits, targets, "float32", reduction="none")
+        np.testing.assert_array_equal(y, _native.cross_entropy(logits.copy(), targets.copy(), reduction="none"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_counts_nothing_adds_nothing(target, dtype):
+    logits = np.asarray([[-np.inf, 0, 1, -np.inf]] * 2).astype(DTYPES[dtype])
+    weight = np.asarray([0, 1, 2, 0]).astype(DTYPES[dtype])
+    probabilities = np.asarray([[0, 0.5, 0.5, 0], [0, 1, 0, 0]]).astype(DTYPES[dtype])
+    for args, options in (
+        ((logits, probabilities), {}),
+        ((logits, np.asarray([0, 1]), weight), {"label_smoothing": 0.1, "z_loss": 0.1}),
+        ((logits, probabilities, weight), {"label_smoothing": 0.1}),
+    ):
+        y = assert_losses(args[0], args[1], dtype, *args[2:], reduction="none", **options)
+        assert np.isfinite(y).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -120,7 +161,18 @@ def test_threads_and_results_like_those_of_the_body(rng):
         (lambda x, t: (x, t + 5), {}, "a target is out of range"),
         (lambda x, t: (x, t - 1), {}, "a target is out of range"),
         (lambda x, t: (x, t - 100), {}, "a target is out of range"),
-        (lambda x, t: (x, t.astype(float)), {}, "targets has a dtype that is no integer"),
+        (lambda x, t: (x, t > 0), {}, "targets has a dtype that is no integer"),
+        (lambda x, t: (x, t.astype(float)), {}, "targets does not have the shape of logits"),
+        (lambda x, t: (x, x.astype(float)), {}, "targets has another dtype than logits"),
+        (lambda x, t: (x, np.repeat(x, 2, -1)[:, ::2]), {}, "the last axis of targets is not contiguous"),
+        (lambda x, t: (x, x), {"ignore_index": 0}, "ignore_index is not negative, but targets are probabilities"),
+        (lambda x, t: (x, t, x[0, :3]), {}, "weight does not have one element for each class"),
+        (lambda x, t: (x, t, x), {}, "weight does not have one element for each class"),
+        (lambda x, t: (x, t, x[0].astype(float)), {}, "weight has another dtype than logits"),
+        (lambda x, t: (x, t, np.repeat(x[0], 2)[::2]), {}, "weight is not contiguous"),
+        (lambda x, t: (x, t, [1.0] * 5), {}, "weight is not a numpy.ndarray"),
+        (lambda x, t: (x, t), {"z_loss": -1.0}, "z_loss is not a finite number of at least 0"),
+        (lambda x, t: (x, t), {"z_loss": float("inf")}, "z_loss is not a finite number of at least 0"),
         (lambda x, t: (x, t[:2]), {}, "targets does not have the shape of logits without the last axis"),
         (lambda x, t: (x, t[None]), {}, "targets does not have the shape of logits without the last axis"),
         (lambda x, t: (x[:, ::2], t), {}, "the last axis of logits is not contiguous"),
