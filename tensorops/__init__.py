@@ -47,6 +47,7 @@ from tensorops.ops.activation import (
     swiglu,
 )
 from tensorops.ops.attention import scaled_dot_product_attention
+from tensorops.ops.experts import grouped_linear, grouped_quantized_linear, moe
 from tensorops.ops.linear import embedding, linear
 from tensorops.ops.loss import cross_entropy
 from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm
@@ -114,12 +115,15 @@ __all__ = [
     "get_memory_stats",
     "get_namespace",
     "get_optimal_backend",
+    "grouped_linear",
+    "grouped_quantized_linear",
     "is_backend_available",
     "layer_norm",
     "linear",
     "list_backends",
     "log_softmax",
     "logsumexp",
+    "moe",
     "prepare",
     "quantize",
     "quantized_linear",
