@@ -56,6 +56,7 @@ from tensorops.ops.activation import (
 )
 from tensorops.ops.attention import scaled_dot_product_attention
 from tensorops.ops.contraction import einsum
+from tensorops.ops.experts import grouped_linear, grouped_quantized_linear, moe
 from tensorops.ops.linear import embedding, linear
 from tensorops.ops.loss import cross_entropy
 from tensorops.ops.normalization import add_rms_norm, group_norm, instance_norm, l2_norm, layer_norm, rms_norm
@@ -127,6 +128,8 @@ __all__ = [
     "get_namespace",
     "get_optimal_backend",
     "group_norm",
+    "grouped_linear",
+    "grouped_quantized_linear",
     "hard_sigmoid",
     "hard_swish",
     "instance_norm",
@@ -139,6 +142,7 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "mish",
+    "moe",
     "prepare",
     "quantize",
     "quantized_linear",

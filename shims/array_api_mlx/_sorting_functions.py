@@ -13,7 +13,7 @@ from array_api_mlx._dtypes import INDEX, REAL
 
 def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
     """Return the order that sorts `x` along an axis; equal elements keep their order, whatever `stable` says."""
-    a = unwrap_of(REAL, x, "argsort")
+    a = mx.stop_gradient(unwrap_of(REAL, x, "argsort"))  # integers have none, and MLX refuses to index by what has one
     index = axis_of(axis, a.ndim, "argsort")
     if not descending:
         return Array(mx.argsort(a, axis=index).astype(INDEX))

@@ -35,26 +35,42 @@ def _check_format(name: str, bits: int, group_size: int, mode: str) -> dict[str,
     return {"bits": bits, "group_size": group_size, "mode": mode}
 
 
+def check_quantized(
+    name: str,
+    arrays: dict[str, Any],
+    bits: int,
+    group_size: int,
+    shape: tuple[str, ...] = ("rows",),
+) -> dict[str, Any]:
+    """Check a quantized matrix, or a stack of them, given as integers, scales and biases by name; return the options.
+
+    `shape` names the axes before the last.
+    """
+    (label, weight), *parameters = arrays.items()
+    options = _check_format(name, bits, group_size, "affine" if parameters[1][1] is not None else "symmetric")
+    bits, group_size = options["bits"], options["group_size"]
+    if dtype_name(weight) != "uint8":
+        raise TypeError(f"{name}: {label} has dtype {dtype_name(weight)}, expected uint8")
+    require_floating(name, **dict(parameters))
+    require_ndim(name, label, weight, len(shape) + 1, len(shape) + 1)
+    *stack, width = weight.shape
+    columns = width * 8 // bits
+    if columns % group_size:
+        raise ValueError(f"{name}: {label} has {columns} columns, not a multiple of group_size {shown(group_size)}")
+    expected = (*stack, columns // group_size)
+    for own, parameter in parameters:
+        if parameter is not None and tuple(parameter.shape) != expected:
+            raise ValueError(
+                f"{name}: {own} has shape {tuple(parameter.shape)}, but {label} has "
+                f"({', '.join(shape)}, groups) {expected}"
+            )
+    return {"bits": bits, "group_size": group_size}
+
+
 def _check_quantized(
     name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
 ) -> dict[str, Any]:
-    """Check the arguments that describe a quantized matrix; return the options."""
-    options = _check_format(name, bits, group_size, "affine" if biases is not None else "symmetric")
-    bits, group_size = options["bits"], options["group_size"]
-    if dtype_name(weight) != "uint8":
-        raise TypeError(f"{name}: weight has dtype {dtype_name(weight)}, expected uint8")
-    require_floating(name, scales=scales, biases=biases)
-    require_ndim(name, "weight", weight, 2, 2)
-    rows, columns = weight.shape[0], weight.shape[1] * 8 // bits
-    if columns % group_size:
-        raise ValueError(f"{name}: weight has {columns} columns, not a multiple of group_size {shown(group_size)}")
-    expected = (rows, columns // group_size)
-    for label, parameter in (("scales", scales), ("biases", biases)):
-        if parameter is not None and tuple(parameter.shape) != expected:
-            raise ValueError(
-                f"{name}: {label} has shape {tuple(parameter.shape)}, but weight has (rows, groups) {expected}"
-            )
-    return {"bits": bits, "group_size": group_size}
+    return check_quantized(name, {"weight": weight, "scales": scales, "biases": biases}, bits, group_size)
 
 
 def _check_quantize(name: str, w: Array, bits: int, group_size: int, mode: str) -> dict[str, Any]:
@@ -218,7 +234,7 @@ def dequantize(
     array([[ 0.,  1.,  2., 15.]])
     """
     xp = get_namespace(weight, scales, biases)
-    return narrow(xp, _dequantize(xp, weight, scales, biases, bits, group_size), scales)
+    return narrow(xp, unpacked(xp, weight, scales, biases, bits, group_size), scales)
 
 
 @operator(check=_check_quantized_linear, rows=_quantized_linear_rows)
@@ -271,7 +287,7 @@ def quantized_linear(
     array([40.])
     """
     xp = get_namespace(x, weight, scales, biases)
-    w = _dequantize(xp, weight, scales, biases, bits, group_size)
+    w = unpacked(xp, weight, scales, biases, bits, group_size)
     wide, w = widen(xp, x, w)
     return narrow(xp, xp.matmul(wide, xp.matrix_transpose(w)), x)
 
@@ -305,7 +321,7 @@ def _pack(xp: Namespace, q: Array, bits: int) -> Array:
     return q[:, 0::2] | (q[:, 1::2] << 4)
 
 
-def _dequantize(xp: Namespace, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int) -> Array:
+def unpacked(xp: Namespace, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int) -> Array:
     """Return the matrix in the dtype used to compute with `scales`."""
     rows, columns = weight.shape[0], weight.shape[1] * 8 // bits
     s, b = widen(xp, scales, biases)

@@ -274,6 +274,14 @@ def test_grad_and_vmap_go_through():
     np.testing.assert_allclose(np.asarray(rows), X - X.max(axis=1, keepdims=True))
 
 
+def test_gradients_pass_by_the_order_of_elements():
+    def loss(raw):
+        x = xp.asarray(raw)
+        return xp.sum(xp.take(x, xp.argsort(x)) * xp.arange(3, dtype=xp.float32)).mlx
+
+    np.testing.assert_allclose(np.asarray(mx.grad(loss)(mx.array([3.0, 1.0, 2.0]))), [2.0, 0.0, 1.0])
+
+
 # --- tensorops ---------------------------------------------------------------------------------------
 
 
