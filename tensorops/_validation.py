@@ -1,7 +1,7 @@
 """Argument checks, all in the caller's terms: ``operator: argument …``.
 
-They read only metadata. The one exception is `require_indices`, which reads the values of eager arrays in host
-memory, where reading is cheap.
+They read only metadata. The exceptions are `require_indices` and `require_counts`, which read the values of eager
+arrays in host memory, where reading is cheap.
 """
 
 from __future__ import annotations
@@ -187,8 +187,17 @@ def as_axes(axis: int | tuple[int, ...]) -> tuple[int, ...]:
 
 def require_indices(operator: str, name: str, ids: Array, size: int, xp: Namespace) -> None:
     """Raise `ValueError` if an eager array in host memory holds an index outside ``[0, size)``."""
-    if 0 in ids.shape or not has_host_values(ids):
+    _require_range(operator, f"{name} has the index", ids, size - 1, xp)
+
+
+def require_counts(operator: str, name: str, counts: Array, most: int, xp: Namespace) -> None:
+    """Raise `ValueError` if an eager array in host memory holds a number outside ``[0, most]``."""
+    _require_range(operator, f"{name} has the number", counts, most, xp)
+
+
+def _require_range(operator: str, what: str, values: Array, most: int, xp: Namespace) -> None:
+    if 0 in values.shape or not has_host_values(values):
         return
-    low, high = int(xp.min(ids)), int(xp.max(ids))
-    if low < 0 or high >= size:
-        raise ValueError(f"{operator}: {name} has the index {low if low < 0 else high}, outside 0 … {size - 1}")
+    low, high = int(xp.min(values)), int(xp.max(values))
+    if low < 0 or high > most:
+        raise ValueError(f"{operator}: {what} {low if low < 0 else high}, outside 0 … {most}")

@@ -1,6 +1,7 @@
 // The interface between the binding and the kernel in attention.cpp.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "elements.h"
@@ -9,13 +10,20 @@ namespace tensorops {
 
 enum class MaskKind : int { none, boolean, floating };
 
+constexpr std::int64_t kUnbounded = std::int64_t{1} << 62;
+
 struct Attention {
-    // Axes (batch, heads, positions, features), the last contiguous; strides of the others, in bytes.
+    // Axes (batch, heads, positions, features), the last contiguous; strides of the others, in bytes. If there are
+    // pages, the first axis of k and v counts them.
     const char *q, *k, *v;
     std::int64_t q_stride[3], k_stride[3], v_stride[3];
     char* y;  // (batch, heads, queries, value_dim), C-contiguous
     std::int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;  // none is 0
     Dtype dtype;
+
+    const std::int64_t* lengths;  // how many keys of each sequence are valid, or nullptr: all
+    const std::int64_t* pages;    // those of each sequence, pages_each of them, or nullptr
+    std::int64_t page_size, pages_each;
 
     MaskKind mask_kind;
     const char* mask;
@@ -27,12 +35,22 @@ struct Attention {
     Dtype sinks_dtype;
 
     double scale;
-    double softcap;       // 0: none
-    std::int64_t window;  // 0: none
-    bool is_causal;
+    double softcap;            // 0: none
+    std::int64_t left, right;  // how many keys before and after its own position a query attends to; kUnbounded: all
 
     // The kernel's work, in bytes moved or operations that take as long: see threads_for.
     std::int64_t work;
 };
+
+// The keys of a sequence to which any of its queries may attend: first to end - 1. No other is read.
+struct Reach {
+    std::int64_t first, end;
+    std::int64_t keys() const { return end - first; }
+};
+
+inline Reach reach_of(const Attention& op, std::int64_t sequence) {
+    const std::int64_t end = op.lengths ? op.lengths[sequence] : op.keys;
+    return {std::max<std::int64_t>(0, end - op.queries - op.left), end};
+}
 
 }  // namespace tensorops

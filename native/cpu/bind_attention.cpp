@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "bind.h"
+#include "integers.h"
 #include "targets.h"
 
 namespace tensorops {
@@ -18,7 +19,13 @@ constexpr std::int64_t kWidest = 16384;  // features of a head: a thread keeps 1
 
 // The operator's arguments, unchanged.
 struct Arguments {
-    nb::handle q, k, v, mask, is_causal, scale, window, softcap, sinks;
+    nb::handle q, k, v, mask, is_causal, scale, window, softcap, sinks, lengths, page_table;
+};
+
+// A call as the kernel takes it, and the integers that it points to.
+struct Bound {
+    Attention op{};
+    nb::object lengths, pages;
 };
 
 Reason refuse_heads(const char* name, nb::handle h) {
@@ -33,10 +40,11 @@ Reason refuse_heads(const char* name, nb::handle h) {
     return {};
 }
 
-Reason refuse_shapes(PyArrayObject* q, PyArrayObject* k, PyArrayObject* v) {
+Reason refuse_shapes(PyArrayObject* q, PyArrayObject* k, PyArrayObject* v, bool in_pages) {
     const npy_intp *of_q = PyArray_DIMS(q), *of_k = PyArray_DIMS(k), *of_v = PyArray_DIMS(v);
     if (dtype_of(q) != dtype_of(k) || dtype_of(q) != dtype_of(v)) return "q, k and v differ in dtype";
-    if (of_q[0] != of_k[0] || of_q[0] != of_v[0]) return "q, k and v differ in batch size";
+    if (in_pages && of_k[0] != of_v[0]) return "k and v differ in pages";
+    if (!in_pages && (of_q[0] != of_k[0] || of_q[0] != of_v[0])) return "q, k and v differ in batch size";
     if (of_q[3] != of_k[3]) return "q and k differ in head dimension";
     if (of_k[1] != of_v[1] || of_k[2] != of_v[2]) return "k and v differ in heads or keys";
     if (of_k[1] == 0 || of_q[1] % of_k[1] != 0) return "the heads of k do not divide those of q";
@@ -87,29 +95,93 @@ Reason read_softcap(nb::handle h, double* softcap) {
     return {};
 }
 
-Reason read_window(nb::handle h, std::int64_t* window) {
-    *window = 0;
-    if (h.is_none()) return {};
-    *window = read_integer(h);
-    return *window >= 1 && *window <= (1LL << 62) ? Reason{} : "window is not a usual positive integer";
+bool read_side(nb::handle h, std::int64_t* side) {
+    const std::int64_t value = h.is_none() ? -1 : read_integer(h).value;
+    *side = value == -1 ? kUnbounded : value;
+    return value >= -1 && value <= kUnbounded;
 }
 
-// Also fills in the values of the numeric options.
-Reason refuse_attention(const Arguments& a, Attention* op) {
+Reason read_window(nb::handle h, Attention* op) {
+    op->left = op->right = kUnbounded;
+    if (h.is_none()) return {};
+    if (PyTuple_CheckExact(h.ptr())) {
+        const bool usual = PyTuple_GET_SIZE(h.ptr()) == 2 && read_side(PyTuple_GET_ITEM(h.ptr(), 0), &op->left) &&
+                           read_side(PyTuple_GET_ITEM(h.ptr(), 1), &op->right);
+        return usual ? Reason{} : "window is not a pair of usual integers from -1 on";
+    }
+    const std::int64_t width = read_integer(h);
+    op->left = op->right = width - 1;
+    return width >= 1 && width <= kUnbounded ? Reason{} : "window is not a usual positive integer";
+}
+
+// Also finds how many keys a sequence may have.
+Reason refuse_page_table(nb::handle h, const npy_intp* of_q, const npy_intp* of_k, Attention* op) {
+    op->keys = of_k[2];
+    if (h.is_none()) return {};
+    if (Reason reason = refuse_integers("page_table", h); !reason.empty()) return reason;
+    PyArrayObject* a = as_array(h);
+    if (PyArray_NDIM(a) != 2) return "page_table does not have 2 dimensions";
+    if (PyArray_DIM(a, 0) != of_q[0]) return "page_table does not have one row for each sequence";
+    if (of_k[0] == 0 && PyArray_SIZE(a) != 0) return "there are no pages";
+    op->page_size = of_k[2];
+    op->pages_each = PyArray_DIM(a, 1);
+    op->keys = product(op->page_size, op->pages_each);
+    return op->keys > kUnbounded ? "page_table has too many pages" : Reason{};
+}
+
+Reason read_lengths(nb::handle h, npy_intp batch, Bound* bound) {
+    if (h.is_none()) return {};
+    if (Reason reason = refuse_integers("lengths", h); !reason.empty()) return reason;
+    PyArrayObject* a = as_array(h);
+    if (PyArray_NDIM(a) != 1 || PyArray_DIM(a, 0) != batch) return "lengths does not have one number for each sequence";
+    bound->lengths = as_int64(h);
+    bound->op.lengths = int64s(bound->lengths);
+    for (npy_intp b = 0; b < batch; ++b)
+        if (bound->op.lengths[b] < 0 || bound->op.lengths[b] > bound->op.keys)
+            return "lengths has a number outside 0 … " + std::to_string(bound->op.keys);
+    return {};
+}
+
+// Reads the table, of which only pages with keys that a query may attend to must be in range.
+Reason read_pages(nb::handle h, npy_intp pages, Bound* bound) {
+    if (h.is_none() || bound->op.keys == 0) return {};
+    Attention& op = bound->op;
+    bound->pages = as_int64(h);
+    op.pages = int64s(bound->pages);
+    for (std::int64_t b = 0; b < op.batch; ++b) {
+        const Reach reach = reach_of(op, b);
+        if (reach.keys() == 0) continue;
+        const std::int64_t *row = op.pages + b * op.pages_each, *last = row + (reach.end - 1) / op.page_size;
+        for (const std::int64_t* page = row + reach.first / op.page_size; page <= last; ++page)
+            if (*page < 0 || *page >= pages)
+                return "page_table has an index outside 0 … " + std::to_string(pages - 1) + " that is in use";
+    }
+    return {};
+}
+
+// Also fills in the options, including the integers in lengths and page_table.
+Reason refuse_attention(const Arguments& a, Bound* bound) {
     if (Reason reason = refuse_heads("q", a.q); !reason.empty()) return reason;
     if (Reason reason = refuse_heads("k", a.k); !reason.empty()) return reason;
     if (Reason reason = refuse_heads("v", a.v); !reason.empty()) return reason;
     PyArrayObject *q = as_array(a.q), *k = as_array(a.k), *v = as_array(a.v);
-    if (Reason reason = refuse_shapes(q, k, v); !reason.empty()) return reason;
-    const npy_intp scores[4] = {PyArray_DIM(q, 0), PyArray_DIM(q, 1), PyArray_DIM(q, 2), PyArray_DIM(k, 2)};
+    if (Reason reason = refuse_shapes(q, k, v, !a.page_table.is_none()); !reason.empty()) return reason;
+    Attention* op = &bound->op;
+    const npy_intp *of_q = PyArray_DIMS(q), *of_k = PyArray_DIMS(k);
+    if (Reason reason = refuse_page_table(a.page_table, of_q, of_k, op); !reason.empty()) return reason;
+    const npy_intp scores[4] = {of_q[0], of_q[1], of_q[2], static_cast<npy_intp>(op->keys)};
     if (Reason reason = refuse_mask(a.mask, scores); !reason.empty()) return reason;
     if (Reason reason = refuse_sinks(a.sinks, scores[1]); !reason.empty()) return reason;
     const Flag is_causal = read_flag(a.is_causal);
     if (!is_causal.known) return "is_causal is not a bool";
-    op->is_causal = is_causal.value;
-    if (Reason reason = read_scale(a.scale, PyArray_DIM(q, 3), &op->scale); !reason.empty()) return reason;
+    if (Reason reason = read_scale(a.scale, of_q[3], &op->scale); !reason.empty()) return reason;
     if (Reason reason = read_softcap(a.softcap, &op->softcap); !reason.empty()) return reason;
-    return read_window(a.window, &op->window);
+    if (Reason reason = read_window(a.window, op); !reason.empty()) return reason;
+    if (is_causal.value) op->right = 0;
+    op->batch = of_q[0];
+    op->queries = of_q[2];
+    if (Reason reason = read_lengths(a.lengths, of_q[0], bound); !reason.empty()) return reason;
+    return read_pages(a.page_table, of_k[0], bound);
 }
 
 void set_mask(Attention& op, nb::handle mask) {
@@ -123,25 +195,35 @@ void set_mask(Attention& op, nb::handle mask) {
         if (PyArray_DIM(a, d) != 1) op.mask_stride[4 - ndim + d] = PyArray_STRIDE(a, d);
 }
 
+// The keys to which queries may attend, in all sequences
+double keys_of(const Attention& op) {
+    if (!op.lengths) return static_cast<double>(op.batch) * static_cast<double>(reach_of(op, 0).keys());
+    double keys = 0;
+    for (std::int64_t b = 0; b < op.batch; ++b) keys += static_cast<double>(reach_of(op, b).keys());
+    return keys;
+}
+
 // Bytes that must move, or operations that take as long: about two for each byte.
-std::int64_t work_of(const Attention& op, std::int64_t item) {
-    const double features = static_cast<double>(op.dim + op.value_dim);
-    const double kv_rows = static_cast<double>(op.batch * op.kv_heads) * static_cast<double>(op.keys);
-    const double rows = static_cast<double>(op.batch * op.heads) * static_cast<double>(op.queries);
+std::int64_t work_of(const Attention& op, double keys, std::int64_t item) {
+    const double features = static_cast<double>(op.dim + op.value_dim), queries = static_cast<double>(op.queries);
+    const double kv_rows = static_cast<double>(op.kv_heads) * keys;
+    const double rows = static_cast<double>(op.batch * op.heads) * queries;
     const double bytes = (kv_rows + rows) * features * static_cast<double>(item);
-    const double work = std::max(bytes, rows * static_cast<double>(op.keys) * features);
+    const double work = std::max(bytes, static_cast<double>(op.heads) * queries * keys * features);
     return static_cast<std::int64_t>(std::min(work, 1e18));
 }
 
 nb::object attention(const Arguments& a) {
-    Attention op{};
-    if (!refuse_attention(a, &op).empty()) return nb::borrow(Py_NotImplemented);
+    Bound bound;
+    if (!refuse_attention(a, &bound).empty()) return nb::borrow(Py_NotImplemented);
+    Attention& op = bound.op;
     PyArrayObject *q = as_array(a.q), *k = as_array(a.k), *v = as_array(a.v);
     const npy_intp shape[4] = {PyArray_DIM(q, 0), PyArray_DIM(q, 1), PyArray_DIM(q, 2), PyArray_DIM(v, 3)};
     nb::object y = empty(4, shape, PyArray_DESCR(q));
     if (PyArray_SIZE(as_array(y)) == 0) return y;
     op.y = PyArray_BYTES(as_array(y));
-    if (PyArray_DIM(k, 2) == 0) {
+    const double keys = keys_of(op);
+    if (keys == 0) {
         std::memset(op.y, 0, static_cast<std::size_t>(PyArray_NBYTES(as_array(y))));
         return y;
     }
@@ -151,11 +233,8 @@ nb::object attention(const Arguments& a) {
     std::copy_n(PyArray_STRIDES(q), 3, op.q_stride);
     std::copy_n(PyArray_STRIDES(k), 3, op.k_stride);
     std::copy_n(PyArray_STRIDES(v), 3, op.v_stride);
-    op.batch = shape[0];
     op.heads = shape[1];
     op.kv_heads = PyArray_DIM(k, 1);
-    op.queries = shape[2];
-    op.keys = PyArray_DIM(k, 2);
     op.dim = PyArray_DIM(q, 3);
     op.value_dim = shape[3];
     op.dtype = dtype_of(q);
@@ -165,7 +244,7 @@ nb::object attention(const Arguments& a) {
         op.sinks_stride = PyArray_STRIDE(as_array(a.sinks), 0);
         op.sinks_dtype = dtype_of(as_array(a.sinks));
     }
-    op.work = work_of(op, PyArray_ITEMSIZE(q));
+    op.work = work_of(op, keys, PyArray_ITEMSIZE(q));
     compute(op.work, [&op] { target().attention(op); });
     return y;
 }
@@ -176,11 +255,12 @@ void bind_with_arguments(nb::module_& m, const char* name, F function) {
     m.def(
         name,
         [function](nb::handle q, nb::handle k, nb::handle v, nb::handle mask, nb::handle is_causal, nb::handle scale,
-                   nb::handle window, nb::handle softcap, nb::handle sinks) {
-            return function(Arguments{q, k, v, mask, is_causal, scale, window, softcap, sinks});
+                   nb::handle window, nb::handle softcap, nb::handle sinks, nb::handle lengths, nb::handle page_table) {
+            return function(Arguments{q, k, v, mask, is_causal, scale, window, softcap, sinks, lengths, page_table});
         },
         "q"_a, "k"_a, "v"_a, nb::kw_only(), "mask"_a = nb::none(), "is_causal"_a.none() = false, "scale"_a = nb::none(),
-        "window"_a = nb::none(), "softcap"_a = nb::none(), "sinks"_a = nb::none());
+        "window"_a = nb::none(), "softcap"_a = nb::none(), "sinks"_a = nb::none(), "lengths"_a = nb::none(),
+        "page_table"_a = nb::none());
 }
 
 }  // namespace
@@ -188,8 +268,8 @@ void bind_with_arguments(nb::module_& m, const char* name, F function) {
 void bind_attention(nb::module_& m) {
     bind_with_arguments(m, "scaled_dot_product_attention", [](const Arguments& a) { return attention(a); });
     bind_with_arguments(m, "scaled_dot_product_attention_supports", [](const Arguments& a) {
-        Attention op{};
-        return none_or(refuse_attention(a, &op));
+        Bound bound;
+        return none_or(refuse_attention(a, &bound));
     });
 }
 

@@ -12,7 +12,8 @@ struct Variant {
     bool is_causal = false, sinks = false, infinite_value = false;
     std::int64_t window = 0;
     double softcap = 0;
-    bool beyond_range = false;  // queries and keys whose products are: all scores are then the cap or its negative
+    bool beyond_range = false;   // queries and keys whose products are: all scores are then the cap or its negative
+    std::int64_t page_size = 0;  // of keys and values in pages, the last of which are not used
 };
 const Variant kVariants[] = {
     {"attention"},
@@ -24,6 +25,8 @@ const Variant kVariants[] = {
     {"attention, float mask", Mask::floating, false, true},
     {"attention, infinity", Mask::none, true, false, true},
     {"attention, beyond the range", Mask::none, true, true, false, 0, 3.0, true},
+    {"attention, lengths and pages", Mask::none, true, true, false, 0, 0, false, 5},
+    {"attention, window of lengths and pages", Mask::boolean, false, false, false, 40, 0, false, 16},
 };
 
 struct Case {
@@ -31,13 +34,22 @@ struct Case {
     std::int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;
     Input q, k, v, mask, sinks;
     double scale;
+    std::vector<std::int64_t> lengths = {}, pages = {};  // if keys are in pages
+
+    std::int64_t length(std::int64_t b) const { return lengths.empty() ? keys : lengths[static_cast<std::size_t>(b)]; }
+    // The row of k and v that holds a key.
+    std::int64_t row_of(std::int64_t b, std::int64_t kv_head, std::int64_t key) const {
+        if (pages.empty()) return (b * kv_heads + kv_head) * keys + key;
+        const std::int64_t size = variant.page_size, page = pages[static_cast<std::size_t>((b * keys + key) / size)];
+        return (page * kv_heads + kv_head) * size + key % size;
+    }
 };
 
 std::vector<double> doubles(const Input& x) { return {x.values.begin(), x.values.end()}; }
 
 // The score of a key for a query, which is -infinity where it is hidden.
 double masked(const Case& c, Real product, std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t key) {
-    const std::int64_t position = query + c.keys - c.queries, window = c.variant.window;
+    const std::int64_t position = query + c.length(b) - c.queries, window = c.variant.window;
     const Real cap = c.variant.softcap;
     auto score = static_cast<double>(cap != 0 ? cap * std::tanh(product / cap) : product);
     if (c.variant.mask != Mask::none) {
@@ -53,14 +65,15 @@ double masked(const Case& c, Real product, std::int64_t b, std::int64_t h, std::
 Expected expected_of(const Case& c) {
     const std::vector<double> q = doubles(c.q), k = doubles(c.k), v = doubles(c.v), sinks = doubles(c.sinks);
     Expected expected;
-    std::vector<double> weights(static_cast<std::size_t>(c.keys));
     for (std::int64_t row = 0; row < c.batch * c.heads * c.queries; ++row) {
         const std::int64_t query = row % c.queries, h = row / c.queries % c.heads, b = row / c.queries / c.heads;
-        const std::int64_t first_key = (b * c.kv_heads + h / (c.heads / c.kv_heads)) * c.keys;
+        const std::int64_t kv_head = h / (c.heads / c.kv_heads);
+        std::vector<double> weights(static_cast<std::size_t>(c.length(b)));
         double largest = sinks.empty() ? -INFINITY : sinks[static_cast<std::size_t>(h)];
-        for (std::int64_t j = 0; j < c.keys; ++j) {
+        for (std::int64_t j = 0; j < c.length(b); ++j) {
             Real score = 0;  // whose range holds the product of any two numbers
-            for (std::int64_t i = 0; i < c.dim; ++i) score += Real{q[row * c.dim + i]} * k[(first_key + j) * c.dim + i];
+            const std::int64_t at = c.row_of(b, kv_head, j) * c.dim;
+            for (std::int64_t i = 0; i < c.dim; ++i) score += Real{q[row * c.dim + i]} * k[at + i];
             weights[j] = masked(c, score * c.scale, b, h, query, j);
             largest = std::max(largest, weights[j]);
         }
@@ -71,8 +84,8 @@ Expected expected_of(const Case& c) {
         }
         for (std::int64_t i = 0; i < c.value_dim; ++i) {
             double y = 0, size = 0;
-            for (std::int64_t j = 0; j < c.keys; ++j) {
-                const double product = weights[j] * v[(first_key + j) * c.value_dim + i];
+            for (std::int64_t j = 0; j < c.length(b); ++j) {
+                const double product = weights[j] * v[c.row_of(b, kv_head, j) * c.value_dim + i];
                 y += product;
                 size += std::isfinite(product) ? std::fabs(product) : 0;
             }
@@ -133,8 +146,14 @@ Attention arguments(const Case& c, const Test& t, const Test::Call& call) {
     }
     op.scale = c.scale;
     op.softcap = c.variant.softcap;
-    op.window = c.variant.window;
-    op.is_causal = c.variant.is_causal;
+    op.left = op.right = c.variant.window ? c.variant.window - 1 : kUnbounded;
+    if (c.variant.is_causal) op.right = 0;
+    if (!c.pages.empty()) {
+        op.lengths = c.lengths.data();
+        op.pages = c.pages.data();
+        op.page_size = c.variant.page_size;
+        op.pages_each = c.keys / c.variant.page_size;
+    }
     op.work = t.many_threads || c.keys % 2 ? 1 << 24 : 0;
     return op;
 }
@@ -172,6 +191,19 @@ Input array(Test& t, std::int64_t batch, std::int64_t heads, std::int64_t positi
                     order, t.length % 3 ? 0 : 7);
 }
 
+// Puts the keys and values of a case into pages in backward order, with room for more of them than there are.
+void put_in_pages(Test& t, Case& c) {
+    const std::int64_t size = c.variant.page_size, each = c.keys / size + 2;
+    for (std::int64_t b = 0; b < c.batch; ++b) {
+        const std::int64_t length = b == 0 ? c.keys : c.keys / 2;
+        c.lengths.push_back(length);
+        for (std::int64_t i = 0; i < each; ++i) c.pages.push_back(i * size < length ? (c.batch - b) * each - i : -1);
+    }
+    c.keys = each * size;
+    c.k = array(t, c.batch * each + 1, c.kv_heads, size, c.dim);
+    c.v = array(t, c.batch * each + 1, c.kv_heads, size, c.value_dim);
+}
+
 }  // namespace
 
 void attention(Test& t) {
@@ -193,6 +225,7 @@ void attention(Test& t) {
                 c.q = array(t, batch, heads, queries, dim, size);
                 c.k = array(t, batch, kv_heads, keys, dim, size);
             }
+            if (variant.page_size != 0) put_in_pages(t, c);
             if (variant.mask != Mask::none) c.mask = mask_of(t, c);
             if (variant.sinks) c.sinks = t.random(heads, keys % 2 ? Dtype::float32 : t.dtype, 1.0);
             check(t, c);

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import reduce
+from operator import and_
+from typing import Any, NamedTuple
 
-from tensorops._dtypes import is_bool, largest_exponent, narrow, widen
+from tensorops._dtypes import is_bool, largest_exponent, narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, given
 from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
@@ -15,7 +17,10 @@ from tensorops._validation import (
     as_positive_number,
     plural,
     require_broadcastable,
+    require_counts,
     require_floating,
+    require_indices,
+    require_integer,
     require_ndim,
     require_same_dtype,
     shown,
@@ -35,17 +40,17 @@ def _check(
     mask: Array | None,
     is_causal: bool,
     scale: float | None,
-    window: int | None,
+    window: int | tuple[int | None, int | None] | None,
     softcap: float | None,
     sinks: Array | None,
+    lengths: Array | None,
+    page_table: Array | None,
 ) -> dict[str, Any]:
     require_floating(name, q=q, k=k, v=v, sinks=sinks)
     require_same_dtype(name, q=q, k=k, v=v)
     for label, x in (("q", q), ("k", k), ("v", v)):
         require_ndim(name, label, x, 4, 4)
-    if k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0]:
-        label, other = ("k", k) if k.shape[0] != q.shape[0] else ("v", v)
-        raise ValueError(f"{name}: {label} has batch size {other.shape[0]}, but q has {q.shape[0]}")
+    _check_batch(name, q, k, v, page_table)
     if k.shape[3] != q.shape[3]:
         raise ValueError(f"{name}: k has head dimension {k.shape[3]}, but q has {q.shape[3]}")
     if v.shape[1:3] != k.shape[1:3]:
@@ -55,20 +60,57 @@ def _check(
     if mask is not None:
         if not is_bool(mask):
             require_floating(name, mask=mask)
-        require_broadcastable(name, "mask", mask, (*q.shape[:3], k.shape[2]))
+        require_broadcastable(name, "mask", mask, (*q.shape[:3], _count_keys(k, page_table)))
     if sinks is not None and tuple(sinks.shape) != (q.shape[1],):
         raise ValueError(f"{name}: sinks has shape {tuple(sinks.shape)}, but q has {q.shape[1]} heads")
-    if window is not None:
-        window = as_integer(name, "window", window)
-        if window < 1:
-            raise ValueError(f"{name}: window is {shown(window)}, expected at least 1")
-        window = min(window, _WIDEST)
+    if lengths is not None:
+        require_integer(name, lengths=lengths)
+        if tuple(lengths.shape) != (q.shape[0],):
+            raise ValueError(f"{name}: lengths has shape {tuple(lengths.shape)}, but q has batch size {q.shape[0]}")
     return {
         "is_causal": as_bool(name, "is_causal", is_causal),
         "scale": max(q.shape[3], 1) ** -0.5 if scale is None else as_number(name, "scale", scale),
-        "window": window,
+        "window": None if window is None else _as_window(name, window),
         "softcap": None if softcap is None else as_positive_number(name, "softcap", softcap),
     }
+
+
+def _check_batch(name: str, q: Array, k: Array, v: Array, page_table: Array | None) -> None:
+    """Raise unless there are keys and values for each sequence: of its own, or pages of them."""
+    if page_table is None:
+        for label, x in (("k", k), ("v", v)):
+            if x.shape[0] != q.shape[0]:
+                raise ValueError(f"{name}: {label} has batch size {x.shape[0]}, but q has {q.shape[0]}")
+        return
+    require_integer(name, page_table=page_table)
+    require_ndim(name, "page_table", page_table, 2, 2)
+    if page_table.shape[0] != q.shape[0]:
+        raise ValueError(f"{name}: page_table has batch size {page_table.shape[0]}, but q has {q.shape[0]}")
+    if v.shape[0] != k.shape[0]:
+        raise ValueError(f"{name}: v has {plural(v.shape[0], 'page')}, but k has {k.shape[0]}")
+    if k.shape[0] == 0 and 0 not in page_table.shape:
+        raise ValueError(f"{name}: k has 0 pages, but page_table has {page_table.shape[1]} for each sequence")
+
+
+def _as_window(name: str, window: Any) -> tuple[int | None, int | None] | None:
+    """Return how many keys before and after its own position a query attends to; ``None`` where all."""
+    if not isinstance(window, tuple | list):
+        width = as_integer(name, "window", window)
+        if width < 1:
+            raise ValueError(f"{name}: window is {shown(width)}, expected at least 1")
+        return (min(width, _WIDEST) - 1,) * 2
+    if len(window) != 2:
+        raise ValueError(f"{name}: window is {shown(window)}, expected an integer or a pair of them")
+    sides = [None if side is None else as_integer(name, "window", side) for side in window]
+    if any(side is not None and side < -1 for side in sides):
+        raise ValueError(f"{name}: window is {shown(window)}, expected sides of at least 0, or -1 for no bound")
+    left, right = (None if side is None or side == -1 else min(side, _WIDEST) for side in sides)
+    return None if left is None and right is None else (left, right)
+
+
+def _count_keys(k: Array, page_table: Array | None) -> int:
+    """Return the largest number of keys that a sequence may have."""
+    return int(k.shape[2] if page_table is None else page_table.shape[1] * k.shape[2])
 
 
 def _rows(
@@ -77,21 +119,28 @@ def _rows(
     v: Array,
     mask: Array | None,
     is_causal: bool,
-    window: int | None,
+    window: tuple[int | None, int | None] | None,
     sinks: Array | None,
+    lengths: Array | None,
+    page_table: Array | None,
     **_: Any,
 ) -> RowAxes:
-    batch, heads, queries, dim, kv_heads, keys, value_dim = range(7)
+    batch, heads, queries, dim, kv_heads, keys, value_dim, pages, page, position = range(10)
+    owner, place = (batch, keys) if page_table is None else (page, position)
     arrays = given(
         q=(q, (batch, heads, queries, dim)),
-        k=(k, (batch, kv_heads, keys, dim)),
-        v=(v, (batch, kv_heads, keys, value_dim)),
+        k=(k, (owner, kv_heads, place, dim)),
+        v=(v, (owner, kv_heads, place, value_dim)),
         mask=(mask, () if mask is None else (batch, heads, queries, keys)[4 - mask.ndim :]),
         sinks=(sinks, (heads,)),
+        lengths=(lengths, (batch,)),
+        page_table=(page_table, (batch, pages)),
     )
-    # A query's position depends on the number of queries.
+    # A query's position depends on the number of queries. Any sequence may use any page.
     whole = (heads, dim, kv_heads, keys, *((queries,) if is_causal or window is not None else ()))
-    return RowAxes(arrays, (batch, heads, queries, value_dim), whole)
+    return RowAxes(
+        arrays, (batch, heads, queries, value_dim), (*whole, *(() if page_table is None else (pages, page, position)))
+    )
 
 
 @operator(check=_check, rows=_rows)
@@ -103,9 +152,11 @@ def scaled_dot_product_attention(
     mask: ArrayInput | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-    window: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     sinks: ArrayInput | None = None,
+    lengths: ArrayInput | None = None,
+    page_table: ArrayInput | None = None,
 ) -> ArrayT:
     r"""Attend from queries to keys and average the values.
 
@@ -119,36 +170,53 @@ def scaled_dot_product_attention(
     q : array, floating point, shape (batch, heads, queries, dim)
         Queries.
     k : array, shape (batch, kv_heads, keys, dim)
-        Keys. `heads` is a multiple of `kv_heads`: each key head serves a group of consecutive query heads.
+        Keys. `heads` is a multiple of `kv_heads`: each key head serves a group of consecutive query heads. With a
+        `page_table`, the pages that all sequences share, of shape (num_pages, kv_heads, page_size, dim).
     v : array, shape (batch, kv_heads, keys, value_dim)
-        Values.
+        Values; with a `page_table`, of shape (num_pages, kv_heads, page_size, value_dim).
     mask : array of bool or floating point, optional
         Broadcasts to (batch, heads, queries, keys). True attends; a floating-point mask is added to the scores.
     is_causal : bool, optional
-        A query attends to no later key. The last query is aligned with the last key: query :math:`i` has position
-        :math:`i + \mathit{keys} - \mathit{queries}`.
+        A query attends to no later key. The last query is aligned with the last valid key: query :math:`i` has
+        position :math:`i + \mathit{keys} - \mathit{queries}`, or
+        :math:`i + \mathit{lengths}_b - \mathit{queries}` in sequence :math:`b`.
     scale : float, optional
         Factor applied to the scores, :math:`1 / \sqrt{\mathit{dim}}` by default.
-    window : int, optional
-        A query attends only to keys nearer than this many positions.
+    window : int or (int, int), optional
+        A pair (left, right) says how many keys before and after its own position a query attends to, besides the
+        key at that position; ``None`` or -1 is no bound on this side. An integer :math:`n` is
+        :math:`(n - 1, n - 1)`: keys nearer than :math:`n` positions. `is_causal` makes the right side 0.
     softcap : float, optional
         Bound of the scores, applied before the mask.
     sinks : array, shape (heads,), optional
         One logit per head that takes part in the normalization but has no value.
+    lengths : array of integers, shape (batch,), optional
+        The number of valid keys of each sequence, from 0 to `keys`; they come first. By default all are valid.
+        Causality and the window count from them. Kernels take time for valid keys only.
+    page_table : array of integers, shape (batch, pages), optional
+        The pages of each sequence, as indices of the first axis of `k` and `v`, in the order of its keys; then `keys`
+        is ``pages * page_size``. A page has the axes of a sequence, so that the keys of one head are adjacent in it;
+        pages in the order (page_size, kv_heads) are passed as a transposed view, which the C++ kernel reads in place.
 
     Returns
     -------
     array, shape (batch, heads, queries, value_dim)
         Dtype, library and device of `q`; half types are computed in float32. A query that may attend to no key
-        gives 0. Finite queries and keys of any magnitude give finite weights, even if their products exceed the range
+        gives 0. Keys and values that lie beyond `lengths`, or before the windows of all queries of their sequence, have
+        no effect whatever they hold, and table entries for pages of such keys only are not read; they may be -1.
+        Finite queries and keys of any magnitude give finite weights, even if their products exceed the range
         of the dtype; the body then loses digits of scores around 1 if products are near the square of that range.
 
     Raises
     ------
     TypeError
-        If an input is not floating point, or `q`, `k` and `v` differ in dtype.
+        If an input is not floating point, `q`, `k` and `v` differ in dtype, or `lengths` or `page_table` are not
+        integers.
     ValueError
-        If shapes do not match, or `window`, `softcap` or `scale` is invalid.
+        If shapes do not match, or `window`, `softcap` or `scale` is invalid, or if a length or a page that is in use is
+        out of range. The values of lengths and pages are read from NumPy's arrays, and from Dask's blocks of these when
+        they are computed. In other libraries, where arrays may be traced, lazy or on an accelerator, they are clamped:
+        a negative length counts as 0, one beyond the keys as all of them, and a page out of range as the nearest.
 
     References
     ----------
@@ -156,6 +224,12 @@ def scaled_dot_product_attention(
 
     Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023,
     https://arxiv.org/abs/2305.13245
+
+    Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023,
+    https://arxiv.org/abs/2309.06180
+
+    `lengths` and `window` are ``nonpad_kv_seqlen`` and ``left_window_size``, ``right_window_size`` of ONNX Attention;
+    `page_table` with the layout of `k` is FlashInfer's paged cache in the order "HND".
 
     Examples
     --------
@@ -166,16 +240,29 @@ def scaled_dot_product_attention(
     array([[1.],
            [2.]])
     """
-    xp = get_namespace(q, k, v, mask, sinks)
+    xp = get_namespace(q, k, v, mask, sinks, lengths, page_table)
     assert scale is not None
+    assert window is None or isinstance(window, tuple)
     batch, heads, queries, dim = q.shape
-    kv_heads, keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
+    kv_heads, value_dim, keys = k.shape[1], v.shape[3], _count_keys(k, page_table)
+    reach = _reach(xp, q, keys, lengths, window)
+    if page_table is not None:
+        table = _usable_table(xp, page_table, reach, k.shape[0], k.shape[2])
     group = heads // kv_heads if kv_heads else 1
-    grouped = (batch, kv_heads, group, queries, keys)
-    if 0 in grouped:  # no scores: there are no values, or no queries
+    if 0 in (batch, kv_heads, group, queries, keys):  # no scores: there are no values, or no queries
         return xp.zeros((batch, heads, queries, value_dim), dtype=q.dtype, device=creation_device(q))
 
+    if page_table is not None:
+        k, v = _from_pages(xp, k, table), _from_pages(xp, v, table)
     wide_q, wide_k, wide_v = widen(xp, q, k, v)
+    if lengths is not None:
+        wide_k, wide_v = _only_reached(xp, wide_k, reach), _only_reached(xp, wide_v, reach)
+    elif reach.first:
+        wide_k, wide_v = wide_k[:, :, reach.first :, :], wide_v[:, :, reach.first :, :]
+        if mask is not None and mask.ndim and mask.shape[-1] != 1:
+            mask = mask[..., reach.first :]
+        keys -= reach.first
+        reach = _Reach(0, keys)
     grouped_q = xp.reshape(wide_q, (batch, kv_heads, group, queries, dim))
     scores, exponent = _scores(xp, grouped_q, xp.expand_dims(wide_k, axis=2), scale)
     unit = xp.pow(xp.full_like(exponent, 2.0), -exponent)  # of the scores
@@ -183,7 +270,7 @@ def scaled_dot_product_attention(
         scores = softcap * xp.tanh(scores / unit / softcap)
         unit = xp.ones_like(unit)
 
-    allowed = _positions_allowed(xp, q, queries, keys, is_causal, window)
+    allowed = _positions_allowed(xp, q, queries, keys, reach.end, is_causal, window)
     if mask is not None:
         per_group = _split_heads(xp, mask, kv_heads, group)
         if is_bool(mask):
@@ -198,20 +285,86 @@ def scaled_dot_product_attention(
     return narrow(xp, xp.reshape(y, (batch, heads, queries, value_dim)), q)
 
 
+class _Reach(NamedTuple):
+    """The keys of a sequence that lengths, causality and windows let any of its queries attend to: first to end - 1.
+
+    Integers, or integer arrays of shape (batch,).
+    """
+
+    first: Any
+    end: Any
+
+
+def _reach(
+    xp: Namespace, q: Array, keys: int, lengths: Array | None, window: tuple[int | None, int | None] | None
+) -> _Reach:
+    left = None if window is None else window[0]
+    back = keys if left is None else min(q.shape[2] + left, keys)  # no query attends further back from the end
+    if lengths is None:
+        return _Reach(keys - back, keys)
+    require_counts("scaled_dot_product_attention", "lengths", lengths, keys, xp)
+    end = xp.clip(widen_integers(xp, lengths, creation_device(lengths)), 0, keys)
+    return _Reach(xp.clip(end - back, 0, keys), end)
+
+
+def _only_reached(xp: Namespace, x: Array, reach: _Reach) -> Array:
+    """Return keys or values with zeros in place of those that no query attends to, which may be NaN."""
+    column = (x.shape[0], 1, 1, 1)
+    key = xp.reshape(xp.arange(x.shape[2], device=creation_device(x)), (1, 1, x.shape[2], 1))
+    first, end = (xp.reshape(xp.astype(bound, key.dtype, copy=False), column) for bound in reach)
+    return xp.where((key >= first) & (key < end), x, xp.zeros_like(x))
+
+
+def _usable_table(xp: Namespace, page_table: Array, reach: _Reach, num_pages: int, page_size: int) -> Array:
+    """Return a table whose entries are all in range, 0 where no key of the page is attended to."""
+    table = widen_integers(xp, page_table, creation_device(page_table))
+    start = page_size * xp.arange(table.shape[1], dtype=table.dtype, device=creation_device(table))
+    first, end = (
+        bound if isinstance(bound, int) else xp.expand_dims(xp.astype(bound, table.dtype, copy=False), axis=1)
+        for bound in reach
+    )
+    used = xp.broadcast_to((start < end) & (start + page_size > first), table.shape)
+    table = xp.where(used, table, xp.zeros_like(table))
+    require_indices("scaled_dot_product_attention", "page_table", table, num_pages, xp)
+    return xp.clip(table, 0, max(num_pages - 1, 0))
+
+
+def _from_pages(xp: Namespace, x: Array, table: Array) -> Array:
+    """Gather keys or values (batch, kv_heads, keys, features) from pages (num_pages, kv_heads, page_size, features)."""
+    batch, pages = table.shape
+    _, kv_heads, page_size, features = x.shape
+    gathered = xp.reshape(xp.take(x, xp.reshape(table, (-1,)), axis=0), (batch, pages, kv_heads, page_size, features))
+    return xp.reshape(xp.permute_dims(gathered, (0, 2, 1, 3, 4)), (batch, kv_heads, pages * page_size, features))
+
+
 def _positions_allowed(
-    xp: Namespace, q: Array, queries: int, keys: int, is_causal: bool, window: int | None
+    xp: Namespace,
+    q: Array,
+    queries: int,
+    keys: int,
+    end: Any,
+    is_causal: bool,
+    window: tuple[int | None, int | None] | None,
 ) -> Array | None:
-    """Return a bool array (queries, keys) of the pairs that causality and the window allow; ``None`` if all are."""
-    if not is_causal and window is None:
-        return None
+    """Tell which pairs lengths, causality and the window allow; ``None`` if all.
+
+    The axes broadcast to (batch, kv_heads, group, queries, keys).
+    """
     device = creation_device(q)
-    position = xp.reshape(xp.arange(queries, device=device) + (keys - queries), (queries, 1))
+    query = xp.reshape(xp.arange(queries, device=device), (queries, 1))
     key = xp.reshape(xp.arange(keys, device=device), (1, keys))
-    later = key > position
-    near = None if window is None else (key - position > -window) & (key - position < window)
-    if not is_causal:
-        return near
-    return ~later if near is None else ~later & near
+    rules = []
+    if not isinstance(end, int):
+        end = xp.reshape(xp.astype(end, key.dtype, copy=False), (q.shape[0], 1, 1, 1, 1))
+        rules.append(key < end)
+    left, right = window or (None, None)
+    if is_causal:
+        right = 0
+    if left is not None or right is not None:
+        distance = key - (query + (end - queries))
+        rules += [] if left is None else [distance >= -left]
+        rules += [] if right is None else [distance <= right]
+    return reduce(and_, rules) if rules else None
 
 
 def _split_heads(xp: Namespace, mask: Array, kv_heads: int, group: int) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,17 +29,31 @@ from tensorops.testing.values import (
 __all__ = ["ENTRIES", "scaled_dot_product_attention"]
 
 
-def _attends(tq: int, tk: int, is_causal: bool, window: int | None) -> NDArray[np.bool_]:
-    """Return which keys each query may see; the last query is at the position of the last key."""
-    allowed = np.ones((tq, tk), dtype=np.bool_)
+Window: TypeAlias = int | tuple[int | None, int | None] | None
+
+
+def _attends(tq: int, length: int, is_causal: bool, window: Window) -> NDArray[np.bool_]:
+    """Return which valid keys each query may see; the last query is at the position of the last of them."""
+    left, right = (window - 1, window - 1) if isinstance(window, int) else window or (None, None)
+    allowed = np.ones((tq, length), dtype=np.bool_)
     for i in range(tq):
-        position = i + tk - tq
-        for j in range(tk):
+        position = i + length - tq
+        for j in range(length):
             if is_causal and j > position:
                 allowed[i, j] = False
-            if window is not None and abs(position - j) >= window:
+            if left is not None and left != -1 and j < position - left:
+                allowed[i, j] = False
+            if right is not None and right != -1 and j > position + right:
                 allowed[i, j] = False
     return allowed
+
+
+def _rows_of(x: Float64, b: int, kv: int, seen: NDArray[np.intp], page_table: ArrayLike | None) -> Float64:
+    """Return some keys or values of a sequence and head."""
+    if page_table is None:
+        return float64(x[b, kv, seen])
+    size = x.shape[2]
+    return float64([x[int(np.asarray(page_table)[b, j // size]), kv, j % size] for j in seen])
 
 
 @quiet
@@ -51,46 +65,55 @@ def scaled_dot_product_attention(
     mask: ArrayLike | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-    window: int | None = None,
+    window: Window = None,
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+    page_table: ArrayLike | None = None,
 ) -> Float64:
     """``softmax(q @ k.T * scale) @ v`` for every head; a row that attends to no key gives 0.
 
     `q` is (batch, q_heads, Tq, D), `k` (batch, kv_heads, Tk, D), `v` (batch, kv_heads, Tk, Dv). The scores
     are capped first, ``softcap * tanh(scores / softcap)``, then masked. `sinks` holds one logit per query
-    head that is added to the sum of the softmax and has no value.
+    head that is added to the sum of the softmax and has no value. Only the first `lengths` keys of a sequence exist;
+    of those that are outside the windows of all queries, nothing is used. With `page_table` (batch, pages), `k` is
+    (num_pages, kv_heads, page_size, D).
     """
     q, k, v = float64(q), float64(k), float64(v)
     batch, q_heads, tq, head_dim = q.shape
     kv_heads, tk = k.shape[1:3]
+    if page_table is not None:
+        tk *= np.shape(page_table)[1]
     scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
 
-    allowed = np.broadcast_to(_attends(tq, tk, is_causal, window), (batch, q_heads, tq, tk))
+    chosen = np.ones((batch, q_heads, tq, tk), dtype=np.bool_)
     added = np.zeros(())
     if mask is not None:
         mask = np.asarray(mask)
         if mask.dtype == np.bool_:
-            allowed = allowed & mask
+            chosen = chosen & mask
         else:
             added = float64(mask)
-            allowed = allowed & (added != -np.inf)
-    added = np.broadcast_to(added, allowed.shape)
+            chosen = chosen & (added != -np.inf)
+    added = np.broadcast_to(added, chosen.shape)
 
     y = np.zeros((batch, q_heads, tq, v.shape[-1]))
     for b in range(batch):
-        for h in range(q_heads):
-            kv = h // (q_heads // kv_heads)
-            scores = q[b, h] @ k[b, kv].T * scale
+        length = tk if lengths is None else int(np.asarray(lengths)[b])
+        allowed = _attends(tq, length, is_causal, window)
+        seen = np.flatnonzero(allowed.any(axis=0))
+        for h in range(q_heads if len(seen) else 0):
+            of_k, of_v = (_rows_of(x, b, h // (q_heads // kv_heads), seen, page_table) for x in (k, v))
+            scores = q[b, h] @ of_k.T * scale
             if softcap is not None:
                 scores = softcap * np.tanh(scores / softcap)
-            scores = scores + added[b, h]
-            attends = allowed[b, h]
+            scores = scores + added[b, h][:, seen]
+            attends = allowed[:, seen] & chosen[b, h][:, seen]
             if sinks is not None:
                 sink = np.full((tq, 1), float64(sinks)[h])
                 scores = np.concatenate([scores, sink], axis=-1)
                 attends = np.concatenate([attends, np.ones((tq, 1), dtype=np.bool_)], axis=-1)
-            y[b, h] = softmax(scores, where=attends)[:, :tk] @ v[b, kv]
+            y[b, h] = softmax(scores, where=attends)[:, : len(seen)] @ of_v
     return y
 
 
@@ -142,6 +165,21 @@ def _attention_cases() -> Iterator[Case]:
     yield case("window_decode", lambda r: args(*qkv(r, tq=1, tk=17), window=4, is_causal=True))
     yield case("window_more_queries", lambda r: args(*qkv(r, tq=9, tk=4), window=2))
     yield case("window_wider_than_keys", lambda r: args(*qkv(r), window=100, is_causal=True))
+    yield case("window_sides", lambda r: args(*qkv(r, tq=9, tk=9), window=(3, 1)))
+    yield case("window_left", lambda r: args(*qkv(r, tq=5, tk=9), window=(2, None)))
+    yield case("window_right", lambda r: args(*qkv(r, tq=9, tk=7), window=(-1, 2)))
+    yield case("window_sides_causal", lambda r: args(*qkv(r, tq=9, tk=9), window=(2, 5), is_causal=True))
+    yield case("lengths", lambda r: args(*qkv(r, hq=4, tk=19), lengths=np.array([19, 4])))
+    yield case("lengths_causal", lambda r: args(*qkv(r, tq=5, tk=9), is_causal=True, lengths=np.array([9, 6])))
+    yield case("lengths_below_queries", lambda r: args(*qkv(r, tk=9), is_causal=True, lengths=np.array([3, 0])))
+    yield case(
+        "lengths_decode",
+        lambda r: args(*qkv(r, b=3, hq=4, tq=1, tk=33), sinks=normal(r, 4), lengths=np.array([33, 1, 0])),
+    )
+    yield case(
+        "lengths_window",
+        lambda r: args(*qkv(r, tq=2, tk=40), mask=random_mask(r, 2, 40), window=(4, 0), lengths=np.array([40, 21])),
+    )
     yield case("softcap", lambda r: args(*qkv(r), softcap=2.0))
     yield case("sinks", lambda r: args(*qkv(r), sinks=normal(r, 2)))
     yield case("sinks_hidden_rows", lambda r: args(*qkv(r, hq=4, tq=9, tk=5), sinks=normal(r, 4), is_causal=True))
@@ -157,6 +195,29 @@ def _attention_cases() -> Iterator[Case]:
             sinks=normal(r, 4),
         ),
     )
+
+    def paged(r: np.random.Generator, size: int, *used: int, hq: int = 2, tq: int = 3, **options: Any) -> Arguments:
+        """Give the sequences `used` pages each, in random order; the others in the table have no number."""
+        pages = normal(r, sum(used) + 1, 2, size, 16), normal(r, sum(used) + 1, 2, size, 12)
+        table = np.full((len(used), max(used) + 1), -1)
+        table[np.arange(table.shape[1]) < np.array(used)[:, None]] = r.permutation(sum(used) + 1)[:-1]
+        return args(normal(r, len(used), hq, tq, 16), *pages, **options, page_table=table)
+
+    yield case(
+        "pages",
+        lambda r: args(*qkv(r, b=3, tq=5, tk=4)[0:1], *qkv(r, b=5, tk=4)[1:], page_table=r.integers(0, 5, (3, 6))),
+    )
+    yield case("pages_lengths", lambda r: paged(r, 4, 3, 1, lengths=np.array([10, 4])))
+    yield case(
+        "pages_decode", lambda r: paged(r, 16, 2, 0, 4, hq=4, tq=1, sinks=normal(r, 4), lengths=np.array([17, 0, 63]))
+    )
+    yield case(
+        "pages_everything",
+        lambda r: paged(
+            r, 5, 4, 7, hq=4, tq=6, mask=float_mask(r, 2, 1, 6, 40), is_causal=True, scale=0.3,
+            window=(7, None), softcap=5.0, sinks=normal(r, 4), lengths=np.array([16, 35]),
+        ),
+    )  # fmt: skip
     yield case("empty_queries", lambda r: args(*qkv(r, tq=0)), tags=EMPTY)
     yield case("empty_batch", lambda r: args(*qkv(r, b=0)), tags=EMPTY)
     # Scores of a few hundred: only a softmax that subtracts the maximum survives.
@@ -174,12 +235,27 @@ def _attention_cases() -> Iterator[Case]:
 
     yield case("special", one_bad_query, tags=SPECIAL)
 
+    def padding(r: np.random.Generator) -> Arguments:
+        q, k, v = qkv(r, tq=2, tk=9)
+        for x in (k, v):
+            x[0, :, 6:], x[1, :, :3], x[1, :, 8] = np.nan, np.inf, -np.inf
+        return args(q, k, v, is_causal=True, window=4, lengths=np.array([6, 8]))
+
+    yield case("special_padding", padding, tags=SPECIAL)
+    yield case("empty_pages", lambda r: paged(r, 4, 0, 0, lengths=np.array([0, 0])), tags=EMPTY)
+
 
 # --- what is refused ---------------------------------------------------------------------------------
 
 
 def _qkv(hq: int = 2, hkv: int = 2, tk: int = 5, d: int = 4, tv: int = 5) -> tuple[Any, Any, Any]:
     return ones(1, hq, 3, 4), ones(1, hkv, tk, d), ones(1, hkv, tv, 4)
+
+
+def _pages(entry: int = 1, lengths: Any = None) -> Arguments:
+    """Two sequences of two pages with three keys each, from a pool of four."""
+    table = np.array([[0, 1], [2, entry]])
+    return args(ones(2, 2, 3, 4), ones(4, 2, 3, 4), ones(4, 2, 3, 4), page_table=table, lengths=lengths)
 
 
 # --- workloads, and all of it by operator ------------------------------------------------------------
@@ -211,6 +287,27 @@ ENTRIES = (
             ("mask_shape", ValueError, "mask", lambda: args(*_qkv(), mask=ones(3, 6))),
             ("mask_integer", TypeError, "mask", lambda: args(*_qkv(), mask=integers(3, 5))),
             ("window_zero", ValueError, "window", lambda: args(*_qkv(), window=0)),
+            ("window_of_three", ValueError, "window", lambda: args(*_qkv(), window=(1, 1, 1))),
+            ("window_side", ValueError, "window", lambda: args(*_qkv(), window=(-2, 1))),
+            ("window_side_float", TypeError, "window", lambda: args(*_qkv(), window=(1.0, 1))),
+            ("lengths_float", TypeError, "lengths", lambda: args(*_qkv(), lengths=ones(1))),
+            ("lengths_shape", ValueError, "lengths", lambda: args(*_qkv(), lengths=integers(2))),
+            ("page_table_float", TypeError, "page_table", lambda: args(*_qkv(), page_table=ones(1, 2))),
+            ("page_table_1d", ValueError, "page_table", lambda: args(*_qkv(), page_table=integers(2))),
+            ("page_table_batch", ValueError, "page_table", lambda: args(*_qkv(), page_table=integers(2, 2))),
+            (
+                "no_pages",
+                ValueError,
+                "k",
+                lambda: args(ones(1, 2, 3, 4), *[ones(0, 2, 3, 4)] * 2, page_table=integers(1, 2)),
+            ),
+            (
+                "page_counts",
+                ValueError,
+                "v",
+                lambda: args(ones(1, 2, 3, 4), ones(4, 2, 3, 4), ones(5, 2, 3, 4), page_table=integers(1, 2)),
+            ),
+            ("paged_mask", ValueError, "mask", lambda: args(*_pages()[0], **_pages()[1] | {"mask": ones(3, 7)})),
             ("sinks_length", ValueError, "sinks", lambda: args(*_qkv(), sinks=ones(3))),
         ),
         _attention_workload,

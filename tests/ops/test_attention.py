@@ -1,12 +1,17 @@
-"""Attention: the references against closed forms, numbers worked out by hand and other libraries."""
+"""Attention: the references against closed forms, by hand and other libraries; lengths and pages in every library."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+import support
+import tensorops as tp
 from support import close, to_torch
+from tensorops._dtypes import INTEGER
+from tensorops.testing import assert_matches
 from tensorops.testing import attention as references
 
 inf, nan = np.inf, np.nan
@@ -36,6 +41,19 @@ V = np.array([[1.0], [2.0], [4.0], [8.0]])
         ({"window": 2, "is_causal": True}, [1, 3 / 2, 3, 6]),
         ({"window": 3, "is_causal": True, "tq": 1}, [14 / 3]),
         ({"window": 1, "tq": 6}, [0, 0, 1, 2, 4, 8]),
+        ({"window": (0, 0)}, [1, 2, 4, 8]),
+        ({"window": (1, 0)}, [1, 3 / 2, 3, 6]),
+        ({"window": (0, 2)}, [7 / 3, 14 / 3, 6, 8]),
+        ({"window": (None, 1)}, [3 / 2, 7 / 3, 15 / 4, 15 / 4]),
+        ({"window": (1, -1)}, [15 / 4, 15 / 4, 14 / 3, 6]),
+        ({"window": (1, 2), "is_causal": True}, [1, 3 / 2, 3, 6]),
+        ({"window": (0, 1), "tq": 6}, [0, 1, 3 / 2, 3, 6, 8]),
+        ({"lengths": [3]}, [7 / 3] * 4),
+        ({"lengths": [0]}, [0] * 4),
+        ({"lengths": [3], "is_causal": True, "tq": 2}, [3 / 2, 7 / 3]),
+        ({"lengths": [3], "is_causal": True}, [0, 1, 3 / 2, 7 / 3]),
+        ({"lengths": [3], "window": (1, 0), "tq": 2}, [3 / 2, 3]),
+        ({"lengths": [2], "sinks": [0.0]}, [1] * 4),
         ({"mask": np.array([True, False, True, False])}, [5 / 2] * 4),
         ({"mask": np.eye(4, dtype=bool)}, [1, 2, 4, 8]),
         ({"mask": np.array([[True], [False], [True], [False]])}, [15 / 4, 0, 15 / 4, 0]),
@@ -86,3 +104,160 @@ def test_attention_agrees_with_torch(rng, masked):
     )
     actual = references.scaled_dot_product_attention(q, k, v, mask=mask, is_causal=causal)
     close(actual, expected.numpy(), rtol=1e-11, atol=1e-14)
+
+
+def test_pages_by_hand():
+    pages = np.arange(12.0).reshape(6, 1, 2, 1)  # page i holds 2 i and 2 i + 1
+    table = [[3, 0, 1], [5, -1, -1]]
+    q, keys = np.zeros((2, 1, 1, 1)), np.ones((6, 1, 2, 1))
+    y = references.scaled_dot_product_attention(q, keys, pages, lengths=[5, 1], page_table=table)
+    close(y.ravel(), [(6 + 7 + 0 + 1 + 2) / 5, 10])
+    y = references.scaled_dot_product_attention(q, keys, pages, lengths=[5, 1], page_table=table, window=2)
+    close(y.ravel(), [(1 + 2) / 2, 10])
+
+
+# --- lengths and pages in every library --------------------------------------------------------------
+
+
+def arguments(rng, *, queries=3):
+    """Return float32 queries, pages and a table of three pages with four keys each for two sequences."""
+    shapes = (2, 4, queries, 8), (7, 2, 4, 8), (7, 2, 4, 8)
+    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    return q, k, v, np.array([[5, 0, 3], [6, 2, 1]])
+
+
+def gathered(x, table):
+    """Return what pages hold as keys of sequences."""
+    return np.stack([np.concatenate([x[page] for page in row], axis=1) for row in table])
+
+
+@pytest.mark.parametrize("dtype", INTEGER)
+def test_lengths_and_pages_of_every_dtype(library, dtype, rng):
+    q, k, v, table = arguments(rng)
+    lengths = np.array([12, 7])
+    expected = references.scaled_dot_product_attention(q, k, v, is_causal=True, lengths=lengths, page_table=table)
+    there = support.there((q, k, v), library.name)
+    options = {
+        "is_causal": True,
+        "lengths": support.integers_there(lengths, dtype, library),
+        "page_table": support.integers_there(table, dtype, library),
+    }
+    for call in (tp.scaled_dot_product_attention, tp.scaled_dot_product_attention.generic):
+        assert_matches(support.back(call(*there, **options)), expected, "float32", tolerance=32, scale_axis=None)
+
+
+OPTIONS = {
+    "mask": [None, "bool", "float"],
+    "is_causal": [False, True],
+    "window": [None, 3, (4, 1), (None, 2)],
+    "softcap": [None, 3.0],
+    "sinks": [False, True],
+    "lengths": [None, [12, 7], [2, 0]],
+    "pages": [False, True],
+}
+
+
+@pytest.mark.parametrize("queries", [1, 3, 9])
+def test_every_combination_of_options(queries, rng):
+    """Body and kernel; 9 queries of grouped heads go another way through the kernel than few."""
+    q, k, v, table = arguments(rng, queries=queries)
+    masks = {"bool": rng.random((2, 1, queries, 12)) < 0.7, "float": rng.standard_normal((4, 1, 12)).astype(np.float32)}
+    sinks = rng.standard_normal(4).astype(np.float32)
+    for values in itertools.product(*OPTIONS.values()):
+        chosen = dict(zip(OPTIONS, values, strict=True))
+        options = {name: chosen[name] for name in ("is_causal", "window", "softcap")}
+        options["mask"] = masks.get(chosen["mask"])
+        options["sinks"] = sinks if chosen["sinks"] else None
+        options["lengths"] = None if chosen["lengths"] is None else np.array(chosen["lengths"])
+        options["page_table"] = table if chosen["pages"] else None
+        args = (q, k, v) if chosen["pages"] else (q, gathered(k, table), gathered(v, table))
+        expected = references.scaled_dot_product_attention(*args, **options)
+        for call in (tp.scaled_dot_product_attention, tp.scaled_dot_product_attention.generic):
+            assert_matches(call(*args, **options), expected, "float32", tolerance=32, scale_axis=None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lengths": [13, 7]}, r"lengths has the number 13, outside 0 … 12$"),
+        ({"lengths": [12, -1]}, r"lengths has the number -1, outside 0 … 12$"),
+        ({"page_table": [[5, 0, 7], [6, 2, 1]]}, r"page_table has the index 7, outside 0 … 6$"),
+        ({"page_table": [[5, -1, 3], [6, 2, 1]]}, r"page_table has the index -1, outside 0 … 6$"),
+    ],
+)
+@pytest.mark.parametrize("name", ["numpy", "array_api_strict", "dask"])
+def test_integers_out_of_range_are_refused(name, wrong, message, rng):
+    """Before the call or, for blocks of Dask arrays, when they are computed."""
+    support.require(name)
+    q, k, v, table = arguments(rng)
+    options = {"lengths": np.array([12, 7]), "page_table": table} | {n: np.array(x) for n, x in wrong.items()}
+    args, options = support.there(((q, k, v), options), name)
+    both = (tp.scaled_dot_product_attention, tp.scaled_dot_product_attention.generic)
+    for call in both if name != "dask" else both[:1]:
+        with pytest.raises(ValueError, match=r"^scaled_dot_product_attention: " + message):
+            support.back(call(*args, **options))
+
+
+@pytest.mark.parametrize("name", ["jax", "torch", "mlx", "pyopencl", "cupy"])
+def test_integers_out_of_range_that_cannot_be_read_are_clamped(name, rng):
+    support.require(name)
+    q, k, v, table = arguments(rng)
+    options = {"lengths": np.array([99, -5]), "page_table": np.where(table == 6, 40, np.where(table == 0, -3, table))}
+    right = {"lengths": np.array([12, 0]), "page_table": table}
+    expected = references.scaled_dot_product_attention(q, k, v, **right)
+    args, options = support.there(((q, k, v), options), name)
+    y = support.back(tp.scaled_dot_product_attention(*args, **options))
+    assert_matches(y, expected, "float32", tolerance=32, scale_axis=None)
+
+
+def test_traced_lengths_and_pages(rng):
+    support.require("jax")
+    import jax
+
+    q, k, v, table = arguments(rng)
+    attend = jax.jit(lambda lengths, pages: tp.scaled_dot_product_attention(
+        *map(jax.numpy.asarray, (q, k, v)), is_causal=True, window=(5, 0), lengths=lengths, page_table=pages
+    ))  # fmt: skip
+    for lengths in ([12, 7], [1, 0], [4, 8]):
+        expected = references.scaled_dot_product_attention(
+            q, k, v, is_causal=True, window=(5, 0), lengths=lengths, page_table=table
+        )
+        y = attend(jax.numpy.asarray(lengths), jax.numpy.asarray(table))
+        assert_matches(np.asarray(y), expected, "float32", tolerance=32, scale_axis=None)
+    assert attend._cache_size() == 1
+
+
+def test_dask_divides_sequences_among_tasks(rng):
+    support.require("dask")
+    import dask.array as da
+
+    q, k, v, table = arguments(rng)
+    lengths = np.array([11, 6])
+    options = {"lengths": da.from_array(lengths, chunks=2), "page_table": da.from_array(table, chunks=(1, 3))}
+    args = (da.from_array(q, chunks=(1, 4, 3, 8)), da.from_array(k, chunks=-1), da.from_array(v, chunks=-1))
+    assert tp.scaled_dot_product_attention.explain(*args, **options).kernel == "dask"
+    y = tp.scaled_dot_product_attention(*args, **options)
+    assert y.chunks[0] == (1, 1)
+    expected = references.scaled_dot_product_attention(q, k, v, lengths=lengths, page_table=table)
+    assert_matches(y.compute(), expected, "float32", tolerance=32, scale_axis=None)
+
+
+@pytest.mark.parametrize("sides", [(np.int64(2), np.uint8(1)), [2, 1], (2, np.int8(1))])
+def test_sides_of_windows_of_every_kind(sides, rng):
+    q, k, v = (rng.standard_normal((1, 2, 9, 8)).astype(np.float32) for _ in range(3))
+    y = tp.scaled_dot_product_attention(q, k, v, window=(2, 1))
+    assert_array_equal(tp.scaled_dot_product_attention(q, k, v, window=sides), y)
+    assert_array_equal(
+        tp.scaled_dot_product_attention(q, k, v, window=3), tp.scaled_dot_product_attention(q, k, v, window=(2, 2))
+    )
+
+
+def test_mlx_fast_declines_what_its_function_lacks(rng):
+    support.require("mlx")
+    q, k, v, table = arguments(rng)
+    given = support.there({"lengths": np.array([3, 4]), "page_table": table}, "mlx")
+    args = support.there((q, k, v), "mlx")
+    with tp.set_backend("mlx", providers=["mlx_fast", "generic"]):
+        for names in (["page_table"], ["lengths", "page_table"]):
+            found = tp.scaled_dot_product_attention.explain(*args, **{name: given[name] for name in names})
+            assert found.refused["mlx_fast"] == f"{names[0]} is given"

@@ -32,6 +32,10 @@ OF_ANOTHER_KIND = {
         *ANYWHERE[1:], "-1", True, 1.0, np.array(-1), (True,), (NAN,), ((-1,),), [[-1]], ["a"],
         (np.array(-1),), ([],) * 9,
     ],
+    "int | tuple[int | None, int | None]": [
+        b"1", 1j, {}, NOTHING, int, "2", True, np.True_, 1.0, NAN, np.array(2), np.array([1, 2]), (True, 1), (1.0, 1),
+        (1, "1"), (1, NAN), (1, np.array(1)), [1.5, 1], (1, (1,)),
+    ],
 }  # fmt: skip
 WITHOUT_MEANING = {
     "float": [NAN, -INF, INF, np.float32(NAN), HUGE, -HUGE],
@@ -39,6 +43,7 @@ WITHOUT_MEANING = {
     "bool": [],
     "str": ["", "a b", "\ud800", "a" * 10**6],
     "int | tuple[int, ...]": [HUGE, (), (-1, -1), (HUGE,), (-1,) * 1000],
+    "int | tuple[int | None, int | None]": [(), (1,), [1], (1, 1, 1), (1,) * 1000, (-2, 1), (1, -(10**30)), (-HUGE, 1)],
     "eps": [-1e-9, -1],
     "base": [0, -10.0],
     "softcap": [0.0, -1],
@@ -57,7 +62,7 @@ WITHOUT_MEANING = {
     "k": [-1, 10**30, HUGE, -HUGE],
 }
 
-RIGHT = {"float": 0.5, "int": 2, "bool": True, "int | tuple[int, ...]": -1}
+RIGHT = {"float": 0.5, "int": 2, "bool": True, "int | tuple[int, ...]": -1, "int | tuple[int | None, int | None]": 2}
 RIGHT_BY_NAME = {"axis": -1, "channel_axis": 1}
 
 

@@ -66,6 +66,14 @@ DIFFERENTIABLE = {
     ),
     "scaled_dot_product_attention-mask": (attention(), {"mask": MASK}),
     "scaled_dot_product_attention-bias": (attention(), {"mask": normal(4, 3, 4)}),
+    "scaled_dot_product_attention-lengths": (
+        (normal(2, 2, 3, 3), normal(2, 1, 6, 3), normal(2, 1, 6, 2)),
+        {"is_causal": True, "window": (2, None), "lengths": np.asarray([6, 2])},
+    ),
+    "scaled_dot_product_attention-pages": (
+        (normal(2, 2, 3, 3), normal(5, 1, 2, 3), normal(5, 1, 2, 2)),
+        {"sinks": normal(2), "lengths": np.asarray([3, 5]), "page_table": np.asarray([[4, 1, -1], [0, 2, 3]])},
+    ),
     "linear": ((normal(2, 3), normal(4, 3), normal(4)), {}),
     "embedding": ((np.asarray([[2, 0], [2, 1]]), normal(4, 3)), {}),
     "dequantize": ((PACKED, SCALES, BIASES), {"bits": 4, "group_size": 4}),
@@ -450,6 +458,12 @@ DELICATE = {
         {"mask": np.where(MASK, 0.0, -np.inf)},
     ),
     "attention before the first key": (tp.scaled_dot_product_attention, attention(5, 2), {"is_causal": True}),
+    "attention to no valid key": (tp.scaled_dot_product_attention, attention(), {"lengths": np.asarray([0])}),
+    "attention before keys that are NaN": (
+        tp.scaled_dot_product_attention,
+        tuple(np.concatenate([x, np.full_like(x, np.nan)], axis=2) if i else x for i, x in enumerate(attention())),
+        {"lengths": np.asarray([4])},
+    ),
     "cross_entropy of a forbidden class": (tp.cross_entropy, (np.asarray([[0.0, -np.inf, 1.0]]), np.asarray([0])), {}),
     "cross_entropy of huge": (tp.cross_entropy, (np.asarray([[1e38, -1e38, 0.0]]), np.asarray([0])), {}),
     "cross_entropy of an impossible class": (

@@ -182,9 +182,11 @@ def scaled_dot_product_attention(
     mask: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-    window: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
+    lengths: Array | None = None,
+    page_table: Array | None = None,
 ) -> Array: ...
 def scaled_dot_product_attention_supports(
     q: Array,
@@ -194,9 +196,11 @@ def scaled_dot_product_attention_supports(
     mask: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-    window: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
+    lengths: Array | None = None,
+    page_table: Array | None = None,
 ) -> str | None: ...
 def xla_handlers() -> dict[str, object]: ...
 def rope(

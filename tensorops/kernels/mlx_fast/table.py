@@ -87,11 +87,11 @@ def _(x: Array, weight: Array | None, bias: Array | None, eps: float, *, axis: t
 
 
 def _refuse_attention(
-    q: Array, k: Array, v: Array, *, mask: Any, is_causal: bool, window: Any, softcap: Any, sinks: Any, **_: Any
+    q: Array, k: Array, v: Array, *, mask: Any, is_causal: bool, scale: float, sinks: Any, **absent: Any
 ) -> str | None:
     if dtype_name(q) not in _DTYPES:
         return f"q has dtype {dtype_name(q)}, mlx.core.fast takes float16, bfloat16 and float32"
-    for name, value in (("window", window), ("softcap", softcap)):
+    for name, value in absent.items():  # what MLX's function lacks
         if value is not None:
             return f"{name} is given"
     if is_causal and mask is not None:
@@ -110,9 +110,8 @@ def _(
     mask: Array | None,
     is_causal: bool,
     scale: float,
-    window: None,
-    softcap: None,
     sinks: Array | None,
+    **_: None,
 ) -> Array:
     import mlx.core as mx
 

@@ -194,6 +194,139 @@ def test_windows(target, queries, keys, window, rng):
     assert_right(args, window=window, is_causal=True)
 
 
+@pytest.mark.parametrize("sides", [(0, None), (5, 0), (-1, 3), (130, 2), (0, 200), (10**18, 1), (None, -1)], ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 300), (5, 700), (60, 300), (300, 60), (300, 300)])
+def test_windows_with_sides(target, queries, keys, sides, rng):
+    args = qkv(rng, tq=queries, tk=keys, d=8)
+    assert_right(args, window=sides)
+    assert_right(args, window=sides, is_causal=True)
+    assert_right(args, window=sides, mask=rng.random((queries, keys)) < 0.7)
+
+
+# --- lengths and pages -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("queries", [1, 3, 20, 200])
+def test_lengths(target, queries, dtype, rng):
+    """Around the ends of tiles, in one call."""
+    lengths = np.array([0, 1, 17, TILE - 1, TILE, TILE + 1, 300])
+    args = qkv(rng, b=7, hq=4, hkv=2, tq=queries, tk=300, d=32, dtype=dtype)
+    mask = rng.random((7, 1, queries, 300)) < 0.7
+    for options in ({}, {"is_causal": True}, {"window": (30, 3)}, {"mask": mask, "sinks": np.float32([1, 0, -3, 9])}):
+        assert_right(args, dtype, lengths=lengths, **options)
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize("window", [None, 100, (700, 5)])
+def test_keys_that_no_query_attends_to_are_not_used(target, queries, window, rng):
+    """The result has the bits of that for the other keys alone, and NaN is not seen."""
+    q, k, v = qkv(rng, hq=4, hkv=2, tq=queries, tk=2000, d=32)
+    added = rng.standard_normal(2000).astype(np.float32)
+    for length in (1, 130, 1500, 2000):
+        left = window if window is None or isinstance(window, int) else window[0] + 1
+        first = 0 if left is None else max(0, length - queries - left + 1)
+        options = {"is_causal": True, "window": window}
+        expected = attend(q, *(x[:, :, first:length] for x in (k, v)), mask=added[first:length], **options)
+        spoilt = [x.copy() for x in (k, v)]
+        for x in spoilt:
+            x[:, :, :first] = x[:, :, length:] = np.nan
+        y = attend(q, *spoilt, mask=added, lengths=np.array([length]), **options)
+        np.testing.assert_array_equal(bits(y), bits(expected))
+        if length == 2000:
+            np.testing.assert_array_equal(bits(attend(q, *spoilt, mask=added, **options)), bits(expected))
+
+
+def in_pages(rng, x, size, pages, table):
+    """Return the keys or values (batch, heads, keys, features) in those of `pages` pages that a table names."""
+    batch, heads, keys, features = x.shape
+    made = np.full((pages, heads, size, features), np.nan, x.dtype)
+    for b in range(batch):
+        for j in range(keys // size):
+            made[table[b, j]] = x[b, :, j * size : (j + 1) * size]
+    return made
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 24, TILE, 200])
+@pytest.mark.parametrize("queries", [1, 5, 30])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pages_give_the_bits_of_adjacent_keys(target, queries, size, dtype, rng):
+    count = -(-600 // size)
+    q, k, v = qkv(rng, b=2, hq=4, hkv=2, tq=queries, tk=count * size, d=32, dv=40, dtype=dtype)
+    table = rng.permutation(3 * count)[: 2 * count].reshape(2, count)
+    paged = [in_pages(rng, x, size, 3 * count, table) for x in (k, v)]
+    by_key = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in paged]
+    lengths = np.array([600, 257], dtype=np.uint16)
+    mask = rng.random(count * size) < 0.8
+    for options in (
+        {},
+        {"lengths": lengths},
+        {"lengths": lengths, "is_causal": True, "window": (90, 7)},
+        {"mask": mask},
+    ):
+        expected = attend(q, k, v, **options)
+        for of_k, of_v in (paged, by_key):
+            y = attend(q, of_k, of_v, page_table=table.astype(np.int32), **options)
+            np.testing.assert_array_equal(bits(y), bits(expected))
+
+
+def test_table_entries_out_of_use_are_not_read(target, rng):
+    """Neither beyond the lengths, nor before the windows of all queries."""
+    q, pages = rng.standard_normal((2, 2, 3, 16)), rng.standard_normal((6, 2, 16, 16))
+    table = np.array([[4, 1, 3, 0, 5], [2, 5, 1, 1, 0]])
+    options = {"lengths": np.array([33, 70]), "is_causal": True, "window": (10, 0)}
+    expected = REFERENCE(q, pages, pages, page_table=table, **options)
+    for odd in (-1, 6, -(2**63), 2**63 - 1):
+        unused = np.array([[odd, 1, 3, odd, odd], [odd, odd, odd, 1, 0]])
+        unused[1, 3] = 1
+        y = attend(q, pages, pages, page_table=unused, **options)
+        np.testing.assert_allclose(y, expected, rtol=1e-12)
+
+
+def test_products_beyond_the_range_in_pages(target, rng):
+    q, k, v = (x * np.float32(1e30) for x in qkv(rng, b=2, tq=4, tk=96))
+    v = v / np.float32(1e30)
+    table = rng.permutation(12).reshape(2, 6)
+    paged = [in_pages(rng, x, 16, 12, table) for x in (k, v)]
+    for options in ({}, {"lengths": np.array([50, 96]), "is_causal": True, "window": 20}):
+        y = attend(q, *paged, page_table=table, **options)
+        np.testing.assert_array_equal(bits(y), bits(attend(q, k, v, **options)))
+        assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize("queries", [1, 50])
+def test_one_long_sequence_among_many(queries, rng):
+    """Its keys are divided among threads, whose number makes no difference."""
+    args = qkv(rng, b=40, hq=2, hkv=1, tq=queries, tk=5000, d=16)
+    lengths = np.full(40, 9)
+    lengths[17] = 5000
+    bound = _native.num_threads()
+    results = []
+    for threads in (1, 2, 0):
+        _native.set_num_threads(threads)
+        results.append(attend(*args, lengths=lengths, is_causal=True))
+    _native.set_num_threads(bound)
+    for y in results[1:]:
+        np.testing.assert_array_equal(y, results[0])
+    assert_right(args, lengths=lengths, is_causal=True)
+
+
+def test_lengths_may_change_during_a_call(rng):
+    """They are read once: another thread cannot move the ends of arrays."""
+    q, pages = rng.standard_normal((4, 1, 2, 8)), rng.standard_normal((8, 1, 16, 8))
+    lengths, table = np.full(4, 30), np.full((4, 2), 7)
+
+    def write():
+        for value in (2**40, 30):
+            lengths[...] = value
+        for value in (-(2**40), 7):
+            table[...] = value
+
+    with support.another_thread(write):
+        for _ in range(2000):
+            _native.scaled_dot_product_attention(q, pages, pages, lengths=lengths, page_table=table)
+
+
 # --- values ------------------------------------------------------------------------------------------
 
 
@@ -476,6 +609,36 @@ K = np.ones((1, 1, 5, 4), np.float32)
         ((Q, K, K), {"window": 0}, "window is not a usual positive integer"),
         ((Q, K, K), {"window": -(2**70)}, "window is not a usual positive integer"),
         ((Q, K, K), {"window": 2**63 - 1}, "window is not a usual positive integer"),
+        ((Q, K, K), {"window": (1, 2, 3)}, "window is not a pair of usual integers from -1 on"),
+        ((Q, K, K), {"window": (1, -2)}, "window is not a pair of usual integers from -1 on"),
+        ((Q, K, K), {"window": (1.0, 2)}, "window is not a pair of usual integers from -1 on"),
+        ((Q, K, K), {"window": (1, 2**70)}, "window is not a pair of usual integers from -1 on"),
+        ((Q, K, K), {"lengths": [5]}, "lengths is not a numpy.ndarray"),
+        ((Q, K, K), {"lengths": np.ones(1)}, "lengths has a dtype that is no integer"),
+        ((Q, K, K), {"lengths": np.ones(1, ">i4")}, "lengths is in foreign byte order"),
+        ((Q, K, K), {"lengths": np.ones(2, int)}, "lengths does not have one number for each sequence"),
+        ((Q, K, K), {"lengths": np.array(5)}, "lengths does not have one number for each sequence"),
+        ((Q, K, K), {"lengths": np.array([6])}, "lengths has a number outside 0 … 5"),
+        ((Q, K, K), {"lengths": np.array([-1])}, "lengths has a number outside 0 … 5"),
+        ((Q, K, K), {"lengths": np.array([2**64 - 1], np.uint64)}, "lengths has a number outside 0 … 5"),
+        ((Q, K, K), {"page_table": [[0]]}, "page_table is not a numpy.ndarray"),
+        ((Q, K, K), {"page_table": np.ones((1, 1), bool)}, "page_table has a dtype that is no integer"),
+        ((Q, K, K), {"page_table": np.ones(1, int)}, "page_table does not have 2 dimensions"),
+        ((Q, K, K), {"page_table": np.ones((2, 1), int)}, "page_table does not have one row for each sequence"),
+        ((Q, K, K), {"page_table": np.array([[0, 1]])}, "page_table has an index outside 0 … 0 that is in use"),
+        ((Q, K, K), {"page_table": np.array([[0, -1]])}, "page_table has an index outside 0 … 0 that is in use"),
+        ((Q, K[:0], K[:0]), {"page_table": np.array([[0]])}, "there are no pages"),
+        ((Q, K, np.repeat(K, 2, axis=0)), {"page_table": np.array([[0]])}, "k and v differ in pages"),
+        (
+            (Q, np.broadcast_to(K[:, :, :1], (1, 1, 2**58, 4)), np.broadcast_to(K[:, :, :1], (1, 1, 2**58, 4))),
+            {"page_table": np.zeros((1, 32), int)},
+            "page_table has too many pages",
+        ),
+        (
+            (Q, K, K),
+            {"mask": np.ones(5, bool), "page_table": np.zeros((1, 2), int)},
+            "mask does not broadcast to (batch, heads, queries, keys)",
+        ),
     ],
 )
 def test_what_is_refused_has_a_reason(args, options, reason):

@@ -1,0 +1,137 @@
+// Register blocks of attention: scores of some rows and keys, and sums of weighted values.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "lanes.h"
+#include "simd.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {  // part of attention.cpp
+
+constexpr int kRows = 6;  // of a register block
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kColumns = 4;  // vectors of it: 24 sums, 4 operands and a broadcast fit 32 registers
+#else
+constexpr int kColumns = 2;  // 12 sums, 2 operands and a broadcast fit 16
+#endif
+constexpr std::int64_t kGroups = 24, kBlockRows = kGroups * kRows;
+constexpr std::int64_t kTile = 128;      // keys
+constexpr std::int64_t kDirectRows = 8;  // up to this number of rows, keys are not transposed
+
+template <class C>
+constexpr C kNothing = -std::numeric_limits<C>::infinity();
+
+inline std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+template <class T>
+inline const T* at(const char* p) {
+    return reinterpret_cast<const T*>(p);
+}
+
+// Keys of a tile: from begin, a multiple of the lanes, to end.
+struct Range {
+    std::int64_t begin, end;
+};
+
+// Where the keys or values of a tile are: at equal distances or, if they are in pages, each at its own place.
+struct Places {
+    const char* first;
+    std::int64_t stride;
+    const char* const* each;  // or nullptr
+
+    const char* row(std::int64_t i) const { return each ? each[i] : first + i * stride; }
+
+    // Finds those from i on; beyond `end`, the last one again.
+    template <class T, std::size_t n>
+    void find(std::int64_t i, std::int64_t end, const T* (&found)[n]) const {
+        if (each)
+            for (std::int64_t j = 0; j < std::int64_t{n}; ++j) found[j] = at<T>(each[std::min(i + j, end - 1)]);
+        else
+            for (std::int64_t j = 0; j < std::int64_t{n}; ++j)
+                found[j] = at<T>(first + std::min(i + j, end - 1) * stride);
+    }
+};
+
+// ---- register blocks
+
+// sums[r][c] += a(r, i) · b(i, c) for i below n; b's vectors lie in rows that are `stride` bytes apart.
+template <std::int64_t kStep, std::int64_t kRow, std::size_t R, std::size_t N, class S>
+inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[R][N], const Compute<S>* a,
+                                                        const char* b, std::int64_t b_stride, std::int64_t n) {
+    constexpr std::size_t lanes = kLanes<Compute<S>>;
+    for (std::int64_t i = 0; i < n; ++i, b += b_stride, a += kStep) {
+        Vec<Compute<S>> column[N];
+        for_each<N>([&](auto c) { column[c] = load(at<S>(b) + c * lanes); });
+        for_each<R>([&](auto r) {
+            const Compute<S> x = a[r * kRow];
+            for_each<N>([&](auto c) { sums[r][c] += x * column[c]; });
+        });
+    }
+}
+
+// y[r] = y[r] · correction[r] + Σ weights(r, key) · value(key), for N vectors of features.
+template <class S, int R, int N>
+void weigh_block(const Compute<S>* weights, const char* v, std::int64_t v_stride, std::int64_t keys,
+                 const Compute<S>* correction, Compute<S>* y, std::int64_t width) {
+    constexpr std::size_t lanes = kLanes<Compute<S>>;
+    Vec<Compute<S>> sums[R][N];
+    for_each<R>(
+        [&](auto r) { for_each<N>([&](auto c) { sums[r][c] = load(y + r * width + c * lanes) * correction[r]; }); });
+    multiply_add<1, kTile, R, N, S>(sums, weights, v, v_stride, keys);
+    for_each<R>([&](auto r) { for_each<N>([&](auto c) { store(y + r * width + c * lanes, sums[r][c]); }); });
+}
+
+template <class S>
+using Weigh = void (*)(const Compute<S>*, const char*, std::int64_t, std::int64_t, const Compute<S>*, Compute<S>*,
+                       std::int64_t);
+
+// The block for the given numbers of rows and vectors of features.
+template <class S, int R = kRows, int N = kColumns>
+Weigh<S> weigh_for(int rows, int columns) {
+    if constexpr (R > 1) {
+        if (rows < R) return weigh_for<S, R - 1, N>(rows, columns);
+    }
+    if constexpr (N > 1) {
+        if (columns < N) return weigh_for<S, R, N - 1>(rows, columns);
+    }
+    return &weigh_block<S, R, N>;
+}
+
+// Scores of kRows rows with one panel of transposed keys.
+template <class C>
+void score_panel(const C* q, const C* panel, std::int64_t dim, C* scores) {
+    constexpr std::size_t lanes = kLanes<C>;
+    Vec<C> sums[kRows][kColumns];
+    for_each<kRows>([&](auto r) { for_each<kColumns>([&](auto c) { sums[r][c] = Vec<C>{}; }); });
+    multiply_add<kRows, 1, kRows, kColumns, C>(sums, q, reinterpret_cast<const char*>(panel), sizeof(Vec<C>) * kColumns,
+                                               dim);
+    for_each<kRows>(
+        [&](auto r) { for_each<kColumns>([&](auto c) { store(scores + r * kTile + c * lanes, sums[r][c]); }); });
+}
+
+// Scores of some rows with keys in place, as many keys at a time as a vector has lanes; dim is a multiple of the lanes.
+template <class T>
+void score_direct(const Compute<T>* q, std::int64_t rows, const Places& keys, Range range, std::int64_t dim,
+                  Compute<T>* scores) {
+    using C = Compute<T>;
+    constexpr std::int64_t lanes = kLanes<C>;
+    for (std::int64_t key = range.begin; key < range.end; key += lanes) {
+        const T* row[lanes];
+        keys.find(key, range.end, row);
+        for (std::int64_t r = 0; r < rows; ++r) {
+            Vec<C> sums[lanes];
+            for_each<lanes>([&](auto j) { sums[j] = Vec<C>{}; });
+            for (std::int64_t i = 0; i < dim; i += lanes) {
+                const Vec<C> a = load(q + r * dim + i);
+                for_each<lanes>([&](auto j) { sums[j] += a * load(row[j] + i); });
+            }
+            store(scores + r * kTile + key, join_lanes<C>(sums, [](Vec<C> a, Vec<C> b) { return a + b; }));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tensorops::TENSOROPS_TARGET

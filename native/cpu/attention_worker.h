@@ -1,0 +1,529 @@
+// One thread's work on attention: a block of query rows goes through the keys of a span, tile by tile.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "attention.h"
+#include "attention_blocks.h"
+#include "attention_masks.h"
+#include "attention_plan.h"
+#include "interruption.h"
+#include "vector_math.h"
+#include "wide_scores.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {  // part of attention.cpp
+
+template <class T>
+class Worker {
+    using C = Compute<T>;
+    using V = Vec<C>;
+    static constexpr std::int64_t lanes = kLanes<C>;
+
+  public:
+    // flags: plan.flags_size(), and one for each row
+    Worker(const Plan<T>& plan, C* memory, std::uint8_t* flags)
+        : plan_(plan), op_(plan.op), flags_(flags), wide_(flags + plan.flags_size()) {
+        queries_ = memory;
+        keys_ = queries_ + plan.query_size();
+        values_ = keys_ + plan.key_size();
+        scores_ = values_ + plan.value_size();
+        y_ = scores_ + plan.score_size();
+        sums_ = y_ + plan.result_size();
+        tops_ = sums_ + plan.sum_size();
+    }
+
+    // The last blocks come first: under a causal mask they have the most work. `partial` is the item's, for the merge.
+    void run(Item item, C* partial, Interruption* at) {
+        begin_block(item.block);
+        const std::int64_t tiles = Plan<T>::tiles_for(keys_count_);
+        const std::int64_t first = tiles * item.span / item.spans, last = tiles * (item.span + 1) / item.spans;
+        for (std::int64_t tile = first; tile < last; ++tile) {
+            if (leaves(at, count_ * kTile * (op_.dim + op_.value_dim))) return;
+            one_tile(tile);
+        }
+        for (std::int64_t r = 0; r < count_; ++r) {
+            const C sum = sum_of_lanes<C>(load(sums_ + r * lanes));
+            if (item.spans == 1)
+                finish(r, largest_[r], sum, y_ + r * plan_.width);
+            else
+                keep(partial, r, sum);
+        }
+    }
+
+    // Puts the spans of a block together.
+    void merge(std::int64_t block, std::int64_t spans, const C* partials) {
+        begin_block(block);
+        const std::int64_t stride = plan_.partial_size(), width = plan_.width;
+        for (std::int64_t r = 0; r < count_; ++r) {
+            const std::int64_t state = plan_.block_rows * width + 2 * r;
+            C largest = kNothing<C>, sum = 0;
+            for (std::int64_t s = 0; s < spans; ++s) largest = std::max(largest, partials[s * stride + state]);
+            C* y = y_ + r * width;
+            for (std::int64_t s = 0; s < spans; ++s) {
+                const C* part = partials + s * stride;
+                const C weight = correction_of(part[state], largest);
+                sum += part[state + 1] * weight;
+                for (std::int64_t i = 0; i < width; i += lanes)
+                    store(y + i, load(y + i) + load(part + r * width + i) * weight);
+            }
+            finish(r, largest, sum, y);
+        }
+    }
+
+    // Computes the recorded rows of a block again, with room for a query and its values.
+    void widen(std::int64_t block, double* room, Interruption* at) {
+        begin_block(block);
+        for (std::int64_t r = 0; r < count_; ++r) {
+            if (!*is_wide(r)) continue;
+            if (leaves(at, keys_count_ * (op_.dim + op_.value_dim) * 8)) return;
+            widen_row(r, room);
+        }
+    }
+
+  private:
+    // ------------------------------------------------------------------ a block of rows
+
+    void begin_block(std::int64_t index) {
+        const std::int64_t block = plan_.blocks - 1 - index % plan_.blocks;
+        head_index_ = index / plan_.blocks;
+        batch_ = head_index_ / op_.kv_heads;
+        kv_head_ = head_index_ % op_.kv_heads;
+        const Reach reach = reach_of(op_, batch_);
+        first_key_ = reach.first;
+        keys_count_ = reach.keys();
+        k_ = op_.k + kv_head_ * op_.k_stride[1];
+        v_ = op_.v + kv_head_ * op_.v_stride[1];
+        first_ = block * plan_.block_rows;
+        count_ = std::min(plan_.block_rows, plan_.rows - first_);
+        groups_ = (count_ + kRows - 1) / kRows;
+        for (std::int64_t r = 0; r < count_; ++r) begin_row(r);
+        std::fill(largest_, largest_ + kBlockRows, kNothing<C>);
+        std::fill(correction_, correction_ + kBlockRows, C{1});
+        std::fill(tops_, tops_ + plan_.top_size(), kNothing<C>);
+        std::fill(y_, y_ + plan_.result_size(), C{0});
+        std::fill(sums_, sums_ + plan_.sum_size(), C{0});
+        find_limits();
+        pack_queries();
+    }
+
+    std::int64_t head_of(std::int64_t r) const {
+        return kv_head_ * (op_.heads / op_.kv_heads) + (first_ + r) / op_.queries;
+    }
+    std::int64_t query_of(std::int64_t r) const { return (first_ + r) % op_.queries; }
+    const T* query_at(std::int64_t r) const {
+        return at<T>(op_.q + batch_ * op_.q_stride[0] + head_of(r) * op_.q_stride[1] + query_of(r) * op_.q_stride[2]);
+    }
+    T* result_at(std::int64_t r) const {
+        return reinterpret_cast<T*>(op_.y) +
+               ((batch_ * op_.heads + head_of(r)) * op_.queries + query_of(r)) * op_.value_dim;
+    }
+
+    // The keys to which the window lets a row attend: low_ to high_. From here on, keys count from first_key_.
+    void begin_row(std::int64_t r) {
+        const std::int64_t query = query_of(r), position = query + keys_count_ - op_.queries;
+        low_[r] = std::max<std::int64_t>(0, position - op_.left);
+        high_[r] = std::max<std::int64_t>(0, std::min(keys_count_, position + op_.right + 1));
+        mask_[r] = op_.mask + batch_ * op_.mask_stride[0] + head_of(r) * op_.mask_stride[1] +
+                   query * op_.mask_stride[2] + first_key_ * op_.mask_stride[3];
+    }
+
+    void find_limits() {
+        most_low_ = 0;
+        least_high_ = keys_count_;
+        limits_ = {keys_count_, 0};
+        for (std::int64_t g = 0; g < groups_; ++g) {
+            Range& limits = group_limits_[g] = {keys_count_, 0};
+            for (std::int64_t r = g * kRows; r < std::min(count_, (g + 1) * kRows); ++r) {
+                limits = {std::min(limits.begin, low_[r]), std::max(limits.end, high_[r])};
+                most_low_ = std::max(most_low_, low_[r]);
+                least_high_ = std::min(least_high_, high_[r]);
+            }
+            limits_ = {std::min(limits_.begin, limits.begin), std::max(limits_.end, limits.end)};
+        }
+    }
+
+    // ------------------------------------------------------------------ where keys and values are
+
+    // The place of a key or value with others after it, the number of which is `adjacent`.
+    const char* place(const char* base, const std::int64_t* stride, std::int64_t key, std::int64_t& adjacent) const {
+        const std::int64_t position = first_key_ + key;
+        if (!op_.pages) {
+            adjacent = keys_count_ - key;
+            return base + batch_ * stride[0] + position * stride[2];
+        }
+        const std::int64_t page = op_.pages[batch_ * op_.pages_each + position / op_.page_size];
+        adjacent = op_.page_size - position % op_.page_size;
+        return base + page * stride[0] + position % op_.page_size * stride[2];
+    }
+    const T* one(const char* base, const std::int64_t* stride, std::int64_t key) const {
+        std::int64_t adjacent = 0;
+        return at<T>(place(base, stride, key, adjacent));
+    }
+
+    // The places of n keys or values from `start` on, with room for each if they are in pages.
+    Places places_of(const char* base, const std::int64_t* stride, std::int64_t start, std::int64_t n,
+                     const char** each) const {
+        std::int64_t adjacent = 0;
+        const char* const first = place(base, stride, start, adjacent);
+        if (adjacent >= n) return {first, stride[2], nullptr};
+        for (std::int64_t j = 0; j < n;) {
+            const char* p = place(base, stride, start + j, adjacent);
+            for (const std::int64_t end = std::min(n, j + adjacent); j < end; ++j, p += stride[2]) each[j] = p;
+        }
+        return {first, stride[2], each};
+    }
+    void find_places(std::int64_t start, std::int64_t n) {
+        keys_places_ = places_of(k_, op_.k_stride, start, n, each_key_);
+        values_places_ = places_of(v_, op_.v_stride, start, n, each_value_);
+    }
+
+    // Scaled and widened: row by row if direct, else in adjacent groups of kRows.
+    void pack_queries() {
+        const std::int64_t dim = op_.dim;
+        if (!plan_.direct) std::fill(queries_, queries_ + plan_.query_size(), C{0});
+        for (std::int64_t r = 0; r < count_; ++r) {
+            const T* q = query_at(r);
+            C* out = plan_.direct ? queries_ + r * dim : queries_ + r / kRows * kRows * dim + r % kRows;
+            for (std::int64_t i = 0; i < dim; i += lanes) {
+                const std::int64_t n = std::min(lanes, dim - i);
+                const V x = (n == lanes ? load(q + i) : load_part(q + i, n)) * plan_.scale;
+                if (plan_.direct)
+                    store(out + i, x);
+                else
+                    for (std::int64_t j = 0; j < n; ++j) out[(i + j) * kRows] = x[j];
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------ a tile of keys
+
+    void one_tile(std::int64_t tile) {
+        const std::int64_t start = tile * kTile, n = std::min(kTile, keys_count_ - start);
+        const bool whole = most_low_ <= start && least_high_ >= start + n;
+        const bool hidden = limits_.end <= start || limits_.begin >= start + n || mask_hides(start, n);
+        // If all values are finite, those of weight 0 can be ignored.
+        const bool narrow = (!whole || hidden) && values_are_finite(tile, start, n);
+        if (hidden && narrow) return;
+        Range all{kTile, 0};
+        for (std::int64_t g = 0; g < groups_; ++g) {
+            ranges_[g] = narrow ? part_of(group_limits_[g], start, n) : Range{0, n};
+            all = {std::min(all.begin, ranges_[g].begin), std::max(all.end, ranges_[g].end)};
+        }
+        find_places(start, n);
+        score(n, all);
+        for_each_row([&](std::int64_t r, Range range) { mask_row(r, start, n, range); });
+        raise_largest();
+        for_each_row([&](std::int64_t r, Range range) { exponentiate(r, range); });
+        weigh(start, n);
+    }
+
+    template <class F>
+    void for_each_row(F f) const {
+        for (std::int64_t g = 0; g < groups_; ++g)
+            for (std::int64_t r = g * kRows; r < std::min(count_, (g + 1) * kRows); ++r) f(r, ranges_[g]);
+    }
+
+    static Range part_of(Range limits, std::int64_t start, std::int64_t n) {
+        const std::int64_t begin = std::max<std::int64_t>(limits.begin - start, 0),
+                           end = std::min(limits.end - start, n);
+        if (begin >= end) return {0, 0};
+        return {begin / lanes * lanes, end};
+    }
+
+    bool mask_hides(std::int64_t start, std::int64_t n) const {
+        if (op_.mask_kind != MaskKind::boolean) return false;
+        const std::int64_t stride = op_.mask_stride[3];
+        for (std::int64_t r = 0; r < count_; ++r) {
+            if (r > 0 && mask_[r] == mask_[r - 1]) continue;
+            const char* p = mask_[r] + start * stride;
+            char any = 0;
+            if (stride == 1)
+                for (std::int64_t j = 0; j < n; ++j) any |= p[j];
+            else
+                for (std::int64_t j = 0; j < n; ++j) any |= p[j * stride];
+            if (any) return false;
+        }
+        return true;
+    }
+
+    // Checked once for each tile and head; threads that check at the same time get the same answer.
+    bool values_are_finite(std::int64_t tile, std::int64_t start, std::int64_t n) {
+        enum : std::uint8_t { unknown, finite, not_finite };
+        std::uint8_t* flag = flags_ + head_index_ * plan_.tiles + tile;
+        std::uint8_t known = __atomic_load_n(flag, __ATOMIC_RELAXED);
+        if (known == unknown) {
+            V zero{};
+            const Places places = places_of(v_, op_.v_stride, start, n, each_value_);
+            for (std::int64_t j = 0; j < n; ++j) {
+                const T* v = at<T>(places.row(j));
+                std::int64_t i = 0;
+                for (; i + lanes <= op_.value_dim; i += lanes) zero += load(v + i) * C{0};
+                if (i < op_.value_dim) zero += load_part(v + i, op_.value_dim - i) * C{0};
+            }
+            known = sum_of_lanes<C>(zero) == 0 ? finite : not_finite;
+            __atomic_store_n(flag, known, __ATOMIC_RELAXED);
+        }
+        return known == finite;
+    }
+
+    // ------------------------------------------------------------------ scores
+
+    void score(std::int64_t n, Range range) {
+        if (range.end <= range.begin) return;
+        if (plan_.direct) return score_direct<T>(queries_, count_, keys_places_, range, op_.dim, scores_);
+        constexpr std::int64_t panel = Plan<T>::panel;
+        for (std::int64_t p = range.begin / panel * panel; p < range.end; p += panel) {
+            pack_keys(p, n);
+            for (std::int64_t g = 0; g < groups_; ++g)
+                if (ranges_[g].begin < p + panel && ranges_[g].end > p)
+                    score_panel(queries_ + g * kRows * op_.dim, keys_, op_.dim, scores_ + g * kRows * kTile + p);
+        }
+    }
+
+    // One panel of keys, transposed; the last of n again beyond it.
+    void pack_keys(std::int64_t first, std::int64_t n) {
+        constexpr std::int64_t panel = Plan<T>::panel;
+        for (std::int64_t key = 0; key < panel; key += lanes) {
+            const T* from[lanes];
+            keys_places_.find(first + key, n, from);
+            for (std::int64_t i = 0; i < op_.dim; i += lanes) {
+                const std::int64_t features = std::min(lanes, op_.dim - i);
+                V rows[lanes];
+                if (features == lanes)
+                    for_each<lanes>([&](auto j) { rows[j] = load(from[j] + i); });
+                else
+                    for_each<lanes>([&](auto j) { rows[j] = load_part(from[j] + i, features); });
+                transpose<C>(rows);
+                C* out = keys_ + i * panel + key;
+                for_each<lanes>([&](auto j) {
+                    if (static_cast<std::int64_t>(j) < features) store(out + j * panel, rows[j]);
+                });
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------ softmax, one tile after another
+
+    static V correction_of(V before, V after) {
+        const V one = V{} + C{1};
+        return before == after ? one : exp_of_negative(before - after);  // infinities would give NaN
+    }
+    static C correction_of(C before, C after) { return correction_of(V{} + before, V{} + after)[0]; }
+
+    // Caps and masks the scores of a row, and finds the largest in each part.
+    void mask_row(std::int64_t r, std::int64_t start, std::int64_t n, Range range) {
+        C* s = scores_ + r * kTile;
+        const std::int64_t begin = range.begin, end = round_up(range.end, lanes);
+        V top = V{} + kNothing<C>;
+        if (end > begin) {
+            if (!all_finite(s + begin, end - begin)) find_overflow(r, start, range);
+            if (op_.softcap != 0) cap(s, begin, end);
+            if (op_.mask_kind != MaskKind::none)
+                apply_mask(op_, mask_[r] + start * op_.mask_stride[3], s, begin, range.end);
+            const std::int64_t low = std::min(low_[r] - start, end), high = std::min(high_[r] - start, n);
+            for (std::int64_t j = begin; j < low; ++j) s[j] = kNothing<C>;
+            for (std::int64_t j = std::max(high, begin); j < end; ++j) s[j] = kNothing<C>;
+            for (std::int64_t j = begin; j < end; j += lanes)
+                top = larger_ignoring_nan(top, load(s + j));  // a NaN shows in the sum
+        }
+        store(tops_ + r * lanes, top);
+    }
+
+    // Processes the new scores, as many rows at a time as a vector has lanes.
+    void raise_largest() {
+        for (std::int64_t r = 0; r < count_; r += lanes) {
+            V tops[lanes];
+            for_each<lanes>([&](auto i) { tops[i] = load(tops_ + (r + static_cast<std::int64_t>(i)) * lanes); });
+            const V before = load(largest_ + r),
+                    after = larger_ignoring_nan(before, join_lanes<C>(tops, larger_ignoring_nan<V>));
+            store(correction_ + r, correction_of(before, after));
+            store(largest_ + r, after);
+        }
+    }
+
+    // Turns the scores of a row into weights, and adds them up.
+    void exponentiate(std::int64_t r, Range range) {
+        if (range.end <= range.begin) return;
+        C* s = scores_ + r * kTile;
+        const C shift = largest_[r] == kNothing<C> ? C{0} : largest_[r];
+        V sum = load(sums_ + r * lanes) * correction_[r];
+        for (std::int64_t j = range.begin; j < range.end; j += lanes) {
+            const V weight = exp_of_negative(load(s + j) - shift) * plan_.unit;
+            store(s + j, weight);
+            sum += weight;
+        }
+        store(sums_ + r * lanes, sum);
+    }
+
+    void cap(C* s, std::int64_t begin, std::int64_t end) const {
+        const C bound = static_cast<C>(op_.softcap);
+        for (std::int64_t j = begin; j < end; j += lanes) store(s + j, tanh(load(s + j) / bound) * bound);
+    }
+
+    // ------------------------------------------------------------------ values
+
+    // Values go panel by panel through the first-level cache: a panel is kColumns vectors of features.
+    void weigh(std::int64_t start, std::int64_t n) {
+        constexpr std::int64_t panel = kColumns * lanes;
+        for (std::int64_t i = 0; i < plan_.width; i += panel) {
+            const int columns = static_cast<int>(std::min(panel, plan_.width - i) / lanes);
+            if (plan_.packs_values) {
+                pack_values(n, i, columns);
+                for_each_group([&](std::int64_t g, Range range) {
+                    const std::int64_t stride = columns * static_cast<std::int64_t>(sizeof(V));
+                    const char* packed = reinterpret_cast<const char*>(values_) + range.begin * stride;
+                    weigh_keys<C>(g, range, packed, stride, correction_ + g * kRows, i, columns);
+                });
+            } else {
+                for_each_group([&](std::int64_t g, Range range) { weigh_in_place(g, range, start, i, columns); });
+            }
+        }
+    }
+
+    template <class F>
+    void for_each_group(F f) const {
+        for (std::int64_t g = 0; g < groups_; ++g)
+            if (ranges_[g].end > ranges_[g].begin) f(g, ranges_[g]);
+    }
+
+    void pack_values(std::int64_t n, std::int64_t first, int columns) {
+        C* out = values_;
+        for (std::int64_t key = 0; key < n; ++key) {
+            const T* row = at<T>(values_places_.row(key)) + first;
+            for (std::int64_t c = 0; c < columns; ++c, out += lanes) {
+                const std::int64_t rest = op_.value_dim - first - c * lanes;
+                store(out, rest >= lanes ? load(row + c * lanes) : load_part(row + c * lanes, rest));
+            }
+        }
+    }
+
+    // Adjacent values at a time. The sums so far are corrected with the first of them.
+    void weigh_in_place(std::int64_t g, Range range, std::int64_t start, std::int64_t first, int columns) {
+        static constexpr C kCorrected[kRows] = {1, 1, 1, 1, 1, 1};
+        const C* correction = correction_ + g * kRows;
+        while (range.begin < range.end) {
+            std::int64_t adjacent = 0;
+            const char* v = place(v_, op_.v_stride, start + range.begin, adjacent);
+            const Range part{range.begin, std::min(range.end, range.begin + adjacent)};
+            weigh_keys<T>(g, part, v + first * static_cast<std::int64_t>(sizeof(T)), op_.v_stride[2], correction, first,
+                          columns);
+            correction = kCorrected;
+            range.begin = part.end;
+        }
+    }
+
+    template <class S>
+    void weigh_keys(std::int64_t g, Range range, const char* v, std::int64_t stride, const C* correction,
+                    std::int64_t first, int columns) {
+        const std::int64_t row = g * kRows;
+        const int rows = plan_.direct ? static_cast<int>(std::min<std::int64_t>(kRows, count_ - row)) : kRows;
+        weigh_for<S>(rows, columns)(scores_ + row * kTile + range.begin, v, stride, range.end - range.begin, correction,
+                                    y_ + row * plan_.width + first, plan_.width);
+    }
+
+    // ------------------------------------------------------------------ results
+
+    void keep(C* partial, std::int64_t r, C sum) const {
+        const std::int64_t width = plan_.width;
+        std::copy(y_ + r * width, y_ + (r + 1) * width, partial + r * width);
+        partial[plan_.block_rows * width + 2 * r] = largest_[r];
+        partial[plan_.block_rows * width + 2 * r + 1] = sum;
+    }
+
+    C sink_of(std::int64_t r) const { return load_as<C>(op_.sinks + head_of(r) * op_.sinks_stride, op_.sinks_dtype); }
+
+    // Divides a row by its sum of weights, including the sink.
+    void finish(std::int64_t r, C largest, C sum, const C* y) const {
+        C factor = 1;
+        if (op_.sinks) {
+            const C sink = sink_of(r);
+            const C top = largest < sink ? sink : largest, shift = top == kNothing<C> ? C{0} : top;
+            factor = correction_of(largest, top);
+            sum = sum * factor + std::exp(sink - shift) * plan_.unit;
+        }
+        if (sum != 0) factor /= sum;
+        T* out = result_at(r);
+        std::int64_t i = 0;
+        for (; i + lanes <= op_.value_dim; i += lanes) store(out + i, load(y + i) * factor);
+        if (i < op_.value_dim) store_part(out + i, load(y + i) * factor, op_.value_dim - i);
+    }
+
+    // ------------------------------------------------------------------ scores beyond the range
+
+    // Whether a row is to be computed again
+    std::uint8_t* is_wide(std::int64_t r) const { return wide_ + head_index_ * plan_.rows + first_ + r; }
+
+    bool mask_forbids(std::int64_t r, std::int64_t key) const {
+        return op_.mask_kind == MaskKind::boolean && !mask_[r][key * op_.mask_stride[3]];
+    }
+
+    // Records a row with a score that is not finite although the query and the key are. Spans of its keys may do so at
+    // the same time.
+    void find_overflow(std::int64_t r, std::int64_t start, Range range) {
+        if (!all_finite(query_at(r), op_.dim)) return;
+        const C* s = scores_ + r * kTile;
+        const std::int64_t end = std::min(range.end, high_[r] - start);
+        for (std::int64_t j = std::max(range.begin, low_[r] - start); j < end; ++j) {
+            if (std::isfinite(s[j]) || mask_forbids(r, start + j)) continue;
+            if (!all_finite(at<T>(keys_places_.row(j)), op_.dim)) continue;
+            return __atomic_store_n(is_wide(r), std::uint8_t{1}, __ATOMIC_RELAXED);
+        }
+    }
+
+    Score wide_score(const WideQuery<T>& query, std::int64_t r, std::int64_t key) const {
+        const Score hidden{kNothing<double>, false};
+        if (key < low_[r] || key >= high_[r] || mask_forbids(r, key)) return hidden;
+        Score score = query.score(one(k_, op_.k_stride, key));
+        if (op_.softcap != 0) score = capped(score, op_.softcap);
+        if (op_.mask_kind != MaskKind::floating) return score;
+        return add(score, static_cast<double>(load_as<C>(mask_[r] + key * op_.mask_stride[3], op_.mask_dtype)));
+    }
+
+    void widen_row(std::int64_t r, double* room) const {
+        const WideQuery<T> query(query_at(r), op_.dim, op_.scale, room);
+        const Score sink{op_.sinks ? static_cast<double>(sink_of(r)) : kNothing<double>, false};
+        Score largest = sink;
+        for (std::int64_t key = 0; key < keys_count_; ++key) {
+            const Score score = wide_score(query, r, key);
+            if (below(largest, score)) largest = score;
+        }
+        if (largest.value == kNothing<double>) largest.value = 0;
+        const double unit = static_cast<double>(plan_.unit);
+        double* y = room + op_.dim;
+        std::fill(y, y + op_.value_dim, 0.0);
+        double sum = weight_of(sink, largest) * unit;
+        for (std::int64_t key = 0; key < keys_count_; ++key) {
+            const double weight = weight_of(wide_score(query, r, key), largest) * unit;
+            const T* v = one(v_, op_.v_stride, key);
+            sum += weight;
+            for (std::int64_t i = 0; i < op_.value_dim; ++i) y[i] += weight * static_cast<double>(load_one(v + i));
+        }
+        for (std::int64_t i = 0; i < op_.value_dim; ++i)
+            store_one(result_at(r) + i, static_cast<C>(sum == 0 ? y[i] : y[i] / sum));
+    }
+
+    const Plan<T>& plan_;
+    const Attention& op_;
+    C *queries_, *keys_, *values_, *scores_, *y_, *sums_, *tops_;
+    std::uint8_t *flags_, *wide_;
+
+    // The current block
+    std::int64_t head_index_, batch_, kv_head_, first_, count_, groups_;
+    std::int64_t first_key_, keys_count_;
+    const char *k_, *v_;  // of the head, in the first sequence or page
+    std::int64_t most_low_, least_high_;
+    Range limits_, group_limits_[kGroups], ranges_[kGroups];
+    std::int64_t low_[kBlockRows], high_[kBlockRows];
+    const char* mask_[kBlockRows];
+    C largest_[kBlockRows], correction_[kBlockRows];
+
+    // The current tile
+    Places keys_places_, values_places_;
+    const char *each_key_[kTile], *each_value_[kTile];
+};
+
+}  // namespace
+}  // namespace tensorops::TENSOROPS_TARGET
