@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from tensorops._typing import Array
+from tensorops._typing import Array, Dtype
 
 Axes: TypeAlias = tuple[int, ...]
 
@@ -33,6 +33,8 @@ class RowAxes(NamedTuple):
         The number of arrays that the operator returns.
     like : str
         The array whose dtype the results have; the first array if empty.
+    dtype : dtype, optional
+        The dtype of the results, if it is given as an option.
     """
 
     arrays: dict[str, Axes]
@@ -42,6 +44,7 @@ class RowAxes(NamedTuple):
     shortened: Axes = ()
     results: int = 1
     like: str = ""
+    dtype: Dtype | None = None
 
 
 def every_axis(x: Array) -> Axes:

@@ -177,63 +177,109 @@ void bind_hard_sigmoid(nb::module_& m) {
         nb::kw_only(), "alpha"_a.none() = 1.0 / 6, "beta"_a.none() = 0.5);
 }
 
-Reason refuse_softmax(nb::handle x, nb::handle axis, nb::handle where = nb::none()) {
+// The dtype of the result for an option `dtype`, a NumPy dtype or scalar type, if the kernels have it.
+Dtype dtype_of_result(PyArrayObject* x, nb::handle dtype) {
+    const Dtype own = dtype_of(x), widened = own == Dtype::float64 ? Dtype::other : Dtype::float32;
+    if (dtype.is_none()) return own;
+    if (PyArray_DescrCheck(dtype.ptr())) {
+        PyArray_Descr* given = reinterpret_cast<PyArray_Descr*>(dtype.ptr());
+        if (!PyArray_ISNBO(given->byteorder)) return Dtype::other;
+        if (given->type_num == PyArray_TYPE(x)) return own;
+        return given->type_num == NPY_FLOAT32 ? widened : Dtype::other;
+    }
+    if (dtype.ptr() == reinterpret_cast<PyObject*>(PyArray_DESCR(x)->typeobj)) return own;
+    return dtype.ptr() == reinterpret_cast<PyObject*>(&PyFloatArrType_Type) ? widened : Dtype::other;
+}
+
+Reason refuse_reduction(nb::handle x, nb::handle axis, nb::handle dtype) {
     if (Reason reason = refuse_elements("x", x); !reason.empty()) return reason;
-    if (!is_last_axis(axis, PyArray_NDIM(as_array(x)))) return "axis is not the last of x";
-    if (!where.is_none()) return "where is given";
+    PyArrayObject* a = as_array(x);
+    const int axes = count_last_axes(axis, PyArray_NDIM(a));
+    if (axes == 0)
+        return PyTuple_CheckExact(axis.ptr()) && PyTuple_GET_SIZE(axis.ptr()) > 1 ? "the axes are not the last of x"
+                                                                                  : "axis is not the last of x";
+    if (!last_axes_contiguous(a, axes)) return "the last " + std::to_string(axes) + " axes of x are not contiguous";
+    if (dtype_of_result(a, dtype) == Dtype::other)
+        return "dtype is neither the dtype of x nor, for half types, float32";
     return {};
 }
 
-Reason refuse_logsumexp(nb::handle x, nb::handle axis, Flag keepdims) {
-    if (!keepdims.known) return "keepdims is not a bool";
-    if (Reason reason = refuse_softmax(x, axis); !reason.empty()) return reason;
-    PyArrayObject* a = as_array(x);
-    return PyArray_DIM(a, PyArray_NDIM(a) - 1) == 0 ? "the last axis of x is empty" : Reason{};
+Reason refuse_softmax(nb::handle x, nb::handle axis, nb::handle where, nb::handle dtype) {
+    if (Reason reason = refuse_reduction(x, axis, dtype); !reason.empty()) return reason;
+    return where.is_none() ? Reason{} : "where is given";
 }
 
-void normalize(Normalized kind, PyArrayObject* a, nb::handle y) {
-    const std::int64_t bytes = PyArray_SIZE(a) * PyArray_ITEMSIZE(a);
-    if (bytes == 0) return;
+Reason refuse_logsumexp(nb::handle x, nb::handle axis, Flag keepdims, nb::handle dtype) {
+    if (!keepdims.known) return "keepdims is not a bool";
+    if (Reason reason = refuse_reduction(x, axis, dtype); !reason.empty()) return reason;
+    PyArrayObject* a = as_array(x);
+    const int axes = count_last_axes(axis, PyArray_NDIM(a));
+    if (rows_of(a, axes).length > 0) return {};
+    return axes == 1 ? "the last axis of x is empty" : "one of the last axes of x is empty";
+}
+
+// A new array in the dtype of the result.
+nb::object empty_result(PyArrayObject* x, int ndim, const npy_intp* shape, Dtype dtype) {
+    if (dtype == dtype_of(x)) return empty(ndim, shape, PyArray_DESCR(x));
+    PyArray_Descr* descr = PyArray_DescrFromType(NPY_FLOAT32);
+    const nb::object owner = nb::steal(reinterpret_cast<PyObject*>(descr));
+    return empty(ndim, shape, descr);
+}
+
+nb::object normalize(Normalized kind, nb::handle x, nb::handle axis, nb::handle dtype, bool keepdims = true) {
+    PyArrayObject* a = as_array(x);
+    const int ndim = PyArray_NDIM(a), axes = count_last_axes(axis, ndim);
+    npy_intp shape[kMaxDims];
+    for (int d = 0; d < ndim; ++d) shape[d] = kind == Normalized::logsumexp && d >= ndim - axes ? 1 : PyArray_DIM(a, d);
     Softmax op{};
     op.kind = kind;
-    op.x = rows_of(a);
-    op.y = PyArray_BYTES(as_array(y));
+    op.x = rows_of(a, axes);
     op.dtype = dtype_of(a);
-    op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-    const std::int64_t row_bytes = (kind == Normalized::logsumexp ? 1 : op.x.length) * PyArray_ITEMSIZE(a);
+    op.y_dtype = dtype_of_result(a, dtype);
+    nb::object y = empty_result(a, keepdims ? ndim : ndim - axes, shape, op.y_dtype);
+    op.y = PyArray_BYTES(as_array(y));
+    const std::int64_t item = PyArray_ITEMSIZE(as_array(y)), bytes = PyArray_SIZE(a) * item;
+    if (bytes == 0) return y;
+    op.streaming = bytes >= kStreamBytes && op.x.length * item % 64 == 0;
+    const std::int64_t row_bytes = (kind == Normalized::logsumexp ? 1 : op.x.length) * item;
     const auto cut = [row_bytes](Softmax& part, std::int64_t begin, std::int64_t end) {
         take_part(part.x, begin, end);
         part.y += begin * row_bytes;
     };
     compute_parts(target().softmax, op, op.x.count, 1, bytes, cut);
+    return y;
 }
 
 template <Normalized kKind>
 void bind_softmax(nb::module_& m, const char* name, const char* supports) {
     m.def(
         name,
-        [](nb::handle x, nb::handle axis, nb::handle where) {
-            if (!refuse_softmax(x, axis, where).empty()) return nb::object(nb::borrow(Py_NotImplemented));
-            nb::object y = empty_like(as_array(x));
-            normalize(kKind, as_array(x), y);
-            return y;
+        [](nb::handle x, nb::handle axis, nb::handle where, nb::handle dtype) {
+            return unless(refuse_softmax(x, axis, where, dtype), [&] { return normalize(kKind, x, axis, dtype); });
         },
-        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none());
+        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none(), "dtype"_a = nb::none());
     m.def(
         supports,
-        [](nb::handle x, nb::handle axis, nb::handle where) { return none_or(refuse_softmax(x, axis, where)); }, "x"_a,
-        nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none());
+        [](nb::handle x, nb::handle axis, nb::handle where, nb::handle dtype) {
+            return none_or(refuse_softmax(x, axis, where, dtype));
+        },
+        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none(), "dtype"_a = nb::none());
 }
 
-nb::object logsumexp(nb::handle x, nb::handle axis, Flag keepdims) {
-    if (!refuse_logsumexp(x, axis, keepdims).empty()) return nb::borrow(Py_NotImplemented);
-    PyArrayObject* a = as_array(x);
-    npy_intp shape[kMaxDims];
-    const int ndim = PyArray_NDIM(a);
-    for (int d = 0; d < ndim; ++d) shape[d] = d == ndim - 1 ? 1 : PyArray_DIM(a, d);
-    nb::object y = empty(keepdims.value ? ndim : ndim - 1, shape, PyArray_DESCR(a));
-    normalize(Normalized::logsumexp, a, y);
-    return y;
+void bind_logsumexp(nb::module_& m) {
+    m.def(
+        "logsumexp",
+        [](nb::handle x, nb::handle axis, Flag keepdims, nb::handle dtype) {
+            return unless(refuse_logsumexp(x, axis, keepdims, dtype),
+                          [&] { return normalize(Normalized::logsumexp, x, axis, dtype, keepdims.value); });
+        },
+        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false, "dtype"_a = nb::none());
+    m.def(
+        "logsumexp_supports",
+        [](nb::handle x, nb::handle axis, Flag keepdims, nb::handle dtype) {
+            return none_or(refuse_logsumexp(x, axis, keepdims, dtype));
+        },
+        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false, "dtype"_a = nb::none());
 }
 
 }  // namespace
@@ -245,11 +291,7 @@ void bind_activation(nb::module_& m) {
     bind_hard_sigmoid(m);
     bind_softmax<Normalized::softmax>(m, "softmax", "softmax_supports");
     bind_softmax<Normalized::log_softmax>(m, "log_softmax", "log_softmax_supports");
-    m.def("logsumexp", &logsumexp, "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false);
-    m.def(
-        "logsumexp_supports",
-        [](nb::handle x, nb::handle axis, Flag keepdims) { return none_or(refuse_logsumexp(x, axis, keepdims)); },
-        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false);
+    bind_logsumexp(m);
     m.def(
         "gelu",
         [](nb::handle x, Choice approximate) {

@@ -56,14 +56,24 @@ inline bool last_axis_contiguous(PyArrayObject* a) {
     return PyArray_DIM(a, last) <= 1 || PyArray_STRIDE(a, last) == PyArray_ITEMSIZE(a);
 }
 
-inline Rows rows_of(PyArrayObject* a) {
+// Whether the last `trailing` axes, one inside another, are contiguous.
+inline bool last_axes_contiguous(PyArrayObject* a, int trailing) {
+    std::int64_t stride = PyArray_ITEMSIZE(a);
+    for (int d = PyArray_NDIM(a) - 1; d >= PyArray_NDIM(a) - trailing; stride *= PyArray_DIM(a, d--))
+        if (PyArray_DIM(a, d) > 1 && PyArray_STRIDE(a, d) != stride) return false;
+    return true;
+}
+
+// Rows along the last axis, or along several of them that are contiguous.
+inline Rows rows_of(PyArrayObject* a, int trailing = 1) {
     Rows rows{};
-    const int last = PyArray_NDIM(a) - 1;
+    const int outer = PyArray_NDIM(a) - trailing;
     rows.data = PyArray_BYTES(a);
-    rows.length = PyArray_DIM(a, last);
+    rows.length = 1;
+    for (int d = outer; d < PyArray_NDIM(a); ++d) rows.length *= PyArray_DIM(a, d);
     rows.count = 1;
     rows.outer = 0;
-    for (int d = 0; d < last; ++d) {
+    for (int d = 0; d < outer; ++d) {
         const std::int64_t n = PyArray_DIM(a, d), stride = PyArray_STRIDE(a, d);
         rows.count *= n;
         if (n == 1) continue;

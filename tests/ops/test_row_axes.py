@@ -5,6 +5,7 @@ import pytest
 
 from tensorops._operator import OPERATORS
 from tensorops.testing import CASES, REFERENCES, assert_matches
+from tensorops.testing._running import result_dtype
 
 DIVIDED = [
     pytest.param(operator, case, id=str(case))
@@ -51,7 +52,9 @@ def test_parts_of_a_call(operator, case):
             whole = expected[j] if rows.results > 1 else expected
             joined = np.concatenate([part[j] for part in parts], axis=where)
             assert joined.ndim == len(rows.result)
-            assert_matches(joined, whole, "float64", tolerance=case.tolerance, scale_axis=case.scale_axis)
+            assert_matches(
+                joined, whole, result_dtype(kwargs, "float64"), tolerance=case.tolerance, scale_axis=case.scale_axis
+            )
 
 
 @pytest.mark.parametrize("operator", [o for o in OPERATORS.values() if o.divides], ids=lambda o: o.__name__)

@@ -13,6 +13,7 @@ from tensorops import _providers
 from tensorops._messages import describe_type
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
+from tensorops.backends import get_namespace
 from tensorops.backends.settings import Settings, activate
 from tensorops.libraries import library_of
 
@@ -119,7 +120,10 @@ def _build(operator: Operator[..., Any], arguments: dict[str, Any], rows: RowAxe
     several = any(a.npartitions > 1 for a, _ in pairs)
     call = tuple((name, value) for name, value in arguments.items() if name not in rows.arrays)
     like = arguments[rows.like or next(iter(rows.arrays))]
-    options: dict[str, Any] = {"token": operator.__name__, "dtype": like.dtype, "meta": like._meta}
+    meta, dtype = like._meta, like.dtype
+    if rows.dtype is not None:
+        meta, dtype = get_namespace(meta).astype(meta, rows.dtype), rows.dtype
+    options: dict[str, Any] = {"token": operator.__name__, "dtype": dtype, "meta": meta}
     made = da.blockwise(
         Task(operator, tuple(rows.arrays), call, several),
         rows.result,
