@@ -191,31 +191,37 @@ Dtype dtype_of_result(PyArrayObject* x, nb::handle dtype) {
     return dtype.ptr() == reinterpret_cast<PyObject*>(&PyFloatArrType_Type) ? widened : Dtype::other;
 }
 
-Reason refuse_reduction(nb::handle x, nb::handle axis, nb::handle dtype) {
+// What the options of a call say: how many of the last axes are one row, and the dtype of the result.
+struct Reduction {
+    int axes;
+    Dtype result;
+};
+
+Reason refuse_reduction(nb::handle x, nb::handle axis, nb::handle dtype, Reduction& read) {
     if (Reason reason = refuse_elements("x", x); !reason.empty()) return reason;
     PyArrayObject* a = as_array(x);
-    const int axes = count_last_axes(axis, PyArray_NDIM(a));
-    if (axes == 0)
-        return PyTuple_CheckExact(axis.ptr()) && PyTuple_GET_SIZE(axis.ptr()) > 1 ? "the axes are not the last of x"
-                                                                                  : "axis is not the last of x";
-    if (!last_axes_contiguous(a, axes)) return "the last " + std::to_string(axes) + " axes of x are not contiguous";
-    if (dtype_of_result(a, dtype) == Dtype::other)
-        return "dtype is neither the dtype of x nor, for half types, float32";
+    read = {count_last_axes(axis, PyArray_NDIM(a)), dtype_of_result(a, dtype)};
+    if (read.axes == 0) {
+        const bool several = PyTuple_CheckExact(axis.ptr()) && PyTuple_GET_SIZE(axis.ptr()) > 1;
+        return several ? "the axes are not the last of x" : "axis is not the last of x";
+    }
+    if (read.axes > 1 && !last_axes_contiguous(a, read.axes))
+        return "the last " + std::to_string(read.axes) + " axes of x are not contiguous";
+    if (read.result == Dtype::other) return "dtype is neither the dtype of x nor, for half types, float32";
     return {};
 }
 
-Reason refuse_softmax(nb::handle x, nb::handle axis, nb::handle where, nb::handle dtype) {
-    if (Reason reason = refuse_reduction(x, axis, dtype); !reason.empty()) return reason;
+Reason refuse_softmax(nb::handle x, nb::handle axis, nb::handle where, nb::handle dtype, Reduction& read) {
+    if (Reason reason = refuse_reduction(x, axis, dtype, read); !reason.empty()) return reason;
     return where.is_none() ? Reason{} : "where is given";
 }
 
-Reason refuse_logsumexp(nb::handle x, nb::handle axis, Flag keepdims, nb::handle dtype) {
+Reason refuse_logsumexp(nb::handle x, nb::handle axis, Flag keepdims, nb::handle dtype, Reduction& read) {
     if (!keepdims.known) return "keepdims is not a bool";
-    if (Reason reason = refuse_reduction(x, axis, dtype); !reason.empty()) return reason;
-    PyArrayObject* a = as_array(x);
-    const int axes = count_last_axes(axis, PyArray_NDIM(a));
-    if (rows_of(a, axes).length > 0) return {};
-    return axes == 1 ? "the last axis of x is empty" : "one of the last axes of x is empty";
+    if (Reason reason = refuse_reduction(x, axis, dtype, read); !reason.empty()) return reason;
+    const npy_intp* end = PyArray_DIMS(as_array(x)) + PyArray_NDIM(as_array(x));
+    if (std::find(end - read.axes, end, 0) == end) return {};
+    return read.axes == 1 ? "the last axis of x is empty" : "one of the last axes of x is empty";
 }
 
 // A new array in the dtype of the result.
@@ -226,20 +232,15 @@ nb::object empty_result(PyArrayObject* x, int ndim, const npy_intp* shape, Dtype
     return empty(ndim, shape, descr);
 }
 
-nb::object normalize(Normalized kind, nb::handle x, nb::handle axis, nb::handle dtype, bool keepdims = true) {
-    PyArrayObject* a = as_array(x);
-    const int ndim = PyArray_NDIM(a), axes = count_last_axes(axis, ndim);
-    npy_intp shape[kMaxDims];
-    for (int d = 0; d < ndim; ++d) shape[d] = kind == Normalized::logsumexp && d >= ndim - axes ? 1 : PyArray_DIM(a, d);
+void normalize(Normalized kind, PyArrayObject* a, PyArrayObject* y, Reduction read) {
+    const std::int64_t item = PyArray_ITEMSIZE(y), bytes = PyArray_SIZE(a) * item;
+    if (bytes == 0) return;
     Softmax op{};
     op.kind = kind;
-    op.x = rows_of(a, axes);
+    op.x = rows_of(a, read.axes);
+    op.y = PyArray_BYTES(y);
     op.dtype = dtype_of(a);
-    op.y_dtype = dtype_of_result(a, dtype);
-    nb::object y = empty_result(a, keepdims ? ndim : ndim - axes, shape, op.y_dtype);
-    op.y = PyArray_BYTES(as_array(y));
-    const std::int64_t item = PyArray_ITEMSIZE(as_array(y)), bytes = PyArray_SIZE(a) * item;
-    if (bytes == 0) return y;
+    op.y_dtype = read.result;
     op.streaming = bytes >= kStreamBytes && op.x.length * item % 64 == 0;
     const std::int64_t row_bytes = (kind == Normalized::logsumexp ? 1 : op.x.length) * item;
     const auto cut = [row_bytes](Softmax& part, std::int64_t begin, std::int64_t end) {
@@ -247,7 +248,6 @@ nb::object normalize(Normalized kind, nb::handle x, nb::handle axis, nb::handle 
         part.y += begin * row_bytes;
     };
     compute_parts(target().softmax, op, op.x.count, 1, bytes, cut);
-    return y;
 }
 
 template <Normalized kKind>
@@ -255,29 +255,47 @@ void bind_softmax(nb::module_& m, const char* name, const char* supports) {
     m.def(
         name,
         [](nb::handle x, nb::handle axis, nb::handle where, nb::handle dtype) {
-            return unless(refuse_softmax(x, axis, where, dtype), [&] { return normalize(kKind, x, axis, dtype); });
+            Reduction read{};
+            return unless(refuse_softmax(x, axis, where, dtype, read), [&] {
+                PyArrayObject* a = as_array(x);
+                nb::object y = empty_result(a, PyArray_NDIM(a), PyArray_DIMS(a), read.result);
+                normalize(kKind, a, as_array(y), read);
+                return y;
+            });
         },
         "x"_a, nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none(), "dtype"_a = nb::none());
     m.def(
         supports,
         [](nb::handle x, nb::handle axis, nb::handle where, nb::handle dtype) {
-            return none_or(refuse_softmax(x, axis, where, dtype));
+            Reduction read{};
+            return none_or(refuse_softmax(x, axis, where, dtype, read));
         },
         "x"_a, nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none(), "dtype"_a = nb::none());
+}
+
+nb::object logsumexp(PyArrayObject* a, bool keepdims, Reduction read) {
+    npy_intp shape[kMaxDims];
+    const int ndim = PyArray_NDIM(a), outer = ndim - read.axes;
+    for (int d = 0; d < ndim; ++d) shape[d] = d < outer ? PyArray_DIM(a, d) : 1;
+    nb::object y = empty_result(a, keepdims ? ndim : outer, shape, read.result);
+    normalize(Normalized::logsumexp, a, as_array(y), read);
+    return y;
 }
 
 void bind_logsumexp(nb::module_& m) {
     m.def(
         "logsumexp",
         [](nb::handle x, nb::handle axis, Flag keepdims, nb::handle dtype) {
-            return unless(refuse_logsumexp(x, axis, keepdims, dtype),
-                          [&] { return normalize(Normalized::logsumexp, x, axis, dtype, keepdims.value); });
+            Reduction read{};
+            return unless(refuse_logsumexp(x, axis, keepdims, dtype, read),
+                          [&] { return logsumexp(as_array(x), keepdims.value, read); });
         },
         "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false, "dtype"_a = nb::none());
     m.def(
         "logsumexp_supports",
         [](nb::handle x, nb::handle axis, Flag keepdims, nb::handle dtype) {
-            return none_or(refuse_logsumexp(x, axis, keepdims, dtype));
+            Reduction read{};
+            return none_or(refuse_logsumexp(x, axis, keepdims, dtype, read));
         },
         "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false, "dtype"_a = nb::none());
 }
