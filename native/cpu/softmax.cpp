@@ -6,8 +6,7 @@
 // Precision: float64 in float64, everything else in float32; sums are taken in blocks, so that the error does not grow
 //   with the row, and their logarithm in double.
 // Bytes: each element once in, once out, as in a copy, as long as a row stays in the second-level cache. Float32
-// results
-//   of half types are written as they are computed.
+//   results of half types are written as they are computed.
 #include "softmax.h"
 
 #include <cmath>

@@ -311,7 +311,7 @@ def quick_gelu(x: ArrayT, *, alpha: float = 1.702) -> ArrayT:
     x : array, floating point
         Input of any shape.
     alpha : float, optional
-        Factor in the exponent; the default approximates `gelu` to 0.02, and 1 gives `silu`.
+        Factor in the exponent; the default is within 0.021 of `gelu`, and 1 gives `silu`.
 
     Returns
     -------
