@@ -275,6 +275,22 @@ def test_jax_refuses_a_dtype_that_it_would_narrow():
         tp.softmax(x, dtype=np.float64)
 
 
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("numpy", "cpu"), ("torch", "torch_cpu"), ("jax", "jax_ffi"), ("dask", "dask")]
+)
+@pytest.mark.parametrize("operator", SUMS)
+def test_kernels_take_float32_results_of_half_types_and_several_last_axes(operator, name, kernel):
+    support.require(name)
+    support.require_provider(kernel)
+    x = np.linspace(-3, 3, 60).reshape(3, 4, 5).astype(np.float16)
+    (there,) = support.there((x,), name)
+    (dtype, *_) = dtypes_of(support.require(name), "float32")
+    with tp.trace() as log:
+        y = operator(there, axis=(-1, -2), dtype=dtype)
+    assert [record.kernel for record in log] == [kernel]
+    assert_matches(support.back(y), REFERENCES[operator.__name__](x, axis=(1, 2)), "float32", tolerance=8)
+
+
 @pytest.mark.parametrize("operator", SUMS)
 def test_torch_differentiates_and_compiles_with_a_dtype(operator, rng):
     support.require("torch")
