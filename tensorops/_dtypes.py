@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tensorops._typing import Array, Namespace
+from tensorops._typing import Array, Dtype, Namespace
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -42,6 +42,29 @@ _name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def dtype_name(x: Array) -> str:
     """Return the standard's name of the dtype of `x`, such as ``"float32"`` or ``"bool"``."""
     return _name(x.dtype)
+
+
+def beside(x: Array, dtype: Any, xp: Namespace) -> Dtype | None:
+    """Return a dtype of the library of `x` as its arrays or its namespace have it; ``None`` if it is something else.
+
+    Libraries that have NumPy's dtypes also take scalar types such as `numpy.float32`.
+    """
+    if type(dtype) is type(x.dtype):
+        return dtype
+    import numpy as np
+
+    names = (*FLOATING, *INTEGER, "bool")
+    if not isinstance(x.dtype, np.dtype):
+        return dtype if any(getattr(xp, name, None) is dtype for name in names) else None
+    if isinstance(dtype, type) and dtype.__name__ in names:
+        scalar = issubclass(dtype, np.generic) or getattr(xp, dtype.__name__, None) is dtype
+        return np.dtype(dtype) if scalar else None
+    return dtype if isinstance(dtype, np.dtype) else None
+
+
+def name_of(dtype: Dtype) -> str:
+    """Return the standard's name of a dtype."""
+    return _name(dtype)
 
 
 def is_floating(x: Array) -> bool:
@@ -82,18 +105,19 @@ def epsilon(x: Array) -> float:
     return _EPSILON[_name(x.dtype)]
 
 
-def compute_dtype(xp: Namespace, *arrays: Array | None) -> Any:
-    """Return the dtype in which to compute with `arrays`: float64 if one of them is float64, else float32.
+def compute_dtype(xp: Namespace, *arrays: Array | None, result: Dtype | None = None) -> Any:
+    """Return the dtype in which to compute: float64 if that of an array or of the result is, else float32.
 
     Half types have 8 or 11 bits, too few for a sum; they are inputs and results, never accumulators.
     """
-    wide = any(_name(x.dtype) == "float64" for x in arrays if x is not None)
+    dtypes = [x.dtype for x in arrays if x is not None]
+    wide = any(_name(dtype) == "float64" for dtype in (dtypes if result is None else [*dtypes, result]))
     return xp.float64 if wide else xp.float32
 
 
-def widen(xp: Namespace, *arrays: Array | None) -> tuple[Any, ...]:
-    """Convert `arrays` to the dtype in which to compute with them; ``None`` stays ``None``."""
-    dtype = compute_dtype(xp, *arrays)
+def widen(xp: Namespace, *arrays: Array | None, result: Dtype | None = None) -> tuple[Any, ...]:
+    """Convert `arrays` to the dtype in which to compute a result with them; ``None`` stays ``None``."""
+    dtype = compute_dtype(xp, *arrays, result=result)
     return tuple(None if x is None else xp.astype(x, dtype, copy=False) for x in arrays)
 
 
@@ -110,14 +134,14 @@ def widen_integers(xp: Namespace, ids: Array, device: Any) -> Array:
     return xp.astype(ids, available[wanted]) if wanted in available else ids
 
 
-def narrow(xp: Namespace, y: Array, like: Array) -> Array:
-    """Convert a result to the dtype of the operator's first input."""
-    return xp.astype(y, like.dtype, copy=False)
+def narrow(xp: Namespace, y: Array, like: Array, dtype: Dtype | None = None) -> Array:
+    """Convert a result to the dtype of the operator's first input, or to the one that was asked for."""
+    return xp.astype(y, like.dtype if dtype is None else dtype, copy=False)
 
 
-def anew(xp: Namespace, x: Array) -> Array:
+def anew(xp: Namespace, x: Array, dtype: Dtype | None = None) -> Array:
     """Return the values of `x` in a new array, which automatic differentiation connects with `x`."""
-    return narrow(xp, x * 1.0, x)
+    return narrow(xp, x * 1.0, x, dtype)
 
 
 def nbytes(x: Array) -> int:

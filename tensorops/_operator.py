@@ -39,7 +39,7 @@ from tensorops._row_axes import RowAxes
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Settings, activate, current
 from tensorops.backends.trace import Record, Transfer
-from tensorops.libraries import LIBRARIES, Library, creation_device, library_of, move
+from tensorops.libraries import LIBRARIES, Library, creation_device, dtype_there, library_of, move
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,6 +109,7 @@ class Operator(Generic[P, R]):
         annotations = {p.name: str(p.annotation) for p in every}
         self._arrays = frozenset(name for name, a in annotations.items() if "Array" in a)
         self._surely_arrays = frozenset(name for name, a in annotations.items() if a.startswith("Array"))
+        self._dtype_options = tuple(name for name, a in annotations.items() if a.startswith("Dtype"))
         if not self._surely_arrays:
             raise TypeError(
                 f"{body.__name__}: no parameter is annotated Array; an operator's module needs "
@@ -366,6 +367,10 @@ class Operator(Generic[P, R]):
                 assert source is not None
                 arguments[name] = self._take_there(name, value, source, target, device)
                 transfers.append(Transfer(source.name, target.name, _dtypes.nbytes(value)))
+        if home is not target:
+            for name in self._dtype_options:
+                if arguments[name] is not None:
+                    arguments[name] = self._dtype_there(name, arguments[name], target)
         return _Call(arguments, inputs, target, home, tuple(transfers), wrapped)
 
     def _arrays_among(self, arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -410,6 +415,12 @@ class Operator(Generic[P, R]):
             )
         try:
             return move(value, target, device)
+        except TypeError as error:
+            raise TypeError(f"{self.__name__}: {name}: {error}") from None
+
+    def _dtype_there(self, name: str, dtype: Any, target: Library) -> Any:
+        try:
+            return dtype_there(dtype, target)
         except TypeError as error:
             raise TypeError(f"{self.__name__}: {name}: {error}") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from tensorops._typing import Array
+from tensorops._typing import Array, Dtype
 
 Axes: TypeAlias = tuple[int, ...]
 
@@ -37,6 +37,8 @@ class RowAxes(NamedTuple):
         The length of the results along the shortened axes.
     indices : tuple of int
         Which of the results hold indices, in the default index dtype of the library.
+    dtype : dtype, optional
+        The dtype of the results, if it is given as an option.
     """
 
     arrays: dict[str, Axes]
@@ -48,6 +50,7 @@ class RowAxes(NamedTuple):
     like: str = ""
     length: int = 1
     indices: tuple[int, ...] = ()
+    dtype: Dtype | None = None
 
 
 def every_axis(x: Array) -> Axes:

@@ -15,6 +15,9 @@ No static type covers the Array API across libraries yet, so annotations use thi
 operator accepts is checked, and reported in its own terms, when it is called.
 """
 
+Dtype: TypeAlias = Any
+"""A dtype of an array's library. Operators recognize the parameters that take one by this name."""
+
 Namespace: TypeAlias = Any
 """A module that implements the Python Array API standard."""
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from tensorops import _dtypes
 from tensorops._messages import describe_type
-from tensorops._typing import Array, Namespace
-from tensorops.libraries import has_host_values
+from tensorops._typing import Array, Dtype, Namespace
+from tensorops.libraries import has_host_values, library_of
 
 
 def plural(count: int, noun: str) -> str:
@@ -141,6 +141,24 @@ def as_bool(operator: str, name: str, value: Any) -> bool:
     if not isinstance(value, bool) and not _is_numpys_bool(value):
         raise TypeError(f"{operator}: {name} is {shown(value)}, expected True or False")
     return bool(value)
+
+
+def as_floating_dtype(operator: str, name: str, value: Any, x: Array) -> Dtype | None:
+    """Return an option as a floating-point dtype of the library of `x`, or ``None``; else raise `TypeError`.
+
+    It stays a dtype of that library, as kernels take it; operators that take arrays to another one translate it.
+    """
+    if value is None:
+        return None
+    library = library_of(x)
+    assert library is not None
+    dtype = _dtypes.beside(x, value, library.xp)
+    said = shown(value) if dtype is None else _dtypes.name_of(dtype)
+    if said not in _dtypes.FLOATING or dtype is None:
+        raise TypeError(f"{operator}: {name} is {said}, expected a floating-point dtype of {library.name}")
+    if said == "float64" and not library.holds_float64():
+        raise TypeError(f"{operator}: {name} is float64, which {library.name} does not hold in its present setting")
+    return dtype
 
 
 def _is_numpys_bool(value: Any) -> bool:

@@ -18,6 +18,7 @@ from tensorops._operator import OPERATORS
 from tensorops._trees import map_arrays
 from tensorops.libraries import LIBRARIES
 from tensorops.testing import CASES, DTYPES, REFERENCES
+from tensorops.testing._libraries import dtypes_there
 from tensorops.testing._running import check_result, run_generic
 from tensorops.testing.conformance import subjects
 
@@ -181,7 +182,7 @@ def test_results_stay_on_the_device(operator, device, dtype):
     for case in cases_of(operator, dtype):
         args, kwargs = case.build(dtype_name=dtype)
         expected = REFERENCES[operator.__name__](*args, **kwargs)
-        args, kwargs = call = map_arrays(move, (args, kwargs))
+        args, kwargs = call = dtypes_there(map_arrays(move, (args, kwargs)), row)
         with failures.of(case):
             check_result(operator(*args, **kwargs), expected, case, row, dtype, call)
     failures.raise_all()

@@ -77,6 +77,21 @@ inline bool is_last_axis(nb::handle axis, int ndim) {
     return value == -1 || value == ndim - 1;
 }
 
+// How many axes an operator's `axis` names, if they are the last ones in any order; otherwise 0.
+inline int count_last_axes(nb::handle axis, int ndim) {
+    if (!PyTuple_CheckExact(axis.ptr())) return is_last_axis(axis, ndim) ? 1 : 0;
+    const Py_ssize_t count = PyTuple_GET_SIZE(axis.ptr());
+    if (count > ndim || count > 63) return 0;
+    std::uint64_t named = 0;  // a bit for each axis, from the last
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        std::int64_t value = read_integer(PyTuple_GET_ITEM(axis.ptr(), i));
+        if (value >= 0) value -= ndim;
+        if (value < -count || value >= 0) return 0;
+        named |= std::uint64_t{1} << (-1 - value);
+    }
+    return count > 0 && named == (std::uint64_t{1} << count) - 1 ? static_cast<int>(count) : 0;
+}
+
 void bind_activation(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_linear(nb::module_& m);

@@ -177,30 +177,72 @@ void bind_hard_sigmoid(nb::module_& m) {
         nb::kw_only(), "alpha"_a.none() = 1.0 / 6, "beta"_a.none() = 0.5);
 }
 
-Reason refuse_softmax(nb::handle x, nb::handle axis, nb::handle where = nb::none()) {
+// The dtype of the result for an option `dtype`, a NumPy dtype or scalar type, if the kernels have it.
+Dtype dtype_of_result(PyArrayObject* x, nb::handle dtype) {
+    const Dtype own = dtype_of(x), widened = own == Dtype::float64 ? Dtype::other : Dtype::float32;
+    if (dtype.is_none()) return own;
+    if (PyArray_DescrCheck(dtype.ptr())) {
+        PyArray_Descr* given = reinterpret_cast<PyArray_Descr*>(dtype.ptr());
+        if (!PyArray_ISNBO(given->byteorder)) return Dtype::other;
+        if (given->type_num == PyArray_TYPE(x)) return own;
+        return given->type_num == NPY_FLOAT32 ? widened : Dtype::other;
+    }
+    if (dtype.ptr() == reinterpret_cast<PyObject*>(PyArray_DESCR(x)->typeobj)) return own;
+    return dtype.ptr() == reinterpret_cast<PyObject*>(&PyFloatArrType_Type) ? widened : Dtype::other;
+}
+
+// What the options of a call say: how many of the last axes are one row, and the dtype of the result.
+struct Reduction {
+    int axes;
+    Dtype result;
+};
+
+Reason refuse_reduction(nb::handle x, nb::handle axis, nb::handle dtype, Reduction& read) {
     if (Reason reason = refuse_elements("x", x); !reason.empty()) return reason;
-    if (!is_last_axis(axis, PyArray_NDIM(as_array(x)))) return "axis is not the last of x";
-    if (!where.is_none()) return "where is given";
+    PyArrayObject* a = as_array(x);
+    read = {count_last_axes(axis, PyArray_NDIM(a)), dtype_of_result(a, dtype)};
+    if (read.axes == 0) {
+        const bool several = PyTuple_CheckExact(axis.ptr()) && PyTuple_GET_SIZE(axis.ptr()) > 1;
+        return several ? "the axes are not the last of x" : "axis is not the last of x";
+    }
+    if (read.axes > 1 && !contiguous_from(a, PyArray_NDIM(a) - read.axes))
+        return "the last " + std::to_string(read.axes) + " axes of x are not contiguous";
+    if (read.result == Dtype::other) return "dtype is neither the dtype of x nor, for half types, float32";
     return {};
 }
 
-Reason refuse_logsumexp(nb::handle x, nb::handle axis, Flag keepdims) {
-    if (!keepdims.known) return "keepdims is not a bool";
-    if (Reason reason = refuse_softmax(x, axis); !reason.empty()) return reason;
-    PyArrayObject* a = as_array(x);
-    return PyArray_DIM(a, PyArray_NDIM(a) - 1) == 0 ? "the last axis of x is empty" : Reason{};
+Reason refuse_softmax(nb::handle x, nb::handle axis, nb::handle where, nb::handle dtype, Reduction& read) {
+    if (Reason reason = refuse_reduction(x, axis, dtype, read); !reason.empty()) return reason;
+    return where.is_none() ? Reason{} : "where is given";
 }
 
-void normalize(Normalized kind, PyArrayObject* a, nb::handle y) {
-    const std::int64_t bytes = PyArray_SIZE(a) * PyArray_ITEMSIZE(a);
+Reason refuse_logsumexp(nb::handle x, nb::handle axis, Flag keepdims, nb::handle dtype, Reduction& read) {
+    if (!keepdims.known) return "keepdims is not a bool";
+    if (Reason reason = refuse_reduction(x, axis, dtype, read); !reason.empty()) return reason;
+    const npy_intp* end = PyArray_DIMS(as_array(x)) + PyArray_NDIM(as_array(x));
+    if (std::find(end - read.axes, end, 0) == end) return {};
+    return read.axes == 1 ? "the last axis of x is empty" : "one of the last axes of x is empty";
+}
+
+// A new array in the dtype of the result.
+nb::object empty_result(PyArrayObject* x, int ndim, const npy_intp* shape, Dtype dtype) {
+    if (dtype == dtype_of(x)) return empty(ndim, shape, PyArray_DESCR(x));
+    PyArray_Descr* descr = PyArray_DescrFromType(NPY_FLOAT32);
+    const nb::object owner = nb::steal(reinterpret_cast<PyObject*>(descr));
+    return empty(ndim, shape, descr);
+}
+
+void normalize(Normalized kind, PyArrayObject* a, PyArrayObject* y, Reduction read) {
+    const std::int64_t item = PyArray_ITEMSIZE(y), bytes = PyArray_SIZE(a) * item;
     if (bytes == 0) return;
     Softmax op{};
     op.kind = kind;
-    op.x = rows_of(a);
-    op.y = PyArray_BYTES(as_array(y));
+    op.x = rows_of(a, read.axes);
+    op.y = PyArray_BYTES(y);
     op.dtype = dtype_of(a);
-    op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-    const std::int64_t row_bytes = (kind == Normalized::logsumexp ? 1 : op.x.length) * PyArray_ITEMSIZE(a);
+    op.y_dtype = read.result;
+    op.streaming = bytes >= kStreamBytes && op.x.length * item % 64 == 0;
+    const std::int64_t row_bytes = (kind == Normalized::logsumexp ? 1 : op.x.length) * item;
     const auto cut = [row_bytes](Softmax& part, std::int64_t begin, std::int64_t end) {
         take_part(part.x, begin, end);
         part.y += begin * row_bytes;
@@ -212,28 +254,50 @@ template <Normalized kKind>
 void bind_softmax(nb::module_& m, const char* name, const char* supports) {
     m.def(
         name,
-        [](nb::handle x, nb::handle axis, nb::handle where) {
-            if (!refuse_softmax(x, axis, where).empty()) return nb::object(nb::borrow(Py_NotImplemented));
-            nb::object y = empty_like(as_array(x));
-            normalize(kKind, as_array(x), y);
-            return y;
+        [](nb::handle x, nb::handle axis, nb::handle where, nb::handle dtype) {
+            Reduction read{};
+            return unless(refuse_softmax(x, axis, where, dtype, read), [&] {
+                PyArrayObject* a = as_array(x);
+                nb::object y = empty_result(a, PyArray_NDIM(a), PyArray_DIMS(a), read.result);
+                normalize(kKind, a, as_array(y), read);
+                return y;
+            });
         },
-        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none());
+        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none(), "dtype"_a = nb::none());
     m.def(
         supports,
-        [](nb::handle x, nb::handle axis, nb::handle where) { return none_or(refuse_softmax(x, axis, where)); }, "x"_a,
-        nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none());
+        [](nb::handle x, nb::handle axis, nb::handle where, nb::handle dtype) {
+            Reduction read{};
+            return none_or(refuse_softmax(x, axis, where, dtype, read));
+        },
+        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "where"_a = nb::none(), "dtype"_a = nb::none());
 }
 
-nb::object logsumexp(nb::handle x, nb::handle axis, Flag keepdims) {
-    if (!refuse_logsumexp(x, axis, keepdims).empty()) return nb::borrow(Py_NotImplemented);
-    PyArrayObject* a = as_array(x);
+nb::object logsumexp(PyArrayObject* a, bool keepdims, Reduction read) {
     npy_intp shape[kMaxDims];
-    const int ndim = PyArray_NDIM(a);
-    for (int d = 0; d < ndim; ++d) shape[d] = d == ndim - 1 ? 1 : PyArray_DIM(a, d);
-    nb::object y = empty(keepdims.value ? ndim : ndim - 1, shape, PyArray_DESCR(a));
-    normalize(Normalized::logsumexp, a, y);
+    const int ndim = PyArray_NDIM(a), outer = ndim - read.axes;
+    for (int d = 0; d < ndim; ++d) shape[d] = d < outer ? PyArray_DIM(a, d) : 1;
+    nb::object y = empty_result(a, keepdims ? ndim : outer, shape, read.result);
+    normalize(Normalized::logsumexp, a, as_array(y), read);
     return y;
+}
+
+void bind_logsumexp(nb::module_& m) {
+    m.def(
+        "logsumexp",
+        [](nb::handle x, nb::handle axis, Flag keepdims, nb::handle dtype) {
+            Reduction read{};
+            return unless(refuse_logsumexp(x, axis, keepdims, dtype, read),
+                          [&] { return logsumexp(as_array(x), keepdims.value, read); });
+        },
+        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false, "dtype"_a = nb::none());
+    m.def(
+        "logsumexp_supports",
+        [](nb::handle x, nb::handle axis, Flag keepdims, nb::handle dtype) {
+            Reduction read{};
+            return none_or(refuse_logsumexp(x, axis, keepdims, dtype, read));
+        },
+        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false, "dtype"_a = nb::none());
 }
 
 }  // namespace
@@ -245,11 +309,7 @@ void bind_activation(nb::module_& m) {
     bind_hard_sigmoid(m);
     bind_softmax<Normalized::softmax>(m, "softmax", "softmax_supports");
     bind_softmax<Normalized::log_softmax>(m, "log_softmax", "log_softmax_supports");
-    m.def("logsumexp", &logsumexp, "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false);
-    m.def(
-        "logsumexp_supports",
-        [](nb::handle x, nb::handle axis, Flag keepdims) { return none_or(refuse_logsumexp(x, axis, keepdims)); },
-        "x"_a, nb::kw_only(), "axis"_a.none() = -1, "keepdims"_a.none() = false);
+    bind_logsumexp(m);
     m.def(
         "gelu",
         [](nb::handle x, Choice approximate) {

@@ -79,14 +79,16 @@ bool same(const Buffer& a, const Buffer& b) {
 
 char* data(const Buffer& b) { return static_cast<char*>(b.data); }
 
-Rows rows_of(const Buffer& b) {
+// Rows of the last axis, or of several
+Rows rows_of(const Buffer& b, std::int64_t axes = 1) {
     Rows rows{};
     rows.data = data(b);
-    rows.count = elements(b) / length(b);
-    rows.length = length(b);
+    rows.length = 1;
+    for (std::int64_t d = b.rank - axes; d < b.rank; ++d) rows.length *= b.dims[d];
+    rows.count = elements(b) / rows.length;
     rows.outer = 1;
     rows.shape[0] = rows.count;
-    rows.stride[0] = length(b) * itemsize(b);
+    rows.stride[0] = rows.length * itemsize(b);
     return rows;
 }
 
@@ -231,14 +233,18 @@ Wrong softmax(const Call& call) {
     const Buffer &x = call.argument(0), &y = call.result();
     const std::int64_t total = elements(x);
     if (total == 0) return nullptr;
-    const std::int64_t expected = kKind == Normalized::logsumexp ? total / length(x) : total;
-    if (y.dtype != x.dtype || elements(y) != expected) return "a result of another shape or dtype";
+    const auto axes = static_cast<std::int64_t>(call.number("axes", 1));
+    if (axes < 1 || axes > x.rank) return "another number of axes";
     Softmax op{};
     op.kind = kKind;
-    op.x = rows_of(x);
+    op.x = rows_of(x, axes);
     op.dtype = dtype_of(x);
+    op.y_dtype = dtype_of(y);
+    const bool widened = itemsize(x) == 2 && op.y_dtype == Dtype::float32;
+    const std::int64_t expected = kKind == Normalized::logsumexp ? op.x.count : total;
+    if ((y.dtype != x.dtype && !widened) || elements(y) != expected) return "a result of another shape or dtype";
     const std::int64_t row = bytes_of(y) / op.x.count;
-    over_threads(call, op.x.count, 1, 2 * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
+    over_threads(call, op.x.count, 1, bytes_of(x) + total * itemsize(y), [&](std::int64_t begin, std::int64_t end) {
         Softmax part = op;
         take_part(part.x, begin, end);
         part.y = data(y) + begin * row;

@@ -64,7 +64,7 @@ inline bool contiguous_from(PyArrayObject* a, int axis) {
     return true;
 }
 
-// The axes before one as rows, without their length
+// The axes before one as rows, without their length.
 inline Rows rows_before(PyArrayObject* a, int axis) {
     Rows rows{};
     rows.data = PyArray_BYTES(a);
@@ -87,10 +87,12 @@ inline Rows rows_before(PyArrayObject* a, int axis) {
     return rows;
 }
 
-inline Rows rows_of(PyArrayObject* a) {
-    const int last = PyArray_NDIM(a) - 1;
-    Rows rows = rows_before(a, last);
-    rows.length = PyArray_DIM(a, last);
+// Rows along the last axis, or along several of them that are contiguous.
+inline Rows rows_of(PyArrayObject* a, int trailing = 1) {
+    const int first = PyArray_NDIM(a) - trailing;
+    Rows rows = rows_before(a, first);
+    rows.length = 1;
+    for (int d = first; d < PyArray_NDIM(a); ++d) rows.length *= PyArray_DIM(a, d);
     return rows;
 }
 

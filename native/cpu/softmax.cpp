@@ -5,7 +5,8 @@
 //   computed twice. Exponentials are bound by arithmetic, so the next row is fetched meanwhile.
 // Precision: float64 in float64, everything else in float32; sums are taken in blocks, so that the error does not grow
 //   with the row, and their logarithm in double.
-// Bytes: each element once in, once out, as in a copy, as long as a row stays in the second-level cache.
+// Bytes: each element once in, once out, as in a copy, as long as a row stays in the second-level cache. Float32
+//   results of half types are written as they are computed.
 #include "softmax.h"
 
 #include <cmath>
@@ -25,13 +26,14 @@ Compute<T> nan_or(Compute<T> value, const T* x, std::int64_t n) {
     return value;
 }
 
-template <bool kStream, class T>
+// R is the type of the result's elements.
+template <bool kStream, class T, class R>
 void one_row(const Softmax& op, std::int64_t index) {
     using C = Compute<T>;
     const std::int64_t n = op.x.length;
     const T* x = reinterpret_cast<const T*>(op.x.row(index));
     const T* next = reinterpret_cast<const T*>(op.x.row(index + 1 < op.x.count ? index + 1 : index));
-    T* y = reinterpret_cast<T*>(op.y);
+    R* y = reinterpret_cast<R*>(op.y);
     const C largest = maximum(x, n);
     if (op.kind == Normalized::logsumexp) {
         if (std::isinf(largest)) return store_one(y + index, nan_or(largest, x, n));
@@ -57,13 +59,21 @@ void one_row(const Softmax& op, std::int64_t index) {
     }
 }
 
+template <class T, class R>
+void every_row(const Softmax& op) {
+    const std::int64_t bytes = op.x.count * op.x.length * static_cast<std::int64_t>(sizeof(T) + sizeof(R));
+    over_rows(op.x.count, bytes, op.streaming,
+              [&op](auto streaming, std::int64_t i) { one_row<streaming, T, R>(op, i); });
+}
+
 }  // namespace
 
 void softmax(const Softmax& op) {
     for_dtype(op.dtype, [&op](auto x) {
-        const std::int64_t bytes = op.x.count * op.x.length * static_cast<std::int64_t>(sizeof x);
-        over_rows(op.x.count, 2 * bytes, op.streaming,
-                  [&op](auto streaming, std::int64_t i) { one_row<streaming, decltype(x)>(op, i); });
+        using T = decltype(x);
+        if constexpr (sizeof(T) == 2)
+            if (op.y_dtype == Dtype::float32) return every_row<T, float>(op);
+        every_row<T, T>(op);
     });
 }
 

@@ -256,18 +256,27 @@ void softmax(Test& t) {
             if (kind == Normalized::log_softmax) scale_by_largest(expected, t.length);
         });
     };
-    for (auto [name, kind] : {std::pair{"softmax", Normalized::softmax},
-                              {"log_softmax", Normalized::log_softmax},
-                              {"logsumexp", Normalized::logsumexp}}) {
-        t.check(name, {24, 32}, {x}, expected_of(kind), [&, kind = kind](const Test::Call& call) {
+    const Dtype own = t.dtype;
+    const auto check = [&](Dtype result, const char* name, Normalized kind) {
+        t.dtype = result;
+        t.check(name, {24, 32}, {x}, expected_of(kind), [&](const Test::Call& call) {
             Softmax op{};
             op.kind = kind;
             op.x = rows_of(x, call.in[0]);
             op.y = call.out;
-            op.dtype = t.dtype;
+            op.dtype = own;
+            op.y_dtype = result;
             op.streaming = call.streaming;
             target().softmax(op);
         });
+        t.dtype = own;
+    };
+    for (const Dtype result : {own, Dtype::float32}) {
+        if (result != own && own == Dtype::float64) continue;
+        check(result, "softmax", Normalized::softmax);
+        check(result, "log_softmax", Normalized::log_softmax);
+        check(result, "logsumexp", Normalized::logsumexp);
+        if (own == Dtype::float32) break;
     }
 }
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from tensorops import _dtypes, _hooks
 from tensorops._messages import describe_type
-from tensorops._typing import Array
+from tensorops._typing import Array, Dtype
+from tensorops.libraries._arrays import bfloat16
 from tensorops.libraries._rows import Library, attribute
 
 
@@ -157,3 +158,18 @@ def move(x: Array, target: Library, device: Any = None) -> Array:
     if before != after and before not in _dtypes.INTEGER:  # integers are narrowed if their values allow it
         raise TypeError(f"{target.name} holds no {before}")
     return moved
+
+
+def dtype_there(dtype: Dtype, target: Library) -> Dtype:
+    """Return the dtype of a library's arrays that has the name of another library's dtype.
+
+    Raises
+    ------
+    TypeError
+        If the library lacks it.
+    """
+    import numpy as np
+
+    name = _dtypes.name_of(dtype)
+    one: Array = move(np.zeros(1, bfloat16() if name == "bfloat16" else name), target)
+    return one.dtype

@@ -8,11 +8,12 @@ from typing import Any
 from tensorops._dtypes import anew, is_bool, narrow, widen
 from tensorops._operator import operator
 from tensorops._row_axes import Axes, RowAxes, elementwise, every_axis, last_axes
-from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, Dtype, KindT, Namespace
 from tensorops._validation import (
     as_axes,
     as_bool,
     as_choice,
+    as_floating_dtype,
     as_number,
     normalize_axes,
     require_broadcastable,
@@ -56,31 +57,34 @@ def _check_gated(name: str, gate: Array, up: Array) -> None:
     require_same_shape(name, gate=gate, up=up)
 
 
-def _check_softmax(name: str, x: Array, axis: int | tuple[int, ...], where: Array | None) -> dict[str, Any]:
+def _check_softmax(
+    name: str, x: Array, axis: int | tuple[int, ...], where: Array | None, dtype: Dtype | None
+) -> dict[str, Any]:
     require_floating(name, x=x)
     if where is not None:
         if not is_bool(where):
             raise TypeError(f"{name}: where has dtype {where.dtype}, expected bool")
         require_broadcastable(name, "where", where, tuple(x.shape))
-    return {"axis": normalize_axes(name, axis, x.ndim)}
+    return {"axis": normalize_axes(name, axis, x.ndim), "dtype": as_floating_dtype(name, "dtype", dtype, x)}
 
 
-def _check_logsumexp(name: str, x: Array, axis: int | tuple[int, ...], keepdims: bool) -> dict[str, Any]:
-    require_floating(name, x=x)
-    return {"axis": normalize_axes(name, axis, x.ndim), "keepdims": as_bool(name, "keepdims", keepdims)}
+def _check_logsumexp(
+    name: str, x: Array, axis: int | tuple[int, ...], keepdims: bool, dtype: Dtype | None
+) -> dict[str, Any]:
+    return {**_check_softmax(name, x, axis, None, dtype), "keepdims": as_bool(name, "keepdims", keepdims)}
 
 
-def _softmax_rows(x: Array, axis: Axes, where: Array | None) -> RowAxes:
+def _softmax_rows(x: Array, axis: Axes, where: Array | None, dtype: Dtype | None) -> RowAxes:
     every = every_axis(x)
     masked = {} if where is None else {"where": last_axes(where, x.ndim)}
-    return RowAxes({"x": every} | masked, every, whole=axis)
+    return RowAxes({"x": every} | masked, every, whole=axis, dtype=dtype)
 
 
-def _logsumexp_rows(x: Array, axis: Axes, keepdims: bool) -> RowAxes:
+def _logsumexp_rows(x: Array, axis: Axes, keepdims: bool, dtype: Dtype | None) -> RowAxes:
     every = every_axis(x)
     if keepdims:
-        return RowAxes({"x": every}, every, whole=axis, shortened=axis)
-    return RowAxes({"x": every}, tuple(a for a in every if a not in axis), whole=axis)
+        return RowAxes({"x": every}, every, whole=axis, shortened=axis, dtype=dtype)
+    return RowAxes({"x": every}, tuple(a for a in every if a not in axis), whole=axis, dtype=dtype)
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
@@ -307,7 +311,7 @@ def quick_gelu(x: ArrayT, *, alpha: float = 1.702) -> ArrayT:
     x : array, floating point
         Input of any shape.
     alpha : float, optional
-        Factor in the exponent; the default approximates `gelu` to 0.02, and 1 gives `silu`.
+        Factor in the exponent; the default is within 0.021 of `gelu`, and 1 gives `silu`.
 
     Returns
     -------
@@ -693,7 +697,9 @@ def reglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
 
 
 @operator(check=_check_softmax, rows=_softmax_rows)
-def softmax(x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None) -> ArrayT:
+def softmax(
+    x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None, dtype: Dtype | None = None
+) -> ArrayT:
     r"""Exponentials, normalized to sum to one along an axis.
 
     .. math:: y_i = \frac{e^{x_i}}{\sum_j e^{x_j}}
@@ -707,36 +713,48 @@ def softmax(x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | 
     where : array of bool, optional
         Broadcasts to `x`. Elements where it is False are left out: they give 0, and a slice with no element left
         gives 0 everywhere.
+    dtype : dtype, optional
+        The floating-point dtype of the result, one of the library of `x`; that of `x` by default. It is computed in the
+        wider of both, at least in float32, and rounded once: of a half type, float32 keeps all that is computed.
 
     Returns
     -------
     array
-        Shape, dtype, library and device of `x`; half types are computed in float32.
+        Shape, library and device of `x`, and its dtype unless another is given; half types are computed in float32.
 
     Raises
     ------
     TypeError
-        If `x` is not floating point, or `where` not bool.
+        If `x` is not floating point, `where` not bool, or `dtype` not a floating-point dtype of the library of `x`.
     ValueError
         If `x` has no such axis, or `where` does not broadcast to it.
+
+    Notes
+    -----
+    A wider `dtype` gives what the Array API and torch get by converting `x` first. A narrower one does not: here, only
+    the result is rounded, so that no large element overflows.
 
     Examples
     --------
     >>> import numpy as np, tensorops
     >>> tensorops.softmax(np.asarray([0.0, 0.0, 1e38]), where=np.asarray([True, True, False]))
     array([0.5, 0.5, 0. ])
+    >>> tensorops.softmax(np.zeros((2, 3), np.float16), axis=(0, 1), dtype=np.float32).sum()
+    np.float32(1.0)
     """
     xp = get_namespace(x, where)
     axes = as_axes(axis)
     if 0 in x.shape:
-        return anew(xp, x)
-    (wide,) = widen(xp, x)
+        return anew(xp, x, dtype)
+    (wide,) = widen(xp, x, result=dtype)
     _, e, total = _shifted_exponentials(xp, wide, axes, where)
-    return narrow(xp, e / total, x)
+    return narrow(xp, e / total, x, dtype)
 
 
 @operator(check=_check_softmax, rows=_softmax_rows)
-def log_softmax(x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None) -> ArrayT:
+def log_softmax(
+    x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInput | None = None, dtype: Dtype | None = None
+) -> ArrayT:
     r"""Logarithm of softmax, without the exponentials' overflow or the logarithm's cancellation.
 
     .. math:: y_i = x_i - \log \sum_j e^{x_j}
@@ -749,16 +767,19 @@ def log_softmax(x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInpu
         The axes to normalize together.
     where : array of bool, optional
         Broadcasts to `x`. Elements where it is False are left out and give minus infinity.
+    dtype : dtype, optional
+        The floating-point dtype of the result, one of the library of `x`; that of `x` by default. It is computed in the
+        wider of both, at least in float32, and rounded once: of a half type, float32 keeps all that is computed.
 
     Returns
     -------
     array
-        Shape, dtype, library and device of `x`; half types are computed in float32.
+        Shape, library and device of `x`, and its dtype unless another is given; half types are computed in float32.
 
     Raises
     ------
     TypeError
-        If `x` is not floating point, or `where` not bool.
+        If `x` is not floating point, `where` not bool, or `dtype` not a floating-point dtype of the library of `x`.
     ValueError
         If `x` has no such axis, or `where` does not broadcast to it.
 
@@ -771,14 +792,16 @@ def log_softmax(x: ArrayT, *, axis: int | tuple[int, ...] = -1, where: ArrayInpu
     xp = get_namespace(x, where)
     axes = as_axes(axis)
     if 0 in x.shape:
-        return anew(xp, x)
-    (wide,) = widen(xp, x)
+        return anew(xp, x, dtype)
+    (wide,) = widen(xp, x, result=dtype)
     shifted, _, total = _shifted_exponentials(xp, wide, axes, where)
-    return narrow(xp, shifted - xp.log(total), x)
+    return narrow(xp, shifted - xp.log(total), x, dtype)
 
 
 @operator(check=_check_logsumexp, rows=_logsumexp_rows)
-def logsumexp(x: ArrayOfKind[KindT], *, axis: int | tuple[int, ...] = -1, keepdims: bool = False) -> KindT:
+def logsumexp(
+    x: ArrayOfKind[KindT], *, axis: int | tuple[int, ...] = -1, keepdims: bool = False, dtype: Dtype | None = None
+) -> KindT:
     r"""Logarithm of the sum of exponentials along an axis.
 
     .. math:: y = \log \sum_j e^{x_j}
@@ -791,16 +814,20 @@ def logsumexp(x: ArrayOfKind[KindT], *, axis: int | tuple[int, ...] = -1, keepdi
         The axes to sum over.
     keepdims : bool, optional
         Keep the summed axes, with length one.
+    dtype : dtype, optional
+        The floating-point dtype of the result, one of the library of `x`; that of `x` by default. It is computed in the
+        wider of both, at least in float32, and rounded once: of a half type, float32 keeps all that is computed.
 
     Returns
     -------
     array
-        Dtype, library and device of `x`; half types are computed in float32. An empty sum gives minus infinity.
+        Library and device of `x`, and its dtype unless another is given; half types are computed in float32. An empty
+        sum gives minus infinity.
 
     Raises
     ------
     TypeError
-        If `x` is not floating point.
+        If `x` is not floating point, or `dtype` not a floating-point dtype of its library.
     ValueError
         If `x` has no such axis.
 
@@ -812,13 +839,13 @@ def logsumexp(x: ArrayOfKind[KindT], *, axis: int | tuple[int, ...] = -1, keepdi
     """
     xp = get_namespace(x)
     axes = as_axes(axis)
-    (wide,) = widen(xp, x)
+    (wide,) = widen(xp, x, result=dtype)
     if 0 in x.shape:  # the sum is zero, and no maximum exists
-        return narrow(xp, xp.log(xp.sum(wide, axis=axes, keepdims=keepdims)), x)
+        return narrow(xp, xp.log(xp.sum(wide, axis=axes, keepdims=keepdims)), x, dtype)
     largest = xp.max(wide, axis=axes, keepdims=True)
     shift = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
     total = xp.log(sum_along(xp, xp.exp(wide - shift), axes, keepdims=True)) + shift
-    return narrow(xp, total if keepdims else xp.squeeze(total, axis=axes), x)
+    return narrow(xp, total if keepdims else xp.squeeze(total, axis=axes), x, dtype)
 
 
 def _gelu(xp: Namespace, x: Array, approximate: str) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorops._trees import map_arrays
 from tensorops.backends import to_backend
-from tensorops.libraries import Backend, Library, library_of, move
+from tensorops.libraries import Backend, Library, dtype_there, library_of, move
 from tensorops.testing.assertions import DTYPES
 
 
@@ -44,10 +44,22 @@ def arrays_in(tree: Any) -> list[Any]:
 
 
 def there(tree: Any, backend: Backend) -> Any:
-    """Transfer the NumPy arrays in nested containers to a backend; float64 becomes float32 if it lacks float64."""
+    """Transfer the NumPy arrays in nested containers to a backend; float64 becomes float32 if it lacks float64.
+
+    NumPy dtypes become those of the library.
+    """
     if not backend.library.holds_float64():
         tree = map_arrays(lambda a: a.astype(np.float32) if a.dtype == np.float64 else a, tree)
-    return to_backend(tree, backend.name)
+    return dtypes_there(to_backend(tree, backend.name), backend.library)
+
+
+def dtypes_there(tree: Any, row: Library) -> Any:
+    """Return dicts, lists and tuples with the NumPy dtypes in them as those of a library."""
+    if isinstance(tree, np.dtype):
+        return dtype_there(tree, row)
+    if type(tree) is dict:
+        return {key: dtypes_there(value, row) for key, value in tree.items()}
+    return type(tree)(dtypes_there(value, row) for value in tree) if type(tree) in (list, tuple) else tree
 
 
 def back(tree: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorops._dtypes import dtype_name
+from tensorops._dtypes import dtype_name, name_of
 from tensorops._operator import KernelRefusedError
 from tensorops._providers import GENERIC
 from tensorops.backends import get_namespace, set_backend, trace
@@ -123,6 +123,12 @@ def check_ran(log: Trace, operator: AnyOperator, implementation: str, row: Libra
     check(record.dtypes == tuple(dtype_name(x) for x in inputs), f"recorded dtypes are {record.dtypes}")
 
 
+def result_dtype(options: dict[str, Any], dtype: str) -> str:
+    """Return the name of the dtype of floating results: of the option `dtype`, if given, else of the arguments."""
+    given = options.get("dtype")
+    return dtype if given is None else name_of(given)
+
+
 def check_result(result: Any, expected: Any, case: Case, row: Library, dtype: str, call: Arguments) -> None:
     """Check library, device, dtype, shape and values of one result or a tuple of results."""
     __tracebackhide__ = True
@@ -138,7 +144,8 @@ def check_result(result: Any, expected: Any, case: Case, row: Library, dtype: st
     check(row.owns(result), f"result is {type(result).__name__}, no {row.name} array")
     device, wanted_device = creation_device(result), creation_device(arrays_in(call)[0])
     check(device == wanted_device, f"result is on device {device}, expected {wanted_device}")
-    actual, wanted = back(result), dtype if expected.dtype == np.float64 else expected.dtype.name
+    floating = result_dtype(call[1], dtype)
+    actual, wanted = back(result), floating if expected.dtype == np.float64 else expected.dtype.name
     if expected.dtype == np.int64:  # an index, of the library's default index dtype
         xp = get_namespace(result)
         default = xp.__array_namespace_info__().default_dtypes()["indexing"]

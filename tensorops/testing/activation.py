@@ -168,7 +168,9 @@ def reglu(gate: ArrayLike, up: ArrayLike) -> Float64:
     return float64(relu(gate) * float64(up))
 
 
-def _exponentials(x: ArrayLike, axis: int, where: ArrayLike | None) -> tuple[Wide, NDArray[np.bool_], Wide, Wide]:
+def _exponentials(
+    x: ArrayLike, axis: int | tuple[int, ...], where: ArrayLike | None
+) -> tuple[Wide, NDArray[np.bool_], Wide, Wide]:
     """Return ``x - max``, the mask of counted entries, ``exp(x - max)`` (0 elsewhere) and its sum along `axis`."""
     x = np.asarray(x, dtype=np.longdouble)
     keep = np.broadcast_to(np.asarray(True if where is None else where, dtype=np.bool_), x.shape)
@@ -179,22 +181,26 @@ def _exponentials(x: ArrayLike, axis: int, where: ArrayLike | None) -> tuple[Wid
 
 
 @quiet
-def softmax(x: ArrayLike, *, axis: int = -1, where: ArrayLike | None = None) -> Float64:
-    """``exp(x) / sum(exp(x), axis)`` over the entries where `where` is true; 0 elsewhere."""
+def softmax(
+    x: ArrayLike, *, axis: int | tuple[int, ...] = -1, where: ArrayLike | None = None, dtype: Any = None
+) -> Float64:
+    """``exp(x) / sum(exp(x), axis)`` over the entries where `where` is true; 0 elsewhere. `dtype` rounds nothing."""
     _, keep, exponentials, total = _exponentials(x, axis, where)
     return float64(np.where(keep, exponentials / total, 0))
 
 
 @quiet
-def log_softmax(x: ArrayLike, *, axis: int = -1, where: ArrayLike | None = None) -> Float64:
-    """``x - log(sum(exp(x), axis))`` over the entries where `where` is true; -inf elsewhere."""
+def log_softmax(
+    x: ArrayLike, *, axis: int | tuple[int, ...] = -1, where: ArrayLike | None = None, dtype: Any = None
+) -> Float64:
+    """``x - log(sum(exp(x), axis))`` over the entries where `where` is true; -inf elsewhere. `dtype` rounds nothing."""
     shifted, keep, _, total = _exponentials(x, axis, where)
     return float64(np.where(keep, shifted - np.log(total), -np.inf))
 
 
 @quiet
-def logsumexp(x: ArrayLike, *, axis: int = -1, keepdims: bool = False) -> Float64:
-    """``log(sum(exp(x), axis))``; -inf where every entry is -inf."""
+def logsumexp(x: ArrayLike, *, axis: int | tuple[int, ...] = -1, keepdims: bool = False, dtype: Any = None) -> Float64:
+    """``log(sum(exp(x), axis))``; -inf where every entry is -inf. `dtype` rounds nothing."""
     x = np.asarray(x, dtype=np.longdouble)
     top = np.max(x, axis=axis, keepdims=True, initial=-np.inf)
     shift = np.where(np.isfinite(top), top, 0)
@@ -206,6 +212,9 @@ def logsumexp(x: ArrayLike, *, axis: int = -1, keepdims: bool = False) -> Float6
 
 
 _EXTREME_ARGUMENTS = np.array([1e4, -1e4, 6e4, -6e4, 200.0, -200.0, 0.0, -0.0])
+
+
+_FLOAT32 = np.dtype(np.float32)
 
 
 _HUGE_ARGUMENTS = np.array([1e30, -1e30, 1e38, -1e38])
@@ -333,6 +342,15 @@ def _softmax_cases(operator: str) -> Iterator[Case]:
             partial(lambda r, axis: args(normal(r, 9, 4, 5), axis=axis), axis=axis),
             scale_axis=axis if logarithmic else (),
         )
+    for axes, name in (((1, 2), "last_axes"), ((2, 0, 1), "every_axis"), ((0, 2), "outer_axes")):
+        yield case(
+            name,
+            partial(lambda r, axes: args(normal(r, 3, 4, 5), axis=axes), axes=axes),
+            scale_axis=axes if logarithmic else (),
+        )
+    yield case("float32", lambda r: args(normal(r, 3, 33, scale=3.0), dtype=_FLOAT32))
+    yield case("float32_empty", lambda r: args(np.zeros((0, 5)), dtype=_FLOAT32), tags=EMPTY)
+    yield case("float32_special", lambda r: args(SPECIAL_ROWS, dtype=_FLOAT32), tags=SPECIAL)
     yield case("equal", lambda r: args(np.full((2, 7), -3.25)))
     yield case("offset", lambda r: args(1000.0 + np.arange(24.0).reshape(3, 8) / 2))
     yield case("where", lambda r: args(normal(r, 5, 33), where=random_mask(r, 5, 33)))
@@ -368,6 +386,12 @@ def _logsumexp_cases() -> Iterator[Case]:
     yield case("batch", lambda r: args(normal(r, 2, 3, 5, 16)))
     yield case("first_axis", lambda r: args(normal(r, 9, 4, 5), axis=0))
     yield case("middle_axis", lambda r: args(normal(r, 9, 4, 5), axis=1))
+    yield case("last_axes", lambda r: args(normal(r, 3, 4, 5), axis=(-1, -2)))
+    yield case("every_axis", lambda r: args(normal(r, 3, 4, 5), axis=(0, 1, 2)))
+    yield case("outer_axes", lambda r: args(normal(r, 3, 4, 5), axis=(0, 2), keepdims=True))
+    yield case("last_axes_kept", lambda r: args(normal(r, 3, 4, 5), axis=(1, 2), keepdims=True))
+    yield case("float32", lambda r: args(normal(r, 3, 33, scale=3.0), dtype=_FLOAT32))
+    yield case("float32_special", lambda r: args(SPECIAL_ROWS, dtype=_FLOAT32, keepdims=True), tags=SPECIAL)
     yield case("keepdims", lambda r: args(normal(r, 5, 8), keepdims=True))
     yield case("keepdims_first_axis", lambda r: args(normal(r, 5, 8), axis=0, keepdims=True))
     yield case("offset", lambda r: args(1000.0 + np.arange(24.0).reshape(3, 8) / 2))
@@ -419,7 +443,15 @@ _OF_GATES = (
     ("integer_up", TypeError, "up", lambda: args(ones(3), integers(3))),
 )
 
+_OF_DTYPES = (
+    ("axis_twice", ValueError, "axis", lambda: args(ones(2, 3), axis=(1, -1))),
+    ("integer_dtype", TypeError, "dtype", lambda: args(ones(2, 3), dtype=np.dtype(np.int32))),
+    ("dtype_of_text", TypeError, "dtype", lambda: args(ones(2, 3), dtype="float32")),
+    ("dtype_of_python", TypeError, "dtype", lambda: args(ones(2, 3), dtype=float)),
+)
+
 _OF_SLICES = (
+    *_OF_DTYPES,
     ("axis_beyond", ValueError, "axis", lambda: args(ones(2, 3), axis=2)),
     ("where_shape", ValueError, "where", lambda: args(ones(2, 3), where=np.ones((2, 4), dtype=bool))),
     ("where_float", TypeError, "where", lambda: args(ones(2, 3), where=ones(2, 3))),
@@ -476,6 +508,7 @@ ENTRIES = (
         logsumexp,
         tuple(_logsumexp_cases()),
         (
+            *_OF_DTYPES,
             ("axis_beyond", ValueError, "axis", lambda: args(ones(2, 3), axis=-3)),
             ("integer_x", TypeError, "x", lambda: args(integers(2, 3))),
         ),

@@ -144,7 +144,8 @@ def validate(
         An operator, or a function of arrays of any library that returns an array, a number, or nested tuples, lists
         or dicts of these.
     *args, **kwargs
-        Its arguments. Arrays may be of any library and may be nested in dicts, lists, tuples and dataclasses.
+        Its arguments. Arrays may be of any library and may be nested in dicts, lists, tuples and dataclasses. NumPy
+        dtypes, but not scalar types such as `numpy.float32`, become those of each backend's library.
     backends : collection of str, optional
         Names of backends; by default all available ones except ``array_api_strict``.
     dtypes : collection of str or "all", optional
@@ -294,10 +295,10 @@ def _from_reference(reference: Callable[..., Any], call: Any) -> _Expected:
 def _run(fn: Callable[..., Any], call: Any, backend: Backend, label: str) -> tuple[ValidationRow, Any]:
     """Run on one backend and convert the result to NumPy; the row reports any error."""
     from tensorops.backends import set_backend, to_backend, trace
-    from tensorops.testing._libraries import back
+    from tensorops.testing._libraries import back, dtypes_there
 
     try:
-        args, kwargs = to_backend(call, backend.name)
+        args, kwargs = dtypes_there(to_backend(call, backend.name), backend.library)
     except BackendUnavailableError as error:
         return ValidationRow(backend.name, label, "unavailable", str(error)), None
     except Exception as error:  # a TypeError has tensorops' message, a library's error its own

@@ -215,6 +215,12 @@ X = np.zeros((2, 3), dtype=np.float32)
 REFUSED = [
     (lambda x: tp.silu.explain(x[0, 0]), "x has 0 dimensions"),
     (lambda x: tp.softmax.explain(x, axis=0), "axis is not the last of x"),
+    (lambda x: tp.softmax.explain(x[..., None], axis=(0, 1)), "the axes are not the last of x"),
+    (lambda x: tp.logsumexp.explain(x[:0], axis=(0, 1)), "x is empty"),
+    (
+        lambda x: tp.log_softmax.explain(x, dtype=jnp.float16),
+        "dtype is neither the dtype of x nor, for half types, float32",
+    ),
     (lambda x: tp.softmax.explain(x, where=x > 0), "where has a dtype without a kernel"),
     (lambda x: tp.logsumexp.explain(x[:, :0]), "the last axis of x is empty"),
     (lambda x: tp.layer_norm.explain(x, None, x[0]), "bias is given without weight"),
@@ -274,6 +280,8 @@ MALFORMED = {
     "channels": ("group_norm", X, (X, X[0], X[0, :2])),
     "no-channels": ("instance_norm", X[0], (X[0],)),
     "length": ("l2_norm", X, (X, X)),
+    "narrower": ("softmax", X.astype(np.float16), (X,)),
+    "wider": ("softmax", X.astype(np.float64), (X,)),
     "no-format": ("quantized_linear", X, (X, X.astype(np.uint8), X, X)),
     "weight-dtype": ("quantized_linear", X, (X, X, X, X)),
     "three-matrices": ("quantized_linear", X, (X, X)),

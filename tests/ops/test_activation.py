@@ -10,7 +10,7 @@ from numpy.testing import assert_array_equal
 import support
 import tensorops as tp
 from support import close
-from tensorops.testing import REFERENCES
+from tensorops.testing import DTYPES, REFERENCES, assert_matches
 from tensorops.testing import activation as references
 
 inf, nan = np.inf, np.nan
@@ -188,3 +188,156 @@ def test_hard_sigmoid_does_not_cancel_near_its_kinks(library):
     for call in (tp.hard_sigmoid, tp.hard_sigmoid.generic):
         assert support.back(call(there, alpha=0.0, beta=0.25)).tolist() == [0.25] * 3
         assert support.back(call(there, alpha=-1.0, beta=0.25)).tolist() == [1.0, 0.25, 0.0]
+
+
+# --- the dtype of a result -------------------------------------------------------------------------------
+
+SUMS = (tp.softmax, tp.log_softmax, tp.logsumexp)
+
+
+def dtypes_of(library, name):
+    """Return a dtype in every form in which a library has it: in its arrays, and in its namespace."""
+    (x,) = support.there((np.zeros(2, DTYPES[name]),), library.name)
+    forms = [x.dtype, tp.get_namespace(x).asarray(x).dtype, getattr(tp.get_namespace(x), name, x.dtype)]
+    return [*forms, DTYPES[name].type] if isinstance(x.dtype, np.dtype) else forms
+
+
+@pytest.mark.parametrize("result", DTYPES)
+@pytest.mark.parametrize("given", DTYPES)
+def test_results_have_the_dtype_that_is_asked_for(library, given, result, rng):
+    held = support.dtypes_of(library.name)
+    if given not in held or result not in held:
+        pytest.skip(f"{library.name} holds no {given} or no {result}")
+    x = (3 * rng.standard_normal((3, 9))).astype(DTYPES[given])
+    wider = "float64" if "float64" in (given, result) else "float32"
+    with support.holding(library.name, wider):
+        (there,) = support.there((x,), library.name)
+        for operator in SUMS:
+            expected = REFERENCES[operator.__name__](x)
+            for dtype in dtypes_of(library, result):
+                for call in (operator, operator.generic):
+                    y = support.back(call(there, dtype=dtype))
+                    tolerance = 0.51 if wider == "float64" and result != "float64" else 8
+                    assert_matches(y, expected, result, tolerance=tolerance, scale_axis=None)
+
+
+def test_a_narrower_dtype_rounds_the_result_only(library):
+    """Rounded to the dtype of the result first, all elements of a row would be alike, or infinite."""
+    held = support.dtypes_of(library.name)
+    for given, result in (("float64", "float32"), ("float32", "float16"), ("float32", "bfloat16")):
+        if given not in held or result not in held:
+            continue
+        large, step = {"float32": (1e300, 2.0**-30), "float16": (7e4, 2.0**-8), "bfloat16": (3e38, 2.0**-8)}[result]
+        x = np.array([[large, -large], [1.0, 1.0 + step]], DTYPES[given])
+        with support.holding(library.name, given):
+            (there,) = support.there((x,), library.name)
+            (dtype, *_) = dtypes_of(library, result)
+            for call in (tp.softmax, tp.softmax.generic):
+                y = support.back(call(there, dtype=dtype))
+                assert_matches(y, REFERENCES["softmax"](x), result, tolerance=0.51, scale_axis=())
+            for call in (tp.log_softmax, tp.log_softmax.generic):
+                y = support.back(call(there[1:, :], dtype=dtype))
+                assert_matches(y, REFERENCES["log_softmax"](x[1:]), result, tolerance=0.51, scale_axis=())
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax", "mlx", "array_api_strict", "dask"])
+def test_the_dtype_goes_where_the_arrays_go(backend, rng):
+    held = support.dtypes_of(support.require(backend).name)
+    for result in ("float32", "bfloat16", "float16"):
+        x = rng.standard_normal((3, 9)).astype(np.float32)
+        with tp.set_backend(backend):
+            if result not in held:
+                with pytest.raises(TypeError, match=rf"^softmax: dtype: .*{backend}.*{result}"):
+                    tp.softmax(x, dtype=DTYPES[result])
+                continue
+            y = tp.softmax(x, dtype=DTYPES[result])
+        assert type(y) is np.ndarray
+        assert_matches(y, REFERENCES["softmax"](x), result, tolerance=8)
+
+
+def test_a_dtype_of_another_library_is_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"^softmax: dtype is torch.dtype, expected a floating-point dtype of numpy$"):
+        tp.softmax(np.ones(3), dtype=torch.float32)
+    with pytest.raises(TypeError, match=r"^logsumexp: dtype is .*, expected a floating-point dtype of torch$"):
+        tp.logsumexp(torch.ones(3), dtype=np.float32)
+    with pytest.raises(TypeError, match=r"^softmax: dtype is int32, expected a floating-point dtype of torch$"):
+        tp.softmax(torch.ones(3), dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"^log_softmax: dtype is int64, expected a floating-point dtype of numpy$"):
+        tp.log_softmax(np.ones(3), dtype=np.int64)
+
+
+def test_jax_refuses_a_dtype_that_it_would_narrow():
+    support.require("jax")
+    (x,) = support.there((np.ones(3, np.float32),), "jax")
+    message = r"^softmax: dtype is float64, which jax does not hold in its present setting$"
+    with pytest.raises(TypeError, match=message):
+        tp.softmax(x, dtype=np.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("numpy", "cpu"), ("torch", "torch_cpu"), ("jax", "jax_ffi"), ("dask", "dask")]
+)
+@pytest.mark.parametrize("operator", SUMS)
+def test_kernels_take_float32_results_of_half_types_and_several_last_axes(operator, name, kernel):
+    support.require(name)
+    support.require_provider(kernel)
+    x = np.linspace(-3, 3, 60).reshape(3, 4, 5).astype(np.float16)
+    (there,) = support.there((x,), name)
+    (dtype, *_) = dtypes_of(support.require(name), "float32")
+    with tp.trace() as log:
+        y = operator(there, axis=(-1, -2), dtype=dtype)
+    assert [record.kernel for record in log] == [kernel]
+    assert_matches(support.back(y), REFERENCES[operator.__name__](x, axis=(1, 2)), "float32", tolerance=8)
+
+
+@pytest.mark.parametrize("operator", SUMS)
+def test_torch_differentiates_and_compiles_with_a_dtype(operator, rng):
+    support.require("torch")
+    import torch
+
+    x = torch.from_numpy(rng.standard_normal((3, 9))).bfloat16()
+    factors = (
+        torch.from_numpy(np.cos(np.arange(27.0))).reshape(3, 9)[..., : 1 if operator is tp.logsumexp else 9].float()
+    )
+
+    def gradient(call, x):
+        x = x.clone().requires_grad_()
+        (call(x).reshape(factors.shape) * factors).sum().backward()
+        return x.grad
+
+    found = gradient(lambda x: operator(x, dtype=torch.float32), x)
+    expected = gradient(lambda x: getattr(torch, operator.__name__)(x.float(), -1), x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected)
+    compiled = torch.compile(lambda x: operator(x, dtype=torch.float32), backend="eager", fullgraph=True)(x)
+    assert compiled.dtype == torch.float32
+    torch.testing.assert_close(compiled, operator(x, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("operator", SUMS)
+def test_jax_differentiates_and_maps_with_a_dtype_and_axes(operator, rng):
+    support.require("jax")
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.asarray(rng.standard_normal((2, 3, 4, 5)), jnp.bfloat16)
+    plain = {tp.softmax: jax.nn.softmax, tp.log_softmax: jax.nn.log_softmax, tp.logsumexp: jax.nn.logsumexp}[operator]
+
+    def ours(x):
+        return operator(x, axis=(-2, -1), dtype=jnp.float32)
+
+    def theirs(x):
+        return plain(x.astype(jnp.float32), axis=(-2, -1))
+
+    for transformed in (lambda f: f, jax.jit, jax.vmap, lambda f: jax.jit(jax.vmap(jax.vmap(f)))):
+        found, expected = transformed(ours)(x), transformed(theirs)(x)
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
+    found, expected = (jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (ours, theirs))
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), rtol=1e-2, atol=1e-3)
+    if operator.kernel_of("jax_ffi"):
+        program = jax.jit(jax.vmap(ours)).lower(x).as_text()
+        assert f"@tensorops.{operator.__name__}(" in program
+        assert "axes = 2" in program

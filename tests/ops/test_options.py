@@ -28,6 +28,10 @@ OF_ANOTHER_KIND = {
     "int": [*ANYWHERE, "2", True, np.True_, 1.0, 1.5, NAN, np.float64(2.0), Fraction(2), (2,), np.array(2)],
     "bool": [*ANYWHERE, "", 0, 1, 1.0, (), np.array(True)],
     "str": [*ANYWHERE, 1, ("none",), np.array("none"), HUGE],
+    "Dtype": [
+        *ANYWHERE, "", "float32", True, 1, 1.0, (), float, np.floating, np.generic, object, np.dtype("int32"), np.int64,
+        np.dtype("complex64"), np.dtype("U3"), np.dtype([("a", "f4")]),
+    ],
     "int | tuple[int, ...]": [
         *ANYWHERE[1:], "-1", True, 1.0, np.array(-1), (True,), (NAN,), ((-1,),), [[-1]], ["a"],
         (np.array(-1),), ([],) * 9,
@@ -42,6 +46,7 @@ WITHOUT_MEANING = {
     "int": [],
     "bool": [],
     "str": ["", "a b", "\ud800", "a" * 10**6],
+    "Dtype": [],
     "int | tuple[int, ...]": [HUGE, (), (-1, -1), (HUGE,), (-1,) * 1000],
     "int | tuple[int | None, int | None]": [(), (1,), [1], (1, 1, 1), (1,) * 1000, (-2, 1), (1, -(10**30)), (-HUGE, 1)],
     "eps": [-1e-9, -1],
@@ -117,7 +122,7 @@ def right_value(operator, name, args, kwargs):
     bound = inspect.signature(operator).bind(*args, **kwargs)
     bound.apply_defaults()
     default = bound.arguments[name]
-    if kind == "str" or name in ("bits", "group_size"):  # which belong together
+    if kind in ("str", "Dtype") or name in ("bits", "group_size"):  # which belong together
         return default
     return RIGHT_BY_NAME.get(name, RIGHT[kind])
 
@@ -167,7 +172,7 @@ def test_right_options_of_every_type_mean_the_same(operator, name, row, implemen
         return support.back(found), log[0].kernel
 
     expected, ran = results(plain)
-    values = [(kind(plain), plain) for kind in KINDS[type(plain)] if kind is not np.uint8 or plain > 0]
+    values = [(kind(plain), plain) for kind in KINDS.get(type(plain), ()) if kind is not np.uint8 or plain > 0]
     if options_of(operator)[name][0] == "float":
         values += [(kind(1), 1.0) for kind in (float, int, np.int64, np.uint8, Fraction)]
     for value, equal in values:

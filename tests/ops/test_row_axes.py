@@ -5,6 +5,7 @@ import pytest
 
 from tensorops._operator import OPERATORS
 from tensorops.testing import CASES, REFERENCES, assert_matches
+from tensorops.testing._running import result_dtype
 
 DIVIDED = [
     pytest.param(operator, case, id=str(case))
@@ -51,7 +52,7 @@ def test_parts_of_a_call(operator, case):
             whole = expected[j] if rows.results > 1 else expected
             joined = np.concatenate([part[j] for part in parts], axis=where)
             assert joined.ndim == len(rows.result)
-            dtype = "int64" if j in rows.indices else "float64"
+            dtype = "int64" if j in rows.indices else result_dtype(kwargs, "float64")
             assert_matches(joined, whole, dtype, tolerance=case.tolerance, scale_axis=case.scale_axis)
 
 

@@ -15,6 +15,7 @@ import support
 import tensorops as tp
 from tensorops._operator import OPERATORS
 from tensorops.testing import CASES, REFERENCES, assert_matches
+from tensorops.testing._running import result_dtype
 
 rng = np.random.default_rng(11)
 
@@ -732,7 +733,7 @@ def test_dask_cases_stay_lazy(name):
     several = isinstance(expected, tuple)
     for a, e in zip(*((y, expected) if several else ([y], [expected])), strict=True):
         assert a.shape == e.shape
-        dtype = "float32" if e.dtype == np.float64 else e.dtype.name
+        dtype = result_dtype(kwargs, "float32") if e.dtype == np.float64 else e.dtype.name
         assert a.dtype.name == dtype
         assert_matches(support.back(a), e, dtype, tolerance=case.tolerance, scale_axis=case.scale_axis)
 

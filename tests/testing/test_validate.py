@@ -459,3 +459,10 @@ def test_the_compiled_kernels_are_what_was_loaded():
     """The rows of the backend `cpu` must not say more than the provider can do."""
     (row,) = validate(tp.rms_norm, X, W, backends=["cpu"]).rows
     assert row.status == ("unavailable" if _providers.load("cpu") else "ran")
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "array_api_strict"])
+def test_a_dtype_becomes_that_of_the_library(name):
+    support.require(name)
+    report = validate(tp.softmax, X, backends=["numpy", name], dtype=np.dtype(np.float32))
+    assert [row.status for row in report.rows] == ["ran", "ran"], report

@@ -120,6 +120,8 @@ def _build(operator: Operator[..., Any], arguments: dict[str, Any], rows: RowAxe
     several = any(a.npartitions > 1 for a, _ in pairs)
     call = tuple((name, value) for name, value in arguments.items() if name not in rows.arrays)
     like = arguments[rows.like or next(iter(rows.arrays))]._meta
+    if rows.dtype is not None:
+        like = get_namespace(like).astype(like, rows.dtype)
     options: dict[str, Any] = {"token": operator.__name__, "dtype": like.dtype, "meta": like}
     made = da.blockwise(
         Task(operator, tuple(rows.arrays), call, several),

@@ -45,6 +45,8 @@ class Call:
         The operator's options by name; an axis counts from the end.
     attributes
         The names of the options that the kernel takes.
+    axes
+        How many of the last axes are one row.
     """
 
     operator: Operator[..., Any]
@@ -54,6 +56,7 @@ class Call:
     batched: bool = False
     options: tuple[tuple[str, Any], ...] = ()
     attributes: tuple[str, ...] = ()
+    axes: int = 1
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
@@ -68,6 +71,7 @@ def register(
     attributes: tuple[str, ...] = (),
     refuse: Callable[[dict[str, Any]], str | None] | None = None,
     batched: bool = False,
+    several_axes: bool = False,
 ) -> None:
     """Register the kernel of an operator that declares how its calls may be split.
 
@@ -83,6 +87,8 @@ def register(
         Returns why the kernel does not support the arguments; replaces the check for rows and their parameters.
     batched
         Whether the first axis counts rows; see `Call`.
+    several_axes
+        Whether several of the last axes may be one row; the result may then have another dtype as well.
     """
 
     @functools.wraps(operator)
@@ -106,15 +112,16 @@ def register(
 
     def prepare(arguments: dict[str, Any]) -> str | Call:
         rows = operator.rows(arguments)
-        reason = refuse(arguments) if refuse else _refuse_rows(arguments, rows)
+        reason = refuse(arguments) if refuse else _refuse_rows(arguments, rows, several_axes)
         if reason := reason or _unusable():
             return reason
         options = {name: value for name, value in arguments.items() if name not in rows.arrays and value is not None}
+        axes = len(rows.whole) if several_axes else 1
         if "axis" in options:
-            options["axis"] = -1
+            options["axis"] = tuple(range(-axes, 0)) if axes > 1 else -1
         name = handler(options) if handler else operator.__name__
         names = tuple(rows.arrays)
-        return Call(operator, name, names, rows.sharing, batched, tuple(options.items()), attributes)
+        return Call(operator, name, names, rows.sharing, batched, tuple(options.items()), attributes, axes)
 
     operator.kernel("jax_ffi", supports=supports, declines=True)(kernel)
 
@@ -134,17 +141,23 @@ def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:
 # ---------------------------------------------------------------------------------------------- refusals
 
 
-def _refuse_rows(arguments: dict[str, Any], rows: RowAxes) -> str | None:
-    """Return why a call is not on rows along the last axis with parameters that the kernels support."""
+def _refuse_rows(arguments: dict[str, Any], rows: RowAxes, several_axes: bool) -> str | None:
+    """Return why a call is not on rows along the last axes with parameters that the kernels support."""
     first, *others = rows.arrays
     x = arguments[first]
     for name in rows.arrays:
         if reason := refuse_array(name, arguments[name]):
             return reason
-    if rows.whole not in ((), (x.ndim - 1,)):
+    if several_axes and len(rows.whole) > 1:
+        if rows.whole[0] != x.ndim - len(rows.whole):
+            return f"the axes are not the last of {first}"
+    elif rows.whole not in ((), (x.ndim - 1,)):
         return f"axis is not the last of {first}"
-    if rows.whole and x.shape[-1] == 0:
-        return f"the last axis of {first} is empty"
+    if any(x.shape[a] == 0 for a in rows.whole):
+        return f"the last axis of {first} is empty" if len(rows.whole) == 1 else f"{first} is empty"
+    result = x.dtype if rows.dtype is None else rows.dtype
+    if result != x.dtype and not (result == np.float32 and x.dtype.itemsize == 2):
+        return f"dtype is neither the dtype of {first} nor, for half types, float32"
     return _refuse_parameters(arguments, others[rows.sharing - 1 :], x)
 
 
@@ -264,6 +277,8 @@ def _lower_on_cpu(ctx: Any, *operands: Any, call: Call) -> Any:
         return mlir.lower_fun(_run_body, multiple_results=True)(ctx, *operands, call=call)
     options = dict(call.options)
     attributes = {name: np.float64(options[name]) for name in call.attributes}
+    if call.axes > 1:
+        attributes["axes"] = np.float64(call.axes)
     return jax.ffi.ffi_lowering(f"tensorops.{call.handler}")(ctx, *operands, **attributes)
 
 

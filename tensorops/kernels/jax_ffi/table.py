@@ -31,11 +31,10 @@ for _operator in (
     activation.selu,
     activation.swiglu,
     activation.geglu,
-    activation.softmax,
-    activation.log_softmax,
-    activation.logsumexp,
 ):
     register(_operator)
+for _operator in (activation.softmax, activation.log_softmax, activation.logsumexp):
+    register(_operator, several_axes=True)
 register(activation.gelu, handler=lambda options: "gelu" if options["approximate"] == "none" else "gelu_tanh")
 for _operator in (activation.quick_gelu, activation.elu):
     register(_operator, attributes=("alpha",))

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from tensorops._dtypes import name_of
 from tensorops._operator import Operator
 from tensorops.libraries.torch import storage_suffices
+
+_NUMPYS = (np.ndarray, np.dtype, type)  # which the compiled kernels would take; a type such as numpy.float32
 
 
 def register(operator: Operator[..., Any]) -> None:
@@ -45,8 +48,8 @@ def _refuse(arguments: tuple[Any, ...]) -> str | None:
     recording = torch.is_grad_enabled()
     for x in arguments:
         if type(x) is not torch.Tensor:
-            if isinstance(x, np.ndarray):
-                return "an argument is a numpy.ndarray"
+            if isinstance(x, _NUMPYS):
+                return f"an argument is a numpy.{'ndarray' if isinstance(x, np.ndarray) else 'dtype'}"
             if not isinstance(x, torch.Tensor):
                 continue
             if type(x) is not torch.nn.Parameter:
@@ -85,8 +88,17 @@ def _bfloat16() -> Any:
 
 
 def _views(arguments: Any) -> list[Any]:
+    """Return tensors as arrays, and the dtype of a result as NumPy's."""
     torch = _torch()
-    return [_array(x, torch) if isinstance(x, torch.Tensor) else x for x in arguments]
+    return [
+        _array(x, torch) if isinstance(x, torch.Tensor) else _dtype(x) if type(x) is torch.dtype else x
+        for x in arguments
+    ]
+
+
+def _dtype(x: Any) -> np.dtype[Any]:
+    name = name_of(x)
+    return _bfloat16() if name == "bfloat16" else np.dtype(name)
 
 
 def _array(x: Any, torch: Any) -> Any:

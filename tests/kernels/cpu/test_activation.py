@@ -74,6 +74,9 @@ def test_large_results_are_the_same_bits(target, operator, dtype, rng):
             np.testing.assert_array_equal(bits(y[row : row + 1]), bits(alone))
 
 
+NO_SUCH_RESULT = "dtype is neither the dtype of x nor, for half types, float32"
+
+
 @pytest.mark.parametrize(
     ("operator", "args", "options", "reason"),
     [
@@ -94,7 +97,17 @@ def test_large_results_are_the_same_bits(target, operator, dtype, rng):
         ("hard_sigmoid", (np.ones(3),), {"beta": 10**400}, "beta is not a finite number"),
         ("reglu", (np.ones(3), np.ones(4)), {}, "gate and up differ in shape"),
         ("softmax", (np.ones((2, 3)),), {"axis": 0}, "axis is not the last of x"),
-        ("softmax", (np.ones((2, 3)),), {"axis": (0, 1)}, "axis is not the last of x"),
+        ("softmax", (np.ones((2, 3, 4)),), {"axis": (0, 1)}, "the axes are not the last of x"),
+        ("softmax", (np.ones((2, 3, 4)),), {"axis": (2, 2)}, "the axes are not the last of x"),
+        ("softmax", (np.ones((2, 3)),), {"axis": (0, 1, 2)}, "the axes are not the last of x"),
+        ("softmax", (np.ones((2, 3)),), {"axis": ()}, "axis is not the last of x"),
+        ("softmax", (np.ones((2, 3)),), {"axis": (-1, "0")}, "the axes are not the last of x"),
+        ("softmax", (np.ones((2, 6, 4))[:, ::2],), {"axis": (1, 2)}, "the last 2 axes of x are not contiguous"),
+        ("softmax", (np.ones(3),), {"dtype": np.float32}, NO_SUCH_RESULT),
+        ("softmax", (np.ones(3, np.float32),), {"dtype": np.dtype(np.float16)}, NO_SUCH_RESULT),
+        ("log_softmax", (np.ones(3, np.float16),), {"dtype": np.dtype(">f4")}, NO_SUCH_RESULT),
+        ("logsumexp", (np.ones(3, np.float16),), {"dtype": "float32"}, NO_SUCH_RESULT),
+        ("logsumexp", (np.ones((2, 3, 0)),), {"axis": (1, 2)}, "one of the last axes of x is empty"),
         ("softmax", (np.ones((2, 3)),), {"axis": True}, "axis is not the last of x"),
         ("softmax", (np.ones((2, 3)),), {"axis": 2**70}, "axis is not the last of x"),
         ("softmax", (np.ones((2, 3)),), {"where": np.ones((2, 3), bool)}, "where is given"),
@@ -115,6 +128,46 @@ def test_every_way_to_name_the_last_axis(axis, rng):
     kept = _native.logsumexp(x, axis=axis, keepdims=True)
     assert kept.shape == (3, 1)
     np.testing.assert_array_equal(kept[:, 0], _native.logsumexp(x, axis=axis))
+
+
+@pytest.mark.parametrize("operator", ROWWISE)
+def test_the_last_axes_are_one_row(target, operator, rng):
+    """In any order, and beside outer axes of any layout."""
+    function = getattr(_native, operator)
+    (x,) = inputs(operator, (3, 4, 5, 7), "float32", rng)
+    for room, axes in (
+        (x, (-1, -2)),
+        (x, (2, 3, 1)),
+        (x, (0, 1, 2, 3)),
+        (x[::2, ::-1], (3, 2)),
+        (x[:, :, 2:3], (2, 3)),
+        (np.swapaxes(x, 0, 1), (2, 3)),
+    ):
+        outer = x.ndim - len(axes)
+        flat = np.ascontiguousarray(room).reshape(*room.shape[:outer], -1)
+        expected = function(flat)
+        y = function(room, axis=axes)
+        assert y.shape == (room.shape[:outer] if operator == "logsumexp" else room.shape)
+        np.testing.assert_array_equal(bits(y).ravel(), bits(expected).ravel())
+        if operator == "logsumexp":
+            kept = function(room, axis=axes, keepdims=True)
+            assert kept.shape == (*room.shape[:outer], *[1] * len(axes))
+            np.testing.assert_array_equal(bits(kept).ravel(), bits(expected).ravel())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("operator", ROWWISE)
+def test_half_types_with_float32_results_are_not_rounded(target, operator, dtype, rng):
+    """The bits are those for the numbers as float32, of every length, in rows that are written past the caches."""
+    function = getattr(_native, operator)
+    for shape in [*((2, n) for n in [*range(1, 40), 300, 16385, 70001]), (2**21 // 4096 + 3, 4096)]:
+        (x,) = inputs(operator, shape, dtype, rng)
+        for float32 in (np.float32, np.dtype(np.float32)):
+            y = function(x, dtype=float32)
+            assert y.dtype == np.float32
+            np.testing.assert_array_equal(bits(y), bits(function(x.astype(np.float32))))
+        np.testing.assert_array_equal(bits(function(x, dtype=DTYPES[dtype])), bits(function(x)))
+        np.testing.assert_array_equal(bits(function(x, dtype=DTYPES[dtype].type)), bits(function(x)))
 
 
 def test_gelu_in_float64_does_not_magnify_rounding(target):
