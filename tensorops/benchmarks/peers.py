@@ -69,7 +69,7 @@ def _attention(queries: int, keys: int, groups: int, **options: Any) -> Task:
     return Task("scaled_dot_product_attention", options, (asked + kept) / max(asked, kept), (q, k, k))
 
 
-_GROUPS = 8
+_GROUPS = 4
 _GATED = 1.5  # two arrays are read and one is written
 
 ROWS: dict[str, Task] = {
