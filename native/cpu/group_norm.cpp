@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "careful_row.h"
+#include "convert.h"
 #include "moments.h"
 #include "over_rows.h"
 #include "scratch.h"
@@ -132,7 +133,10 @@ const C* widened(const char* parameters, Dtype dtype, C otherwise, C* to, std::i
     else
         for_dtype(dtype, [=](auto p) {
             const auto* from = reinterpret_cast<const decltype(p)*>(parameters);
-            for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<C>(load_one(from + i));
+            if constexpr (is_same<Compute<decltype(p)>, C>)
+                convert(from, to, n);
+            else
+                for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<C>(load_one(from + i));
         });
     return to;
 }
