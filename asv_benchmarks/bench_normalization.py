@@ -14,11 +14,11 @@ class Normalization(Benchmark):
     param_names = ("operator", "implementation", "shape", "dtype")
 
     def setup(self, operator, implementation, shape, dtype):
-        args = workload(operator, *shape, dtype).args
+        work = workload(operator, *shape, dtype)
         if implementation == "copy":
-            self.prepare_copy([x for x in args if x.shape == shape])
+            self.prepare_copy([x for x in work.args if x.ndim > 1])
         else:
-            self.prepare(operator, implementation, args)
+            self.prepare(operator, implementation, work.args, **work.options)
 
     def prepare_copy(self, sources):
         """Copy the bytes that the operator must at least read and write, into existing memory."""

@@ -137,13 +137,14 @@ Reason refuse_layer_norm(nb::handle x, nb::handle weight, nb::handle bias, Numbe
 }
 
 // Computes the rows of op, whose result is as large as x.
-void compute_layer_norm(const LayerNorm& op, std::int64_t bytes) {
-    const auto cut = [bytes, &op](LayerNorm& part, std::int64_t begin, std::int64_t end) {
+template <class Op>
+void compute_rows(void (*kernel)(const Op&), const Op& op, std::int64_t bytes) {
+    const auto cut = [bytes, &op](Op& part, std::int64_t begin, std::int64_t end) {
         const std::int64_t row_bytes = bytes / op.x.count;
         take_part(part.x, begin, end);
         part.y += begin * row_bytes;
     };
-    compute_parts(target().layer_norm, op, op.x.count, 1, bytes, cut);
+    compute_parts(kernel, op, op.x.count, 1, bytes, cut);
 }
 
 nb::object layer_norm(nb::handle x, nb::handle weight, nb::handle bias, Number eps, nb::handle axis) {
@@ -167,7 +168,7 @@ nb::object layer_norm(nb::handle x, nb::handle weight, nb::handle bias, Number e
     }
     op.eps = eps;
     op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-    compute_layer_norm(op, bytes);
+    compute_rows(target().layer_norm, op, bytes);
     return y;
 }
 
@@ -200,7 +201,7 @@ nb::object group_norm_of(PyArrayObject* a, std::int64_t groups, nb::handle weigh
     nb::object y = empty_like(a);
     const std::int64_t bytes = PyArray_SIZE(a) * PyArray_ITEMSIZE(a), batch = PyArray_DIM(a, 0);
     if (bytes == 0) return y;
-    LayerNorm op{};
+    GroupNorm op{};
     op.groups = groups;
     op.span = PyArray_SIZE(a) / batch / PyArray_DIM(a, 1);
     op.x = rows_before(a, 1);
@@ -220,7 +221,7 @@ nb::object group_norm_of(PyArrayObject* a, std::int64_t groups, nb::handle weigh
     op.x_dtype = dtype_of(a);
     if (!weight.is_none()) {
         op.weight = PyArray_BYTES(as_array(weight));
-        op.parameter_dtype = dtype_of(as_array(weight));
+        op.weight_dtype = dtype_of(as_array(weight));
     }
     if (!bias.is_none()) {
         op.bias = PyArray_BYTES(as_array(bias));
@@ -228,7 +229,7 @@ nb::object group_norm_of(PyArrayObject* a, std::int64_t groups, nb::handle weigh
     }
     op.eps = eps;
     op.streaming = bytes >= kStreamBytes && row_bytes % 64 == 0;
-    compute_layer_norm(op, bytes);
+    compute_rows(target().group_norm, op, bytes);
     return y;
 }
 
@@ -261,7 +262,7 @@ nb::object l2_norm(nb::handle x, Number eps, nb::handle axis) {
     op.x_dtype = op.weight_dtype = dtype_of(a);
     op.eps = eps;
     op.streaming = bytes >= kStreamBytes && op.x.length * PyArray_ITEMSIZE(a) % 64 == 0;
-    compute_norm(op, bytes);
+    compute_rows(target().rms_norm, op, bytes);
     return y;
 }
 

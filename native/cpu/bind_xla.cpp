@@ -285,38 +285,59 @@ Wrong rms_norm(const Call& call) {
     return nullptr;
 }
 
-template <bool kGroups>
 Wrong layer_norm(const Call& call) {
     if (call.arguments() < 1 || call.arguments() > 3 || call.frame.results.count != 1)
         return "another number of arrays";
     if (Wrong wrong = check_arrays(call, 1)) return wrong;
+    if (Wrong wrong = check_parameters(call, 1, call.argument(0).rank - 1)) return wrong;
     const Buffer &x = call.argument(0), &y = call.result();
-    if (kGroups && x.rank < 2) return "an array without channels";
-    if (Wrong wrong = check_parameters(call, 1, kGroups ? 1 : x.rank - 1)) return wrong;
     if (!same(x, y)) return "a result of another shape or dtype";
     if (elements(x) == 0) return nullptr;
     LayerNorm op{};
     op.x = rows_of(x);
-    if (kGroups) {
-        const std::int64_t channels = x.dims[1];
-        op.groups = static_cast<std::int64_t>(call.number("num_groups", static_cast<double>(channels)));
-        if (op.groups < 1 || channels % op.groups != 0) return "channels that cannot be grouped";
-        op.span = elements(x) / (x.dims[0] * channels);
-        op.x.count = op.x.shape[0] = x.dims[0] * op.groups;
-        op.x.length = elements(x) / op.x.count;
-        op.x.stride[0] = op.x.length * itemsize(x);
-    }
     op.weight = call.arguments() > 1 ? data(call.argument(1)) : nullptr;
     op.bias = call.arguments() > 2 ? data(call.argument(2)) : nullptr;
     op.x_dtype = dtype_of(x);
-    op.parameter_dtype = op.bias_dtype = call.arguments() > 1 ? dtype_of(call.argument(1)) : op.x_dtype;
+    op.parameter_dtype = call.arguments() > 1 ? dtype_of(call.argument(1)) : op.x_dtype;
     op.eps = call.number("eps", 0);
-    const std::int64_t row = op.x.length * itemsize(x);
+    const std::int64_t row = length(x) * itemsize(x);
     over_threads(call, op.x.count, 1, 2 * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
         LayerNorm part = op;
         take_part(part.x, begin, end);
         part.y = data(y) + begin * row;
         target().layer_norm(part);
+    });
+    return nullptr;
+}
+
+Wrong group_norm(const Call& call) {
+    if (call.arguments() < 1 || call.arguments() > 3 || call.frame.results.count != 1)
+        return "another number of arrays";
+    if (Wrong wrong = check_arrays(call, 1)) return wrong;
+    const Buffer &x = call.argument(0), &y = call.result();
+    if (x.rank < 2) return "an array without channels";
+    if (Wrong wrong = check_parameters(call, 1, 1)) return wrong;
+    if (!same(x, y)) return "a result of another shape or dtype";
+    if (elements(x) == 0) return nullptr;
+    const std::int64_t channels = x.dims[1];
+    GroupNorm op{};
+    op.groups = static_cast<std::int64_t>(call.number("num_groups", static_cast<double>(channels)));
+    if (op.groups < 1 || channels % op.groups != 0) return "channels that cannot be grouped";
+    op.span = elements(x) / (x.dims[0] * channels);
+    op.x = rows_of(x);
+    op.x.count = op.x.shape[0] = x.dims[0] * op.groups;
+    op.x.length = elements(x) / op.x.count;
+    const std::int64_t row = op.x.stride[0] = op.x.length * itemsize(x);
+    op.weight = call.arguments() > 1 ? data(call.argument(1)) : nullptr;
+    op.bias = call.arguments() > 2 ? data(call.argument(2)) : nullptr;
+    op.x_dtype = dtype_of(x);
+    op.weight_dtype = op.bias_dtype = call.arguments() > 1 ? dtype_of(call.argument(1)) : op.x_dtype;
+    op.eps = call.number("eps", 0);
+    over_threads(call, op.x.count, 1, 2 * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
+        GroupNorm part = op;
+        take_part(part.x, begin, end);
+        part.y = data(y) + begin * row;
+        target().group_norm(part);
     });
     return nullptr;
 }
@@ -450,9 +471,9 @@ constexpr NamedHandler kHandlers[] = {
     {"logsumexp", handle<softmax<Normalized::logsumexp>>},
     {"rms_norm", handle<rms_norm<1>>},
     {"add_rms_norm", handle<rms_norm<2>>},
-    {"layer_norm", handle<layer_norm<false>>},
-    {"group_norm", handle<layer_norm<true>>},
-    {"instance_norm", handle<layer_norm<true>>},
+    {"layer_norm", handle<layer_norm>},
+    {"group_norm", handle<group_norm>},
+    {"instance_norm", handle<group_norm>},
     {"l2_norm", handle<l2_norm>},
     {"quantized_linear", handle<quantized_linear>},
 };

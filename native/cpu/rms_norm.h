@@ -14,7 +14,8 @@ struct RmsNorm {
     const char* weight;  // one row, or nullptr
     Dtype x_dtype, weight_dtype;
     double eps, weight_offset;
-    bool by_length;  // divide by the rows' lengths instead, sqrt(sum(x²)), or by eps if that is larger; no weight or sum
+    bool
+        by_length;  // divide by the rows' lengths instead, sqrt(sum(x²)), or by eps if that is larger; no weight or sum
     bool streaming;  // y is aligned to a cache line and larger than the caches
 };
 

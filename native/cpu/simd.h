@@ -314,6 +314,35 @@ inline V as_stored(V v) {
 
 // ---- fewer elements than a vector has, for the tail of a row
 
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+inline __mmask16 first_lanes(std::int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+inline auto load_part(const float* p, std::int64_t n) {
+    return reinterpret_cast<Vec<float>>(_mm512_maskz_loadu_ps(first_lanes(n), p));
+}
+inline auto load_part(const double* p, std::int64_t n) {
+    return reinterpret_cast<Vec<double>>(_mm512_maskz_loadu_pd(static_cast<__mmask8>(first_lanes(n)), p));
+}
+inline auto load_part(const Float16* p, std::int64_t n) {
+    return widened_float16(reinterpret_cast<U16>(_mm256_maskz_loadu_epi16(first_lanes(n), p)));
+}
+inline auto load_part(const BFloat16* p, std::int64_t n) {
+    return floats_of(in_upper_halves(reinterpret_cast<U16>(_mm256_maskz_loadu_epi16(first_lanes(n), p))));
+}
+
+inline void store_part(float* p, Vec<float> v, std::int64_t n) {
+    _mm512_mask_storeu_ps(p, first_lanes(n), reinterpret_cast<__m512>(v));
+}
+inline void store_part(double* p, Vec<double> v, std::int64_t n) {
+    _mm512_mask_storeu_pd(p, static_cast<__mmask8>(first_lanes(n)), reinterpret_cast<__m512d>(v));
+}
+inline void store_part(Float16* p, Vec<float> v, std::int64_t n) {
+    _mm256_mask_storeu_epi16(p, first_lanes(n), reinterpret_cast<__m256i>(round_to_float16(v)));
+}
+inline void store_part(BFloat16* p, Vec<float> v, std::int64_t n) {
+    _mm256_mask_storeu_epi16(p, first_lanes(n), reinterpret_cast<__m256i>(round_to_bfloat16(v)));
+}
+#endif
+
 template <class T>
 inline auto load_part(const T* p, std::int64_t n) {
     T part[kVectorBytes / sizeof(Compute<T>)] = {};

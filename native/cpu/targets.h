@@ -8,6 +8,7 @@
 #include "activation.h"
 #include "attention.h"
 #include "cross_entropy.h"
+#include "group_norm.h"
 #include "layer_norm.h"
 #include "linear.h"
 #include "panel_linear.h"
@@ -25,6 +26,7 @@ namespace tensorops {
     DO(attention, Attention)              \
     DO(dequantize, Dequantize)            \
     DO(cross_entropy, CrossEntropy)       \
+    DO(group_norm, GroupNorm)             \
     DO(layer_norm, LayerNorm)             \
     DO(linear, Linear)                    \
     DO(linear_choice, LinearChoice)       \

@@ -118,8 +118,36 @@ void add_rms_norm(Test& t) {
     check("add_rms_norm, the sum", {0, 0}, {sum.values, {}}, &RmsNorm::sum, &RmsNorm::y);
 }
 
-Expected layer_norm_of(const Test& t, const Input& x, const std::vector<Input>& parameters, double eps) {
-    return by_row(t, x, [&](const Real* row, Expected& expected) {
+void l2_norm(Test& t) {
+    const Input x = rows_to_sum(t, spread_of_rows(t));
+    const Real least = t.length % 7 ? 1e-12 : t.length % 2 ? 0.0 : 1e3;
+    const Expected expected = by_row(t, x, [&](const Real* row, Expected& expected) {
+        Real sum = 0;
+        for (std::int64_t i = 0; i < t.length; ++i) sum += row[i] * row[i];
+        for (std::int64_t i = 0; i < t.length; ++i) expected.value.push_back(row[i] / std::max(std::sqrt(sum), least));
+    });
+    t.check("l2_norm", {8, 8}, {x}, expected, [&](const Test::Call& call) {
+        RmsNorm op{};
+        op.by_length = true;
+        op.x = rows_of(x, call.in[0]);
+        op.y = call.out;
+        op.x_dtype = t.dtype;
+        op.eps = static_cast<double>(least);
+        op.streaming = call.streaming;
+        target().rms_norm(op);
+    });
+}
+
+// `span` elements share one of the parameters, of which every row has its own.
+Expected layer_norm_of(const Test& t, const Input& x, const std::vector<Input>& parameters, double eps,
+                       std::int64_t span = 0) {
+    std::size_t index = 0;
+    return by_row(t, x, [&, index](const Real* row, Expected& expected) mutable {
+        const auto of = [&, first = span ? index * static_cast<std::size_t>(t.length / span) : 0](const Input& p,
+                                                                                                  std::int64_t i) {
+            return p.values[first + static_cast<std::size_t>(span ? i / span : i)];
+        };
+        ++index;
         Real mean = 0, square = 0;
         for (int pass = 0; pass < 2; ++pass) {  // the second takes away what the first rounded off
             Real sum = 0;
@@ -130,7 +158,7 @@ Expected layer_norm_of(const Test& t, const Input& x, const std::vector<Input>& 
         const Real root = std::sqrt(square / t.length + static_cast<Real>(eps));
         for (std::int64_t i = 0; i < t.length; ++i) {
             const Real y = (row[i] - mean) / root;
-            expected.value.push_back(parameters.empty() ? y : y * parameters[0].values[i] + parameters[1].values[i]);
+            expected.value.push_back(parameters.empty() ? y : y * of(parameters[0], i) + of(parameters[1], i));
         }
         scale_by_largest(expected, t.length);
     });
@@ -155,6 +183,38 @@ void layer_norm(Test& t) {
             op.streaming = call.streaming;
             target().layer_norm(op);
         });
+    }
+}
+
+// The rows are groups of the channels of one element of a batch. Weight and bias have dtypes of their own.
+void group_norm(Test& t) {
+    const Input x = rows_to_sum(t, spread_of_rows(t));
+    const double eps = t.length % 7 == 0 ? 0.0 : 1e-5;
+    for (std::int64_t span = 1; span <= t.length; ++span) {
+        if (t.length % span != 0 || (t.length > 300 && span > 3 && span < t.length / 3)) continue;
+        const std::int64_t channels = t.rows * (t.length / span);
+        const Dtype other = t.dtype == Dtype::float64 ? t.dtype : Dtype::float32;
+        const std::vector<Input> both{t.random(channels, t.dtype, 1.0), t.random(channels, other, 1.0)};
+        for (const bool given : {true, false}) {
+            const std::vector<Input> in = given ? std::vector<Input>{x, both[0], both[1]} : std::vector<Input>{x};
+            const std::vector<Input> parameters = given ? both : std::vector<Input>{};
+            const Expected expected = layer_norm_of(t, x, parameters, eps, span);
+            // A row's largest result may have a small weight, which errors of the mean do not.
+            t.check("group_norm", {8, 64}, in, expected, [&](const Test::Call& call) {
+                GroupNorm op{};
+                op.x = rows_of(x, call.in[0]);
+                op.y = call.out;
+                op.groups = t.rows;
+                op.span = span;
+                op.weight = given ? call.in[1] : nullptr;
+                op.bias = given ? call.in[2] : nullptr;
+                op.x_dtype = op.weight_dtype = t.dtype;
+                op.bias_dtype = other;
+                op.eps = eps;
+                op.streaming = call.streaming;
+                target().group_norm(op);
+            });
+        }
     }
 }
 
@@ -292,6 +352,8 @@ constexpr Entry TESTS[] = {
     {"rms_norm", rms_norm, Lengths::all_and_long},
     {"add_rms_norm", add_rms_norm, Lengths::all_and_long},
     {"layer_norm", layer_norm, Lengths::all_and_long},
+    {"group_norm", group_norm, Lengths::all_and_long},
+    {"l2_norm", l2_norm, Lengths::all_and_long},
     {"activation", activation, Lengths::all},
     {"softmax", softmax, Lengths::all_and_long},
     {"cross_entropy", cross_entropy, Lengths::all},

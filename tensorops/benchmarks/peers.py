@@ -69,12 +69,16 @@ def _attention(queries: int, keys: int, groups: int, **options: Any) -> Task:
     return Task("scaled_dot_product_attention", options, (asked + kept) / max(asked, kept), (q, k, k))
 
 
+_GROUPS = 4
 _GATED = 1.5  # two arrays are read and one is written
 
 ROWS: dict[str, Task] = {
     "rms_norm": Task("rms_norm"),
     "add_rms_norm": Task("add_rms_norm", copies=2.0),  # two arrays are read and two are written
     "layer_norm": Task("layer_norm"),
+    "group_norm": Task("group_norm", {"num_groups": _GROUPS}),
+    "instance_norm": Task("instance_norm"),
+    "l2_norm": Task("l2_norm"),
     "silu": Task("silu"),
     "sigmoid": Task("sigmoid"),
     "relu": Task("relu"),
@@ -121,6 +125,9 @@ def _torch() -> Expressions:
         "rms_norm": rms_norm,
         "add_rms_norm": add_rms_norm,
         "layer_norm": lambda x, w, b: f.layer_norm(x, (x.shape[-1],), w, b, 1e-5),
+        "group_norm": lambda x: f.group_norm(x, _GROUPS),
+        "instance_norm": lambda x, w, b: f.instance_norm(x, weight=w, bias=b),
+        "l2_norm": lambda x: f.normalize(x, dim=-1),
         "silu": f.silu,
         "sigmoid": torch.sigmoid,
         "relu": f.relu,
@@ -156,6 +163,7 @@ def _torch_out() -> Expressions:
 
     found: Expressions = {
         "layer_norm": layer_norm,
+        "l2_norm": lambda y, x: torch.nn.functional.normalize(x, dim=-1, out=y),
         "silu": lambda y, x: nn.silu(x, out=y),
         "sigmoid": lambda y, x: torch.sigmoid(x, out=y),
         "relu": lambda y, x: torch.clamp_min(x, 0, out=y),
@@ -204,9 +212,12 @@ def _jax() -> Expressions:
     def rms_norm(x: Any, w: Any) -> Any:
         return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * w
 
-    def layer_norm(x: Any, w: Any, b: Any) -> Any:
+    def standardized(x: Any) -> Any:
         centred = x - jnp.mean(x, axis=-1, keepdims=True)
-        return centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-5) * w + b
+        return centred * lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-5)
+
+    def l2_norm(x: Any) -> Any:
+        return x / jnp.maximum(jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True)), 1e-12)
 
     def softmax(x: Any) -> Any:
         e = jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))
@@ -227,7 +238,10 @@ def _jax() -> Expressions:
     expressions: Expressions = {
         "rms_norm": rms_norm,
         "add_rms_norm": lambda x, residual, w: (rms_norm(x + residual, w), x + residual),
-        "layer_norm": layer_norm,
+        "layer_norm": lambda x, w, b: standardized(x) * w + b,
+        "group_norm": lambda x: standardized(x.reshape((x.shape[0], _GROUPS, -1))).reshape(x.shape),
+        "instance_norm": lambda x, w, b: standardized(x) * w[:, None] + b[:, None],
+        "l2_norm": l2_norm,
         "silu": lambda x: x * sigmoid(x),
         "sigmoid": sigmoid,
         "relu": lambda x: jnp.maximum(x, 0),

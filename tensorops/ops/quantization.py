@@ -287,8 +287,8 @@ def quantized_linear(
     array([40.])
     """
     xp = get_namespace(x, weight, scales, biases)
-    w = unpacked(xp, weight, scales, biases, bits, group_size)
-    wide, w = widen(xp, x, w)
+    wide, s, b = widen(xp, x, scales, biases)
+    w = unpacked(xp, weight, s, b, bits, group_size)
     return narrow(xp, xp.matmul(wide, xp.matrix_transpose(w)), x)
 
 

@@ -24,6 +24,7 @@ from tensorops.testing.values import (
     ones,
     quiet,
     random_mask,
+    single,
 )
 
 __all__ = ["ENTRIES", "scaled_dot_product_attention"]
@@ -158,6 +159,8 @@ def _attention_cases() -> Iterator[Case]:
         "float_mask_hides_rows",
         lambda r: args(*qkv(r), mask=np.where(np.arange(7)[:, None] % 3 == 0, -np.inf, normal(r, 7, 7))),
     )
+    yield case("float32_mask", lambda r: args(*qkv(r), mask=single(float_mask(r, 2, 1, 7, 7))))
+    yield case("float32_sinks", lambda r: args(*qkv(r), sinks=single(normal(r, 2))))
     yield case("causal_and_mask", lambda r: args(*qkv(r), mask=random_mask(r, 7, 7), is_causal=True))
     yield case("window", lambda r: args(*qkv(r, tq=9, tk=9), window=3))
     yield case("window_causal", lambda r: args(*qkv(r, tq=9, tk=9), window=3, is_causal=True))

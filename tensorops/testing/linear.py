@@ -22,6 +22,7 @@ from tensorops.testing.values import (
     normal,
     ones,
     quiet,
+    single,
 )
 
 __all__ = ["ENTRIES", "embedding", "linear"]
@@ -54,6 +55,8 @@ def _linear_cases() -> Iterator[Case]:
         yield case(f"out_{n}", partial(lambda r, n: xw(r, 16, n, 3), n=n), scale_axis=None)
     yield case("no_bias", lambda r: xw(r, 33, 17, 5))
     yield case("one_dimension", lambda r: args(*xw(r, 17, 9)[0], normal(r, 9)))
+    yield case("float32_parameters", lambda r: args(normal(r, 5, 33), single(normal(r, 17, 33)), single(normal(r, 17))))
+    yield case("float32_bias", lambda r: args(*xw(r, 33, 17, 5)[0], single(normal(r, 17))))
     yield case("batch", lambda r: args(*xw(r, 16, 8, 2, 3, 5)[0], normal(r, 8)))
     yield case("empty_batch", lambda r: xw(r, 8, 4, 0), tags=EMPTY)
     yield case("empty_in", lambda r: args(*xw(r, 0, 4, 3)[0], normal(r, 4)), tags=EMPTY)

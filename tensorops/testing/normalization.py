@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +31,7 @@ from tensorops.testing.values import (
     one_array,
     ones,
     quiet,
+    single,
     weights,
 )
 
@@ -179,6 +181,7 @@ def _rms_norm_cases() -> Iterator[Case]:
     yield case("positional_eps", lambda r: args(normal(r, 3, 16, scale=0.01), weights(r, 16), 1e-3))
     yield case("eps_dominates", lambda r: args(normal(r, 3, 16, scale=1e-4), None, eps=1e-2))
     yield case("no_eps", lambda r: args(normal(r, 3, 16), weights(r, 16), eps=0.0))
+    yield case("float32_weight", lambda r: args(normal(r, 3, 33), single(weights(r, 33))))
     yield case("weight_offset", lambda r: args(normal(r, 4, 32), weights(r, 32) - 1.0, weight_offset=1.0))
     yield case("zeros", lambda r: args(np.zeros((2, 16)), weights(r, 16)))
     yield case("one_large", lambda r: args(normal(r, 2, 33) + 1e4 * np.eye(2, 33), weights(r, 33)))
@@ -204,6 +207,7 @@ def _add_rms_norm_cases() -> Iterator[Case]:
     yield case("batch", lambda r: args(*rows(r, 2, 3, 16), weights(r, 16)))
     yield case("middle_axis", lambda r: args(*rows(r, 2, 6, 5), weights(r, 6), axis=1))
     yield case("positional_eps", lambda r: args(*rows(r, 3, 16), weights(r, 16), 1e-3))
+    yield case("float32_weight", lambda r: args(*rows(r, 3, 33), single(weights(r, 33))))
     yield case("cancels", lambda r: args(np.full((2, 8), 1.5), np.full((2, 8), -1.5), weights(r, 8)))
     yield case("empty_batch", lambda r: args(*rows(r, 0, 8), weights(r, 8)), tags=EMPTY)
     yield case(
@@ -227,6 +231,8 @@ def _layer_norm_cases() -> Iterator[Case]:
     yield case("no_weight", lambda r: args(normal(r, 5, 33)))
     yield case("weight_alone", lambda r: args(normal(r, 5, 33), weights(r, 33)))
     yield case("bias_alone", lambda r: args(normal(r, 5, 33), None, normal(r, 33)))
+    yield case("float32_parameters", lambda r: args(normal(r, 5, 33), *map(single, affine(r, 33))))
+    yield case("float32_weight", lambda r: args(normal(r, 5, 33), single(weights(r, 33)), normal(r, 33)))
     yield case("one_dimension", lambda r: args(normal(r, 17), *affine(r, 17)))
     yield case("batch", lambda r: args(normal(r, 2, 3, 5, 16), *affine(r, 16)))
     yield case("first_axis", lambda r: args(normal(r, 9, 4), *affine(r, 9), axis=0), scale_axis=0)
@@ -256,7 +262,7 @@ def _channels(r: np.random.Generator, count: int) -> dict[str, NDArray[np.float6
 
 def _float32(parameters: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float32]]:
     """Return parameters that are float32 for any dtype of x."""
-    return {name: parameter.astype(np.float32) for name, parameter in parameters.items()}
+    return {name: single(parameter) for name, parameter in parameters.items()}
 
 
 # Channels first, so that a case is an element of a batch, and its errors are relative to the largest of a group.
@@ -281,7 +287,6 @@ def _group_norm_cases() -> Iterator[Case]:
     yield case("positional_eps", lambda r: args(normal(r, 2, 4, 9, 1, scale=0.1), 2, None, None, 1e-2))
     yield case("constant", lambda r: args(np.full((2, 4, 3, 3), 2.5), 2, **_channels(r, 4)))
     yield case("large_mean", lambda r: args(1e3 + normal(r, 2, 4, 8, 5), 2), tolerance=4e3, dtypes=FULL)
-    # What half-precision checkpoints of mixed training hold: parameters in float32 beside any dtype of x.
     yield case("float32_parameters", lambda r: args(normal(r, 2, 6, 7, 3), 3, **_float32(_channels(r, 6))))
     yield case("empty_batch", lambda r: args(np.zeros((0, 4, 3, 3)), 2, **_channels(r, 4)), tags=EMPTY)
     yield case("empty_positions", lambda r: args(np.zeros((2, 4, 0, 3)), 2, **_channels(r, 4)), tags=EMPTY)
@@ -345,9 +350,12 @@ def _l2_norm_cases() -> Iterator[Case]:
 # --- workloads, and all of it by operator ------------------------------------------------------------
 
 
-def _of_channels(make: Maker, **options: int) -> Workload:
-    """Return one element of a batch, whose channels are the rows."""
-    return Workload((make.x()[None],), {**options, "weight": make.normal(make.rows), "bias": make.normal(make.rows)})
+_CHANNELS = 16
+
+
+def _channels_of_rows(make: Maker) -> NDArray[Any]:
+    """Return rows as the elements of a batch, in each of which the features are those of some channels."""
+    return make.normal(make.rows, _CHANNELS, make.divided(_CHANNELS))
 
 
 ENTRIES = (
@@ -405,7 +413,7 @@ ENTRIES = (
             (
                 "indivisible",
                 ValueError,
-                "^group_norm: num_groups is 3, expected a divisor of the 8 channels of x",
+                "num_groups",
                 lambda: args(ones(2, 8, 3), 3),
             ),
             ("no_groups", ValueError, "num_groups", lambda: args(ones(2, 8, 3), 0)),
@@ -417,7 +425,10 @@ ENTRIES = (
             ("integer_x", TypeError, "x", lambda: args(integers(2, 8, 3), 2)),
             ("negative_eps", ValueError, "eps", lambda: args(ones(2, 8, 3), 2, eps=-1e-5)),
         ),
-        lambda m: _of_channels(m, num_groups=min(32, m.rows)),
+        lambda m: Workload(
+            (_channels_of_rows(m),),
+            {"num_groups": _CHANNELS // 4, "weight": m.normal(_CHANNELS), "bias": m.normal(_CHANNELS)},
+        ),
     ),
     Entry(
         instance_norm,
@@ -429,7 +440,7 @@ ENTRIES = (
             ("channels_of_the_batch", ValueError, "channel_axis", lambda: args(ones(2, 8, 3), channel_axis=0)),
             ("integer_weight", TypeError, "weight", lambda: args(ones(2, 8, 3), integers(8))),
         ),
-        _of_channels,
+        lambda m: Workload((_channels_of_rows(m), m.normal(_CHANNELS), m.normal(_CHANNELS))),
     ),
     Entry(
         l2_norm,

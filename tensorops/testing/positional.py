@@ -22,6 +22,7 @@ from tensorops.testing.values import (
     normal,
     ones,
     quiet,
+    single,
 )
 
 __all__ = ["ENTRIES", "rope"]
@@ -87,6 +88,7 @@ def _rope_cases() -> Iterator[Case]:
     yield case("dims", lambda r: args(normal(r, 1, 2, 9, 16), np.arange(9), dims=6))
     yield case("dims_interleaved", lambda r: args(normal(r, 1, 2, 9, 16), np.arange(9), dims=6, interleaved=True))
     yield case("dims_of_odd_head", lambda r: args(normal(r, 1, 2, 5, 7), np.arange(5), dims=4))
+    yield case("float32_freqs", lambda r: args(normal(r, 1, 2, 9, 16), np.arange(9), freqs=single(r.random(8))))
     yield case("freqs", lambda r: args(normal(r, 1, 2, 9, 16), np.arange(9), freqs=r.random(8)))
     yield case(
         "freqs_dims_interleaved",

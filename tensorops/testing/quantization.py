@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +25,7 @@ from tensorops.testing.values import (
     octets,
     ones,
     quiet,
+    single,
 )
 
 __all__ = ["ENTRIES", "dequantize", "quantize", "quantized_linear"]
@@ -196,6 +197,11 @@ def _dequantize_cases() -> Iterator[Case]:
     yield case("empty", lambda r: args(*_packed(r, 0, 64, 4, 32)), tags=EMPTY)
 
 
+def _single(a: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Return scales and biases in float32; the packed integers as they are."""
+    return a if a is None or a.dtype == np.uint8 else single(a)
+
+
 def _quantized_linear_cases() -> Iterator[Case]:
     # Half types may round the weights before multiplying, and MLX accumulates in half types on the CPU.
     case = partial(Case, "quantized_linear", tolerance=32.0, half_tolerance=6.0, scale_axis=None)
@@ -216,6 +222,7 @@ def _quantized_linear_cases() -> Iterator[Case]:
     yield case("one_output", lambda r: args(normal(r, 3, 64), *_packed(r, 1, 64, 4, 32)))
     yield case("small_group", lambda r: args(normal(r, 3, 48), *_packed(r, 5, 48, 4, 16), group_size=16))
     yield case("symmetric", lambda r: args(normal(r, 3, 64), *_packed(r, 9, 64, 8, 32, symmetric=True)[:2], bits=8))
+    yield case("float32_scales", lambda r: args(normal(r, 3, 64), *map(_single, _packed(r, 7, 64, 4, 32))))
     yield case("empty_batch", lambda r: args(np.zeros((0, 64)), *_packed(r, 7, 64, 4, 32)), tags=EMPTY)
     yield case("special", lambda r: args(np.tile(SPECIAL_ROWS, 8), *_packed(r, 7, 32, 4, 32)), tags=SPECIAL)
 

@@ -86,6 +86,11 @@ def float64(x: ArrayLike) -> Float64:
     return np.asarray(x, dtype=np.float64)
 
 
+def single(x: ArrayLike) -> NDArray[np.float32]:
+    """Return a float32 array, which a case does not cast: parameters beside an x of any dtype."""
+    return np.asarray(x, dtype=np.float32)
+
+
 def one_array(make: Maker) -> Workload:
     """Return the workload of a function of one array."""
     return Workload((make.x(),))

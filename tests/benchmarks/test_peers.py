@@ -78,7 +78,7 @@ def compared(*arguments):
 
 
 # The tasks that each peer lacks, so a lost form is noticed.
-TORCH_OUT_LACKS = {"rms_norm", "add_rms_norm", "selu", *ATTENTION}
+TORCH_OUT_LACKS = {"rms_norm", "add_rms_norm", "group_norm", "instance_norm", "selu", *ATTENTION}
 LACKS = {
     "torch": set(),
     "torch out=": TORCH_OUT_LACKS,

@@ -84,7 +84,7 @@ def test_a_case_is_deterministic_small_and_tagged(case):
     for name, x in first.items():
         assert_array_equal(x, again[name])
         assert x.size <= 20_000
-        assert x.dtype in (np.float64, np.int64, np.int32, np.int8, np.uint8, np.bool_)
+        assert x.dtype in (np.float64, np.float32, np.int64, np.int32, np.int8, np.uint8, np.bool_)
         if name != "mask" and not np.isfinite(x).all():
             assert "special" in case.tags
     assert ("empty" in case.tags) == any(x.size == 0 for x in first.values())

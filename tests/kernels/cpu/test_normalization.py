@@ -3,6 +3,7 @@
 import concurrent.futures
 import multiprocessing
 import re
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -428,3 +429,148 @@ def test_a_large_mean_hurts_no_more_than_its_own_rounding(target, dtype, rng):
     expected = REFERENCES["layer_norm"](x)
     unit = np.finfo(x.dtype).eps * np.abs(x).max() / x.astype(np.float64).std(axis=-1).min()
     np.testing.assert_allclose(_native.layer_norm(x), expected, rtol=0, atol=2 * unit)
+
+
+# --- groups of channels ------------------------------------------------------------------------------
+
+
+def assert_right_groups(x, groups, weight, bias, dtype):
+    y = _native.group_norm(x, groups, weight, bias)
+    assert (y.dtype, y.shape) == (x.dtype, x.shape)
+    expected = REFERENCES["group_norm"](x, groups, weight, bias)
+    every = tuple(range(1, x.ndim))
+    assert_matches(y, expected, dtype, tolerance=2 if dtype in HALVES else 16, scale_axis=every)
+    return y
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_channels_of_every_length(target, dtype, rng):
+    """Channels begin anywhere in a vector, and several may share one."""
+    for span in [*range(1, 70), 95, 96, 127, 128, 129, 300]:
+        x, w, b = (normal(rng, *shape, dtype=dtype) for shape in ((2, 6, span), (6,), (6,)))
+        assert_right_groups(x, 2, w, b, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parameters_of_every_dtype_beside_every_other(target, dtype, rng):
+    """Those of float64 beside a narrower x are left to the body, which computes in float64."""
+    x = normal(rng, 3, 8, 5, dtype=dtype)
+    for first in DTYPES:
+        for second in DTYPES:
+            of_channels = [normal(rng, 8, dtype=d) for d in (first, second)]
+            of_rows = [normal(rng, 5, dtype=d) for d in (first, second)]
+            if "float64" in (first, second) and dtype != "float64":
+                wide = "weight" if first == "float64" else "bias"
+                said = f"{wide} has dtype float64, and x a narrower one"
+                assert _native.layer_norm_supports(x, *of_rows) == said
+                assert _native.group_norm_supports(x, 2, *of_channels) == said
+                assert _native.group_norm(x, 2, *of_channels) is NotImplemented
+                continue
+            assert_right_groups(x, 2, *of_channels, dtype)
+            assert_right(x, *of_rows, dtype)
+            expected = REFERENCES["rms_norm"](x, of_rows[0])
+            for y in (_native.rms_norm(x, of_rows[0]), _native.add_rms_norm(x, np.zeros_like(x), of_rows[0])[0]):
+                assert y.dtype == x.dtype
+                assert_matches(y, expected, dtype, tolerance=tolerance_of(dtype), scale_axis=())
+
+
+def test_a_parameter_that_is_widened_is_released(rng):
+    x, w = normal(rng, 2, 4096), normal(rng, 4096, dtype="float16")
+    count = sys.getrefcount(w)
+    for _ in range(100):
+        _native.rms_norm(x, w), _native.layer_norm(x, w, w)
+    assert sys.getrefcount(w) == count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_batch_may_have_any_stride(target, dtype, rng):
+    whole = normal(rng, 6, 9, 4, 5, dtype=dtype)
+    for x in (whole[::2], whole[::-1], np.broadcast_to(whole[:1], whole.shape), whole[:, 1:-2], whole[2:3]):
+        assert _native.group_norm_supports(x, 3) is None
+        support.assert_identical(_native.group_norm(x, 3), _native.group_norm(x.copy(), 3))
+        assert_right_groups(x, 3, None, None, dtype)
+    for x in (whole[:, ::2], whole[..., 1:], np.moveaxis(whole, 1, -1)):
+        assert _native.instance_norm_supports(x) == "x is not contiguous from its second axis on"
+        assert _native.instance_norm(x) is NotImplemented
+
+
+# Those that are shared by threads, in pieces with and without a rest, and the same with channels that pieces divide.
+LONG_GROUPS = [(1, 1, (1, 1, 200_003)), (1, 1, (1, 3, 65_536)), (1, 2, (1, 4, 70_001)), (2, 1, (2, 40_000, 7))]
+
+
+@pytest.mark.parametrize(("batch", "groups", "shape"), LONG_GROUPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_long_groups_are_shared_by_threads_without_a_trace(target, dtype, batch, groups, shape, rng):
+    x, w, b = (normal(rng, *s, dtype=dtype) for s in (shape, shape[1:2], shape[1:2]))
+    bound = _native.num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3, 7):
+            _native.set_num_threads(threads)
+            results.append(_native.group_norm(x, groups, w, b))
+    finally:
+        _native.set_num_threads(bound)
+    for y in results[1:]:
+        support.assert_identical(y, results[0])
+    assert_right_groups(x, groups, w, b, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_long_group_of_equal_elements(target, dtype):
+    """Plain sums of a million equal numbers are off in their third digit."""
+    x = np.full((1, 4, 250_001), 1.1, dtype)
+    x[0, 0, 0] = 1.2
+    expected = REFERENCES["group_norm"](x, 1, eps=0.0)
+    # The mean is known to some units of the last place, of which each counts as much as x beside its deviation.
+    unit = np.finfo(x.dtype).eps * 1.2 / x.std(dtype=np.float64)
+    np.testing.assert_allclose(_native.group_norm(x, 1, eps=0.0), expected, rtol=4 * unit, atol=4 * unit)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("span", [96, 98, 7], ids=str)
+def test_large_results_of_channels_are_those_of_their_elements(target, dtype, span, rng):
+    """From 8 MiB on, results are written past the caches, also where channels begin within a line of the cache."""
+    channels = 192
+    batch = 8 * MIB // (channels * span * DTYPES[dtype].itemsize) + 1
+    few = normal(rng, 8, channels, span, dtype=dtype)
+    x, w, b = np.resize(few, (batch, channels, span)), normal(rng, channels), normal(rng, channels, dtype=dtype)
+    y = _native.group_norm(x, 6, w, b)
+    assert y.nbytes >= 8 * MIB
+    expected = np.concatenate([_native.group_norm(e[None], 6, w, b) for e in few])
+    support.assert_identical(y, np.resize(expected, x.shape))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_groups_that_are_done_again_keep_their_channels(target, scale, rng):
+    for shape in ((2, 6, 5), (2, 6, 1), (1, 2, 100_000)):
+        x = normal(rng, *shape, dtype="float32") * np.float32(scale)
+        w, b = normal(rng, shape[1]), normal(rng, shape[1])
+        expected = REFERENCES["group_norm"](x, 2, w, b, 0.0)
+        every = tuple(range(1, x.ndim))
+        y = _native.group_norm(x, 2, w, b, 0.0)
+        assert_matches(y, expected, "float32", tolerance=16, scale_axis=every)
+
+
+# --- l2_norm -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_l2_norm_of_every_length(target, dtype, rng):
+    for n in [*range(1, 150), 1023, 1024, 4097]:
+        x = normal(rng, 2, n, dtype=dtype)
+        for eps in (0.0, 1e-12, 10.0):
+            expected = REFERENCES["l2_norm"](x, eps)
+            assert_matches(_native.l2_norm(x, eps), expected, dtype, tolerance=tolerance_of(dtype), scale_axis=())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-300, 1e30])
+def test_l2_norm_of_nothing_and_of_the_ends_of_the_range(target, dtype, eps):
+    info = ml_dtypes.finfo(DTYPES[dtype])
+    x = np.zeros((4, 5), DTYPES[dtype])
+    x[1], x[2], x[3, 1] = info.max, info.smallest_subnormal, info.tiny
+    expected = REFERENCES["l2_norm"](x, eps)
+    assert np.isfinite(expected).all()
+    y = _native.l2_norm(x, eps)
+    np.testing.assert_array_equal(y[0], x[0])
+    assert_matches(y, expected, dtype, tolerance=tolerance_of(dtype), scale_axis=())

@@ -113,6 +113,7 @@ TOO_LARGE = {
     "cross_entropy": lambda n: n.cross_entropy(wide(HALF, 2**61, 1), wide(np.int8(0), 2**61), reduction="none"),
     "dequantize": lambda n: n.dequantize(wide(BYTE, 2**60, 1), *[wide(HALF, 2**60, 1)] * 2, group_size=2),
     "embedding": lambda n: n.embedding(wide(np.int8(0), 2**62), np.ones((1, 2), np.float64)),
+    "group_norm": lambda n: n.group_norm(wide(HALF, 2**61, 1), 1),
     "layer_norm": lambda n: n.layer_norm(wide(HALF, 2**61, 1)),
     "linear": lambda n: n.linear(wide(HALF, 2**31, 1), wide(HALF, 2**31, 1)),
     "linear of 2**63 elements": lambda n: n.linear(wide(HALF, 2**32, 1), wide(HALF, 2**31, 1)),
