@@ -48,7 +48,7 @@ from tensorops.ops.activation import (
 )
 from tensorops.ops.attention import scaled_dot_product_attention
 from tensorops.ops.linear import embedding, linear
-from tensorops.ops.loss import cross_entropy
+from tensorops.ops.loss import cross_entropy, linear_cross_entropy
 from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm
 from tensorops.ops.positional import rope
 from tensorops.ops.quantization import dequantize, quantize, quantized_linear
@@ -117,6 +117,7 @@ __all__ = [
     "is_backend_available",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
     "list_backends",
     "log_softmax",
     "logsumexp",
