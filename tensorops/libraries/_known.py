@@ -163,7 +163,7 @@ def over_blocks(function: Callable[..., Array], size: int, rows: tuple[Array, ..
     step = row.recomputed(function)
     parts = []
     for begin in range(0, count, size):
-        blocks = (None if a is None else a[begin : begin + size, ...] for a in rows)
+        blocks = (None if a is None else a[begin : min(begin + size, count), ...] for a in rows)
         parts.append(step(*blocks, *shared))
     return row.xp.concat(parts)
 
