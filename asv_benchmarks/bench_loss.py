@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from tensorops.benchmarks.asv import Benchmark, family, implementations, normal
+from tensorops.benchmarks.asv import Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
-OPERATORS = family("loss")
+OPERATORS = ["cross_entropy"]
 
 
 class Loss(Benchmark):
@@ -17,4 +17,19 @@ class Loss(Benchmark):
         self.prepare(operator, implementation, [normal(*shape, dtype=dtype), targets])
 
     def time_loss(self, operator, implementation, shape, dtype):
+        self.call()
+
+
+class LinearLoss(Benchmark):
+    """A vocabulary of 8192 classes for hidden states of 576 features, those of a small language model."""
+
+    params = (implementations(["linear_cross_entropy"]), [1, 8, 512], ["float32", "bfloat16"])
+    param_names = ("implementation", "rows", "dtype")
+
+    def setup(self, implementation, rows, dtype):
+        targets = np.random.default_rng(0).integers(0, 8192, rows, dtype=np.int32)
+        arrays = [normal(rows, 576, dtype=dtype), normal(8192, 576, dtype=dtype), targets]
+        self.prepare("linear_cross_entropy", implementation, arrays)
+
+    def time_linear_loss(self, implementation, rows, dtype):
         self.call()

@@ -58,7 +58,7 @@ from tensorops.ops.attention import scaled_dot_product_attention
 from tensorops.ops.contraction import einsum
 from tensorops.ops.experts import grouped_linear, grouped_quantized_linear, moe
 from tensorops.ops.linear import embedding, linear
-from tensorops.ops.loss import cross_entropy
+from tensorops.ops.loss import cross_entropy, linear_cross_entropy
 from tensorops.ops.normalization import add_rms_norm, group_norm, instance_norm, l2_norm, layer_norm, rms_norm
 from tensorops.ops.positional import rope
 from tensorops.ops.quantization import dequantize, quantize, quantized_linear
@@ -138,6 +138,7 @@ __all__ = [
     "layer_norm",
     "leaky_relu",
     "linear",
+    "linear_cross_entropy",
     "list_backends",
     "log_softmax",
     "logsumexp",

@@ -6,6 +6,7 @@
 
 #include "bind.h"
 #include "integers.h"
+#include "matrices.h"
 #include "targets.h"
 
 namespace tensorops {
@@ -36,7 +37,7 @@ bool are_probabilities(nb::handle targets) {
 }
 
 // Class numbers or probabilities of rows of logits
-Reason refuse_targets(nb::handle targets, PyArrayObject* logits, Integer ignore_index) {
+Reason refuse_targets(nb::handle targets, PyArrayObject* logits, Integer ignore_index, const char* name = "logits") {
     const bool probable = are_probabilities(targets);
     if (Reason reason = probable ? refuse_array("targets", targets) : refuse_integers("targets", targets);
         !reason.empty())
@@ -44,7 +45,7 @@ Reason refuse_targets(nb::handle targets, PyArrayObject* logits, Integer ignore_
     PyArrayObject* t = as_array(targets);
     const int ndim = PyArray_NDIM(logits), expected = probable ? ndim : ndim - 1;
     if (PyArray_NDIM(t) != expected || !std::equal(PyArray_DIMS(t), PyArray_DIMS(t) + expected, PyArray_DIMS(logits)))
-        return std::string("targets does not have the shape of logits") + (probable ? "" : " without the last axis");
+        return std::string("targets does not have the shape of ") + name + (probable ? "" : " without the last axis");
     if (ignore_index == kNoInteger) return "ignore_index is not an int64";
     if (!probable) return {};
     if (ignore_index >= 0) return "ignore_index is not negative, but targets are probabilities";
@@ -135,6 +136,83 @@ nb::object cross_entropy_supports(nb::handle logits, nb::handle targets, nb::han
     return none_or(within ? Reason{} : "a target is out of range");
 }
 
+// One number for each class, or None, in float32 or a half type
+Reason refuse_vector(const std::string& name, nb::handle h, npy_intp classes) {
+    if (h.is_none()) return {};
+    if (Reason reason = refuse_array(name.c_str(), h); !reason.empty()) return reason;
+    PyArrayObject* a = as_array(h);
+    if (dtype_of(a) == Dtype::float64) return name + " has dtype float64";
+    if (PyArray_NDIM(a) != 1 || PyArray_DIM(a, 0) != classes) return name + " does not have one element for each class";
+    return last_axis_contiguous(a) ? Reason{} : name + " is not contiguous";
+}
+
+Reason refuse_linear_cross_entropy(nb::handle x, nb::handle weight, nb::handle targets, nb::handle bias,
+                                   nb::handle ce_weight, Choice reduction, Integer ignore_index, Number label_smoothing,
+                                   Number z_loss) {
+    if (Reason reason = refuse_factor(x); !reason.empty()) return reason;
+    if (Reason reason = refuse_array("weight", weight); !reason.empty()) return reason;
+    PyArrayObject *a = as_array(x), *w = as_array(weight);
+    if (dtype_of(w) == Dtype::float64) return "weight has dtype float64";
+    if (Reason reason = refuse_matrix("weight", w, kAny, length_of(a)); !reason.empty()) return reason;
+    if (PyArray_SIZE(a) == 0 || PyArray_SIZE(w) == 0) return "x or weight is empty";
+    if (are_probabilities(targets)) return "targets are probabilities";
+    if (Reason reason = refuse_targets(targets, a, ignore_index, "x"); !reason.empty()) return reason;
+    if (Reason reason = refuse_vector("bias", bias, PyArray_DIM(w, 0)); !reason.empty()) return reason;
+    if (Reason reason = refuse_vector("ce_weight", ce_weight, PyArray_DIM(w, 0)); !reason.empty()) return reason;
+    return refuse_loss_options(reduction, label_smoothing, z_loss);
+}
+
+nb::object linear_cross_entropy(nb::handle x, nb::handle weight, nb::handle targets, nb::handle bias,
+                                nb::handle ce_weight, Choice reduction, Integer ignore_index, Number label_smoothing,
+                                Number z_loss) {
+    if (!refuse_linear_cross_entropy(x, weight, targets, bias, ce_weight, reduction, ignore_index, label_smoothing,
+                                     z_loss)
+             .empty())
+        return nb::borrow(Py_NotImplemented);
+    PyArrayObject *a = as_array(x), *w = as_array(weight);
+    nb::object found;
+    if (!find_targets(targets, ignore_index, PyArray_DIM(w, 0), found)) return nb::borrow(Py_NotImplemented);
+    LinearCrossEntropy op{};
+    Linear& product = op.product;
+    product.x = rows_of(a);
+    product.weight = PyArray_BYTES(w);
+    product.weight_stride = PyArray_STRIDE(w, 0);
+    product.outputs = PyArray_DIM(w, 0);
+    product.x_dtype = dtype_of(a);
+    product.weight_dtype = dtype_of(w);
+    if (!bias.is_none()) {
+        product.bias = PyArray_BYTES(as_array(bias));
+        product.bias_dtype = dtype_of(as_array(bias));
+    }
+    if (!ce_weight.is_none()) {
+        op.ce_weight = PyArray_BYTES(as_array(ce_weight));
+        op.ce_weight_dtype = dtype_of(as_array(ce_weight));
+    }
+    std::vector<double> losses(static_cast<std::size_t>(product.x.count));
+    op.targets = int64s(found);
+    op.label_smoothing = label_smoothing;
+    op.z_loss = z_loss;
+    op.losses = losses.data();
+    op.reduction = reduction_of(reduction);
+    const bool one = op.reduction != Reduction::none;
+    nb::object y = empty(one ? 0 : PyArray_NDIM(a) - 1, PyArray_DIMS(a), PyArray_DESCR(a));
+    op.y = PyArray_BYTES(as_array(y));
+    compute(tensorops::product(PyArray_NBYTES(w), product.x.count), [&op] { target().linear_cross_entropy(op); });
+    return y;
+}
+
+nb::object linear_cross_entropy_supports(nb::handle x, nb::handle weight, nb::handle targets, nb::handle bias,
+                                         nb::handle ce_weight, Choice reduction, Integer ignore_index,
+                                         Number label_smoothing, Number z_loss) {
+    if (Reason reason = refuse_linear_cross_entropy(x, weight, targets, bias, ce_weight, reduction, ignore_index,
+                                                    label_smoothing, z_loss);
+        !reason.empty())
+        return none_or(reason);
+    nb::object found;
+    const bool within = find_targets(targets, ignore_index, PyArray_DIM(as_array(weight), 0), found);
+    return none_or(within ? Reason{} : "a target is out of range");
+}
+
 }  // namespace
 
 void bind_loss(nb::module_& m) {
@@ -145,6 +223,13 @@ void bind_loss(nb::module_& m) {
     };
     bind("cross_entropy", &cross_entropy);
     bind("cross_entropy_supports", &cross_entropy_supports);
+    const auto bind_linear = [&m](const char* name, auto function) {
+        m.def(name, function, "x"_a, "weight"_a, "targets"_a, "bias"_a = nb::none(), "ce_weight"_a = nb::none(),
+              nb::kw_only(), "reduction"_a.none() = "mean", "ignore_index"_a.none() = -100,
+              "label_smoothing"_a.none() = 0.0, "z_loss"_a.none() = 0.0);
+    };
+    bind_linear("linear_cross_entropy", &linear_cross_entropy);
+    bind_linear("linear_cross_entropy_supports", &linear_cross_entropy_supports);
 }
 
 }  // namespace tensorops

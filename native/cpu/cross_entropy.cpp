@@ -12,21 +12,18 @@
 #include "convert.h"
 #include "exponentials.h"
 #include "interruption.h"
+#include "losses.h"
 #include "over_rows.h"
 #include "scratch.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
-// Losses are kept in this unit, a power of two: neither a difference of logits nor a sum of losses overflows in it.
-// What underflows is negligible compared with the logarithm of the sum.
-constexpr double kUnit = 0x1p-64;
-
 // The mean of x - largest over a row, in units
 template <class T>
 double mean_above(const T* x, std::int64_t n, Compute<T> largest) {
     using C = Compute<T>;
-    const C unit = static_cast<C>(kUnit), most = largest * unit;
+    const C unit = static_cast<C>(kLossUnit), most = largest * unit;
     const C total = sum_of_row<T>(n, [=](std::int64_t i, std::int64_t k) {
         Vec<C> above = load_some(x + i, k) * unit - most;
         for (std::int64_t j = k; j < kLanes<T>; ++j) above[j] = 0;
@@ -43,22 +40,20 @@ double loss_of_row(const CrossEntropy& op, std::int64_t index) {
     if (target < 0) return 0;
     const T* x = reinterpret_cast<const T*>(op.logits.row(index));
     const C largest = maximum(x, n);
-    const double log_total = std::log(sum_of_exponentials<T>(x, n, largest, nullptr, x)) * kUnit;
-    const double above = static_cast<double>(load_one(x + target)) * kUnit - static_cast<double>(largest) * kUnit;
+    const double log_total = std::log(sum_of_exponentials<T>(x, n, largest, nullptr, x)) * kLossUnit;
+    const double above =
+        static_cast<double>(load_one(x + target)) * kLossUnit - static_cast<double>(largest) * kLossUnit;
     if (op.label_smoothing == 0) return log_total - above;
     const double even = log_total - mean_above(x, n, largest);
     return (1 - op.label_smoothing) * (log_total - above) + op.label_smoothing * even;
 }
-
-// A loss that counts as much as its factor says: an infinite one that counts nothing adds nothing.
-double times(double factor, double loss) { return factor == 0 && std::isinf(loss) ? 0 : factor * loss; }
 
 // The sum of -share * log(p) over a row, in units; share(i, k) returns the vector of k shares from i on, and any
 // others.
 template <class T, class F>
 double spread(const T* x, std::int64_t n, Compute<T> largest, double log_total, F share) {
     using C = Compute<T>;
-    const C unit = static_cast<C>(kUnit), most = largest * unit, offset = static_cast<C>(log_total);
+    const C unit = static_cast<C>(kLossUnit), most = largest * unit, offset = static_cast<C>(log_total);
     const C infinity = std::numeric_limits<C>::infinity();
     return static_cast<double>(sum_of_row<T>(n, [=](std::int64_t i, std::int64_t k) {
         const Vec<C> shares = share(i, k), loss = offset - (load_some(x + i, k) * unit - most);
@@ -83,7 +78,8 @@ double loss_of_class(const CrossEntropy& op, const Weighted<T>& all, const T* x,
                      Compute<T> largest, double log_total) {
     using C = Compute<T>;
     const std::int64_t n = op.logits.length;
-    const double above = static_cast<double>(load_one(x + target)) * kUnit - static_cast<double>(largest) * kUnit;
+    const double above =
+        static_cast<double>(load_one(x + target)) * kLossUnit - static_cast<double>(largest) * kLossUnit;
     const double loss = times(all.share_of(target), log_total - above), smoothing = op.label_smoothing;
     if (smoothing == 0) return loss;
     if (!all.weight) return (1 - smoothing) * loss + smoothing * (log_total - mean_above(x, n, largest));
@@ -111,7 +107,7 @@ double weighted_loss_of_row(const CrossEntropy& op, const Weighted<T>& all, std:
     if (op.targets && op.targets[index] < 0) return 0;
     const T* x = reinterpret_cast<const T*>(op.logits.row(index));
     const Compute<T> largest = maximum(x, op.logits.length);
-    const double log_total = std::log(sum_of_exponentials<T>(x, op.logits.length, largest, nullptr, x)) * kUnit;
+    const double log_total = std::log(sum_of_exponentials<T>(x, op.logits.length, largest, nullptr, x)) * kLossUnit;
     double loss = 0;
     if (op.targets) {
         loss = loss_of_class(op, all, x, op.targets[index], largest, log_total);
@@ -120,28 +116,8 @@ double weighted_loss_of_row(const CrossEntropy& op, const Weighted<T>& all, std:
         loss = loss_of_probabilities(op, all, x, p, largest, log_total);
     }
     if (op.z_loss == 0) return loss;
-    const double log_sum = log_total + static_cast<double>(largest) * kUnit;
-    return loss + all.squares * log_sum * (log_sum / kUnit);
-}
-
-std::int64_t counted_rows(const CrossEntropy& op) {
-    if (!op.targets) return op.logits.count;
-    std::int64_t counted = 0;
-    for (std::int64_t i = 0; i < op.logits.count; ++i) counted += op.targets[i] >= 0;
-    return counted;
-}
-
-template <class T>
-void reduce(const CrossEntropy& op, double divisor, T* y) {
-    const auto put = [](T* to, double loss) { store_one(to, static_cast<Compute<T>>(loss / kUnit)); };
-    const std::int64_t rows = op.logits.count;
-    if (op.reduction == Reduction::none) {
-        for (std::int64_t i = 0; i < rows; ++i) put(y + i, op.losses[i]);
-        return;
-    }
-    const double total =
-        sum_of_row<double>(rows, [&op](std::int64_t i, std::int64_t k) { return load_some(op.losses + i, k); });
-    put(y, op.reduction == Reduction::sum ? total : total / divisor);
+    const double log_sum = log_total + static_cast<double>(largest) * kLossUnit;
+    return loss + all.squares * log_sum * (log_sum / kLossUnit);
 }
 
 // Computes the losses of all rows, which loss(i) returns; false if the call is to end early.
@@ -161,7 +137,7 @@ void weighted_rows(const CrossEntropy& op) {
     const bool widens = op.weight && op.weight_dtype == op.dtype && sizeof(T) < sizeof(C);
     const Scratch scratch(widens ? n * static_cast<std::int64_t>(sizeof(C)) : 0);
     if (widens) convert(reinterpret_cast<const T*>(op.weight), scratch.at<C>(0), n);
-    const double counted = static_cast<double>(counted_rows(op));
+    const double counted = static_cast<double>(counted_rows(op.targets, op.logits.count));
     Weighted<T> all{widens ? scratch.at<C>(0) : reinterpret_cast<const C*>(op.weight), counted, op.z_loss};
     if (op.weight && op.targets && op.reduction == Reduction::mean) {
         all.divisor = 0;
@@ -171,14 +147,16 @@ void weighted_rows(const CrossEntropy& op) {
     }
     const std::int64_t item = op.targets ? sizeof(T) : sizeof(T) + sizeof(P);
     if (every_loss(op, n * item, [&](std::int64_t i) { return weighted_loss_of_row<T, P>(op, all, i); }))
-        reduce(op, all.divisor, reinterpret_cast<T*>(op.y));
+        reduce(op.reduction, op.losses, op.logits.count, all.divisor, reinterpret_cast<T*>(op.y));
 }
 
 template <class T>
 void all_rows(const CrossEntropy& op) {
     const std::int64_t row_bytes = op.logits.length * static_cast<std::int64_t>(sizeof(T));
-    if (every_loss(op, row_bytes, [&op](std::int64_t i) { return loss_of_row<T>(op, i); }))
-        reduce(op, static_cast<double>(counted_rows(op)), reinterpret_cast<T*>(op.y));
+    if (every_loss(op, row_bytes, [&op](std::int64_t i) { return loss_of_row<T>(op, i); })) {
+        const double counted = static_cast<double>(counted_rows(op.targets, op.logits.count));
+        reduce(op.reduction, op.losses, op.logits.count, counted, reinterpret_cast<T*>(op.y));
+    };
 }
 
 }  // namespace

@@ -93,34 +93,33 @@ inline void store_outputs(T* y, const float* sums, const float* bias, std::int64
     store_part(y + i, bias ? rest + load_part(bias + i, n - i) : rest, n - i);
 }
 
-// A block of outputs for some rows of x; the rows of W are given as pointers.
-template <int kRows, class T, class X, class W>
-void block_of_outputs(const X* const* x, T* const* y, const W* const* w, std::int64_t outputs, const float* bias,
-                      std::int64_t n) {
+// A block of outputs for some rows of x; the rows of W are given as pointers. put(r, sums) takes those of a row.
+template <int kRows, class X, class W, class Put>
+void block_of_outputs(const X* const* x, const W* const* w, std::int64_t outputs, std::int64_t n, const Put& put) {
     float out[kRows][kBlockOutputs];
     for (std::int64_t c = 0; c < outputs; c += kTileColumns)
         dot_products<kRows, kTileColumns>(x, w + c, n, reinterpret_cast<float (*)[kBlockOutputs]>(&out[0][c]));
-    for (int r = 0; r < kRows; ++r) store_outputs(y[r], out[r], bias, outputs);
+    for (int r = 0; r < kRows; ++r) put(r, out[r]);
 }
 
-template <class T, class X, class W>
-void block_of_outputs(std::int64_t rows, const X* const* x, T* const* y, const W* const* w, std::int64_t outputs,
-                      const float* bias, std::int64_t n) {
+template <class X, class W, class Put>
+void block_of_outputs(std::int64_t rows, const X* const* x, const W* const* w, std::int64_t outputs, std::int64_t n,
+                      const Put& put) {
     static_assert(kTileRows <= 6);
     switch (rows) {
         case 1:
-            return block_of_outputs<1>(x, y, w, outputs, bias, n);
+            return block_of_outputs<1>(x, w, outputs, n, put);
         case 2:
-            return block_of_outputs<2>(x, y, w, outputs, bias, n);
+            return block_of_outputs<2>(x, w, outputs, n, put);
         case 3:
-            return block_of_outputs<3>(x, y, w, outputs, bias, n);
+            return block_of_outputs<3>(x, w, outputs, n, put);
         case 4:
-            return block_of_outputs<4>(x, y, w, outputs, bias, n);
+            return block_of_outputs<4>(x, w, outputs, n, put);
 #if defined(__AVX512F__)
         case 5:
-            return block_of_outputs<5>(x, y, w, outputs, bias, n);
+            return block_of_outputs<5>(x, w, outputs, n, put);
         case 6:
-            return block_of_outputs<6>(x, y, w, outputs, bias, n);
+            return block_of_outputs<6>(x, w, outputs, n, put);
 #endif
     }
 }
@@ -130,15 +129,18 @@ inline void widen(Dtype dtype, const char* from, float* to, std::int64_t n) {
     for_narrow_dtype(dtype, [=](auto element) { convert(reinterpret_cast<const decltype(element)*>(from), to, n); });
 }
 
-// y = x · Wᵀ + bias, where row(index, buffer) returns a pointer to a row of W, computed in the buffer if necessary, and
+// x · Wᵀ, where row(index, buffer) returns a pointer to a row of W, computed in the buffer if necessary, and
 // prepare(from, to) converts a row of x to float32; without it, rows of x are used directly.
+//
+// put(row, first, width, sums, member) takes the products of a row of x with some rows of W, at most kBlockOutputs;
+// there is room for as many, and no two members of the team get the same ones.
 //
 // Work: threads take blocks of outputs as they become free.
 struct AsItIs {};
 
-template <class T, class W, class Row, class Prepare>
-void products_with_rows(const Rows& x, T* y, std::int64_t outputs, const float* bias, Row row, Prepare prepare,
-                        int threads) {
+template <class T, class W, class Row, class Prepare, class Put>
+void each_product(const Rows& x, std::int64_t outputs, const Row& row, const Prepare& prepare, int threads,
+                  const Put& put) {
     constexpr bool kPrepares = !is_same<Prepare, AsItIs>;
     using X = std::conditional_t<kPrepares, float, T>;
     const std::int64_t n = x.length, rows = std::min(x.count, kChunkRows);
@@ -167,15 +169,22 @@ void products_with_rows(const Rows& x, T* y, std::int64_t outputs, const float* 
             for (std::int64_t r = 0; r < count; r += kTileRows) {
                 const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
                 const X* from[kTileRows];
-                T* to[kTileRows];
-                for (std::int64_t i = 0; i < height; ++i) {
-                    from[i] = x_row(r + i);
-                    to[i] = y + (begin + r + i) * outputs + first;
-                }
-                block_of_outputs(height, from, to, w, width, bias ? bias + first : nullptr, n);
+                for (std::int64_t i = 0; i < height; ++i) from[i] = x_row(r + i);
+                block_of_outputs(height, from, w, width, n,
+                                 [&](int i, float* sums) { put(begin + r + i, first, width, sums, member); });
             }
         });
     }
+}
+
+// y = x · Wᵀ + bias
+template <class T, class W, class Row, class Prepare>
+void products_with_rows(const Rows& x, T* y, std::int64_t outputs, const float* bias, Row row, Prepare prepare,
+                        int threads) {
+    each_product<T, W>(x, outputs, row, prepare, threads,
+                       [=](std::int64_t r, std::int64_t first, std::int64_t width, const float* sums, int) {
+                           store_outputs(y + r * outputs + first, sums, bias ? bias + first : nullptr, width);
+                       });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

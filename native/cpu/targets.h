@@ -11,6 +11,7 @@
 #include "group_norm.h"
 #include "layer_norm.h"
 #include "linear.h"
+#include "linear_cross_entropy.h"
 #include "panel_linear.h"
 #include "quantize.h"
 #include "rms_norm.h"
@@ -21,21 +22,22 @@
 namespace tensorops {
 
 // Every kernel and the struct of its arguments.
-#define TENSOROPS_FOR_EACH_KERNEL(DO)     \
-    DO(activation, Activation)            \
-    DO(attention, Attention)              \
-    DO(dequantize, Dequantize)            \
-    DO(cross_entropy, CrossEntropy)       \
-    DO(group_norm, GroupNorm)             \
-    DO(layer_norm, LayerNorm)             \
-    DO(linear, Linear)                    \
-    DO(linear_choice, LinearChoice)       \
-    DO(panel_linear, PanelLinear)         \
-    DO(quantize, Quantize)                \
-    DO(quantized_linear, QuantizedLinear) \
-    DO(rms_norm, RmsNorm)                 \
-    DO(rope, Rope)                        \
-    DO(sample, Sample)                    \
+#define TENSOROPS_FOR_EACH_KERNEL(DO)            \
+    DO(activation, Activation)                   \
+    DO(attention, Attention)                     \
+    DO(dequantize, Dequantize)                   \
+    DO(cross_entropy, CrossEntropy)              \
+    DO(group_norm, GroupNorm)                    \
+    DO(layer_norm, LayerNorm)                    \
+    DO(linear, Linear)                           \
+    DO(linear_choice, LinearChoice)              \
+    DO(linear_cross_entropy, LinearCrossEntropy) \
+    DO(panel_linear, PanelLinear)                \
+    DO(quantize, Quantize)                       \
+    DO(quantized_linear, QuantizedLinear)        \
+    DO(rms_norm, RmsNorm)                        \
+    DO(rope, Rope)                               \
+    DO(sample, Sample)                           \
     DO(softmax, Softmax)
 
 // The kernels of one target.

@@ -357,6 +357,7 @@ constexpr Entry TESTS[] = {
     {"activation", activation, Lengths::all},
     {"softmax", softmax, Lengths::all_and_long},
     {"cross_entropy", cross_entropy, Lengths::all},
+    {"linear_cross_entropy", linear_cross_entropy, Lengths::all},
     {"sample", sample, Lengths::all},
     {"rope", rope, Lengths::all},
     {"linear", linear, Lengths::all_and_long},

@@ -163,6 +163,63 @@ void cross_entropy(Test& t) {
     weighted_cross_entropy(t);
 }
 
+void linear_cross_entropy(Test& t) {
+    if (t.dtype == Dtype::float64) return;  // BLAS serves it
+    constexpr std::int64_t kFeatures = 19;
+    const std::int64_t classes = t.length, rows = t.many_threads ? t.rows : 1 + t.length % 8;
+    const double smoothing = classes % 3 ? 0.0 : 0.25, z_loss = classes % 4 ? 0.0 : 0.125;
+    const auto index = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+    for (Dtype weight_dtype : {Dtype::float16, Dtype::bfloat16, Dtype::float32}) {
+        const Input x = laid_out(t.random(rows * kFeatures), {rows, kFeatures}, {0}, 0);
+        const Input weight =
+            laid_out(t.random(classes * kFeatures, weight_dtype, 1.0), {classes, kFeatures}, {0}, classes % 2 ? 0 : 6);
+        const Input bias = t.random(classes, weight_dtype, 1.0);
+        std::vector<std::int64_t> targets;
+        for (std::int64_t row = 0; row < rows; ++row) targets.push_back(row % 5 == 4 ? -1 : t.integer(0, classes - 1));
+        Expected expected;
+        for (std::int64_t row = 0; row < rows; ++row) {
+            std::vector<Real> logits, sizes;
+            for (std::int64_t c = 0; c < classes; ++c) {
+                Real sum = bias.values[index(c)], size = std::fabs(sum);
+                for (std::int64_t k = 0; k < kFeatures; ++k) {
+                    const Real product = x.values[index(row * kFeatures + k)] * weight.values[index(c * kFeatures + k)];
+                    sum += product;
+                    size += std::fabs(product);
+                }
+                logits.push_back(sum);
+                sizes.push_back(size);
+            }
+            const std::int64_t target = targets[index(row)];
+            std::vector<Real> shares(index(classes), smoothing / static_cast<Real>(classes));
+            if (target >= 0) shares[index(target)] += 1 - smoothing;
+            WeightedLoss loss = weighted_loss(logits.data(), shares.data(), classes);
+            const Real size = *std::max_element(sizes.begin(), sizes.end());
+            if (target < 0) loss = {0, 0, 0};
+            expected.value.push_back(loss.value + z_loss * loss.square);
+            expected.scale.push_back(target < 0 ? 0 : loss.scale + size + z_loss * (loss.square + size * size));
+        }
+        t.check("linear_cross_entropy", {16, 0}, {x, weight, bias, words(targets)}, expected,
+                [&](const Test::Call& call) {
+                    std::vector<double> room(index(rows));
+                    LinearCrossEntropy op{};
+                    op.product.x = rows_of(x, call.in[0]);
+                    op.product.weight = call.in[1];
+                    op.product.weight_stride = weight.stride[0];
+                    op.product.outputs = classes;
+                    op.product.bias = call.in[2];
+                    op.product.x_dtype = t.dtype;
+                    op.product.weight_dtype = op.product.bias_dtype = weight_dtype;
+                    op.targets = reinterpret_cast<const std::int64_t*>(call.in[3]);
+                    op.label_smoothing = smoothing;
+                    op.z_loss = z_loss;
+                    op.losses = room.data();
+                    op.reduction = Reduction::none;
+                    op.y = call.out;
+                    target().linear_cross_entropy(op);
+                });
+    }
+}
+
 namespace {
 
 struct Restrictions {

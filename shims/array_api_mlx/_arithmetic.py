@@ -128,7 +128,8 @@ def exp(a: Any) -> Any:
     """Return the exponential."""
     if a.dtype != mx.float64:
         return mx.exp(a)
-    grown = mx.expm1(mx.abs(a)) + constant(1, a)  # of the magnitude, to avoid cancellation
+    magnitude = mx.where(a < 0, -a, a)  # to avoid cancellation; the derivative of mx.abs at 0 is 0
+    grown = mx.expm1(magnitude) + constant(1, a)
     return mx.where(a < 0, mx.reciprocal(grown), grown)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -140,6 +141,32 @@ def sums_in_order(x: Array) -> bool:
     """Return whether long sums of the library of `x` lose digits."""
     row = library_of(x)
     return row is not None and row.sums_in_order
+
+
+def constant(x: Array) -> Array:
+    """Return the values of `x` in an array that derivatives take for a constant."""
+    row = library_of(x)
+    return x if row is None else row.in_form_of(x, row.constant)
+
+
+def over_blocks(function: Callable[..., Array], size: int, rows: tuple[Array, ...], shared: tuple[Any, ...]) -> Array:
+    """Return the joined results of ``function(*blocks, *shared)`` for blocks of so many rows, one after another.
+
+    What the function computes beside its result, a number for each row, is kept neither for the next block nor for
+    derivatives, which compute it again. The function is hashable, and equal to others that compute the same; entries
+    may be ``None``.
+    """
+    row, count = common_library(rows[0]), rows[0].shape[0]
+    if not count > size:  # nor if Dask does not know it
+        return function(*rows, *shared)
+    if row.over_blocks is not None:
+        return row.over_blocks(function, size, rows, shared)
+    step = row.recomputed(function)
+    parts = []
+    for begin in range(0, count, size):
+        blocks = (None if a is None else a[begin : min(begin + size, count), ...] for a in rows)
+        parts.append(step(*blocks, *shared))
+    return row.xp.concat(parts)
 
 
 def move(x: Array, target: Library, device: Any = None) -> Array:

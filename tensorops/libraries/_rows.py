@@ -66,6 +66,12 @@ class Library:
         Whether reading a value computes a graph that its owner meant to compute later.
     sums_in_order
         Whether its sums along some axes add one element after another, so that long ones lose digits; see `ops._sums`.
+    constant
+        Returns the values of an array as a constant for derivatives, where the library takes any.
+    recomputed
+        Makes a function, whose arguments may be ``None``, keep only its arguments for derivatives.
+    over_blocks
+        What `tensorops.libraries.over_blocks` does for several blocks, if a loop in Python does not suit it.
     runtime
         ``"module:class"`` of its `tensorops.libraries.Runtime`, for its devices and memory.
     jit
@@ -105,6 +111,9 @@ class Library:
     host_values: bool = False
     lazy: bool = False
     sums_in_order: bool = False
+    constant: Callable[[Array], Array] = lambda x: x
+    recomputed: Callable[[Callable[..., Array]], Callable[..., Array]] = lambda function: function
+    over_blocks: Callable[..., Array] | None = None
     runtime: str = "tensorops.libraries:Runtime"
     jit: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     wait: Callable[[list[Any]], object] | None = None
@@ -145,6 +154,10 @@ class Library:
     def unwrap(self, x: Any) -> Any:
         """Return the array in a wrapper; anything else is unchanged."""
         return self.unwrapped(x) if isinstance(x, self._wrapper_type) else x
+
+    def in_form_of(self, x: Any, function: Callable[[Array], Array]) -> Any:
+        """Return a function of the array in `x`, in a wrapper if `x` is one."""
+        return self.wrap(function(self.unwrapped(x))) if isinstance(x, self._wrapper_type) else function(x)
 
     def is_installed(self) -> bool:
         """Return whether the library can be found, without importing it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -64,6 +65,42 @@ def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
+def _constant(x: Array) -> Array:
+    import jax
+
+    return jax.lax.stop_gradient(x)
+
+
+def _over_blocks(
+    function: Callable[..., Array], size: int, rows: tuple[Array | None, ...], shared: tuple[Any, ...]
+) -> Array:
+    result: Array = _compiled_over_blocks()(function, size, rows, shared)
+    return result
+
+
+@functools.cache
+def _compiled_over_blocks() -> Callable[..., Array]:
+    """Return a loop that XLA compiles as one: a loop in Python would be a copy of its body for every block."""
+    import jax
+
+    def over_blocks(function: Callable[..., Array], size: int, rows: Any, shared: Any) -> Array:
+        @functools.partial(jax.checkpoint, prevent_cse=False)  # nothing else is computed in the loop
+        def step(block: Any, shared: Any) -> Array:
+            return function(*block, *shared)
+
+        count = rows[0].shape[0]
+        whole = count - count % size
+        blocks = jax.tree.map(lambda a: a[:whole].reshape(whole // size, size, *a.shape[1:]), rows)
+        results = jax.lax.map(lambda block: step(block, shared), blocks).reshape(whole)
+        if whole == count:
+            return results
+        rest = jax.tree.map(lambda a: a[whole:], rows)
+        return jax.numpy.concat((results, step(rest, shared)))
+
+    compiled: Callable[..., Array] = jax.jit(over_blocks, static_argnums=(0, 1))
+    return compiled
+
+
 def _wait(arrays: list[Any]) -> object:
     import jax
 
@@ -117,6 +154,8 @@ LIBRARY = Library(
     standard="jax.numpy",
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,
+    constant=_constant,
+    over_blocks=_over_blocks,
     runtime="tensorops.libraries.jax:JaxRuntime",
     jit=_jit,  # without it, each operation is compiled for each shape
     wait=_wait,

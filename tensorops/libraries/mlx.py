@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tensorops._dtypes import is_floating
 from tensorops._typing import Array
 from tensorops.libraries import _host
 from tensorops.libraries._arrays import bfloat16, shareable
@@ -43,6 +44,28 @@ def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     return mx.array(native, dtype=dtype)
 
 
+def _constant(x: Array) -> Array:
+    import mlx.core as mx
+
+    return mx.stop_gradient(x)
+
+
+def _recomputed(function: Callable[..., Array]) -> Callable[..., Array]:
+    import mlx.core as mx
+
+    def computed(*args: Any) -> Array:
+        # A checkpoint differentiates with respect to all its arguments, which indices do not allow.
+        arrays = {i: LIBRARY.unwrap(a) for i, a in enumerate(args) if LIBRARY.is_wrapper(a) and is_floating(a)}
+
+        def of_arrays(*given: Any) -> Any:
+            every = dict(enumerate(args)) | dict(zip(arrays, map(LIBRARY.wrap, given), strict=True))
+            return LIBRARY.unwrap(function(*every.values()))
+
+        return LIBRARY.wrap(mx.checkpoint(of_arrays)(*arrays.values()))
+
+    return computed
+
+
 def _wait(arrays: list[Any]) -> None:
     import mlx.core as mx
 
@@ -77,6 +100,8 @@ LIBRARY = Library(
     standard="array_api_mlx",
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,
+    constant=_constant,
+    recomputed=_recomputed,
     runtime="tensorops.libraries.mlx:MlxRuntime",
     wait=_wait,
     holding=_holding,

@@ -81,6 +81,18 @@ def storage_suffices(x: Array, held: int) -> bool:
     return reach == 0 or bool((x.storage_offset() + reach) * x.element_size() <= held)
 
 
+def _recomputed(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Checkpoint a function where torch records what it computes, unless torch.func does, which has no checkpoints."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return function
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return function
+    return lambda *args: checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+
+
 LIBRARY = Library(
     name="torch",
     packages=("torch",),
@@ -93,6 +105,8 @@ LIBRARY = Library(
     device=lambda x: x.device,
     unreadable=_unreadable,
     unfit=_unfit,
+    constant=lambda x: x.detach(),
+    recomputed=_recomputed,
     extra="torch",
 )
 

@@ -229,8 +229,8 @@ def grouped_quantized_linear(
 
     def multiply(rows: Array, expert: Array) -> Array:
         w, s, b = (_joined(xp, _taken(xp, a, expert)) for a in (weight, scales, biases))
-        w = unpacked(xp, w, s, b, bits, group_size)
-        wide, w = widen(xp, rows, xp.reshape(w, (expert.shape[0], weight.shape[1], x.shape[-1])))
+        wide, s, b = widen(xp, rows, s, b)
+        w = xp.reshape(unpacked(xp, w, s, b, bits, group_size), (expert.shape[0], weight.shape[1], x.shape[-1]))
         return xp.matmul(wide, xp.matrix_transpose(w))
 
     return narrow(xp, _by_expert(xp, x, experts, weight.shape[:2], multiply), x)

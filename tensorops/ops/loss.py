@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tensorops._dtypes import (
     FLOATING,
     INTEGER,
+    compute_dtype,
     dtype_name,
     integer_limits,
     is_floating,
@@ -28,7 +31,7 @@ from tensorops._validation import (
     require_ndim,
 )
 from tensorops.backends import get_namespace
-from tensorops.libraries import creation_device
+from tensorops.libraries import constant, creation_device, over_blocks
 from tensorops.ops._sums import mean_along, sum_along
 
 # Losses are computed and summed in this unit, a power of two: neither a difference of logits nor a sum of losses
@@ -187,6 +190,183 @@ def cross_entropy(
     return narrow(xp, _reduced(xp, losses, shares, reduction), logits)
 
 
+_BLOCK_BYTES = 64 * 1024 * 1024
+"""The size up to which the logits of a block grow: the more rows, the less often the weights are read."""
+
+
+def rows_per_block(rows: int, features: int, classes: int, itemsize: int) -> int:
+    """Return how many rows have their logits computed at a time, in numbers of so many bytes.
+
+    The logits of a block take 64 MiB, or as many bytes as all rows have, whichever is more; one row is never divided.
+    All blocks have about as many rows.
+    """
+    elements = max(_BLOCK_BYTES // itemsize, rows * features)
+    blocks = max(-(-rows // max(elements // classes, 1)), 1)
+    return max(-(-rows // blocks), 1)
+
+
+def _check_linear_cross_entropy(
+    name: str, x: Array, weight: Array, targets: Array, bias: Array | None, ce_weight: Array | None, **options: Any
+) -> dict[str, Any]:
+    require_floating(name, x=x, weight=weight, bias=bias)
+    require_ndim(name, "x", x, 1)
+    require_ndim(name, "weight", weight, 2, 2)
+    classes, features = weight.shape
+    if features != x.shape[-1]:
+        raise ValueError(f"{name}: weight has {features} columns, but the last axis of x has {x.shape[-1]}")
+    rows = tuple(x.shape[:-1])
+    _check_targets(name, targets, rows, classes, f"x has {tuple(x.shape)} and weight {classes} rows")
+    canonical = _check_options(name, targets, **options)
+    if classes == 0:
+        raise ValueError(f"{name}: weight has no rows, so there are no classes")
+    _check_weight(name, "bias", bias, classes)
+    _check_weight(name, "ce_weight", ce_weight, classes)
+    return canonical
+
+
+def _linear_cross_entropy_rows(
+    x: Array,
+    weight: Array,
+    targets: Array,
+    bias: Array | None,
+    ce_weight: Array | None,
+    reduction: str,
+    **_: Any,
+) -> RowAxes:
+    *rows, columns = every_axis(x)
+    classes = x.ndim
+    arrays = given(
+        x=(x, every_axis(x)),
+        weight=(weight, (classes, columns)),
+        targets=(targets, (*rows, classes) if is_floating(targets) else tuple(rows)),
+        bias=(bias, (classes,)),
+        ce_weight=(ce_weight, (classes,)),
+    )
+    if reduction == "none":
+        return RowAxes(arrays, tuple(rows), whole=(columns, classes))
+    return RowAxes(arrays, (), whole=(*rows, columns, classes))
+
+
+@operator(check=_check_linear_cross_entropy, rows=_linear_cross_entropy_rows)
+def linear_cross_entropy(
+    x: ArrayOfKind[KindT],
+    weight: ArrayInput,
+    targets: ArrayInput,
+    bias: ArrayInput | None = None,
+    ce_weight: ArrayInput | None = None,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> KindT:
+    r"""Cross entropy of a linear map, without ever holding all of its results.
+
+    .. math:: \ell = \operatorname{cross\_entropy}(x W^\mathsf{T} + b, \mathit{targets})
+
+    The logits of a language model are its largest array: a row of the whole vocabulary for each token. Here they are
+    computed for some rows at a time, and again for derivatives.
+
+    Parameters
+    ----------
+    x : array, floating point, shape (..., features)
+        Input, such as the hidden states of a model.
+    weight : array, floating point, shape (classes, features)
+        Matrix :math:`W`.
+    targets : array of integers, shape (...), or floating point, shape (..., classes)
+        Class numbers, or the probabilities of all classes. The dtype tells which.
+    bias : array, floating point, shape (classes,), optional
+        Vector :math:`b`.
+    ce_weight : array, floating point, shape (classes,), optional
+        Weight of each class in the loss; the argument `weight` of `cross_entropy`.
+    reduction : {"mean", "sum", "none"}, optional
+        How to combine the losses of all elements.
+    ignore_index : int, optional
+        Elements with this target have loss 0 and are excluded from the mean. Probabilities cannot be ignored.
+    label_smoothing : float in [0, 1], optional
+        Share of the target that is spread evenly over all classes.
+    z_loss : float, optional
+        Coefficient of the squared logarithm of the sum; at least 0.
+
+    Returns
+    -------
+    array
+        Shape (...) without reduction, else (); dtype, library and device of `x`. Logits of half types are computed in
+        float32 and not rounded. The mean of no elements is NaN.
+
+    Raises
+    ------
+    TypeError
+        If an array is not floating point, or `targets` are neither integers nor floating point.
+    ValueError
+        If shapes do not match, an option is invalid, or (in host memory) a target is out of range.
+
+    Notes
+    -----
+    The losses are those of `cross_entropy`. The order of arguments is that of ``LigerFusedLinearCrossEntropyLoss``;
+    torch's name is ``linear_cross_entropy``, tokamax's ``linear_softmax_cross_entropy_loss``.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> x, weight = np.asarray([[1.0], [0.0]]), np.log(np.asarray([[1.0], [3.0]]))
+    >>> tensorops.linear_cross_entropy(x, weight, np.asarray([1, 0]), reduction="none")
+    array([0.28768207, 0.69314718])
+    """
+    xp = get_namespace(x, weight, targets, bias, ce_weight)
+    classes, features = weight.shape
+    rows = tuple(x.shape[:-1])
+    counted, numbers = _counted(xp, "linear_cross_entropy", targets, ignore_index, classes)
+    dtype = compute_dtype(xp, x, weight, bias, ce_weight, targets)
+    w, b, of_classes = (None if a is None else xp.astype(a, dtype, copy=False) for a in (weight, bias, ce_weight))
+    own = None if of_classes is None or counted is None else _taken(xp, of_classes, numbers)
+    zeros = xp.zeros(rows, dtype=dtype, device=creation_device(x))
+    shares = _shares(xp, counted, own, zeros)
+    squares = _coefficient_of_squares(xp, z_loss, counted, own, shares, reduction)
+    losses = zeros
+    if 0 not in rows:
+        count = prod(rows)
+        size = rows_per_block(count, features, classes, 8 if dtype == xp.float64 else 4)
+        flat = xp.reshape(x, (count, features))
+        names = xp.reshape(numbers, (count, classes) if counted is None else (count,))
+        each = None if own is None else xp.reshape(own, (count,))
+        block = _LossesOfBlock(xp, dtype, label_smoothing)
+        losses = over_blocks(block, size, (flat, names, each), (w, b, of_classes, squares))
+        losses = xp.reshape(losses, rows)
+    if counted is not None:
+        losses = xp.where(counted, losses, zeros)
+    return narrow(xp, _reduced(xp, losses, shares, reduction), x)
+
+
+@dataclass(frozen=True)
+class _LossesOfBlock:
+    """What `linear_cross_entropy` computes of a block of rows; comparable, so that libraries compile it once."""
+
+    xp: Namespace
+    dtype: Any
+    label_smoothing: float
+
+    def __call__(
+        self,
+        x: Array,
+        targets: Array,
+        own: Array | None,
+        weight: Array,
+        bias: Array | None,
+        ce_weight: Array | None,
+        squares: Any,
+    ) -> Array:
+        xp = self.xp
+        targets = xp.astype(targets, self.dtype, copy=False) if is_floating(targets) else targets
+        return _losses(xp, self._logits(x, weight, bias), targets, ce_weight, own, self.label_smoothing, squares)
+
+    def _logits(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        logits = self.xp.matmul(self.xp.astype(x, self.dtype, copy=False), self.xp.matrix_transpose(weight))
+        if bias is not None:
+            logits += bias
+        return logits
+
+
 def _counted(xp: Namespace, name: str, targets: Array, ignore_index: int, classes: int) -> tuple[Array | None, Array]:
     """Return which elements are not ignored, and class numbers for all of them; ``None`` for probabilities."""
     if is_floating(targets):
@@ -237,41 +417,61 @@ def _losses(
 
     `targets` are class numbers or, in the dtype of `x`, probabilities; `own` are the weights of those class numbers;
     `squares` is the coefficient of the squared logarithm of the sum.
+
+    At most two arrays of the size of `x` exist at a time, `x` included if the caller does not keep it, and derivatives
+    keep one.
     """
     last = (x.ndim - 1,)
-    largest = xp.max(x, axis=-1, keepdims=True)
-    log_total = _UNIT * xp.log(sum_along(xp, xp.exp(x - largest), last))
+    classes = x.shape[-1]
+    largest = constant(xp.max(x, axis=-1, keepdims=True))  # the loss does not depend on it
     most = _UNIT * xp.squeeze(largest, axis=-1)
+    counted: Any = 1.0  # the sum of the shares that classes have in the loss
     if is_floating(targets):
-        shares = (1.0 - label_smoothing) * targets + label_smoothing / x.shape[-1] if label_smoothing else targets
-        losses = _spread(xp, x, largest, log_total, shares if weight is None else shares * weight)
+        shares = (1.0 - label_smoothing) * targets + label_smoothing / classes if label_smoothing else targets
+        shares = shares if weight is None else shares * weight
+        counted = sum_along(xp, shares, last)
+        below = sum_along(xp, _product(xp, shares, _distances(x, largest)), last)
     else:
-        losses = log_total - (_UNIT * _chosen(xp, x, targets) - most)
+        below = most - _UNIT * _chosen(xp, x, targets)
         if own is not None:
-            losses = _product(xp, own, losses)
+            counted, below = own, _product(xp, own, below)
         if label_smoothing:
             if weight is None:
-                even = log_total - mean_along(xp, _UNIT * x - _UNIT * largest, last)
+                everywhere: Any = 1.0
+                even = mean_along(xp, _distances(x, largest), last)
             else:
-                even = _spread(xp, x, largest, log_total, weight / x.shape[-1])
-            losses = (1.0 - label_smoothing) * losses + label_smoothing * even
+                everywhere = mean_along(xp, weight, (0,))
+                even = sum_along(xp, _product(xp, weight / classes, _distances(x, largest)), last)
+            below = (1.0 - label_smoothing) * below + label_smoothing * even
+            counted = (1.0 - label_smoothing) * counted + label_smoothing * everywhere
+    x = x - largest
+    log_total = _UNIT * xp.log(sum_along(xp, xp.exp(x), last))
+    losses = counted * log_total + below
     if squares is None:
         return losses
     in_units = log_total + most
     return losses + in_units * squares * (in_units / _UNIT)
 
 
+def _distances(x: Array, largest: Array) -> Array:
+    """Return how far elements lie below the largest, in `_UNIT`."""
+    distances = -_UNIT * x
+    distances += _UNIT * largest
+    return distances
+
+
 def _chosen(xp: Namespace, x: Array, targets: Array) -> Array:
-    """Return the element of each row that its target names."""
-    classes = xp.arange(x.shape[-1], dtype=targets.dtype, device=creation_device(x))
-    is_target = xp.expand_dims(targets, axis=-1) == classes
-    return xp.sum(xp.where(is_target, x, xp.zeros_like(x)), axis=-1)
-
-
-def _spread(xp: Namespace, x: Array, largest: Array, log_total: Array, shares: Array) -> Array:
-    """Return the sum of ``-shares * log(p)`` along each row, in `_UNIT`."""
-    surprise = xp.expand_dims(log_total, axis=-1) - (_UNIT * x - _UNIT * largest)
-    return sum_along(xp, _product(xp, shares, surprise), (x.ndim - 1,))
+    """Return the element of each row that its target names; 0 if there is none."""
+    *rows, classes = x.shape
+    if not prod(x.shape) < 2**31:  # too many for indices of some libraries, or unknown to Dask
+        numbers = xp.arange(classes, dtype=targets.dtype, device=creation_device(x))
+        is_target = xp.expand_dims(targets, axis=-1) == numbers
+        return xp.sum(xp.where(is_target, x, xp.zeros_like(x)), axis=-1)
+    within = (targets >= 0) & (targets < classes)  # libraries may read memory beyond the row
+    places = xp.reshape(xp.where(within, targets, xp.zeros_like(targets)), (-1,))
+    starts = xp.arange(0, prod(x.shape), classes, dtype=targets.dtype, device=creation_device(x))
+    chosen = xp.reshape(xp.take(xp.reshape(x, (-1,)), starts + places, axis=0), tuple(rows))
+    return xp.where(within, chosen, xp.zeros_like(chosen))
 
 
 def _product(xp: Namespace, factors: Array, losses: Array) -> Array:

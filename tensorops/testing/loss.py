@@ -27,7 +27,7 @@ from tensorops.testing.values import (
     quiet,
 )
 
-__all__ = ["ENTRIES", "cross_entropy"]
+__all__ = ["ENTRIES", "cross_entropy", "linear_cross_entropy"]
 
 
 @quiet
@@ -67,6 +67,32 @@ def cross_entropy(
     if reduction == "mean":
         return float64(np.sum(losses) / divisor + np.sum(squares) / np.sum(counts, dtype=np.float64))
     raise ValueError(f"cross_entropy: reduction is {reduction!r}, expected 'mean', 'sum' or 'none'")
+
+
+@quiet
+def linear_cross_entropy(
+    x: ArrayLike,
+    weight: ArrayLike,
+    targets: ArrayLike,
+    bias: ArrayLike | None = None,
+    ce_weight: ArrayLike | None = None,
+    *,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Float64:
+    """``cross_entropy(x @ weight.T + bias, targets, ce_weight)``."""
+    logits = np.einsum("...i,oi->...o", float64(x), float64(weight)) + (0.0 if bias is None else float64(bias))
+    return cross_entropy(
+        logits,
+        targets,
+        ce_weight,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+    )
 
 
 def _nan_only(x: Float64) -> Float64:
@@ -210,7 +236,79 @@ def _weighted_cases(case: Callable[..., Case], pair: Callable[..., Arguments]) -
     )
 
 
+def _linear_cross_entropy_cases() -> Iterator[Case]:
+    case = partial(Case, "linear_cross_entropy", tolerance=32.0, scale_axis=None)
+
+    def make(r: np.random.Generator, classes: int, features: int, *batch: int, **options: Any) -> Arguments:
+        targets = np.asarray(r.integers(0, classes, batch))
+        if batch:
+            targets[..., :1] = options.get("ignore_index", -100)
+        return args(normal(r, *batch, features), normal(r, classes, features, scale=0.5), targets, **options)
+
+    def everything(r: np.random.Generator, classes: int, features: int, **options: Any) -> Arguments:
+        (x, weight, targets), options = make(r, classes, features, 5, **options)
+        return args(x, weight, targets, normal(r, classes), r.random(classes) + 0.1, **options)
+
+    def probable(r: np.random.Generator, classes: int, features: int, *batch: int, **options: Any) -> Arguments:
+        (x, weight, _), options = make(r, classes, features, *batch, **options)
+        return args(x, weight, r.dirichlet(np.ones(classes), batch), **options)
+
+    for reduction in ("mean", "sum", "none"):
+        how = {"reduction": reduction}
+        yield case(reduction, partial(lambda r, how: make(r, 33, 17, 5, **how), how=how))
+        more = {"label_smoothing": 0.1, "z_loss": 0.01, **how}
+        yield case(f"everything_{reduction}", partial(lambda r, how: everything(r, 33, 17, **how), how=more))
+        yield case(f"probabilities_{reduction}", partial(lambda r, how: probable(r, 33, 17, 5, **how), how=how))
+    none: dict[str, Any] = {"reduction": "none"}
+    for n in ODD_LENGTHS:
+        yield case(f"classes_{n}", partial(lambda r, n: make(r, n, 9, 3, **none), n=n))
+        yield case(f"features_{n}", partial(lambda r, n: make(r, 9, n, 3, **none), n=n))
+        yield case(f"rows_{n}", partial(lambda r, n: make(r, 9, 5, n, **none), n=n))
+    yield case("smoothed", lambda r: make(r, 33, 17, 5, label_smoothing=0.2))
+    yield case("z_loss", lambda r: make(r, 33, 17, 5, z_loss=0.02, reduction="sum"))
+    yield case("bias", lambda r: args(*make(r, 9, 5, 4)[0], normal(r, 9)))
+    yield case("ce_weight", lambda r: args(*make(r, 9, 5, 4)[0], None, r.random(9)))
+    yield case("one_dimension", lambda r: make(r, 9, 5))
+    yield case("batch", lambda r: make(r, 9, 5, 2, 3))
+    yield case("batch_none", lambda r: make(r, 9, 5, 2, 3, **none))
+    yield case("probabilities_batch", lambda r: probable(r, 9, 5, 2, 3, label_smoothing=0.1))
+    yield case("int32", lambda r: args(normal(r, 3, 4), normal(r, 7, 4), np.array([0, 6, 2], dtype=np.int32)))
+    yield case("ignore_index", lambda r: make(r, 9, 5, 4, ignore_index=2))
+    yield case("all_ignored_sum", lambda r: args(normal(r, 2, 4), normal(r, 5, 4), np.full(2, -100), reduction="sum"))
+    yield case("all_ignored_mean", lambda r: args(normal(r, 2, 4), normal(r, 5, 4), np.full(2, -100)), tags=SPECIAL)
+    yield case("empty_none", lambda r: args(normal(r, 0, 4), normal(r, 5, 4), integers(0), **none), tags=EMPTY)
+    yield case("empty_sum", lambda r: args(normal(r, 0, 4), normal(r, 5, 4), integers(0), reduction="sum"), tags=EMPTY)
+    yield case(
+        "large_logits",
+        lambda r: args(np.array([[1e4, 1.0]] * 3), np.array([[3.0, 0.5], [-3.0, 1], [0, 2]]), np.arange(3), **none),
+        scale_axis=(),
+        dtypes=FLOAT32_RANGE,
+        tags=EXTREME,
+    )
+    yield case(
+        "1e37",
+        lambda r: args(np.array([[1e37, 1.0]] * 3), np.array([[4.0, 0.5], [-4.0, 1], [0, 2]]), np.arange(3), **none),
+        scale_axis=(),
+        dtypes=FLOAT32_RANGE,
+        tags=EXTREME,
+    )
+    yield case(
+        "forbidden_classes",
+        lambda r: args(normal(r, 3, 4), normal(r, 5, 4), np.array([1, 2, 4]), np.array([-np.inf, 0, 1, -np.inf, 0])),
+        tags=SPECIAL,
+    )
+    yield case(
+        "special",
+        lambda r: args(SPECIAL_ROWS, normal(r, 5, 4), np.array([0, 0, 0, 1, -100, 3]), **none),
+        tags=SPECIAL,
+    )
+
+
 # --- workloads, and all of it by operator ------------------------------------------------------------
+
+
+def _small() -> tuple[Any, ...]:
+    return ones(3, 4), ones(5, 4), integers(3)
 
 
 ENTRIES = (
@@ -237,5 +335,27 @@ ENTRIES = (
             ("integer_logits", TypeError, "logits", lambda: args(integers(3, 5), integers(3))),
         ),
         lambda m: Workload((m.x(), m.integers(m.features, m.rows))),
+    ),
+    Entry(
+        linear_cross_entropy,
+        tuple(_linear_cross_entropy_cases()),
+        (
+            ("columns", ValueError, "weight", lambda: args(ones(3, 4), ones(5, 6), integers(3))),
+            ("weight_ndim", ValueError, "weight", lambda: args(ones(3, 4), ones(4), integers(3))),
+            ("x_ndim", ValueError, "x", lambda: args(np.asarray(1.0), ones(5, 4), integers(3))),
+            ("no_classes", ValueError, "weight", lambda: args(ones(3, 4), ones(0, 4), integers(3))),
+            ("integer_x", TypeError, "x", lambda: args(integers(3, 4), ones(5, 4), integers(3))),
+            ("integer_weight", TypeError, "weight", lambda: args(ones(3, 4), integers(5, 4), integers(3))),
+            ("targets_shape", ValueError, "targets", lambda: args(ones(3, 4), ones(5, 4), integers(4))),
+            ("probabilities_shape", ValueError, "targets", lambda: args(ones(3, 4), ones(5, 4), ones(3, 4))),
+            ("bool_targets", TypeError, "targets", lambda: args(ones(3, 4), ones(5, 4), ones(3) > 0)),
+            ("bias_shape", ValueError, "bias", lambda: args(ones(3, 4), ones(5, 4), integers(3), ones(4))),
+            ("ce_weight", ValueError, "ce_weight", lambda: args(ones(3, 4), ones(5, 4), integers(3), None, ones(4))),
+            ("reduction", ValueError, "reduction", lambda: args(*_small(), reduction="max")),
+            ("label_smoothing", ValueError, "label_smoothing", lambda: args(*_small(), label_smoothing=-0.1)),
+            ("z_loss", ValueError, "z_loss", lambda: args(*_small(), z_loss=-0.1)),
+            ("ignore_index", TypeError, "ignore_index", lambda: args(*_small(), ignore_index=1.5)),
+        ),
+        lambda m: Workload((m.x(), m.normal(4 * m.features, m.features), m.integers(4 * m.features, m.rows))),
     ),
 )

@@ -11,6 +11,7 @@ import tensorops as tp
 from support import close, to_torch
 from tensorops._dtypes import INTEGER
 from tensorops.libraries import LIBRARIES
+from tensorops.ops import loss
 from tensorops.testing import REFERENCES, assert_matches
 from tensorops.testing import loss as references
 
@@ -173,3 +174,259 @@ def test_what_a_mistaken_target_is_told(rng):
         tp.cross_entropy(logits, np.array([0, 2, 1]), np.ones(4))
     with pytest.raises(ValueError, match=r"z_loss is -0.1, expected 0 or more"):
         tp.cross_entropy(logits, np.array([0, 2, 1]), z_loss=-0.1)
+
+
+# --- linear_cross_entropy ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "classes", "itemsize", "expected"),
+    [
+        (1, 8, 10, 4, 1),
+        (512, 64, 1000, 4, 512),  # all logits take less than 64 MiB
+        (8192, 512, 128 * 1024, 4, 128),  # 64 MiB
+        (8192, 512, 128 * 1024, 8, 64),
+        (8192, 4096, 128 * 1024, 4, 256),  # as much as x
+        (129, 512, 128 * 1024, 4, 65),  # two blocks of about as many rows
+        (3, 2, 10**9, 4, 1),  # a row is never divided
+    ],
+)
+def test_the_rows_of_a_block(rows, features, classes, itemsize, expected):
+    assert loss.rows_per_block(rows, features, classes, itemsize) == expected
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 4 rows and one of 3 for 11 rows of 2 features and 5 classes."""
+    monkeypatch.setattr(loss, "_BLOCK_BYTES", 0)
+    assert loss.rows_per_block(11, 2, 5, 4) == 4
+
+
+def in_blocks(rng):
+    x, weight, bias = rng.standard_normal((11, 2)), rng.standard_normal((5, 2)), rng.standard_normal(5)
+    targets = rng.integers(0, 5, 11)
+    targets[::4] = -100
+    return x, weight, targets, bias, rng.random(5)
+
+
+BLOCK_OPTIONS = [
+    {},
+    {"reduction": "none", "label_smoothing": 0.2},
+    {"reduction": "sum", "z_loss": 0.3},
+    {"label_smoothing": 0.1, "z_loss": 0.3},
+]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("options", BLOCK_OPTIONS, ids=str)
+@pytest.mark.parametrize("kind", ["numbers", "probabilities"])
+def test_losses_of_several_blocks(library, kind, options, rng):
+    x, weight, targets, bias, ce_weight = tp.testing.cast(in_blocks(rng), "float32")
+    if kind == "probabilities":
+        targets = rng.dirichlet(np.ones(5), 11).astype(np.float32)
+    for args in ((x, weight, targets), (x, weight, targets, bias, ce_weight)):
+        expected = REFERENCES["linear_cross_entropy"](*args, **options)
+        y = tp.linear_cross_entropy.generic(*support.there(args, library.name), **options)
+        assert_matches(support.back(y), expected, "float32", tolerance=32)
+
+
+def gradients_of_reference(x, weight, targets, bias, ce_weight, **options):
+    """Return the derivatives of the float64 reference by central differences, for x, weight and bias."""
+    found = []
+    for i in (0, 1, 3):
+        gradient = np.empty_like((x, weight, targets, bias)[i])
+        for place in np.ndindex(gradient.shape):
+            values = []
+            for step in (1e-6, -1e-6):
+                args = [x.copy(), weight.copy(), targets, bias.copy(), ce_weight]
+                args[i][place] += step
+                values.append(references.linear_cross_entropy(*args, **options))
+            gradient[place] = (values[0] - values[1]) / 2e-6
+        found.append(gradient)
+    return found
+
+
+GRADIENT_OPTIONS = [{}, {"reduction": "sum", "z_loss": 0.3}, {"label_smoothing": 0.1, "z_loss": 0.3}]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("options", GRADIENT_OPTIONS, ids=str)
+@pytest.mark.parametrize("name", ["torch", "jax", "jax jit", "mlx"])
+def test_gradients_of_several_blocks(name, options, rng):
+    args = in_blocks(rng)
+    expected = gradients_of_reference(*args, **options)
+    name, _, jit = name.partition(" ")
+    support.require(name)
+    with support.holding(name, "float64"):
+        x, weight, targets, bias, ce_weight = support.there(args, name)
+
+        def loss_of(x, weight, bias):
+            return tp.linear_cross_entropy(x, weight, targets, bias, ce_weight, **options)
+
+        if name == "torch":
+            moving = [a.requires_grad_() for a in (x, weight, bias)]
+            loss_of(*moving).backward()
+            found = [a.grad for a in moving]
+        else:
+            import importlib
+
+            derivative = importlib.import_module("mlx.core" if name == "mlx" else name).grad(loss_of, (0, 1, 2))
+            if jit:
+                derivative = importlib.import_module("jax").jit(derivative)
+            found = derivative(x, weight, bias)
+        for actual, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(support.back(actual), wanted, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # in gradcheck itself
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("options", GRADIENT_OPTIONS, ids=str)
+def test_torch_checks_derivatives_of_several_blocks(options, rng):
+    torch = pytest.importorskip("torch")
+    x, weight, targets, bias, ce_weight = to_torch(torch, *in_blocks(rng))
+
+    def loss_of(x, weight, bias):
+        return tp.linear_cross_entropy(x, weight, targets, bias, ce_weight, **options)
+
+    moving = tuple(a.requires_grad_() for a in (x, weight, bias))
+    assert torch.autograd.gradcheck(loss_of, moving, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(loss_of, moving)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_blocks_under_torch_func_and_compile(rng):
+    torch = pytest.importorskip("torch")
+    x, weight, targets, _, _ = to_torch(torch, *in_blocks(rng))
+
+    def loss_of(x, weight):
+        return tp.linear_cross_entropy(x, weight, targets)
+
+    moving = [a.clone().requires_grad_() for a in (x, weight)]
+    loss_of(*moving).backward()
+    found = torch.func.grad(loss_of, (0, 1))(x, weight)
+    for actual, a in zip(found, moving, strict=True):
+        torch.testing.assert_close(actual, a.grad)
+    compiled = torch.compile(loss_of, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, weight), loss_of(x, weight))
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_jax_compiles_the_loop_over_blocks_once(rng):
+    jax = pytest.importorskip("jax")
+    from tensorops.libraries.jax import _compiled_over_blocks
+
+    args = support.there(tp.testing.cast(in_blocks(rng)[:3], "float32"), "jax")
+    tp.linear_cross_entropy(*args)
+    before = _compiled_over_blocks()._cache_size()
+    tp.linear_cross_entropy(*args)
+    assert _compiled_over_blocks()._cache_size() == before
+    assert "while" in jax.jit(tp.linear_cross_entropy).lower(*args).as_text()
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_dask_stays_lazy(rng):
+    support.require("dask")
+    import dask.array as da
+
+    x, weight, targets, *_ = in_blocks(rng)
+    lazy = da.from_array(x, chunks=(4, 2)), da.from_array(weight), da.from_array(targets, chunks=4)
+    losses = tp.linear_cross_entropy(*lazy, reduction="none")
+    assert tp.linear_cross_entropy.explain(*lazy, reduction="none").kernel == "dask"
+    assert isinstance(losses, da.Array)
+    close(losses.compute(), references.linear_cross_entropy(x, weight, targets, reduction="none"), rtol=1e-12)
+    mean = tp.linear_cross_entropy(*lazy)
+    assert isinstance(mean, da.Array)
+    close(mean.compute(), references.linear_cross_entropy(x, weight, targets), rtol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_linear_cross_entropy_is_that_of_torch(rng, options, reduction):
+    torch = pytest.importorskip("torch")
+    function = getattr(torch.nn.functional, "linear_cross_entropy", None)
+    if function is None:
+        pytest.skip("this version of torch has no linear_cross_entropy")
+    x, weight, targets, bias, ce_weight = in_blocks(rng)
+    tx, tw, tt, tb, tc = to_torch(torch, x, weight, targets, bias, ce_weight)
+    expected = function(tx, tw, tt, linear_bias=tb, weight=tc, reduction=reduction, ignore_index=-100, **options)
+    for call in (references.linear_cross_entropy, tp.linear_cross_entropy):
+        actual = call(x, weight, targets, bias, ce_weight, reduction=reduction, **options)
+        close(actual, expected.numpy(), rtol=1e-12)
+
+
+# Peak memory beside the arguments, gradients and rows, in logits of a block: of 64 rows and 4096 classes, 1 MiB.
+SIZES = (512, 16, 4096)
+BLOCK = 64 * 4096 * 4
+VECTORS = 0.1  # numbers of each row or class
+
+
+@pytest.fixture
+def large(monkeypatch, rng):
+    monkeypatch.setattr(loss, "_BLOCK_BYTES", BLOCK)
+    rows, features, classes = SIZES
+    assert loss.rows_per_block(rows, features, classes, 4) * classes * 4 == BLOCK
+    x, weight = support.normal(rng, rows, features), support.normal(rng, classes, features)
+    return x, weight, rng.integers(0, classes, rows)
+
+
+@pytest.mark.parametrize("options", GRADIENT_OPTIONS, ids=str)
+def test_numpy_holds_two_blocks(large, options):
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        tp.linear_cross_entropy.generic(*large, **options)
+        assert tracemalloc.get_traced_memory()[1] <= (2 + VECTORS) * BLOCK
+    finally:
+        tracemalloc.stop()
+
+
+def peak_of_torch(torch, function):
+    """Return the largest number of bytes that torch's allocator held at a time."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        function()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
+    assert held.size > 10
+    return int(held.max())
+
+
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [({}, 2), ({"z_loss": 0.3}, 2), ({"label_smoothing": 0.1}, 3)],
+    ids=str,
+)
+def test_torch_holds_two_blocks(large, options, blocks):
+    torch = pytest.importorskip("torch")
+    x, weight, targets = to_torch(torch, *large)
+
+    def forward():
+        with torch.no_grad():
+            tp.linear_cross_entropy.generic(x, weight, targets, **options)
+
+    assert peak_of_torch(torch, forward) <= (2 + VECTORS) * BLOCK
+    moving = [a.clone().requires_grad_() for a in (x, weight)]
+
+    def backward():
+        tp.linear_cross_entropy(*moving, targets, **options).backward()
+
+    backward()
+    gradients = sum(a.grad.nbytes for a in moving) + moving[1].nbytes  # one of weight is added to the others
+    for a in moving:
+        a.grad = None
+    assert peak_of_torch(torch, backward) - gradients <= (blocks + VECTORS) * BLOCK
+
+
+@pytest.mark.parametrize("options", GRADIENT_OPTIONS, ids=str)
+def test_xla_holds_two_blocks(large, options):
+    jax = pytest.importorskip("jax")
+    x, weight, targets = support.there(large, "jax")
+
+    def loss_of(x, weight):
+        return tp.linear_cross_entropy(x, weight, targets, **options)
+
+    for function, sums in ((loss_of, 0), (jax.grad(loss_of, (0, 1)), large[1].nbytes)):  # the weight's gradient grows
+        analysis = jax.jit(function).lower(x, weight).compile().memory_analysis()
+        assert analysis.temp_size_in_bytes - sums <= (2 + VECTORS) * BLOCK

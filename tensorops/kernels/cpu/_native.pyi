@@ -259,6 +259,30 @@ def cross_entropy_supports(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> str | None: ...
+def linear_cross_entropy(
+    x: Array,
+    weight: Array,
+    targets: Array,
+    bias: Array | None = None,
+    ce_weight: Array | None = None,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Array: ...
+def linear_cross_entropy_supports(
+    x: Array,
+    weight: Array,
+    targets: Array,
+    bias: Array | None = None,
+    ce_weight: Array | None = None,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> str | None: ...
 def targets() -> list[str]: ...
 def target() -> str: ...
 def use_target(name: str) -> None: ...

@@ -58,6 +58,7 @@ OPERATORS = (
     linear.embedding,
     linear.linear,
     loss.cross_entropy,
+    loss.linear_cross_entropy,
     normalization.rms_norm,
     normalization.add_rms_norm,
     normalization.layer_norm,

@@ -188,3 +188,111 @@ def test_cross_entropy_says_what_it_refuses(change, options, reason, rng):
     args = change(normal(rng, 3, 5), np.asarray([0, 4, 1]))
     assert _native.cross_entropy_supports(*args, **options) == reason
     assert _native.cross_entropy(*args, **options) is NotImplemented
+
+
+# --- linear_cross_entropy ------------------------------------------------------------------------------
+
+NARROW = [name for name in DTYPES if name != "float64"]
+
+
+def assert_linear_losses(dtype, *args, **options):
+    y = _native.linear_cross_entropy(*args, **options)
+    assert y is not NotImplemented
+    assert y.dtype == args[0].dtype
+    with np.errstate(all="ignore"):
+        expected = REFERENCES["linear_cross_entropy"](*args, **options)
+    assert_matches(np.asarray(y), expected, dtype, tolerance=2 if DTYPES[dtype].itemsize == 2 else 32)
+    return y
+
+
+@pytest.mark.parametrize("weight_dtype", NARROW)
+@pytest.mark.parametrize("dtype", NARROW)
+def test_linear_losses_of_every_size(target, dtype, weight_dtype, rng):
+    for rows, classes, features in ((1, 1, 1), (2, 31, 7), (5, 33, 17), (8, 100, 64), (7, 64, 16), (150, 70, 33)):
+        x = normal(rng, rows, features, dtype=dtype)
+        weight = support.normal(rng, classes, features, dtype=weight_dtype)
+        targets = rng.integers(0, classes, rows)
+        targets[1::3] = -100
+        bias, ce_weight = support.normal(rng, classes, dtype=weight_dtype), rng.random(classes).astype(DTYPES[dtype])
+        for reduction in ("none", "sum", "mean"):
+            for extra in ({}, {"label_smoothing": 0.2}, {"z_loss": 0.01}, {"label_smoothing": 1.0, "z_loss": 0.01}):
+                options = {"reduction": reduction, **extra}
+                assert_linear_losses(dtype, x, weight, targets, **options)
+                assert_linear_losses(dtype, x, weight, targets, bias, ce_weight, **options)
+
+
+def test_linear_losses_on_several_threads_and_of_any_layout(rng):
+    x, weight = normal(rng, 300, 200), support.normal(rng, 1000, 400)[:, 100:300]
+    targets = rng.integers(0, 1000, 300)
+    y = assert_linear_losses("float32", x, weight, targets, reduction="none", label_smoothing=0.1)
+    z = _native.linear_cross_entropy(
+        x[::-1].reshape(3, 100, 200),
+        weight.copy(),
+        targets[::-1].reshape(3, 100),
+        reduction="none",
+        label_smoothing=0.1,
+    )
+    np.testing.assert_allclose(z.reshape(-1)[::-1], y, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_linear_losses_hold_no_logits(dtype, rng):
+    """The kernel's own memory and, as there is hardly more, that of its arrays."""
+    import tracemalloc
+
+    x, weight = normal(rng, 600, 32, dtype=dtype), normal(rng, 8192, 32, dtype=dtype)
+    targets = rng.integers(0, 8192, 600)
+    before = _native.memory_stats()["in_use"]
+    _native.reset_peak()
+    tracemalloc.start()
+    try:
+        _native.linear_cross_entropy(x, weight, targets, label_smoothing=0.1, z_loss=0.1)
+        held = _native.memory_stats()["peak"] - before + tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held < 600 * 8192 * 4 / 100
+
+
+def test_special_linear_losses(target, rng):
+    inf, nan = np.inf, np.nan
+    one, targets = np.ones((1, 1), np.float32), np.asarray([0])
+    for row in ([0, inf, 1], [-inf, 0, 1], [-inf, -inf, -inf], [nan, 0, 1], [0, 1, nan], [1e38, -1e38, 0], [nan, -inf]):
+        for padding in (0, 70):  # the special ones in the first block of classes, or in the last
+            logits = np.asarray([*row[:1], *[0.5] * padding, *row[1:]], np.float32)
+            for smoothing in (0.0, 0.5):
+                weight, bias = np.zeros((logits.size, 1), np.float32), logits
+                options = {"label_smoothing": smoothing, "reduction": "none"}
+                assert_linear_losses("float32", one, weight, targets, bias, **options)
+    bias = np.asarray([0, -inf, 1], np.float32)  # a class that counts nothing
+    ce_weight = np.asarray([1, 0, 2], np.float32)
+    y = assert_linear_losses("float32", one, one.repeat(3, 0), targets, bias, ce_weight, label_smoothing=0.1)
+    assert np.isfinite(y)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "reason"),
+    [
+        (lambda x, w, t: (x, w, t + 5), {}, "a target is out of range"),
+        (lambda x, w, t: (x, w, t - 1), {}, "a target is out of range"),
+        (lambda x, w, t: (x, w, t > 0), {}, "targets has a dtype that is no integer"),
+        (lambda x, w, t: (x, w, t[:2]), {}, "targets does not have the shape of x without the last axis"),
+        (lambda x, w, t: (x, w, x @ w.T), {}, "targets are probabilities"),
+        (lambda x, w, t: (x, w[:, :3], t), {}, "weight has shape (5, 3), not (5, 4)"),
+        (lambda x, w, t: (x, w[0], t), {}, "weight does not have 2 dimensions"),
+        (lambda x, w, t: (x, w.astype(float), t), {}, "weight has dtype float64"),
+        (lambda x, w, t: (x.astype(float), w, t), {}, "x has dtype float64, whose products numpy.matmul computes"),
+        (lambda x, w, t: (x, w[:0], t), {}, "x or weight is empty"),
+        (lambda x, w, t: (x, w, t, w[0]), {}, "bias does not have one element for each class"),
+        (lambda x, w, t: (x, w, t, np.ones(10, "f")[::2]), {}, "bias is not contiguous"),
+        (lambda x, w, t: (x, w, t, None, np.ones(5)), {}, "ce_weight has dtype float64"),
+        (lambda x, w, t: (x, w, t, None, w[0]), {}, "ce_weight does not have one element for each class"),
+        (lambda x, w, t: (x, w, t), {"reduction": "median"}, "reduction is unknown"),
+        (lambda x, w, t: (x, w, t), {"label_smoothing": 1.5}, "label_smoothing is not within 0 … 1"),
+        (lambda x, w, t: (x, w, t), {"z_loss": -0.1}, "z_loss is not a finite number of at least 0"),
+        (lambda x, w, t: (x, w, t), {"ignore_index": 0.5}, "ignore_index is not an int64"),
+    ],
+)
+def test_linear_cross_entropy_says_what_it_refuses(change, options, reason, rng):
+    args = change(normal(rng, 3, 4), normal(rng, 5, 4), np.asarray([0, 4, 1]))
+    assert _native.linear_cross_entropy_supports(*args, **options) == reason
+    assert _native.linear_cross_entropy(*args, **options) is NotImplemented
