@@ -16,6 +16,7 @@
 #include "rope.h"
 #include "sample.h"
 #include "softmax.h"
+#include "top_k.h"
 
 namespace tensorops {
 
@@ -34,7 +35,8 @@ namespace tensorops {
     DO(rms_norm, RmsNorm)                 \
     DO(rope, Rope)                        \
     DO(sample, Sample)                    \
-    DO(softmax, Softmax)
+    DO(softmax, Softmax)                  \
+    DO(top_k, TopK)
 
 // The kernels of one target.
 struct Target {

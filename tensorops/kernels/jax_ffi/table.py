@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why the compiled module is missing
 from tensorops.kernels.jax_ffi._launch import refuse_array, register
-from tensorops.ops import activation, normalization, quantization
+from tensorops.ops import activation, normalization, quantization, selection
 
 
 def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
@@ -38,3 +38,4 @@ register(normalization.rms_norm, attributes=("eps", "weight_offset"))
 register(normalization.add_rms_norm, attributes=("eps",))
 register(normalization.layer_norm, attributes=("eps",))
 register(quantization.quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_quantized)
+register(selection.top_k, attributes=("largest",))

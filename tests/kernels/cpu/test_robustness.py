@@ -125,6 +125,7 @@ TOO_LARGE = {
     "rms_norm": lambda n: n.rms_norm(wide(HALF, 2**61, 1)),
     "rope": lambda n: n.rope(wide(np.ones(2, np.float16), 2**60, 1, 1, 2), wide(np.int8(0), 2**60, 1)),
     "sample": lambda n: n.sample(wide(HALF, 2**60, 1), temperature=0.0),
+    "top_k": lambda n: n.top_k(wide(HALF, 2**61, 1), 1),
     "sample with numbers": lambda n: n.sample(wide(HALF, 2**60, 1), rng=np.random.default_rng(0)),
     "scaled_dot_product_attention": lambda n: n.scaled_dot_product_attention(
         wide(1.0, 1, 1, 2**50, 1), np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 16384))
