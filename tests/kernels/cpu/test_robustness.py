@@ -218,6 +218,10 @@ def sample():
     return _native.sample(rows(1 << 26), rng=np.random.default_rng(0))
 
 
+def top_k():
+    return _native.top_k(rows(1 << 26), 1)
+
+
 def add_rms_norm():
     return _native.add_rms_norm(rows(1 << 14), rows(1 << 14))
 
@@ -303,6 +307,7 @@ ENDLESS = [
     "quantized_linear",
     "logsumexp",
     "sample",
+    "top_k",
 ]
 
 has_signals = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no signals of a timer")
@@ -414,6 +419,7 @@ def test_parts_of_a_long_call_are_the_whole(rng):
         lambda: _native.layer_norm(x[::-1]),
         lambda: _native.sample(x, rng=np.random.default_rng(0)),
         lambda: _native.sample(x, temperature=0.0),
+        lambda: _native.top_k(x, 7)[1],
         lambda: _native.quantize(x.reshape(2100, 5000), bits=4, group_size=8),
         lambda: _native.dequantize(
             *_native.quantize(x.reshape(2100, 5000), bits=8, group_size=8), bits=8, group_size=8
