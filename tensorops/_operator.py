@@ -494,17 +494,19 @@ class _Variadic(Operator[P, R]):
     body get them by position.
     """
 
+    def __init__(self, *declared: Any) -> None:
+        super().__init__(*declared)
+        (self._many,) = (p.name for p in self._signature.parameters.values() if p.kind is p.VAR_POSITIONAL)
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return all arguments by name, defaults applied, in the order of the parameters."""
         before = len(self._by_position)
         bound = super().bind(args[:before], kwargs)
-        (many,) = (p.name for p in self._signature.parameters.values() if p.kind is p.VAR_POSITIONAL)
         if len(args) <= before:
-            raise TypeError(f"{self.__name__}: {many} are missing, expected at least one array")
-        operands = {f"{many}[{i}]": value for i, value in enumerate(args[before:])}
-        return (
-            {name: bound[name] for name in self._by_position} | operands | {name: bound[name] for name in self._by_name}
-        )
+            raise TypeError(f"{self.__name__}: {self._many} are missing, expected at least one array")
+        options = {name: bound.pop(name) for name in self._by_name}
+        bound.update([(f"{self._many}[{i}]", value) for i, value in enumerate(args[before:])])
+        return bound | options
 
     def _canonical(self, arguments: dict[str, Any]) -> dict[str, Any]:
         changed = None if self._check is None else self._apply(functools.partial(self._check, self.__name__), arguments)

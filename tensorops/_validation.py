@@ -169,12 +169,10 @@ def _is_numpys_bool(value: Any) -> bool:
 
 def as_choice(operator: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
     """Return an option as a `str`; raise `TypeError` unless it is a string, `ValueError` unless it is valid."""
-    listed = ", ".join(map(repr, choices))
-    if not isinstance(value, str):
-        raise TypeError(f"{operator}: {name} is {shown(value)}, expected one of {listed}")
-    if value not in choices:
-        raise ValueError(f"{operator}: {name} is {shown(value)}, expected one of {listed}")
-    return str(value)
+    if isinstance(value, str) and value in choices:
+        return str(value)
+    error = ValueError if isinstance(value, str) else TypeError
+    raise error(f"{operator}: {name} is {shown(value)}, expected one of {', '.join(map(repr, choices))}")
 
 
 def normalize_axis(operator: str, axis: Any, ndim: int, name: str = "axis") -> int:

@@ -16,7 +16,7 @@ from test_public_api import PACKAGE, modules
 # Every array library but NumPy, and what only the command line or other subpackages need.
 OTHERS = sorted(
     {package for row in LIBRARIES.values() for package in row.packages} - {"numpy"}
-    | {"array_api_compat", "array_api_mlx", "array_api_pyopencl", "ml_dtypes", "rich", "click", "gguf"}
+    | {"array_api_compat", "array_api_mlx", "array_api_pyopencl", "ml_dtypes", "opt_einsum", "rich", "click", "gguf"}
     | {"tokenizers", "jinja2", "platformdirs", "hypothesis", "pytest"}
 )
 

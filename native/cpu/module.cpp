@@ -95,6 +95,7 @@ NB_MODULE(_native, m) {
     bind_panels(m);
     bind_quantization(m);
     bind_sampling(m);
+    bind_selection(m);
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("target", [] { return std::string(target().name); }, "The target in use.");

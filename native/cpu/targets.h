@@ -18,6 +18,7 @@
 #include "rope.h"
 #include "sample.h"
 #include "softmax.h"
+#include "top_k.h"
 
 namespace tensorops {
 
@@ -38,7 +39,8 @@ namespace tensorops {
     DO(rms_norm, RmsNorm)                        \
     DO(rope, Rope)                               \
     DO(sample, Sample)                           \
-    DO(softmax, Softmax)
+    DO(softmax, Softmax)                         \
+    DO(top_k, TopK)
 
 // The kernels of one target.
 struct Target {

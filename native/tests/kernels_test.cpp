@@ -359,6 +359,7 @@ constexpr Entry TESTS[] = {
     {"cross_entropy", cross_entropy, Lengths::all},
     {"linear_cross_entropy", linear_cross_entropy, Lengths::all},
     {"sample", sample, Lengths::all},
+    {"top_k", top_k, Lengths::all_and_long},
     {"rope", rope, Lengths::all},
     {"linear", linear, Lengths::all_and_long},
     {"quantize", quantize, Lengths::few},

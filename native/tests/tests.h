@@ -16,6 +16,7 @@ void quantize(Test& t);              // so many groups
 void quantized_linear(Test& t);      // so many groups
 void rope(Test& t);                  // so many features
 void sample(Test& t);                // so many candidates
+void top_k(Test& t);                 // so many candidates
 void vector_math(Test& t);           // so many numbers
 void vector_math_on_every_float(Test& t);
 

@@ -34,13 +34,14 @@ def _check_einsum(name: str, subscripts: str, *operands: Array, optimize: str) -
     if not isinstance(subscripts, str):
         raise TypeError(f"{name}: subscripts is {describe_type(subscripts)}, expected a string such as 'ij,jk->ik'")
     optimize = as_choice(name, "optimize", optimize, OPTIMIZE)
+    first = _dtypes.dtype_name(operands[0])
     for i, x in enumerate(operands):
-        if _dtypes.dtype_name(x) not in _NUMBERS:
-            raise TypeError(f"{name}: operands[{i}] has dtype {_dtypes.dtype_name(x)}, expected numbers")
-        if _dtypes.is_integer(x) != _dtypes.is_integer(operands[0]):
+        dtype = _dtypes.dtype_name(x)
+        if dtype not in _NUMBERS:
+            raise TypeError(f"{name}: operands[{i}] has dtype {dtype}, expected numbers")
+        if dtype != first and _dtypes.is_integer(x) != _dtypes.is_integer(operands[0]):
             raise TypeError(
-                f"{name}: operands[{i}] has dtype {_dtypes.dtype_name(x)}, but operands[0] has "
-                f"{_dtypes.dtype_name(operands[0])}; convert one of them"
+                f"{name}: operands[{i}] has dtype {dtype}, but operands[0] has {first}; convert one of them"
             )
     _plan(str(subscripts), tuple(tuple(x.shape) for x in operands), optimize)
     return {"subscripts": str(subscripts), "optimize": optimize}
@@ -101,23 +102,29 @@ def einsum(subscripts: str, *operands: ArrayOfKind[KindT], optimize: str = "auto
     xp = get_namespace(*operands)
     alone, pairs, last, is_view = _plan(subscripts, tuple(tuple(x.shape) for x in operands), optimize)
     dtype, wide = _dtypes_of(xp, operands)
-    arrays = [_apply(xp, xp.astype(x, wide, copy=False), steps) for x, steps in zip(operands, alone, strict=True)]
+    if wide is not None:
+        operands = tuple(xp.astype(x, wide, copy=False) for x in operands)
+    arrays = [_apply(xp, x, steps) if steps else x for x, steps in zip(operands, alone, strict=True)]
     for i, j, of_first, of_second, product in pairs:
         second, first = arrays.pop(j), arrays.pop(i)
         arrays.append(_product(xp, _apply(xp, first, of_first), _apply(xp, second, of_second), *product))
     result = _apply(xp, arrays[0], last)
-    return xp.astype(result * 1 if is_view else result, dtype, copy=False)
+    if is_view:
+        result = result * 1
+    return result if wide is None else xp.astype(result, dtype, copy=False)
 
 
 def _dtypes_of(xp: Namespace, operands: Sequence[Array]) -> tuple[Any, Any]:
-    """Return the dtype of the result, and the one in which to compute."""
+    """Return the dtype of the result, and the one in which to compute if operands must be converted to it."""
     first = operands[0].dtype
     names = {_dtypes.dtype_name(x) for x in operands}
+    if len(names) == 1 and not names & {"float16", "bfloat16"}:
+        return first, None
     if names <= set(_dtypes.FLOATING):
         wide = _dtypes.compute_dtype(xp, *operands)
         return first if len(names) == 1 else wide, wide
-    dtype = first if len(names) == 1 else xp.result_type(*(x.dtype for x in operands))
-    return dtype, dtype
+    wide = xp.result_type(*(x.dtype for x in operands))
+    return wide, wide
 
 
 def _apply(xp: Namespace, x: Array, steps: Iterable[Operation]) -> Array:
@@ -235,7 +242,9 @@ def _pair(
         ones = [1] * len(left) if batch else []
         second = _spread(_permuted(b, batch + right), [sizes[v] for v in batch] + ones + [sizes[v] for v in right])
         return (first, second, ("multiply", None, None)), result
-    if not batch and not len(left) == len(right) == len(summed) == 1:
+    if not batch and len(summed) == 1 and len(left) <= 1 and len(right) <= 1:  # matrices or vectors as they are
+        return (_permuted(a, left + summed), _permuted(b, summed + right), ("matmul", None, None)), result
+    if not batch:
         axes = tuple(tuple(labels.index(label) for label in summed) for labels in (a, b))
         return ((), (), ("tensordot", axes, None)), result
     shape = None if len(left) == len(right) == 1 else tuple(sizes[label] for label in result)

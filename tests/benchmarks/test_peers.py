@@ -78,7 +78,7 @@ def compared(*arguments):
 
 
 # The tasks that each peer lacks, so a lost form is noticed.
-TORCH_OUT_LACKS = {"rms_norm", "add_rms_norm", "group_norm", "instance_norm", "selu", *ATTENTION}
+TORCH_OUT_LACKS = {"rms_norm", "add_rms_norm", "group_norm", "instance_norm", "selu", "top_k", *ATTENTION}
 LACKS = {
     "torch": set(),
     "torch out=": TORCH_OUT_LACKS,
@@ -106,7 +106,7 @@ def test_peers_compute_what_the_reference_does(peer, dtype):
         arrays = task.work(5, 64, dtype).args
         expected = REFERENCES[task.operator](*arrays, **task.options)
         parts = expected if isinstance(expected, tuple) else (expected,)
-        rounded = tuple(np.asarray(y, dtype=DTYPES[dtype]) for y in parts)
+        rounded = tuple(y.astype(DTYPES[dtype]) if y.dtype == np.float64 else y for y in parts)
         ours = rounded if isinstance(expected, tuple) else rounded[0]
         before = [np.copy(a) for a in arrays]
         try:
@@ -130,15 +130,15 @@ def test_every_task_is_an_operators_own(name):
     result = OPERATORS[task.operator](*work.args, **task.options)
     expected = REFERENCES[task.operator](*work.args, **task.options)
     for a, b in zip(*((x if isinstance(x, tuple) else (x,)) for x in (result, expected)), strict=True):
-        assert_matches(a, b, "float32", tolerance=64)
+        assert_matches(a, b, "float32" if b.dtype == np.float64 else b.dtype.name, tolerance=64)
 
 
 def test_the_copy_moves_as_many_bytes():
-    """Counted from the arrays; a vector of weights is left out."""
+    """Counted from the arrays; a vector of weights is left out, and so are the few results of top_k."""
     for name, task in (ROWS | ATTENTION).items():
         shapes = task.shapes or tuple(a.shape for a in task.work(16, 64, "float32").args)
         sizes = [math.prod(shape) for shape in shapes if len(shape) > 1]
-        results = 2 if name == "add_rms_norm" else 1
+        results = {"add_rms_norm": 2, "top_k": 0}.get(name, 1)
         moved = sum(sizes) + results * sizes[0]
         assert task.copies == pytest.approx(moved / 2 / max(sizes)), name
 

@@ -70,6 +70,7 @@ def test_every_kernel_is_here():
         "group_norm",
         "instance_norm",
         "quantized_linear",
+        "top_k",
     }
 
 
@@ -341,6 +342,39 @@ def test_transformations_of_quantized_linear(rng):
     close(jax.jit(jax.vmap(jax.grad(loss(f))))(x), jax.grad(loss(g))(x), 1e-4)
     stacked = jax.vmap(lambda w: tp.quantized_linear(x, w, *matrix[1:], **options))(jnp.stack([matrix[0]] * 2))
     close(stacked, jnp.stack([g(x)] * 2), 1e-4)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_top_k(dtype, largest, rng):
+    """Rows that threads share, rows that one takes, and no element at all; indices in the width that JAX is set to."""
+    select = functools.partial(tp.top_k, k=5, largest=largest)
+    with jax.enable_x64(dtype == "float64"):
+        for shape in ((7,), (3, 2, 40), (64, 6000)):
+            x = rng.standard_normal(shape).astype(DTYPES[dtype])
+            x[..., 1::3] = x[..., :1]
+            (there,) = support.there((x,), "jax")
+            values, indices = select(there)
+            order = np.argsort((-x if largest else x).astype(np.float64), axis=-1, kind="stable")[..., :5]
+            np.testing.assert_array_equal(indices, order)
+            np.testing.assert_array_equal(values, np.take_along_axis(x, order, axis=-1))
+            assert indices.dtype == (np.int64 if dtype == "float64" else np.int32)
+            assert calls("top_k", select, there)
+        for result in tp.top_k(there, 0):
+            assert result.shape == (64, 0)
+
+
+def test_transformations_of_top_k(rng):
+    (x,) = support.there((rng.standard_normal((4, 3, 17)).astype(np.float32),), "jax")
+    f, g = (lambda x: tp.top_k(x, 3)), (lambda x: tp.top_k.generic(x, 3))
+    assert calls("top_k", jax.vmap(f), x)
+    close(jax.vmap(f)(x), g(x), 0)
+    close(jax.vmap(f, 1, 1)(x), g(x), 0)
+    h, k = (lambda x: jnp.sum(jnp.sin(f(x)[0]))), (lambda x: jnp.sum(jnp.sin(g(x)[0])))
+    close(jax.jit(jax.grad(h))(x), jax.grad(k)(x), 1e-6)
+    close(jax.jvp(h, (x,), (x,)), jax.jvp(k, (x,), (x,)), 1e-6)
+    integers = jnp.arange(12).reshape(3, 4)
+    assert tp.top_k.explain(integers, 2).refused["jax_ffi"] == "x has a dtype without a kernel"
 
 
 # --- transformations ---------------------------------------------------------------------------------

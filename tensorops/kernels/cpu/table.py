@@ -30,7 +30,17 @@ from tensorops.backends import probing
 from tensorops.backends.registry import resolve
 from tensorops.hardware import usable_processors
 from tensorops.kernels.cpu import _native, panels
-from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization, sampling
+from tensorops.ops import (
+    activation,
+    attention,
+    linear,
+    loss,
+    normalization,
+    positional,
+    quantization,
+    sampling,
+    selection,
+)
 
 _native.use_processors(usable_processors())
 
@@ -70,6 +80,7 @@ OPERATORS = (
     quantization.dequantize,
     quantization.quantized_linear,
     sampling.sample,
+    selection.top_k,
 )
 
 CONFIGURATIONS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why the compiled module is missing
 from tensorops.kernels.jax_ffi._launch import refuse_array, refuse_channels, register
-from tensorops.ops import activation, normalization, quantization
+from tensorops.ops import activation, normalization, quantization, selection
 
 
 def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
@@ -45,3 +45,4 @@ register(normalization.group_norm, attributes=("eps", "num_groups"), refuse=refu
 register(normalization.instance_norm, attributes=("eps",), refuse=refuse_channels, batched=True)
 register(normalization.l2_norm, attributes=("eps",))
 register(quantization.quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_quantized)
+register(selection.top_k, attributes=("largest",))

@@ -129,6 +129,7 @@ TOO_LARGE = {
         wide(np.ones(2, np.float16), 2**60, 1, 1, 2), **dict.fromkeys(("cos", "sin"), wide(HALF, 2**60, 1, 1))
     ),
     "sample": lambda n: n.sample(wide(HALF, 2**60, 1), temperature=0.0),
+    "top_k": lambda n: n.top_k(wide(HALF, 2**61, 1), 1),
     "sample with numbers": lambda n: n.sample(wide(HALF, 2**60, 1), rng=np.random.default_rng(0)),
     "scaled_dot_product_attention": lambda n: n.scaled_dot_product_attention(
         wide(1.0, 1, 1, 2**50, 1), np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 16384))
@@ -221,6 +222,10 @@ def sample():
     return _native.sample(rows(1 << 26), rng=np.random.default_rng(0))
 
 
+def top_k():
+    return _native.top_k(rows(1 << 26), 1)
+
+
 def add_rms_norm():
     return _native.add_rms_norm(rows(1 << 14), rows(1 << 14))
 
@@ -306,6 +311,7 @@ ENDLESS = [
     "quantized_linear",
     "logsumexp",
     "sample",
+    "top_k",
 ]
 
 has_signals = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no signals of a timer")
@@ -417,6 +423,7 @@ def test_parts_of_a_long_call_are_the_whole(rng):
         lambda: _native.layer_norm(x[::-1]),
         lambda: _native.sample(x, rng=np.random.default_rng(0)),
         lambda: _native.sample(x, temperature=0.0),
+        lambda: _native.top_k(x, 7)[1],
         lambda: _native.quantize(x.reshape(2100, 5000), bits=4, group_size=8),
         lambda: _native.dequantize(
             *_native.quantize(x.reshape(2100, 5000), bits=8, group_size=8), bits=8, group_size=8
