@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tensorops import _hooks, _providers, kernels
+from tensorops import rope_scaling as rope_scaling
 from tensorops._explanation import Explanation
 from tensorops._operator import KernelRefusedError
 from tensorops._prepared import Prepared, prepare
