@@ -48,6 +48,7 @@ from tensorops.ops.activation import (
     swiglu,
 )
 from tensorops.ops.attention import scaled_dot_product_attention
+from tensorops.ops.blocks import multi_head_attention
 from tensorops.ops.linear import embedding, linear
 from tensorops.ops.loss import cross_entropy
 from tensorops.ops.normalization import add_rms_norm, layer_norm, rms_norm
@@ -121,6 +122,7 @@ __all__ = [
     "list_backends",
     "log_softmax",
     "logsumexp",
+    "multi_head_attention",
     "prepare",
     "quantize",
     "quantized_linear",

@@ -269,6 +269,13 @@ class Operator(Generic[P, R]):
         """Return all arguments as the body and kernels take them; raise if they are wrong."""
         return self._canonical(self.bind(args, kwargs))
 
+    def check_for(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """Check arguments that another operator, in whose name errors are, will pass; return the options that change.
+
+        Of arrays that do not exist yet, it suffices to know what `check` reads of them.
+        """
+        return (self._check and self._check(name, **arguments)) or {}
+
     def _canonical(self, arguments: dict[str, Any]) -> dict[str, Any]:
         changed = None if self._check is None else self._check(self.__name__, **arguments)
         return {**arguments, **changed} if changed else arguments

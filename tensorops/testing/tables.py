@@ -19,7 +19,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorops.testing import activation, attention, linear, loss, normalization, positional, quantization, sampling
+from tensorops.testing import (
+    activation,
+    attention,
+    blocks,
+    linear,
+    loss,
+    normalization,
+    positional,
+    quantization,
+    sampling,
+)
 from tensorops.testing.entries import InvalidCase
 
 if TYPE_CHECKING:
@@ -39,7 +49,7 @@ BENCHMARK_SHAPES: tuple[tuple[int, int], ...] = (
 )
 """Shapes (rows, features) of the benchmarks, from those bound by call overhead to those bound by memory."""
 
-_FAMILIES = (activation, attention, linear, loss, normalization, positional, quantization, sampling)
+_FAMILIES = (activation, attention, blocks, linear, loss, normalization, positional, quantization, sampling)
 _ENTRIES = {entry.reference.__name__: entry for family in _FAMILIES for entry in family.ENTRIES}
 
 REFERENCES: Mapping[str, Callable[..., Any]] = {name: entry.reference for name, entry in _ENTRIES.items()}
