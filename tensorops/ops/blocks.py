@@ -65,7 +65,7 @@ def _check_multi_head_attention(
     heads = _as_heads(name, "num_heads", num_heads)
     kv_heads = heads if kv_num_heads is None else _as_heads(name, "kv_num_heads", kv_num_heads)
     if heads % kv_heads:
-        raise ValueError(f"{name}: kv_num_heads is {kv_heads}, which does not divide num_heads, {heads}")
+        raise ValueError(f"{name}: kv_num_heads is {shown(kv_heads)}, which does not divide num_heads, {shown(heads)}")
     of_key = ("query", query) if key is None else ("key", key)
     of_value = of_key if value is None else ("value", value)
     q_label, q_dim = _projected(name, ("query", query), "q_proj", q_proj_weight, q_proj_bias, ("num_heads", heads))
@@ -126,7 +126,7 @@ def _projected(
     if weight is not None:
         label, what = f"{projection}_weight", plural(features, "row")
     if features % heads[1]:
-        raise ValueError(f"{name}: {label} has {what}, which {heads[0]}, {heads[1]}, does not divide")
+        raise ValueError(f"{name}: {label} has {what}, which {heads[0]}, {shown(heads[1])}, does not divide")
     return label, features // heads[1]
 
 

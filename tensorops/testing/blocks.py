@@ -136,7 +136,11 @@ def _cases() -> Iterator[Case]:
     long = partial(case, tolerance=256.0)  # in float32 the angle, and therefore the result, is exact to eps * position
     x, p = (2, 7, 16), _projections
 
-    yield case("typical", lambda r: _args(normal(r, *x), num_heads=4, **p(r, 16, 16, 16)))
+    yield long(
+        "typical",
+        lambda r: _args(normal(r, *x), num_heads=2, kv_num_heads=2, rope_base=100.0, **p(r, 16, 16, 16)),
+    )
+    yield case("projections", lambda r: _args(normal(r, *x), num_heads=4, **p(r, 16, 16, 16)))
     yield case("biases", lambda r: _args(normal(r, *x), num_heads=2, **p(r, 16, 16, 16, biased=True)))
     yield case("causal", lambda r: _args(normal(r, *x), num_heads=2, is_causal=True, **p(r, 16, 16, 16)))
     yield case("grouped", lambda r: _args(normal(r, *x), num_heads=4, kv_num_heads=2, **p(r, 16, 16, 8)))

@@ -149,9 +149,15 @@ def test_every_row_of_the_promised_table_is_there():
         assert aliases <= set(BACKENDS[name].aliases)
 
 
-@pytest.mark.parametrize(("name", "operator"), [("opt_einsum", "einsum"), ("mha", "multi_head_attention")])
-def test_operators_that_are_asked_for_as_backends_are_said_to_be_operators(name, operator):
-    with pytest.raises(ValueError, match=rf"^'{name}' is not a backend, but a planned operator, .*{operator};"):
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("opt_einsum", r"a planned operator, tensorops\.einsum;"),
+        ("mha", r"the operator tensorops\.multi_head_attention$"),
+    ],
+)
+def test_operators_that_are_asked_for_as_backends_are_said_to_be_operators(name, instead):
+    with pytest.raises(ValueError, match=rf"^'{name}' is not a backend, but {instead}"):
         tp.set_backend(name)
 
 
