@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tensorops import _hooks, _providers, kernels
+from tensorops import rope_scaling as rope_scaling
 from tensorops._explanation import Explanation
 from tensorops._operator import KernelRefusedError
 from tensorops._prepared import Prepared, prepare
@@ -55,6 +56,7 @@ from tensorops.ops.activation import (
     swiglu,
 )
 from tensorops.ops.attention import scaled_dot_product_attention
+from tensorops.ops.blocks import multi_head_attention
 from tensorops.ops.contraction import einsum
 from tensorops.ops.experts import grouped_linear, grouped_quantized_linear, moe
 from tensorops.ops.linear import embedding, linear
@@ -144,6 +146,7 @@ __all__ = [
     "logsumexp",
     "mish",
     "moe",
+    "multi_head_attention",
     "prepare",
     "quantize",
     "quantized_linear",

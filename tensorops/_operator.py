@@ -48,6 +48,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 OPERATORS: dict[str, Operator[Any, Any]] = {}
 """Every operator, by name; filled by the decorator."""
 
+_KNOWN_CALLS = 256
+"""For how many calls a composed operator knows what its check made of them: a text has a length at every step."""
+
 _generic_only = Settings(providers=(GENERIC,))
 
 
@@ -271,6 +274,13 @@ class Operator(Generic[P, R]):
         """Return all arguments as the body and kernels take them; raise if they are wrong."""
         return self._canonical(self.bind(args, kwargs))
 
+    def check_for(self, name: str, **arguments: Any) -> dict[str, Any]:
+        """Check arguments that another operator, in whose name errors are, will pass; return the options that change.
+
+        Of arrays that do not exist yet, it suffices to know what `check` reads of them.
+        """
+        return (self._check and self._check(name, **arguments)) or {}
+
     def _canonical(self, arguments: dict[str, Any]) -> dict[str, Any]:
         changed = None if self._check is None else self._check(self.__name__, **arguments)
         return {**arguments, **changed} if changed else arguments
@@ -300,6 +310,8 @@ class Operator(Generic[P, R]):
         elif kernel is not None and args and not transfers and not call.wrapped:
             before = [self._kernels[name] for name in refused if name in self._kernels]
             self._remember(settings, kernel, function, type(args[0]), call.library, before)
+        elif self.calls and args and not (self._kernels or transfers or call.wrapped):
+            settings.plans[self][type(args[0])] = self._plan_of_body(type(args[0]), call.library)
         return result  # type: ignore[no-any-return]
 
     def _remember(
@@ -337,6 +349,45 @@ class Operator(Generic[P, R]):
             if not kernel.declines and self._apply(kernel.supports, arguments) is not None:
                 return NotImplemented
             return self._apply(function, arguments)
+
+        return plan
+
+    def _plan_of_body(self, kind: type[Any], library: Library) -> Callable[..., Any]:
+        """Return what runs the body of a composed operator if all arrays are of one type, and else declines.
+
+        Such an operator has many parameters, and its steps are checked again. `check` looks at metadata only, so what
+        it made of a call holds for all calls with arrays of the same shapes and dtypes, and the same options.
+        """
+        known: dict[Any, dict[str, Any]] = {}
+        arrays, unfit, unreadable = self._arrays, library.unfit, library.unreadable
+
+        def plan(*args: Any, **kwargs: Any) -> Any:
+            if self._kernels:  # registered meanwhile
+                return NotImplemented
+            given = {**dict(zip(self._by_position, args, strict=False)), **kwargs}
+            signs: list[Any] = [len(args)]
+            for name, value in given.items():
+                if type(value) is kind:
+                    if unfit(value) or unreadable(value):
+                        return NotImplemented
+                    signs.append((name, value.shape, value.dtype))
+                elif value is not None and name in arrays:
+                    return NotImplemented
+                else:
+                    signs.append((name, type(value), value))
+            sign = tuple(signs)
+            options = known.get(sign)  # a value that cannot be hashed is a TypeError, after which the long path follows
+            if options is None:
+                try:
+                    arguments = self._canonical(self.bind(args, kwargs))
+                except (TypeError, ValueError):  # raised again on the long path
+                    return NotImplemented
+                if len(known) >= _KNOWN_CALLS:
+                    known.clear()
+                known[sign] = {name: value for name, value in arguments.items() if name not in self._arrays}
+            else:
+                arguments = {**self._defaults, **given, **options}
+            return self._run_body(_Call(arguments, {}, library, library, (), False))
 
         return plan
 

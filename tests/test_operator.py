@@ -354,6 +354,48 @@ def test_a_composed_operator_with_a_kernel_of_its_own_runs_that(composed):
     assert composed.explain(ZERO).calls == ()
 
 
+def test_a_composed_operator_is_checked_once_for_calls_of_one_kind():
+    """Its steps are checked every time, and `check` looks at metadata only."""
+    checked = []
+
+    def check(name, x, power):
+        checked.append((tuple(x.shape), power))
+        if power is True or power == 0:
+            raise ValueError(f"{name}: power is {power}")
+        return {"power": power + 1}
+
+    def raised(x: Array, *, power: int = 1) -> Array:
+        return tp.silu(x) + power
+
+    with support.temporary_operator(raised, check=check, calls=(tp.silu,)) as made:
+        for _ in range(4):
+            assert (made(ZERO, power=2) == 3.0).all()
+        assert len(checked) == 2  # on the long path, and when the plan saw it first
+        assert (made(ZERO, power=3) == 4.0).all()
+        assert (made(np.zeros(7)) == 2.0).all()
+        assert (made(np.zeros(7, np.float32), power=2) == 3.0).all()
+        assert len(checked) == 5
+        for wrong in (True, 0):
+            with pytest.raises(ValueError, match=r"^raised: power is "):
+                made(ZERO, power=wrong)
+        made(ZERO, power=1)
+        with pytest.raises(ValueError, match=r"^raised: power is True"):  # not what 1 was
+            made(ZERO, power=True)
+        with pytest.raises(TypeError, match=r"^raised: .*unexpected keyword argument 'pover'"):
+            made(ZERO, pover=2)
+        with pytest.raises(TypeError, match=r"^raised: x is list"):
+            made([1.0])
+
+
+def test_a_kernel_for_a_composed_operator_may_come_after_its_first_calls(composed):
+    with tp.set_backend("numpy", providers=["one"]):
+        for _ in range(2):
+            assert (composed(ZERO) == 2.0).all()
+    composed.kernel("one", supports=lambda x: None)(lambda x: x + 5.0)
+    with tp.set_backend("numpy", providers=["one"]):
+        assert (composed(ZERO) == 5.0).all()
+
+
 # --- configurations ----------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from tensorops.libraries import LIBRARIES
 from tensorops.testing import REFERENCES
 
 PACKAGE = pathlib.Path(tp.__file__).parent
+PUBLIC_MODULES = {"models", "rope_scaling"}
 
 NORMS = {name for name, op in OPERATORS.items() if op.__module__ == "tensorops.ops.normalization"}
 POSITIONAL_OPTIONS = {key: ["eps"] for key in NORMS} | {"group_norm": ["num_groups", "eps"], "top_k": ["k"]}
@@ -201,7 +202,7 @@ def test_models_use_the_public_interface_only(path):
         if module.partition(".")[0] != "tensorops":
             continue
         if module == "tensorops":
-            assert name is None or name in tp.__all__ or name == "models", f"{name} is not public"
+            assert name is None or name in tp.__all__ or name in PUBLIC_MODULES, f"{name} is not public"
         else:
             assert module.split(".")[1] == "models", f"{module} is private to the library"
     names = {alias for alias in ("tensorops", "tp") if re.search(rf"\b{alias}\b", path.read_text())}
@@ -210,7 +211,7 @@ def test_models_use_the_public_interface_only(path):
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id in names
-            and node.attr != "models"
+            and node.attr not in PUBLIC_MODULES
         ):
             assert node.attr in tp.__all__, f"{path.name}: {node.value.id}.{node.attr} is not public"
 

@@ -56,7 +56,7 @@ if hasattr(os, "register_at_fork"):  # a lock that another thread held in the pa
 
 NOT_BACKENDS = {
     "opt_einsum": "the operator tensorops.einsum, which computes on every backend",
-    "mha": "a planned operator, tensorops.multi_head_attention; call scaled_dot_product_attention until then",
+    "mha": "the operator tensorops.multi_head_attention, which computes on every backend",
 }
 """Names that are requested as backends, and what they are instead."""
 

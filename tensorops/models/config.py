@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import tensorops as tp
 
 from .fields import Fields
 
@@ -19,7 +22,6 @@ __all__ = ["LlamaConfig"]
 HARMLESS = {
     "attention.layer_norm_epsilon",
     "rope.scaling.finetuned",
-    "rope.scaling.original_context_length",
     "tensor_data_layout",
 }
 # Keys that are supported only with a neutral value.
@@ -27,8 +29,7 @@ NEUTRAL = {
     "attention.causal": True,
     "expert_count": 0,
     "expert_used_count": 0,
-    "rope.scaling.factor": 1.0,
-    "rope.scaling.type": "none",
+    "rope.scaling.attn_factor": 1.0,
     "rope.scale_linear": 1.0,
 }
 READ = {
@@ -43,8 +44,12 @@ READ = {
     "feed_forward_length",
     "rope.dimension_count",
     "rope.freq_base",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
     "vocab_size",
 }
+SCALINGS = ("none", "linear", "yarn")
 LONGEST_CONTEXT = 2**31 - 1  # positions are 32-bit integers
 TENSORS_PER_BLOCK = 9
 
@@ -73,6 +78,12 @@ class LlamaConfig:
         Added to the mean square in every normalisation.
     rope_base : float
         Base of the rotary embedding's frequencies.
+    rope_scaling : {"none", "linear", "yarn"}
+        How these are scaled for a longer context, by the function of `tensorops.rope_scaling` of that name.
+    rope_factor : float
+        How many times as long the scaling makes the context.
+    original_context_length : int, optional
+        The length of the context before; by default `context_length`.
 
     Raises
     ------
@@ -90,6 +101,9 @@ class LlamaConfig:
     vocab_size: int
     eps: float = 1e-5
     rope_base: float = 10000.0
+    rope_scaling: str = "none"
+    rope_factor: float = 1.0
+    original_context_length: int | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -137,7 +151,23 @@ class LlamaConfig:
             vocab_size=_vocab_size(fields),
             eps=fields.number("llama.attention.layer_norm_rms_epsilon"),
             rope_base=fields.number("llama.rope.freq_base", 10000.0),
+            rope_scaling=_rope_scaling(fields),
+            rope_factor=fields.number("llama.rope.scaling.factor", 1.0),
+            original_context_length=fields.count("llama.rope.scaling.original_context_length", context),
         )
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the frequencies of the rotary embedding differ from those of its base."""
+        return self.rope_scaling != "none" and self.rope_factor != 1.0
+
+    @cached_property
+    def rotation(self) -> tp.rope_scaling.RopeScaling:
+        """The frequencies of the rotary embedding, in host memory, and the factor of what it rotates."""
+        scaled: dict[str, Any] = {"rope_type": self.rope_scaling, "factor": self.rope_factor}
+        if self.rope_scaling == "yarn":
+            scaled["original_max_position_embeddings"] = self.original_context_length or self.context_length
+        return tp.rope_scaling.from_config(self.head_dim, scaled if self.is_scaled else None, base=self.rope_base)
 
     def block_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every weight of one block by its short name; matrices are (out, in)."""
@@ -201,6 +231,14 @@ def _refuse_unsupported(fields: Fields) -> None:
             raise fields.error(key, "is not supported")
         if type(value) is not type(NEUTRAL[name]) or value != NEUTRAL[name]:
             raise fields.error(key, f"{value!r:.80} is not supported, only {NEUTRAL[name]!r}")
+
+
+def _rope_scaling(fields: Fields) -> str:
+    key = "llama.rope.scaling.type"
+    scaling = fields.string(key, "linear")  # with a factor of 1 if the file has none
+    if scaling not in SCALINGS:
+        raise fields.error(key, f"{scaling!r:.80} is not supported, only {', '.join(map(repr, SCALINGS))}")
+    return scaling
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:

@@ -117,6 +117,7 @@ def _attention_inputs(
         base=config.rope_base,
         freqs=weights["frequencies"],
         interleaved=True,
+        attention_factor=config.rotation.attention_factor,
     )
     return rotated[:, :heads, :, :], rotated[:, heads:, :, :], split[:, heads + kv_heads :, :, :]
 

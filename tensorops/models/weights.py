@@ -151,7 +151,7 @@ def arrange(config: LlamaConfig, weights: Mapping[str, Weight], backend: str) ->
     arranged = {
         "embedding": take("token_embd.weight"),
         "norm": take("output_norm.weight"),
-        "frequencies": None if factors is None else _frequencies(config, factors, backend),
+        "frequencies": _frequencies(config, factors, backend),
         "blocks": [
             {
                 name: take(*(f"blk.{block}.{part}.weight" for part in TOGETHER.get(name, (name,))))
@@ -231,8 +231,11 @@ def _format(matrix: tuple[Array, Array, Array | None], columns: int) -> tuple[in
     return 8 * weight.shape[1] // columns, columns // scales.shape[1]
 
 
-def _frequencies(config: LlamaConfig, factors: Array, backend: str) -> Array:
-    """Return the rotary frequencies of the configuration, each divided by its factor in the file."""
-    exponents = np.arange(config.head_dim // 2) * (-2.0 / config.head_dim)
-    frequencies = config.rope_base**exponents / tp.to_backend(factors, "numpy")
+def _frequencies(config: LlamaConfig, factors: Array | None, backend: str) -> Array | None:
+    """Return the scaled rotary frequencies, each divided by its factor in the file; None if those of the base apply."""
+    if factors is None and not config.is_scaled:
+        return None
+    frequencies = config.rotation.freqs
+    if factors is not None:
+        frequencies = frequencies / tp.to_backend(factors, "numpy")
     return tp.to_backend(frequencies.astype(np.float32), backend)

@@ -63,11 +63,11 @@ def check_rotation(
     head_dim = x.shape[-1]
     count = head_dim if dims is None else as_integer(name, f"{prefix}dims", dims)
     if count % 2 or not 0 <= count <= head_dim:
-        expected = f"an even number up to the {head_dim} features of x"
+        expected = f"an even number up to the {head_dim} features of a head"
         raise ValueError(f"{name}: {prefix}dims is {shown(count)}, expected {expected}")
     base = as_positive_number(name, f"{prefix}base", base)
     if cos is None and sin is None:
-        _check_positions(name, x, positions)
+        check_positions(name, "positions", x, positions)
         if freqs is not None and tuple(freqs.shape) != (count // 2,):
             raise ValueError(f"{name}: {prefix}freqs has shape {tuple(freqs.shape)}, expected ({count // 2},)")
     else:
@@ -84,13 +84,17 @@ def check_rotation(
     }
 
 
-def _check_positions(name: str, x: Array, positions: Array | None) -> None:
+def check_positions(name: str, label: str, x: Array, positions: Array | None, tables: str = "") -> None:
+    """Check positions of the elements of `x`, which are rows of tables if these are named."""
     if positions is None:
-        raise TypeError(f"{name}: positions is None, expected an array unless cos and sin are given")
+        raise TypeError(f"{name}: {label} is None, expected an array unless cos and sin are given")
+    if tables and not is_integer(positions):
+        found = dtype_name(positions)
+        raise TypeError(f"{name}: {label} has dtype {found}, expected integers, the rows of {tables}")
     if not (is_integer(positions) or is_floating(positions)):
-        raise TypeError(f"{name}: positions has dtype {positions.dtype}, expected integers or floating point")
-    require_ndim(name, "positions", positions, 1)
-    require_broadcastable(name, "positions", positions, (*x.shape[:-3], x.shape[-2]))
+        raise TypeError(f"{name}: {label} has dtype {positions.dtype}, expected integers or floating point")
+    require_ndim(name, label, positions, 1)
+    require_broadcastable(name, label, positions, (*x.shape[:-3], x.shape[-2]))
 
 
 def _check_tables(
@@ -111,10 +115,7 @@ def _check_tables(
     if positions is None:
         require_broadcastable(name, f"{prefix}cos", cos, (*x.shape[:-3], x.shape[-2], pairs))
         return
-    if not is_integer(positions):
-        found, tables_of = dtype_name(positions), f"{prefix}cos and {prefix}sin"
-        raise TypeError(f"{name}: positions has dtype {found}, expected integers, the rows of {tables_of}")
-    _check_positions(name, x, positions)
+    check_positions(name, "positions", x, positions, f"{prefix}cos and {prefix}sin")
 
 
 def _rope_rows(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tensorops.testing import (
     activation,
     attention,
+    blocks,
     contraction,
     experts,
     linear,
@@ -54,6 +55,7 @@ BENCHMARK_SHAPES: tuple[tuple[int, int], ...] = (
 _FAMILIES = (
     activation,
     attention,
+    blocks,
     contraction,
     experts,
     linear,

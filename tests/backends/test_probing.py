@@ -150,14 +150,10 @@ def test_every_row_of_the_promised_table_is_there():
 
 
 @pytest.mark.parametrize(
-    ("name", "operator"),
-    [
-        ("opt_einsum", r"the operator tensorops\.einsum,"),
-        ("mha", r"a planned operator, tensorops\.multi_head_attention;"),
-    ],
+    ("name", "operator"), [("opt_einsum", r"tensorops\.einsum"), ("mha", r"tensorops\.multi_head_attention")]
 )
 def test_operators_that_are_asked_for_as_backends_are_said_to_be_operators(name, operator):
-    with pytest.raises(ValueError, match=rf"^'{name}' is not a backend, but {operator}"):
+    with pytest.raises(ValueError, match=rf"^'{name}' is not a backend, but the operator {operator},"):
         tp.set_backend(name)
 
 

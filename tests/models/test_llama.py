@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,11 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 def float64_logits(
-    config: LlamaConfig, weights: Mapping[str, np.ndarray], ids: list[int], factors: np.ndarray | None = None
+    config: LlamaConfig,
+    weights: Mapping[str, np.ndarray],
+    ids: list[int],
+    factors: np.ndarray | None = None,
+    growth: float = 1.0,
 ) -> np.ndarray:
     """Evaluate the network on a whole text at once, in float64 and from its definition."""
     w = {name.removesuffix(".weight"): np.asarray(array, np.float64) for name, array in weights.items()}
@@ -67,7 +72,7 @@ def float64_logits(
                 a, b = x[position, :, 2 * pair].copy(), x[position, :, 2 * pair + 1].copy()
                 turned[position, :, 2 * pair] = a * np.cos(angle) - b * np.sin(angle)
                 turned[position, :, 2 * pair + 1] = a * np.sin(angle) + b * np.cos(angle)
-        return turned
+        return growth * turned
 
     x = w["token_embd"][ids]
     for i in range(config.blocks):
@@ -240,6 +245,40 @@ def test_corrected_rotary_frequencies(backend: str, tmp_path: Path) -> None:
     logits = to_numpy(Llama.from_gguf(path, backend)(PROMPTS[3]))
     expected = float64_logits(CONFIG, llama_arrays(), PROMPTS[3], factors)
     assert np.abs(expected - float64_logits(CONFIG, llama_arrays(), PROMPTS[3])).max() > 0.1
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def yarn_turns(config: LlamaConfig, original: int, factor: float) -> list[float]:
+    """Return by how much each frequency is divided, as llama.cpp's `rope_yarn` has it."""
+
+    def pair_with(turns: float) -> float:
+        dims = config.head_dim
+        return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.rope_base))
+
+    low, high = max(0, math.floor(pair_with(32))), min(config.head_dim - 1, math.ceil(pair_with(1)))
+    mixes = [1 - min(1, max(0, (pair - low) / max(0.001, high - low))) for pair in range(config.head_dim // 2)]
+    return [1 / ((1 - mix) / factor + mix) for mix in mixes]
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("scaling", [None, "linear", "yarn"])
+@pytest.mark.parametrize("corrected", [False, True])
+def test_scaled_rotary_frequencies(backend: str, scaling: str | None, corrected: bool, tmp_path: Path) -> None:
+    changes = {"factor": 4.0, "original_context_length": 64, "type": scaling}  # linear without a type, as in llama.cpp
+    metadata = llama_metadata(**{f"rope.scaling.{name}": value for name, value in changes.items()})
+    own = np.array([1, 1, 2, 3, 4, 8, 8, 8], np.float32) if corrected else np.ones(8, np.float32)
+    arrays = llama_arrays() | ({"rope_freqs.weight": own} if corrected else {})
+    path = write_gguf(tmp_path / "model.gguf", metadata | tokenizer_metadata(), arrays)
+    logits = to_numpy(Llama.from_gguf(path, backend)(PROMPTS[3]))
+    if scaling == "yarn":
+        divided = yarn_turns(CONFIG, 64, 4.0)
+        assert 1.0 in divided
+        assert 4.0 in divided
+        expected = float64_logits(CONFIG, llama_arrays(), PROMPTS[3], own * divided, 1 + 0.1 * math.log(4.0))
+        other = float64_logits(CONFIG, llama_arrays(), PROMPTS[3], own * divided)
+        assert np.abs(expected - other).max() > 0.01
+    else:
+        expected = float64_logits(CONFIG, llama_arrays(), PROMPTS[3], own * 4.0)
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
