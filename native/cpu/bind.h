@@ -79,6 +79,7 @@ inline bool is_last_axis(nb::handle axis, int ndim) {
 
 void bind_activation(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_experts(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_loss(nb::module_& m);
 void bind_normalization(nb::module_& m);

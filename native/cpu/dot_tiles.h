@@ -130,6 +130,27 @@ inline void widen(Dtype dtype, const char* from, float* to, std::int64_t n) {
     for_narrow_dtype(dtype, [=](auto element) { convert(reinterpret_cast<const decltype(element)*>(from), to, n); });
 }
 
+// Some outputs for a number of rows. row(index, buffer) returns a pointer to a row of W, from the `first` on, computed
+// in the buffer if necessary: `buffers` has room for kBlockOutputs of them, `line` bytes apart. Row r of x begins at
+// from(r); its outputs go to to(r).
+template <class T, class X, class W, class Row, class From, class To>
+inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t first, std::int64_t width, Row row,
+                            char* buffers, std::int64_t line, const float* bias, From from, To to) {
+    const W* w[kBlockOutputs + kTileColumns];
+    for (std::int64_t c = 0; c < width; ++c) w[c] = row(first + c, reinterpret_cast<float*>(buffers + line * c));
+    std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // fills the tile; these are unused
+    for (std::int64_t r = 0; r < count; r += kTileRows) {
+        const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
+        const X* x[kTileRows];
+        T* y[kTileRows];
+        for (std::int64_t i = 0; i < height; ++i) {
+            x[i] = from(r + i);
+            y[i] = to(r + i);
+        }
+        block_of_outputs(height, x, y, w, width, bias, n);
+    }
+}
+
 // y = x · Wᵀ + bias, where row(index, buffer) returns a pointer to a row of W, computed in the buffer if necessary, and
 // prepare(from, to) converts a row of x to float32; without it, rows of x are used directly.
 //
@@ -160,20 +181,9 @@ void products_with_rows(const Rows& x, T* y, std::int64_t outputs, const float* 
         over_pieces(threads, (outputs + kBlockOutputs - 1) / kBlockOutputs, [&](std::int64_t piece, int member) {
             const std::int64_t first = piece * kBlockOutputs, width = std::min(kBlockOutputs, outputs - first);
             if (leaves(at, matrix_work(count, width, n, sizeof(W)))) return;
-            const W* w[kBlockOutputs + kTileColumns];
-            for (std::int64_t c = 0; c < width; ++c)
-                w[c] = row(first + c, scratch.at<float>(line * (kBlockOutputs * member + c)));
-            std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // fills the tile; these are unused
-            for (std::int64_t r = 0; r < count; r += kTileRows) {
-                const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
-                const X* from[kTileRows];
-                T* to[kTileRows];
-                for (std::int64_t i = 0; i < height; ++i) {
-                    from[i] = x_row(r + i);
-                    to[i] = y + (begin + r + i) * outputs + first;
-                }
-                block_of_outputs(height, from, to, w, width, bias ? bias + first : nullptr, n);
-            }
+            outputs_of_rows<T, X, W>(count, n, first, width, row, scratch.at<char>(line * kBlockOutputs * member), line,
+                                     bias ? bias + first : nullptr, x_row,
+                                     [&](std::int64_t r) { return y + (begin + r) * outputs + first; });
         });
     }
 }

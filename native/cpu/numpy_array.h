@@ -63,20 +63,7 @@ inline Rows rows_of(PyArrayObject* a) {
     rows.length = PyArray_DIM(a, last);
     rows.count = 1;
     rows.outer = 0;
-    for (int d = 0; d < last; ++d) {
-        const std::int64_t n = PyArray_DIM(a, d), stride = PyArray_STRIDE(a, d);
-        rows.count *= n;
-        if (n == 1) continue;
-        const int previous = rows.outer - 1;
-        if (previous >= 0 && rows.stride[previous] == stride * n) {
-            rows.shape[previous] *= n;
-            rows.stride[previous] = stride;
-        } else {
-            rows.shape[rows.outer] = n;
-            rows.stride[rows.outer] = stride;
-            ++rows.outer;
-        }
-    }
+    for (int d = 0; d < last; ++d) add_axis(rows, PyArray_DIM(a, d), PyArray_STRIDE(a, d));
     return rows;
 }
 

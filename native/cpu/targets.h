@@ -8,6 +8,7 @@
 #include "activation.h"
 #include "attention.h"
 #include "cross_entropy.h"
+#include "grouped_linear.h"
 #include "layer_norm.h"
 #include "linear.h"
 #include "panel_linear.h"
@@ -20,20 +21,22 @@
 namespace tensorops {
 
 // Every kernel and the struct of its arguments.
-#define TENSOROPS_FOR_EACH_KERNEL(DO)     \
-    DO(activation, Activation)            \
-    DO(attention, Attention)              \
-    DO(dequantize, Dequantize)            \
-    DO(cross_entropy, CrossEntropy)       \
-    DO(layer_norm, LayerNorm)             \
-    DO(linear, Linear)                    \
-    DO(linear_choice, LinearChoice)       \
-    DO(panel_linear, PanelLinear)         \
-    DO(quantize, Quantize)                \
-    DO(quantized_linear, QuantizedLinear) \
-    DO(rms_norm, RmsNorm)                 \
-    DO(rope, Rope)                        \
-    DO(sample, Sample)                    \
+#define TENSOROPS_FOR_EACH_KERNEL(DO)                    \
+    DO(activation, Activation)                           \
+    DO(attention, Attention)                             \
+    DO(dequantize, Dequantize)                           \
+    DO(cross_entropy, CrossEntropy)                      \
+    DO(grouped_linear, GroupedLinear)                    \
+    DO(grouped_quantized_linear, GroupedQuantizedLinear) \
+    DO(layer_norm, LayerNorm)                            \
+    DO(linear, Linear)                                   \
+    DO(linear_choice, LinearChoice)                      \
+    DO(panel_linear, PanelLinear)                        \
+    DO(quantize, Quantize)                               \
+    DO(quantized_linear, QuantizedLinear)                \
+    DO(rms_norm, RmsNorm)                                \
+    DO(rope, Rope)                                       \
+    DO(sample, Sample)                                   \
     DO(softmax, Softmax)
 
 // The kernels of one target.

@@ -267,6 +267,8 @@ constexpr Entry TESTS[] = {
     {"cross_entropy", cross_entropy, Lengths::all},
     {"sample", sample, Lengths::all},
     {"rope", rope, Lengths::all},
+    {"grouped_linear", grouped_linear, Lengths::all},
+    {"grouped_quantized_linear", grouped_quantized_linear, Lengths::few},
     {"linear", linear, Lengths::all_and_long},
     {"quantize", quantize, Lengths::few},
     {"dequantize", dequantize, Lengths::few},

@@ -30,7 +30,17 @@ from tensorops.backends import probing
 from tensorops.backends.registry import resolve
 from tensorops.hardware import usable_processors
 from tensorops.kernels.cpu import _native, panels
-from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization, sampling
+from tensorops.ops import (
+    activation,
+    attention,
+    experts,
+    linear,
+    loss,
+    normalization,
+    positional,
+    quantization,
+    sampling,
+)
 
 _native.use_processors(usable_processors())
 
@@ -47,6 +57,8 @@ OPERATORS = (
     activation.log_softmax,
     activation.logsumexp,
     attention.scaled_dot_product_attention,
+    experts.grouped_linear,
+    experts.grouped_quantized_linear,
     linear.embedding,
     linear.linear,
     loss.cross_entropy,
