@@ -10,6 +10,8 @@
 namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
+constexpr std::int64_t kPiecesPerThread = 16;
+
 template <int kBits, bool kSigned, class T, class S>
 void products(const GroupedQuantizedLinear& grouped) {
     const QuantizedLinear& op = grouped.linear;
@@ -39,22 +41,30 @@ void products(const GroupedQuantizedLinear& grouped) {
     const auto compute = [&](const Segment& s, std::int64_t first, std::int64_t width, int member) {
         if (leaves(at, matrix_work(s.count, width, n, kBits / 8.0))) return;
         const std::int64_t index = s.expert * grouped.per_expert + first;
-        const auto to = [&](std::int64_t r) { return y + s.rows[r] * grouped.y_stride + first; };
-        if (is_fixed[s.place]) return some_outputs<T, S>(s.count, way, fixed + s.place, index, width, to);
         const auto dequantized = [&op](std::int64_t i, float* w) {
             dequantize_row<kBits, kSigned, S>(op, i, w);
             return w;
         };
-        for (std::int64_t done = 0; done < width; done += kBlockOutputs)
-            outputs_of_rows<T, float, float>(
-                s.count, n, index + done, std::min(kBlockOutputs, width - done), dequantized,
-                scratch.at<char>((line + room) * rows + line * kBlockOutputs * member), line, nullptr,
-                [&](std::int64_t r) { return arranged(s.place + r); }, [&](std::int64_t r) { return to(r) + done; });
+        const bool few = is_fixed[s.place];
+        const std::int64_t step = few ? kOutputs : kBlockOutputs;
+        for (std::int64_t done = 0; done < width; done += step) {
+            const std::int64_t some = std::min(step, width - done);
+            const auto to = [&](std::int64_t r) { return y + s.rows[r] * grouped.y_stride + first + done; };
+            if (few)
+                some_outputs<T, S>(s.count, way, fixed + s.place, index + done, some, to);
+            else
+                outputs_of_rows<T, float, float>(
+                    s.count, n, index + done, some, dequantized,
+                    scratch.at<char>((line + room) * rows + line * kBlockOutputs * member), line, nullptr,
+                    [&](std::int64_t r) { return arranged(s.place + r); }, to);
+        }
     };
     over_batches(grouped.groups, [&](const Batch& batch) {
         if (at && at->happened()) return;
         over_segments(batch, threads, prepare);
-        over_outputs(batch, op.outputs, kOutputs, threads, compute);
+        // Long pieces, as what is fetched ahead at the end of one is another thread's; enough to share them out evenly.
+        const std::int64_t share = batch.count * op.outputs / (kPiecesPerThread * threads * kOutputs);
+        over_outputs(batch, op.outputs, std::max<std::int64_t>(share, 1) * kOutputs, threads, compute);
     });
 }
 

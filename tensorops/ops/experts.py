@@ -628,20 +628,22 @@ def _route(
     Weights are renormalized by a softmax over the logarithms of the scores: the sum of small scores may underflow.
     """
     is_softmax = scoring_func == "softmax"
-    scores = None
-    if correction is not None or not renormalize:
+    if correction is None and renormalize:
+        picked, chosen = _top_k(xp, logits, top_k)
+    else:
         scores = softmax(logits) if is_softmax else sigmoid(logits)
-    chosen = _largest(xp, logits if correction is None else scores + widen(xp, correction, logits)[0], top_k)
-    if not renormalize:
-        return _at(xp, scores, chosen), chosen
-    picked = _at(xp, logits, chosen)
+        chosen = _top_k(xp, logits if correction is None else scores + widen(xp, correction, logits)[0], top_k)[1]
+        if not renormalize:
+            return _at(xp, scores, chosen), chosen
+        picked = _at(xp, logits, chosen)
     return softmax(picked if is_softmax else -softplus(-picked)), chosen
 
 
-def _largest(xp: Namespace, x: Array, count: int) -> Array:
-    """Return where the `count` largest of each row are, in descending order; equal ones in order, NaN last."""
+def _top_k(xp: Namespace, x: Array, k: int) -> tuple[Array, Array]:
+    """Return the `k` largest of each row in descending order, and where they are; equal ones in order, NaN last."""
     ascending = xp.where(xp.isnan(x), xp.full_like(x, float("inf")), -x)
-    return xp.argsort(ascending, axis=-1, stable=True)[..., :count]
+    index = xp.argsort(ascending, axis=-1, stable=True)[..., :k]
+    return _at(xp, x, index), index
 
 
 def _at(xp: Namespace, x: Array, index: Array) -> Array:
