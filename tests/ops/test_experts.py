@@ -274,6 +274,18 @@ def test_tokens_on_dask_stay_in_their_blocks(rng):
     assert_allclose(y.compute(), REFERENCES["moe"](*args, **options), rtol=1e-4, atol=1e-5)
 
 
+def test_tokens_of_which_dask_knows_no_number(rng):
+    support.require("dask")
+    import dask.array as da
+
+    args, options = small(rng, 8)
+    kept = np.array([True, False, True, True, True, False, True, False])
+    x, logits = (da.from_array(a, chunks=(3, -1))[da.from_array(kept, chunks=3)] for a in args[:2])
+    y = tp.moe(x, logits, *(da.from_array(a, chunks=-1) for a in args[2:]), **options)
+    expected = REFERENCES["moe"](args[0][kept], args[1][kept], *args[2:], **options)
+    assert_allclose(y.compute(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_gradients_of_the_router_in_torch(torch, rng):
     x, router, gate_up, down = layer(torch, 5)
     router.requires_grad_()
