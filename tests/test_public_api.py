@@ -284,7 +284,8 @@ def test_the_readme_says_which_of_them_torch_and_jax_use():
     """Which activations JAX uses exactly is tested with its provider."""
     compiled = kernels_of("cpu")
     assert kernels_of("torch_cpu") == compiled - {"linear", "sample"}
-    most = NORMS | {"softmax", "log_softmax", "logsumexp", "quantized_linear", "top_k"}
+    products = {"quantized_linear", "grouped_linear", "grouped_quantized_linear"}
+    most = NORMS | products | {"softmax", "log_softmax", "logsumexp", "top_k"}
     assert most <= kernels_of("jax_ffi") <= (most | ACTIVATIONS - {"relu"}) & compiled
 
 

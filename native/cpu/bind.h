@@ -94,6 +94,7 @@ inline int count_last_axes(nb::handle axis, int ndim) {
 
 void bind_activation(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_experts(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_loss(nb::module_& m);
 void bind_normalization(nb::module_& m);

@@ -117,13 +117,9 @@ Reason refuse_quantized_linear(nb::handle x, nb::handle weight, nb::handle scale
     if (!PyArray_CheckExact(weight.ptr())) return "weight is not a numpy.ndarray";
     PyArrayObject* w = as_array(weight);
     if (PyArray_TYPE(w) != NPY_UINT8) return "weight does not have dtype uint8";
-    if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
-    if (biases.is_none() && bits != 8) return "biases are missing";
     if (PyArray_SIZE(a) == 0 || PyArray_SIZE(w) == 0) return "x or weight is empty";
-    if (group_size < 1 || group_size > PyArray_SIZE(a) || group_size * bits % 8 != 0)
-        return "group_size does not fit x";
     const npy_intp columns = length_of(a);
-    if (columns % group_size != 0) return "the last axis of x is no multiple of group_size";
+    if (Reason reason = refuse_product(biases, bits, group_size, columns); !reason.empty()) return reason;
     if (Reason reason = refuse_matrix("weight", w, kAny, columns * bits / 8); !reason.empty()) return reason;
     return refuse_scales(scales, biases, PyArray_DIM(w, 0), columns / group_size, false);
 }

@@ -129,6 +129,23 @@ inline void widen(Dtype dtype, const char* from, float* to, std::int64_t n) {
     for_narrow_dtype(dtype, [=](auto element) { convert(reinterpret_cast<const decltype(element)*>(from), to, n); });
 }
 
+// Some outputs for a number of rows. row(index, buffer) returns a pointer to a row of W, from the `first` on, computed
+// in the buffer if necessary: `buffers` has room for kBlockOutputs of them, `line` bytes apart. Row r of x begins at
+// from(r); put(r, sums) takes its products.
+template <class X, class W, class Row, class From, class Put>
+inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t first, std::int64_t width, const Row& row,
+                            char* buffers, std::int64_t line, const From& from, const Put& put) {
+    const W* w[kBlockOutputs + kTileColumns];
+    for (std::int64_t c = 0; c < width; ++c) w[c] = row(first + c, reinterpret_cast<float*>(buffers + line * c));
+    std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // fills the tile; these are unused
+    for (std::int64_t r = 0; r < count; r += kTileRows) {
+        const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
+        const X* x[kTileRows];
+        for (std::int64_t i = 0; i < height; ++i) x[i] = from(r + i);
+        block_of_outputs(height, x, w, width, n, [&](int i, float* sums) { put(r + i, sums); });
+    }
+}
+
 // x · Wᵀ, where row(index, buffer) returns a pointer to a row of W, computed in the buffer if necessary, and
 // prepare(from, to) converts a row of x to float32; without it, rows of x are used directly.
 //
@@ -162,17 +179,9 @@ void each_product(const Rows& x, std::int64_t outputs, const Row& row, const Pre
         over_pieces(threads, (outputs + kBlockOutputs - 1) / kBlockOutputs, [&](std::int64_t piece, int member) {
             const std::int64_t first = piece * kBlockOutputs, width = std::min(kBlockOutputs, outputs - first);
             if (leaves(at, matrix_work(count, width, n, sizeof(W)))) return;
-            const W* w[kBlockOutputs + kTileColumns];
-            for (std::int64_t c = 0; c < width; ++c)
-                w[c] = row(first + c, scratch.at<float>(line * (kBlockOutputs * member + c)));
-            std::fill(w + width, w + width + kTileColumns, w[width - 1]);  // fills the tile; these are unused
-            for (std::int64_t r = 0; r < count; r += kTileRows) {
-                const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
-                const X* from[kTileRows];
-                for (std::int64_t i = 0; i < height; ++i) from[i] = x_row(r + i);
-                block_of_outputs(height, from, w, width, n,
-                                 [&](int i, float* sums) { put(begin + r + i, first, width, sums, member); });
-            }
+            outputs_of_rows<X, W>(count, n, first, width, row, scratch.at<char>(line * kBlockOutputs * member), line,
+                                  x_row,
+                                  [&](std::int64_t r, float* sums) { put(begin + r, first, width, sums, member); });
         });
     }
 }

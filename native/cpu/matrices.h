@@ -42,6 +42,14 @@ inline Reason refuse_factor(nb::handle x) {
     return last_axis_contiguous(a) ? Reason{} : "the last axis of x is not contiguous";
 }
 
+// The format of quantized matrices that rows of `columns` elements are multiplied by
+inline Reason refuse_product(nb::handle biases, Integer bits, Integer group_size, npy_intp columns) {
+    if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
+    if (biases.is_none() && bits != 8) return "biases are missing";
+    if (group_size < 1 || group_size > columns || group_size * bits % 8 != 0) return "group_size does not fit x";
+    return columns % group_size == 0 ? Reason{} : "the last axis of x is no multiple of group_size";
+}
+
 inline npy_intp length_of(PyArrayObject* a) { return PyArray_DIM(a, PyArray_NDIM(a) - 1); }
 
 // Room for the outputs of each row of x

@@ -87,6 +87,7 @@ NB_MODULE(_native, m) {
 
     bind_activation(m);
     bind_attention(m);
+    bind_experts(m);
     bind_linear(m);
     bind_loss(m);
     bind_normalization(m);

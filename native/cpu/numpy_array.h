@@ -70,20 +70,7 @@ inline Rows rows_before(PyArrayObject* a, int axis) {
     rows.data = PyArray_BYTES(a);
     rows.count = 1;
     rows.outer = 0;
-    for (int d = 0; d < axis; ++d) {
-        const std::int64_t n = PyArray_DIM(a, d), stride = PyArray_STRIDE(a, d);
-        rows.count *= n;
-        if (n == 1) continue;
-        const int previous = rows.outer - 1;
-        if (previous >= 0 && rows.stride[previous] == stride * n) {
-            rows.shape[previous] *= n;
-            rows.stride[previous] = stride;
-        } else {
-            rows.shape[rows.outer] = n;
-            rows.stride[rows.outer] = stride;
-            ++rows.outer;
-        }
-    }
+    for (int d = 0; d < axis; ++d) add_axis(rows, PyArray_DIM(a, d), PyArray_STRIDE(a, d));
     return rows;
 }
 

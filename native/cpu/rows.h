@@ -31,4 +31,34 @@ struct Rows {
     }
 };
 
+// Adds an axis inside of the present ones; it is merged with the last one where the strides allow it.
+inline void add_axis(Rows& rows, std::int64_t n, std::int64_t stride) {
+    rows.count *= n;
+    if (n == 1) return;
+    const int previous = rows.outer - 1;
+    if (previous >= 0 && rows.stride[previous] == stride * n) {
+        rows.shape[previous] *= n;
+        rows.stride[previous] = stride;
+    } else {
+        rows.shape[rows.outer] = n;
+        rows.stride[rows.outer] = stride;
+        ++rows.outer;
+    }
+}
+
+// Rows of a given length in `axes` axes, broadcast to a shape of at least as many.
+template <class Size>
+Rows broadcast_rows(const char* data, std::int64_t length, int axes, const Size* dims, const Size* strides, int ndim,
+                    const Size* shape) {
+    Rows rows{};
+    rows.data = data;
+    rows.length = length;
+    rows.count = 1;
+    for (int d = 0; d < ndim; ++d) {
+        const int own = d - (ndim - axes);
+        add_axis(rows, shape[d], own < 0 || dims[own] == 1 ? 0 : strides[own]);
+    }
+    return rows;
+}
+
 }  // namespace tensorops

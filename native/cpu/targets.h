@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "cross_entropy.h"
 #include "group_norm.h"
+#include "grouped_linear.h"
 #include "layer_norm.h"
 #include "linear.h"
 #include "linear_cross_entropy.h"
@@ -23,23 +24,25 @@
 namespace tensorops {
 
 // Every kernel and the struct of its arguments.
-#define TENSOROPS_FOR_EACH_KERNEL(DO)            \
-    DO(activation, Activation)                   \
-    DO(attention, Attention)                     \
-    DO(dequantize, Dequantize)                   \
-    DO(cross_entropy, CrossEntropy)              \
-    DO(group_norm, GroupNorm)                    \
-    DO(layer_norm, LayerNorm)                    \
-    DO(linear, Linear)                           \
-    DO(linear_choice, LinearChoice)              \
-    DO(linear_cross_entropy, LinearCrossEntropy) \
-    DO(panel_linear, PanelLinear)                \
-    DO(quantize, Quantize)                       \
-    DO(quantized_linear, QuantizedLinear)        \
-    DO(rms_norm, RmsNorm)                        \
-    DO(rope, Rope)                               \
-    DO(sample, Sample)                           \
-    DO(softmax, Softmax)                         \
+#define TENSOROPS_FOR_EACH_KERNEL(DO)                    \
+    DO(activation, Activation)                           \
+    DO(attention, Attention)                             \
+    DO(dequantize, Dequantize)                           \
+    DO(cross_entropy, CrossEntropy)                      \
+    DO(group_norm, GroupNorm)                            \
+    DO(grouped_linear, GroupedLinear)                    \
+    DO(grouped_quantized_linear, GroupedQuantizedLinear) \
+    DO(layer_norm, LayerNorm)                            \
+    DO(linear, Linear)                                   \
+    DO(linear_choice, LinearChoice)                      \
+    DO(linear_cross_entropy, LinearCrossEntropy)         \
+    DO(panel_linear, PanelLinear)                        \
+    DO(quantize, Quantize)                               \
+    DO(quantized_linear, QuantizedLinear)                \
+    DO(rms_norm, RmsNorm)                                \
+    DO(rope, Rope)                                       \
+    DO(sample, Sample)                                   \
+    DO(softmax, Softmax)                                 \
     DO(top_k, TopK)
 
 // The kernels of one target.

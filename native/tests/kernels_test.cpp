@@ -361,6 +361,8 @@ constexpr Entry TESTS[] = {
     {"sample", sample, Lengths::all},
     {"top_k", top_k, Lengths::all_and_long},
     {"rope", rope, Lengths::all},
+    {"grouped_linear", grouped_linear, Lengths::all},
+    {"grouped_quantized_linear", grouped_quantized_linear, Lengths::few},
     {"linear", linear, Lengths::all_and_long},
     {"quantize", quantize, Lengths::few},
     {"dequantize", dequantize, Lengths::few},

@@ -4,18 +4,23 @@
 namespace tensorops::tests {
 namespace {
 
+// For each row, the first row of its matrix of weights; none if all have the same one.
+using Firsts = std::vector<std::int64_t>;
+
 // x · Wᵀ + bias; errors are counted in units of the sum of the products' sizes.
 Expected products(const std::vector<Real>& x, const std::vector<double>& w, const std::vector<double>& size_of_w,
-                  const std::vector<Real>& bias, std::int64_t rows, std::int64_t outputs, std::int64_t n) {
+                  const std::vector<Real>& bias, std::int64_t rows, std::int64_t outputs, std::int64_t n,
+                  const Firsts& firsts = {}) {
     Expected expected;
     for (std::int64_t r = 0; r < rows; ++r)
-        for (std::int64_t o = 0; o < outputs; ++o) {
+        for (std::int64_t i = 0; i < outputs; ++i) {
+            const std::int64_t o = firsts.empty() ? i : firsts[static_cast<std::size_t>(r)] + i;
             const double b = bias.empty() ? 0 : static_cast<double>(bias[static_cast<std::size_t>(o)]);
             double sum = b, size = std::fabs(b);
-            for (std::int64_t i = 0; i < n; ++i) {
-                const auto factor = static_cast<double>(x[static_cast<std::size_t>(r * n + i)]);
-                sum += factor * w[static_cast<std::size_t>(o * n + i)];
-                size += std::fabs(factor) * size_of_w[static_cast<std::size_t>(o * n + i)];
+            for (std::int64_t k = 0; k < n; ++k) {
+                const auto factor = static_cast<double>(x[static_cast<std::size_t>(r * n + k)]);
+                sum += factor * w[static_cast<std::size_t>(o * n + k)];
+                size += std::fabs(factor) * size_of_w[static_cast<std::size_t>(o * n + k)];
             }
             expected.value.push_back(sum);
             expected.scale.push_back(std::isfinite(size) ? size : 0);
@@ -75,6 +80,65 @@ void linear(Test& t) {
 
 namespace {
 
+// Experts of rows: of some, that of the row before; some of them have no rows.
+std::vector<std::int64_t> experts_of(Test& t, std::int64_t rows, std::int64_t experts) {
+    std::vector<std::int64_t> numbers;
+    for (std::int64_t r = 0; r < rows; ++r)
+        numbers.push_back(r > 0 && t.integer(0, 2) == 0 ? numbers.back() : t.integer(0, experts - 1));
+    return numbers;
+}
+
+SortedRows sorted(const std::vector<std::int64_t>& numbers, std::int64_t experts) {
+    return {static_cast<std::int64_t>(numbers.size()), experts,
+            [&](std::int64_t r) { return numbers[static_cast<std::size_t>(r)]; }};
+}
+
+Firsts firsts_of(std::vector<std::int64_t> numbers, std::int64_t per_expert) {
+    for (std::int64_t& number : numbers) number *= per_expert;
+    return numbers;
+}
+
+}  // namespace
+
+void grouped_linear(Test& t) {
+    if (t.dtype == Dtype::float64) return;
+    const std::int64_t few_rows[] = {1, 2, 5, 8, 13, 40, 350}, few_outputs[] = {1, 4, 31, 33, 67};
+    const std::int64_t n = t.length, rows = t.many_threads ? t.rows : few_rows[n % 7], experts = 1 + n % 5,
+                       outputs = t.many_threads ? 70 : few_outputs[n % 5], per_expert = outputs + n % 2 * 3;
+    const Input x = strided_rows(t.random(rows * n), rows, n, n % 3 ? 0 : 7);
+    const auto numbers = experts_of(t, rows, experts);
+    const SortedRows order = sorted(numbers, experts);
+    for (Dtype weight_dtype : kSingleOrHalf) {
+        const Input weight =
+            matrix(t.random(experts * per_expert * n, weight_dtype, 1.0), experts * per_expert, n, n % 2 ? 0 : 5);
+        const Input bias = t.random(n % 4 ? experts * per_expert : 0, weight_dtype, 3.0);
+        const std::vector<double> w(weight.values.begin(), weight.values.end());
+        std::vector<double> size;
+        for (double a : w) size.push_back(std::fabs(a));
+        std::vector<Input> in{x, weight};
+        if (!bias.values.empty()) in.push_back(bias);
+        t.check("grouped_linear", {n >= kLongRow ? 64.0L : 16.0L, 0}, in,
+                products(x.values, w, size, bias.values, rows, outputs, n, firsts_of(numbers, per_expert)),
+                [&](const Test::Call& call) {
+                    GroupedLinear op{};
+                    op.linear.x = rows_of(x, call.in[0]);
+                    op.linear.weight = call.in[1];
+                    op.linear.weight_stride = weight.stride[0];
+                    op.linear.outputs = op.y_stride = outputs;
+                    op.linear.bias = bias.values.empty() ? nullptr : call.in[2];
+                    op.bias_stride = per_expert * format_of(bias.dtype).bytes;
+                    op.linear.y = call.out;
+                    op.linear.x_dtype = t.dtype;
+                    op.linear.weight_dtype = op.linear.bias_dtype = weight_dtype;
+                    op.groups = order.groups();
+                    op.per_expert = per_expert;
+                    target().grouped_linear(op);
+                });
+    }
+}
+
+namespace {
+
 struct Packing {
     const char* suffix;
     int bits;
@@ -101,18 +165,21 @@ void make_extreme(Input& x, std::int64_t n, std::int64_t choice) {
 }
 
 // Calls one of the two kernels with what quantized_linear takes.
-using Multiply = void (*)(const QuantizedLinear&);
+using Multiply = void (*)(const QuantizedLinear&, const Groups&);
 
 void quantized(Test& t, const std::string& name, Multiply multiply, Packing packing, Dtype scale_dtype,
-               std::int64_t group_size, std::int64_t rows, std::int64_t outputs) {
+               std::int64_t group_size, std::int64_t rows, std::int64_t outputs, std::int64_t experts = 0) {
     const std::int64_t groups = t.length, n = groups * group_size, row_bytes = n * packing.bits / 8;
+    const std::int64_t every = outputs * std::max<std::int64_t>(experts, 1);  // row of weights
+    const std::vector<std::int64_t> numbers = experts > 0 ? experts_of(t, rows, experts) : std::vector<std::int64_t>{};
+    const SortedRows order = sorted(numbers, experts);
     Input x = strided_rows(t.random(rows * n), rows, n, groups % 2 ? 0 : 7);
     if (groups % 4 == 3) make_extreme(x, n, t.integer(0, 4));
-    const Input weight = matrix(t.random_bytes(outputs * row_bytes), outputs, row_bytes, groups % 2 ? 3 : 0);
-    const Input scales = matrix(t.random(outputs * groups, scale_dtype, 0.1), outputs, groups, groups % 3 ? 0 : 5);
-    const Input biases = matrix(t.random(outputs * groups, scale_dtype, 1.0), outputs, groups, groups % 3 ? 3 : 0);
+    const Input weight = matrix(t.random_bytes(every * row_bytes), every, row_bytes, groups % 2 ? 3 : 0);
+    const Input scales = matrix(t.random(every * groups, scale_dtype, 0.1), every, groups, groups % 3 ? 0 : 5);
+    const Input biases = matrix(t.random(every * groups, scale_dtype, 1.0), every, groups, groups % 3 ? 3 : 0);
     std::vector<double> w, size;
-    for (std::int64_t i = 0; i < outputs * n; ++i) {
+    for (std::int64_t i = 0; i < every * n; ++i) {
         const auto group = static_cast<std::size_t>(i / group_size);
         const double product =
             static_cast<double>(scales.values[group]) * unpacked(weight, packing, static_cast<std::size_t>(i));
@@ -122,7 +189,8 @@ void quantized(Test& t, const std::string& name, Multiply multiply, Packing pack
     }
     std::vector<Input> in{x, weight, scales};
     if (!packing.is_signed) in.push_back(biases);
-    t.check(name + packing.suffix, {16, 0}, in, products(x.values, w, size, {}, rows, outputs, n),
+    t.check(name + packing.suffix, {16, 0}, in,
+            products(x.values, w, size, {}, rows, outputs, n, firsts_of(numbers, outputs)),
             [&](const Test::Call& call) {
                 QuantizedLinear op{};
                 op.x = rows_of(x, call.in[0]);
@@ -138,13 +206,17 @@ void quantized(Test& t, const std::string& name, Multiply multiply, Packing pack
                 op.y = call.out;
                 op.x_dtype = t.dtype;
                 op.scale_dtype = scale_dtype;
-                multiply(op);
+                multiply(op, order.groups());
             });
 }
 
-void by_plain_weights(const QuantizedLinear& op) { target().quantized_linear(op); }
+void by_plain_weights(const QuantizedLinear& op, const Groups&) { target().quantized_linear(op); }
 
-void by_panels(const QuantizedLinear& op) {
+void by_experts(const QuantizedLinear& op, const Groups& groups) {
+    target().grouped_quantized_linear({op, groups, op.outputs, op.outputs});
+}
+
+void by_panels(const QuantizedLinear& op, const Groups&) {
     const PlainWeights plain{const_cast<char*>(op.weight),
                              const_cast<char*>(op.scales),
                              const_cast<char*>(op.biases),
@@ -168,6 +240,20 @@ void quantized_linear(Test& t) {
             ++index;
             quantized(t, "quantized_linear", by_plain_weights, packing, kSingleOrHalf[index % 3], group_size,
                       t.many_threads ? 5 : few_rows[index % 7], t.many_threads ? 300 : few_outputs[index % 5]);
+        }
+}
+
+void grouped_quantized_linear(Test& t) {
+    if (t.dtype == Dtype::float64) return;
+    const std::int64_t few_rows[] = {1, 2, 3, 5, 9, 60, 200}, few_outputs[] = {1, 17, 65, 67};
+    std::int64_t index = t.length;
+    for (const Packing& packing : kPackings)
+        for (std::int64_t group_size : {6, 32, 64, 128}) {
+            if (t.many_threads && group_size != 32) continue;
+            ++index;
+            quantized(t, "grouped_quantized_linear", by_experts, packing, kSingleOrHalf[index % 3], group_size,
+                      t.many_threads ? 5 : few_rows[index % 7], t.many_threads ? 300 : few_outputs[index % 4],
+                      1 + index % 4);
         }
 }
 

@@ -24,7 +24,7 @@ from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, has_host_values
 from tensorops.ops.activation import geglu, sigmoid, softmax, softplus, swiglu
 from tensorops.ops.linear import linear
-from tensorops.ops.quantization import check_quantized, quantized_linear, unpacked
+from tensorops.ops.quantization import check_format, check_quantized, quantized_linear, unpacked
 
 # ------------------------------------------------------------------------------------------------ checks and row axes
 
@@ -35,7 +35,8 @@ def _check_rows(name: str, x: Array, experts: Array) -> None:
     require_integer(name, experts=experts)
     require_ndim(name, "x", x, 1)
     rows, own = tuple(x.shape[:-1]), tuple(experts.shape)
-    fits = all(n == m or 1 in (n, m) for n, m in zip(reversed(own), reversed(rows), strict=False))
+    pairs = zip(reversed(own), reversed(rows), strict=False)
+    fits = all(n == m or 1 in (n, m) or n != n or m != m for n, m in pairs)  # a size unknown to Dask is NaN
     if len(own) > len(rows) or not fits:
         raise ValueError(f"{name}: experts has shape {own}, which does not broadcast with the rows {rows} of x")
 
@@ -354,9 +355,9 @@ def _in_blocks(
 
 
 def _check_projection(
-    name: str, part: str, arrays: dict[str, Any], options: tuple[Any, Any], experts: int
-) -> tuple[int, int, dict[str, Any]]:
-    """Check a matrix for each expert, or a single one if there are 0; return its rows, columns and format."""
+    name: str, part: str, arrays: dict[str, Any], options: dict[str, Any], experts: int
+) -> tuple[int, int]:
+    """Check a matrix for each expert, or a single one if there are 0; return its rows and columns."""
     proj, scales, biases = (arrays[f"{part}_{what}"] for what in ("proj", "scales", "biases"))
     axes = ("experts", "rows") if experts else ("rows",)
     if scales is None:
@@ -364,23 +365,23 @@ def _check_projection(
             raise ValueError(f"{name}: {part}_biases is given without {part}_scales")
         require_floating(name, **{f"{part}_proj": proj})
         require_ndim(name, f"{part}_proj", proj, len(axes) + 1, len(axes) + 1)
-        columns, format_of = proj.shape[-1], {}
+        columns = proj.shape[-1]
     else:
         named = {f"{part}_proj": proj, f"{part}_scales": scales, f"{part}_biases": biases}
-        format_of = check_quantized(name, named, *options, axes)
-        columns = proj.shape[-1] * 8 // format_of["bits"]
+        check_quantized(name, named, options["bits"], options["group_size"], axes)
+        columns = proj.shape[-1] * 8 // options["bits"]
     if experts and proj.shape[0] != experts:
         raise ValueError(f"{name}: {part}_proj has {proj.shape[0]} experts, but router_logits has {experts}")
-    return proj.shape[-2], columns, format_of
+    return proj.shape[-2], columns
 
 
 def _check_feed_forward(
-    name: str, prefix: str, arrays: dict[str, Any], features: int, options: tuple[Any, Any], experts: int
-) -> dict[str, Any]:
-    """Check both projections of the experts or, if there are 0, of a single block; return the options of a format."""
+    name: str, prefix: str, arrays: dict[str, Any], features: int, options: dict[str, Any], experts: int
+) -> None:
+    """Check both projections of the experts or, if there are 0, of a single block."""
     gate_up, down = f"{prefix}gate_up", f"{prefix}down"
-    both, columns, format_of = _check_projection(name, gate_up, arrays, options, experts)
-    outputs, hidden, format_of_down = _check_projection(name, down, arrays, options, experts)
+    both, columns = _check_projection(name, gate_up, arrays, options, experts)
+    outputs, hidden = _check_projection(name, down, arrays, options, experts)
     if columns != features:
         raise ValueError(f"{name}: {gate_up}_proj has {columns} columns, but the last axis of x has {features}")
     if both != 2 * hidden:
@@ -389,7 +390,6 @@ def _check_feed_forward(
         )
     if outputs != features:
         raise ValueError(f"{name}: {down}_proj has {outputs} rows, but the last axis of x has {features}")
-    return format_of | format_of_down
 
 
 def _check_moe(
@@ -415,7 +415,8 @@ def _check_moe(
         shared_expert_gate=gate,
     )
     require_ndim(name, "x", x, 1)
-    if router_logits.ndim != x.ndim or tuple(router_logits.shape[:-1]) != tuple(x.shape[:-1]):
+    sizes = zip(router_logits.shape[:-1], x.shape[:-1], strict=False)
+    if router_logits.ndim != x.ndim or any(n != m and n == n and m == m for n, m in sizes):  # NaN: unknown to Dask
         raise ValueError(
             f"{name}: router_logits has shape {tuple(router_logits.shape)}, but x has {tuple(x.shape)}: all axes but "
             f"the last must be equal"
@@ -431,9 +432,12 @@ def _check_moe(
     top_k = as_integer(name, "top_k", top_k)
     if not 1 <= top_k <= experts:
         raise ValueError(f"{name}: top_k is {shown(top_k)}, expected 1 … {experts}, the number of experts")
-    formats = _check_feed_forward(name, "", weights, features, (bits, group_size), experts)
-    formats |= _check_shared(name, weights, features, (bits, group_size))
-    return formats | {
+    options = check_format(name, bits, group_size, "affine")
+    _check_feed_forward(name, "", weights, features, options, experts)
+    _check_shared(name, weights, features, options)
+    return {
+        "bits": options["bits"],
+        "group_size": options["group_size"],
         "top_k": top_k,
         "scoring_func": as_choice(name, "scoring_func", scoring_func, ("softmax", "sigmoid")),
         "renormalize": as_bool(name, "renormalize", renormalize),
@@ -442,11 +446,10 @@ def _check_moe(
     }
 
 
-def _check_shared(name: str, weights: dict[str, Any], features: int, options: tuple[Any, Any]) -> dict[str, Any]:
-    """Check the arrays of the shared expert, if there is one; return the options of their format."""
-    gate_up, down = weights["shared_gate_up_proj"], weights["shared_down_proj"]
+def _check_shared(name: str, weights: dict[str, Any], features: int, options: dict[str, Any]) -> None:
+    """Check the arrays of the shared block, if there is one."""
+    gate_up, down, gate = (weights[f"shared_{what}"] for what in ("gate_up_proj", "down_proj", "expert_gate"))
     if gate_up is not None and down is not None:
-        gate = weights["shared_expert_gate"]
         if gate is not None and tuple(gate.shape) != (1, features):
             raise ValueError(
                 f"{name}: shared_expert_gate has shape {tuple(gate.shape)}, expected {(1, features)}, as for linear"
@@ -455,7 +458,7 @@ def _check_shared(name: str, weights: dict[str, Any], features: int, options: tu
     for label, array in weights.items():
         if label.startswith("shared") and array is not None:
             raise ValueError(f"{name}: {label} is given, but not both shared_gate_up_proj and shared_down_proj")
-    return {}
+    return None
 
 
 def _moe_rows(x: Array, router_logits: Array, **arguments: Any) -> RowAxes:
@@ -628,20 +631,22 @@ def _route(
     Weights are renormalized by a softmax over the logarithms of the scores: the sum of small scores may underflow.
     """
     is_softmax = scoring_func == "softmax"
-    scores = None
-    if correction is not None or not renormalize:
+    if correction is None and renormalize:
+        picked, chosen = _top_k(xp, logits, top_k)
+    else:
         scores = softmax(logits) if is_softmax else sigmoid(logits)
-    chosen = _largest(xp, logits if correction is None else scores + widen(xp, correction, logits)[0], top_k)
-    if not renormalize:
-        return _at(xp, scores, chosen), chosen
-    picked = _at(xp, logits, chosen)
+        chosen = _top_k(xp, logits if correction is None else scores + widen(xp, correction, logits)[0], top_k)[1]
+        if not renormalize:
+            return _at(xp, scores, chosen), chosen
+        picked = _at(xp, logits, chosen)
     return softmax(picked if is_softmax else -softplus(-picked)), chosen
 
 
-def _largest(xp: Namespace, x: Array, count: int) -> Array:
-    """Return where the `count` largest of each row are, in descending order; equal ones in order, NaN last."""
+def _top_k(xp: Namespace, x: Array, k: int) -> tuple[Array, Array]:
+    """Return the `k` largest of each row in descending order, and where they are; equal ones in order, NaN last."""
     ascending = xp.where(xp.isnan(x), xp.full_like(x, float("inf")), -x)
-    return xp.argsort(ascending, axis=-1, stable=True)[..., :count]
+    index = xp.argsort(ascending, axis=-1, stable=True)[..., :k]
+    return _at(xp, x, index), index
 
 
 def _at(xp: Namespace, x: Array, index: Array) -> Array:

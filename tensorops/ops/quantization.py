@@ -20,7 +20,7 @@ from tensorops.backends import get_namespace
 _MODES = ("affine", "symmetric")
 
 
-def _check_format(name: str, bits: int, group_size: int, mode: str) -> dict[str, Any]:
+def check_format(name: str, bits: int, group_size: int, mode: str) -> dict[str, Any]:
     """Check the options that describe a format and return them."""
     bits, group_size = as_integer(name, "bits", bits), as_integer(name, "group_size", group_size)
     mode = as_choice(name, "mode", mode, _MODES)
@@ -47,7 +47,7 @@ def check_quantized(
     `shape` names the axes before the last.
     """
     (label, weight), *parameters = arrays.items()
-    options = _check_format(name, bits, group_size, "affine" if parameters[1][1] is not None else "symmetric")
+    options = check_format(name, bits, group_size, "affine" if parameters[1][1] is not None else "symmetric")
     bits, group_size = options["bits"], options["group_size"]
     if dtype_name(weight) != "uint8":
         raise TypeError(f"{name}: {label} has dtype {dtype_name(weight)}, expected uint8")
@@ -76,7 +76,7 @@ def _check_quantized(
 def _check_quantize(name: str, w: Array, bits: int, group_size: int, mode: str) -> dict[str, Any]:
     require_floating(name, w=w)
     require_ndim(name, "w", w, 2, 2)
-    options = _check_format(name, bits, group_size, mode)
+    options = check_format(name, bits, group_size, mode)
     if w.shape[1] % options["group_size"]:
         raise ValueError(f"{name}: w has {w.shape[1]} columns, not a multiple of group_size {shown(group_size)}")
     return options

@@ -71,6 +71,8 @@ def test_every_kernel_is_here():
         "instance_norm",
         "quantized_linear",
         "top_k",
+        "grouped_linear",
+        "grouped_quantized_linear",
     }
 
 
@@ -286,6 +288,14 @@ MALFORMED = {
     "no-format": ("quantized_linear", X, (X, X.astype(np.uint8), X, X)),
     "weight-dtype": ("quantized_linear", X, (X, X, X, X)),
     "three-matrices": ("quantized_linear", X, (X, X)),
+    "experts-dtype": ("grouped_linear", X, (X, X[:, 0], np.zeros((1, 3, 3), np.float32))),
+    "experts-shape": ("grouped_linear", X, (X, np.zeros(3, np.int32), np.zeros((1, 3, 3), np.float32))),
+    "stack": ("grouped_linear", X, (X, np.zeros(2, np.int32), X)),
+    "stack-format": (
+        "grouped_quantized_linear",
+        X,
+        (X, np.zeros(2, np.int32), np.zeros((1, 3, 3), np.uint8), np.ones((1, 3, 1), np.float32)),
+    ),
 }
 
 
@@ -523,3 +533,80 @@ with jax.set_mesh(jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisTy
 def test_several_devices():
     done = support.python(SEVERAL_DEVICES, XLA_FLAGS="--xla_force_host_platform_device_count=2")
     assert done.returncode == 0, done.stderr
+
+
+# --- experts -----------------------------------------------------------------------------------------
+
+
+def grouped(rng, shape, experts, number, outputs, dtype="float32", weight_dtype="float32"):
+    """Return arguments of grouped_linear, on the CPU."""
+    x = rng.standard_normal(shape).astype(DTYPES[dtype])
+    weight, bias = (rng.standard_normal(s).astype(DTYPES[weight_dtype]) for s in ((number, outputs, shape[-1]),) * 2)
+    return [x, rng.integers(0, number, experts), weight, bias[..., 0]]
+
+
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("weight_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_grouped_linear(dtype, weight_dtype, index, rng):
+    # One row, rows that several experts multiply, experts that several rows share, many rows and outputs.
+    for shape, experts, outputs in (
+        ((1, 33), 1, 3),
+        ((5, 1, 64), (5, 3), 70),
+        ((4, 3, 16), 3, 9),
+        ((300, 96), 300, 500),
+    ):
+        args = grouped(rng, shape, experts, 4, outputs, dtype, weight_dtype)
+        with jax.enable_x64(index == "int64"):
+            there = [jnp.asarray(a if i != 1 else a.astype(index)) for i, a in enumerate(args)]
+            for count in (3, 4):
+                with tp.set_backend("jax", providers=["jax_ffi"]):
+                    y = jax.jit(tp.grouped_linear)(*there[:count])
+                expected = REFERENCES["grouped_linear"](*args[:count])
+                assert_matches(support.back(y), expected, dtype, tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("bits", "mode"), [(4, "affine"), (8, "affine"), (8, "symmetric")])
+def test_grouped_quantized_linear(bits, mode, rng):
+    for shape, experts, outputs in (((1, 576), 1, 1541), ((5, 1, 64), (5, 3), 70), ((200, 96), 200, 130)):
+        parts = [quantized(rng, shape, outputs, bits, mode) for _ in range(3)]
+        stacks = [None if one[0] is None else np.stack(one) for one in zip(*(p[0][1:] for p in parts), strict=True)]
+        args, options = [parts[0][0][0], rng.integers(0, 3, experts).astype(np.int32), *stacks], parts[0][1]
+        with tp.set_backend("jax", providers=["jax_ffi"]):
+            y = tp.grouped_quantized_linear(*support.there(args, "jax"), **options)
+        expected = REFERENCES["grouped_quantized_linear"](*args, **options)
+        assert_matches(support.back(y), expected, "float32", tolerance=64, scale_axis=None)
+
+
+def test_an_expert_out_of_range_is_found_before_memory_is_touched(rng):
+    x, experts, weight, _ = grouped(rng, (4, 8), 4, 3, 5)
+    for wrong in (-1, 3):
+        experts[2] = wrong
+        with pytest.raises(jax.errors.JaxRuntimeError, match="an index in experts that is out of range"):
+            jax.block_until_ready(tp.grouped_linear(*support.there((x, experts.astype(np.int32), weight), "jax")))
+
+
+def test_experts_under_vmap_and_grad(rng):
+    x, experts, weight, bias = grouped(rng, (6, 8), 6, 3, 5)
+    experts = experts.astype(np.int32)
+    there = support.there((x, experts, weight, bias), "jax")
+    several = jnp.stack([there[0], 2 * there[0]])
+    assert calls("grouped_linear", jax.vmap(tp.grouped_linear, (0, None, None, None)), several, *there[1:])
+    expected = np.stack([REFERENCES["grouped_linear"](k * x, experts, weight, bias) for k in (1, 2)])
+    close(jax.vmap(tp.grouped_linear, (0, None, None, None))(several, *there[1:]), expected)
+    close(jax.vmap(tp.grouped_linear, (0, 0, None, None))(several, jnp.stack([there[1]] * 2), *there[2:]), expected)
+    of_x, of_weight = jax.grad(lambda x, w: tp.grouped_linear(x, there[1], w).sum(), (0, 1))(there[0], there[2])
+    close(of_x, weight.sum(axis=1)[experts])
+    wanted = np.stack([np.tile(x[experts == e].sum(axis=0), (5, 1)) for e in range(3)])
+    close(of_weight, wanted)
+
+
+def test_a_layer_of_experts_is_compiled_as_a_whole(rng):
+    x = rng.standard_normal((6, 16)).astype(np.float32)
+    logits = rng.standard_normal((6, 4)).astype(np.float32)
+    gate_up, down = (rng.standard_normal(s).astype(np.float32) for s in ((4, 16, 16), (4, 16, 8)))
+    arrays = support.there((x, logits, gate_up, down), "jax")
+    layer = functools.partial(tp.moe, top_k=2)
+    assert program(layer, *arrays).count("@tensorops.grouped_linear(") == 2
+    expected = REFERENCES["moe"](x, logits, gate_up, down, top_k=2)
+    assert_matches(support.back(jax.jit(layer)(*arrays)), expected, "float32", tolerance=64)

@@ -33,6 +33,7 @@ from tensorops.kernels.cpu import _native, panels
 from tensorops.ops import (
     activation,
     attention,
+    experts,
     linear,
     loss,
     normalization,
@@ -65,6 +66,8 @@ OPERATORS = (
     activation.log_softmax,
     activation.logsumexp,
     attention.scaled_dot_product_attention,
+    experts.grouped_linear,
+    experts.grouped_quantized_linear,
     linear.embedding,
     linear.linear,
     loss.cross_entropy,

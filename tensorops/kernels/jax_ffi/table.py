@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why the compiled module is missing
 from tensorops.kernels.jax_ffi._launch import refuse_array, refuse_channels, register
-from tensorops.ops import activation, normalization, quantization, selection
+from tensorops.ops import activation, experts, normalization, quantization, selection
 
 
 def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
@@ -17,6 +17,18 @@ def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
     if biases is not None and biases.dtype != scales.dtype:
         return "biases has another dtype than scales"
     return "x or weight is empty" if 0 in (*x.shape, *weight.shape) else None
+
+
+def _refuse_grouped(arguments: dict[str, Any]) -> str | None:
+    integers = {"experts": ("int32", "int64"), "weight": ("uint8",) if "scales" in arguments else _NARROW}
+    for name in ("x", "experts", "weight", "bias", "scales", "biases"):
+        a = arguments.get(name)
+        if a is not None and (reason := refuse_array(name, a, integers.get(name, _NARROW))):
+            return reason
+    if arguments.get("biases") is not None and arguments["biases"].dtype != arguments["scales"].dtype:
+        return "biases has another dtype than scales"
+    empty = 0 in (*arguments["x"].shape, *arguments["experts"].shape, *arguments["weight"].shape)
+    return "x, experts or weight is empty" if empty else None
 
 
 _NARROW = ("float16", "bfloat16", "float32")
@@ -46,3 +58,5 @@ register(normalization.instance_norm, attributes=("eps",), refuse=refuse_channel
 register(normalization.l2_norm, attributes=("eps",))
 register(quantization.quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_quantized)
 register(selection.top_k, attributes=("largest",))
+register(experts.grouped_linear, refuse=_refuse_grouped)
+register(experts.grouped_quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_grouped)

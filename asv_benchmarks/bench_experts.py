@@ -1,0 +1,60 @@
+"""Mixture of experts, beside the products of its experts' rows, one after another."""
+
+import numpy as np
+
+from tensorops import linear, moe, quantize, quantized_linear
+from tensorops.benchmarks.asv import Benchmark, normal
+from tensorops.testing import DTYPES
+
+FORMAT = {"bits": 4, "group_size": 32}
+# experts, experts of a token, features, hidden: between Mixtral and Phi-3.5-MoE in kind, and OLMoE
+LAYERS = {"8 top 2": (8, 2, 2048, 4096), "64 top 8": (64, 8, 2048, 1024)}
+PREFIXES = ("gate_up", "down")
+
+
+def stacks(experts, features, hidden, weights):
+    """Return the arrays of both projections by name; all experts have the same numbers, each in memory of its own."""
+    arrays = {}
+    for prefix, (outputs, inputs) in zip(PREFIXES, ((2 * hidden, features), (features, hidden)), strict=True):
+        matrix = normal(outputs, inputs) * np.float32(inputs**-0.5)
+        parts = quantize(matrix, **FORMAT) if weights == "4 bits" else [matrix.astype(DTYPES[weights])]
+        for what, part in zip(("proj", "scales", "biases"), parts, strict=False):
+            arrays[f"{prefix}_{what}"] = np.stack([part] * experts)
+    return arrays
+
+
+class Experts(Benchmark):
+    """A whole layer, and `linear` or `quantized_linear` on the rows of each of its experts."""
+
+    params = (list(LAYERS), [1, 4, 512], ["float32", "bfloat16", "4 bits"], ["moe", "linears"])
+    param_names = ("layer", "tokens", "weights", "what")
+
+    def setup(self, layer, tokens, weights, what):
+        experts, top_k, features, hidden = LAYERS[layer]
+        arrays = stacks(experts, features, hidden, weights)
+        x = normal(tokens, features, dtype="float32" if weights == "4 bits" else weights)
+        logits = normal(tokens, experts)
+        if what == "moe":
+            self.call = lambda: moe(x, logits, **arrays, top_k=top_k)
+        else:
+            self.call = self.products(x, np.argsort(-logits, axis=-1)[:, :top_k], arrays, hidden)
+        self.call()
+
+    @staticmethod
+    def products(x, chosen, arrays, hidden):
+        """Return a function that multiplies each expert's rows, already collected, by its two matrices."""
+        calls = []
+        for e in np.unique(chosen):
+            rows = np.ascontiguousarray(x[(chosen == e).any(axis=1)])
+            for prefix, a in zip(PREFIXES, (rows, normal(len(rows), hidden).astype(x.dtype)), strict=True):
+                parts = [arrays[name][e] for name in arrays if name.startswith(prefix)]
+                calls.append((quantized_linear if len(parts) > 1 else linear, a, *parts))
+
+        def call():
+            for product, *args in calls:
+                product(*args)
+
+        return call
+
+    def time_experts(self, layer, tokens, weights, what):
+        self.call()

@@ -1,0 +1,380 @@
+// The products of quantized_linear and grouped_quantized_linear: rows of x with rows of W = scales · q + biases, for
+// integers q of 4 or 8 bits.
+//
+// Two methods, by the number of rows of x:
+//
+// * A few: integers throughout, see fixed_point.h; the result is as accurate as in float32.
+// * More: the weights of a block of outputs become float32 once for many rows; then dot_tiles.h. This method is also
+//   used for rows with infinities, NaN or extreme numbers, because only it multiplies by the weights themselves, and
+//   for groups that no vector of scales fits.
+//
+// Four bits: a row of x is reordered first, the elements of low nibbles, then those of high ones, so that the weights
+//   need not be.
+// Biases: the sum of x over each group, times the group's bias, in float32.
+// Bytes: the weights, scales and biases once; a few rows are memory-bound.
+#pragma once
+
+#include "dot_tiles.h"
+#include "fixed_point.h"
+#include "linear.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+// The number of rows up to which the first method is faster, with two threads and two thousand columns
+#if defined(__AVX512VNNI__)
+inline constexpr std::int64_t kFewRows = 48;
+#elif defined(__AVX2__)
+inline constexpr std::int64_t kFewRows = 32;
+#else
+inline constexpr std::int64_t kFewRows = 16;
+#endif
+inline constexpr std::int64_t kTogether = 4;     // rows that are multiplied at once
+inline constexpr std::int64_t kOutputUnit = 16;  // outputs go to threads in multiples of this
+inline constexpr std::int64_t kOutputs = 64;     // and are computed in blocks of at most this
+
+// ----------------------------------------------------------------------------------------------- parts of a row
+
+struct Pair {
+    Vec<float> low, high;
+};
+
+inline Vec<float> to_floats(U32 q) { return __builtin_convertvector(reinterpret_cast<I32>(q), Vec<float>); }
+
+// Bytes as integers of 32 bits. GCC's own conversions take several instructions.
+template <bool kSigned>
+inline U32 widened_bytes(const std::uint8_t* p) {
+#if defined(__AVX512F__)
+    const __m128i bytes = load_bits<__m128i>(p);
+    return reinterpret_cast<U32>(kSigned ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return reinterpret_cast<U32>(kSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    if constexpr (kSigned)
+        return reinterpret_cast<U32>(__builtin_convertvector(load_bits<I8>(p), I32));
+    else
+        return __builtin_convertvector(load_bits<U8>(p), U32);
+#endif
+}
+
+inline Pair load_nibbles(const std::uint8_t* packed) {
+    const U32 bytes = widened_bytes<false>(packed);
+    return {to_floats(bytes & 15u), to_floats(bytes >> 4)};
+}
+
+template <bool kSigned>
+inline Vec<float> load_bytes(const std::uint8_t* packed) {
+    return to_floats(widened_bytes<kSigned>(packed));
+}
+
+// The positions of the data of one output.
+struct Output {
+    const std::uint8_t* weight;
+    const char *scales, *biases;
+};
+
+inline Output output(const QuantizedLinear& op, std::int64_t index) {
+    return {reinterpret_cast<const std::uint8_t*>(op.weight + index * op.weight_stride),
+            op.scales + index * op.scale_stride, op.biases ? op.biases + index * op.bias_stride : nullptr};
+}
+
+// ---------------------------------------------------------------------------- the second method: weights as float32
+
+// Weights of a group as float32, in the order of `arrange`. `high` belongs to the high nibbles.
+template <int kBits, bool kSigned>
+void dequantize_group(const std::uint8_t* q, std::int64_t bytes, float s, float b, float* low, float* high) {
+    constexpr std::int64_t lanes = kFloats;
+    std::int64_t i = 0;
+    for (; i + lanes <= bytes; i += lanes) {
+        if constexpr (kBits == 4) {
+            const Pair pair = load_nibbles(q + i);
+            store(low + i, pair.low * s + b);
+            store(high + i, pair.high * s + b);
+        } else {
+            store(low + i, load_bytes<kSigned>(q + i) * s + b);
+        }
+    }
+    for (; i < bytes; ++i) {
+        const int byte = kSigned ? static_cast<std::int8_t>(q[i]) : q[i];
+        low[i] = static_cast<float>(kBits == 4 ? byte & 15 : byte) * s + b;
+        if constexpr (kBits == 4) high[i] = static_cast<float>(byte >> 4) * s + b;
+    }
+}
+
+template <int kBits, bool kSigned, class S>
+void dequantize_row(const QuantizedLinear& op, std::int64_t index, float* w) {
+    const Output o = output(op, index);
+    const std::int64_t bytes = op.group_size * kBits / 8, n = op.x.length;
+    const S *scales = reinterpret_cast<const S*>(o.scales), *biases = reinterpret_cast<const S*>(o.biases);
+    constexpr std::int64_t kPiece =
+        64;  // groups whose numbers become float32 together: one alone takes as long as eight
+    float s[kPiece], b[kPiece] = {};
+    const std::int64_t groups = n / op.group_size;
+    float* high = w + n / 2;
+    for (std::int64_t begin = 0, i = 0; begin < groups; begin += kPiece) {
+        const std::int64_t count = std::min(kPiece, groups - begin);
+        convert(scales + begin, s, count);
+        if (!kSigned) convert(biases + begin, b, count);
+        for (std::int64_t g = 0; g < count; ++g, i += bytes)
+            dequantize_group<kBits, kSigned>(o.weight + i, bytes, s[g], b[g], w + i, high + i);
+    }
+}
+
+// --------------------------------------------------------------------------------- the first method: a few rows
+
+#if defined(__AVX512F__)
+inline constexpr bool kMasks = true;
+#else
+inline constexpr bool kMasks = false;
+#endif
+
+// The first n elements as float32, at most a vector of them, and 0 in the other lanes; quick only with masks.
+template <class T>
+inline Vec<float> load_first(const T* p, std::int64_t n) {
+#if defined(__AVX512F__)
+    const auto mask = static_cast<__mmask16>(n >= 16 ? 0xffff : (1 << n) - 1);
+    if constexpr (sizeof(T) == 4)
+        return reinterpret_cast<Vec<float>>(_mm512_maskz_loadu_ps(mask, p));
+    else if constexpr (is_same<T, Float16>)
+        return reinterpret_cast<Vec<float>>(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p)));
+    else
+        return floats_of(reinterpret_cast<U32>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p))) << 16);
+#else
+    return n >= kLanes<float> ? load(p) : load_part(p, n);
+#endif
+}
+
+// The last vector of a row's numbers, one for each group. Without masks it ends with the row, so that it also has
+// groups that were read before, unless the row has less than a vector of them.
+struct LastGroups {
+    std::int64_t begin, first;  // where it is read from, and the first group that is new in it
+
+    explicit LastGroups(std::int64_t groups)
+        : begin(std::max<std::int64_t>(groups - kLanes<float>, 0)), first(groups / kLanes<float> * kLanes<float>) {
+        if (kMasks) begin = first;
+    }
+};
+
+// The sums of x over the groups, for the biases; `x` is arranged. They are in the order in which biases are read, and 0
+// for those that are read again.
+inline void sum_groups(const float* x, const QuantizedLinear& op, float* sums) {
+    constexpr std::int64_t lanes = kFloats;
+    const int parts = kNibblesApart ? 8 / op.bits : 1;
+    const std::int64_t per_part = op.group_size / parts, n = op.x.length;
+    const LastGroups last(n / op.group_size);
+    for (std::int64_t g = 0; g < n / op.group_size; ++g) {
+        Vec<float> sum{};
+        for (int part = 0; part < parts; ++part)
+            for (std::int64_t i = 0; i < per_part; i += lanes) sum += load(x + part * (n / 2) + g * per_part + i);
+        sums[g < last.first ? g : g + last.first - last.begin] = sum_of_lanes<float>(sum);
+    }
+}
+
+inline constexpr std::int64_t kChunk = 32 * kLanes<float>;  // weights, whose scales fit a vector
+
+// A row of x for the first method.
+template <int kBits>
+struct FixedRow {
+    const Block<kBits>* blocks;
+    const float* sums;
+};
+
+template <int kBits, bool kSigned>
+bool make_fixed(const float* x, std::int64_t n, Block<kBits>* blocks, std::int64_t count) {
+    std::memset(static_cast<void*>(blocks), 0, static_cast<std::size_t>(count) * sizeof *blocks);
+    for (std::int64_t g = 0; g < n / kFixed; ++g)
+        if (!store_fixed<kBits>(x, n, g, blocks)) return false;
+    for (std::int64_t b = 0; kSigned && b < count; ++b) finish_block(blocks[b]);
+    return true;
+}
+
+// The first n bytes, at most a vector of them and in multiples of 16, and 0 for the others.
+inline U32 load_packed(const std::uint8_t* p, std::int64_t n) {
+    if (n >= static_cast<std::int64_t>(kVectorBytes)) return load_bits<U32>(p);
+#if defined(__AVX512BW__)
+    return reinterpret_cast<U32>(_mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p));
+#elif defined(__AVX2__)
+    return reinterpret_cast<U32>(_mm256_zextsi128_si256(load_bits<__m128i>(p)));
+#else
+    U32 packed{};
+    std::memcpy(&packed, p, static_cast<std::size_t>(n));
+    return packed;
+#endif
+}
+
+// For each lane, the element given by `index`; with 128-bit registers all lanes have the same index.
+inline Vec<float> chosen(Vec<float> v, I32 index) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Vec<float>>(
+        _mm512_permutexvar_ps(reinterpret_cast<__m512i>(index), reinterpret_cast<__m512>(v)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Vec<float>>(
+        _mm256_permutevar8x32_ps(reinterpret_cast<__m256>(v), reinterpret_cast<__m256i>(index)));
+#else
+    return Vec<float>{} + v[index[0]];
+#endif
+}
+
+// The scale of a chunk that belongs to each lane of each block.
+template <int kBits>
+struct ScaleOfLane {
+    I32 index[kChunk / kBlockWeights<kBits>];
+
+    explicit ScaleOfLane(std::int64_t group_size) {
+        for (std::int64_t b = 0; b < kChunk / kBlockWeights<kBits>; ++b)
+            for (std::int64_t i = 0; i < kLanes<float>; ++i)
+                index[b][i] = static_cast<std::int32_t>((kLanes<float> * b + i) * kLaneWeights<kBits> / group_size);
+    }
+};
+
+// How many bytes ahead weights are fetched. Their rows are short, and processors prefetch only within a page.
+inline constexpr std::int64_t kAhead = 2048;
+
+// The numbers that are the same for all outputs
+template <int kBits>
+struct Lengths {
+    std::int64_t bytes, groups, groups_of_chunk, rows_ahead;
+    ScaleOfLane<kBits> lanes;
+    LastGroups last;
+
+    explicit Lengths(const QuantizedLinear& op)
+        : bytes(op.x.length * kBits / 8),
+          groups(op.x.length / op.group_size),
+          groups_of_chunk(kChunk / op.group_size),
+          rows_ahead(bytes > 0 ? kAhead / bytes + 1 : 0),
+          lanes(op.group_size),
+          last(groups) {}
+};
+
+// One output for some rows.
+template <int kRows, int kBits, bool kSigned, class S>
+inline void one_output(const QuantizedLinear& op, const Lengths<kBits>& lengths, const FixedRow<kBits>* x,
+                       std::int64_t index, float (*y)[kOutputs]) {
+    constexpr std::int64_t per_chunk = kChunk / kBlockWeights<kBits>, block_bytes = kVectorBytes;
+    const Output o = output(op, index);
+    const S *scales = reinterpret_cast<const S*>(o.scales), *biases = reinterpret_cast<const S*>(o.biases);
+    const std::int64_t bytes = lengths.bytes, groups = lengths.groups;
+    for (std::int64_t i = 0; i < bytes; i += 64) fetch(o.weight + kAhead + i);
+    const std::int64_t scale_bytes = groups * static_cast<std::int64_t>(sizeof(S));
+    for (std::int64_t i = 0; i < scale_bytes; i += 64) {
+        fetch(o.scales + lengths.rows_ahead * op.scale_stride + i);
+        if (!kSigned) fetch(o.biases + lengths.rows_ahead * op.bias_stride + i);
+    }
+    Vec<float> sum[kRows] = {};
+    const auto add = [&](U32 packed, std::int64_t block, Vec<float> scale) {
+        for (int r = 0; r < kRows; ++r) {
+            const Block<kBits>& b = x[r].blocks[block];
+            // In this order: the product of two small scales could be below the normal numbers.
+            sum[r] += (products_of_block<kBits, kSigned>(packed, b) * load(b.scales)) * scale;
+        }
+    };
+    Total<float> total[kRows];
+    const auto end_block_of_sums = [&] {
+        for (int r = 0; r < kRows; ++r) {
+            total[r].add(sum[r]);
+            sum[r] = Vec<float>{};
+        }
+    };
+    std::int64_t block = 0, group = 0;
+    const std::int64_t in_vector = kMasks ? lengths.groups_of_chunk : kLanes<float>;
+    for (; group + in_vector <= groups; group += lengths.groups_of_chunk) {
+        if (block % (kAddedPlainly * per_chunk) == 0 && block > 0) end_block_of_sums();
+        const Vec<float> s = load_first(scales + group, in_vector);
+#pragma GCC unroll 8
+        for (std::int64_t b = 0; b < per_chunk; ++b, ++block)
+            add(load_bits<U32>(o.weight + block_bytes * block), block, chosen(s, lengths.lanes.index[b]));
+    }
+    const std::int64_t begin = kMasks ? group : lengths.last.begin;
+    if (group < groups) {  // the last vector of scales
+        const Vec<float> s = load_first(scales + begin, groups - begin);
+        for (; group < groups; group += lengths.groups_of_chunk) {
+            const I32 shift = I32{} + static_cast<std::int32_t>(group - begin);
+            for (std::int64_t b = 0; b < per_chunk && block_bytes * block < bytes; ++b, ++block) {
+                const U32 packed = load_packed(o.weight + block_bytes * block, bytes - block_bytes * block);
+                const I32 lane = lengths.lanes.index[b];
+                add(packed, block, chosen(s, kMasks ? lane : lane + shift));
+            }
+        }
+    }
+    if constexpr (!kSigned) {
+        const auto add_biases = [&](Vec<float> b, std::int64_t g) {
+            for (int r = 0; r < kRows; ++r) sum[r] += b * load(x[r].sums + g);
+        };
+        std::int64_t g = 0;
+        for (; g + kLanes<float> <= groups; g += kLanes<float>) {
+            if (g % (kAddedPlainly * kLanes<float>) == 0 && g > 0) end_block_of_sums();
+            add_biases(load(biases + g), g);
+        }
+        if (g < groups) add_biases(load_first(biases + lengths.last.begin, groups - lengths.last.begin), g);
+    }
+    const bool in_blocks = op.x.length > kAddedPlainly * kChunk;
+    if (in_blocks) end_block_of_sums();
+    for (int r = 0; r < kRows; ++r) y[r][0] = in_blocks ? total[r].value() : sum_of_lanes<float>(sum[r]);
+}
+
+inline bool takes_few(const QuantizedLinear& op) { return op.group_size % kFixed == 0 && kChunk % op.group_size == 0; }
+
+template <int kBits, bool kSigned>
+struct Way {
+    using Row = FixedRow<kBits>;
+    const QuantizedLinear& op;
+    const Lengths<kBits> lengths;
+    const std::int64_t count, blocks_bytes, sums_bytes;
+
+    explicit Way(const QuantizedLinear& op_)
+        : op(op_),
+          lengths(op),
+          count((op.x.length + kBlockWeights<kBits> - 1) / kBlockWeights<kBits>),
+          blocks_bytes(whole_lines(count * static_cast<std::int64_t>(sizeof(Block<kBits>)))),
+          sums_bytes(whole_lines((op.x.length / op.group_size + 16) * static_cast<std::int64_t>(sizeof(float)))) {}
+
+    std::int64_t room() const { return blocks_bytes + sums_bytes; }
+
+    // Converts an arranged row; false if some x is too small for a scale.
+    bool make_row(const float* x, char* memory, Row& row) const {
+        auto* blocks = reinterpret_cast<Block<kBits>*>(memory);
+        auto* sums = reinterpret_cast<float*>(memory + blocks_bytes);
+        std::memset(sums, 0, static_cast<std::size_t>(sums_bytes));  // sums without a group are also multiplied
+        if (!kSigned) sum_groups(x, op, sums);
+        row = {blocks, sums};
+        return make_fixed<kBits, kSigned>(x, op.x.length, blocks, count);
+    }
+
+    template <int kRows, class S>
+    void compute(const Row* rows, std::int64_t index, float (*y)[kOutputs]) const {
+        one_output<kRows, kBits, kSigned, S>(op, lengths, rows, index, y);
+    }
+};
+
+// ------------------------------------------------------------------------------------------------------ the choice
+
+// Some outputs for at most kTogether rows, from the `first` row of W on; y points to where each row's go.
+template <int kRows, class T, class S, class W>
+void some_outputs(const W& way, const typename W::Row* rows, T* const* y, std::int64_t first, std::int64_t width) {
+    float sums[kRows][kOutputs];
+    for (std::int64_t i = 0; i < width; ++i)
+        way.template compute<kRows, S>(rows, first + i, reinterpret_cast<float (*)[kOutputs]>(&sums[0][i]));
+    for (int r = 0; r < kRows; ++r) store_outputs(y[r], sums[r], nullptr, width);
+}
+
+// The same for any number of rows, where to(r) points to where the outputs of row r go.
+template <class T, class S, class W, class To>
+void some_outputs(std::int64_t count, const W& way, const typename W::Row* rows, std::int64_t first, std::int64_t width,
+                  To to) {
+    static_assert(kTogether == 4);
+    for (std::int64_t r = 0; r < count; r += kTogether, rows += kTogether) {
+        const std::int64_t together = std::min(kTogether, count - r);
+        T* y[kTogether];
+        for (std::int64_t i = 0; i < together; ++i) y[i] = to(r + i);
+        if (together == 1)
+            some_outputs<1, T, S>(way, rows, y, first, width);
+        else if (together == 2)
+            some_outputs<2, T, S>(way, rows, y, first, width);
+        else if (together == 3)
+            some_outputs<3, T, S>(way, rows, y, first, width);
+        else
+            some_outputs<4, T, S>(way, rows, y, first, width);
+    }
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET
