@@ -61,6 +61,16 @@ struct Places {
         return find(i, part);
     }
 
+    // Calls f(place) for the first n.
+    template <class F>
+    void for_first(std::int64_t n, F f) const {
+        for (const Part* part = parts;; ++part) {
+            const char* p = part->first;
+            for (std::int64_t i = part->begin, end = std::min(n, part->end); i < end; ++i, p += stride) f(p);
+            if (part->end >= n) return;
+        }
+    }
+
     // Not inlined, it would be removed: GCC 12 takes a function that only prefetches for one without effects.
     __attribute__((always_inline)) inline void fetch(const Part& part) const {
         const char* p = part.first;
@@ -72,13 +82,13 @@ struct Places {
     template <class T, std::size_t n>
     void find(std::int64_t i, std::int64_t end, const Part*& part, const T* (&found)[n]) const {
         const char* first = find(i, part);
-        if (i + std::int64_t{n} <= part->end) {
-            for (std::size_t j = 0; j < n; ++j) found[j] = at<T>(first + static_cast<std::int64_t>(j) * stride);
+        if (std::min(i + std::int64_t{n}, end) <= part->end) {
+            for (std::int64_t j = 0; j < std::int64_t{n}; ++j)
+                found[j] = at<T>(first + std::min(j, end - 1 - i) * stride);
             return;
         }
         const Part* current = part;
-        for (std::size_t j = 0; j < n; ++j)
-            found[j] = at<T>(find(std::min(i + static_cast<std::int64_t>(j), end - 1), current));
+        for (std::int64_t j = 0; j < std::int64_t{n}; ++j) found[j] = at<T>(find(std::min(i + j, end - 1), current));
     }
 };
 
@@ -99,26 +109,20 @@ inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[
     }
 }
 
-// y[r] = y[r] · correction[r] + Σ weights(r, key) · value(key) over a range of keys, for N vectors of features that
-// begin some bytes after each value.
+// y[r] = y[r] · correction[r] + Σ weights(r, key) · value(key), for N vectors of features.
 template <class S, int R, int N>
-void weigh_block(const Compute<S>* weights, const Places& values, std::int64_t offset, Range range,
+void weigh_block(const Compute<S>* weights, const char* v, std::int64_t v_stride, std::int64_t keys,
                  const Compute<S>* correction, Compute<S>* y, std::int64_t width) {
     constexpr std::size_t lanes = kLanes<Compute<S>>;
     Vec<Compute<S>> sums[R][N];
     for_each<R>(
         [&](auto r) { for_each<N>([&](auto c) { sums[r][c] = load(y + r * width + c * lanes) * correction[r]; }); });
-    for (const Part* part = values.parts; range.begin < range.end;) {
-        const char* v = values.find(range.begin, part) + offset;
-        const std::int64_t end = std::min(range.end, part->end);
-        multiply_add<1, kTile, R, N, S>(sums, weights + range.begin, v, values.stride, end - range.begin);
-        range.begin = end;
-    }
+    multiply_add<1, kTile, R, N, S>(sums, weights, v, v_stride, keys);
     for_each<R>([&](auto r) { for_each<N>([&](auto c) { store(y + r * width + c * lanes, sums[r][c]); }); });
 }
 
 template <class S>
-using Weigh = void (*)(const Compute<S>*, const Places&, std::int64_t, Range, const Compute<S>*, Compute<S>*,
+using Weigh = void (*)(const Compute<S>*, const char*, std::int64_t, std::int64_t, const Compute<S>*, Compute<S>*,
                        std::int64_t);
 
 // The block for the given numbers of rows and vectors of features.

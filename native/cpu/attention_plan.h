@@ -66,8 +66,8 @@ struct Plan {
     std::int64_t tiles_of(std::int64_t sequence) const { return tiles_for(reach_of(op, sequence).keys()); }
     // Spans of all sequences are about equally long.
     std::int64_t spans_of(std::int64_t sequence) const {
-        const std::int64_t own = tiles_of(sequence), wanted = (kEnoughItems * own + all_tiles - 1) / all_tiles;
-        return std::max<std::int64_t>(1, std::min(wanted, own / kSpanTiles));
+        const std::int64_t own = tiles_of(sequence), most = own / kSpanTiles;
+        return most < 2 ? 1 : std::min(most, (kEnoughItems * own + all_tiles - 1) / all_tiles);
     }
 
     // The first item of each sequence

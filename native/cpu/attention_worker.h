@@ -99,7 +99,7 @@ class Worker {
         first_ = block * plan_.block_rows;
         count_ = std::min(plan_.block_rows, plan_.rows - first_);
         groups_ = (count_ + kRows - 1) / kRows;
-        for (std::int64_t r = 0; r < count_; ++r) begin_row(r);
+        begin_rows();
         std::fill(largest_, largest_ + kBlockRows, kNothing<C>);
         std::fill(correction_, correction_ + kBlockRows, C{1});
         std::fill(tops_, tops_ + plan_.top_size(), kNothing<C>);
@@ -113,21 +113,25 @@ class Worker {
         return kv_head_ * (op_.heads / op_.kv_heads) + (first_ + r) / op_.queries;
     }
     std::int64_t query_of(std::int64_t r) const { return (first_ + r) % op_.queries; }
-    const T* query_at(std::int64_t r) const {
-        return at<T>(op_.q + batch_ * op_.q_stride[0] + head_of(r) * op_.q_stride[1] + query_of(r) * op_.q_stride[2]);
-    }
     T* result_at(std::int64_t r) const {
         return reinterpret_cast<T*>(op_.y) +
                ((batch_ * op_.heads + head_of(r)) * op_.queries + query_of(r)) * op_.value_dim;
     }
 
-    // The keys to which the window lets a row attend: low_ to high_. From here on, keys count from first_key_.
-    void begin_row(std::int64_t r) {
-        const std::int64_t query = query_of(r), position = query + keys_count_ - op_.queries;
-        low_[r] = std::max<std::int64_t>(0, position - op_.left);
-        high_[r] = std::max<std::int64_t>(0, std::min(keys_count_, position + op_.right + 1));
-        mask_[r] = op_.mask + batch_ * op_.mask_stride[0] + head_of(r) * op_.mask_stride[1] +
-                   query * op_.mask_stride[2] + first_key_ * op_.mask_stride[3];
+    // From here on, keys count from first_key_. The window lets a row attend to keys from low_ to high_.
+    void begin_rows() {
+        std::int64_t head = head_of(0), query = query_of(0);
+        for (std::int64_t r = 0; r < count_; ++r) {
+            const std::int64_t position = query + keys_count_ - op_.queries;
+            low_[r] = std::max<std::int64_t>(0, position - op_.left);
+            high_[r] = std::max<std::int64_t>(0, std::min(keys_count_, position + op_.right + 1));
+            query_[r] = op_.q + batch_ * op_.q_stride[0] + head * op_.q_stride[1] + query * op_.q_stride[2];
+            mask_[r] = op_.mask + batch_ * op_.mask_stride[0] + head * op_.mask_stride[1] + query * op_.mask_stride[2] +
+                       first_key_ * op_.mask_stride[3];
+            if (++query < op_.queries) continue;
+            query = 0;
+            ++head;
+        }
     }
 
     void find_limits() {
@@ -176,7 +180,7 @@ class Worker {
         const std::int64_t dim = op_.dim;
         if (!plan_.direct) std::fill(queries_, queries_ + plan_.query_size(), C{0});
         for (std::int64_t r = 0; r < count_; ++r) {
-            const T* q = query_at(r);
+            const T* q = at<T>(query_[r]);
             C* out = plan_.direct ? queries_ + r * dim : queries_ + r / kRows * kRows * dim + r % kRows;
             for (std::int64_t i = 0; i < dim; i += lanes) {
                 const std::int64_t n = std::min(lanes, dim - i);
@@ -248,13 +252,12 @@ class Worker {
         if (known == unknown) {
             V zero{};
             find_places(start, n);
-            const Part* part = value_parts_;
-            for (std::int64_t j = 0; j < n; ++j) {
-                const T* v = at<T>(values().find(j, part));
+            values().for_first(n, [&](const char* place) {
+                const T* v = at<T>(place);
                 std::int64_t i = 0;
                 for (; i + lanes <= op_.value_dim; i += lanes) zero += load(v + i) * C{0};
                 if (i < op_.value_dim) zero += load_part(v + i, op_.value_dim - i) * C{0};
-            }
+            });
             known = sum_of_lanes<C>(zero) == 0 ? finite : not_finite;
             __atomic_store_n(flag, known, __ATOMIC_RELAXED);
         }
@@ -376,24 +379,30 @@ class Worker {
 
     void pack_values(std::int64_t n, std::int64_t first, int columns) {
         C* out = values_;
-        const Part* part = value_parts_;
-        for (std::int64_t key = 0; key < n; ++key) {
-            const T* row = at<T>(values().find(key, part)) + first;
+        values().for_first(n, [&](const char* place) {
+            const T* row = at<T>(place) + first;
             for (std::int64_t c = 0; c < columns; ++c, out += lanes) {
                 const std::int64_t rest = op_.value_dim - first - c * lanes;
                 store(out, rest >= lanes ? load(row + c * lanes) : load_part(row + c * lanes, rest));
             }
-        }
+        });
     }
 
+    // Part by part. The sums so far are corrected with the first.
     template <class S>
     void weigh_panel(const Places& values, std::int64_t offset, std::int64_t first, int columns) {
+        static constexpr C kCorrected[kRows] = {1, 1, 1, 1, 1, 1};
         for (std::int64_t g = 0; g < groups_; ++g) {
-            if (ranges_[g].end <= ranges_[g].begin) continue;
             const std::int64_t row = g * kRows;
             const int rows = plan_.direct ? static_cast<int>(std::min<std::int64_t>(kRows, count_ - row)) : kRows;
-            weigh_for<S>(rows, columns)(scores_ + row * kTile, values, offset, ranges_[g], correction_ + row,
-                                        y_ + row * plan_.width + first, plan_.width);
+            const C* correction = correction_ + row;
+            const Part* part = values.parts;
+            for (std::int64_t key = ranges_[g].begin; key < ranges_[g].end; key = part->end, correction = kCorrected) {
+                const char* v = values.find(key, part) + offset;
+                weigh_for<S>(rows, columns)(scores_ + row * kTile + key, v, values.stride,
+                                            std::min(ranges_[g].end, part->end) - key, correction,
+                                            y_ + row * plan_.width + first, plan_.width);
+            }
         }
     }
 
@@ -436,7 +445,7 @@ class Worker {
     // Records a row with a score that is not finite although the query and the key are. Spans of its keys may do so at
     // the same time.
     void find_overflow(std::int64_t r, std::int64_t start, Range range) {
-        if (!all_finite(query_at(r), op_.dim)) return;
+        if (!all_finite(at<T>(query_[r]), op_.dim)) return;
         const C* s = scores_ + r * kTile;
         const std::int64_t end = std::min(range.end, high_[r] - start);
         for (std::int64_t j = std::max(range.begin, low_[r] - start); j < end; ++j) {
@@ -457,7 +466,7 @@ class Worker {
     }
 
     void widen_row(std::int64_t r, double* room) {
-        const WideQuery<T> query(query_at(r), op_.dim, op_.scale, room);
+        const WideQuery<T> query(at<T>(query_[r]), op_.dim, op_.scale, room);
         const Score sink{op_.sinks ? static_cast<double>(sink_of(r)) : kNothing<double>, false};
         Score largest = sink;
         for (std::int64_t key = 0; key < keys_count_; ++key) {
@@ -493,7 +502,7 @@ class Worker {
     std::int64_t most_low_, least_high_;
     Range limits_, group_limits_[kGroups], ranges_[kGroups];
     std::int64_t low_[kBlockRows], high_[kBlockRows];
-    const char* mask_[kBlockRows];
+    const char *query_[kBlockRows], *mask_[kBlockRows];
     C largest_[kBlockRows], correction_[kBlockRows];
 
     // The current tile
