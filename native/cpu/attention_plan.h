@@ -34,7 +34,7 @@ struct Plan {
     std::int64_t items;
     bool has_spans;      // whether any keys are split
     std::int64_t width;  // value_dim in whole vectors
-    bool direct, packs_values;
+    bool direct, packs_values, fetches;
     C scale, unit;  // unit: the power of two by which weights are multiplied
 
     explicit Plan(const Attention& attention) : op(attention) {
@@ -47,6 +47,8 @@ struct Plan {
             keys = std::max(keys, reach_of(op, b).keys());
             all_tiles += tiles_of(b) * blocks_each();
         }
+        const std::int64_t tile_bytes = kTile * (op.dim + op.value_dim) * static_cast<std::int64_t>(sizeof(T));
+        fetches = op.pages && all_tiles / blocks * tile_bytes > kFetchBytes;
         tiles = tiles_for(keys);
         has_spans = false;
         for (std::int64_t b = 0; b < op.batch; ++b) {
@@ -64,8 +66,8 @@ struct Plan {
     std::int64_t tiles_of(std::int64_t sequence) const { return tiles_for(reach_of(op, sequence).keys()); }
     // Spans of all sequences are about equally long.
     std::int64_t spans_of(std::int64_t sequence) const {
-        const std::int64_t own = tiles_of(sequence), wanted = (kEnoughItems * own + all_tiles - 1) / all_tiles;
-        return std::max<std::int64_t>(1, std::min(wanted, own / kSpanTiles));
+        const std::int64_t own = tiles_of(sequence), most = own / kSpanTiles;
+        return most < 2 ? 1 : std::min(most, (kEnoughItems * own + all_tiles - 1) / all_tiles);
     }
 
     // The first item of each sequence

@@ -20,7 +20,7 @@ template <class T>
 class Worker {
     using C = Compute<T>;
     using V = Vec<C>;
-    static constexpr std::int64_t lanes = kLanes<C>;
+    static constexpr std::int64_t lanes = kLanes<C>, kBytes = sizeof(T);
 
   public:
     // flags: plan.flags_size(), and one for each row
@@ -99,7 +99,7 @@ class Worker {
         first_ = block * plan_.block_rows;
         count_ = std::min(plan_.block_rows, plan_.rows - first_);
         groups_ = (count_ + kRows - 1) / kRows;
-        for (std::int64_t r = 0; r < count_; ++r) begin_row(r);
+        begin_rows();
         std::fill(largest_, largest_ + kBlockRows, kNothing<C>);
         std::fill(correction_, correction_ + kBlockRows, C{1});
         std::fill(tops_, tops_ + plan_.top_size(), kNothing<C>);
@@ -113,21 +113,25 @@ class Worker {
         return kv_head_ * (op_.heads / op_.kv_heads) + (first_ + r) / op_.queries;
     }
     std::int64_t query_of(std::int64_t r) const { return (first_ + r) % op_.queries; }
-    const T* query_at(std::int64_t r) const {
-        return at<T>(op_.q + batch_ * op_.q_stride[0] + head_of(r) * op_.q_stride[1] + query_of(r) * op_.q_stride[2]);
-    }
     T* result_at(std::int64_t r) const {
         return reinterpret_cast<T*>(op_.y) +
                ((batch_ * op_.heads + head_of(r)) * op_.queries + query_of(r)) * op_.value_dim;
     }
 
-    // The keys to which the window lets a row attend: low_ to high_. From here on, keys count from first_key_.
-    void begin_row(std::int64_t r) {
-        const std::int64_t query = query_of(r), position = query + keys_count_ - op_.queries;
-        low_[r] = std::max<std::int64_t>(0, position - op_.left);
-        high_[r] = std::max<std::int64_t>(0, std::min(keys_count_, position + op_.right + 1));
-        mask_[r] = op_.mask + batch_ * op_.mask_stride[0] + head_of(r) * op_.mask_stride[1] +
-                   query * op_.mask_stride[2] + first_key_ * op_.mask_stride[3];
+    // From here on, keys count from first_key_. The window lets a row attend to keys from low_ to high_.
+    void begin_rows() {
+        std::int64_t head = head_of(0), query = query_of(0);
+        for (std::int64_t r = 0; r < count_; ++r) {
+            const std::int64_t position = query + keys_count_ - op_.queries;
+            low_[r] = std::max<std::int64_t>(0, position - op_.left);
+            high_[r] = std::max<std::int64_t>(0, std::min(keys_count_, position + op_.right + 1));
+            query_[r] = op_.q + batch_ * op_.q_stride[0] + head * op_.q_stride[1] + query * op_.q_stride[2];
+            mask_[r] = op_.mask + batch_ * op_.mask_stride[0] + head * op_.mask_stride[1] + query * op_.mask_stride[2] +
+                       first_key_ * op_.mask_stride[3];
+            if (++query < op_.queries) continue;
+            query = 0;
+            ++head;
+        }
     }
 
     void find_limits() {
@@ -147,45 +151,36 @@ class Worker {
 
     // ------------------------------------------------------------------ where keys and values are
 
-    // The place of a key or value with others after it, the number of which is `adjacent`.
-    const char* place(const char* base, const std::int64_t* stride, std::int64_t key, std::int64_t& adjacent) const {
-        const std::int64_t position = first_key_ + key;
-        if (!op_.pages) {
-            adjacent = keys_count_ - key;
-            return base + batch_ * stride[0] + position * stride[2];
-        }
-        const std::int64_t page = op_.pages[batch_ * op_.pages_each + position / op_.page_size];
-        adjacent = op_.page_size - position % op_.page_size;
-        return base + page * stride[0] + position % op_.page_size * stride[2];
-    }
-    const T* one(const char* base, const std::int64_t* stride, std::int64_t key) const {
-        std::int64_t adjacent = 0;
-        return at<T>(place(base, stride, key, adjacent));
-    }
-
-    // The places of n keys or values from `start` on, with room for each if they are in pages.
-    Places places_of(const char* base, const std::int64_t* stride, std::int64_t start, std::int64_t n,
-                     const char** each) const {
-        std::int64_t adjacent = 0;
-        const char* const first = place(base, stride, start, adjacent);
-        if (adjacent >= n) return {first, stride[2], nullptr};
-        for (std::int64_t j = 0; j < n;) {
-            const char* p = place(base, stride, start + j, adjacent);
-            for (const std::int64_t end = std::min(n, j + adjacent); j < end; ++j, p += stride[2]) each[j] = p;
-        }
-        return {first, stride[2], each};
-    }
+    // Where n keys and values from `start` on are, and those after them in the next page.
     void find_places(std::int64_t start, std::int64_t n) {
-        keys_places_ = places_of(k_, op_.k_stride, start, n, each_key_);
-        values_places_ = places_of(v_, op_.v_stride, start, n, each_value_);
+        std::int64_t position = first_key_ + start;
+        if (!op_.pages) return set_part(0, batch_, position, {0, n});
+        const std::int64_t* page = op_.pages + batch_ * op_.pages_each + position / op_.page_size;
+        position %= op_.page_size;
+        const std::int64_t rest = keys_count_ - start;
+        Range part{0, 0};
+        for (std::int64_t i = 0;; ++page, position = 0) {
+            part.end = std::min(rest, part.begin + op_.page_size - position);
+            set_part(i++, *page, position, part);
+            if (part.end == rest) return set_part(i, 0, 0, {rest, rest});
+            if (part.begin >= n) return;
+            part.begin = part.end;
+        }
     }
+    void set_part(std::int64_t i, std::int64_t owner, std::int64_t position, Range range) {
+        const std::int64_t *of_k = op_.k_stride, *of_v = op_.v_stride;
+        key_parts_[i] = {k_ + owner * of_k[0] + position * of_k[2], range.begin, range.end};
+        value_parts_[i] = {v_ + owner * of_v[0] + position * of_v[2], range.begin, range.end};
+    }
+    Places keys() const { return {key_parts_, op_.k_stride[2], op_.dim * kBytes}; }
+    Places values() const { return {value_parts_, op_.v_stride[2], op_.value_dim * kBytes}; }
 
     // Scaled and widened: row by row if direct, else in adjacent groups of kRows.
     void pack_queries() {
         const std::int64_t dim = op_.dim;
         if (!plan_.direct) std::fill(queries_, queries_ + plan_.query_size(), C{0});
         for (std::int64_t r = 0; r < count_; ++r) {
-            const T* q = query_at(r);
+            const T* q = at<T>(query_[r]);
             C* out = plan_.direct ? queries_ + r * dim : queries_ + r / kRows * kRows * dim + r % kRows;
             for (std::int64_t i = 0; i < dim; i += lanes) {
                 const std::int64_t n = std::min(lanes, dim - i);
@@ -217,7 +212,7 @@ class Worker {
         for_each_row([&](std::int64_t r, Range range) { mask_row(r, start, n, range); });
         raise_largest();
         for_each_row([&](std::int64_t r, Range range) { exponentiate(r, range); });
-        weigh(start, n);
+        weigh(n);
     }
 
     template <class F>
@@ -256,13 +251,13 @@ class Worker {
         std::uint8_t known = __atomic_load_n(flag, __ATOMIC_RELAXED);
         if (known == unknown) {
             V zero{};
-            const Places places = places_of(v_, op_.v_stride, start, n, each_value_);
-            for (std::int64_t j = 0; j < n; ++j) {
-                const T* v = at<T>(places.row(j));
+            find_places(start, n);
+            values().for_first(n, [&](const char* place) {
+                const T* v = at<T>(place);
                 std::int64_t i = 0;
                 for (; i + lanes <= op_.value_dim; i += lanes) zero += load(v + i) * C{0};
                 if (i < op_.value_dim) zero += load_part(v + i, op_.value_dim - i) * C{0};
-            }
+            });
             known = sum_of_lanes<C>(zero) == 0 ? finite : not_finite;
             __atomic_store_n(flag, known, __ATOMIC_RELAXED);
         }
@@ -273,22 +268,24 @@ class Worker {
 
     void score(std::int64_t n, Range range) {
         if (range.end <= range.begin) return;
-        if (plan_.direct) return score_direct<T>(queries_, count_, keys_places_, range, op_.dim, scores_);
+        if (plan_.direct)
+            return score_direct<T>(queries_, count_, keys(), values(), plan_.fetches, range, op_.dim, scores_);
         constexpr std::int64_t panel = Plan<T>::panel;
+        const Part* part = key_parts_;
         for (std::int64_t p = range.begin / panel * panel; p < range.end; p += panel) {
-            pack_keys(p, n);
+            pack_keys(p, n, part);
             for (std::int64_t g = 0; g < groups_; ++g)
                 if (ranges_[g].begin < p + panel && ranges_[g].end > p)
                     score_panel(queries_ + g * kRows * op_.dim, keys_, op_.dim, scores_ + g * kRows * kTile + p);
         }
     }
 
-    // One panel of keys, transposed; the last of n again beyond it.
-    void pack_keys(std::int64_t first, std::int64_t n) {
+    // One panel of keys, transposed; the last of n again beyond it. The first key is in `part` or a later one.
+    void pack_keys(std::int64_t first, std::int64_t n, const Part*& part) {
         constexpr std::int64_t panel = Plan<T>::panel;
         for (std::int64_t key = 0; key < panel; key += lanes) {
             const T* from[lanes];
-            keys_places_.find(first + key, n, from);
+            keys().find(std::min(first + key, n - 1), n, part, from);
             for (std::int64_t i = 0; i < op_.dim; i += lanes) {
                 const std::int64_t features = std::min(lanes, op_.dim - i);
                 V rows[lanes];
@@ -366,62 +363,47 @@ class Worker {
     // ------------------------------------------------------------------ values
 
     // Values go panel by panel through the first-level cache: a panel is kColumns vectors of features.
-    void weigh(std::int64_t start, std::int64_t n) {
+    void weigh(std::int64_t n) {
         constexpr std::int64_t panel = kColumns * lanes;
         for (std::int64_t i = 0; i < plan_.width; i += panel) {
             const int columns = static_cast<int>(std::min(panel, plan_.width - i) / lanes);
             if (plan_.packs_values) {
                 pack_values(n, i, columns);
-                for_each_group([&](std::int64_t g, Range range) {
-                    const std::int64_t stride = columns * static_cast<std::int64_t>(sizeof(V));
-                    const char* packed = reinterpret_cast<const char*>(values_) + range.begin * stride;
-                    weigh_keys<C>(g, range, packed, stride, correction_ + g * kRows, i, columns);
-                });
+                const Part packed{reinterpret_cast<const char*>(values_), 0, n};
+                weigh_panel<C>({&packed, columns * static_cast<std::int64_t>(sizeof(V)), 0}, 0, i, columns);
             } else {
-                for_each_group([&](std::int64_t g, Range range) { weigh_in_place(g, range, start, i, columns); });
+                weigh_panel<T>(values(), i * kBytes, i, columns);
             }
         }
-    }
-
-    template <class F>
-    void for_each_group(F f) const {
-        for (std::int64_t g = 0; g < groups_; ++g)
-            if (ranges_[g].end > ranges_[g].begin) f(g, ranges_[g]);
     }
 
     void pack_values(std::int64_t n, std::int64_t first, int columns) {
         C* out = values_;
-        for (std::int64_t key = 0; key < n; ++key) {
-            const T* row = at<T>(values_places_.row(key)) + first;
+        values().for_first(n, [&](const char* place) {
+            const T* row = at<T>(place) + first;
             for (std::int64_t c = 0; c < columns; ++c, out += lanes) {
                 const std::int64_t rest = op_.value_dim - first - c * lanes;
                 store(out, rest >= lanes ? load(row + c * lanes) : load_part(row + c * lanes, rest));
             }
-        }
+        });
     }
 
-    // Adjacent values at a time. The sums so far are corrected with the first of them.
-    void weigh_in_place(std::int64_t g, Range range, std::int64_t start, std::int64_t first, int columns) {
-        static constexpr C kCorrected[kRows] = {1, 1, 1, 1, 1, 1};
-        const C* correction = correction_ + g * kRows;
-        while (range.begin < range.end) {
-            std::int64_t adjacent = 0;
-            const char* v = place(v_, op_.v_stride, start + range.begin, adjacent);
-            const Range part{range.begin, std::min(range.end, range.begin + adjacent)};
-            weigh_keys<T>(g, part, v + first * static_cast<std::int64_t>(sizeof(T)), op_.v_stride[2], correction, first,
-                          columns);
-            correction = kCorrected;
-            range.begin = part.end;
-        }
-    }
-
+    // Part by part. The sums so far are corrected with the first.
     template <class S>
-    void weigh_keys(std::int64_t g, Range range, const char* v, std::int64_t stride, const C* correction,
-                    std::int64_t first, int columns) {
-        const std::int64_t row = g * kRows;
-        const int rows = plan_.direct ? static_cast<int>(std::min<std::int64_t>(kRows, count_ - row)) : kRows;
-        weigh_for<S>(rows, columns)(scores_ + row * kTile + range.begin, v, stride, range.end - range.begin, correction,
-                                    y_ + row * plan_.width + first, plan_.width);
+    void weigh_panel(const Places& values, std::int64_t offset, std::int64_t first, int columns) {
+        static constexpr C kCorrected[kRows] = {1, 1, 1, 1, 1, 1};
+        for (std::int64_t g = 0; g < groups_; ++g) {
+            const std::int64_t row = g * kRows;
+            const int rows = plan_.direct ? static_cast<int>(std::min<std::int64_t>(kRows, count_ - row)) : kRows;
+            const C* correction = correction_ + row;
+            const Part* part = values.parts;
+            for (std::int64_t key = ranges_[g].begin; key < ranges_[g].end; key = part->end, correction = kCorrected) {
+                const char* v = values.find(key, part) + offset;
+                weigh_for<S>(rows, columns)(scores_ + row * kTile + key, v, values.stride,
+                                            std::min(ranges_[g].end, part->end) - key, correction,
+                                            y_ + row * plan_.width + first, plan_.width);
+            }
+        }
     }
 
     // ------------------------------------------------------------------ results
@@ -463,30 +445,32 @@ class Worker {
     // Records a row with a score that is not finite although the query and the key are. Spans of its keys may do so at
     // the same time.
     void find_overflow(std::int64_t r, std::int64_t start, Range range) {
-        if (!all_finite(query_at(r), op_.dim)) return;
+        if (!all_finite(at<T>(query_[r]), op_.dim)) return;
         const C* s = scores_ + r * kTile;
         const std::int64_t end = std::min(range.end, high_[r] - start);
         for (std::int64_t j = std::max(range.begin, low_[r] - start); j < end; ++j) {
             if (std::isfinite(s[j]) || mask_forbids(r, start + j)) continue;
-            if (!all_finite(at<T>(keys_places_.row(j)), op_.dim)) continue;
+            if (!all_finite(at<T>(keys().find(j)), op_.dim)) continue;
             return __atomic_store_n(is_wide(r), std::uint8_t{1}, __ATOMIC_RELAXED);
         }
     }
 
+    // The score of the first key that find_places has found
     Score wide_score(const WideQuery<T>& query, std::int64_t r, std::int64_t key) const {
         const Score hidden{kNothing<double>, false};
         if (key < low_[r] || key >= high_[r] || mask_forbids(r, key)) return hidden;
-        Score score = query.score(one(k_, op_.k_stride, key));
+        Score score = query.score(at<T>(key_parts_->first));
         if (op_.softcap != 0) score = capped(score, op_.softcap);
         if (op_.mask_kind != MaskKind::floating) return score;
         return add(score, static_cast<double>(load_as<C>(mask_[r] + key * op_.mask_stride[3], op_.mask_dtype)));
     }
 
-    void widen_row(std::int64_t r, double* room) const {
-        const WideQuery<T> query(query_at(r), op_.dim, op_.scale, room);
+    void widen_row(std::int64_t r, double* room) {
+        const WideQuery<T> query(at<T>(query_[r]), op_.dim, op_.scale, room);
         const Score sink{op_.sinks ? static_cast<double>(sink_of(r)) : kNothing<double>, false};
         Score largest = sink;
         for (std::int64_t key = 0; key < keys_count_; ++key) {
+            find_places(key, 1);
             const Score score = wide_score(query, r, key);
             if (below(largest, score)) largest = score;
         }
@@ -496,8 +480,9 @@ class Worker {
         std::fill(y, y + op_.value_dim, 0.0);
         double sum = weight_of(sink, largest) * unit;
         for (std::int64_t key = 0; key < keys_count_; ++key) {
+            find_places(key, 1);
             const double weight = weight_of(wide_score(query, r, key), largest) * unit;
-            const T* v = one(v_, op_.v_stride, key);
+            const T* v = at<T>(value_parts_->first);
             sum += weight;
             for (std::int64_t i = 0; i < op_.value_dim; ++i) y[i] += weight * static_cast<double>(load_one(v + i));
         }
@@ -517,12 +502,11 @@ class Worker {
     std::int64_t most_low_, least_high_;
     Range limits_, group_limits_[kGroups], ranges_[kGroups];
     std::int64_t low_[kBlockRows], high_[kBlockRows];
-    const char* mask_[kBlockRows];
+    const char *query_[kBlockRows], *mask_[kBlockRows];
     C largest_[kBlockRows], correction_[kBlockRows];
 
     // The current tile
-    Places keys_places_, values_places_;
-    const char *each_key_[kTile], *each_value_[kTile];
+    Part key_parts_[kTile + 2], value_parts_[kTile + 2];
 };
 
 }  // namespace
