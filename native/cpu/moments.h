@@ -69,7 +69,19 @@ inline __attribute__((always_inline)) RowSums<Compute<T>> row_sums(const T* x, s
         difference = differences.value();
         square = squares.value();
     }
-    for (std::int64_t i = n / lanes * lanes; i < n; ++i) {
+    const std::int64_t whole = n / lanes * lanes;
+    if constexpr (sizeof(T) == 2) {  // reading an element alone takes as long as reading a vector
+        if (whole < n) {
+            C rest[kLanes<T>];
+            store(rest, load_part(x + whole, n - whole) - about);
+            for (std::int64_t j = 0; j < n - whole; ++j) {
+                difference += rest[j];
+                square += rest[j] * rest[j];
+            }
+        }
+        return {difference, square};
+    }
+    for (std::int64_t i = whole; i < n; ++i) {
         const C a = load_one(x + i) - about;
         difference += a;
         square += a * a;
