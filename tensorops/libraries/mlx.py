@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,20 +51,55 @@ def _constant(x: Array) -> Array:
     return mx.stop_gradient(x)
 
 
-def _recomputed(function: Callable[..., Array]) -> Callable[..., Array]:
+def _over_blocks(
+    function: Callable[..., Array], size: int, rows: tuple[Array | None, ...], shared: tuple[Any, ...]
+) -> Array:
+    """Call a function on one block after another, and take their derivatives likewise.
+
+    MLX chooses the order of what it evaluates by what depends on what, so each block depends on the one before it. It
+    evaluates ahead, and then holds up to four arrays of a block, in derivatives eight: blocks are a quarter of `size`.
+    """
     import mlx.core as mx
 
-    def computed(*args: Any) -> Array:
-        # A checkpoint differentiates with respect to all its arguments, which indices do not allow.
-        arrays = {i: LIBRARY.unwrap(a) for i, a in enumerate(args) if LIBRARY.is_wrapper(a) and is_floating(a)}
+    arguments = (*rows, *shared)
+    # Only floating arrays have derivatives: MLX takes none with respect to indices.
+    moving = {i: LIBRARY.unwrap(a) for i, a in enumerate(arguments) if LIBRARY.is_wrapper(a) and is_floating(a)}
+    of_rows = [i < len(rows) for i in moving]
+    size = max(size // 4, 1)
+    count = rows[0].shape[0]  # type: ignore[union-attr]
+    blocks = [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
 
-        def of_arrays(*given: Any) -> Any:
-            every = dict(enumerate(args)) | dict(zip(arrays, map(LIBRARY.wrap, given), strict=True))
-            return LIBRARY.unwrap(function(*every.values()))
+    def of_block(block: slice, *arrays: Any) -> Any:
+        every = [a if i >= len(rows) or a is None else a[block, ...] for i, a in enumerate(arguments)]
+        for i, array in zip(moving, arrays, strict=True):
+            every[i] = LIBRARY.wrap(array)
+        return LIBRARY.unwrap(function(*every))
 
-        return LIBRARY.wrap(mx.checkpoint(of_arrays)(*arrays.values()))
+    def parts(block: slice, arrays: Any, after: list[Any]) -> list[Any]:
+        taken = [a[block] if divided else a for a, divided in zip(arrays, of_rows, strict=True)]
+        return mx.depends(taken, after) if after else taken
 
-    return computed
+    def every_block(*arrays: Any) -> Any:
+        results: list[Any] = []
+        for block in blocks:
+            results.append(of_block(block, *parts(block, arrays, results[-1:])))
+        return mx.concatenate(results)
+
+    def derivative(primals: Any, cotangent: Any, _: Any) -> tuple[Any, ...]:
+        found: list[list[Any]] = []
+        sums: list[Any] = []
+        for block in blocks:
+            taken = parts(block, primals, [*sums, *(found[-1] if found else [])])
+            _, gradients = mx.vjp(functools.partial(of_block, block), taken, [cotangent[block]])
+            found.append([g for g, divided in zip(gradients, of_rows, strict=True) if divided])
+            new = [g for g, divided in zip(gradients, of_rows, strict=True) if not divided]
+            sums = [a + b for a, b in zip(sums, new, strict=True)] if sums else new
+        joined, summed = iter([mx.concatenate(list(each)) for each in zip(*found, strict=True)]), iter(sums)
+        return tuple(next(joined) if divided else next(summed) for divided in of_rows)
+
+    computed = mx.custom_function(every_block)
+    computed.vjp(derivative)
+    return LIBRARY.wrap(computed(*moving.values()))
 
 
 def _wait(arrays: list[Any]) -> None:
@@ -101,7 +137,7 @@ LIBRARY = Library(
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,
     constant=_constant,
-    recomputed=_recomputed,
+    over_blocks=_over_blocks,
     runtime="tensorops.libraries.mlx:MlxRuntime",
     wait=_wait,
     holding=_holding,

@@ -303,6 +303,11 @@ def linear_cross_entropy(
 
     Notes
     -----
+    The logits of a block of rows take 64 MiB, or the memory of `x` in float32 if that is more. A call holds at most two
+    such blocks, and so does its derivative with respect to `x`, `weight` and `bias`, beside these; the page on the
+    architecture names exceptions. The kernel on NumPy arrays holds none. Where no kernel runs, weights of half types
+    are converted to float32 once.
+
     The losses are those of `cross_entropy`. The order of arguments is that of ``LigerFusedLinearCrossEntropyLoss``;
     torch's name is ``linear_cross_entropy``, tokamax's ``linear_softmax_cross_entropy_loss``.
 

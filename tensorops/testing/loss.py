@@ -253,6 +253,7 @@ def _linear_cross_entropy_cases() -> Iterator[Case]:
         (x, weight, _), options = make(r, classes, features, *batch, **options)
         return args(x, weight, r.dirichlet(np.ones(classes), batch), **options)
 
+    yield case("int32", lambda r: args(normal(r, 3, 4), normal(r, 7, 4), np.array([0, 6, 2], dtype=np.int32)))
     for reduction in ("mean", "sum", "none"):
         how = {"reduction": reduction}
         yield case(reduction, partial(lambda r, how: make(r, 33, 17, 5, **how), how=how))
@@ -272,7 +273,6 @@ def _linear_cross_entropy_cases() -> Iterator[Case]:
     yield case("batch", lambda r: make(r, 9, 5, 2, 3))
     yield case("batch_none", lambda r: make(r, 9, 5, 2, 3, **none))
     yield case("probabilities_batch", lambda r: probable(r, 9, 5, 2, 3, label_smoothing=0.1))
-    yield case("int32", lambda r: args(normal(r, 3, 4), normal(r, 7, 4), np.array([0, 6, 2], dtype=np.int32)))
     yield case("ignore_index", lambda r: make(r, 9, 5, 4, ignore_index=2))
     yield case("all_ignored_sum", lambda r: args(normal(r, 2, 4), normal(r, 5, 4), np.full(2, -100), reduction="sum"))
     yield case("all_ignored_mean", lambda r: args(normal(r, 2, 4), normal(r, 5, 4), np.full(2, -100)), tags=SPECIAL)

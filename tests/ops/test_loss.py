@@ -374,6 +374,7 @@ def large(monkeypatch, rng):
 def test_numpy_holds_two_blocks(large, options):
     import tracemalloc
 
+    tp.linear_cross_entropy.generic(*large, **options)  # imports and plans stay
     tracemalloc.start()
     try:
         tp.linear_cross_entropy.generic(*large, **options)
@@ -430,3 +431,21 @@ def test_xla_holds_two_blocks(large, options):
     for function, sums in ((loss_of, 0), (jax.grad(loss_of, (0, 1)), large[1].nbytes)):  # the weight's gradient grows
         analysis = jax.jit(function).lower(x, weight).compile().memory_analysis()
         assert analysis.temp_size_in_bytes - sums <= (2 + VECTORS) * BLOCK
+
+
+@pytest.mark.parametrize("options", GRADIENT_OPTIONS, ids=str)
+def test_mlx_holds_two_blocks(large, options):
+    mx = pytest.importorskip("mlx.core")
+    x, weight, targets = support.there(large, "mlx")
+
+    def loss_of(x, weight):
+        return tp.linear_cross_entropy(x, weight, targets, **options)
+
+    # Three gradients of the weight: the sum of those so far, that of a block, and the new sum.
+    for function, sums in ((loss_of, 0), (mx.grad(loss_of, (0, 1)), 3 * weight.nbytes + x.nbytes)):
+        mx.eval(function(x, weight))
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        mx.eval(function(x, weight))
+        assert mx.get_peak_memory() - before - sums <= (2 + VECTORS) * BLOCK
