@@ -111,7 +111,7 @@ def einsum(subscripts: str, *operands: ArrayOfKind[KindT], optimize: str = "auto
     result = _apply(xp, arrays[0], last)
     if is_view:
         result = result * 1
-    return result if wide is None else xp.astype(result, dtype, copy=False)
+    return xp.astype(result, dtype, copy=False)  # Dask sums integers in a wider dtype
 
 
 def _dtypes_of(xp: Namespace, operands: Sequence[Array]) -> tuple[Any, Any]:
