@@ -279,7 +279,7 @@ class Operator(Generic[P, R]):
 
         Of arrays that do not exist yet, it suffices to know what `check` reads of them.
         """
-        return (self._check and self._check(name, **arguments)) or {}
+        return (self._check and self._check(name, **{**self._defaults, **arguments})) or {}
 
     def _canonical(self, arguments: dict[str, Any]) -> dict[str, Any]:
         changed = None if self._check is None else self._check(self.__name__, **arguments)

@@ -27,6 +27,12 @@ def lookups(ids: Array, table: Array) -> None:
     assert_type(tp.embedding(ids, table), Array)
 
 
+def blocks(x: Array, w: Array) -> None:
+    y, key, value = tp.multi_head_attention(x, num_heads=2, q_proj_weight=w, is_causal=True)
+    assert_type(y, Array)
+    assert_type(tp.multi_head_attention(y, x, num_heads=2, past_key=key, past_value=value)[1], Array)
+
+
 def quantization(w: Array) -> None:
     codes, scales, biases = tp.quantize(w, bits=4, group_size=32)
     assert_type(scales, Array)

@@ -46,6 +46,7 @@ def maps(x: Array, w: Array, scales: Array) -> None:
     assert_type(tp.linear(x, w), Array)
     assert_type(tp.quantized_linear(x, w, scales, scales, bits=8), Array)
     assert_type(tp.rope(x, w, dims=2), Array)
+    assert_type(tp.rope(x, cos=w, sin=w, attention_factor=1.5), Array)
     assert_type(tp.scaled_dot_product_attention(x, x, x, mask=w, is_causal=True), Array)
 
 
