@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import support
 import tensorops as tp
 from tensorops._dtypes import INTEGER
-from tensorops.testing import DTYPES, REFERENCES, cast
+from tensorops.testing import DTYPES, REFERENCES, assert_matches, cast
 from tensorops.testing import experts as references
 
 
@@ -178,6 +178,18 @@ def test_scores_that_underflow_have_shares():
 def small(rng, tokens=5, dtype="float32"):
     case = references._layer(rng, (tokens,), 4, 16, 8, top_k=2)
     return cast(case, dtype)
+
+
+@pytest.mark.parametrize("dtype", support.HALVES)
+def test_float32_weights_beside_half_types(library, dtype, rng):
+    if dtype not in support.dtypes_of(library.name):
+        pytest.skip(f"{library.name} holds no {dtype}")
+    (x, logits, *weights), options = small(rng)
+    x = x.astype(DTYPES[dtype])
+    there = support.there((x, logits, *weights), library.name)
+    for call in (tp.moe, tp.moe.generic):
+        y = support.back(call(*there, **options))
+        assert_matches(y, REFERENCES["moe"](x, logits, *weights, **options), dtype, tolerance=2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -118,6 +118,13 @@ TOO_LARGE = {
     "linear": lambda n: n.linear(wide(HALF, 2**31, 1), wide(HALF, 2**31, 1)),
     "linear of 2**63 elements": lambda n: n.linear(wide(HALF, 2**32, 1), wide(HALF, 2**31, 1)),
     "linear of 2**64 elements": lambda n: n.linear(wide(HALF, 2**32, 1), wide(HALF, 2**32, 1)),
+    "grouped_linear": lambda n: n.grouped_linear(wide(HALF, 2**61, 1), np.zeros(1, int), wide(HALF, 1, 1, 1)),
+    "grouped_linear of many experts": lambda n: n.grouped_linear(
+        wide(HALF, 2**61, 1), wide(np.int8(0), 2**61), wide(HALF, 1, 1, 1)
+    ),
+    "grouped_quantized_linear": lambda n: n.grouped_quantized_linear(
+        wide(HALF, 2**61, 1), np.zeros(1, int), wide(BYTE, 1, 1, 1), *[wide(HALF, 1, 1, 1)] * 2, bits=8, group_size=1
+    ),
     "logsumexp": lambda n: n.logsumexp(wide(HALF, 2**61, 1), axis=-1),
     "quantize": lambda n: n.quantize(wide(HALF, 2**61, 1), bits=8, group_size=1),
     "quantized_linear": lambda n: n.quantized_linear(
