@@ -13,7 +13,7 @@ from typing import Any
 from tensorops import _dtypes
 from tensorops._messages import describe_type
 from tensorops._typing import Array, Dtype, Namespace
-from tensorops.libraries import has_host_values, library_of
+from tensorops.libraries import creation_device, has_host_values, library_of
 
 
 def plural(count: int, noun: str) -> str:
@@ -214,6 +214,8 @@ def require_counts(operator: str, name: str, counts: Array, most: int, xp: Names
 def _require_range(operator: str, what: str, values: Array, most: int, xp: Namespace) -> None:
     if 0 in values.shape or not has_host_values(values):
         return
-    low, high = int(xp.min(values)), int(xp.max(values))
+    signed = _dtypes.widen_integers(xp, values, creation_device(values))  # torch has no minimum of unsigned integers
+    low, high = int(xp.min(signed)), int(xp.max(signed))
     if low < 0 or high > most:
-        raise ValueError(f"{operator}: {what} {low if low < 0 else high}, outside 0 … {most}")
+        wrong = high if low >= 0 else low if _dtypes.dtype_name(values) != "uint64" else low + 2**64
+        raise ValueError(f"{operator}: {what} {wrong}, outside 0 … {most}")

@@ -61,7 +61,7 @@ class Library:
     quiet
         A context in which it computes without warnings: IEEE special values are results, not accidents.
     host_values
-        Whether its arrays are eager and in host memory, so that reading a value is cheap.
+        Returns whether an array is eager and in host memory, so that reading a value is cheap.
     lazy
         Whether reading a value computes a graph that its owner meant to compute later.
     sums_in_order
@@ -108,7 +108,7 @@ class Library:
     unfit: Callable[[Array], str] = lambda x: ""
     arrayed: Callable[[Any], Array] = lambda y: y
     quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    host_values: bool = False
+    host_values: Callable[[Array], bool] = lambda x: False
     lazy: bool = False
     sums_in_order: bool = False
     constant: Callable[[Array], Array] = lambda x: x

@@ -65,7 +65,7 @@ LIBRARY = Library(
     arrayed=_arrayed,
     quiet=numpy_quiet,
     sums_in_order=True,
-    host_values=True,
+    host_values=lambda x: True,
 )
 
 

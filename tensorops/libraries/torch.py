@@ -81,6 +81,23 @@ def storage_suffices(x: Array, held: int) -> bool:
     return reach == 0 or bool((x.storage_offset() + reach) * x.element_size() <= held)
 
 
+def observed(torch: Any) -> str | None:
+    """Return what sees the operations of an eager call instead of their being computed at once, if anything does."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func transforms the call"
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return "a mode of torch sees every operation"
+    return "torch.jit traces the call" if torch.jit.is_tracing() else None
+
+
+def _host_values(x: Array) -> bool:
+    import torch
+
+    if torch.compiler.is_compiling() or observed(torch):
+        return False
+    return bool(x.is_cpu) and type(x) is torch.Tensor and x.layout is torch.strided
+
+
 def _recomputed(function: Callable[..., Array]) -> Callable[..., Array]:
     """Checkpoint a function where torch records what it computes, unless torch.func does, which has no checkpoints."""
     import torch
@@ -103,6 +120,7 @@ LIBRARY = Library(
     from_numpy=_from_numpy,
     runtime="tensorops.libraries.torch:TorchRuntime",
     device=lambda x: x.device,
+    host_values=_host_values,
     unreadable=_unreadable,
     unfit=_unfit,
     constant=lambda x: x.detach(),

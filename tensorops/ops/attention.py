@@ -6,7 +6,7 @@ from functools import reduce
 from operator import and_
 from typing import Any, NamedTuple
 
-from tensorops._dtypes import is_bool, largest_exponent, narrow, widen, widen_integers
+from tensorops._dtypes import dtype_name, is_bool, largest_exponent, narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, given
 from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
@@ -214,9 +214,10 @@ def scaled_dot_product_attention(
         integers.
     ValueError
         If shapes do not match, or `window`, `softcap` or `scale` is invalid, or if a length or a page that is in use is
-        out of range. The values of lengths and pages are read from NumPy's arrays, and from Dask's blocks of these when
-        they are computed. In other libraries, where arrays may be traced, lazy or on an accelerator, they are clamped:
-        a negative length counts as 0, one beyond the keys as all of them, and a page out of range as the nearest.
+        out of range. The values of lengths and pages are read from arrays of NumPy and eager torch in host memory, and
+        from Dask's blocks of these when they are computed. Elsewhere, where arrays may be traced, lazy or on an
+        accelerator, they are clamped: a negative length counts as 0, one beyond the keys as all of them, and a page out
+        of range as the nearest.
 
     References
     ----------
@@ -304,6 +305,8 @@ def _reach(
         return _Reach(keys - back, keys)
     require_counts("scaled_dot_product_attention", "lengths", lengths, keys, xp)
     end = xp.clip(widen_integers(xp, lengths, creation_device(lengths)), 0, keys)
+    if dtype_name(end).startswith("uint"):  # where the library lacks int64
+        end = xp.astype(end, xp.int32)
     return _Reach(xp.clip(end - back, 0, keys), end)
 
 

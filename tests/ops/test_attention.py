@@ -185,7 +185,7 @@ def test_every_combination_of_options(queries, rng):
         ({"page_table": [[5, -1, 3], [6, 2, 1]]}, r"page_table has the index -1, outside 0 … 6$"),
     ],
 )
-@pytest.mark.parametrize("name", ["numpy", "array_api_strict", "dask"])
+@pytest.mark.parametrize("name", ["numpy", "array_api_strict", "torch", "dask"])
 def test_integers_out_of_range_are_refused(name, wrong, message, rng):
     """Before the call or, for blocks of Dask arrays, when they are computed."""
     support.require(name)
@@ -198,7 +198,7 @@ def test_integers_out_of_range_are_refused(name, wrong, message, rng):
             support.back(call(*args, **options))
 
 
-@pytest.mark.parametrize("name", ["jax", "torch", "mlx", "pyopencl", "cupy"])
+@pytest.mark.parametrize("name", ["jax", "mlx", "pyopencl", "cupy"])
 def test_integers_out_of_range_that_cannot_be_read_are_clamped(name, rng):
     support.require(name)
     q, k, v, table = arguments(rng)

@@ -255,7 +255,7 @@ def test_an_expert_out_of_range_is_refused_by_name(wrong, rows, rng):
             call(x, numbers, *parts)
 
 
-@pytest.mark.parametrize("name", ["jax", "mlx", "torch"])
+@pytest.mark.parametrize("name", ["jax", "mlx"])
 @pytest.mark.parametrize("rows", [2, 40])
 def test_rows_whose_expert_nobody_can_check_are_nan(name, rows, rng):
     support.require(name)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorops._dtypes import name_of
 from tensorops._operator import Operator
-from tensorops.libraries.torch import storage_suffices
+from tensorops.libraries.torch import observed, storage_suffices
 
 _NUMPYS = (np.ndarray, np.dtype, type)  # which the compiled kernels would take; a type such as numpy.float32
 
@@ -43,8 +43,10 @@ def register(operator: Operator[..., Any]) -> None:
 def _refuse(arguments: tuple[Any, ...]) -> str | None:
     """Return why the tensor arguments cannot be viewed as NumPy arrays, or what else must see the call."""
     torch = _torch()
-    if reason := _observed(torch):
+    if reason := observed(torch):
         return reason
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode derivatives are being taken"
     recording = torch.is_grad_enabled()
     for x in arguments:
         if type(x) is not torch.Tensor:
@@ -61,16 +63,6 @@ def _refuse(arguments: tuple[Any, ...]) -> str | None:
         if recording and x.requires_grad:
             return "an argument requires grad"
     return None
-
-
-def _observed(torch: Any) -> str | None:
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "torch.func transforms the call"
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return "a mode of torch sees every operation"
-    if torch.autograd.forward_ad._current_level >= 0:
-        return "forward-mode derivatives are being taken"
-    return "torch.jit traces the call" if torch.jit.is_tracing() else None
 
 
 @functools.cache
