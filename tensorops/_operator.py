@@ -310,7 +310,7 @@ class Operator(Generic[P, R]):
         elif kernel is not None and args and not transfers and not call.wrapped:
             before = [self._kernels[name] for name in refused if name in self._kernels]
             self._remember(settings, kernel, function, type(args[0]), call.library, before)
-        elif self.calls and args and not (self._kernels or transfers or call.wrapped):
+        elif self.calls and args and not (refused.keys() & self._kernels.keys() or transfers or call.wrapped):
             settings.plans[self][type(args[0])] = self._plan_of_body(type(args[0]), call.library)
         return result  # type: ignore[no-any-return]
 
@@ -356,13 +356,15 @@ class Operator(Generic[P, R]):
         """Return what runs the body of a composed operator if all arrays are of one type, and else declines.
 
         Such an operator has many parameters, and its steps are checked again. `check` looks at metadata only, so what
-        it made of a call holds for all calls with arrays of the same shapes and dtypes, and the same options.
+        it made of a call holds for all calls with arrays of the same shapes and dtypes, and the same options. Kernels
+        of the operator are for other libraries.
         """
         known: dict[Any, dict[str, Any]] = {}
         arrays, unfit, unreadable = self._arrays, library.unfit, library.unreadable
+        kernels = len(self._kernels)
 
         def plan(*args: Any, **kwargs: Any) -> Any:
-            if self._kernels:  # registered meanwhile
+            if len(self._kernels) > kernels:  # registered meanwhile
                 return NotImplemented
             given = {**dict(zip(self._by_position, args, strict=False)), **kwargs}
             signs: list[Any] = [len(args)]
