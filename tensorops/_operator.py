@@ -296,7 +296,8 @@ class Operator(Generic[P, R]):
         call = self._prepare(settings, args, kwargs)
         kernel, refused = self._select(settings, call)
         if kernel is None:
-            result: Any = self._run_body(call)
+            wrapped = call.wrapped and call.home is call.library
+            result: Any = self._run_body(call.arguments, call.library, wrapped=wrapped)
         else:
             function = kernel.function_with(settings.values_for(self.__name__, kernel.provider))
             result = self._apply(function, call.bare)
@@ -389,17 +390,17 @@ class Operator(Generic[P, R]):
                 known[sign] = {name: value for name, value in arguments.items() if name not in self._arrays}
             else:
                 arguments = {**self._defaults, **given, **options}
-            return self._run_body(_Call(arguments, {}, library, library, (), False))
+            return self._run_body(arguments, library)
 
         return plan
 
-    def _run_body(self, call: _Call) -> Any:
-        library = call.library
+    def _run_body(self, arguments: dict[str, Any], library: Library, *, wrapped: bool = False) -> Any:
+        """Return what the body makes of canonical arguments; `wrapped` if a result in wrappers is wanted."""
         with library.quiet():
             if not library.wrapper:
-                return _each(library.arrayed, self._apply(self._body, call.arguments))
-            result = self._apply(self._body, {name: library.wrap(value) for name, value in call.arguments.items()})
-            return result if call.wrapped and call.home is library else _each(library.unwrap, result)
+                return _each(library.arrayed, self._apply(self._body, arguments))
+            result = self._apply(self._body, {name: library.wrap(value) for name, value in arguments.items()})
+            return result if wrapped else _each(library.unwrap, result)
 
     def _prepare(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         arguments = self.bind(args, kwargs)

@@ -610,11 +610,11 @@ def moe(
         hidden = both.shape[-1] // 2
         return both[..., :hidden], both[..., hidden:]
 
-    hidden = routed(xp.expand_dims(wide, axis=-2), gate_up_proj, gate_up_scales, gate_up_biases)
+    hidden = routed(wide[..., None, :], gate_up_proj, gate_up_scales, gate_up_biases)
     each = routed(gated(*halves(hidden)), down_proj, down_scales, down_biases)  # (..., top_k, features)
     if routed_scaling_factor != 1.0:
         weights = weights * routed_scaling_factor
-    y = xp.matmul(xp.expand_dims(weights, axis=-2), each)[..., 0, :]
+    y = xp.matmul(weights[..., None, :], each)[..., 0, :]
     if shared_gate_up_proj is not None:
         hidden = shared(wide, shared_gate_up_proj, shared_gate_up_scales, shared_gate_up_biases)
         always = shared(gated(*halves(hidden)), shared_down_proj, shared_down_scales, shared_down_biases)
