@@ -296,7 +296,8 @@ class Operator(Generic[P, R]):
         call = self._prepare(settings, args, kwargs)
         kernel, refused = self._select(settings, call)
         if kernel is None:
-            result: Any = self._run_body(call)
+            wrapped = call.wrapped and call.home is call.library
+            result: Any = self._run_body(call.arguments, call.library, wrapped=wrapped)
         else:
             function = kernel.function_with(settings.values_for(self.__name__, kernel.provider))
             result = self._apply(function, call.bare)
@@ -310,7 +311,7 @@ class Operator(Generic[P, R]):
         elif kernel is not None and args and not transfers and not call.wrapped:
             before = [self._kernels[name] for name in refused if name in self._kernels]
             self._remember(settings, kernel, function, type(args[0]), call.library, before)
-        elif self.calls and args and not (self._kernels or transfers or call.wrapped):
+        elif self.calls and args and not (refused.keys() & self._kernels.keys() or transfers or call.wrapped):
             settings.plans[self][type(args[0])] = self._plan_of_body(type(args[0]), call.library)
         return result  # type: ignore[no-any-return]
 
@@ -356,13 +357,15 @@ class Operator(Generic[P, R]):
         """Return what runs the body of a composed operator if all arrays are of one type, and else declines.
 
         Such an operator has many parameters, and its steps are checked again. `check` looks at metadata only, so what
-        it made of a call holds for all calls with arrays of the same shapes and dtypes, and the same options.
+        it made of a call holds for all calls with arrays of the same shapes and dtypes, and the same options. Kernels
+        of the operator are for other libraries.
         """
         known: dict[Any, dict[str, Any]] = {}
         arrays, unfit, unreadable = self._arrays, library.unfit, library.unreadable
+        kernels = len(self._kernels)
 
         def plan(*args: Any, **kwargs: Any) -> Any:
-            if self._kernels:  # registered meanwhile
+            if len(self._kernels) > kernels:  # registered meanwhile
                 return NotImplemented
             given = {**dict(zip(self._by_position, args, strict=False)), **kwargs}
             signs: list[Any] = [len(args)]
@@ -387,17 +390,17 @@ class Operator(Generic[P, R]):
                 known[sign] = {name: value for name, value in arguments.items() if name not in self._arrays}
             else:
                 arguments = {**self._defaults, **given, **options}
-            return self._run_body(_Call(arguments, {}, library, library, (), False))
+            return self._run_body(arguments, library)
 
         return plan
 
-    def _run_body(self, call: _Call) -> Any:
-        library = call.library
+    def _run_body(self, arguments: dict[str, Any], library: Library, *, wrapped: bool = False) -> Any:
+        """Return what the body makes of canonical arguments; `wrapped` if a result in wrappers is wanted."""
         with library.quiet():
             if not library.wrapper:
-                return _each(library.arrayed, self._apply(self._body, call.arguments))
-            result = self._apply(self._body, {name: library.wrap(value) for name, value in call.arguments.items()})
-            return result if call.wrapped and call.home is library else _each(library.unwrap, result)
+                return _each(library.arrayed, self._apply(self._body, arguments))
+            result = self._apply(self._body, {name: library.wrap(value) for name, value in arguments.items()})
+            return result if wrapped else _each(library.unwrap, result)
 
     def _prepare(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         arguments = self.bind(args, kwargs)

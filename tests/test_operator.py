@@ -354,8 +354,9 @@ def test_a_composed_operator_with_a_kernel_of_its_own_runs_that(composed):
     assert composed.explain(ZERO).calls == ()
 
 
-def test_a_composed_operator_is_checked_once_for_calls_of_one_kind():
-    """Its steps are checked every time, and `check` looks at metadata only."""
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_a_composed_operator_is_checked_once_for_calls_of_one_kind(has_kernel):
+    """Also with a kernel for another library. Its steps are checked every time, and `check` looks at metadata only."""
     checked = []
 
     def check(name, x, power):
@@ -368,6 +369,8 @@ def test_a_composed_operator_is_checked_once_for_calls_of_one_kind():
         return tp.silu(x) + power
 
     with support.temporary_operator(raised, check=check, calls=(tp.silu,)) as made:
+        if has_kernel:
+            made.kernel("dask", supports=lambda x, power: None)(raised)
         for _ in range(4):
             assert (made(ZERO, power=2) == 3.0).all()
         assert len(checked) == 2  # on the long path, and when the plan saw it first
@@ -385,6 +388,15 @@ def test_a_composed_operator_is_checked_once_for_calls_of_one_kind():
             made(ZERO, pover=2)
         with pytest.raises(TypeError, match=r"^raised: x is list"):
             made([1.0])
+
+
+def test_a_composed_operator_asks_a_kernel_that_refused(composed):
+    one = Fake(5.0, refuses="not yet")
+    composed.kernel("one", supports=one.supports)(one)
+    for _ in range(2):
+        assert (composed(ZERO) == 2.0).all()
+    one.refuses = None
+    assert (composed(ZERO) == 5.0).all()
 
 
 def test_a_kernel_for_a_composed_operator_may_come_after_its_first_calls(composed):

@@ -15,6 +15,7 @@ from tensorops._validation import (
     as_positive_number,
     plural,
     require_floating,
+    require_integer,
     require_ndim,
     require_same_dtype,
     shown,
@@ -59,6 +60,7 @@ def _check_multi_head_attention(
     norm_eps: float,
     past_key: Array | None,
     past_value: Array | None,
+    lengths: Array | None,
     **options: Any,
 ) -> dict[str, Any]:
     batch, queries, keys = _check_inputs(name, query, key, value)
@@ -76,13 +78,14 @@ def _check_multi_head_attention(
     _check_projection(name, "out_proj", heads * value_dim, "the heads together have", out_proj_weight, out_proj_bias)
     _check_norms(name, q_dim, q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     past = _check_past(name, query, past_key, past_value, (batch, kv_heads), (q_dim, value_dim))
+    _check_lengths(name, lengths, batch, past_key)
     q = _Planned((batch, heads, queries, q_dim), query.dtype)
     k = _Planned((batch, kv_heads, keys, q_dim), query.dtype)
     rotation = {label: options.pop(label) for label in _ROTATION}
     canonical = _check_rope(name, q, k, past, key is None, **rotation)
     k = _Planned((batch, kv_heads, past + keys, q_dim), query.dtype)
     v = _Planned((batch, kv_heads, past + keys, value_dim), query.dtype)
-    canonical |= scaled_dot_product_attention.check_for(name, q=q, k=k, v=v, **options)
+    canonical |= scaled_dot_product_attention.check_for(name, q=q, k=k, v=v, lengths=lengths, **options)
     norm_eps = as_number_of_at_least_0(name, "norm_eps", norm_eps)
     return {**canonical, "num_heads": heads, "kv_num_heads": kv_heads, "norm_eps": norm_eps}
 
@@ -178,6 +181,16 @@ def _check_past(
     return past
 
 
+def _check_lengths(name: str, lengths: Array | None, batch: int, past_key: Array | None) -> None:
+    if lengths is None:
+        return
+    require_integer(name, lengths=lengths)
+    if tuple(lengths.shape) != (batch,):
+        raise ValueError(f"{name}: lengths has shape {tuple(lengths.shape)}, but query has batch size {batch}")
+    if past_key is not None:
+        raise ValueError(f"{name}: lengths is given with past_key, whose keys precede the new ones; pass a mask")
+
+
 _ROTATION = (
     "rope_base",
     "rope_freqs",
@@ -268,9 +281,10 @@ def multi_head_attention(
     mask: ArrayInput | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-    window: int | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     sinks: ArrayInput | None = None,
+    lengths: ArrayInput | None = None,
 ) -> tuple[KindT, KindT, KindT]:
     r"""Project to queries, keys and values of several heads, attend in each head, and project the results together.
 
@@ -321,7 +335,12 @@ def multi_head_attention(
         Broadcasts to (batch, num_heads, queries, past + keys). True attends; a floating-point mask is added to the
         scores.
     is_causal, scale, window, softcap, sinks : optional
-        As in `scaled_dot_product_attention`, with `past` + `keys` keys.
+        As in `scaled_dot_product_attention`, with `past` + `keys` keys. There is no `page_table`: each
+        call returns the cache and the new keys in a single array, which is what pages avoid.
+    lengths : array of integers, shape (batch,), optional
+        The number of valid keys of each sequence, from 0 to `keys`; they come first. By default all are valid.
+        Causality and the window count from them: the last query is aligned with the last valid key. Not with a cache,
+        where the keys that are not valid would not come last: pass a mask.
 
     Returns
     -------
@@ -337,7 +356,8 @@ def multi_head_attention(
         If an array is not floating point, or `query`, `key`, `value`, `past_key` and `past_value` differ in dtype.
     ValueError
         If shapes do not match, a number of heads does not divide its features, only one of `past_key` and `past_value`
-        is given, options of the rotation are given without angles, or an option is out of range.
+        is given, `lengths` is given with them, options of the rotation are given without angles, or an option or a
+        length is out of range. Lengths are read where `scaled_dot_product_attention` reads them.
 
     Notes
     -----
@@ -403,6 +423,7 @@ def multi_head_attention(
         window=window,
         softcap=softcap,
         sinks=sinks,
+        lengths=lengths,
     )
     y = xp.permute_dims(y, (0, 2, 1, 3))
     y = xp.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3]))

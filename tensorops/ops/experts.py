@@ -25,6 +25,7 @@ from tensorops.libraries import creation_device, has_host_values
 from tensorops.ops.activation import geglu, sigmoid, softmax, softplus, swiglu
 from tensorops.ops.linear import linear
 from tensorops.ops.quantization import check_format, check_quantized, quantized_linear, unpacked
+from tensorops.ops.selection import top_k as select_top
 
 # ------------------------------------------------------------------------------------------------ checks and row axes
 
@@ -476,6 +477,7 @@ def _moe_rows(x: Array, router_logits: Array, **arguments: Any) -> RowAxes:
     check=_check_moe,
     rows=_moe_rows,
     calls=(
+        select_top,
         softmax,
         sigmoid,
         softplus,
@@ -492,6 +494,7 @@ def moe(
     router_logits: ArrayInput,
     gate_up_proj: ArrayInput,
     down_proj: ArrayInput,
+    *,
     gate_up_scales: ArrayInput | None = None,
     gate_up_biases: ArrayInput | None = None,
     down_scales: ArrayInput | None = None,
@@ -504,7 +507,6 @@ def moe(
     shared_down_scales: ArrayInput | None = None,
     shared_down_biases: ArrayInput | None = None,
     shared_expert_gate: ArrayInput | None = None,
-    *,
     top_k: int,
     scoring_func: str = "softmax",
     renormalize: bool = True,
@@ -608,11 +610,11 @@ def moe(
         hidden = both.shape[-1] // 2
         return both[..., :hidden], both[..., hidden:]
 
-    hidden = routed(xp.expand_dims(wide, axis=-2), gate_up_proj, gate_up_scales, gate_up_biases)
+    hidden = routed(wide[..., None, :], gate_up_proj, gate_up_scales, gate_up_biases)
     each = routed(gated(*halves(hidden)), down_proj, down_scales, down_biases)  # (..., top_k, features)
     if routed_scaling_factor != 1.0:
         weights = weights * routed_scaling_factor
-    y = xp.matmul(xp.expand_dims(weights, axis=-2), each)[..., 0, :]
+    y = xp.matmul(weights[..., None, :], each)[..., 0, :]
     if shared_gate_up_proj is not None:
         hidden = shared(wide, shared_gate_up_proj, shared_gate_up_scales, shared_gate_up_biases)
         always = shared(gated(*halves(hidden)), shared_down_proj, shared_down_scales, shared_down_biases)
@@ -632,21 +634,15 @@ def _route(
     """
     is_softmax = scoring_func == "softmax"
     if correction is None and renormalize:
-        picked, chosen = _top_k(xp, logits, top_k)
+        picked, chosen = select_top(logits, top_k)
     else:
         scores = softmax(logits) if is_softmax else sigmoid(logits)
-        chosen = _top_k(xp, logits if correction is None else scores + widen(xp, correction, logits)[0], top_k)[1]
+        choice = logits if correction is None else scores + widen(xp, correction, logits)[0]
+        chosen = select_top(choice, top_k)[1]
         if not renormalize:
             return _at(xp, scores, chosen), chosen
         picked = _at(xp, logits, chosen)
     return softmax(picked if is_softmax else -softplus(-picked)), chosen
-
-
-def _top_k(xp: Namespace, x: Array, k: int) -> tuple[Array, Array]:
-    """Return the `k` largest of each row in descending order, and where they are; equal ones in order, NaN last."""
-    ascending = xp.where(xp.isnan(x), xp.full_like(x, float("inf")), -x)
-    index = xp.argsort(ascending, axis=-1, stable=True)[..., :k]
-    return _at(xp, x, index), index
 
 
 def _at(xp: Namespace, x: Array, index: Array) -> Array:

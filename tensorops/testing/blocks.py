@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tensorops.testing.attention import scaled_dot_product_attention
+from tensorops.testing.attention import Window, scaled_dot_product_attention
 from tensorops.testing.entries import HEAD_DIM, Arguments, Case, Entry, Maker, Workload
 from tensorops.testing.normalization import rms_norm
 from tensorops.testing.positional import rope
@@ -53,9 +53,10 @@ def multi_head_attention(
     mask: ArrayLike | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-    window: int | None = None,
+    window: Window = None,
     softcap: float | None = None,
     sinks: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
 ) -> tuple[Float64, Float64, Float64]:
     """Return the result, and all keys and values, of attention head by head between projections."""
     kv_num_heads = num_heads if kv_num_heads is None else kv_num_heads
@@ -97,8 +98,9 @@ def multi_head_attention(
         k = np.concatenate([float64(past_key), k], axis=2)
         v = np.concatenate([float64(past_value), v], axis=2)
     y = scaled_dot_product_attention(
-        q, k, v, mask=mask, is_causal=is_causal, scale=scale, window=window, softcap=softcap, sinks=sinks
-    )
+        q, k, v, mask=mask, is_causal=is_causal, scale=scale, window=window, softcap=softcap, sinks=sinks,
+        lengths=lengths,
+    )  # fmt: skip
     side_by_side = np.concatenate([y[:, h] for h in range(num_heads)], axis=-1)
     return _projected(side_by_side, out_proj_weight, out_proj_bias), k, v
 
@@ -227,6 +229,22 @@ def _cases() -> Iterator[Case]:
         ),
         tolerance=256.0,
     )  # fmt: skip
+    yield case("window_of_two_sides", lambda r: grouped(r, 7, window=(3, 1)))
+    yield case("window_before", lambda r: grouped(r, 4, window=(2, None), is_causal=True, **cache(r)))
+
+    def padded(r: np.random.Generator, lengths: list[int], **options: Any) -> Arguments:
+        counts = np.asarray(lengths, dtype=np.int64)
+        return _args(
+            normal(r, 2, 3, 16), normal(r, 2, 6, 16), num_heads=4, kv_num_heads=2, lengths=counts, **p(r, 16, 16, 8),
+            **options,
+        )  # fmt: skip
+
+    yield case("lengths", lambda r: padded(r, [4, 6]))
+    yield case("lengths_0", lambda r: padded(r, [0, 1], sinks=normal(r, 4)))
+    yield case("lengths_causal", lambda r: padded(r, [5, 3], is_causal=True, mask=random_mask(r, 2, 1, 3, 6)))
+    yield case("lengths_window", lambda r: padded(r, [6, 4], window=(1, 1)))
+    yield long("lengths_rope", lambda r: padded(r, [2, 5], rope_base=100.0))
+    yield case("lengths_of_itself", lambda r: grouped(r, 5, lengths=np.asarray([5, 2], np.int32)))
     yield case("empty_queries", lambda r: grouped(r, 0), tags=EMPTY)
     yield case(
         "empty_batch", lambda r: _args(np.zeros((0, 3, 16)), num_heads=4, rope_base=9.0, **p(r, 16, 16, 16)), tags=EMPTY
@@ -294,6 +312,17 @@ _REFUSALS = (
     ("mask_shape", ValueError, "mask", lambda: _call(mask=ones(3, 4))),
     ("mask_integer", TypeError, "mask", lambda: _call(mask=integers(3, 3))),
     ("window_zero", ValueError, "window", lambda: _call(window=0)),
+    ("window_one_side", ValueError, "window", lambda: _call(window=(1,))),
+    ("window_negative", ValueError, "window", lambda: _call(window=(-2, 0))),
+    ("window_float", TypeError, "window", lambda: _call(window=(1.0, 0))),
+    ("lengths_shape", ValueError, "lengths", lambda: _call(lengths=integers(3))),
+    ("lengths_float", TypeError, "lengths", lambda: _call(lengths=ones(2))),
+    (
+        "lengths_with_cache",
+        ValueError,
+        "lengths",
+        lambda: _call(lengths=integers(2), past_key=ones(2, 2, 5, 4), past_value=ones(2, 2, 5, 4)),
+    ),
     ("softcap", ValueError, "softcap", lambda: _call(softcap=0.0)),
     ("sinks_length", ValueError, "sinks", lambda: _call(sinks=ones(3))),
 )

@@ -89,6 +89,19 @@ def test_torch_masks(torch, rng):
     close(y, expected.detach().numpy(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_lengths_are_a_padding_mask_of_torch(torch, name, rng):
+    module, lengths = module_of(torch), np.asarray([2, 6])
+    query, key = rng.standard_normal((2, 4, FEATURES)), rng.standard_normal((2, 6, FEATURES))
+    padding = np.arange(6) >= lengths[:, None]
+    arrays = [torch.from_numpy(a) for a in (query, key, key)]
+    expected, _ = module(*arrays, key_padding_mask=torch.from_numpy(padding), need_weights=False)
+    key[padding] = np.nan  # of no effect, whatever it is
+    there, options = support.there(((query, key), {**of_module(module), "lengths": lengths}), name)
+    for call in (tp.multi_head_attention, tp.multi_head_attention.generic):
+        close(support.back(call(*there, **options)[0]), expected.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
 # --- ONNX --------------------------------------------------------------------------------------------
 
 
@@ -211,7 +224,8 @@ def test_its_parameters_are_those_of_what_it_calls():
     """With the same defaults: an option that attention gets is passed on."""
     own = OPERATORS["multi_head_attention"]._defaults
     attention = OPERATORS["scaled_dot_product_attention"]._defaults
-    passed = {name: default for name, default in attention.items() if name not in ("q", "k", "v")}
+    # No pages: the keys of the cache and the new ones are one array.
+    passed = {name: default for name, default in attention.items() if name not in ("q", "k", "v", "page_table")}
     assert {name: own.get(name, "missing") for name in passed} == passed
     rotation = {
         name: default for name, default in OPERATORS["rope"]._defaults.items() if name not in ("x", "positions")
@@ -223,6 +237,12 @@ def test_options_of_attention_are_refused_in_its_own_name():
     x = np.ones((1, 3, 8), np.float32)
     with pytest.raises(ValueError, match=r"^multi_head_attention: window is 0, expected at least 1$"):
         tp.multi_head_attention(x, num_heads=2, window=0)
+    past = np.ones((1, 2, 2, 4), np.float32)
+    with pytest.raises(ValueError, match=r"^multi_head_attention: lengths is given with past_key, .*pass a mask$"):
+        tp.multi_head_attention(x, num_heads=2, lengths=np.asarray([3]), past_key=past, past_value=past)
+    for wrong in (-1, 4):
+        with pytest.raises(ValueError, match=rf"lengths has the number {wrong}, outside 0 … 3$"):
+            tp.multi_head_attention(x, num_heads=2, lengths=np.asarray([wrong]))
     with pytest.raises(ValueError, match=r"^multi_head_attention: mask has shape \(3, 4\), which does not broadcast"):
         tp.multi_head_attention(x, num_heads=2, mask=np.ones((3, 4), bool))
 

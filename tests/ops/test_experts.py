@@ -210,12 +210,19 @@ def test_all_calls_of_a_layer_choose_their_kernels(rng):
     with tp.trace() as log:
         tp.moe(*args, **options)
     assert [(r.operator, r.kernel) for r in log] == [
+        ("top_k", "cpu"),
         ("softmax", "cpu"),
         ("grouped_linear", "cpu"),
         ("swiglu", "cpu"),
         ("grouped_linear", "cpu"),
         ("moe", "generic"),
     ]
+
+
+def test_weights_of_the_format_are_passed_by_name(rng):
+    args, options = small(rng)
+    with pytest.raises(TypeError, match=r"^moe: too many positional arguments$"):
+        tp.moe(*args, np.ones((4, 16, 1), np.float32), **options)
 
 
 # --- experts of every dtype, and out of range --------------------------------------------------------
