@@ -48,8 +48,9 @@ def run(operator: AnyOperator, call: Arguments, backend: Backend, implementation
     """
     if implementation == GENERIC:
         results = [run_generic(operator, call, backend.library)]
-        if operator.calls:  # with the kernels of what it calls
-            results += run_plain(operator, call, PLAIN)
+        if operator.calls:  # with the backend's kernels of what it calls
+            with set_backend(backend.name):
+                results += run_plain(operator, call, None)
         return results, None
     result, reason = run_kernel(operator, call, backend, implementation)
     results = run_plain(operator, call, PLAIN)

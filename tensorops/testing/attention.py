@@ -245,7 +245,7 @@ def _attention_cases() -> Iterator[Case]:
         return args(q, k, v, is_causal=True, window=4, lengths=np.array([6, 8]))
 
     yield case("special_padding", padding, tags=SPECIAL)
-    yield case("empty_pages", lambda r: paged(r, 4, 0, 0, lengths=np.array([0, 0])), tags=EMPTY)
+    yield case("pages_unused", lambda r: paged(r, 4, 0, 0, lengths=np.array([0, 0])))
 
 
 # --- what is refused ---------------------------------------------------------------------------------

@@ -14,7 +14,19 @@ from tensorops.testing.attention import Window, scaled_dot_product_attention
 from tensorops.testing.entries import HEAD_DIM, Arguments, Case, Entry, Maker, Workload
 from tensorops.testing.normalization import rms_norm
 from tensorops.testing.positional import rope
-from tensorops.testing.values import EMPTY, SPECIAL, Float64, args, float64, integers, normal, ones, quiet, random_mask
+from tensorops.testing.values import (
+    EMPTY,
+    SPECIAL,
+    Float64,
+    args,
+    float64,
+    integers,
+    normal,
+    ones,
+    quiet,
+    random_mask,
+    single,
+)
 from tensorops.testing.values import weights as near_one
 
 __all__ = ["ENTRIES", "multi_head_attention"]
@@ -144,6 +156,10 @@ def _cases() -> Iterator[Case]:
     )
     yield case("projections", lambda r: _args(normal(r, *x), num_heads=4, **p(r, 16, 16, 16)))
     yield case("biases", lambda r: _args(normal(r, *x), num_heads=2, **p(r, 16, 16, 16, biased=True)))
+    yield case(
+        "float32_parameters",
+        lambda r: _args(normal(r, *x), num_heads=2, **{k: single(v) for k, v in p(r, 16, 16, 16, biased=True).items()}),
+    )
     yield case("causal", lambda r: _args(normal(r, *x), num_heads=2, is_causal=True, **p(r, 16, 16, 16)))
     yield case("grouped", lambda r: _args(normal(r, *x), num_heads=4, kv_num_heads=2, **p(r, 16, 16, 8)))
     yield case("wide_heads", lambda r: _args(normal(r, 1, 3, 10), num_heads=3, kv_num_heads=1, **p(r, 10, 24, 8)))

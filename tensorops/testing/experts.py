@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from tensorops.testing.values import (
     octets,
     ones,
     quiet,
+    single,
 )
 
 __all__ = ["ENTRIES", "grouped_linear", "grouped_quantized_linear", "moe"]
@@ -155,6 +156,11 @@ def _stack(
     return weight, scales, normal(r, *groups) if mode == "affine" else None
 
 
+def _single(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """Return float64 arrays in float32, which cases do not cast; others are unchanged."""
+    return tuple(single(a) if isinstance(a, np.ndarray) and a.dtype == np.float64 else a for a in arrays)
+
+
 def _grouped(
     r: np.random.Generator, experts: ArrayLike, number: int, columns: int, outputs: int, *, bias: bool = False
 ) -> Arguments:
@@ -170,6 +176,10 @@ def _grouped_linear_cases() -> Iterator[Case]:
     for n in ODD_LENGTHS:
         yield case(f"in_{n}", partial(lambda r, n: _grouped(r, r.integers(0, 3, 9), 3, n, 5), n=n), scale_axis=None)
         yield case(f"out_{n}", partial(lambda r, n: _grouped(r, r.integers(0, 3, 9), 3, 16, n), n=n), scale_axis=None)
+    yield case(
+        "float32_parameters",
+        lambda r: args(normal(r, 9, 33), r.integers(0, 3, 9), single(normal(r, 3, 5, 33)), single(normal(r, 3, 5))),
+    )
     yield case("few_rows", lambda r: _grouped(r, [6, 2], 7, 33, 17, bias=True))
     yield case("experts_without_rows", lambda r: _grouped(r, [5, 1, 5, 5, 1, 5, 1, 1], 6, 17, 9))
     yield case("all_rows_to_one", lambda r: _grouped(r, np.full(23, 2), 4, 17, 9))
@@ -215,6 +225,10 @@ def _grouped_quantized_linear_cases() -> Iterator[Case]:
         yield case(f"typical_{bits}_{mode}", partial(lambda r, f: f(r, r.integers(0, 4, (3, 5)), 4, 64, 33), f=form))
         yield case(f"many_rows_{bits}_{mode}", partial(lambda r, f: f(r, r.integers(0, 3, 190), 3, 32, 19), f=form))
         yield case(f"one_row_{bits}_{mode}", partial(lambda r, f: f(r, [2], 5, 96, 17), f=form))
+    yield case(
+        "float32_parameters",
+        lambda r: args(normal(r, 5, 64), r.integers(0, 4, 5), *_single(_stack(r, 4, 9, 64)), bits=4, group_size=GROUP),
+    )
     yield case("experts_without_rows", lambda r: call(r, [5, 1, 5, 5, 1, 5, 1, 1], 6, 64, 9))
     yield case("all_rows_to_one", lambda r: call(r, np.full(23, 2), 4, 32, 9))
     yield case("one_expert", lambda r: call(r, np.zeros(7), 1, 32, 9))
@@ -312,6 +326,9 @@ def _moe_cases() -> Iterator[Case]:
             yield case(name, partial(lambda r, o: _layer(r, (2, 5), 4, 32, 24, **o), o=options))
     yield case("geglu", lambda r: _layer(r, (7,), 4, 16, 24, top_k=2, activation="geglu"))
     yield case("scaled", lambda r: _layer(r, (3,), 6, 16, 8, top_k=3, routed_scaling_factor=2.5))
+    yield case(
+        "float32_parameters", lambda r: args(normal(r, 5, 16), *_single(_layer(r, (5,), 4, 16, 8)[0][1:]), top_k=2)
+    )
     yield case("one_token", lambda r: _layer(r, (), 5, 17, 9, top_k=2))
     yield case("every_expert", lambda r: _layer(r, (4,), 3, 16, 8, top_k=3))
     yield case("one_expert", lambda r: _layer(r, (4,), 1, 16, 8, top_k=1))

@@ -25,6 +25,7 @@ from tensorops.testing.values import (
     normal,
     ones,
     quiet,
+    single,
 )
 
 __all__ = ["ENTRIES", "cross_entropy", "linear_cross_entropy"]
@@ -140,6 +141,8 @@ def _cross_entropy_cases() -> Iterator[Case]:
     yield case("empty_none", lambda r: args(*pair(r, 5, 0)[0], reduction="none"), tags=EMPTY)
     yield case("empty_sum", lambda r: args(*pair(r, 5, 0)[0], reduction="sum"), tags=EMPTY)
     yield from _weighted_cases(case, pair)
+    yield case("float32_weight", lambda r: args(*pair(r, 9, 4)[0], single(r.random(9) + 0.1)))
+    yield case("float32_probabilities", lambda r: args(normal(r, 4, 9), single(r.dirichlet(np.ones(9), 4))))
     # Some of these losses exceed the range of float16.
     yield case(
         "6e4",
@@ -269,6 +272,19 @@ def _linear_cross_entropy_cases() -> Iterator[Case]:
     yield case("z_loss", lambda r: make(r, 33, 17, 5, z_loss=0.02, reduction="sum"))
     yield case("bias", lambda r: args(*make(r, 9, 5, 4)[0], normal(r, 9)))
     yield case("ce_weight", lambda r: args(*make(r, 9, 5, 4)[0], None, r.random(9)))
+    yield case(
+        "float32_parameters",
+        lambda r: args(
+            normal(r, 4, 5),
+            single(normal(r, 9, 5)),
+            r.integers(0, 9, 4),
+            single(normal(r, 9)),
+            single(r.random(9) + 0.1),
+        ),
+    )
+    yield case(
+        "float32_probabilities", lambda r: args(normal(r, 4, 5), normal(r, 9, 5), single(r.dirichlet(np.ones(9), 4)))
+    )
     yield case("one_dimension", lambda r: make(r, 9, 5))
     yield case("batch", lambda r: make(r, 9, 5, 2, 3))
     yield case("batch_none", lambda r: make(r, 9, 5, 2, 3, **none))

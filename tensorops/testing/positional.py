@@ -116,6 +116,10 @@ def _table_cases() -> Iterator[Case]:
 
     x = (3, 2, 5, 8)
     yield case("tables", lambda r: args(normal(r, *x), np.array([6, 0, 3, 3, 1]), **tables(r, 7, 4)))
+    yield case(
+        "float32_tables",
+        lambda r: args(normal(r, *x), np.arange(5), **{k: single(v) for k, v in tables(r, 7, 4).items()}),
+    )
     yield case("tables_interleaved", lambda r: args(normal(r, *x), np.arange(5), interleaved=True, **tables(r, 9, 4)))
     yield case("tables_dims", lambda r: args(normal(r, *x), np.arange(5), dims=6, **tables(r, 9, 3)))
     yield case("tables_per_batch", lambda r: args(normal(r, *x), r.integers(0, 40, (3, 5)), **tables(r, 40, 4)))

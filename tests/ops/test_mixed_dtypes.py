@@ -25,7 +25,11 @@ def normal(*shape):
 PACKED, SCALES, BIASES = REFERENCES["quantize"](normal(6, 64), bits=4, group_size=32)
 HEADS = (normal(1, 2, 3, 8), normal(1, 2, 5, 8), normal(1, 2, 5, 8))
 
-# Data of the dtype of x, and parameters, which may have another; after the operator's name, a dash and a remark.
+STACK = [np.stack(3 * [a]) for a in (PACKED, SCALES, BIASES)]
+EXPERTS = np.asarray([2, 0, 2, 1])
+
+
+# Data of the dtype of x, parameters, which may have another, and options; a dash and a remark follow the name.
 CALLS = {
     "rms_norm": ((normal(3, 33),), {"weight": normal(33)}),
     "add_rms_norm": ((normal(3, 33), normal(3, 33)), {"weight": normal(33)}),
@@ -34,13 +38,45 @@ CALLS = {
     "instance_norm": ((normal(3, 6, 5),), {"weight": normal(6), "bias": normal(6)}),
     "linear": ((normal(3, 33),), {"weight": normal(6, 33), "bias": normal(6)}),
     "quantized_linear": ((normal(3, 64), PACKED), {"scales": SCALES, "biases": BIASES}),
+    "grouped_linear": ((normal(4, 33), EXPERTS), {"weight": normal(3, 6, 33), "bias": normal(3, 6)}),
+    "grouped_quantized_linear": ((normal(4, 64), EXPERTS, STACK[0]), {"scales": STACK[1], "biases": STACK[2]}),
     "rope": ((normal(1, 2, 3, 8), np.arange(3)), {"freqs": normal(4)}),
+    "rope-tables": ((normal(1, 2, 3, 8), np.arange(3)), {"cos": normal(3, 4), "sin": normal(3, 4)}),
+    "cross_entropy-weight": ((normal(3, 9), np.arange(3)), {"weight": rng.random(9) + 0.1}),
+    "cross_entropy-probabilities": ((normal(3, 9),), {"targets": rng.dirichlet(np.ones(9), 3)}),
+    "linear_cross_entropy": (
+        (normal(3, 9),),
+        {"weight": normal(5, 9), "bias": normal(5), "ce_weight": rng.random(5) + 0.1},
+        {"targets": np.arange(3)},
+    ),
+    "linear_cross_entropy-probabilities": (
+        (normal(3, 9),),
+        {"weight": normal(5, 9), "targets": rng.dirichlet(np.ones(5), 3)},
+    ),
+    "moe": (
+        (normal(4, 16), normal(4, 3), normal(3, 16, 16)),
+        {"down_proj": normal(3, 16, 8), "shared_gate_up_proj": normal(8, 16), "shared_down_proj": normal(16, 4)},
+        {"top_k": 2},
+    ),
+    "multi_head_attention": (
+        (normal(2, 5, 16),),
+        {"q_proj_weight": normal(16, 16), "out_proj_weight": normal(16, 16), "out_proj_bias": normal(16)},
+        {"num_heads": 2},
+    ),
     "scaled_dot_product_attention-mask": (HEADS, {"mask": normal(3, 5)}),
     "scaled_dot_product_attention-sinks": (HEADS, {"sinks": normal(2)}),
 }
 # The dtypes of x and of the parameters.
 PAIRS = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float16"), ("float32", "bfloat16")]
 PAIRS += [("bfloat16", "float16"), ("float64", "float32")]
+# Where kernels leave more than float64 to bodies: providers, and pairs.
+COMPILED = {"cpu", "torch_cpu"}
+LEFT_TO_BODIES = {
+    "rope-tables": ({"mlx_fast"}, PAIRS),
+    "cross_entropy-weight": (COMPILED, PAIRS[2:]),
+    "cross_entropy-probabilities": (COMPILED, PAIRS[2:]),
+    "linear_cross_entropy-probabilities": (COMPILED, PAIRS),
+}
 
 
 def cast(value, dtype):
@@ -48,21 +84,23 @@ def cast(value, dtype):
 
 
 def call_of(name, of_x, of_parameters):
-    """Return the operator and the arguments of a call in NumPy arrays."""
-    data, parameters = CALLS[name]
+    """Return the operator, and the data, parameters and options of a call in NumPy arrays."""
+    data, parameters, options = (*CALLS[name], {})[:3]
     given = {key: cast(value, of_parameters) for key, value in parameters.items()}
-    return OPERATORS[name.partition("-")[0]], tuple(cast(value, of_x) for value in data), given
+    return OPERATORS[name.partition("-")[0]], tuple(cast(value, of_x) for value in data), given, options
 
 
 def first(result):
     return result[0] if isinstance(result, tuple) else result
 
 
-def assert_right(result, operator, args, parameters):
-    expected = first(REFERENCES[operator.__name__](*args, **parameters))
+def assert_right(result, operator, args, parameters, options):
+    expected = first(REFERENCES[operator.__name__](*args, **parameters, **options))
     dtype = args[0].dtype.name
     # Some of MLX's own kernels round scores of half types.
     tolerance = 4 if dtype in HALVES else 128
+    if operator.__name__ == "multi_head_attention":  # each of its steps rounds
+        tolerance *= 4
     assert_matches(support.back(first(result)), expected, dtype, tolerance=tolerance, scale_axis=None)
 
 
@@ -79,24 +117,26 @@ def every_implementation():
 @pytest.mark.dimensions
 @pytest.mark.parametrize(("name", "row", "implementation", "pair"), list(every_implementation()))
 def test_results_have_the_dtype_of_x(name, row, implementation, pair):
-    """Kernels compute them too, except those for which float64 has none."""
+    """Kernels compute them too, with few exceptions."""
     support.require(row.name)
     for dtype in pair:
         if dtype not in support.dtypes_of(row.name):
             pytest.skip(f"{row.name} holds no {dtype}")
-    operator, args, parameters = call_of(name, *pair)
+    operator, args, parameters, options = call_of(name, *pair)
     with support.holding(row.name, pair[0]):
-        there, given = support.there((args, parameters), row.name)
+        there, given, static = support.there((args, parameters, options), row.name)
         with tp.set_backend(support.backend_of(row.name, implementation).name, providers=[implementation, "generic"]):
-            explained = operator.explain(*there, **given)
-            result = operator(*there, **given)
-        assert explained.kernel == implementation or "float64" in pair, explained
-        assert_right(result, operator, args, parameters)
+            explained = operator.explain(*there, **given, **static)
+            result = operator(*there, **given, **static)
+        providers, pairs = LEFT_TO_BODIES.get(name, ((), ()))
+        by_body = "float64" in pair or (implementation in providers and pair in pairs)
+        assert explained.kernel == implementation or by_body, explained
+        assert_right(result, operator, args, parameters, options)
 
 
 # --- nothing is computed in float64 ------------------------------------------------------------------
 
-WITHOUT_FLOAT64 = [name for name in CALLS if name != "rope"]  # whose angles are float64, as documented
+WITHOUT_FLOAT64 = [name for name in CALLS if not name.startswith("rope")]  # whose angles are float64, as documented
 
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if "float64" not in pair], ids="-".join)
@@ -106,14 +146,18 @@ def test_bodies_compute_in_float32(name, pair):
     support.require("jax")
     import jax
 
-    operator, args, parameters = call_of(name, *pair)
+    operator, args, parameters, options = call_of(name, *pair)
     with support.holding("jax", "float64"):
-        there, given = support.there((args, parameters), "jax")
-        text = str(jax.make_jaxpr(lambda *xs, **ps: operator.generic(*xs, *there[len(xs) :], **ps))(there[0], **given))
+        there, given, static = support.there((args, parameters, options), "jax")
+
+        def call(x, **given):
+            return operator.generic(x, *there[1:], **given, **static)
+
+        text = str(jax.make_jaxpr(call)(there[0], **given))
         assert "f32" in text
         assert "f64" not in text
         wide = {key: value.astype("float64") for key, value in given.items()}
-        program = jax.make_jaxpr(lambda *xs, **ps: operator.generic(*xs, *there[len(xs) :], **ps))(there[0], **wide)
+        program = jax.make_jaxpr(call)(there[0], **wide)
         assert "f64" in str(program)  # float64 would be seen
 
 
@@ -126,13 +170,13 @@ def test_jax_jit_and_gradients(name, half):
     support.require("jax")
     import jax
 
-    operator, args, parameters = call_of(name, half, "float32")
-    there, given = support.there((args, parameters), "jax")
+    operator, args, parameters, options = call_of(name, half, "float32")
+    there, given, static = support.there((args, parameters, options), "jax")
 
     def call(x, given):
-        return first(operator(x, *there[1:], **given))
+        return first(operator(x, *there[1:], **given, **static))
 
-    assert_right(jax.jit(call)(there[0], given), operator, args, parameters)
+    assert_right(jax.jit(call)(there[0], given), operator, args, parameters, options)
     gradients = jax.grad(lambda x, given: call(x, given).astype("float32").sum(), (0, 1))(there[0], given)
     assert_gradients(gradients[0], gradients[1], there[0], given)
 
@@ -141,12 +185,12 @@ def test_jax_jit_and_gradients(name, half):
 @pytest.mark.parametrize("name", CALLS)
 def test_torch_autograd(name, half):
     torch = support.require("torch") and pytest.importorskip("torch")
-    operator, args, parameters = call_of(name, half, "float32")
-    there, given = support.there((args, parameters), "torch")
+    operator, args, parameters, options = call_of(name, half, "float32")
+    there, given, static = support.there((args, parameters, options), "torch")
     x = there[0].requires_grad_()
     given = {key: value.requires_grad_() for key, value in given.items()}
-    result = first(operator(x, *there[1:], **given))
-    assert_right(result.detach(), operator, args, parameters)
+    result = first(operator(x, *there[1:], **given, **static))
+    assert_right(result.detach(), operator, args, parameters, options)
     result.to(torch.float32).sum().backward()
     assert_gradients(x.grad, {key: value.grad for key, value in given.items()}, x, given)
 
@@ -183,10 +227,16 @@ def parameters_of(name):
 
 def test_every_operator_with_parameters_is_here():
     tested = {}
-    for name, (_, parameters) in CALLS.items():
+    for name, (_, parameters, *_) in CALLS.items():
         tested.setdefault(name.partition("-")[0], set()).update(parameters)
-    found = {name: parameters_of(name) for name in OPERATORS if parameters_of(name)}
-    found["quantized_linear"] = found["quantized_linear"] | {"scales"}
+    data_only = {"einsum"}
+    composed = {
+        name for name, operator in OPERATORS.items() if operator.calls
+    }  # parameters are those of what they call
+    found = {name: parameters_of(name) for name in OPERATORS.keys() - data_only if parameters_of(name)}
+    for name in composed:
+        assert tested[name] <= found[name]
+        found[name] = tested[name]
     dequantized = found.pop("dequantize", set())
     assert dequantized <= {"biases"}
     assert tested == found
@@ -202,4 +252,4 @@ def test_float32_parameters_are_among_the_cases(name):
         return {key for key, v in arguments.items() if isinstance(v, np.ndarray) and v.dtype == np.float32}
 
     found = set().union(*(mixed(case) for case in CASES[name] if "float16" in case.dtypes))
-    assert parameters_of(name) <= found
+    assert found if OPERATORS[name].calls else parameters_of(name) <= found

@@ -115,6 +115,9 @@ TOO_LARGE = {
     "embedding": lambda n: n.embedding(wide(np.int8(0), 2**62), np.ones((1, 2), np.float64)),
     "group_norm": lambda n: n.group_norm(wide(HALF, 2**61, 1), 1),
     "layer_norm": lambda n: n.layer_norm(wide(HALF, 2**61, 1)),
+    "linear_cross_entropy": lambda n: n.linear_cross_entropy(
+        wide(HALF, 2**61, 1), wide(HALF, 1, 1), wide(np.int8(0), 2**61), reduction="none"
+    ),
     "linear": lambda n: n.linear(wide(HALF, 2**31, 1), wide(HALF, 2**31, 1)),
     "linear of 2**63 elements": lambda n: n.linear(wide(HALF, 2**32, 1), wide(HALF, 2**31, 1)),
     "linear of 2**64 elements": lambda n: n.linear(wide(HALF, 2**32, 1), wide(HALF, 2**32, 1)),
