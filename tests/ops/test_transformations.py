@@ -92,6 +92,14 @@ DIFFERENTIABLE = {
             "past_value": normal(1, 1, 2, 2),
         },
     ),
+    "multi_head_attention-lengths": (
+        (normal(2, 3, 4), normal(2, 5, 4)),
+        {"num_heads": 2, "window": (1, 2), "lengths": np.asarray([5, 2]), "q_proj_weight": normal(4, 4)},
+    ),
+    "moe-sigmoid": (
+        (normal(3, 4), 3.0 * normal(3, 5), normal(5, 6, 4), normal(5, 4, 3)),
+        {"top_k": 2, "scoring_func": "sigmoid", "renormalize": False},
+    ),
     "multi_head_attention-cross": (
         (normal(1, 2, 4), normal(1, 3, 6), normal(1, 3, 4)),
         {"num_heads": 2, "k_proj_weight": normal(4, 6), "k_proj_bias": normal(4), "mask": normal(2, 3)},
