@@ -100,27 +100,24 @@ class Worker {
         count_ = std::min(plan_.block_rows, plan_.rows - first_);
         groups_ = (count_ + kRows - 1) / kRows;
         begin_rows();
-        std::fill(largest_, largest_ + kBlockRows, kNothing<C>);
-        std::fill(correction_, correction_ + kBlockRows, C{1});
-        std::fill(tops_, tops_ + plan_.top_size(), kNothing<C>);
+        const std::int64_t tops = plan_.top_size();  // a vector for each row of whole vectors
+        std::fill(largest_, largest_ + tops / lanes, kNothing<C>);
+        std::fill(correction_, correction_ + tops / lanes, C{1});
+        std::fill(tops_, tops_ + tops, kNothing<C>);
         std::fill(y_, y_ + plan_.result_size(), C{0});
         std::fill(sums_, sums_ + plan_.sum_size(), C{0});
         find_limits();
         pack_queries();
     }
 
-    std::int64_t head_of(std::int64_t r) const {
-        return kv_head_ * (op_.heads / op_.kv_heads) + (first_ + r) / op_.queries;
-    }
-    std::int64_t query_of(std::int64_t r) const { return (first_ + r) % op_.queries; }
-    T* result_at(std::int64_t r) const {
-        return reinterpret_cast<T*>(op_.y) +
-               ((batch_ * op_.heads + head_of(r)) * op_.queries + query_of(r)) * op_.value_dim;
-    }
+    std::int64_t head_of(std::int64_t r) const { return kv_head_ * plan_.group + (first_ + r) / op_.queries; }
+    // Index of a row among those of the call: the rows of a key head are adjacent in the result.
+    std::int64_t row_of(std::int64_t r) const { return head_index_ * plan_.rows + first_ + r; }
+    T* result_at(std::int64_t r) const { return reinterpret_cast<T*>(op_.y) + row_of(r) * op_.value_dim; }
 
     // From here on, keys count from first_key_. The window lets a row attend to keys from low_ to high_.
     void begin_rows() {
-        std::int64_t head = head_of(0), query = query_of(0);
+        std::int64_t head = head_of(0), query = first_ % op_.queries;
         for (std::int64_t r = 0; r < count_; ++r) {
             const std::int64_t position = query + keys_count_ - op_.queries;
             low_[r] = std::max<std::int64_t>(0, position - op_.left);
@@ -436,7 +433,7 @@ class Worker {
     // ------------------------------------------------------------------ scores beyond the range
 
     // Whether a row is to be computed again
-    std::uint8_t* is_wide(std::int64_t r) const { return wide_ + head_index_ * plan_.rows + first_ + r; }
+    std::uint8_t* is_wide(std::int64_t r) const { return wide_ + row_of(r); }
 
     bool mask_forbids(std::int64_t r, std::int64_t key) const {
         return op_.mask_kind == MaskKind::boolean && !mask_[r][key * op_.mask_stride[3]];
