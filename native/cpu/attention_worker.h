@@ -169,8 +169,8 @@ class Worker {
         key_parts_[i] = {k_ + owner * of_k[0] + position * of_k[2], range.begin, range.end};
         value_parts_[i] = {v_ + owner * of_v[0] + position * of_v[2], range.begin, range.end};
     }
-    Places keys() const { return {key_parts_, op_.k_stride[2], op_.dim * kBytes}; }
-    Places values() const { return {value_parts_, op_.v_stride[2], op_.value_dim * kBytes}; }
+    Places keys() const { return {key_parts_, op_.k_stride[2]}; }
+    Places values() const { return {value_parts_, op_.v_stride[2]}; }
 
     // Scaled and widened: row by row if direct, else in adjacent groups of kRows.
     void pack_queries() {
@@ -265,8 +265,7 @@ class Worker {
 
     void score(std::int64_t n, Range range) {
         if (range.end <= range.begin) return;
-        if (plan_.direct)
-            return score_direct<T>(queries_, count_, keys(), values(), plan_.fetches, range, op_.dim, scores_);
+        if (plan_.direct) return score_direct<T>(queries_, count_, keys(), plan_.fetches, range, op_.dim, scores_);
         constexpr std::int64_t panel = Plan<T>::panel;
         const Part* part = key_parts_;
         for (std::int64_t p = range.begin / panel * panel; p < range.end; p += panel) {
@@ -367,9 +366,9 @@ class Worker {
             if (plan_.packs_values) {
                 pack_values(n, i, columns);
                 const Part packed{reinterpret_cast<const char*>(values_), 0, n};
-                weigh_panel<C>({&packed, columns * static_cast<std::int64_t>(sizeof(V)), 0}, 0, i, columns);
+                weigh_panel<C>({&packed, columns * static_cast<std::int64_t>(sizeof(V))}, 0, i, columns, false);
             } else {
-                weigh_panel<T>(values(), i * kBytes, i, columns);
+                weigh_panel<T>(values(), i * kBytes, i, columns, plan_.fetches);
             }
         }
     }
@@ -387,7 +386,7 @@ class Worker {
 
     // Part by part. The sums so far are corrected with the first.
     template <class S>
-    void weigh_panel(const Places& values, std::int64_t offset, std::int64_t first, int columns) {
+    void weigh_panel(const Places& values, std::int64_t offset, std::int64_t first, int columns, bool fetches) {
         static constexpr C kCorrected[kRows] = {1, 1, 1, 1, 1, 1};
         for (std::int64_t g = 0; g < groups_; ++g) {
             const std::int64_t row = g * kRows;
@@ -396,8 +395,11 @@ class Worker {
             const Part* part = values.parts;
             for (std::int64_t key = ranges_[g].begin; key < ranges_[g].end; key = part->end, correction = kCorrected) {
                 const char* v = values.find(key, part) + offset;
+                const std::int64_t done = key - part->begin;
+                const char* ahead =
+                    fetches && g == 0 && done < kFetched ? part[1].first + done * values.stride + offset : nullptr;
                 weigh_for<S>(rows, columns)(scores_ + row * kTile + key, v, values.stride,
-                                            std::min(ranges_[g].end, part->end) - key, correction,
+                                            std::min(ranges_[g].end, part->end) - key, ahead, correction,
                                             y_ + row * plan_.width + first, plan_.width);
             }
         }
