@@ -66,9 +66,13 @@ void attend(const Attention& op) {
     C* partials = memory + of_threads;
     Interruption* const at = interruption;
     std::atomic<std::int64_t> next{0};
+    // One thread counts by itself: an atomic addition takes as long as a few keys.
+    const auto after = [&](std::int64_t i) {
+        return threads == 1 ? i + 1 : next.fetch_add(1, std::memory_order_relaxed);
+    };
     on_team(threads, [&](Member member) {
         Worker<T> worker(plan, memory + member.index * plan.thread_size(), known);
-        for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < plan.items;)
+        for (std::int64_t i = -1; (i = after(i)) < plan.items;)
             worker.run(plan.item_at(first_items, i), partials + i * partial, at);
     });
     if (plan.has_spans && !leaves(at, 0)) {

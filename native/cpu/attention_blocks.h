@@ -21,9 +21,9 @@ constexpr std::int64_t kGroups = 24, kBlockRows = kGroups * kRows;
 constexpr std::int64_t kTile = 128;      // keys
 constexpr std::int64_t kDirectRows = 8;  // up to this number of rows, keys are not transposed
 // Keys and values in pages are prefetched if there are so many bytes that they come from beyond the second-level cache:
-// up to kFetched of a page, from where on the processor's own prefetching serves. Without it, decoding from pages of 16
-// keys in random order took 1.1 to 1.3 times as long; with it, from the cache, up to 1.15 times.
-constexpr std::int64_t kFetchBytes = 2 << 20, kFetched = 64;
+// the first kFetched of the next page, after which the processor's own prefetching serves. They are fetched on the way
+// through the present page, line by line: all at once, pages of 16 keys took 1.1 to 1.2 times as long.
+constexpr std::int64_t kFetchBytes = 2 << 20, kFetched = 16;
 
 template <class C>
 constexpr C kNothing = -std::numeric_limits<C>::infinity();
@@ -49,7 +49,7 @@ struct Part {
 // Where the keys or values of a tile are: in one part, or one for each page and the first part of the next tile.
 struct Places {
     const Part* parts;
-    std::int64_t stride, bytes;  // from one to the next, and of one
+    std::int64_t stride;  // in bytes, from one to the next
 
     // The place of one, in this part or a later one, which becomes `part`.
     const char* find(std::int64_t i, const Part*& part) const {
@@ -71,13 +71,6 @@ struct Places {
         }
     }
 
-    // Not inlined, it would be removed: GCC 12 takes a function that only prefetches for one without effects.
-    __attribute__((always_inline)) inline void fetch(const Part& part) const {
-        const char* p = part.first;
-        for (std::int64_t i = std::min(kFetched, part.end - part.begin); i > 0; --i, p += stride)
-            for (std::int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
-    }
-
     // The places of those from i on, which is in `part` or a later one; beyond `end`, that of the last one again.
     template <class T, std::size_t n>
     void find(std::int64_t i, std::int64_t end, const Part*& part, const T* (&found)[n]) const {
@@ -94,12 +87,18 @@ struct Places {
 
 // ---- register blocks
 
-// sums[r][c] += a(r, i) · b(i, c) for i below n; b's vectors lie in rows that are `stride` bytes apart.
+// sums[r][c] += a(r, i) · b(i, c) for i below n; b's vectors lie in rows that are `b_stride` bytes apart. Rows from
+// `ahead` on are prefetched meanwhile, unless it is null.
 template <std::int64_t kStep, std::int64_t kRow, std::size_t R, std::size_t N, class S>
 inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[R][N], const Compute<S>* a,
-                                                        const char* b, std::int64_t b_stride, std::int64_t n) {
+                                                        const char* b, std::int64_t b_stride, std::int64_t n,
+                                                        const char* ahead) {
     constexpr std::size_t lanes = kLanes<Compute<S>>;
     for (std::int64_t i = 0; i < n; ++i, b += b_stride, a += kStep) {
+        if (ahead) {
+            for_each<N>([&](auto c) { __builtin_prefetch(ahead + c * lanes * sizeof(S)); });
+            ahead += b_stride;
+        }
         Vec<Compute<S>> column[N];
         for_each<N>([&](auto c) { column[c] = load(at<S>(b) + c * lanes); });
         for_each<R>([&](auto r) {
@@ -111,19 +110,19 @@ inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[
 
 // y[r] = y[r] · correction[r] + Σ weights(r, key) · value(key), for N vectors of features.
 template <class S, int R, int N>
-void weigh_block(const Compute<S>* weights, const char* v, std::int64_t v_stride, std::int64_t keys,
+void weigh_block(const Compute<S>* weights, const char* v, std::int64_t v_stride, std::int64_t keys, const char* ahead,
                  const Compute<S>* correction, Compute<S>* y, std::int64_t width) {
     constexpr std::size_t lanes = kLanes<Compute<S>>;
     Vec<Compute<S>> sums[R][N];
     for_each<R>(
         [&](auto r) { for_each<N>([&](auto c) { sums[r][c] = load(y + r * width + c * lanes) * correction[r]; }); });
-    multiply_add<1, kTile, R, N, S>(sums, weights, v, v_stride, keys);
+    multiply_add<1, kTile, R, N, S>(sums, weights, v, v_stride, keys, ahead);
     for_each<R>([&](auto r) { for_each<N>([&](auto c) { store(y + r * width + c * lanes, sums[r][c]); }); });
 }
 
 template <class S>
-using Weigh = void (*)(const Compute<S>*, const char*, std::int64_t, std::int64_t, const Compute<S>*, Compute<S>*,
-                       std::int64_t);
+using Weigh = void (*)(const Compute<S>*, const char*, std::int64_t, std::int64_t, const char*, const Compute<S>*,
+                       Compute<S>*, std::int64_t);
 
 // The block for the given numbers of rows and vectors of features.
 template <class S, int R = kRows, int N = kColumns>
@@ -144,32 +143,34 @@ void score_panel(const C* q, const C* panel, std::int64_t dim, C* scores) {
     Vec<C> sums[kRows][kColumns];
     for_each<kRows>([&](auto r) { for_each<kColumns>([&](auto c) { sums[r][c] = Vec<C>{}; }); });
     multiply_add<kRows, 1, kRows, kColumns, C>(sums, q, reinterpret_cast<const char*>(panel), sizeof(Vec<C>) * kColumns,
-                                               dim);
+                                               dim, nullptr);
     for_each<kRows>(
         [&](auto r) { for_each<kColumns>([&](auto c) { store(scores + r * kTile + c * lanes, sums[r][c]); }); });
 }
 
 // Scores of some rows with keys in place, as many keys at a time as a vector has lanes; dim is a multiple of the lanes.
-// The processor prefetches what is adjacent. Of pages, the values and the next keys are fetched on the way.
+// The processor prefetches what is adjacent. Of pages, the next one is fetched on the way.
 template <class T>
-void score_direct(const Compute<T>* q, std::int64_t rows, const Places& keys, const Places& values, bool fetches,
-                  Range range, std::int64_t dim, Compute<T>* scores) {
+void score_direct(const Compute<T>* q, std::int64_t rows, const Places& keys, bool fetches, Range range,
+                  std::int64_t dim, Compute<T>* scores) {
     using C = Compute<T>;
     constexpr std::int64_t lanes = kLanes<C>;
-    const Part *part = keys.parts, *fetched = nullptr;
+    const Part* part = keys.parts;
     for (std::int64_t key = range.begin; key < range.end; key += lanes) {
         const T* row[lanes];
         keys.find(key, range.end, part, row);
-        if (fetches) {
-            if (part != fetched) values.fetch(values.parts[part - keys.parts]);
-            if (key + lanes >= part->end) keys.fetch(part[1]);
-            fetched = part;
-        }
+        const std::int64_t done = key - part->begin;  // of the part
+        const char* ahead = fetches && done < kFetched ? part[1].first + done * keys.stride : nullptr;
         for (std::int64_t r = 0; r < rows; ++r) {
             Vec<C> sums[lanes];
             for_each<lanes>([&](auto j) { sums[j] = Vec<C>{}; });
             for (std::int64_t i = 0; i < dim; i += lanes) {
                 const Vec<C> a = load(q + r * dim + i);
+                if (ahead && r == 0)
+                    for_each<lanes>([&](auto j) {
+                        __builtin_prefetch(ahead + static_cast<std::int64_t>(j) * keys.stride +
+                                           i * std::int64_t{sizeof(T)});
+                    });
                 for_each<lanes>([&](auto j) { sums[j] += a * load(row[j] + i); });
             }
             store(scores + r * kTile + key, join_lanes<C>(sums, [](Vec<C> a, Vec<C> b) { return a + b; }));

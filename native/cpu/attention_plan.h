@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "attention.h"
@@ -26,6 +25,7 @@ struct Plan {
     static constexpr std::int64_t panel = kColumns * lanes;  // keys of a panel
 
     const Attention& op;
+    std::int64_t group;        // query heads of one key head
     std::int64_t rows;         // of one key head
     std::int64_t block_rows;   // at most, of one item; a multiple of kRows unless direct
     std::int64_t blocks;       // of one key head
@@ -38,7 +38,8 @@ struct Plan {
     C scale, unit;  // unit: the power of two by which weights are multiplied
 
     explicit Plan(const Attention& attention) : op(attention) {
-        rows = op.heads / op.kv_heads * op.queries;
+        group = op.heads / op.kv_heads;
+        rows = group * op.queries;
         direct = rows <= kDirectRows && op.dim % lanes == 0;
         block_rows = direct ? rows : std::min(kBlockRows, round_up(rows, kRows));
         blocks = (rows + block_rows - 1) / block_rows;
@@ -58,7 +59,8 @@ struct Plan {
         width = round_up(op.value_dim, lanes);
         packs_values = !direct || op.value_dim != width;
         scale = static_cast<C>(op.scale);
-        unit = static_cast<C>(std::ldexp(1.0, -std::ilogb(static_cast<double>(keys) * 2 - 1)));
+        const int exponent = 63 - __builtin_clzll(static_cast<unsigned long long>(keys) * 2 - 1);
+        unit = static_cast<C>(1.0 / static_cast<double>(std::int64_t{1} << exponent));
     }
 
     std::int64_t blocks_each() const { return op.kv_heads * blocks; }  // of a sequence
@@ -70,8 +72,9 @@ struct Plan {
         return most < 2 ? 1 : std::min(most, (kEnoughItems * own + all_tiles - 1) / all_tiles);
     }
 
-    // The first item of each sequence
+    // The first item of each sequence. Without spans, items are blocks, and it is not used.
     void number_items(std::int64_t* first) const {
+        if (!has_spans) return;
         std::int64_t next = 0;
         for (std::int64_t b = 0; b < op.batch; ++b) {
             first[b] = next;
@@ -79,6 +82,7 @@ struct Plan {
         }
     }
     Item item_at(const std::int64_t* first, std::int64_t index) const {
+        if (!has_spans) return {index, 0, 1};
         const std::int64_t sequence = std::upper_bound(first, first + op.batch, index) - first - 1;
         const std::int64_t spans = spans_of(sequence), own = index - first[sequence];
         return {sequence * blocks_each() + own / spans, own % spans, spans};

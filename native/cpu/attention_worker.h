@@ -100,27 +100,24 @@ class Worker {
         count_ = std::min(plan_.block_rows, plan_.rows - first_);
         groups_ = (count_ + kRows - 1) / kRows;
         begin_rows();
-        std::fill(largest_, largest_ + kBlockRows, kNothing<C>);
-        std::fill(correction_, correction_ + kBlockRows, C{1});
-        std::fill(tops_, tops_ + plan_.top_size(), kNothing<C>);
+        const std::int64_t tops = plan_.top_size();  // a vector for each row of whole vectors
+        std::fill(largest_, largest_ + tops / lanes, kNothing<C>);
+        std::fill(correction_, correction_ + tops / lanes, C{1});
+        std::fill(tops_, tops_ + tops, kNothing<C>);
         std::fill(y_, y_ + plan_.result_size(), C{0});
         std::fill(sums_, sums_ + plan_.sum_size(), C{0});
         find_limits();
         pack_queries();
     }
 
-    std::int64_t head_of(std::int64_t r) const {
-        return kv_head_ * (op_.heads / op_.kv_heads) + (first_ + r) / op_.queries;
-    }
-    std::int64_t query_of(std::int64_t r) const { return (first_ + r) % op_.queries; }
-    T* result_at(std::int64_t r) const {
-        return reinterpret_cast<T*>(op_.y) +
-               ((batch_ * op_.heads + head_of(r)) * op_.queries + query_of(r)) * op_.value_dim;
-    }
+    std::int64_t head_of(std::int64_t r) const { return kv_head_ * plan_.group + (first_ + r) / op_.queries; }
+    // Index of a row among those of the call: the rows of a key head are adjacent in the result.
+    std::int64_t row_of(std::int64_t r) const { return head_index_ * plan_.rows + first_ + r; }
+    T* result_at(std::int64_t r) const { return reinterpret_cast<T*>(op_.y) + row_of(r) * op_.value_dim; }
 
     // From here on, keys count from first_key_. The window lets a row attend to keys from low_ to high_.
     void begin_rows() {
-        std::int64_t head = head_of(0), query = query_of(0);
+        std::int64_t head = head_of(0), query = first_ % op_.queries;
         for (std::int64_t r = 0; r < count_; ++r) {
             const std::int64_t position = query + keys_count_ - op_.queries;
             low_[r] = std::max<std::int64_t>(0, position - op_.left);
@@ -172,8 +169,8 @@ class Worker {
         key_parts_[i] = {k_ + owner * of_k[0] + position * of_k[2], range.begin, range.end};
         value_parts_[i] = {v_ + owner * of_v[0] + position * of_v[2], range.begin, range.end};
     }
-    Places keys() const { return {key_parts_, op_.k_stride[2], op_.dim * kBytes}; }
-    Places values() const { return {value_parts_, op_.v_stride[2], op_.value_dim * kBytes}; }
+    Places keys() const { return {key_parts_, op_.k_stride[2]}; }
+    Places values() const { return {value_parts_, op_.v_stride[2]}; }
 
     // Scaled and widened: row by row if direct, else in adjacent groups of kRows.
     void pack_queries() {
@@ -268,8 +265,7 @@ class Worker {
 
     void score(std::int64_t n, Range range) {
         if (range.end <= range.begin) return;
-        if (plan_.direct)
-            return score_direct<T>(queries_, count_, keys(), values(), plan_.fetches, range, op_.dim, scores_);
+        if (plan_.direct) return score_direct<T>(queries_, count_, keys(), plan_.fetches, range, op_.dim, scores_);
         constexpr std::int64_t panel = Plan<T>::panel;
         const Part* part = key_parts_;
         for (std::int64_t p = range.begin / panel * panel; p < range.end; p += panel) {
@@ -370,9 +366,9 @@ class Worker {
             if (plan_.packs_values) {
                 pack_values(n, i, columns);
                 const Part packed{reinterpret_cast<const char*>(values_), 0, n};
-                weigh_panel<C>({&packed, columns * static_cast<std::int64_t>(sizeof(V)), 0}, 0, i, columns);
+                weigh_panel<C>({&packed, columns * static_cast<std::int64_t>(sizeof(V))}, 0, i, columns, false);
             } else {
-                weigh_panel<T>(values(), i * kBytes, i, columns);
+                weigh_panel<T>(values(), i * kBytes, i, columns, plan_.fetches);
             }
         }
     }
@@ -390,7 +386,7 @@ class Worker {
 
     // Part by part. The sums so far are corrected with the first.
     template <class S>
-    void weigh_panel(const Places& values, std::int64_t offset, std::int64_t first, int columns) {
+    void weigh_panel(const Places& values, std::int64_t offset, std::int64_t first, int columns, bool fetches) {
         static constexpr C kCorrected[kRows] = {1, 1, 1, 1, 1, 1};
         for (std::int64_t g = 0; g < groups_; ++g) {
             const std::int64_t row = g * kRows;
@@ -399,8 +395,11 @@ class Worker {
             const Part* part = values.parts;
             for (std::int64_t key = ranges_[g].begin; key < ranges_[g].end; key = part->end, correction = kCorrected) {
                 const char* v = values.find(key, part) + offset;
+                const std::int64_t done = key - part->begin;
+                const char* ahead =
+                    fetches && g == 0 && done < kFetched ? part[1].first + done * values.stride + offset : nullptr;
                 weigh_for<S>(rows, columns)(scores_ + row * kTile + key, v, values.stride,
-                                            std::min(ranges_[g].end, part->end) - key, correction,
+                                            std::min(ranges_[g].end, part->end) - key, ahead, correction,
                                             y_ + row * plan_.width + first, plan_.width);
             }
         }
@@ -436,7 +435,7 @@ class Worker {
     // ------------------------------------------------------------------ scores beyond the range
 
     // Whether a row is to be computed again
-    std::uint8_t* is_wide(std::int64_t r) const { return wide_ + head_index_ * plan_.rows + first_ + r; }
+    std::uint8_t* is_wide(std::int64_t r) const { return wide_ + row_of(r); }
 
     bool mask_forbids(std::int64_t r, std::int64_t key) const {
         return op_.mask_kind == MaskKind::boolean && !mask_[r][key * op_.mask_stride[3]];

@@ -33,7 +33,7 @@ Reason refuse_heads(const char* name, nb::handle h) {
     PyArrayObject* a = as_array(h);
     if (PyArray_NDIM(a) != 4)
         return std::string(name) + " has " + std::to_string(PyArray_NDIM(a)) + " dimensions, not 4";
-    if (PyArray_SIZE(a) != 0 && !last_axis_contiguous(a))
+    if (!last_axis_contiguous(a) && PyArray_SIZE(a) != 0)
         return "the last axis of " + std::string(name) + " is not contiguous";
     if (PyArray_DIM(a, 3) > kWidest)
         return std::string(name) + " has more than " + std::to_string(kWidest) + " features";
