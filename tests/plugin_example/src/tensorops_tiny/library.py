@@ -36,7 +36,7 @@ LIBRARY = Library(
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,
     quiet=_quiet,
-    host_values=True,
+    host_values=lambda x: True,
 )
 
 BACKENDS = (
