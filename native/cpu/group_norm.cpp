@@ -68,11 +68,11 @@ struct Group {
     // The weight and the bias of each element of the vector from i on; a channel begins at or before it.
     template <class F>
     inline Vec<C> values_at(const C* of_channels, std::int64_t channel, std::int64_t i, F from) const {
-        Vec<C> v = of_channels[channel] - Vec<C>{};  // a sum with zero would lose the sign of -0
+        Vec<C> v = load_one(of_channels + channel) - Vec<C>{};  // a sum with zero would lose the sign of -0
         std::int64_t next_one = (channel + 1) * span;
-        for (; next_one <= i; next_one += span) v = of_channels[++channel] - Vec<C>{};
+        for (; next_one <= i; next_one += span) v = load_one(of_channels + ++channel) - Vec<C>{};
         for (; next_one < i + kLanes<T> && next_one < n; next_one += span)
-            v = from(next_one - i) ? of_channels[++channel] - Vec<C>{} : v;
+            v = from(next_one - i) ? load_one(of_channels + ++channel) - Vec<C>{} : v;
         return v;
     }
 
@@ -89,7 +89,7 @@ struct Group {
             // Pairs of vectors within the channel
             const std::int64_t whole = (limit - i) / two * two;
             const T* const source = x + i;
-            const C w = weight[channel], b = bias[channel];
+            const C w = load_one(weight + channel), b = load_one(bias + channel);
             put_row<kStream>(y + i, whole, next + i, [=](std::int64_t j, std::int64_t k) {
                 return (load_some(source + j, k) - mean) * r * w + b;
             });
