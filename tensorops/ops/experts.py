@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -269,9 +270,7 @@ def _by_expert(
     """
     number, outputs = stack
     shape = _broadcast(tuple(x.shape[:-1]), tuple(experts.shape))
-    rows = 1
-    for n in shape:
-        rows *= n
+    rows = math.prod(shape)
     if rows == 0 or outputs == 0:
         return xp.zeros((*shape, outputs), dtype=widen(xp, x)[0].dtype, device=creation_device(x))
     index = widen_integers(xp, experts, creation_device(experts))
@@ -299,9 +298,7 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 def _flat_rows(xp: Namespace, x: Array, shape: tuple[int, ...], rows: int) -> tuple[Array, Array | None]:
     """Return the rows of `x` one after another, and which of them each of `rows` is, unless they are the same."""
-    count = 1
-    for n in x.shape[:-1]:
-        count *= n
+    count = math.prod(x.shape[:-1])
     flat = xp.reshape(x, (count, x.shape[-1]))
     if tuple(x.shape[:-1]) == shape:
         return flat, None
