@@ -1,5 +1,7 @@
 """NumPy arrays of every layout: the right result or a clear error, unchanged inputs, outputs in new memory."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -134,6 +136,9 @@ def call_and_check(case, args, kwargs, dtype):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_takes_every_layout(name, layout):
     case = CASES[name][0]
+    if layout is repeated and case.scale_axis == -1:
+        # Equal rows of weights make a row of equal sums: if their terms cancel, no neighbour shows the scale.
+        case = dataclasses.replace(case, scale_axis=None)
     args, kwargs = lay_out(case.build(dtype_name="float32"), layout)
     call_and_check(case, args, kwargs, "float32")
 
