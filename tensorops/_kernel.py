@@ -88,6 +88,8 @@ class Kernel:
     checks
         Whether `function` also takes arguments as callers write them, and declines those that the operator refuses.
         Then a call needs no decision in Python at all.
+    wrappers
+        Whether `function` also takes arrays in their library's wrapper; then it returns results in wrappers, too.
     deviation
         Where its results are not what the operator promises, if anywhere.
     pack
@@ -106,6 +108,7 @@ class Kernel:
     supports: Callable[..., str | None]
     declines: bool = False
     checks: bool = False
+    wrappers: bool = False
     deviation: Deviation | None = None
     pack: Callable[..., Packed | str] | None = None
     configuration: Configuration | None = None

@@ -146,6 +146,7 @@ class Operator(Generic[P, R]):
         supports: Callable[..., str | None],
         declines: bool = False,
         checks: bool = False,
+        wrappers: bool = False,
         deviation: Deviation | None = None,
         pack: Callable[..., Packed | str] | None = None,
         configuration: Configuration | None = None,
@@ -164,6 +165,7 @@ class Operator(Generic[P, R]):
                 supports,
                 declines=declines or checks,
                 checks=checks,
+                wrappers=wrappers,
                 deviation=deviation,
                 configuration=configuration,
                 pack=pack,
@@ -232,7 +234,7 @@ class Operator(Generic[P, R]):
     def _configuration(self, settings: Settings, kernel: Kernel | None, call: _Call) -> dict[str, int]:
         if kernel is None or kernel.configuration is None:
             return {}
-        chosen = self._apply(kernel.configuration.choose, call.bare)
+        chosen = self.apply(kernel.configuration.choose, call.bare)
         return {**chosen, **settings.values_for(self.__name__, kernel.provider)}
 
     @property
@@ -248,7 +250,7 @@ class Operator(Generic[P, R]):
 
     def compute(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Check the arguments and run the body, whatever is in force: for what traces or transforms the body itself."""
-        return self._apply(self._body, self.canonical(*args, **kwargs))  # type: ignore[no-any-return]
+        return self.apply(self._body, self.canonical(*args, **kwargs))  # type: ignore[no-any-return]
 
     # --------------------------------------------------------------- arguments
 
@@ -285,7 +287,8 @@ class Operator(Generic[P, R]):
         changed = None if self._check is None else self._check(self.__name__, **arguments)
         return {**arguments, **changed} if changed else arguments
 
-    def _apply(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    def apply(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call a function that has the operator's parameters with all of them, by name."""
         by_name = {name: arguments[name] for name in self._by_name}
         return function(*[arguments[name] for name in self._by_position], **by_name)
 
@@ -300,7 +303,7 @@ class Operator(Generic[P, R]):
             result: Any = self._run_body(call.arguments, call.library, wrapped=wrapped)
         else:
             function = kernel.function_with(settings.values_for(self.__name__, kernel.provider))
-            result = self._apply(function, call.bare)
+            result = self.apply(function, call.arguments if kernel.wrappers else call.bare)
         transfers = list(call.transfers)
         if call.home is not call.library:
             result = self._take_home(call, result, transfers)
@@ -308,7 +311,7 @@ class Operator(Generic[P, R]):
             result = _each(call.home.wrap, result)
         if settings.log is not None:
             settings.log.append(self._record(call, kernel, tuple(transfers)))
-        elif kernel is not None and args and not transfers and not call.wrapped:
+        elif kernel is not None and args and not transfers and (kernel.wrappers or not call.wrapped):
             before = [self._kernels[name] for name in refused if name in self._kernels]
             self._remember(settings, kernel, function, type(args[0]), call.library, before)
         elif self.calls and args and not (refused.keys() & self._kernels.keys() or transfers or call.wrapped):
@@ -347,9 +350,9 @@ class Operator(Generic[P, R]):
                 arguments = self._canonical(arguments)
             except (TypeError, ValueError):  # raised again, once it is clear that all arguments can be read
                 return NotImplemented
-            if not kernel.declines and self._apply(kernel.supports, arguments) is not None:
+            if not kernel.declines and self.apply(kernel.supports, arguments) is not None:
                 return NotImplemented
-            return self._apply(function, arguments)
+            return self.apply(function, arguments)
 
         return plan
 
@@ -398,8 +401,8 @@ class Operator(Generic[P, R]):
         """Return what the body makes of canonical arguments; `wrapped` if a result in wrappers is wanted."""
         with library.quiet():
             if not library.wrapper:
-                return _each(library.arrayed, self._apply(self._body, arguments))
-            result = self._apply(self._body, {name: library.wrap(value) for name, value in arguments.items()})
+                return _each(library.arrayed, self.apply(self._body, arguments))
+            result = self.apply(self._body, {name: library.wrap(value) for name, value in arguments.items()})
             return result if wrapped else _each(library.unwrap, result)
 
     def _prepare(self, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
@@ -526,7 +529,7 @@ class Operator(Generic[P, R]):
         if not _are_named(settings) and (reason := kernel.unasked(call.first)):
             return f"{reason}; it runs where it is named: providers=[{provider!r}]"
         try:
-            return self._apply(kernel.supports, call.bare)  # type: ignore[no-any-return]
+            return self.apply(kernel.supports, call.bare)  # type: ignore[no-any-return]
         except TypeError:  # a compiled `supports` was given something that is not of its parameters' kinds
             return "an argument has an unexpected type"
 
@@ -563,10 +566,11 @@ class _Variadic(Operator[P, R]):
         return bound | options
 
     def _canonical(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        changed = None if self._check is None else self._apply(functools.partial(self._check, self.__name__), arguments)
+        changed = None if self._check is None else self.apply(functools.partial(self._check, self.__name__), arguments)
         return {**arguments, **changed} if changed else arguments
 
-    def _apply(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    def apply(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call a function that has the operator's parameters with all of them, by name."""
         by_name = {name: arguments[name] for name in self._by_name}
         return function(*[value for name, value in arguments.items() if name not in by_name], **by_name)
 

@@ -109,9 +109,9 @@ def register_failure(name: str, reason: str) -> None:
 
 
 def register_package(package: str, path: Iterable[str]) -> None:
-    """Register the ``PROVIDER`` of every package in a folder."""
+    """Register the ``PROVIDER`` of every public package in a folder."""
     for info in pkgutil.iter_modules(path):
-        if info.ispkg:
+        if info.ispkg and not info.name.startswith("_"):
             register_provider(importlib.import_module(f"{package}.{info.name}").PROVIDER)
 
 

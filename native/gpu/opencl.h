@@ -1,0 +1,109 @@
+// The prelude for OpenCL C 1.2 and later. The dialect is OpenCL C; the other preludes imitate it.
+#if DOUBLE
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#define real double
+#define REAL_MAX DBL_MAX
+#define integer long
+#else
+#define real float
+#define REAL_MAX FLT_MAX
+#define integer int
+#endif
+#define vec JOIN(real, VEC)
+#define mask JOIN(integer, VEC)
+typedef long index_t;
+
+#define INLINE static inline
+// Few calls: on a processor such a function, if inlined, would cost the others their registers
+#if THREADS == 1
+#define RARE __attribute__((noinline))
+#else
+#define RARE INLINE
+#endif
+#define GLOBAL __global
+#define LOCAL __local
+// A processor's compiler must not vectorize across work-items what has vectors already. Where work-items exchange values,
+// the compiler must use subgroups of the size that the program counts on.
+#if THREADS == 1
+#define HINT __attribute__((vec_type_hint(vec)))
+#elif WARP
+#define HINT __attribute__((intel_reqd_sub_group_size(WARP)))
+#else
+#define HINT
+#endif
+#define KERNEL(name) __kernel HINT __attribute__((reqd_work_group_size(BLOCK, 1, 1))) void name
+#define LOCAL_ARRAY(type, name, n) __local type name[n]
+#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
+#define thread_id() ((int)get_local_id(0))
+#define block_id() ((index_t)get_group_id(0))
+#if WARP
+#pragma OPENCL EXTENSION cl_khr_subgroup_shuffle : enable
+#define shuffle_xor(x, distance) sub_group_shuffle_xor(x, distance)
+#endif
+
+// Whether x holds for any thread of the block
+INLINE bool block_any(bool x, LOCAL real *scratch) {
+    BARRIER();
+    scratch[thread_id()] = x;
+    BARRIER();
+    for (int d = BLOCK / 2; d > 0; d /= 2) {
+        if (thread_id() < d) scratch[thread_id()] += scratch[thread_id() + d];
+        BARRIER();
+    }
+    return scratch[0] != 0;
+}
+
+#define splat(x) ((vec)(x))
+#define reals_of(x) JOIN(convert_, vec)(x)
+#define from_memory(p) JOIN(vload, VEC)(0, p)  // of reals in private memory
+#define to_memory(v, p) JOIN(vstore, VEC)(v, 0, p)
+
+#if VEC == 2
+#define FOLD(v, combine) combine(v.x, v.y)
+#elif VEC == 4
+#define FOLD(v, combine) combine(combine(v.x, v.y), combine(v.z, v.w))
+#elif VEC == 8
+#define FOLD(v, combine)                                                                  \
+    combine(combine(combine(v.s0, v.s1), combine(v.s2, v.s3)), combine(combine(v.s4, v.s5), combine(v.s6, v.s7)))
+#elif VEC == 16
+#define FOLD(v, combine)                                                                                          \
+    combine(combine(combine(combine(v.s0, v.s1), combine(v.s2, v.s3)), combine(combine(v.s4, v.s5), combine(v.s6, v.s7))), \
+            combine(combine(combine(v.s8, v.s9), combine(v.sa, v.sb)), combine(combine(v.sc, v.sd), combine(v.se, v.sf))))
+#endif
+
+// One element, and VEC adjacent ones, of each element type. bfloat16 is the upper half of a float32.
+#define storage_f32 float
+#define storage_f64 double
+#define storage_f16 half
+#define storage_bf16 ushort
+
+INLINE real get_f32(const GLOBAL float *p) { return *p; }
+INLINE void put_f32(GLOBAL float *p, real x) { *p = (float)x; }
+INLINE vec load_f32(const GLOBAL float *p) { return reals_of(JOIN(vload, VEC)(0, p)); }
+INLINE void store_f32(GLOBAL float *p, vec x) { JOIN(vstore, VEC)(JOIN(convert_, JOIN(float, VEC))(x), 0, p); }
+#if DOUBLE
+INLINE real get_f64(const GLOBAL double *p) { return *p; }
+INLINE void put_f64(GLOBAL double *p, real x) { *p = x; }
+INLINE vec load_f64(const GLOBAL double *p) { return JOIN(vload, VEC)(0, p); }
+INLINE void store_f64(GLOBAL double *p, vec x) { JOIN(vstore, VEC)(x, 0, p); }
+#endif
+INLINE real get_f16(const GLOBAL half *p) { return vload_half(0, p); }
+INLINE void put_f16(GLOBAL half *p, real x) { vstore_half_rte((float)x, 0, p); }
+INLINE vec load_f16(const GLOBAL half *p) { return reals_of(JOIN(vload_half, VEC)(0, p)); }
+INLINE void store_f16(GLOBAL half *p, vec x) { JOIN(JOIN(vstore_half, VEC), _rte)(JOIN(convert_, JOIN(float, VEC))(x), 0, p); }
+#define as_floats(x) JOIN(as_, JOIN(float, VEC))(x)
+#define as_bits(x) JOIN(as_, JOIN(uint, VEC))(x)
+#define bits_of(x) JOIN(convert_, JOIN(uint, VEC))(x)
+INLINE ushort rounded_bf16(float x) {
+    const uint bits = as_uint(x);
+    return isnan(x) ? 0x7fc0 : (ushort)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+INLINE real get_bf16(const GLOBAL ushort *p) { return as_float((uint)*p << 16); }
+INLINE void put_bf16(GLOBAL ushort *p, real x) { *p = rounded_bf16((float)x); }
+INLINE vec load_bf16(const GLOBAL ushort *p) { return reals_of(as_floats(bits_of(JOIN(vload, VEC)(0, p)) << 16)); }
+INLINE void store_bf16(GLOBAL ushort *p, vec x) {
+    const JOIN(float, VEC) wide = JOIN(convert_, JOIN(float, VEC))(x);
+    const JOIN(uint, VEC) bits = as_bits(wide);
+    const JOIN(uint, VEC) rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    JOIN(vstore, VEC)(JOIN(convert_, JOIN(ushort, VEC))(select(rounded, (JOIN(uint, VEC))(0x7fc0), isnan(wide))), 0, p);
+}

@@ -1,0 +1,35 @@
+// Sums whose error does not grow with the row: each lane adds 64 values, then those sums.
+typedef struct {
+    vec block, blocks;
+} Sum;
+INLINE Sum no_sum() {
+    Sum s;
+    s.block = s.blocks = splat(0);
+    return s;
+}
+// With the value of vector k
+INLINE Sum plus(Sum s, vec value, int k) {
+    s.block += value;
+    if (k % 64 == 63) {
+        s.blocks += s.block;
+        s.block = splat(0);
+    }
+    return s;
+}
+INLINE real total(Sum s) {
+    const vec both = s.block + s.blocks;
+    return FOLD(both, ADD);
+}
+
+// Whether no square in a mean was too large or too small. Those that vanished are negligible beside such a mean.
+#if DOUBLE
+INLINE bool is_usual(real mean) { return mean >= 1e-290 && mean <= 1e290; }
+#else
+INLINE bool is_usual(real mean) { return mean >= 1e-30f && mean <= 1e30f; }
+#endif
+// A power of two by which |x| comes close to 1, without a loss for numbers below the normal ones; 1 for 0 and infinity
+INLINE real power_of_two_near(real x) {
+    if (!(x > 0 && x <= REAL_MAX)) return 1;
+    const int limit = DOUBLE ? 1021 : 125, exponent = ilogb(x);
+    return ldexp((real)1, -(exponent > limit ? limit : exponent < -limit ? -limit : exponent));
+}

@@ -1,0 +1,163 @@
+// OpenCL C's vectors for C++: a struct of VEC reals, its operators and functions, and loads and stores of 16 bytes.
+struct alignas(sizeof(real) * VEC < 16 ? sizeof(real) * VEC : 16) vec {
+    real lane[VEC];
+};
+struct mask {
+    bool lane[VEC];
+};
+#define EACH_LANE _Pragma("unroll") for (int k = 0; k < VEC; ++k)
+
+#define DEFINE_OPERATOR(type, op)                \
+    INLINE type operator op(vec a, vec b) {      \
+        type r;                                  \
+        EACH_LANE r.lane[k] = a.lane[k] op b.lane[k]; \
+        return r;                                \
+    }                                            \
+    INLINE type operator op(vec a, real b) {     \
+        type r;                                  \
+        EACH_LANE r.lane[k] = a.lane[k] op b;    \
+        return r;                                \
+    }                                            \
+    INLINE type operator op(real a, vec b) {     \
+        type r;                                  \
+        EACH_LANE r.lane[k] = a op b.lane[k];    \
+        return r;                                \
+    }
+DEFINE_OPERATOR(vec, +)
+DEFINE_OPERATOR(vec, -)
+DEFINE_OPERATOR(vec, *)
+DEFINE_OPERATOR(vec, /)
+DEFINE_OPERATOR(mask, <)
+DEFINE_OPERATOR(mask, <=)
+DEFINE_OPERATOR(mask, >)
+DEFINE_OPERATOR(mask, >=)
+DEFINE_OPERATOR(mask, ==)
+DEFINE_OPERATOR(mask, !=)
+
+INLINE vec operator-(vec a) {
+    EACH_LANE a.lane[k] = -a.lane[k];
+    return a;
+}
+INLINE vec &operator+=(vec &a, vec b) { return a = a + b; }
+INLINE vec &operator-=(vec &a, vec b) { return a = a - b; }
+INLINE vec &operator*=(vec &a, vec b) { return a = a * b; }
+INLINE vec &operator*=(vec &a, real b) { return a = a * b; }
+INLINE mask operator&&(mask a, mask b) {
+    EACH_LANE a.lane[k] = a.lane[k] && b.lane[k];
+    return a;
+}
+INLINE mask operator||(mask a, mask b) {
+    EACH_LANE a.lane[k] = a.lane[k] || b.lane[k];
+    return a;
+}
+
+INLINE vec splat(real x) {
+    vec r;
+    EACH_LANE r.lane[k] = x;
+    return r;
+}
+// b where c holds, else a
+INLINE vec select(vec a, vec b, mask c) {
+    EACH_LANE a.lane[k] = c.lane[k] ? b.lane[k] : a.lane[k];
+    return a;
+}
+INLINE vec fma(vec a, vec b, vec c) {
+    EACH_LANE a.lane[k] = fma(a.lane[k], b.lane[k], c.lane[k]);
+    return a;
+}
+#define DEFINE_FUNCTION(name)                       \
+    INLINE vec name(vec a) {                        \
+        EACH_LANE a.lane[k] = name(a.lane[k]);      \
+        return a;                                   \
+    }
+DEFINE_FUNCTION(exp)
+DEFINE_FUNCTION(expm1)
+DEFINE_FUNCTION(log)
+DEFINE_FUNCTION(log1p)
+DEFINE_FUNCTION(tanh)
+DEFINE_FUNCTION(erf)
+DEFINE_FUNCTION(erfc)
+DEFINE_FUNCTION(fabs)
+DEFINE_FUNCTION(rint)
+DEFINE_FUNCTION(sqrt)
+INLINE vec fmax(vec a, vec b) {
+    EACH_LANE a.lane[k] = fmax(a.lane[k], b.lane[k]);
+    return a;
+}
+INLINE vec fmin(vec a, vec b) {
+    EACH_LANE a.lane[k] = fmin(a.lane[k], b.lane[k]);
+    return a;
+}
+INLINE mask isnan(vec a) { return a != a; }
+
+// All lanes into one, in pairs, as OpenCL's prelude does
+#define FOLD(v, combine) fold_##combine(v)
+#define DEFINE_FOLD(combine)                                                                     \
+    INLINE real fold_##combine(vec v) {                                                          \
+        _Pragma("unroll") for (int n = 1; n < VEC; n *= 2)                                       \
+            _Pragma("unroll") for (int k = 0; k < VEC; k += 2 * n)                               \
+                v.lane[k] = combine(v.lane[k], v.lane[k + n]);                                   \
+        return v.lane[0];                                                                        \
+    }
+
+INLINE vec from_memory(const real *p) {
+    vec r;
+    EACH_LANE r.lane[k] = p[k];
+    return r;
+}
+INLINE void to_memory(vec v, real *p) { EACH_LANE p[k] = v.lane[k]; }
+
+#define storage_f32 float
+#define storage_f64 double
+#define storage_f16 half_bits
+#define storage_bf16 bfloat16_bits
+struct half_bits {
+    unsigned short bits;
+};
+struct bfloat16_bits {
+    unsigned short bits;
+};
+
+INLINE real get_f32(const float *p) { return *p; }
+INLINE void put_f32(float *p, real x) { *p = (float)x; }
+#if DOUBLE
+INLINE real get_f64(const double *p) { return *p; }
+INLINE void put_f64(double *p, real x) { *p = x; }
+#endif
+INLINE real get_f16(const half_bits *p) { return float_of_half(p->bits); }
+INLINE void put_f16(half_bits *p, real x) { p->bits = half_of_float((float)x); }
+INLINE real get_bf16(const bfloat16_bits *p) { return float_of_bits((unsigned)p->bits << 16); }
+INLINE void put_bf16(bfloat16_bits *p, real x) {
+    const unsigned bits = bits_of_float((float)x);
+    p->bits = x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// VEC adjacent elements; ALIGNED says that they begin at multiples of 16 bytes, or of their size if that is less.
+#define DEFINE_VECTOR_ACCESS(T)                                                                               \
+    struct alignas(sizeof(storage_##T) * VEC < 16 ? sizeof(storage_##T) * VEC : 16) pack_##T {                \
+        storage_##T element[VEC];                                                                             \
+    };                                                                                                        \
+    INLINE vec load_##T(const storage_##T *p) {                                                               \
+        pack_##T pack;                                                                                        \
+        if (ALIGNED)                                                                                          \
+            pack = *reinterpret_cast<const pack_##T *>(p);                                                    \
+        else                                                                                                  \
+            EACH_LANE pack.element[k] = p[k];                                                                 \
+        vec r;                                                                                                \
+        EACH_LANE r.lane[k] = get_##T(&pack.element[k]);                                                      \
+        return r;                                                                                             \
+    }                                                                                                         \
+    INLINE void store_##T(storage_##T *p, vec x) {                                                            \
+        pack_##T pack;                                                                                        \
+        EACH_LANE put_##T(&pack.element[k], x.lane[k]);                                                       \
+        if (ALIGNED)                                                                                          \
+            *reinterpret_cast<pack_##T *>(p) = pack;                                                          \
+        else                                                                                                  \
+            EACH_LANE p[k] = pack.element[k];                                                                 \
+    }
+DEFINE_VECTOR_ACCESS(f32)
+#if DOUBLE
+DEFINE_VECTOR_ACCESS(f64)
+#endif
+DEFINE_VECTOR_ACCESS(f16)
+DEFINE_VECTOR_ACCESS(bf16)

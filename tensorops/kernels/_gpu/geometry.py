@@ -1,0 +1,93 @@
+"""Launch geometry: how many threads share a row, how many rows a block has; pure functions of metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorops.kernels._gpu.plans import Device, Operand, Strides
+
+MAX_ROW_DIMS = 3
+"""How many axes of rows kernels distinguish, after those have been joined that are one in memory."""
+
+_LONGEST_ROW = 2**31 - 1 - 2**16  # kernels count the elements of a row in 32 bits
+_MAX_KEPT = 32  # vectors of 16 bytes: 128 registers
+_CPU_GROUPS = 8  # for each core, so that none waits long for the last
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The geometry of a launch over rows; the macros of ``native/gpu/dialect.h`` are its fields."""
+
+    threads: int
+    rows: int
+    vec: int
+    kept: int
+    each: int  # how many rows each thread computes one after another
+    groups: int
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The macros that kernels are compiled with."""
+        return {"THREADS": self.threads, "ROWS": self.rows, "VEC": self.vec, "KEPT": self.kept}
+
+    @property
+    def block(self) -> int:
+        """The threads of a block."""
+        return self.threads * self.rows
+
+
+def rows_geometry(device: Device, rows: int, length: int, itemsize: int, *, passes: int = 2) -> Rows:
+    """Return the geometry for rows of `length` elements.
+
+    On a GPU, vectors have 16 bytes, threads per row grow with the row, and rows that are read more than once are kept
+    in registers while these suffice. On a processor, a thread computes whole rows.
+    """
+    if device.kind == "cpu":
+        vec = 8 if itemsize == 8 else 16
+        groups = max(1, min(rows, device.units * _CPU_GROUPS))
+        each = -(-rows // groups) if rows else 1
+        return Rows(1, 1, vec, 0, each, -(-rows // each))
+    vec = max(2, 16 // itemsize)
+    threads = min(_threads_per_row(length), device.max_block)
+    per_block = max(1, min(128, device.max_block) // threads)
+    vectors = max(1, -(-length // (threads * vec)))
+    kept = 1 << (vectors - 1).bit_length()
+    return Rows(threads, per_block, vec, kept if passes > 1 and kept * vec * 4 <= _MAX_KEPT * 16 else 0, 1, -(-rows // per_block))
+
+
+def _threads_per_row(length: int) -> int:
+    for longest, threads in ((64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128)):
+        if length <= longest:
+            return threads
+    return 256
+
+
+def refuse_row(length: int) -> str | None:
+    """Return why rows of this length are not supported."""
+    return f"rows have {length} elements, more than 2**31" if length > _LONGEST_ROW else None
+
+
+def joined_rows(shape: tuple[int, ...], strides: list[Strides]) -> tuple[list[int], list[list[int]]] | None:
+    """Join neighbouring axes of rows that every operand steps through as if they were one.
+
+    Returns the lengths of the axes that are left, outermost first, and the strides of each operand along them, padded
+    to `MAX_ROW_DIMS` at the end. ``None`` if more are left.
+    """
+    lengths: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis, n in enumerate(shape):
+        if n == 1:
+            continue
+        now = [s[axis] for s in strides]
+        if lengths and all(step[-1] == s * n for step, s in zip(steps, now, strict=True)):
+            lengths[-1] *= n
+            for step, s in zip(steps, now, strict=True):
+                step[-1] = s
+        else:
+            lengths.append(n)
+            for step, s in zip(steps, now, strict=True):
+                step.append(s)
+    if len(lengths) > MAX_ROW_DIMS:
+        return None
+    dims = max(1, len(lengths))
+    return lengths or [1], [step + [0] * (MAX_ROW_DIMS - len(step)) for step in steps]

@@ -1,0 +1,30 @@
+"""Fixtures: OpenCL devices as what they are, and as GPUs, whose kernels and geometry a processor computes as well."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import support
+
+support.require_provider("opencl")
+
+from tensorops.kernels.opencl import _launch  # noqa: E402
+
+
+@pytest.fixture(params=["processor", "gpu", "gpu-subgroups"])
+def geometry(request, platform, monkeypatch):
+    """The default OpenCL device with a processor's launch geometry, and with a GPU's, without and with subgroups."""
+    facts = _launch.facts_of(support.require("pyopencl").xp.default_device())
+    if request.param == "processor":
+        yield facts
+        return
+    lanes = facts.lanes if request.param == "gpu-subgroups" else 0
+    if request.param == "gpu-subgroups" and not lanes:
+        pytest.skip(f"{platform}: has no subgroups of a fixed size")
+    facts = dataclasses.replace(facts, kind="gpu", lanes=lanes, max_block=256)
+    monkeypatch.setattr(_launch, "facts_of", lambda device: facts)
+    _launch.forget_calls()
+    yield facts
+    _launch.forget_calls()
