@@ -16,3 +16,20 @@
 
 // Storage of the element types, as operands declare them: STORAGE(X)
 #define STORAGE(T) JOIN(storage_, T)
+
+// All lanes of a vector into one value, in pairs: FOLD(v, ADD)
+#if VEC == 2
+#define FOLD(v, combine) combine(LANE(v, 0), LANE(v, 1))
+#elif VEC == 4
+#define FOLD(v, combine) combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3)))
+#elif VEC == 8
+#define FOLD(v, combine)                                                                             \
+    combine(combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3))),               \
+            combine(combine(LANE(v, 4), LANE(v, 5)), combine(LANE(v, 6), LANE(v, 7))))
+#elif VEC == 16
+#define FOLD(v, combine)                                                                             \
+    combine(combine(combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3))),       \
+                    combine(combine(LANE(v, 4), LANE(v, 5)), combine(LANE(v, 6), LANE(v, 7)))),      \
+            combine(combine(combine(LANE(v, 8), LANE(v, 9)), combine(LANE(v, a), LANE(v, b))),       \
+                    combine(combine(LANE(v, c), LANE(v, d)), combine(LANE(v, e), LANE(v, f)))))
+#endif

@@ -58,24 +58,21 @@ INLINE bool block_any(bool x, LOCAL real *scratch) {
 #define from_memory(p) JOIN(vload, VEC)(0, p)  // of reals in private memory
 #define to_memory(v, p) JOIN(vstore, VEC)(v, 0, p)
 
-#if VEC == 2
-#define FOLD(v, combine) combine(v.x, v.y)
-#elif VEC == 4
-#define FOLD(v, combine) combine(combine(v.x, v.y), combine(v.z, v.w))
-#elif VEC == 8
-#define FOLD(v, combine)                                                                  \
-    combine(combine(combine(v.s0, v.s1), combine(v.s2, v.s3)), combine(combine(v.s4, v.s5), combine(v.s6, v.s7)))
-#elif VEC == 16
-#define FOLD(v, combine)                                                                                          \
-    combine(combine(combine(combine(v.s0, v.s1), combine(v.s2, v.s3)), combine(combine(v.s4, v.s5), combine(v.s6, v.s7))), \
-            combine(combine(combine(v.s8, v.s9), combine(v.sa, v.sb)), combine(combine(v.sc, v.sd), combine(v.se, v.sf))))
-#endif
+#define LANE(v, k) v.s##k
 
 // One element, and VEC adjacent ones, of each element type. bfloat16 is the upper half of a float32.
 #define storage_f32 float
 #define storage_f64 double
 #define storage_f16 half
 #define storage_bf16 ushort
+#define storage_i8 char
+#define storage_u8 uchar
+#define storage_i16 short
+#define storage_u16 ushort
+#define storage_i32 int
+#define storage_u32 uint
+#define storage_i64 long
+#define storage_u64 ulong
 
 INLINE real get_f32(const GLOBAL float *p) { return *p; }
 INLINE void put_f32(GLOBAL float *p, real x) { *p = (float)x; }

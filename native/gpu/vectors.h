@@ -90,15 +90,7 @@ INLINE vec fmin(vec a, vec b) {
 }
 INLINE mask isnan(vec a) { return a != a; }
 
-// All lanes into one, in pairs, as OpenCL's prelude does
-#define FOLD(v, combine) fold_##combine(v)
-#define DEFINE_FOLD(combine)                                                                     \
-    INLINE real fold_##combine(vec v) {                                                          \
-        _Pragma("unroll") for (int n = 1; n < VEC; n *= 2)                                       \
-            _Pragma("unroll") for (int k = 0; k < VEC; k += 2 * n)                               \
-                v.lane[k] = combine(v.lane[k], v.lane[k + n]);                                   \
-        return v.lane[0];                                                                        \
-    }
+#define LANE(v, k) v.lane[0x##k]
 
 INLINE vec from_memory(const real *p) {
     vec r;
@@ -111,6 +103,14 @@ INLINE void to_memory(vec v, real *p) { EACH_LANE p[k] = v.lane[k]; }
 #define storage_f64 double
 #define storage_f16 half_bits
 #define storage_bf16 bfloat16_bits
+#define storage_i8 signed char
+#define storage_u8 unsigned char
+#define storage_i16 short
+#define storage_u16 unsigned short
+#define storage_i32 int
+#define storage_u32 unsigned
+#define storage_i64 long long
+#define storage_u64 unsigned long long
 struct half_bits {
     unsigned short bits;
 };
