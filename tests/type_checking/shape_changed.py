@@ -18,6 +18,10 @@ def reductions(x: Array, targets: Array) -> None:
     assert_type(tp.cross_entropy(x, targets, reduction="none"), Array)
 
 
+def dtypes(x: Array) -> None:  # not of every library does a checker know the type of x.dtype
+    assert_type(tp.softmax(x, dtype=x.dtype), Array)
+
+
 def selections(x: Array) -> None:
     values, _ = tp.top_k(x, 2)
     assert_type(values, Array)
