@@ -331,10 +331,18 @@ class Operator(Generic[P, R]):
         named = _are_named(settings)
         if not named and (kernel.outpaced is not None or (kernel.deviation is not None and not kernel.checks)):
             return  # it depends on the array
-        outpaced = [other.outpaced for other in before if other.outpaced is not None and not named]
-        if len(outpaced) < len(before):
-            return  # another may take the next call
+        asked: list[Callable[..., Any]] = []
+        outpaced = []
+        for other in before:  # each may take the next call
+            if other.outpaced is not None and not named:
+                outpaced.append(other.outpaced)
+            elif other.checks and (named or other.deviation is None):
+                asked.append(other.function_with(settings.values_for(self.__name__, other.provider)))
+            else:
+                return
         plan = function if kernel.checks else self._plan(kernel, function, kind, library)
+        if asked:
+            plan = _first_of((*asked, plan))
         settings.plans[self][kind] = _unless_first(outpaced, plan) if outpaced else plan
 
     def _plan(self, kernel: Kernel, function: Callable[..., Any], kind: type, library: Library) -> Callable[..., Any]:
@@ -594,6 +602,19 @@ def _unless_first(outpaced: list[Callable[[Any], str | None]], plan: Callable[..
         return plan(*args, **kwargs)
 
     return guarded
+
+
+def _first_of(plans: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
+    """Return a plan that tries several, each of which declines what the next may take."""
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        for plan in plans:
+            result = plan(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return NotImplemented
+
+    return first
 
 
 def _each(function: Callable[[Any], Any], result: Any) -> Any:

@@ -203,6 +203,21 @@ def test_a_plan_never_overtakes_a_kernel_of_higher_rank(adder):
     assert adder(np.zeros(1)) == 1.0
 
 
+def test_a_plan_asks_kernels_that_check_for_themselves_in_their_order(adder):
+    one, two = Fake(1.0, refuses="not yet", declines=True), Fake(2.0, declines=True)
+    for provider, fake in (("one", one), ("two", two)):
+        adder.kernel(provider, supports=fake.supports, checks=True)(fake)
+    for _ in range(3):
+        assert adder(np.zeros(1)) == 2.0
+    assert (one.questions, two.questions) == (1, 1)  # by the first call, which found the plan
+    assert one.calls == 2
+    one.refuses = None
+    assert adder(np.zeros(1)) == 1.0
+    one.refuses = two.refuses = "no longer"
+    assert adder(np.zeros(1)) == 1000.0
+    assert (one.questions, two.questions) == (2, 2)
+
+
 def test_a_kernel_that_others_outpace_runs_for_the_rest_or_by_name(adder):
     one, two = Fake(1.0), Fake(2.0)
     adder.kernel("one", supports=one.supports, outpaced=lambda x: "x is short" if x.size < 3 else None)(one)
@@ -241,6 +256,29 @@ def test_an_error_in_a_kernel_is_raised(adder):
         one.raises = error
         with pytest.raises(type(error), match="the kernel's own"):
             adder(np.zeros(1))
+
+
+def test_a_kernel_that_takes_wrappers_gets_and_returns_them(providers):
+    row = support.require("pyopencl")
+
+    def body(x: Array) -> Array:
+        """Not called."""
+        raise AssertionError
+
+    with support.temporary_operator(body) as operator:
+        seen = []
+
+        def kernel(x):
+            seen.append(type(x))
+            return x
+
+        _providers.PROVIDERS["one"] = dataclasses.replace(_providers.PROVIDERS["one"], libraries=("pyopencl",))
+        _providers.serving_library.cache_clear()
+        operator.kernel("one", supports=lambda x: None, checks=True, wrappers=True)(kernel)
+        wrapper = row.xp.asarray([1.0])
+        for x in (wrapper, wrapper, wrapper.cl_array):
+            assert type(operator(x)) is type(x)
+        assert seen == [row.xp.Array, row.xp.Array, type(wrapper.cl_array)]
 
 
 def test_a_kernel_of_a_provider_that_cannot_be_loaded_is_refused(adder, monkeypatch):
