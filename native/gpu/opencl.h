@@ -60,6 +60,24 @@ INLINE bool block_any(bool x, LOCAL real *scratch) {
 
 #define LANE(v, k) v.s##k
 
+// A processor fetches what it needs next meanwhile, and writes what its caches cannot hold past them. Such writes are
+// visible after the atomic operation by which other threads learn that the work is done.
+#if THREADS == 1 && defined(__has_builtin)
+#if __has_builtin(__builtin_prefetch)
+#define FETCH(p) __builtin_prefetch(p)
+#endif
+#if STREAM && __has_builtin(__builtin_nontemporal_store)
+#define STORE_PAST_CACHES(type, x, p)                           \
+    if (((ulong)(p) & (sizeof(type) - 1)) == 0) {               \
+        __builtin_nontemporal_store(x, (GLOBAL type *)(p));     \
+        return;                                                 \
+    }
+#endif
+#endif
+#ifndef STORE_PAST_CACHES
+#define STORE_PAST_CACHES(type, x, p)
+#endif
+
 // One element, and VEC adjacent ones, of each element type. bfloat16 is the upper half of a float32.
 #define storage_f32 float
 #define storage_f64 double
@@ -77,12 +95,19 @@ INLINE bool block_any(bool x, LOCAL real *scratch) {
 INLINE real get_f32(const GLOBAL float *p) { return *p; }
 INLINE void put_f32(GLOBAL float *p, real x) { *p = (float)x; }
 INLINE vec load_f32(const GLOBAL float *p) { return reals_of(JOIN(vload, VEC)(0, p)); }
-INLINE void store_f32(GLOBAL float *p, vec x) { JOIN(vstore, VEC)(JOIN(convert_, JOIN(float, VEC))(x), 0, p); }
+INLINE void store_f32(GLOBAL float *p, vec x) {
+    const JOIN(float, VEC) values = JOIN(convert_, JOIN(float, VEC))(x);
+    STORE_PAST_CACHES(JOIN(float, VEC), values, p)
+    JOIN(vstore, VEC)(values, 0, p);
+}
 #if DOUBLE
 INLINE real get_f64(const GLOBAL double *p) { return *p; }
 INLINE void put_f64(GLOBAL double *p, real x) { *p = x; }
 INLINE vec load_f64(const GLOBAL double *p) { return JOIN(vload, VEC)(0, p); }
-INLINE void store_f64(GLOBAL double *p, vec x) { JOIN(vstore, VEC)(x, 0, p); }
+INLINE void store_f64(GLOBAL double *p, vec x) {
+    STORE_PAST_CACHES(vec, x, p)
+    JOIN(vstore, VEC)(x, 0, p);
+}
 #endif
 INLINE real get_f16(const GLOBAL half *p) { return vload_half(0, p); }
 INLINE void put_f16(GLOBAL half *p, real x) { vstore_half_rte((float)x, 0, p); }

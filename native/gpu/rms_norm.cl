@@ -10,7 +10,7 @@
 // The same for a row whose squares leave the range of `real`: scaled so that its largest element is near 1.
 RARE real careful_factor(const GLOBAL STORAGE(X) *x, index_t step, int n, real eps, real *unit, LOCAL real *scratch) {
     vec largest = splat(0);
-    for (int k = 0; k < CHUNKS; ++k) {
+    EACH_RARE_VECTOR(k) {
         const int i = ELEMENT(k);
         if (i < n) largest = fmax(largest, fabs(READ(X, x, step, i, 0)));
     }
@@ -18,7 +18,7 @@ RARE real careful_factor(const GLOBAL STORAGE(X) *x, index_t step, int n, real e
     const real top = fmax(row_max(FOLD(largest, MAX), scratch), least);
     *unit = power_of_two_near(top);
     Sum sum = no_sum();
-    for (int k = 0; k < CHUNKS; ++k) {
+    EACH_RARE_VECTOR(k) {
         const int i = ELEMENT(k);
         if (i >= n) break;
         const vec a = READ(X, x, step, i, 0) * *unit;
@@ -38,11 +38,11 @@ KERNEL(rms_norm)
     LOCAL_ARRAY(real, scratch, BLOCK);
     for (index_t turn = 0; turn < rows_each; ++turn) {
         const index_t at = ROW_INDEX(turn), row = at < rows ? at : rows - 1;
-        const GLOBAL STORAGE(X) *from = ROW(x, row);
+        const GLOBAL STORAGE(X) *from = ROW(x, row), *next = ROW(x, row + 1 < rows ? row + 1 : row);
         GLOBAL STORAGE(X) *to = ROW(y, row);
         KEPT_ARRAY(kept);
         Sum sum = no_sum();
-        for (int k = 0; k < CHUNKS; ++k) {
+        EACH_VECTOR(k) {
             const int i = ELEMENT(k);
             const vec a = i < n ? READ(X, from, x_step, i, 0) : splat(0);
             if (KEPT) kept[KEPT ? k : 0] = a;
@@ -52,9 +52,10 @@ KERNEL(rms_norm)
         real unit = 1, factor = 1 / sqrt(spread);
         if (any_row(!is_usual(spread), scratch)) factor = careful_factor(from, x_step, n, eps, &unit, scratch);
         if (at >= rows) continue;
-        for (int k = 0; k < CHUNKS; ++k) {
+        EACH_VECTOR(k) {
             const int i = ELEMENT(k);
             if (i >= n) break;
+            FETCH(next + i);
             vec a = KEPT ? kept[KEPT ? k : 0] : READ(X, from, x_step, i, 0);
             a = a * unit * factor;
 #if HAS_WEIGHT

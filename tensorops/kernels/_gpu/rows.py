@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorops.kernels._gpu.geometry import Rows, joined_rows, refuse_row, rows_geometry
+from tensorops.kernels._gpu.geometry import STREAM_BYTES, Rows, joined_rows, refuse_row, rows_geometry
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Launch, Number, Operand
 
 SHORT = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -59,16 +59,18 @@ class RowsOf:
         geometry: Rows | None = None,
     ) -> Launch:
         """Return the launch of a kernel over these rows, whose elements are computed as `dtype` is."""
-        g = geometry or rows_geometry(device, self.count, self.length, ITEM_SIZES[dtype], passes=passes)
+        itemsize = ITEM_SIZES[dtype]
+        g = geometry or rows_geometry(device, self.count, self.length, itemsize, passes=passes, dense=self.dense)
         common = {
             "DOUBLE": int(dtype == "float64"),
             "WARP": device.lanes,
             "ROW_DIMS": len(self.lengths),
             "DENSE": int(self.dense),
-            "ALIGNED": int(self.aligned),
+            "ALIGNED": int(self.aligned and self.length % g.vec == 0),
+            "STREAM": int(device.kind == "cpu" and self.length * self.count * itemsize >= STREAM_BYTES),
         }
         inner = (*self.lengths[1:], 1, 1)[:2]
-        shape = (np.int32(self.length), np.int64(self.count), np.int64(g.each), *map(np.int64, inner))
+        shape: Arguments = (np.int32(self.length), np.int64(self.count), np.int64(g.each), *map(np.int64, inner))
         arguments = tuple(a for array in arrays for a in array) + shape + options
         return Launch(source, kernel, {**common, **g.defines, **defines}, g.groups, g.block, arguments)
 
@@ -77,8 +79,10 @@ def rows_of(axes: tuple[int, ...], **arrays: Operand) -> RowsOf | str:
     """Return arrays of one shape as rows along `axes`, or why they are not rows for kernels."""
     first = next(iter(arrays.values()))
     along = [i for i in range(first.ndim) if i not in axes]
-    across = joined_rows(tuple(first.shape[i] for i in along), [tuple(a.strides[i] for i in along) for a in arrays.values()])
-    row = joined_rows(tuple(first.shape[i] for i in axes), [tuple(a.strides[i] for i in axes) for a in arrays.values()])
+    across, row = (
+        joined_rows(tuple(first.shape[i] for i in some), [tuple(a.strides[i] for i in some) for a in arrays.values()])
+        for some in (along, axes)
+    )
     if across is None:
         return "the arrays have too many axes of rows that cannot be joined"
     if row is None or len(row[0]) > 1:
