@@ -112,20 +112,35 @@ INLINE void store_f64(GLOBAL double *p, vec x) {
 INLINE real get_f16(const GLOBAL half *p) { return vload_half(0, p); }
 INLINE void put_f16(GLOBAL half *p, real x) { vstore_half_rte((float)x, 0, p); }
 INLINE vec load_f16(const GLOBAL half *p) { return reals_of(JOIN(vload_half, VEC)(0, p)); }
-INLINE void store_f16(GLOBAL half *p, vec x) { JOIN(JOIN(vstore_half, VEC), _rte)(JOIN(convert_, JOIN(float, VEC))(x), 0, p); }
+INLINE void store_f16(GLOBAL half *p, vec x) {
+    const JOIN(float, VEC) values = JOIN(convert_, JOIN(float, VEC))(x);
+    JOIN(JOIN(vstore_half, VEC), _rte)(values, 0, p);
+}
 #define as_floats(x) JOIN(as_, JOIN(float, VEC))(x)
 #define as_bits(x) JOIN(as_, JOIN(uint, VEC))(x)
 #define bits_of(x) JOIN(convert_, JOIN(uint, VEC))(x)
-INLINE ushort rounded_bf16(float x) {
-    const uint bits = as_uint(x);
-    return isnan(x) ? 0x7fc0 : (ushort)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-INLINE real get_bf16(const GLOBAL ushort *p) { return as_float((uint)*p << 16); }
-INLINE void put_bf16(GLOBAL ushort *p, real x) { *p = rounded_bf16((float)x); }
-INLINE vec load_bf16(const GLOBAL ushort *p) { return reals_of(as_floats(bits_of(JOIN(vload, VEC)(0, p)) << 16)); }
-INLINE void store_bf16(GLOBAL ushort *p, vec x) {
+INLINE JOIN(ushort, VEC) bits_bf16(vec x) {
     const JOIN(float, VEC) wide = JOIN(convert_, JOIN(float, VEC))(x);
     const JOIN(uint, VEC) bits = as_bits(wide);
     const JOIN(uint, VEC) rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    JOIN(vstore, VEC)(JOIN(convert_, JOIN(ushort, VEC))(select(rounded, (JOIN(uint, VEC))(0x7fc0), isnan(wide))), 0, p);
+    return JOIN(convert_, JOIN(ushort, VEC))(select(rounded, (JOIN(uint, VEC))(0x7fc0), isnan(wide)));
 }
+INLINE real get_bf16(const GLOBAL ushort *p) { return as_float((uint)*p << 16); }
+INLINE void put_bf16(GLOBAL ushort *p, real x) {
+    const uint bits = as_uint((float)x);
+    *p = isnan(x) ? 0x7fc0 : (ushort)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+INLINE vec load_bf16(const GLOBAL ushort *p) { return reals_of(as_floats(bits_of(JOIN(vload, VEC)(0, p)) << 16)); }
+INLINE void store_bf16(GLOBAL ushort *p, vec x) { JOIN(vstore, VEC)(bits_bf16(x), 0, p); }
+
+// What an element of a type would keep of each value
+INLINE vec rounded_f32(vec x) { return reals_of(JOIN(convert_, JOIN(float, VEC))(x)); }
+#if DOUBLE
+INLINE vec rounded_f64(vec x) { return x; }
+#endif
+INLINE vec rounded_f16(vec x) {
+    ushort bits[VEC];
+    JOIN(JOIN(vstore_half, VEC), _rte)(JOIN(convert_, JOIN(float, VEC))(x), 0, (half *)bits);
+    return reals_of(JOIN(vload_half, VEC)(0, (const half *)bits));
+}
+INLINE vec rounded_bf16(vec x) { return reals_of(as_floats(bits_of(bits_bf16(x)) << 16)); }

@@ -33,6 +33,7 @@
 // The vectors of a row that each thread computes; vector k begins with element ELEMENT(k), which may be beyond the row.
 #define CHUNKS (KEPT ? KEPT : (n + THREADS * VEC - 1) / (THREADS * VEC))
 #define ELEMENT(k) (((k) * THREADS + lane_id()) * VEC)
+#define IN_ROW(i) (THREADS == 1 || (i) < n)
 #define KEPT_ARRAY(name) vec name[KEPT ? KEPT : 1]
 
 // A loop over these vectors, for (k = 0; k < CHUNKS; ++k). On a processor its body is compiled twice, for whole vectors
@@ -90,6 +91,16 @@ DEFINE_PARTS(f64)
 #endif
 DEFINE_PARTS(f16)
 DEFINE_PARTS(bf16)
+
+// A vector of a row with 0 for what is beyond its end
+INLINE vec first_lanes(vec x, int count) {
+    real a[VEC];
+    to_memory(x, a);
+    for (int k = 0; k < VEC; ++k)
+        if (k >= count) a[k] = 0;
+    return from_memory(a);
+}
+#define WITHIN_ROW(i, x) (IS_WHOLE(i) ? (x) : first_lanes(x, n - (i)))
 
 // One value of each thread, combined over the threads of a row, in an order that depends on nothing but the geometry.
 // Every thread gets the result. `scratch` has an element for each thread of the block.

@@ -75,14 +75,20 @@ class RowsOf:
         return Launch(source, kernel, {**common, **g.defines, **defines}, g.groups, g.block, arguments)
 
 
-def rows_of(axes: tuple[int, ...], **arrays: Operand) -> RowsOf | str:
-    """Return arrays of one shape as rows along `axes`, or why they are not rows for kernels."""
+def rows_of(
+    axes: tuple[int, ...], sought: dict[str, tuple[Operand, int]] | None = None, /, **arrays: Operand
+) -> RowsOf | str:
+    """Return arrays of one shape as rows along `axes`, or why they are not rows for kernels.
+
+    Of arrays in `sought`, kernels find the elements for a row by themselves, with the step that is given: their strides
+    along `axes` do not matter.
+    """
     first = next(iter(arrays.values()))
+    sought = sought or {}
+    every = [*arrays.values(), *(a for a, _ in sought.values())]
     along = [i for i in range(first.ndim) if i not in axes]
-    across, row = (
-        joined_rows(tuple(first.shape[i] for i in some), [tuple(a.strides[i] for i in some) for a in arrays.values()])
-        for some in (along, axes)
-    )
+    across = joined_rows(tuple(first.shape[i] for i in along), [tuple(a.strides[i] for i in along) for a in every])
+    row = joined_rows(tuple(first.shape[i] for i in axes), [tuple(a.strides[i] for i in axes) for a in arrays.values()])
     if across is None:
         return "the arrays have too many axes of rows that cannot be joined"
     if row is None or len(row[0]) > 1:
@@ -93,14 +99,16 @@ def rows_of(axes: tuple[int, ...], **arrays: Operand) -> RowsOf | str:
     steps = [1 if length == 1 else step[0] for step in row[1]]
     arguments = {
         name: _operand(name, a, step, tuple(strides))
-        for (name, a), step, strides in zip(arrays.items(), steps, across[1], strict=True)
+        for name, a, step, strides in zip(
+            (*arrays, *sought), every, (*steps, *(step for _, step in sought.values())), across[1], strict=True
+        )
     }
-    aligned = all(
-        a.aligned >= 16 and all(s * ITEM_SIZES[a.dtype] % 16 == 0 for s in strides)
-        for a, strides in zip(arrays.values(), across[1], strict=True)
-    )
     dense = all(step == 1 for step in steps)
-    return RowsOf(length, math.prod(across[0]), tuple(across[0]), arguments, dense, aligned and dense)
+    aligned = dense and all(
+        a.aligned >= 16 and all(s * ITEM_SIZES[a.dtype] % 16 == 0 for s in strides)
+        for a, strides in zip(arrays.values(), across[1], strict=False)
+    )
+    return RowsOf(length, math.prod(across[0]), tuple(across[0]), arguments, dense, aligned)
 
 
 def vector(name: str, a: Operand) -> Arguments:
