@@ -24,13 +24,14 @@ RARE Scaling careful_scaling(const GLOBAL STORAGE(X) * x, index_t step, int n, r
     }
     const real unit = power_of_two_near(fmax(row_max(FOLD(largest, MAX), scratch), least));
     real mean = 0;
-    if (DIVISOR == DEVIATION) {
+    // Twice, because a sum is rounded: the second time adds the mean of what the first one left.
+    for (int time = 0; time < (DIVISOR == DEVIATION ? 2 : 0); ++time) {
         Sum sum = no_sum();
         EACH_RARE_VECTOR(k) {
             const int i = ELEMENT(k);
-            if (IN_ROW(i)) sum = plus(sum, READ(X, x, step, i, 0) * unit, k);
+            if (IN_ROW(i)) sum = plus(sum, WITHIN_ROW(i, READ(X, x, step, i, 0) * unit - mean), k);
         }
-        mean = row_sum(total(sum), scratch) / n;
+        mean += row_sum(total(sum), scratch) / n;
     }
     Sum squares = no_sum();
     EACH_RARE_VECTOR(k) {

@@ -18,14 +18,19 @@ Arguments = tuple[str | Number, ...]
 
 
 def refuse_dtypes(device: Device, **operands: Operand | None) -> str | None:
-    """Return why a device's kernels cannot read or write floating arrays of these dtypes."""
+    """Return why a device's kernels cannot read or write floating arrays of these dtypes, of which the first counts."""
+    first = next(iter(operands))
     for name, operand in operands.items():
         if operand is None:
             continue
         if operand.dtype not in SHORT:
             return f"{name} has dtype {operand.dtype}, expected {', '.join(SHORT)}"
-        if operand.dtype == "float64" and not device.float64:
+        if operand.dtype != "float64":
+            continue
+        if not device.float64:
             return f"{name} has dtype float64, which the device does not compute in"
+        if (main := operands[first]) is not None and main.dtype != "float64":
+            return f"{name} has dtype float64, and {first} a narrower one"
     return None
 
 
