@@ -154,6 +154,15 @@ INLINE void put_bf16(bfloat16_bits *p, real x) {
             *reinterpret_cast<pack_##T *>(p) = pack;                                                          \
         else                                                                                                  \
             EACH_LANE p[k] = pack.element[k];                                                                 \
+    }                                                                                                         \
+    /* What such an element would keep of each value */                                                       \
+    INLINE vec rounded_##T(vec x) {                                                                           \
+        storage_##T element;                                                                                  \
+        EACH_LANE {                                                                                           \
+            put_##T(&element, x.lane[k]);                                                                     \
+            x.lane[k] = get_##T(&element);                                                                    \
+        }                                                                                                     \
+        return x;                                                                                             \
     }
 DEFINE_VECTOR_ACCESS(f32)
 #if DOUBLE

@@ -14,4 +14,9 @@ Planner: TypeAlias = Callable[..., Plan | str]
 
 PLANNERS: dict[Operator[..., Any], Planner] = {
     normalization.rms_norm: plan_normalization.rms_norm,
+    normalization.add_rms_norm: plan_normalization.add_rms_norm,
+    normalization.layer_norm: plan_normalization.layer_norm,
+    normalization.group_norm: plan_normalization.group_norm,
+    normalization.instance_norm: plan_normalization.instance_norm,
+    normalization.l2_norm: plan_normalization.l2_norm,
 }
