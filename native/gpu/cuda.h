@@ -23,6 +23,7 @@ typedef unsigned long long ulong;
 #define thread_id() ((int)threadIdx.x)
 #define block_id() ((index_t)blockIdx.x)
 #define block_any(x, scratch) __syncthreads_or(x)
+#define NEAR_QUOTIENT(a, b) __fdividef(a, b)
 #define shuffle_xor(x, distance) __shfl_xor_sync(0xffffffffu, x, distance)
 
 INLINE float float_of_bits(unsigned bits) { return __uint_as_float(bits); }

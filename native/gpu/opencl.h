@@ -91,6 +91,10 @@ INLINE void store_f16(GLOBAL half *p, vec x) { JOIN(JOIN(vstore_half, VEC), _rte
 #define as_floats(x) JOIN(as_, JOIN(float, VEC))(x)
 #define as_bits(x) JOIN(as_, JOIN(uint, VEC))(x)
 #define bits_of(x) JOIN(convert_, JOIN(uint, VEC))(x)
+// A quotient of numbers far from the limits of their type; CUDA's is not rounded correctly
+#define quotient(a, b) ((a) / (b))
+// The bits of each float32, shifted into its exponent
+#define lifted(x) as_floats(as_bits(x) << 23)
 INLINE ushort rounded_bf16(float x) {
     const uint bits = as_uint(x);
     return isnan(x) ? 0x7fc0 : (ushort)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);

@@ -89,6 +89,22 @@ INLINE vec fmin(vec a, vec b) {
     return a;
 }
 INLINE mask isnan(vec a) { return a != a; }
+// A quotient of numbers far from the limits of their type, within 2 units of the last place
+INLINE vec quotient(vec a, vec b) {
+#if defined(NEAR_QUOTIENT) && !DOUBLE
+    EACH_LANE a.lane[k] = NEAR_QUOTIENT(a.lane[k], b.lane[k]);
+    return a;
+#else
+    return a / b;
+#endif
+}
+#if !DOUBLE
+// The bits of each float32, shifted into its exponent
+INLINE vec lifted(vec a) {
+    EACH_LANE a.lane[k] = float_of_bits(bits_of_float(a.lane[k]) << 23);
+    return a;
+}
+#endif
 
 #define LANE(v, k) v.lane[0x##k]
 
