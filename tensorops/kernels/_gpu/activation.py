@@ -31,7 +31,7 @@ def gated(function: str) -> Callable[..., Plan | str]:
     """Return the planner of a gated unit with this function."""
 
     def plan(device: Device, gate: Operand, up: Operand) -> Plan | str:
-        return _plan(device, function, {}, x=gate, up=up)
+        return _plan(device, function, {}, gate=gate, up=up)
 
     return plan
 
@@ -57,7 +57,7 @@ def hard_sigmoid(device: Device, x: Operand, *, alpha: float, beta: float) -> Pl
 def _plan(device: Device, function: str, options: dict[str, float], **arrays: Operand) -> Plan | str:
     if reason := refuse_dtypes(device, **arrays):
         return reason
-    x = arrays["x"]
+    x = next(iter(arrays.values()))
     y = Result(x.dtype, x.shape)
     rows = _longest_rows(**arrays, y=y.operand)
     if isinstance(rows, str):
