@@ -27,6 +27,7 @@ typedef unsigned long long ulong;
 #define shuffle_xor(x, distance) __shfl_xor_sync(0xffffffffu, x, distance)
 
 INLINE float float_of_bits(unsigned bits) { return __uint_as_float(bits); }
+#define INFINITY float_of_bits(0x7f800000u)
 INLINE unsigned bits_of_float(float x) { return __float_as_uint(x); }
 INLINE float float_of_half(unsigned short bits) {
     float x;

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from tensorops._operator import Operator
 from tensorops.kernels._gpu import activation as plan_activation
 from tensorops.kernels._gpu import normalization as plan_normalization
+from tensorops.kernels._gpu import softmax as plan_softmax
 from tensorops.kernels._gpu.plans import Plan
 from tensorops.ops import activation, normalization
 
@@ -31,4 +32,7 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     activation.swiglu: plan_activation.gated("silu"),
     activation.geglu: plan_activation.gated("gelu"),
     activation.reglu: plan_activation.gated("relu"),
+    activation.softmax: plan_softmax.softmax,
+    activation.log_softmax: plan_softmax.log_softmax,
+    activation.logsumexp: plan_softmax.logsumexp,
 }
