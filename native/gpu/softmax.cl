@@ -15,6 +15,7 @@
 // and in that of a GPU
 #define BLOCK_VECTORS (THREADS == 1 ? 64 : 8)
 #define LOWEST (-INFINITY)
+INLINE real larger_one(real a, real b) { return a < b ? b : a; }
 #define IS_FINITE(x) ((x) >= -REAL_MAX && (x) <= REAL_MAX)
 
 // Elements i to i + VEC of the row; those beyond its end, and where `where` is false, have no part in the sum.
@@ -30,6 +31,10 @@ INLINE vec counted(const GLOBAL uchar *p, index_t step, int count) {
 #else
 #define TERMS(i) READ(X, from, x_step, i, LOWEST)
 #endif
+
+// The same where the vectors before number `end` are within the row, without a comparison for each
+#define IS_WHOLE(end) (DENSE && !WHERE && (end) * (THREADS * VEC) <= n)
+#define WHOLE_TERMS(i) JOIN(load_, X)(from + (i))
 
 // A difference from the maximum is above 0 only if that is infinite, and then the result is not a sum.
 #define EXPONENTIALS(a, shift) exp_in_units(at_most((a) - (shift), 0))
@@ -56,7 +61,7 @@ KERNEL(softmax)
             kept[k] = i < n ? TERMS(i) : splat(LOWEST);
             top = larger(top, kept[k]);
         }
-        largest = row_max(FOLD(top, MAX), scratch);
+        largest = row_max(FOLD(top, larger_one), scratch);
         shift = IS_FINITE(largest) ? largest : 0;
         for (int k = 0; k < KEPT; ++k) {
             const vec e = EXPONENTIALS(kept[k], shift);
@@ -69,11 +74,12 @@ KERNEL(softmax)
         for (int begin = 0; begin < CHUNKS; begin += BLOCK_VECTORS) {
             const int end = begin + BLOCK_VECTORS < CHUNKS ? begin + BLOCK_VECTORS : CHUNKS;
             vec top = splat(LOWEST), block = splat(0);
-            for (int k = begin; k < end; ++k) {
-                const int i = ELEMENT(k);
-                if (i < n) top = larger(top, TERMS(i));
-            }
-            const real high = FOLD(top, MAX);
+            const bool whole = IS_WHOLE(end);
+            if (whole)
+                for (int k = begin; k < end; ++k) top = larger(top, WHOLE_TERMS(ELEMENT(k)));
+            else
+                for (int k = begin; k < end; ++k) top = larger(top, TERMS(ELEMENT(k)));
+            const real high = FOLD(top, larger_one);
             if (high > largest) {
                 const real factor = exp(largest - high);
                 sum *= factor;
@@ -81,10 +87,10 @@ KERNEL(softmax)
                 largest = high;
             }
             shift = IS_FINITE(largest) ? largest : 0;
-            for (int k = begin; k < end; ++k) {
-                const int i = ELEMENT(k);
-                if (i < n) block += EXPONENTIALS(TERMS(i), shift);
-            }
+            if (whole)
+                for (int k = begin; k < end; ++k) block += EXPONENTIALS(WHOLE_TERMS(ELEMENT(k)), shift);
+            else
+                for (int k = begin; k < end; ++k) block += EXPONENTIALS(TERMS(ELEMENT(k)), shift);
             const vec both = sum + block, added = both - sum;
             rest += (sum - (both - added)) + (block - added);
             sum = both;
@@ -92,7 +98,8 @@ KERNEL(softmax)
         const real mine = largest;
         largest = row_max(mine, scratch);
         shift = IS_FINITE(largest) ? largest : 0;
-        total = FOLD(sum, ADD) + FOLD(rest, ADD);
+        const vec both = sum + rest;
+        total = FOLD(both, ADD);
         total = row_sum(mine == largest ? total : total * exp(mine - largest), scratch);
 #endif
         if (at >= rows) continue;
