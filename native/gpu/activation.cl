@@ -28,6 +28,12 @@ INLINE vec tanh_of_softplus(vec x) {
     return quotient(n, n + 2 * ONE_IN_UNITS);
 }
 
+#if GATED
+#define VALUE(a, b) (FUNCTION(a) * (b))
+#else
+#define VALUE(a, b) FUNCTION(a)
+#endif
+
 KERNEL(activation)
 (IN(X, x),
 #if GATED
@@ -36,24 +42,34 @@ KERNEL(activation)
  OUT(X, y), ROW_SHAPE, int span, real alpha, real beta, real shift) {
     const int pieces = (n - 1) / span + 1, vectors = KEPT ? KEPT : span / (THREADS * VEC);
     for (index_t turn = 0; turn < rows_each; ++turn) {
-        const index_t at = ROW_INDEX(turn), row = rows == 1 ? 0 : pieces == 1 ? at : at / pieces;
+        const index_t at = ROW_INDEX(turn);
         if (at >= rows * pieces) break;
+        // Rows that are cut are fewer than 2^32 pieces: so many would be 2^40 bytes.
+        const index_t row = rows == 1 ? 0 : pieces == 1 ? at : (index_t)((uint)at / (uint)pieces);
         const int begin = (int)(at - row * pieces) * span;
         const GLOBAL STORAGE(X) *from = ROW(x, row);
 #if GATED
         const GLOBAL STORAGE(X) *beside = ROW(up, row);
 #endif
         GLOBAL STORAGE(X) *to = ROW(y, row);
+#if KEPT
+        if (DENSE && begin + span <= n) {  // without branches, all vectors are read before the first is needed
+            vec a[KEPT], b[GATED ? KEPT : 1];
+            UNROLL for (int k = 0; k < KEPT; ++k) {
+                a[k] = JOIN(load_, X)(from + begin + ELEMENT(k));
+#if GATED
+                b[k] = JOIN(load_, X)(beside + begin + ELEMENT(k));
+#endif
+            }
+            UNROLL for (int k = 0; k < KEPT; ++k) JOIN(store_, X)(to + begin + ELEMENT(k), VALUE(a[k], b[k]));
+            continue;
+        }
+#endif
         for (int k = 0; k < vectors; ++k) {
             const int i = begin + ELEMENT(k);
             if (i >= n) break;
             const vec a = READ(X, from, x_step, i, 0);
-#if GATED
-            const vec b = FUNCTION(a) * READ(X, beside, up_step, i, 0);
-#else
-            const vec b = FUNCTION(a);
-#endif
-            WRITE(X, to, y_step, i, b);
+            WRITE(X, to, y_step, i, VALUE(a, READ(X, beside, up_step, i, 0)));
         }
     }
 }

@@ -6,6 +6,7 @@ typedef double real;
 typedef float real;
 #define REAL_MAX 3.402823466e38f
 #endif
+#define REAL_INFINITY ((real)__int_as_float(0x7f800000))
 typedef long long index_t;
 typedef unsigned char uchar;
 typedef unsigned short ushort;
@@ -14,6 +15,7 @@ typedef unsigned long long ulong;
 
 #define INLINE static __device__ __forceinline__
 #define RARE INLINE
+#define UNROLL _Pragma("unroll")
 #define GLOBAL
 #define LOCAL
 #define restrict __restrict__
@@ -27,7 +29,6 @@ typedef unsigned long long ulong;
 #define shuffle_xor(x, distance) __shfl_xor_sync(0xffffffffu, x, distance)
 
 INLINE float float_of_bits(unsigned bits) { return __uint_as_float(bits); }
-#define INFINITY float_of_bits(0x7f800000u)
 INLINE unsigned bits_of_float(float x) { return __float_as_uint(x); }
 INLINE float float_of_half(unsigned short bits) {
     float x;

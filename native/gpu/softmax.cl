@@ -14,7 +14,7 @@
 // Vectors that are added plainly, and whose exponentials have one shift: they stay in a processor's first-level cache,
 // and in that of a GPU
 #define BLOCK_VECTORS (THREADS == 1 ? 64 : 8)
-#define LOWEST (-INFINITY)
+#define LOWEST (-REAL_INFINITY)
 INLINE real larger_one(real a, real b) { return a < b ? b : a; }
 #define IS_FINITE(x) ((x) >= -REAL_MAX && (x) <= REAL_MAX)
 
@@ -32,9 +32,9 @@ INLINE vec counted(const GLOBAL uchar *p, index_t step, int count) {
 #define TERMS(i) READ(X, from, x_step, i, LOWEST)
 #endif
 
-// The same where the vectors before number `end` are within the row, without a comparison for each
-#define IS_WHOLE(end) (DENSE && !WHERE && (end) * (THREADS * VEC) <= n)
-#define WHOLE_TERMS(i) JOIN(load_, X)(from + (i))
+// Whether all vectors before number `end` are within the row, and how they are then read, without a test for each
+#define BLOCK_WITHIN_ROW(end) (DENSE && !WHERE && (end) * (THREADS * VEC) <= n)
+#define VECTOR_OF_TERMS(i) JOIN(load_, X)(from + (i))
 
 // A difference from the maximum is above 0 only if that is infinite, and then the result is not a sum.
 #define EXPONENTIALS(a, shift) exp_in_units(at_most((a) - (shift), 0))
@@ -56,14 +56,14 @@ KERNEL(softmax)
         real largest = LOWEST, shift, total;
 #if KEPT
         vec kept[KEPT], top = splat(LOWEST), sum = splat(0);
-        for (int k = 0; k < KEPT; ++k) {
+        UNROLL for (int k = 0; k < KEPT; ++k) {
             const int i = ELEMENT(k);
             kept[k] = i < n ? TERMS(i) : splat(LOWEST);
             top = larger(top, kept[k]);
         }
         largest = row_max(FOLD(top, larger_one), scratch);
         shift = IS_FINITE(largest) ? largest : 0;
-        for (int k = 0; k < KEPT; ++k) {
+        UNROLL for (int k = 0; k < KEPT; ++k) {
             const vec e = EXPONENTIALS(kept[k], shift);
             sum += e;
             if (KIND == SOFTMAX) kept[k] = e;
@@ -74,11 +74,11 @@ KERNEL(softmax)
         for (int begin = 0; begin < CHUNKS; begin += BLOCK_VECTORS) {
             const int end = begin + BLOCK_VECTORS < CHUNKS ? begin + BLOCK_VECTORS : CHUNKS;
             vec top = splat(LOWEST), block = splat(0);
-            const bool whole = IS_WHOLE(end);
-            if (whole)
-                for (int k = begin; k < end; ++k) top = larger(top, WHOLE_TERMS(ELEMENT(k)));
+            const bool within = BLOCK_WITHIN_ROW(end);
+            if (within)
+                for (int k = begin; k < end; ++k) top = larger(top, VECTOR_OF_TERMS(ELEMENT(k)));
             else
-                for (int k = begin; k < end; ++k) top = larger(top, TERMS(ELEMENT(k)));
+                for (int k = begin; k < end && ELEMENT(k) < n; ++k) top = larger(top, TERMS(ELEMENT(k)));
             const real high = FOLD(top, larger_one);
             if (high > largest) {
                 const real factor = exp(largest - high);
@@ -87,10 +87,10 @@ KERNEL(softmax)
                 largest = high;
             }
             shift = IS_FINITE(largest) ? largest : 0;
-            if (whole)
-                for (int k = begin; k < end; ++k) block += EXPONENTIALS(WHOLE_TERMS(ELEMENT(k)), shift);
+            if (within)
+                for (int k = begin; k < end; ++k) block += EXPONENTIALS(VECTOR_OF_TERMS(ELEMENT(k)), shift);
             else
-                for (int k = begin; k < end; ++k) block += EXPONENTIALS(TERMS(ELEMENT(k)), shift);
+                for (int k = begin; k < end && ELEMENT(k) < n; ++k) block += EXPONENTIALS(TERMS(ELEMENT(k)), shift);
             const vec both = sum + block, added = both - sum;
             rest += (sum - (both - added)) + (block - added);
             sum = both;

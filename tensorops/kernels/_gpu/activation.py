@@ -97,7 +97,7 @@ def elements_geometry(device: Device, rows: int, length: int, itemsize: int) -> 
     threads, per_block = (min(256, device.max_block), 1) if rows == 1 else (whole.threads, whole.rows)
     vectors = -(-length // (threads * vec))
     many = rows * vectors >= device.units * _UNROLLED * 8
-    kept = _UNROLLED if many and vectors >= _UNROLLED else 1
+    kept = min(_UNROLLED, 1 << (max(1, vectors) - 1).bit_length()) if many else 1
     span = kept * threads * vec
     pieces = rows * -(-length // span)
     return Rows(threads, per_block, vec, kept, 1, -(-pieces // per_block)), span
