@@ -25,11 +25,31 @@ typedef unsigned long long ulong;
 #define thread_id() ((int)threadIdx.x)
 #define block_id() ((index_t)blockIdx.x)
 #define block_any(x, scratch) __syncthreads_or(x)
-#define NEAR_QUOTIENT(a, b) __fdividef(a, b)
 #define shuffle_xor(x, distance) __shfl_xor_sync(0xffffffffu, x, distance)
 
 INLINE float float_of_bits(unsigned bits) { return __uint_as_float(bits); }
 INLINE unsigned bits_of_float(float x) { return __float_as_uint(x); }
+// The hardware's own functions, where neither argument nor result is below the normal numbers: within 2 units of the
+// last place
+INLINE float exp2_near(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+INLINE float reciprocal_near(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#define NEAR_FUNCTIONS (!DOUBLE)
+#if __CUDA_ARCH__ >= 800
+INLINE unsigned short bf16_of_float(float x) {
+    unsigned short bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+#define bf16_of_float bf16_of_float
+#endif
 INLINE float float_of_half(unsigned short bits) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

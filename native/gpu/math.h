@@ -2,7 +2,8 @@
 //
 // float32: polynomials fitted to minimize the largest relative error, as those of native/cpu/vector_math.h for
 // processors without AVX-512. Each states its largest error in units of the last place and the range where it was
-// measured (tests/kernels/gpu/test_activation.py). Outside of it, results are what they round to: 0, 1, infinity.
+// measured (tests/kernels/gpu/test_activation.py). Outside of it, results are what they round to: 0, 1, infinity. CUDA's
+// hardware functions are documented to add at most 3 units; that has not been measured.
 // float64: the library's functions.
 
 // A constant of the type of computation; it must be written with a point or an exponent
@@ -53,21 +54,24 @@ INLINE vec exp_minus_1(vec r) {
     const vec u = r * r, high = 0x1.6a234ap-10f * u + (0x1.123a6cp-7f * r + 0x1.5558f4p-5f);
     return (high * u + (0x1.55549p-3f * r + 0x1.fffffcp-2f)) * u + r;
 }
+// x exp(r) for such an r; CUDA's hardware has 2^x, with 2 ulp
+INLINE vec times_exp(vec x, vec r) {
+#if NEAR_FUNCTIONS
+    return x * exp2_near(r * LOG2E);
+#else
+    return x * exp_minus_1(r) + x;
+#endif
+}
 
 // Exponentials are computed in a unit of 2^-32, in which those that are below the normal numbers are normal; then 2^k
 // is a number of which only the bits of the exponent are set.
 #define UNIT 32
 #define ONE_IN_UNITS 0x1p32f
 #define LEAST_EXPONENT (-104.0f)  // 0 is the float32 that is nearest to its exponential
-// 2^k (1 + q) for a k that the last bits of TO_INTEGER + 127 + k hold
-INLINE vec times_power(vec q, vec shifted) {
-    const vec power = lifted(shifted);
-    return power * q + power;
-}
 // exp(x) 2^unit, where `shift` is TO_INTEGER + 127 + unit
 INLINE vec scaled_exp(vec x, vec shift) {
     const vec shifted = x * LOG2E + shift, k = shifted - shift;
-    return times_power(exp_minus_1(x - k * LN2 - k * LN2_REST), shifted);
+    return times_exp(lifted(shifted), x - k * LN2 - k * LN2_REST);
 }
 // exp(x) in units, for x up to 60; what is below LEAST_EXPONENT counts as that.
 INLINE vec exp_in_units(vec x) { return scaled_exp(at_least(x, LEAST_EXPONENT), splat(TO_INTEGER + 127 + UNIT)); }
@@ -121,8 +125,7 @@ INLINE vec times_gaussian(vec x, vec a) {
     const real shift = TO_INTEGER + 127 + UNIT;
     const vec half_a = -0.5f * a, shifted = a * half_a * LOG2E + shift, k = shifted - shift;
     // Not from the rounded square, because exp magnifies the rounding error of a large exponent
-    const vec q = exp_minus_1(fma(a, half_a, -(k * LN2)) - k * LN2_REST);
-    return (x * q + x) * lifted(shifted);
+    return times_exp(x, fma(a, half_a, -(k * LN2)) - k * LN2_REST) * lifted(shifted);
 }
 // x Φ(x), where Φ is the standard normal distribution function. With Φ(-|x|) it is x Φ(-|x|) for negative x, and else
 // x - x Φ(-|x|). With a = -|x| and s = -a²/2, Φ(a) is exp(s) n / d for polynomials n and d in a. They are summed in
