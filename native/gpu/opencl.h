@@ -3,10 +3,12 @@
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #define real double
 #define REAL_MAX DBL_MAX
+#define REAL_INFINITY ((double)INFINITY)
 #define integer long
 #else
 #define real float
 #define REAL_MAX FLT_MAX
+#define REAL_INFINITY INFINITY
 #define integer int
 #endif
 #define vec JOIN(real, VEC)
@@ -19,6 +21,12 @@ typedef long index_t;
 #define RARE __attribute__((noinline))
 #else
 #define RARE INLINE
+#endif
+// Before a loop over vectors that a thread keeps in registers, which have no address
+#if KEPT
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL
 #endif
 #define GLOBAL __global
 #define LOCAL __local
@@ -54,6 +62,10 @@ INLINE bool block_any(bool x, LOCAL real *scratch) {
 }
 
 #define splat(x) ((vec)(x))
+// A quotient of numbers far from the limits of their type; CUDA's is not rounded correctly
+#define quotient(a, b) ((a) / (b))
+// The bits of each float32, shifted into its exponent
+#define lifted(x) as_floats(as_bits(x) << 23)
 #define reals_of(x) JOIN(convert_, vec)(x)
 #define from_memory(p) JOIN(vload, VEC)(0, p)  // of reals in private memory
 #define to_memory(v, p) JOIN(vstore, VEC)(v, 0, p)

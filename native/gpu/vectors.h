@@ -89,6 +89,21 @@ INLINE vec fmin(vec a, vec b) {
     return a;
 }
 INLINE mask isnan(vec a) { return a != a; }
+#if NEAR_FUNCTIONS
+DEFINE_FUNCTION(exp2_near)
+DEFINE_FUNCTION(reciprocal_near)
+// A quotient of numbers far from the limits of their type
+INLINE vec quotient(vec a, vec b) { return a * reciprocal_near(b); }
+#else
+INLINE vec quotient(vec a, vec b) { return a / b; }
+#endif
+#if !DOUBLE
+// The bits of each float32, shifted into its exponent
+INLINE vec lifted(vec a) {
+    EACH_LANE a.lane[k] = float_of_bits(bits_of_float(a.lane[k]) << 23);
+    return a;
+}
+#endif
 
 #define LANE(v, k) v.lane[0x##k]
 
@@ -127,10 +142,13 @@ INLINE void put_f64(double *p, real x) { *p = x; }
 INLINE real get_f16(const half_bits *p) { return float_of_half(p->bits); }
 INLINE void put_f16(half_bits *p, real x) { p->bits = half_of_float((float)x); }
 INLINE real get_bf16(const bfloat16_bits *p) { return float_of_bits((unsigned)p->bits << 16); }
-INLINE void put_bf16(bfloat16_bits *p, real x) {
-    const unsigned bits = bits_of_float((float)x);
-    p->bits = x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+#if !defined(bf16_of_float)
+INLINE unsigned short bf16_of_float(float x) {
+    const unsigned bits = bits_of_float(x);
+    return x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
+#endif
+INLINE void put_bf16(bfloat16_bits *p, real x) { p->bits = bf16_of_float((float)x); }
 
 // VEC adjacent elements; ALIGNED says that they begin at multiples of 16 bytes, or of their size if that is less.
 #define DEFINE_VECTOR_ACCESS(T)                                                                               \

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from tensorops._operator import Operator
+from tensorops.kernels._gpu import activation as plan_activation
 from tensorops.kernels._gpu import normalization as plan_normalization
+from tensorops.kernels._gpu import softmax as plan_softmax
 from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import normalization
+from tensorops.ops import activation, normalization
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
@@ -19,4 +21,23 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     normalization.group_norm: plan_normalization.group_norm,
     normalization.instance_norm: plan_normalization.instance_norm,
     normalization.l2_norm: plan_normalization.l2_norm,
+    activation.relu: plan_activation.planner("relu"),
+    activation.relu_squared: plan_activation.planner("relu_squared"),
+    activation.sigmoid: plan_activation.planner("sigmoid"),
+    activation.silu: plan_activation.planner("silu"),
+    activation.softplus: plan_activation.planner("softplus"),
+    activation.gelu: plan_activation.gelu,
+    activation.quick_gelu: plan_activation.planner("quick_gelu"),
+    activation.mish: plan_activation.planner("mish"),
+    activation.hard_sigmoid: plan_activation.hard_sigmoid,
+    activation.hard_swish: plan_activation.planner("hard_swish"),
+    activation.elu: plan_activation.planner("elu"),
+    activation.selu: plan_activation.planner("selu"),
+    activation.leaky_relu: plan_activation.leaky_relu,
+    activation.swiglu: plan_activation.gated("silu"),
+    activation.geglu: plan_activation.gated("gelu"),
+    activation.reglu: plan_activation.gated("relu"),
+    activation.softmax: plan_softmax.softmax,
+    activation.log_softmax: plan_softmax.log_softmax,
+    activation.logsumexp: plan_softmax.logsumexp,
 }
