@@ -6,6 +6,7 @@ typedef double real;
 typedef float real;
 #define REAL_MAX 3.402823466e38f
 #endif
+#define REAL_INFINITY ((real)__int_as_float(0x7f800000))
 typedef long long index_t;
 typedef unsigned char uchar;
 typedef unsigned short ushort;

@@ -3,10 +3,12 @@
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #define real double
 #define REAL_MAX DBL_MAX
+#define REAL_INFINITY ((double)INFINITY)
 #define integer long
 #else
 #define real float
 #define REAL_MAX FLT_MAX
+#define REAL_INFINITY INFINITY
 #define integer int
 #endif
 #define vec JOIN(real, VEC)
