@@ -7,14 +7,17 @@ from typing import Any, TypeAlias
 
 from tensorops._operator import Operator
 from tensorops.kernels._gpu import activation as plan_activation
+from tensorops.kernels._gpu import attention as plan_attention
 from tensorops.kernels._gpu import normalization as plan_normalization
 from tensorops.kernels._gpu import softmax as plan_softmax
 from tensorops.kernels._gpu.plans import Plan
 from tensorops.ops import activation, normalization
+from tensorops.ops import attention, normalization
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
 PLANNERS: dict[Operator[..., Any], Planner] = {
+    attention.scaled_dot_product_attention: plan_attention.scaled_dot_product_attention,
     normalization.rms_norm: plan_normalization.rms_norm,
     normalization.add_rms_norm: plan_normalization.add_rms_norm,
     normalization.layer_norm: plan_normalization.layer_norm,
