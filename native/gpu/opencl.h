@@ -60,6 +60,20 @@ INLINE bool block_any(bool x, LOCAL real *scratch) {
 
 #define LANE(v, k) v.s##k
 
+#define float_of_bits(x) as_float(x)
+INLINE void load_words_1(const GLOBAL uint *p, uint *words) { *words = *p; }
+INLINE void load_words_2(const GLOBAL uint *p, uint *words) { vstore2(vload2(0, p), 0, words); }
+INLINE void load_words_4(const GLOBAL uint *p, uint *words) { vstore4(vload4(0, p), 0, words); }
+// Processors of other compilers do without.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_prefetch)
+#define PREFETCH(p) __builtin_prefetch(p)
+#endif
+#endif
+#ifndef PREFETCH
+#define PREFETCH(p)
+#endif
+
 // One element, and VEC adjacent ones, of each element type. bfloat16 is the upper half of a float32.
 #define storage_f32 float
 #define storage_f64 double

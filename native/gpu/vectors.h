@@ -132,6 +132,19 @@ INLINE void put_bf16(bfloat16_bits *p, real x) {
     p->bits = x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// 1, 2 or 4 words that begin at a multiple of their size
+#define DEFINE_WORDS(count)                                                            \
+    struct alignas(4 * count) words_##count {                                          \
+        uint word[count];                                                              \
+    };                                                                                 \
+    INLINE void load_words_##count(const uint *p, uint *words) {                       \
+        const words_##count some = *reinterpret_cast<const words_##count *>(p);        \
+        _Pragma("unroll") for (int k = 0; k < count; ++k) words[k] = some.word[k];     \
+    }
+DEFINE_WORDS(1)
+DEFINE_WORDS(2)
+DEFINE_WORDS(4)
+
 // VEC adjacent elements; ALIGNED says that they begin at multiples of 16 bytes, or of their size if that is less.
 #define DEFINE_VECTOR_ACCESS(T)                                                                               \
     struct alignas(sizeof(storage_##T) * VEC < 16 ? sizeof(storage_##T) * VEC : 16) pack_##T {                \

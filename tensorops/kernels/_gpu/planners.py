@@ -7,11 +7,13 @@ from typing import Any, TypeAlias
 
 from tensorops._operator import Operator
 from tensorops.kernels._gpu import normalization as plan_normalization
+from tensorops.kernels._gpu import quantization as plan_quantization
 from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import normalization
+from tensorops.ops import normalization, quantization
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
 PLANNERS: dict[Operator[..., Any], Planner] = {
     normalization.rms_norm: plan_normalization.rms_norm,
+    quantization.quantized_linear: plan_quantization.quantized_linear,
 }
