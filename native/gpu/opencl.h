@@ -86,9 +86,17 @@ INLINE bool block_any(bool x, LOCAL real *scratch) {
     }
 #endif
 #endif
+#ifndef FETCH
+#define FETCH(p)
+#endif
 #ifndef STORE_PAST_CACHES
 #define STORE_PAST_CACHES(type, x, p)
 #endif
+
+#define float_of_bits(x) as_float(x)
+INLINE void load_words_1(const GLOBAL uint *p, uint *words) { *words = *p; }
+INLINE void load_words_2(const GLOBAL uint *p, uint *words) { vstore2(vload2(0, p), 0, words); }
+INLINE void load_words_4(const GLOBAL uint *p, uint *words) { vstore4(vload4(0, p), 0, words); }
 
 // One element, and VEC adjacent ones, of each element type. bfloat16 is the upper half of a float32.
 #define storage_f32 float

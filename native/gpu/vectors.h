@@ -106,6 +106,7 @@ INLINE vec lifted(vec a) {
 #endif
 
 #define LANE(v, k) v.lane[0x##k]
+#define FETCH(p)  // for processors
 
 INLINE vec from_memory(const real *p) {
     vec r;
@@ -149,6 +150,19 @@ INLINE unsigned short bf16_of_float(float x) {
 }
 #endif
 INLINE void put_bf16(bfloat16_bits *p, real x) { p->bits = bf16_of_float((float)x); }
+
+// 1, 2 or 4 words that begin at a multiple of their size
+#define DEFINE_WORDS(count)                                                            \
+    struct alignas(4 * count) words_##count {                                          \
+        uint word[count];                                                              \
+    };                                                                                 \
+    INLINE void load_words_##count(const uint *p, uint *words) {                       \
+        const words_##count some = *reinterpret_cast<const words_##count *>(p);        \
+        _Pragma("unroll") for (int k = 0; k < count; ++k) words[k] = some.word[k];     \
+    }
+DEFINE_WORDS(1)
+DEFINE_WORDS(2)
+DEFINE_WORDS(4)
 
 // VEC adjacent elements; ALIGNED says that they begin at multiples of 16 bytes, or of their size if that is less.
 #define DEFINE_VECTOR_ACCESS(T)                                                                               \

@@ -13,6 +13,9 @@ from tensorops.kernels._gpu import softmax as plan_softmax
 from tensorops.kernels._gpu.plans import Plan
 from tensorops.ops import activation, normalization
 from tensorops.ops import attention, normalization
+from tensorops.kernels._gpu import quantization as plan_quantization
+from tensorops.kernels._gpu.plans import Plan
+from tensorops.ops import normalization, quantization
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
@@ -43,4 +46,5 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     activation.softmax: plan_softmax.softmax,
     activation.log_softmax: plan_softmax.log_softmax,
     activation.logsumexp: plan_softmax.logsumexp,
+    quantization.quantized_linear: plan_quantization.quantized_linear,
 }
