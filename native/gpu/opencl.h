@@ -59,6 +59,14 @@ INLINE bool block_any(bool x, LOCAL real *scratch) {
 #define to_memory(v, p) JOIN(vstore, VEC)(v, 0, p)
 
 #define LANE(v, k) v.s##k
+// Lanes 2i and 2i + 1 exchanged
+INLINE vec with_neighbours_swapped(vec v) {
+    vec r;
+    r.even = v.odd;
+    r.odd = v.even;
+    return r;
+}
+#define bits_of_float(x) as_uint(x)
 
 // One element, and VEC adjacent ones, of each element type. bfloat16 is the upper half of a float32.
 #define storage_f32 float

@@ -91,6 +91,12 @@ INLINE vec fmin(vec a, vec b) {
 INLINE mask isnan(vec a) { return a != a; }
 
 #define LANE(v, k) v.lane[0x##k]
+// Lanes 2i and 2i + 1 exchanged
+INLINE vec with_neighbours_swapped(vec v) {
+    vec r;
+    EACH_LANE r.lane[k] = v.lane[k ^ 1];
+    return r;
+}
 
 INLINE vec from_memory(const real *p) {
     vec r;

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from tensorops._operator import Operator
+from tensorops.kernels._gpu import embedding as plan_embedding
 from tensorops.kernels._gpu import normalization as plan_normalization
+from tensorops.kernels._gpu import positional as plan_positional
 from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import normalization
+from tensorops.ops import linear, normalization, positional
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
 PLANNERS: dict[Operator[..., Any], Planner] = {
+    linear.embedding: plan_embedding.embedding,
     normalization.rms_norm: plan_normalization.rms_norm,
+    positional.rope: plan_positional.rope,
 }

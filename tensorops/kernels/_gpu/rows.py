@@ -14,6 +14,12 @@ from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Launch, Number, Ope
 SHORT = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 """The element types of floating dtypes, as the sources name them."""
 
+INTEGERS = {
+    "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32", "uint32": "u32", "int64": "i64",
+    "uint64": "u64",
+}  # fmt: skip
+"""Those of integers."""
+
 Arguments = tuple[str | Number, ...]
 
 
@@ -73,11 +79,16 @@ class RowsOf:
         return Launch(source, kernel, {**common, **g.defines, **defines}, g.groups, g.block, arguments)
 
 
-def rows_of(axes: tuple[int, ...], **arrays: Operand) -> RowsOf | str:
-    """Return arrays of one shape as rows along `axes`, or why they are not rows for kernels."""
+def rows_of(axes: tuple[int, ...], *, each: dict[str, Operand] | None = None, **arrays: Operand) -> RowsOf | str:
+    """Return arrays of one shape as rows along `axes`, or why they are not rows for kernels.
+
+    `each` are arrays with one element for each row: their axes are those across.
+    """
+    each = each or {}
     first = next(iter(arrays.values()))
     along = [i for i in range(first.ndim) if i not in axes]
-    across = joined_rows(tuple(first.shape[i] for i in along), [tuple(a.strides[i] for i in along) for a in arrays.values()])
+    strides_across = [tuple(a.strides[i] for i in along) for a in arrays.values()] + [a.strides for a in each.values()]
+    across = joined_rows(tuple(first.shape[i] for i in along), strides_across)
     row = joined_rows(tuple(first.shape[i] for i in axes), [tuple(a.strides[i] for i in axes) for a in arrays.values()])
     if across is None:
         return "the arrays have too many axes of rows that cannot be joined"
@@ -89,11 +100,13 @@ def rows_of(axes: tuple[int, ...], **arrays: Operand) -> RowsOf | str:
     steps = [1 if length == 1 else step[0] for step in row[1]]
     arguments = {
         name: _operand(name, a, step, tuple(strides))
-        for (name, a), step, strides in zip(arrays.items(), steps, across[1], strict=True)
+        for (name, a), step, strides in zip(arrays.items(), steps, across[1], strict=False)
     }
+    for (name, a), strides in zip(each.items(), across[1][len(arrays) :], strict=True):
+        arguments[name] = _operand(name, a, 0, tuple(strides))
     aligned = all(
         a.aligned >= 16 and all(s * ITEM_SIZES[a.dtype] % 16 == 0 for s in strides)
-        for a, strides in zip(arrays.values(), across[1], strict=True)
+        for a, strides in zip(arrays.values(), across[1], strict=False)
     )
     dense = all(step == 1 for step in steps)
     return RowsOf(length, math.prod(across[0]), tuple(across[0]), arguments, dense, aligned and dense)
