@@ -7,15 +7,17 @@ from typing import Any, TypeAlias
 
 from tensorops._operator import Operator
 from tensorops.kernels._gpu import embedding as plan_embedding
+from tensorops.kernels._gpu import loss as plan_loss
 from tensorops.kernels._gpu import normalization as plan_normalization
 from tensorops.kernels._gpu import positional as plan_positional
 from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import linear, normalization, positional
+from tensorops.ops import linear, loss, normalization, positional
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
 PLANNERS: dict[Operator[..., Any], Planner] = {
     linear.embedding: plan_embedding.embedding,
+    loss.cross_entropy: plan_loss.cross_entropy,
     normalization.rms_norm: plan_normalization.rms_norm,
     positional.rope: plan_positional.rope,
 }
