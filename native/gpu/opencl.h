@@ -67,6 +67,7 @@ INLINE vec with_neighbours_swapped(vec v) {
     return r;
 }
 #define bits_of_float(x) as_uint(x)
+#define float_of_bits(bits) as_float(bits)
 
 // One element, and VEC adjacent ones, of each element type. bfloat16 is the upper half of a float32.
 #define storage_f32 float

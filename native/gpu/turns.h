@@ -1,23 +1,6 @@
 // Angles as integers, in 2^-64 of a turn: a position times a frequency is a product of integers, of which the complete
 // turns drop out. So an angle is exact for every position, without float64.
-
-// |x| = mantissa * 2^exponent of a float32, or of a float64 that the device need not compute in
-typedef struct {
-    ulong mantissa;
-    int exponent;
-    bool negative, finite;
-} Parts;
-INLINE Parts parts_of(ulong bits, int fraction_bits, int exponent_bits) {
-    const int most = (1 << exponent_bits) - 1, exponent = (int)(bits >> fraction_bits) & most;
-    Parts p;
-    p.mantissa = (bits & (((ulong)1 << fraction_bits) - 1)) | ((ulong)(exponent > 0) << fraction_bits);
-    p.exponent = (exponent > 0 ? exponent : 1) - most / 2 - fraction_bits;
-    p.negative = bits >> (fraction_bits + exponent_bits) & 1;
-    p.finite = exponent < most;
-    return p;
-}
-#define PARTS_OF_BITS(bits) parts_of(bits, 52, 11)
-#define PARTS_OF_FLOAT(x) parts_of(bits_of_float(x), 23, 8)
+#include "parts.h"
 
 INLINE ulong high_half_of_product(ulong a, ulong b) {
     const ulong low = 0xffffffffu, a0 = a & low, a1 = a >> 32, b0 = b & low, b1 = b >> 32;

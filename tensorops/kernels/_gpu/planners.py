@@ -10,8 +10,9 @@ from tensorops.kernels._gpu import embedding as plan_embedding
 from tensorops.kernels._gpu import loss as plan_loss
 from tensorops.kernels._gpu import normalization as plan_normalization
 from tensorops.kernels._gpu import positional as plan_positional
+from tensorops.kernels._gpu import sampling as plan_sampling
 from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import linear, loss, normalization, positional
+from tensorops.ops import linear, loss, normalization, positional, sampling
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
@@ -20,4 +21,5 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     loss.cross_entropy: plan_loss.cross_entropy,
     normalization.rms_norm: plan_normalization.rms_norm,
     positional.rope: plan_positional.rope,
+    sampling.sample: plan_sampling.sample,
 }

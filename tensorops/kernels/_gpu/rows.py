@@ -74,8 +74,8 @@ class RowsOf:
             "ALIGNED": int(self.aligned),
         }
         inner = (*self.lengths[1:], 1, 1)[:2]
-        shape = (np.int32(self.length), np.int64(self.count), np.int64(g.each), *map(np.int64, inner))
-        arguments = tuple(a for array in arrays for a in array) + shape + options
+        shape: Arguments = (np.int32(self.length), np.int64(self.count), np.int64(g.each), *map(np.int64, inner))
+        arguments: Arguments = tuple(a for array in arrays for a in array) + shape + options
         return Launch(source, kernel, {**common, **g.defines, **defines}, g.groups, g.block, arguments)
 
 
