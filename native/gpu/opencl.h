@@ -71,6 +71,15 @@ INLINE bool block_any(bool x, LOCAL real *scratch) {
 #define to_memory(v, p) JOIN(vstore, VEC)(v, 0, p)
 
 #define LANE(v, k) v.s##k
+// Lanes 2i and 2i + 1 exchanged
+INLINE vec with_neighbours_swapped(vec v) {
+    vec r;
+    r.even = v.odd;
+    r.odd = v.even;
+    return r;
+}
+#define bits_of_float(x) as_uint(x)
+#define float_of_bits(bits) as_float(bits)
 
 // A processor fetches what it needs next meanwhile, and writes what its caches cannot hold past them. Such writes are
 // visible after the atomic operation by which other threads learn that the work is done.

@@ -107,6 +107,12 @@ INLINE vec lifted(vec a) {
 
 #define LANE(v, k) v.lane[0x##k]
 #define FETCH(p)  // for processors
+// Lanes 2i and 2i + 1 exchanged
+INLINE vec with_neighbours_swapped(vec v) {
+    vec r;
+    EACH_LANE r.lane[k] = v.lane[k ^ 1];
+    return r;
+}
 
 INLINE vec from_memory(const real *p) {
     vec r;

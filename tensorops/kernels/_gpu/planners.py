@@ -16,6 +16,13 @@ from tensorops.ops import attention, normalization
 from tensorops.kernels._gpu import quantization as plan_quantization
 from tensorops.kernels._gpu.plans import Plan
 from tensorops.ops import normalization, quantization
+from tensorops.kernels._gpu import embedding as plan_embedding
+from tensorops.kernels._gpu import loss as plan_loss
+from tensorops.kernels._gpu import normalization as plan_normalization
+from tensorops.kernels._gpu import positional as plan_positional
+from tensorops.kernels._gpu import sampling as plan_sampling
+from tensorops.kernels._gpu.plans import Plan
+from tensorops.ops import linear, loss, normalization, positional, sampling
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
@@ -47,4 +54,9 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     activation.log_softmax: plan_softmax.log_softmax,
     activation.logsumexp: plan_softmax.logsumexp,
     quantization.quantized_linear: plan_quantization.quantized_linear,
+    linear.embedding: plan_embedding.embedding,
+    loss.cross_entropy: plan_loss.cross_entropy,
+    normalization.rms_norm: plan_normalization.rms_norm,
+    positional.rope: plan_positional.rope,
+    sampling.sample: plan_sampling.sample,
 }

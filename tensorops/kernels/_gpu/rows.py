@@ -14,6 +14,12 @@ from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Launch, Number, Ope
 SHORT = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 """The element types of floating dtypes, as the sources name them."""
 
+INTEGERS = {
+    "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32", "uint32": "u32", "int64": "i64",
+    "uint64": "u64",
+}  # fmt: skip
+"""Those of integers."""
+
 Arguments = tuple[str | Number, ...]
 
 
@@ -76,23 +82,31 @@ class RowsOf:
         }
         inner = (*self.lengths[1:], 1, 1)[:2]
         shape: Arguments = (np.int32(self.length), np.int64(self.count), np.int64(g.each), *map(np.int64, inner))
-        arguments = tuple(a for array in arrays for a in array) + shape + options
+        arguments: Arguments = tuple(a for array in arrays for a in array) + shape + options
         return Launch(source, kernel, {**common, **g.defines, **defines}, g.groups, g.block, arguments)
 
 
 def rows_of(
-    axes: tuple[int, ...], sought: dict[str, tuple[Operand, int]] | None = None, /, **arrays: Operand
+    axes: tuple[int, ...],
+    sought: dict[str, tuple[Operand, int]] | None = None,
+    /,
+    *,
+    each: dict[str, Operand] | None = None,
+    **arrays: Operand,
 ) -> RowsOf | str:
     """Return arrays of one shape as rows along `axes`, or why they are not rows for kernels.
 
     Of arrays in `sought`, kernels find the elements for a row by themselves, with the step that is given: their strides
-    along `axes` do not matter.
+    along `axes` do not matter. Arrays in `each` have one element for each row: their axes are those across.
     """
     first = next(iter(arrays.values()))
-    sought = sought or {}
-    every = [*arrays.values(), *(a for a, _ in sought.values())]
     along = [i for i in range(first.ndim) if i not in axes]
-    across = joined_rows(tuple(first.shape[i] for i in along), [tuple(a.strides[i] for i in along) for a in every])
+    others = [(name, a, step, tuple(a.strides[i] for i in along)) for name, (a, step) in (sought or {}).items()]
+    others += [(name, a, 0, a.strides) for name, a in (each or {}).items()]
+    across = joined_rows(
+        tuple(first.shape[i] for i in along),
+        [tuple(a.strides[i] for i in along) for a in arrays.values()] + [strides for *_, strides in others],
+    )
     row = joined_rows(tuple(first.shape[i] for i in axes), [tuple(a.strides[i] for i in axes) for a in arrays.values()])
     if across is None:
         return "the arrays have too many axes of rows that cannot be joined"
@@ -102,11 +116,11 @@ def rows_of(
     if reason := refuse_row(length):
         return reason
     steps = [1 if length == 1 else step[0] for step in row[1]]
+    every = [(name, a, step) for (name, a), step in zip(arrays.items(), steps, strict=True)]
+    every += [(name, a, step) for name, a, step, _ in others]
     arguments = {
         name: _operand(name, a, step, tuple(strides))
-        for name, a, step, strides in zip(
-            (*arrays, *sought), every, (*steps, *(step for _, step in sought.values())), across[1], strict=True
-        )
+        for (name, a, step), strides in zip(every, across[1], strict=True)
     }
     dense = all(step == 1 for step in steps)
     aligned = dense and all(

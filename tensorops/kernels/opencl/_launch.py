@@ -10,6 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tensorops._messages import describe_error
 from tensorops._operator import Operator
 from tensorops.kernels._gpu import sources
@@ -39,16 +41,19 @@ class _Call(NamedTuple):
     """What calls with the same layouts and options have in common."""
 
     inputs: tuple[int, ...]  # which of the arrays among the arguments are read
+    constants: tuple[Any, ...]  # buffers
+    drawn: tuple[tuple[int, ...], ...]  # the shapes of what generators draw, in the order of the arguments
     layouts: tuple[Any, ...]  # of the results, then of the temporaries
     results: tuple[int | None, ...]  # positions in `layouts`
     steps: tuple[_Step, ...]
 
 
 class _Found(NamedTuple):
-    """A call, the arrays among its arguments, and whether any of them is in a wrapper."""
+    """A call, the arrays and generators among its arguments, and whether any of these arrays is in a wrapper."""
 
     call: _Call | str  # or why there is none
     arrays: list[Any]
+    generators: list[Any]
     wrapped: bool
 
 
@@ -60,6 +65,7 @@ def register(operator: Operator[..., Any], planner: Planner) -> None:
     def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Found:
         cl = _modules()
         arrays: list[Any] = []
+        generators: list[Any] = []
         key: list[Any] = [len(args), *kwargs]
         wrapped = False
         for value in (*args, *kwargs.values()):
@@ -72,12 +78,15 @@ def register(operator: Operator[..., Any], planner: Planner) -> None:
                 value = cl.wrap(value)
                 key.append(value._layout)
                 arrays.append(value)
+            elif kind is np.random.Generator:
+                key.append(kind)
+                generators.append(value)
             else:
                 key += (kind, value)
         device = arrays[0]._device
         for array in arrays:
             if array._device is not device:
-                return _Found("the arrays are on different devices", arrays, wrapped)
+                return _Found("the arrays are on different devices", arrays, generators, wrapped)
         sign = (device, *key)
         call = known.get(sign)
         if call is None:
@@ -85,7 +94,7 @@ def register(operator: Operator[..., Any], planner: Planner) -> None:
             if len(known) >= _MAX_CALLS:
                 known.clear()
             known[sign] = call
-        return _Found(call, arrays, wrapped)
+        return _Found(call, arrays, generators, wrapped)
 
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
@@ -98,20 +107,23 @@ def register(operator: Operator[..., Any], planner: Planner) -> None:
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
-            call, arrays, wrapped = find(args, kwargs)
+            call, arrays, generators, wrapped = find(args, kwargs)
         except (TypeError, ValueError, IndexError):  # wrong arguments; the operator's words follow
             return NotImplemented
-        return NotImplemented if isinstance(call, str) else _run(call, arrays, wrapped)
+        return NotImplemented if isinstance(call, str) else _run(call, arrays, generators, wrapped)
 
     operator.kernel("opencl", supports=supports, checks=True, wrappers=True)(kernel)
 
 
-def _run(call: _Call, arrays: list[Any], wrapped: bool) -> Any:
+def _run(call: _Call, arrays: list[Any], generators: list[Any], wrapped: bool) -> Any:
     cl = _modules()
     device = arrays[0]._device
     buffers = [arrays[i]._buffer for i in call.inputs]
     made = [device.allocate(layout.nbytes) for layout in call.layouts]
     buffers += made
+    buffers += call.constants
+    for generator, shape in zip(generators, call.drawn, strict=False):  # those that draw nothing have no shape
+        buffers.append(device.write(np.asarray(generator.random(shape, dtype=np.float32))))
     with device.lock:
         for launch, slots in call.steps:
             if launch.global_size is not None:
@@ -142,14 +154,17 @@ def _compiled(device: Any, plan: Plan, names: list[str], inputs: tuple[int, ...]
     from array_api_pyopencl import _dtypes, _layout
 
     made = {name: y for name, y in plan.results.items() if y is not None} | (plan.temporaries or {})
-    slots = {name: slot for slot, name in enumerate((*names, *made))}
+    constants, drawn = plan.constants or {}, plan.drawn or {}
+    slots = {name: slot for slot, name in enumerate((*names, *made, *constants, *drawn))}
     try:
         steps = tuple(_step(device, launch, slots) for launch in plan.launches)
         layouts = tuple(_layout.contiguous(device.require(_dtypes.ALL[y.dtype]), y.shape) for y in made.values())
+        values = tuple(device.write(a) for a in constants.values())
     except Exception as error:  # of the device's compiler: of no type in common
         return describe_error(error)
     order = list(made)
-    return _Call(inputs, layouts, tuple(order.index(name) if name in made else None for name in plan.results), steps)
+    results = tuple(order.index(name) if name in made else None for name in plan.results)
+    return _Call(inputs, values, tuple(y.shape for y in drawn.values()), layouts, results, steps)
 
 
 def _step(device: Any, launch: Launch, slots: dict[str, int]) -> _Step:
@@ -165,8 +180,6 @@ def _step(device: Any, launch: Launch, slots: dict[str, int]) -> _Step:
 
 def facts_of(device: Any) -> Device:
     """Return what plans must know of a device of `array_api_pyopencl`."""
-    import numpy as np
-
     cl_device = device.cl_device
     return Device(
         kind="cpu" if device.is_cpu else "gpu",
