@@ -128,14 +128,20 @@ def operand_of(a: np.ndarray[Any, Any], lead: int = 0) -> Operand:
     return Operand(a.dtype.name, a.shape, strides, first, min(16, address & -address or 16))
 
 
+def elements_of(operand: Operand) -> int:
+    """Return how many elements there are up to an array's last one in memory."""
+    if 0 in operand.shape:
+        return 0
+    return operand.offset + 1 + sum(s * (n - 1) for n, s in zip(operand.shape, operand.strides, strict=True) if s > 0)
+
+
 class _Memory:
     """The memory of one array, the first and last element of which are its bounds; it begins as NaN and -1."""
 
     def __init__(self, operand: Operand, *, at_end: bool) -> None:
         self.operand = operand
         dtype = DTYPES.get(operand.dtype) or np.dtype(operand.dtype)
-        reach = sum(s * (n - 1) for n, s in zip(operand.shape, operand.strides, strict=True) if s > 0)
-        elements = operand.offset + reach + 1 if np.prod(operand.shape, dtype=int) else 0
+        elements = elements_of(operand)
         self.bytes = elements * dtype.itemsize
         self.address = _host().host_allocate(self.bytes, at_end)
         if not self.address:

@@ -79,20 +79,18 @@ class Outcome(NamedTuple):
 
 def calls_of(
     operator: Operator[..., Any], dtype: str, device: Device, layout: str = "dense", some: int = 0
-) -> Iterator[Call]:
-    """Yield an operator's cases, planned for a device; with `some`, only that many, of different programs."""
-    seen: Counter[Any] = Counter()
-    for case in (*CASES[operator.__name__], *_long_cases(operator.__name__, dtype)):
-        if dtype not in case.dtypes:
-            continue
-        args, kwargs = case.build(dtype_name=dtype)
-        call = planned(operator, case, dtype, args, kwargs, device, layout)
-        if some:
-            programs = _programs(call.plan)
-            seen[programs] += 1
-            if isinstance(call.plan, str) or seen[programs] > 1 or len(seen) > some:
-                continue
-        yield call
+) -> list[Call]:
+    """Return an operator's cases, planned for a device; with `some`, only that many, of different programs."""
+    cases = (*CASES[operator.__name__], *_long_cases(operator.__name__, dtype))
+    calls = [
+        planned(operator, case, dtype, *case.build(dtype_name=dtype), device, layout)
+        for case in cases
+        if dtype in case.dtypes
+    ]
+    if not some:
+        return calls
+    different = {_programs(call.plan): call for call in reversed(calls) if not isinstance(call.plan, str)}
+    return [*reversed(different.values())][:: max(1, -(-len(different) // some))]
 
 
 def _long_cases(name: str, dtype: str) -> Iterator[Case]:
@@ -119,10 +117,8 @@ def _same(call: Arguments, rng: np.random.Generator) -> Arguments:
     return call
 
 
-def _programs(plan: Plan | str) -> Any:
-    if isinstance(plan, str):
-        return None
-    return tuple(sorted(f"{launch.source} {launch.defines}" for launch in plan.launches))
+def _programs(plan: Plan) -> tuple[str, ...]:
+    return tuple(f"{launch.source} {sorted(launch.defines.items())}" for launch in plan.launches)
 
 
 def planned(
