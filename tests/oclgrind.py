@@ -1,6 +1,6 @@
 """Kernels of native/gpu on Oclgrind, a simulator of OpenCL devices that checks each access to memory.
 
-The process must run under the program `oclgrind`; .ci/oclgrind sees to it. `run` takes the arguments of `emulation.run`,
+The process must run under the program `oclgrind`, as .ci/oclgrind does. `run` takes the arguments of `emulation.run`,
 and buffers have not one element more than the arrays.
 """
 

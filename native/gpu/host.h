@@ -23,6 +23,8 @@ typedef unsigned int uint;
 #define GLOBAL
 #define LOCAL
 #define restrict __restrict__
+#define UNROLL
+#define REAL_INFINITY ((real)INFINITY)
 #define KERNEL(name) static void name
 
 // What host.cpp does for the thread that runs. Lines tell barriers apart: all threads must wait at the same one.
