@@ -11,6 +11,7 @@ from __future__ import annotations
 
 # ruff: noqa: T201
 import argparse
+import copy
 import dataclasses
 import functools
 import re
@@ -101,7 +102,8 @@ def _long_cases(name: str, dtype: str) -> Iterator[Case]:
         growth = features / 512 if longer < 3 * short else (features / 512) ** 2  # with matrices, the square
         if longer * growth <= _MOST_BYTES:
             call = _workload(name, dtype, features)
-            yield dataclasses.replace(everyday, name=f"{features} features", arguments=functools.partial(_same, call))
+            make = functools.partial(_same, call)
+            yield dataclasses.replace(everyday, name=f"{features} features", arguments=make, scale_axis=-1)
 
 
 def _workload(name: str, dtype: str, features: int) -> Arguments:
@@ -140,6 +142,10 @@ def planned(
         arrays = {name: _hostile(a) for name, a in arrays.items()}
     metadata = {**arguments, **{name: emulation.operand_of(a, lead) for name, a in arrays.items()}}
     plan = operator.apply(functools.partial(PLANNERS[operator], device), metadata)
+    if not isinstance(plan, str):
+        arrays |= getattr(plan, "constants", None) or {}
+        for name, drawn in (getattr(plan, "drawn", None) or {}).items():  # the reference draws the same
+            arrays[name] = copy.deepcopy(arguments[name]).random(drawn.shape, dtype=np.float32)
     return Call(operator, case, dtype, args, kwargs, plan, arrays, device, lead, layout != "hostile")
 
 
