@@ -222,6 +222,11 @@ def _built_with_host(text: str) -> Path:
     return _built(text)
 
 
+def _bytes_of(dtype: str) -> str:
+    """Return the dtype of a parameter without the difference between signed and unsigned, which is the kernel's own."""
+    return dtype.replace("uint", "int").replace("bool", "int8")
+
+
 def _arguments(
     launch: Launch, parameters: list[str], memory: dict[str, _Memory], inputs: set[str]
 ) -> list[np.ndarray[Any, Any]]:
@@ -233,14 +238,14 @@ def _arguments(
     values = []
     for at, (argument, parameter) in enumerate(zip(launch.arguments, parameters, strict=True)):
         if isinstance(argument, str):
-            dtype = memory[argument].operand.dtype.replace("bool", "uint8")
+            dtype = _bytes_of(memory[argument].operand.dtype)
             allowed = [f"const {dtype}*", "const unknown*"]
             allowed += [] if argument in inputs else [f"{dtype}*", "unknown*"]
             values.append(np.array(memory[argument].address, dtype=np.uintp))
         else:
-            allowed = [argument.dtype.name]
+            allowed = [_bytes_of(argument.dtype.name)]
             values.append(np.array(argument))
-        if parameter not in allowed:
+        if _bytes_of(parameter) not in allowed:
             raise EmulationError(
                 f"{launch.kernel}: parameter {at} is {parameter}, the plan's argument is {argument!r}, {allowed[0]}"
             )
