@@ -21,6 +21,8 @@ from tensorops.kernels._gpu.plans import Launch, Operand, Plan
 from tensorops.testing import DTYPES
 
 _LINES = 12  # of a report are shown
+# Buffers are kept: of one that takes the place of another, Oclgrind 21.10 may say that it is not initialized.
+_buffers: list[Any] = []
 _LOG = Path(tempfile.gettempdir(), f"oclgrind-{os.getpid()}.log")
 os.environ["OCLGRIND_LOG"] = str(_LOG)  # read at the first use of OpenCL; a file of its own for each process
 
@@ -56,6 +58,7 @@ class _Memory:
         start = operand.offset * dtype.itemsize if self.host.size else 0
         self.array = np.ndarray(operand.shape, dtype, self.host, start, steps)
         self.buffer = cl.Buffer(_queue().context, cl.mem_flags.READ_WRITE, max(1, self.host.nbytes))
+        _buffers.append(self.buffer)
         if values is not None:
             self.array[...] = values
             if self.host.size:
@@ -84,6 +87,7 @@ def _launch(launch: Launch, memory: dict[str, _Memory]) -> None:
     import pyopencl as cl
 
     text = sources.program(launch.source, tuple(launch.defines.items()), "opencl.h")
+    text = text.replace("__builtin_prefetch(p)", "")  # which it does not know
     kernel = cl.Kernel(_program(text), launch.kernel)
     kernel.set_args(*[memory[a].buffer if isinstance(a, str) else a for a in launch.arguments])
     before = _reports()
