@@ -131,6 +131,29 @@ def test_explain_does_not_run_the_body():
             made(X)
 
 
+def test_a_kernel_that_checks_may_be_asked_before_another_by_the_plan(adder):
+    """Arrays of one type may be in several kinds of memory, each with kernels of its own."""
+    asked = []
+
+    def kernel(name, takes, adds):
+        def function(x):
+            asked.append(name)
+            return x + adds if takes(x) else NotImplemented
+
+        adder.kernel(name, supports=lambda x: None if takes(x) else f"not for {name}", checks=True)(function)
+
+    kernel("one", lambda x: x.size < 3, 1.0)
+    kernel("two", lambda x: x.size > 3, 2.0)
+    short, medium, long = np.zeros(2), np.zeros(3), np.zeros(4)
+    assert adder(long)[0] == 2.0  # leaves a plan
+    asked.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adder, "_dispatch", None)
+        assert (adder(long)[0], adder(short)[0], adder(long)[0]) == (2.0, 1.0, 2.0)
+    assert asked == ["one", "two", "one", "one", "two"]
+    assert adder(medium)[0] == adder.generic(medium)[0]
+
+
 def test_kernels_named_in_set_backend_are_the_only_ones(adder):
     one, two = Fake(1.0), Fake(2.0)
     adder.register(one=one, two=two)
