@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorops.kernels._gpu.plans import Device, Operand, Strides
+from tensorops.kernels._gpu.plans import Device, Strides
 
 MAX_ROW_DIMS = 3
 """How many axes of rows kernels distinguish, after those have been joined that are one in memory."""
@@ -52,7 +52,8 @@ def rows_geometry(device: Device, rows: int, length: int, itemsize: int, *, pass
     per_block = max(1, min(128, device.max_block) // threads)
     vectors = max(1, -(-length // (threads * vec)))
     kept = 1 << (vectors - 1).bit_length()
-    return Rows(threads, per_block, vec, kept if passes > 1 and kept * vec * 4 <= _MAX_KEPT * 16 else 0, 1, -(-rows // per_block))
+    kept = kept if passes > 1 and kept * vec * 4 <= _MAX_KEPT * 16 else 0
+    return Rows(threads, per_block, vec, kept, 1, -(-rows // per_block))
 
 
 def _threads_per_row(length: int) -> int:
@@ -89,5 +90,4 @@ def joined_rows(shape: tuple[int, ...], strides: list[Strides]) -> tuple[list[in
                 step.append(s)
     if len(lengths) > MAX_ROW_DIMS:
         return None
-    dims = max(1, len(lengths))
     return lengths or [1], [step + [0] * (MAX_ROW_DIMS - len(step)) for step in steps]

@@ -68,8 +68,8 @@ class RowsOf:
             "ALIGNED": int(self.aligned),
         }
         inner = (*self.lengths[1:], 1, 1)[:2]
-        shape = (np.int32(self.length), np.int64(self.count), np.int64(g.each), *map(np.int64, inner))
-        arguments = tuple(a for array in arrays for a in array) + shape + options
+        shape = (np.int32(self.length), np.int64(self.count), np.int64(g.each), np.int64(inner[0]), np.int64(inner[1]))
+        arguments: Arguments = tuple(a for array in arrays for a in array) + shape + options
         return Launch(source, kernel, {**common, **g.defines, **defines}, g.groups, g.block, arguments)
 
 
@@ -77,7 +77,9 @@ def rows_of(axes: tuple[int, ...], **arrays: Operand) -> RowsOf | str:
     """Return arrays of one shape as rows along `axes`, or why they are not rows for kernels."""
     first = next(iter(arrays.values()))
     along = [i for i in range(first.ndim) if i not in axes]
-    across = joined_rows(tuple(first.shape[i] for i in along), [tuple(a.strides[i] for i in along) for a in arrays.values()])
+    across = joined_rows(
+        tuple(first.shape[i] for i in along), [tuple(a.strides[i] for i in along) for a in arrays.values()]
+    )
     row = joined_rows(tuple(first.shape[i] for i in axes), [tuple(a.strides[i] for i in axes) for a in arrays.values()])
     if across is None:
         return "the arrays have too many axes of rows that cannot be joined"

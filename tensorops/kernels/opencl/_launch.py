@@ -188,7 +188,8 @@ def _lanes(cl_device: Any) -> int:
 
 
 def _operand(x: Any) -> Operand:
-    layout = (x if type(x) is _modules().wrapper else _modules().wrap(x))._layout
+    wrapper: Any = x if type(x) is _modules().wrapper else _modules().wrap(x)
+    layout = wrapper._layout
     return Operand(layout.dtype.name, layout.shape, layout.strides, layout.offset)
 
 
@@ -203,9 +204,10 @@ class _Modules(NamedTuple):
 
 @functools.cache
 def _modules() -> _Modules:
-    import array_api_pyopencl
     import pyopencl as cl
     import pyopencl.array
+
+    import array_api_pyopencl
     from array_api_pyopencl._arguments import wrap
 
     return _Modules(array_api_pyopencl.Array, pyopencl.array.Array, wrap, cl.enqueue_nd_range_kernel)
