@@ -127,9 +127,15 @@ def _first_words(error: Exception) -> str:
 
 
 class _Step(NamedTuple):
-    """A compiled launch; see `_set_buffers`."""
+    """A compiled launch of at least one block.
 
-    set_buffers: Callable[[list[Any]], None]
+    `arguments` has the position of each buffer among the kernel's arguments, before a place for the buffer; `chosen`
+    picks these from all buffers.
+    """
+
+    set_several: Callable[[tuple[Any, ...]], object]
+    arguments: list[Any]
+    chosen: Callable[[list[Any]], Any]
     kernel: Any
     global_size: tuple[int, ...] | None
     local_size: tuple[int, ...] | None
@@ -142,20 +148,14 @@ def _step(device: Any, launch: Launch, slots: dict[str, int]) -> _Step:
     numbers = [None if isinstance(argument, str) else argument for argument in launch.arguments]
     made = _launch.launch(device, text, launch.kernel, numbers, (launch.groups * launch.block,), (launch.block,))
     wanted = [slots[argument] for argument in launch.arguments if isinstance(argument, str)]
-    return _Step(_set_buffers(made, wanted), made.kernel, made.global_size, made.local_size)
+    arguments: list[Any] = [position for at in made.buffers for position in (at, None)]
+    return _Step(made.set_buffers, arguments, _chooser(wanted), made.kernel, made.global_size, made.local_size)
 
 
-def _set_buffers(launch: Any, wanted: list[int]) -> Callable[[list[Any]], None]:
-    """Return a function that sets a kernel's buffers, which are at the places `wanted` of a list."""
-    set_several, chosen = launch.set_buffers, itemgetter(*wanted, wanted[0])  # a tuple, also of one
-    positions: list[Any] = [position for at in launch.buffers for position in (at, None)]
-
-    def set_buffers(buffers: list[Any]) -> None:
-        arguments = positions.copy()
-        arguments[1::2] = chosen(buffers)[:-1]
-        set_several(tuple(arguments))
-
-    return set_buffers
+def _chooser(wanted: list[int]) -> Callable[[list[Any]], Any]:
+    """Return a function that takes what is at some places of a list, as a sequence."""
+    first, last = wanted[0], wanted[-1] + 1
+    return itemgetter(slice(first, last)) if wanted == list(range(first, last)) else itemgetter(*wanted)
 
 
 def _runner(layouts: list[Any], results: list[int | None], steps: list[_Step]) -> Run:
@@ -168,8 +168,10 @@ def _runner(layouts: list[Any], results: list[int | None], steps: list[_Step]) -
         buffers += made
         done: list[Any] = []
         with device.lock:
-            for set_buffers, kernel, global_size, local_size in steps:
-                set_buffers(buffers)
+            for set_several, arguments, chosen, kernel, global_size, local_size in steps:
+                arguments = arguments.copy()
+                arguments[1::2] = chosen(buffers)
+                set_several(tuple(arguments))
                 done = [enqueue_nd_range_kernel(device.queue, kernel, global_size, local_size)]
         arrays = [
             None
@@ -186,13 +188,15 @@ def _runner(layouts: list[Any], results: list[int | None], steps: list[_Step]) -
 
 def _short_runner(layout: Any, step: _Step) -> Run:
     """Do what `_runner` does for one result of one launch."""
-    nbytes, (set_buffers, kernel, global_size, local_size) = layout.nbytes, step
+    nbytes, (set_several, places, chosen, kernel, global_size, local_size) = layout.nbytes, step
 
     def run(device: Any, buffers: list[Any], wrapped: bool) -> Any:
         made = device.allocate(nbytes)
         buffers.append(made)
+        arguments = places.copy()
+        arguments[1::2] = chosen(buffers)
         with device.lock:
-            set_buffers(buffers)
+            set_several(tuple(arguments))
             done = enqueue_nd_range_kernel(device.queue, kernel, global_size, local_size)
         return Wrapper(made, layout, device) if wrapped else raw(made, layout, device, (done,))
 
