@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,9 +206,14 @@ def notes_on_opencl(hardware: Hardware) -> list[str]:
             "all but one"
         )
     others = len(hardware.opencl_devices) > len(processors)
-    if sys.platform == "linux" and hardware.cpu.architecture == "x86_64" and find_spec("pyopencl") and not others:
+    if sys.platform == "linux" and hardware.cpu.architecture == "x86_64" and has_opencl() and not others:
         notes.append(_note_on_intels_driver(bool(processors)))
     return notes
+
+
+def has_opencl() -> bool:
+    """Return whether what computes by OpenCL is installed, whatever drivers there are."""
+    return resolve("opencl").library.is_installed()
 
 
 def _note_on_intels_driver(pocl: bool) -> str:
