@@ -28,8 +28,10 @@ from tensorops.kernels._gpu.planners import Planner
 from tensorops.kernels._gpu.plans import Device, Launch, Operand
 
 Bare = pyopencl.array.Array
+Generator = np.random.Generator
 Run: TypeAlias = Callable[[Any, list[Any], bool], Any]
-"""Runs a call: takes a device of `array_api_pyopencl`, the buffers of all arrays, and whether results are wrappers."""
+"""Runs a call: takes a device of `array_api_pyopencl`, the buffers of all arrays and the generators of numbers among the
+arguments, and whether results are wrappers."""
 
 
 def kernel_of(operator: Operator[..., Any], planner: Planner) -> Callable[..., Any]:
@@ -51,6 +53,10 @@ def kernel_of(operator: Operator[..., Any], planner: Planner) -> Callable[..., A
                     wrapped = True
                 elif kind is Bare:
                     value = wrap(value)
+                elif kind is Generator:
+                    key.append(kind)
+                    buffers.append(value)  # in place of what it draws
+                    continue
                 else:
                     key += (kind, value)
                     continue
@@ -83,7 +89,7 @@ def why_not(
                 devices.append(array._device)
                 key.append(array._layout)
             else:
-                key += (type(value), value)
+                key += (type(value), None if type(value) is Generator else value)
     except ValueError as error:  # an array without a queue, or on one that executes out of order
         return str(error)
     device = devices[0]
@@ -103,21 +109,25 @@ def _prepare(
     arguments = operator.canonical(*args, **kwargs)
     # By name, not by identity: another call may have two arrays where this one has the same array twice.
     given = zip((*operator.parameters[: len(args)], *kwargs), (*args, *kwargs.values()), strict=True)
-    slots = {name: slot for slot, name in enumerate([name for name, value in given if _is_array(value)])}
-    inputs = len(slots)
-    metadata = {name: _operand(value) if name in slots else value for name, value in arguments.items()}
+    places = [name for name, value in given if _is_array(value) or type(value) is Generator]
+    metadata = {name: _operand(value) if _is_array(value) else value for name, value in arguments.items()}
     plan = operator.apply(functools.partial(planner, facts_of(device)), metadata)
     if isinstance(plan, str):
         return plan
     made = {name: y for name, y in plan.results.items() if y is not None} | (plan.temporaries or {})
-    slots |= {name: slot for slot, name in enumerate(made, inputs)}
+    constants, drawn = plan.constants or {}, plan.drawn or {}
+    slots = {name: slot for slot, name in enumerate((*places, *made, *constants))}
     try:
         layouts = [_layout.contiguous(device.require_stored(_dtypes.ALL[y.dtype]), y.shape) for y in made.values()]
         steps = [_step(device, launch, slots) for launch in plan.launches if launch.groups]
     except Exception as error:  # of the device's compiler: of no type in common
         return _first_words(error)
     order = list(made)
-    return _runner(layouts, [None if y is None else order.index(name) for name, y in plan.results.items()], steps)
+    results = [None if y is None else order.index(name) for name, y in plan.results.items()]
+    if len(steps) == len(layouts) == 1 and results == [0] and not constants and not drawn:  # most calls
+        return _short_runner(layouts[0], steps[0])
+    written = [device.write(np.ascontiguousarray(a)) for a in constants.values()]
+    return _runner(layouts, results, steps, written, {slots[name]: y.shape for name, y in drawn.items()})
 
 
 def _first_words(error: Exception) -> str:
@@ -158,14 +168,24 @@ def _chooser(wanted: list[int]) -> Callable[[list[Any]], Any]:
     return itemgetter(slice(first, last)) if wanted == list(range(first, last)) else itemgetter(*wanted)
 
 
-def _runner(layouts: list[Any], results: list[int | None], steps: list[_Step]) -> Run:
-    """Return what allocates arrays of these layouts, runs the steps, and returns the arrays at `results`."""
-    if len(steps) == len(layouts) == 1 and results == [0]:  # most calls
-        return _short_runner(layouts[0], steps[0])
+def _runner(
+    layouts: list[Any],
+    results: list[int | None],
+    steps: list[_Step],
+    constants: list[Any],
+    drawn: dict[int, tuple[int, ...]],
+) -> Run:
+    """Return what allocates arrays of these layouts, runs the steps, and returns the arrays at `results`.
+
+    Generators at the places `drawn` draw so many numbers.
+    """
 
     def run(device: Any, buffers: list[Any], wrapped: bool) -> Any:
         made = [device.allocate(layout.nbytes) for layout in layouts]
         buffers += made
+        buffers += constants
+        for place, shape in drawn.items():
+            buffers[place] = device.write(buffers[place].random(shape, dtype=np.float32))
         done: list[Any] = []
         with device.lock:
             for set_several, arguments, chosen, kernel, global_size, local_size in steps:
