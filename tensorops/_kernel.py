@@ -89,7 +89,8 @@ class Kernel:
         Whether `function` also takes arguments as callers write them, and declines those that the operator refuses.
         Then a call needs no decision in Python at all.
     wrappers
-        Whether `function` also takes arrays in their library's wrapper; then it returns results in wrappers, too.
+        Whether `function` and `supports` also take arrays in their library's wrapper. If one is given, results are in
+        wrappers, too.
     deviation
         Where its results are not what the operator promises, if anywhere.
     pack

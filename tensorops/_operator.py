@@ -534,7 +534,8 @@ class Operator(Generic[P, R]):
         if not _are_named(settings) and (reason := kernel.unasked(call.first)):
             return f"{reason}; it runs where it is named: providers=[{provider!r}]"
         try:
-            return self.apply(kernel.supports, call.bare)  # type: ignore[no-any-return]
+            arguments = call.arguments if kernel.wrappers else call.bare
+            return self.apply(kernel.supports, arguments)  # type: ignore[no-any-return]
         except TypeError:  # a compiled `supports` was given something that is not of its parameters' kinds
             return "an argument has an unexpected type"
 

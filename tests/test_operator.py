@@ -154,6 +154,18 @@ def test_a_kernel_that_checks_may_be_asked_before_another_by_the_plan(adder):
     assert adder(medium)[0] == adder.generic(medium)[0]
 
 
+def test_packages_of_kernels_are_found_unless_they_are_private(providers, tmp_path, monkeypatch):
+    for name in ("three", "_shared"):
+        folder = tmp_path / "found" / name
+        folder.mkdir(parents=True)
+        source = f"import tensorops.backends as b\nPROVIDER = b.Provider({name!r}, ('numpy',), '', '', by_name=True)\n"
+        (folder / "__init__.py").write_text(source)
+    (tmp_path / "found" / "module.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    _providers.register_package("found", [str(tmp_path / "found")])
+    assert list(_providers.PROVIDERS) == ["one", "two", "three"]
+
+
 def test_kernels_named_in_set_backend_are_the_only_ones(adder):
     one, two = Fake(1.0), Fake(2.0)
     adder.register(one=one, two=two)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyopencl as cl
 import pyopencl.array
 
-from array_api_pyopencl import _dtypes, _layout
+from array_api_pyopencl import _dtypes, _launch, _layout
 from array_api_pyopencl import _registered as _objects
-from array_api_pyopencl._devices import device_of_queue
+from array_api_pyopencl._devices import Device, device_of_queue
+
+_COMPLETE = cl.command_execution_status.COMPLETE
 
 
 def as_array(function: str, x: Any) -> _objects.Array:
@@ -45,16 +48,69 @@ def wrap(x: Any) -> _objects.Array:
     TypeError
         If its elements are not of one of the standard's data types.
     """
-    if x.queue is None:
+    queue = x.queue
+    if queue is None:
         raise ValueError("the pyopencl.array.Array has no queue; attach one with its method with_queue")
-    device = device_of_queue(x.queue)
-    dtype = device.require(_dtypes.as_dtype(x.dtype))
+    device = device_of_queue(queue)
+    key = ("wrap", x.dtype, x.shape, x.strides, x.offset)
+    layout = device.plans.get(key)
+    if layout is None:
+        layout = _launch.remember(device, key, _layout_of(x, device))
+    if x.events:
+        _wait_for(x.events, queue)
+    buffer = x.base_data
+    return _objects.Array(device.allocate(0) if buffer is None else buffer, layout, device)
+
+
+def _layout_of(x: Any, device: Device) -> _layout.Layout:
+    dtype = device.require_stored(_dtypes.as_dtype(x.dtype))  # what computes with it requires more
     size = dtype.itemsize
     if x.offset % size or any(s % size for s in x.strides):
         raise ValueError("the elements of the pyopencl.array.Array are not aligned to multiples of their size")
-    if x.events:
-        cl.enqueue_barrier(x.queue, wait_for=x.events)
-    buffer = device.allocate(0) if x.base_data is None else x.base_data
     strides = tuple(s // size for s in x.strides)
-    layout = _layout.layout(dtype, tuple(map(int, x.shape)), strides, int(x.offset) // size)
-    return _objects.Array(buffer, layout, device)
+    return _layout.layout(dtype, tuple(map(int, x.shape)), strides, int(x.offset) // size)
+
+
+def _wait_for(events: list[Any], queue: Any) -> None:
+    """Let a queue wait for those events that its own order does not put before what comes."""
+    others = [e for e in events if e.command_execution_status != _COMPLETE and not _is_on(queue, e)]
+    if others:
+        cl.enqueue_barrier(queue, wait_for=others)
+
+
+def _is_on(queue: Any, event: Any) -> bool:
+    try:
+        return bool(event.command_queue == queue)
+    except cl.LogicError:  # that queue is gone: Intel's events do not keep it alive
+        return False
+
+
+def raw(buffer: Any, layout: _layout.Layout, device: Device, events: Sequence[Any] = ()) -> Any:
+    """Return a `pyopencl.array.Array` of a buffer, on the device's queue; its values depend on `events`.
+
+    Its constructor takes longer than most launches, so arrays of one layout are copies of the first.
+    """
+    key = ("raw", layout)
+    first = device.plans.get(key)
+    if first is None:
+        first = _launch.remember(device, key, _first_raw(layout, device))
+    made = object.__new__(pyopencl.array.Array)
+    made.__dict__.update(first)
+    made.base_data = buffer
+    made.events = list(events)
+    return made
+
+
+def _first_raw(layout: _layout.Layout, device: Device) -> dict[str, Any]:
+    size = layout.itemsize
+    strides = tuple(s * size for s in layout.strides)
+    made = pyopencl.array.Array(
+        device.queue,
+        layout.shape,
+        layout.dtype,
+        data=device.allocate(0),
+        offset=layout.offset * size,
+        strides=strides,
+        allocator=device.pool,
+    )
+    return {**vars(made), "base_data": None}

@@ -11,6 +11,7 @@ import pyopencl as cl
 import pyopencl.array
 
 from array_api_pyopencl import _calls, _dlpack, _indexing, _layout, _products, _registered
+from array_api_pyopencl._arguments import raw
 from array_api_pyopencl._devices import Device, as_device, default_device
 from array_api_pyopencl._dtypes import DType
 from array_api_pyopencl._layout import Layout, Shape
@@ -96,16 +97,7 @@ class Array:
     @property
     def cl_array(self) -> cl.array.Array:
         """The same memory as a `pyopencl.array.Array`, on the same queue."""
-        layout = self._layout
-        return cl.array.Array(
-            self._device.queue,
-            layout.shape,
-            layout.dtype,
-            data=self._buffer,
-            offset=self.offset,
-            strides=self.strides,
-            allocator=self._device.pool,
-        )
+        return raw(self._buffer, self._layout, self._device)
 
     def _view(self, shape: Shape, strides: Shape, offset: int | None = None) -> Array:
         """Return an array that shares this one's memory; strides and offset are counted in elements."""

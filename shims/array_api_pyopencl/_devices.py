@@ -136,6 +136,16 @@ class Device:
             raise TypeError(f"the OpenCL device {self.cl_device.name.strip()!r} has no {dtype.name}")
         return dtype
 
+    def require_stored(self, dtype: DType) -> DType:
+        """Return `dtype`; unlike `require`, accept float16, which every device can load and store.
+
+        Raises
+        ------
+        TypeError
+            If the device has no such elements.
+        """
+        return dtype if dtype == _dtypes.float16 else self.require(dtype)
+
     def allocate(self, nbytes: int) -> Any:
         """Return a buffer of at least one byte, from this queue's pool.
 
@@ -156,17 +166,25 @@ class Device:
             ) from error
 
     def program(self, source: str) -> Any:
-        """Return the compiled program of `source`; compiled once for a context and device."""
+        """Return the compiled program of `source`; compiled once for a context and device, even if that fails.
+
+        PyOpenCL keeps programs on disk as well, so that another process need not compile them.
+        """
         key = (self.context, self.cl_device, source)
         found = _programs.get(key)
         if found is None:
             with _compiling:
                 found = _programs.get(key)
                 if found is None:
-                    found = self._compile(source)
+                    try:
+                        found = self._compile(source)
+                    except cl.Error as error:  # no later attempt would end otherwise
+                        found = error
                     if len(_programs) >= _MAX_PROGRAMS:  # each holds its context
                         _programs.clear()
                     _programs[key] = found
+        if isinstance(found, cl.Error):
+            raise found.with_traceback(None)
         return found
 
     def _compile(self, source: str) -> Any:
@@ -203,6 +221,18 @@ _OUT_OF_MEMORY = {
 _by_queue: dict[Any, Device] = {}
 
 
+def _renew_locks() -> None:
+    """Replace, in a child of fork, locks that another thread may have held: none would release them."""
+    global _compiling, _found
+    _compiling, _found = threading.Lock(), threading.RLock()
+    for device in _by_queue.values():
+        device.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
 def device_of_queue(queue: cl.CommandQueue) -> Device:
     """Return the device that represents `queue`; the same object while it is among the last ones used."""
     found = _by_queue.get(queue)
@@ -212,6 +242,11 @@ def device_of_queue(queue: cl.CommandQueue) -> Device:
                 _by_queue.pop(next(iter(_by_queue)))
             found = _by_queue.setdefault(queue, Device(queue))
     return found
+
+
+def known() -> tuple[Device, ...]:
+    """Return the devices that stand for the queues used last."""
+    return tuple(_by_queue.values())
 
 
 def devices() -> tuple[Device, ...]:

@@ -10,6 +10,7 @@ import tensorops
 from tensorops._dtypes import nbytes
 from tensorops._messages import describe_error
 from tensorops._operator import OPERATORS
+from tensorops._providers import GENERIC
 from tensorops.backends.registry import resolve
 from tensorops.benchmarks.measuring import Contender, in_rounds, is_unsteady, median_and_quartiles, prepare_call
 from tensorops.benchmarks.workloads import Workload, workload
@@ -21,13 +22,14 @@ BASELINE = "numpy"  # this backend runs only generic bodies
 
 @dataclass
 class Measurement:
-    """One operator of one size on one backend; if there is no time, there is a reason."""
+    """One operator of one size on one backend, or its generic body there; if there is no time, there is a reason."""
 
     operator: str
     backend: str
     rows: int
     features: int
     dtype: str
+    body: bool = False
     kernel: str | None = None
     seconds: float | None = None
     quartiles: tuple[float, float] | None = None
@@ -36,6 +38,7 @@ class Measurement:
     bytes: int | None = None
     gigabytes_per_second: float | None = None
     speedup: float | None = None
+    speedup_over_body: float | None = None
     reason: str | None = None
 
     @property
@@ -43,8 +46,18 @@ class Measurement:
         """The operator and the size."""
         return self.operator, f"{self.rows}x{self.features}"
 
+    @property
+    def name(self) -> str:
+        """The backend, and whether only generic bodies compute."""
+        return f"{self.backend}/{GENERIC}" if self.body else self.backend
+
+    @property
+    def providers(self) -> list[str] | None:
+        """The only providers in force, if not all."""
+        return [GENERIC] if self.body else None
+
     def __str__(self) -> str:
-        return f"{' '.join(self.case)} on {self.backend}"
+        return f"{' '.join(self.case)} on {self.name}"
 
     @property
     def unsteady(self) -> bool:
@@ -58,11 +71,18 @@ def jobs(
     sizes: Sequence[tuple[int, int]],
     dtype: str,
     seconds: float,
+    bodies: bool = False,
 ) -> dict[str, Callable[[], list[Measurement]]]:
-    """Return functions that measure each operator of each size on all backends, by readable label."""
+    """Return functions that measure each operator of each size on all backends, by readable label.
+
+    With `bodies` they measure the operators' own bodies on each backend, too.
+    """
+    ways = (False, True) if bodies else (False,)
     return {
         f"{operator} {size[0]}x{size[1]}": partial(
-            measure, [Measurement(operator, backend.name, *size, dtype) for backend in backends], seconds
+            measure,
+            [Measurement(operator, b.name, *size, dtype, body=body) for b in backends for body in ways],
+            seconds,
         )
         for operator in operators
         for size in sizes
@@ -78,7 +98,9 @@ def measure(wanted: list[Measurement], seconds: float) -> list[Measurement]:
         for found in wanted:
             found.reason = str(error)
         return wanted
-    others = [] if any(found.backend == BASELINE for found in wanted) else [replace(first, backend=BASELINE)]
+    others = []
+    if not any(found.backend == BASELINE for found in wanted):
+        others.append(replace(first, backend=BASELINE, body=False))
     timed: list[tuple[Measurement, Contender]] = []
     for found in [*wanted, *others]:
         try:
@@ -93,12 +115,12 @@ def measure(wanted: list[Measurement], seconds: float) -> list[Measurement]:
 def prepare(found: Measurement, work: Workload) -> Contender:
     """Transfer the arguments to a backend once, and call the operator for the first time."""
     operator, backend = OPERATORS[found.operator], resolve(found.backend)
-    with tensorops.set_backend(backend.name):
+    with tensorops.set_backend(backend.name, providers=found.providers):
         args, options = tensorops.to_backend((work.args, work.options), backend.name)
         found.kernel = operator.explain(*args, **options).kernel
         call = prepare_call(operator, args, options, backend.library)
         found.bytes = sum(map(nbytes, arrays_in((work.args, work.options, call())))) - work.unread
-    return Contender(call, backend.name)
+    return Contender(call, backend.name, providers=found.providers)
 
 
 def _fill_in(timed: list[tuple[Measurement, Contender]], seconds: float) -> None:
@@ -107,6 +129,10 @@ def _fill_in(timed: list[tuple[Measurement, Contender]], seconds: float) -> None
         found.rounds, found.calls_per_round = len(samples), contender.calls
         found.gigabytes_per_second = (found.bytes or 0) / found.seconds / 1e9
     baseline = next((found.seconds for found, _ in timed if found.backend == BASELINE), None)
+    bodies = {found.backend: found.seconds for found, _ in timed if found.body}
     for found, _ in timed:
-        if baseline is not None and found.seconds is not None:
+        assert found.seconds is not None
+        if baseline is not None:
             found.speedup = baseline / found.seconds
+        if found.backend in bodies:
+            found.speedup_over_body = (bodies[found.backend] or 0) / found.seconds

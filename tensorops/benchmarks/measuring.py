@@ -83,16 +83,17 @@ def wait_for(result: Any) -> Any:
 
 @dataclass
 class Contender:
-    """A call to time, the backend in force meanwhile, and the number of calls per batch."""
+    """A call to time, the backend and the providers in force meanwhile, and the number of calls per batch."""
 
     call: Call
     backend: str
     calls: int = 1
+    providers: list[str] | None = None
 
     def time(self) -> float:
         """Return the seconds of one call, averaged over a batch after a warm-up call."""
         call, calls = self.call, self.calls
-        with tensorops.set_backend(self.backend):
+        with tensorops.set_backend(self.backend, providers=self.providers):
             time.sleep(REST)
             call()
             start = time.perf_counter()

@@ -28,7 +28,8 @@ from tensorops.libraries import Backend, runtime_of
 METHOD = (
     "seconds: median over interleaved rounds, each of which times every candidate once; the result is waited for, "
     "and nothing moves. bytes: what a call must read of its inputs, and its result. "
-    "speedup: seconds of NumPy's generic body in the same rounds / seconds. jax runs under jax.jit."
+    "speedup, x numpy: seconds of NumPy's generic body in the same rounds / seconds; x body: those of the operator's "
+    "generic body on the same backend. jax runs under jax.jit."
 )
 METHOD_BESIDE_PEERS = (
     "seconds: median over interleaved rounds, each of which times every contender once, in one process. of copy: "
@@ -128,16 +129,20 @@ def on_backends(found: Sequence[Measurement], backends: Sequence[Backend], dtype
 
 
 def _medians(title: str, found: Iterable[Measurement]) -> Table:
-    table = _table(title, ("operator", "rows x features", "backend", "kernel"), ("median", "GB/s", "x numpy"))
+    found = list(found)
+    bodies = ("x body",) if any(row.body for row in found) else ()
+    figures_of = ("median", "GB/s", "x numpy", *bodies)
+    table = _table(title, ("operator", "rows x features", "backend", "kernel"), figures_of)
     last = None
     for row in found:
         if row.case != last:
             table.add_section()
-        figures = ("-", "-", "-")
+        figures = ["-"] * len(figures_of)
         if row.seconds is not None:
-            speedup = "-" if row.speedup is None else f"{row.speedup:.2f}"
-            figures = (duration(row.seconds), f"{row.gigabytes_per_second:.2f}", speedup)
-        table.add_row(*(row.case if row.case != last else ("", "")), row.backend, row.kernel or "-", *figures)
+            speedups = (row.speedup, row.speedup_over_body)[: len(figures_of) - 2]
+            ratios = ["-" if speedup is None else f"{speedup:.2f}" for speedup in speedups]
+            figures = [duration(row.seconds), f"{row.gigabytes_per_second:.2f}", *ratios]
+        table.add_row(*(row.case if row.case != last else ("", "")), row.name, row.kernel or "-", *figures)
         last = row.case
     return table
 
@@ -147,7 +152,7 @@ def _reasons(found: Iterable[Measurement]) -> list[str]:
     backends: dict[tuple[str, str], list[str]] = {}
     for row in found:
         if row.reason:
-            backends.setdefault((" ".join(row.case), row.reason), []).append(row.backend)
+            backends.setdefault((" ".join(row.case), row.reason), []).append(row.name)
     return [f"{case} on {', '.join(names)}: {reason}" for (case, reason), names in backends.items()]
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _MODES = {
     "--size": ("", "--peers"),
     "--dtype": ("", "--peers"),
+    "--bodies": ("",),
     "--section": ("--peers",),
     "--model": ("--peers", "--busy"),
     "--scenario": ("--busy",),
@@ -139,6 +140,7 @@ def _require_sense(mode: str, named: tuple[Backend, ...], given: dict[str, objec
     "waits and with one thread instead.",
 )
 @click.option("--backend", "named", multiple=True, callback=backend_names, metavar="NAME", help="May be repeated.")
+@click.option("--bodies", is_flag=True, help="Time the generic bodies on each backend, too.")
 @click.option(
     "--size",
     "sizes",
@@ -185,6 +187,7 @@ def bench(
     peers: bool,
     busy: bool,
     named: tuple[Backend, ...],
+    bodies: bool,
     sizes: Sizes,
     dtype: str,
     seconds: float | None,
@@ -209,7 +212,7 @@ def bench(
         raise click.UsageError("--peers and --busy exclude each other")
     mode = "--peers" if peers else "--busy" if busy else ""
     given = {"--size": sizes, "--dtype": dtype != "float32", "--section": sections, "--model": model}
-    _require_sense(mode, named, given | {"--scenario": scenarios})
+    _require_sense(mode, named, given | {"--scenario": scenarios, "--bodies": bodies})
     require_configuration()
     if output is not None and not output.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {output.absolute().parent}", param_hint="--output")
@@ -219,7 +222,7 @@ def bench(
     elif busy:
         report = _under_loads(operators, scenarios, seconds or SECONDS_UNDER_LOADS, model)
     else:
-        report = _on_backends(operators, named, sizes, dtype, seconds or SECONDS)
+        report = _on_backends(operators, named, sizes, dtype, seconds or SECONDS, bodies)
     _hand_over(report, as_json, output)
     if not report.timed:
         raise SystemExit(1)
@@ -229,7 +232,7 @@ def bench(
 
 
 def _on_backends(
-    operators: tuple[str, ...], named: tuple[Backend, ...], sizes: Sizes, dtype: str, seconds: float
+    operators: tuple[str, ...], named: tuple[Backend, ...], sizes: Sizes, dtype: str, seconds: float, bodies: bool
 ) -> Report:
     from tensorops.benchmarks import backends, reports
     from tensorops.benchmarks.workloads import SIZES, WORKLOADS
@@ -238,7 +241,7 @@ def _on_backends(
         require_available(backend, option="--backend")
     chosen = named or _available()
     sizes = sizes or (SIZES["decode"], SIZES["prefill"])
-    measured = _run(backends.jobs(operators or tuple(WORKLOADS), chosen, sizes, dtype, seconds))
+    measured = _run(backends.jobs(operators or tuple(WORKLOADS), chosen, sizes, dtype, seconds, bodies))
     return reports.on_backends([row for rows in measured for row in rows], chosen, dtype, seconds)
 
 

@@ -89,7 +89,8 @@ BACKENDS = (
         "PyOpenCL arrays",
         suits=("rocm", "opencl"),
         options=OpenCLConfig,
-        remedy="install the OpenCL driver of your device; one for CPUs: pip install pocl-binary-distribution",
+        remedy="install the OpenCL driver of your device; one for CPUs: pip install pocl-binary-distribution; for a "
+        "faster one on x86-64, see the notes of tensorops doctor",
         tested=ON_EVERY_CHANGE,
     ),
 )

@@ -50,6 +50,7 @@ def forward(
     values: Sequence[Array],
     *,
     start: int | None = None,
+    token: int | None = None,
 ) -> tuple[Array, list[Array], list[Array]]:
     """Run the network on some tokens without reading values, so that a compiler may trace it.
 
@@ -66,6 +67,8 @@ def forward(
     start : int, optional
         The first position, as a number; if given, `keys` and `values` are written to. Do not pass it under a compiler,
         for which it would be a new constant for every token.
+    token : int, optional
+        The only element of `ids`, as a number; for this, too.
 
     Returns
     -------
@@ -76,7 +79,7 @@ def forward(
     """
     xp = tp.get_namespace(ids)
     ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
-    x = embed(ids, weights["embedding"], config.dim)
+    x = embed(ids, weights["embedding"], config.dim, token)
     slots = Slots(positions, keys[0].shape[1], start)
     new_keys, new_values = [], []
     added = None  # the previous block's last result, which is still to be added to x
@@ -370,7 +373,9 @@ class Llama:
             cache.reserve(len(ids))
             positions = np.arange(cache.length, cache.length + len(ids), dtype=np.int32)
             moved = tp.to_backend((ids, positions), self.backend)
-            options = {"start": cache.length} if cache.is_writable and not self._compiled else {}
+            options = {}
+            if cache.is_writable and not self._compiled:
+                options = {"start": cache.length, "token": int(ids[0]) if len(ids) == 1 else None}
             hidden, keys, values = self._network(self._weights, *moved, cache.keys, cache.values, **options)
         cache.store(keys, values, len(ids))
         return hidden

@@ -206,17 +206,23 @@ def linear(x: Array, matrix: Matrix) -> Array:
     return tp.quantized_linear(x, *matrix, bits=bits, group_size=group_size)
 
 
-def embed(ids: Array, matrix: Matrix, dim: int) -> Array:
-    """Return the rows `ids` of a matrix with `dim` columns, in float32."""
+def embed(ids: Array, matrix: Matrix, dim: int, token: int | None = None) -> Array:
+    """Return the rows `ids` of a matrix with `dim` columns, in float32; `token` is the only one, if it is known."""
     if not isinstance(matrix, tuple):
         return tp.embedding(ids, matrix)
     # Only the required rows become float32; the matrix stays small.
     xp = tp.get_namespace(ids)
-    rows: list[Array] = [None if part is None else xp.take(part, ids, axis=0) for part in matrix]
-    weight, *parameters = rows
+
+    def rows(part: Array) -> Array:
+        if token is None:
+            return xp.take(part, ids, axis=0)
+        return xp.asarray(part)[token : token + 1, :]  # where it is: some libraries check indices on the host
+
+    weight, *parameters = matrix
+    parameters = [None if part is None else rows(part) for part in parameters]
     wide: list[Array] = [None if part is None else xp.astype(part, xp.float32, copy=False) for part in parameters]
     bits, group_size = _format(matrix, dim)
-    return tp.dequantize(weight, *wide, bits=bits, group_size=group_size)
+    return tp.dequantize(rows(weight), *wide, bits=bits, group_size=group_size)
 
 
 def _plain(weight: Array | QuantizedWeight) -> Matrix:

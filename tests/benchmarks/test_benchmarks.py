@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import ClassVar
 
@@ -113,6 +115,21 @@ def test_arrays_of_a_library_without_a_runtime_are_read_to_be_waited_for(own_row
     x, y = np.ones(2), np.ones(3)
     assert wait_for([x, y])[0] is x
     assert [id(array) for array in read] == [id(x), id(y)]
+
+
+def test_waiting_keeps_no_array(own_row):
+    """Else a call could not reuse the memory of the one before it, and would be timed with new memory."""
+    own_row(wait=lambda arrays: None)
+    x = np.ones(2)
+    known = weakref.ref(x)
+    gc.collect()
+    gc.disable()
+    try:
+        wait_for({"x": [x, None]})
+        del x
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 class Patient(Runtime):

@@ -94,6 +94,21 @@ def test_a_slower_body_is_seen_to_be_slower(monkeypatch):
     assert 0.01 < row["speedup"] < 0.9  # 0.1 on an idle machine
 
 
+def test_bodies_are_timed_beside_the_kernels():
+    support.require_provider("cpu")
+    arguments = ("rms_norm", "--backend", "cpu", "--size", "small", "--bodies")
+    kernel, body = measured(*arguments)["results"]
+    assert [(r["backend"], r["kernel"], r["body"]) for r in (kernel, body)] == [
+        ("cpu", "cpu", False),
+        ("cpu", "generic", True),
+    ]
+    assert body["speedup_over_body"] == 1.0
+    assert kernel["speedup_over_body"] == pytest.approx(body["seconds"] / kernel["seconds"])
+    assert kernel["speedup"] > 0
+    cells = [line for line in invoke(*arguments).stdout.splitlines() if "cpu" in line]
+    assert any("cpu/generic" in line and line.rstrip(" │").endswith("1.00") for line in cells)
+
+
 # --- what it says of it ------------------------------------------------------------------------------
 
 
@@ -166,6 +181,7 @@ def test_unsteady_times_are_told_of():
         (["--dtype=flaot32"], 2, "unknown dtype 'flaot32' (did you mean 'float32'?); valid names: float16, bfloat16,"),
         (["--seconds=0"], 2, "0.0 is not in the range x>0"),
         (["--section=rows"], 2, "--section needs --peers"),
+        (["--peers", "--bodies"], 2, "--bodies has no meaning with --peers"),
         (["--model", __file__], 2, "--model needs --peers"),
         (["gelu_tanh"], 2, "unknown operator 'gelu_tanh' (did you mean 'gelu'?)"),
     ],

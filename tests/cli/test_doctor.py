@@ -2,6 +2,7 @@
 
 import json
 import platform
+import sys
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tensorops import _providers
 from tensorops.backends import probing, registry
 from tensorops.cli import doctor as module
 from tensorops.cli._app import app
-from tensorops.hardware import Hardware, OpenCLDevice, detect_hardware
+from tensorops.hardware import CPU, Hardware, OpenCLDevice, detect_hardware
 from tensorops.libraries import LIBRARIES, Backend
 
 
@@ -225,13 +226,51 @@ def test_plugins_and_why_one_failed(doctor, monkeypatch):
     assert (row["reason"], row["remedy"]) == (reason, "pip install --upgrade bad-dist")
 
 
-def test_several_copies_of_pocl_are_noted():
-    def device(kind="cpu", maker=module.POCL):
-        return OpenCLDevice("cpu-Intel", maker, kind, 2**30, 4)
+def opencl_device(kind="cpu", maker=module.POCL):
+    return OpenCLDevice("cpu-Intel", maker, kind, 2**30, 4)
 
-    (note,) = module.notes_on_opencl(Hardware(opencl_devices=(device(), device(), device(maker="Intel(R) OpenCL"))))
+
+INTELS = opencl_device(maker="Intel(R) OpenCL")
+
+
+def test_several_copies_of_pocl_are_noted():
+    (note,) = module.notes_on_opencl(Hardware(opencl_devices=(opencl_device(), opencl_device(), INTELS)))
     assert note.startswith("OpenCL lists the processor 2 times, because several copies of PoCL are installed")
-    assert module.notes_on_opencl(Hardware(opencl_devices=(device(), device("gpu")))) == []
+    assert module.notes_on_opencl(Hardware(opencl_devices=(opencl_device(), opencl_device("gpu")))) == []
+
+
+@pytest.mark.parametrize("devices", [(), (opencl_device(),)], ids=["none", "PoCL"])
+@pytest.mark.parametrize("installed", [False, True])
+def test_intels_driver_is_recommended_where_there_is_none_but_pocl(monkeypatch, tmp_path, devices, installed):
+    def notes(architecture="x86_64", devices=devices):
+        return module.notes_on_opencl(Hardware(cpu=CPU(architecture=architecture), opencl_devices=devices))
+
+    driver = tmp_path / "lib" / "libintelocl.so"
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(module, "has_opencl", lambda: True)
+    monkeypatch.setattr(module, "intels_driver", lambda: driver if installed else None)
+    (note,) = notes()
+    assert f"export OCL_ICD_VENDORS={driver} " in note
+    assert ("pip install intel-opencl-rt intel-cmplr-lib-rt && " in note) is not installed
+    assert ("the loader does not find it" in note.replace("OpenCL's loader", "the loader")) is installed
+    assert ("PoCL" in note) is bool(devices)
+    assert notes("aarch64") == []
+    assert notes(devices=(*devices, INTELS)) == []
+    assert notes(devices=(*devices, opencl_device("gpu", "NVIDIA CUDA"))) == []
+    monkeypatch.setattr(module, "has_opencl", lambda: False)
+    assert notes() == []
+
+
+def test_intels_driver_is_found_where_pip_put_it():
+    support.require("pyopencl")
+    found = module.intels_driver()
+    if found is None:
+        pytest.skip("intel-opencl-rt is not installed")
+    assert found.is_file()
+    code = "import pyopencl as cl; print([p.name for p in cl.get_platforms()])"
+    done = support.python(code, OCL_ICD_VENDORS=str(found))
+    assert "Intel(R) OpenCL" in done.stdout, done.stderr
 
 
 # --- as a process ------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def test_a_raw_array_gives_a_raw_array_on_its_queue(queue):
     assert (y.shape, y.dtype) == (X.shape, X.dtype)
     same(y)
     np.testing.assert_array_equal(y.get(), support.back(y))
-    assert (log[0].kernel, log[0].library, log[0].transfers) == ("generic", "pyopencl", ())
+    assert (log[0].kernel, log[0].library, log[0].transfers) == ("opencl", "pyopencl", ())
     np.testing.assert_array_equal(x.get(), X)
     np.testing.assert_array_equal(w.get(), W)
 
@@ -108,10 +108,10 @@ def test_arrays_of_two_contexts_are_refused(queue):
 def test_explain_names_what_would_run(queue):
     x = cla.to_device(queue, X)
     explanation = tp.rms_norm.explain(x)
-    assert (explanation.kernel, explanation.library, explanation.refused) == ("generic", "pyopencl", {})
+    assert (explanation.kernel, explanation.library, explanation.refused) == ("opencl", "pyopencl", {})
     with tp.set_backend("opencl"):
         explanation = tp.rms_norm.explain(X)
-    assert (explanation.kernel, explanation.backend) == ("generic", "opencl")
+    assert (explanation.kernel, explanation.backend) == ("opencl", "opencl")
 
 
 def test_arrays_come_home_to_their_queue(queue):

@@ -148,6 +148,40 @@ def test_wrappers_are_only_opened_for_kernels(row, adder):
     assert set(UNWRAPPED) == {X.shape, W.shape}
 
 
+def test_a_kernel_that_takes_wrappers_gets_and_returns_them(row, adder):
+    got = []
+
+    @adder.kernel("wrapping", supports=lambda x, y=None: None, checks=True, wrappers=True)
+    def _(x, y=None):
+        got.append((type(x), type(y)))
+        wrapped = Wrapper in got[-1]
+        return tuple(a if a is None else (a.view(Wrapper) if wrapped else Bare(a)) for a in (values(x) + 2, None))
+
+    def values(x):
+        return x.values if type(x) is Bare else np.asarray(x)
+
+    provider = Provider("wrapping", ("bare",), "wrapping", "takes wrappers", rank=-1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(_providers.PROVIDERS, "wrapping", provider)
+        patch.setitem(_providers._reasons, "wrapping", "")
+        _providers.serving_library.cache_clear()
+        UNWRAPPED.clear()
+        for given, second, expected in (
+            (Bare(X), None, Bare),
+            (X.view(Wrapper), None, Wrapper),
+            (X.view(Wrapper), Bare(X), Wrapper),
+            (Bare(X), X.view(Wrapper), Wrapper),
+        ):
+            for _ in range(2):  # the second call has a plan
+                y, nothing = adder(given, second)
+                assert nothing is None
+                assert type(y) is expected
+                np.testing.assert_array_equal(values(y), X + 2)
+                assert got[-1] == (type(given), type(second))
+        assert UNWRAPPED == []
+    _providers.serving_library.cache_clear()
+
+
 def test_a_wrapper_is_taken_to_a_backend_and_comes_back_as_one(row):
     with tp.set_backend("numpy"), tp.trace() as log:
         wrapped, bare = tp.silu(X.view(Wrapper)), tp.silu(Bare(X))

@@ -1,4 +1,4 @@
-"""The planner of each operator: it takes a `Device` and the operator's canonical arguments, with metadata for arrays."""
+"""The planner of each operator: it takes a `Device` and canonical arguments, with metadata for arrays."""
 
 from __future__ import annotations
 

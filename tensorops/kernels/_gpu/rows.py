@@ -81,7 +81,7 @@ class RowsOf:
             "STREAM": int(device.kind == "cpu" and self.length * self.count * itemsize >= STREAM_BYTES),
         }
         inner = (*self.lengths[1:], 1, 1)[:2]
-        shape: Arguments = (np.int32(self.length), np.int64(self.count), np.int64(g.each), *map(np.int64, inner))
+        shape = (np.int32(self.length), np.int64(self.count), np.int64(g.each), np.int64(inner[0]), np.int64(inner[1]))
         arguments: Arguments = tuple(a for array in arrays for a in array) + shape + options
         return Launch(source, kernel, {**common, **g.defines, **defines}, g.groups, g.block, arguments)
 

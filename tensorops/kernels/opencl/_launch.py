@@ -1,181 +1,226 @@
 """How plans run on PyOpenCL arrays: compiled once for a device, then each call only allocates and enqueues.
 
 Arrays are taken as those of `array_api_pyopencl`, which share memory and queue with PyOpenCL's own, and whose layout is
-one interned object. A call is found by the layouts of its arrays and the values of its options.
+one interned object. What runs a call is found among the plans of its device, by the layouts of the arrays and the
+values of the options.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import pyopencl.array
+from pyopencl import enqueue_nd_range_kernel
 
+from array_api_pyopencl import Array as Wrapper
+from array_api_pyopencl import _devices, _dtypes, _launch, _layout
+from array_api_pyopencl._arguments import raw, wrap
+from array_api_pyopencl._calls import meet
+from tensorops._display import printable
 from tensorops._messages import describe_error
 from tensorops._operator import Operator
 from tensorops.kernels._gpu import sources
 from tensorops.kernels._gpu.planners import Planner
-from tensorops.kernels._gpu.plans import Device, Launch, Operand, Plan
+from tensorops.kernels._gpu.plans import Device, Launch, Operand
 
-_MAX_CALLS = 4096  # of one operator; beyond it all are forgotten
-
-
-_known: list[dict[Any, _Call | str]] = []
-
-
-def forget_calls() -> None:
-    """Forget all calls that were planned, such as when `facts_of` is to answer differently in a test."""
-    for calls in _known:
-        calls.clear()
+Bare = pyopencl.array.Array
+Generator = np.random.Generator
+Run: TypeAlias = Callable[[Any, list[Any], bool], Any]
+"""Runs a call: takes a device of `array_api_pyopencl`, the buffers of all arrays and the generators of numbers among the
+arguments, and whether results are wrappers."""
 
 
-class _Step(NamedTuple):
-    """A compiled launch, and which arrays it gets: positions of arguments, and in the list of all buffers."""
+def kernel_of(operator: Operator[..., Any], planner: Planner) -> Callable[..., Any]:
+    """Return an operator's kernel, which takes arguments as callers write them."""
 
-    launch: Any
-    slots: tuple[tuple[int, int], ...]
-
-
-class _Call(NamedTuple):
-    """What calls with the same layouts and options have in common."""
-
-    inputs: tuple[int, ...]  # which of the arrays among the arguments are read
-    constants: tuple[Any, ...]  # buffers
-    drawn: tuple[tuple[int, ...], ...]  # the shapes of what generators draw, in the order of the arguments
-    layouts: tuple[Any, ...]  # of the results, then of the temporaries
-    results: tuple[int | None, ...]  # positions in `layouts`
-    steps: tuple[_Step, ...]
-
-
-class _Found(NamedTuple):
-    """A call, the arrays and generators among its arguments, and whether any of these arrays is in a wrapper."""
-
-    call: _Call | str  # or why there is none
-    arrays: list[Any]
-    generators: list[Any]
-    wrapped: bool
-
-
-def register(operator: Operator[..., Any], planner: Planner) -> None:
-    """Register an operator's kernel."""
-    known: dict[Any, _Call | str] = {}
-    _known.append(known)
-
-    def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Found:
-        cl = _modules()
-        arrays: list[Any] = []
-        generators: list[Any] = []
-        key: list[Any] = [len(args), *kwargs]
-        wrapped = False
-        for value in (*args, *kwargs.values()):
-            kind = type(value)
-            if kind is cl.wrapper:
-                wrapped = True
-                key.append(value._layout)
-                arrays.append(value)
-            elif kind is cl.array:
-                value = cl.wrap(value)
-                key.append(value._layout)
-                arrays.append(value)
-            elif kind is np.random.Generator:
-                key.append(kind)
-                generators.append(value)
-            else:
-                key += (kind, value)
-        device = arrays[0]._device
-        for array in arrays:
-            if array._device is not device:
-                return _Found("the arrays are on different devices", arrays, generators, wrapped)
-        sign = (device, *key)
-        call = known.get(sign)
-        if call is None:
-            call = _prepare(operator, planner, device, args, kwargs)
-            if len(known) >= _MAX_CALLS:
-                known.clear()
-            known[sign] = call
-        return _Found(call, arrays, generators, wrapped)
-
-    @functools.wraps(operator)
-    def supports(*args: Any, **kwargs: Any) -> str | None:
-        try:
-            call = find(args, kwargs).call
-        except ValueError as error:  # an array without a queue, or on one that executes out of order
-            return str(error)
-        return call if isinstance(call, str) else None
-
-    @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        key: list[Any] = [operator]
+        values: Any = args
+        if kwargs:
+            key += (len(args), *kwargs)
+            values = (*args, *kwargs.values())
+        buffers: list[Any] = []
+        device: Any = None
+        wrapped = False
         try:
-            call, arrays, generators, wrapped = find(args, kwargs)
+            for value in values:
+                kind = type(value)
+                if kind is Wrapper:
+                    wrapped = True
+                elif kind is Bare:
+                    value = wrap(value)
+                elif kind is Generator:
+                    key.append(kind)
+                    buffers.append(value)  # in place of what it draws
+                    continue
+                else:
+                    key += (kind, value)
+                    continue
+                if device is None:
+                    device, first = value._device, value
+                elif value._device is not device:
+                    _, (_, value) = meet(operator.__name__, first, value)
+                key.append(value._layout)
+                buffers.append(value._buffer)
+            run = device.plans.get(tuple(key))
+            if run is None:
+                run = _launch.remember(device, tuple(key), _prepare(operator, planner, device, args, kwargs))
         except (TypeError, ValueError, IndexError):  # wrong arguments; the operator's words follow
             return NotImplemented
-        return NotImplemented if isinstance(call, str) else _run(call, arrays, generators, wrapped)
+        return NotImplemented if type(run) is str else run(device, buffers, wrapped)
 
-    operator.kernel("opencl", supports=supports, checks=True, wrappers=True)(kernel)
+    return kernel
 
 
-def _run(call: _Call, arrays: list[Any], generators: list[Any], wrapped: bool) -> Any:
-    cl = _modules()
-    device = arrays[0]._device
-    buffers = [arrays[i]._buffer for i in call.inputs]
-    made = [device.allocate(layout.nbytes) for layout in call.layouts]
-    buffers += made
-    buffers += call.constants
-    for generator, shape in zip(generators, call.drawn, strict=False):  # those that draw nothing have no shape
-        buffers.append(device.write(np.asarray(generator.random(shape, dtype=np.float32))))
-    with device.lock:
-        for launch, slots in call.steps:
-            if launch.global_size is not None:
-                launch.set_buffers(tuple([x for at, slot in slots for x in (at, buffers[slot])]))
-                cl.enqueue(device.queue, launch.kernel, launch.global_size, launch.local_size)
-    results = []
-    for i in call.results:
-        y = None if i is None else cl.wrapper(made[i], call.layouts[i], device)
-        results.append(y if wrapped or y is None else y.cl_array)
-    return results[0] if len(results) == 1 else tuple(results)
+def why_not(
+    operator: Operator[..., Any], planner: Planner, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """Return why an operator's kernel cannot compute with these arguments, or ``None``."""
+    key: list[Any] = [why_not, operator, len(args), *kwargs]
+    devices = []
+    try:
+        for value in (*args, *kwargs.values()):
+            if _is_array(value):
+                array = _wrapped(value)
+                devices.append(array._device)
+                key.append(array._layout)
+            else:
+                key += (type(value), None if type(value) is Generator else value)
+    except ValueError as error:  # an array without a queue, or on one that executes out of order
+        return str(error)
+    device = devices[0]
+    for other in devices:
+        if other.context != device.context:
+            return f"the arrays are of different OpenCL contexts, on {device!r} and {other!r}"
+    run = device.plans.get(tuple(key))
+    if run is None:
+        run = _launch.remember(device, tuple(key), _prepare(operator, planner, device, args, kwargs))
+    return run if type(run) is str else None
 
 
 def _prepare(
     operator: Operator[..., Any], planner: Planner, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> _Call | str:
-    """Plan a call and compile its kernels, or return why that is not possible."""
+) -> Run | str:
+    """Plan a call and compile its kernels; return what runs it, or why that is not possible."""
     arguments = operator.canonical(*args, **kwargs)
-    arrays = [id(value) for value in (*args, *kwargs.values()) if _is_array(value)]
-    names = [name for name, value in arguments.items() if _is_array(value)]
-    metadata = {name: _operand(value) if name in names else value for name, value in arguments.items()}
+    # By name, not by identity: another call may have two arrays where this one has the same array twice.
+    given = zip((*operator.parameters[: len(args)], *kwargs), (*args, *kwargs.values()), strict=True)
+    places = [name for name, value in given if _is_array(value) or type(value) is Generator]
+    metadata = {name: _operand(value) if _is_array(value) else value for name, value in arguments.items()}
     plan = operator.apply(functools.partial(planner, facts_of(device)), metadata)
     if isinstance(plan, str):
         return plan
-    return _compiled(device, plan, names, tuple(arrays.index(id(arguments[name])) for name in names))
-
-
-def _compiled(device: Any, plan: Plan, names: list[str], inputs: tuple[int, ...]) -> _Call | str:
-    from array_api_pyopencl import _dtypes, _layout
-
     made = {name: y for name, y in plan.results.items() if y is not None} | (plan.temporaries or {})
     constants, drawn = plan.constants or {}, plan.drawn or {}
-    slots = {name: slot for slot, name in enumerate((*names, *made, *constants, *drawn))}
+    slots = {name: slot for slot, name in enumerate((*places, *made, *constants))}
     try:
-        steps = tuple(_step(device, launch, slots) for launch in plan.launches)
-        layouts = tuple(_layout.contiguous(device.require(_dtypes.ALL[y.dtype]), y.shape) for y in made.values())
-        values = tuple(device.write(a) for a in constants.values())
+        layouts = [_layout.contiguous(device.require_stored(_dtypes.ALL[y.dtype]), y.shape) for y in made.values()]
+        steps = [_step(device, launch, slots) for launch in plan.launches if launch.groups]
     except Exception as error:  # of the device's compiler: of no type in common
-        return describe_error(error)
+        return _first_words(error)
     order = list(made)
-    results = tuple(order.index(name) if name in made else None for name in plan.results)
-    return _Call(inputs, values, tuple(y.shape for y in drawn.values()), layouts, results, steps)
+    results = [None if y is None else order.index(name) for name, y in plan.results.items()]
+    if len(steps) == len(layouts) == 1 and results == [0] and not constants and not drawn:  # most calls
+        return _short_runner(layouts[0], steps[0])
+    written = [device.write(np.ascontiguousarray(a)) for a in constants.values()]
+    return _runner(layouts, results, steps, written, {slots[name]: y.shape for name, y in drawn.items()})
+
+
+def _first_words(error: Exception) -> str:
+    """Return a compiler's first error as one line, or what went wrong otherwise."""
+    lines = str(error).splitlines()
+    return next((printable(line.strip()) for line in lines if "error:" in line), describe_error(error))
+
+
+class _Step(NamedTuple):
+    """A compiled launch of at least one block.
+
+    `arguments` has the position of each buffer among the kernel's arguments, before a place for the buffer; `chosen`
+    picks these from all buffers.
+    """
+
+    set_several: Callable[[tuple[Any, ...]], object]
+    arguments: list[Any]
+    chosen: Callable[[list[Any]], Any]
+    kernel: Any
+    global_size: tuple[int, ...] | None
+    local_size: tuple[int, ...] | None
 
 
 def _step(device: Any, launch: Launch, slots: dict[str, int]) -> _Step:
-    from array_api_pyopencl import _launch
-
-    text = sources.program(launch.source, tuple(launch.defines.items()), "opencl.h")
+    # Vectors are loaded from any address, so programs do not differ in it.
+    defines = {name: value for name, value in launch.defines.items() if name != "ALIGNED"}
+    text = sources.program(launch.source, tuple(defines.items()), "opencl.h")
     numbers = [None if isinstance(argument, str) else argument for argument in launch.arguments]
-    size = (launch.groups * launch.block,)
-    made = _launch.launch(device, text, launch.kernel, numbers, size, (launch.block,))
-    arrays = [argument for argument in launch.arguments if isinstance(argument, str)]
-    return _Step(made, tuple(zip(made.buffers, (slots[name] for name in arrays), strict=True)))
+    made = _launch.launch(device, text, launch.kernel, numbers, (launch.groups * launch.block,), (launch.block,))
+    wanted = [slots[argument] for argument in launch.arguments if isinstance(argument, str)]
+    arguments: list[Any] = [position for at in made.buffers for position in (at, None)]
+    return _Step(made.set_buffers, arguments, _chooser(wanted), made.kernel, made.global_size, made.local_size)
+
+
+def _chooser(wanted: list[int]) -> Callable[[list[Any]], Any]:
+    """Return a function that takes what is at some places of a list, as a sequence."""
+    first, last = wanted[0], wanted[-1] + 1
+    return itemgetter(slice(first, last)) if wanted == list(range(first, last)) else itemgetter(*wanted)
+
+
+def _runner(
+    layouts: list[Any],
+    results: list[int | None],
+    steps: list[_Step],
+    constants: list[Any],
+    drawn: dict[int, tuple[int, ...]],
+) -> Run:
+    """Return what allocates arrays of these layouts, runs the steps, and returns the arrays at `results`.
+
+    Generators at the places `drawn` draw so many numbers.
+    """
+
+    def run(device: Any, buffers: list[Any], wrapped: bool) -> Any:
+        made = [device.allocate(layout.nbytes) for layout in layouts]
+        buffers += made
+        buffers += constants
+        for place, shape in drawn.items():
+            buffers[place] = device.write(buffers[place].random(shape, dtype=np.float32))
+        done: list[Any] = []
+        with device.lock:
+            for set_several, arguments, chosen, kernel, global_size, local_size in steps:
+                arguments = arguments.copy()
+                arguments[1::2] = chosen(buffers)
+                set_several(tuple(arguments))
+                done = [enqueue_nd_range_kernel(device.queue, kernel, global_size, local_size)]
+        arrays = [
+            None
+            if i is None
+            else Wrapper(made[i], layouts[i], device)
+            if wrapped
+            else raw(made[i], layouts[i], device, done)
+            for i in results
+        ]
+        return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+    return run
+
+
+def _short_runner(layout: Any, step: _Step) -> Run:
+    """Do what `_runner` does for one result of one launch."""
+    nbytes, (set_several, places, chosen, kernel, global_size, local_size) = layout.nbytes, step
+
+    def run(device: Any, buffers: list[Any], wrapped: bool) -> Any:
+        made = device.allocate(nbytes)
+        buffers.append(made)
+        arguments = places.copy()
+        arguments[1::2] = chosen(buffers)
+        with device.lock:
+            set_several(tuple(arguments))
+            done = enqueue_nd_range_kernel(device.queue, kernel, global_size, local_size)
+        return Wrapper(made, layout, device) if wrapped else raw(made, layout, device, (done,))
+
+    return run
 
 
 def facts_of(device: Any) -> Device:
@@ -201,28 +246,19 @@ def _lanes(cl_device: Any) -> int:
 
 
 def _operand(x: Any) -> Operand:
-    layout = (x if type(x) is _modules().wrapper else _modules().wrap(x))._layout
+    layout = _wrapped(x)._layout
     return Operand(layout.dtype.name, layout.shape, layout.strides, layout.offset)
 
 
-class _Modules(NamedTuple):
-    """PyOpenCL and its namespace, imported when the first array arrives."""
-
-    wrapper: type
-    array: type
-    wrap: Callable[[Any], Any]
-    enqueue: Callable[..., Any]
-
-
-@functools.cache
-def _modules() -> _Modules:
-    import array_api_pyopencl
-    import pyopencl as cl
-    import pyopencl.array
-    from array_api_pyopencl._arguments import wrap
-
-    return _Modules(array_api_pyopencl.Array, pyopencl.array.Array, wrap, cl.enqueue_nd_range_kernel)
-
-
 def _is_array(x: Any) -> bool:
-    return type(x) in (_modules().wrapper, _modules().array)
+    return type(x) in (Wrapper, Bare)
+
+
+def _wrapped(x: Any) -> Any:
+    return wrap(x) if type(x) is Bare else x
+
+
+def forget_calls() -> None:
+    """Forget all calls that were planned, such as when `facts_of` is to answer differently in a test."""
+    for device in _devices.known():
+        device.plans.clear()

@@ -2,8 +2,35 @@
 
 from __future__ import annotations
 
-from tensorops.kernels._gpu.planners import PLANNERS
-from tensorops.kernels.opencl._launch import register
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tensorops._operator import Operator
+from tensorops.kernels._gpu.planners import PLANNERS, Planner
+
+
+def _register(operator: Operator[..., Any], planner: Planner) -> None:
+    """Register an operator's kernel, which imports PyOpenCL with the first array."""
+    found: Callable[..., Any] | None = None
+
+    @functools.wraps(operator)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        nonlocal found
+        if found is None:
+            from tensorops.kernels.opencl._launch import kernel_of
+
+            found = kernel_of(operator, planner)
+        return found(*args, **kwargs)
+
+    @functools.wraps(operator)
+    def supports(*args: Any, **kwargs: Any) -> str | None:
+        from tensorops.kernels.opencl._launch import why_not
+
+        return why_not(operator, planner, args, kwargs)
+
+    operator.kernel("opencl", supports=supports, checks=True, wrappers=True)(kernel)
+
 
 for _operator, _planner in PLANNERS.items():
-    register(_operator, _planner)
+    _register(_operator, _planner)
