@@ -65,7 +65,9 @@ def few_rows(
         g = Rows(threads, per_block, vec, 0, 1, -(-tiles // per_block))
     common = {"X": SHORT[dtype], "X_ROWS": x_rows, "OUTPUTS": per_team}
     more = tuple(map(np.int64, (outputs, tiles, tiles_of_rows)))
-    return x.launch(device, source, source, dtype, {**common, **defines}, (x.arguments["x"], arguments, ("y",)), more, geometry=g)
+    return x.launch(
+        device, source, source, dtype, {**common, **defines}, (x.arguments["x"], arguments, ("y",)), more, geometry=g
+    )
 
 
 def _team(device: Device, tiles: int, chunks: int) -> int:

@@ -89,9 +89,8 @@ class RowsOf:
 def rows_of(
     axes: tuple[int, ...],
     sought: dict[str, tuple[Operand, int]] | None = None,
-    /,
-    *,
     each: dict[str, Operand] | None = None,
+    /,
     **arrays: Operand,
 ) -> RowsOf | str:
     """Return arrays of one shape as rows along `axes`, or why they are not rows for kernels.
@@ -119,8 +118,7 @@ def rows_of(
     every = [(name, a, step) for (name, a), step in zip(arrays.items(), steps, strict=True)]
     every += [(name, a, step) for name, a, step, _ in others]
     arguments = {
-        name: _operand(name, a, step, tuple(strides))
-        for (name, a, step), strides in zip(every, across[1], strict=True)
+        name: _operand(name, a, step, tuple(strides)) for (name, a, step), strides in zip(every, across[1], strict=True)
     }
     dense = all(step == 1 for step in steps)
     aligned = dense and all(
