@@ -10,7 +10,10 @@ from tensorops._typing import Dtype
 from tensorops.kernels._gpu.plans import Device, Operand, Plan, Result, contiguous_strides
 from tensorops.kernels._gpu.rows import SHORT, refuse_dtypes, rows_of
 
+# As native/gpu/softmax.cl has them; WHERE by the step along a row
 _KINDS = {"softmax": 0, "log_softmax": 1, "logsumexp": 2}
+_WHERE = {1: 1, 0: 3}
+_APART = 2
 
 
 def softmax(
@@ -67,9 +70,8 @@ def _plan(
         return vectors
     rows = replace(rows, dense=vectors.dense, aligned=vectors.aligned)
     computed = "float64" if "float64" in (x.dtype, y.dtype) else x.dtype
-    defines: dict[str, Any] = {
-        "X": SHORT[x.dtype], "Y": SHORT[y.dtype], "KIND": _KINDS[kind], "WHERE": int(where is not None)
-    }  # fmt: skip
+    flags = 0 if where is None else _WHERE.get(int(rows.arguments["where"][2]), _APART)
+    defines: dict[str, Any] = {"X": SHORT[x.dtype], "Y": SHORT[y.dtype], "KIND": _KINDS[kind], "WHERE": flags}
     order = [rows.arguments[name] for name in ("x", "where", "y") if name in arrays]
     return Plan({"y": result}, (rows.launch(device, "softmax", "softmax", computed, defines, tuple(order)),))
 
