@@ -7,32 +7,20 @@
 //   thread scales its sum whenever a block has a larger maximum.
 #include "rows.h"
 #include "math.h"
+#include "softmax.h"
 
-#define SOFTMAX 0
-#define LOG_SOFTMAX 1
-#define LOGSUMEXP 2
-// WHERE: an operand with a byte for each element, adjacent in a row or apart, or with one for each row; 0: there is none
-#define ADJACENT 1
-#define APART 2
-#define SAME 3
 // Vectors that are added plainly, and whose exponentials have one shift: they stay in a processor's first-level cache,
 // and in that of a GPU
 #define BLOCK_VECTORS (THREADS == 1 ? 64 : 8)
-#define LOWEST (-REAL_INFINITY)
 INLINE real larger_one(real a, real b) { return a < b ? b : a; }
 #define IS_FINITE(x) ((x) >= -REAL_MAX && (x) <= REAL_MAX)
 
 // Elements i to i + VEC of the row; those beyond its end, and where `where` is false, have no part in the sum.
 #define ROW_TERMS(i) READ(X, from, x_step, i, LOWEST)
 #if WHERE == ADJACENT || WHERE == APART
-INLINE vec counted(const GLOBAL uchar *p, index_t step, int count) {
-    real a[VEC];
-    for (int k = 0; k < VEC; ++k) a[k] = k < count && p[k * step] != 0;
-    return from_memory(a);
-}
 #define TERMS(i)                                                                                             \
     select(splat(LOWEST), ROW_TERMS(i),                                                                      \
-           counted(flags + (index_t)(i) * where_step, where_step, n - (i)) != splat(0))
+           counted(flags + (index_t)(i) * where_step, where_step, n - (i)))
 #elif WHERE == SAME
 #define TERMS(i) (*flags ? ROW_TERMS(i) : splat(LOWEST))
 #else
@@ -48,8 +36,6 @@ INLINE vec counted(const GLOBAL uchar *p, index_t step, int count) {
 #define VECTOR_OF_TERMS(i) JOIN(load_, X)(from + (i))
 #endif
 
-// A difference from the maximum is above 0 only if that is infinite, and then the result is not a sum.
-#define EXPONENTIALS(a, shift) exp_in_units(at_most((a) - (shift), 0))
 
 #define RESULT(a) (KIND == SOFTMAX ? EXPONENTIALS(a, shift) * factor : (a) - shift - minus)
 

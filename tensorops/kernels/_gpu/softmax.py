@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tensorops._dtypes import name_of
 from tensorops._typing import Dtype
-from tensorops.kernels._gpu.plans import Device, Operand, Plan, Result, contiguous_strides
-from tensorops.kernels._gpu.rows import SHORT, refuse_dtypes, rows_of
+from tensorops.kernels._gpu.geometry import Rows
+from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Launch, Operand, Plan, Result, contiguous_strides
+from tensorops.kernels._gpu.rows import SHORT, RowsOf, refuse_dtypes, rows_of
 
 # As native/gpu/softmax.cl has them; WHERE by the step along a row
 _KINDS = {"softmax": 0, "log_softmax": 1, "logsumexp": 2}
 _WHERE = {1: 1, 0: 3}
 _APART = 2
+_FIRST_STRIDE = 3  # after an array's name, start and step
+_VEC = {"cpu": 16, "gpu": 4}  # rows in a thread, if they are computed across memory
 
 
 def softmax(
@@ -72,6 +77,9 @@ def _plan(
     computed = "float64" if "float64" in (x.dtype, y.dtype) else x.dtype
     flags = 0 if where is None else _WHERE.get(int(rows.arguments["where"][2]), _APART)
     defines: dict[str, Any] = {"X": SHORT[x.dtype], "Y": SHORT[y.dtype], "KIND": _KINDS[kind], "WHERE": flags}
+    beside = _beside(device, rows)
+    if not rows.dense and beside:
+        return Plan({"y": result}, (_across(device, rows, computed, beside, defines),))
     order = [rows.arguments[name] for name in ("x", "where", "y") if name in arrays]
     return Plan({"y": result}, (rows.launch(device, "softmax", "softmax", computed, defines, tuple(order)),))
 
@@ -81,3 +89,28 @@ def _broadcast(a: Operand, shape: tuple[int, ...]) -> Operand:
     lead = len(shape) - a.ndim
     strides = (0 if n == 1 else s for n, s in zip(a.shape, a.strides, strict=True))
     return replace(a, shape=shape, strides=(0,) * lead + tuple(strides))
+
+
+def _beside(device: Device, rows: RowsOf) -> int:
+    """Return how many rows begin one after another in memory, if these fill a vector, else 0."""
+    last = _FIRST_STRIDE + len(rows.lengths) - 1
+    adjacent = all(rows.arguments[name][last] == 1 for name in ("x", "y"))
+    return rows.lengths[-1] if adjacent and rows.lengths[-1] >= _VEC[device.kind] else 0
+
+
+def _across(device: Device, rows: RowsOf, computed: str, beside: int, defines: dict[str, Any]) -> Launch:
+    """Return the launch for rows that step over each other: each lane of a thread has one."""
+    vec = _VEC[device.kind] if ITEM_SIZES[computed] < 8 else _VEC[device.kind] // 2
+    threads = 1 if device.kind == "cpu" else min(128, device.max_block)
+    blocks = -(-(rows.count // beside * -(-beside // vec)) // threads)
+    each = -(-blocks // (device.units * 8)) if device.kind == "cpu" else 1
+    order = list(rows.arguments["x"])
+    if "where" in rows.arguments:
+        where = rows.arguments["where"]
+        order += [*where, where[_FIRST_STRIDE + len(rows.lengths) - 1]]
+    order += rows.arguments["y"]
+    geometry = Rows(threads, 1, vec, 0, max(1, each), -(-blocks // max(1, each)))
+    return rows.launch(
+        device, "softmax_columns", "softmax_columns", computed, defines, (tuple(order),), (np.int64(beside),),
+        geometry=geometry,
+    )  # fmt: skip
