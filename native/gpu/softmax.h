@@ -4,7 +4,7 @@
 #define SOFTMAX 0
 #define LOG_SOFTMAX 1
 #define LOGSUMEXP 2
-// WHERE: an operand with a byte for each element, adjacent in a row or apart, or with one for each row; 0: there is none
+// WHERE is 0, or says that an operand has a byte for each element, adjacent in a row or apart, or one for each row.
 #define ADJACENT 1
 #define APART 2
 #define SAME 3

@@ -18,6 +18,7 @@ _KINDS = {"softmax": 0, "log_softmax": 1, "logsumexp": 2}
 _WHERE = {1: 1, 0: 3}
 _APART = 2
 _FIRST_STRIDE = 3  # after an array's name, start and step
+_WIDTH = {"cpu": 4, "gpu": 1}  # vectors of such rows: a processor is slow to step over many pages
 _VEC = {"cpu": 16, "gpu": 4}  # rows in a thread, if they are computed across memory
 
 
@@ -102,7 +103,9 @@ def _across(device: Device, rows: RowsOf, computed: str, beside: int, defines: d
     """Return the launch for rows that step over each other: each lane of a thread has one."""
     vec = _VEC[device.kind] if ITEM_SIZES[computed] < 8 else _VEC[device.kind] // 2
     threads = 1 if device.kind == "cpu" else min(128, device.max_block)
-    blocks = -(-(rows.count // beside * -(-beside // vec)) // threads)
+    width = _WIDTH[device.kind] if beside >= vec * _WIDTH[device.kind] else 1
+    blocks = -(-(rows.count // beside * -(-beside // (vec * width))) // threads)
+    defines = {**defines, "WIDTH": width, "WHOLE": int(beside % (vec * width) == 0)}
     each = -(-blocks // (device.units * 8)) if device.kind == "cpu" else 1
     order = list(rows.arguments["x"])
     if "where" in rows.arguments:
