@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from tensorops.kernels._gpu.rows import SHORT, RowsOf, refuse_dtypes, rows_of
 _KINDS = {"softmax": 0, "log_softmax": 1, "logsumexp": 2}
 _WHERE = {1: 1, 0: 3}
 _APART = 2
+# Larger arrays whose rows have such steps are not read row by row: most of each line of memory would be of no use.
+_FEW, _FAR = 2**16, 8
 _FIRST_STRIDE = 3  # after an array's name, start and step
 _WIDTH = {"cpu": 4, "gpu": 1}  # vectors of such rows: a processor is slow to step over many pages
 _VEC = {"cpu": 16, "gpu": 4}  # rows in a thread, if they are computed across memory
@@ -78,9 +81,12 @@ def _plan(
     computed = "float64" if "float64" in (x.dtype, y.dtype) else x.dtype
     flags = 0 if where is None else _WHERE.get(int(rows.arguments["where"][2]), _APART)
     defines: dict[str, Any] = {"X": SHORT[x.dtype], "Y": SHORT[y.dtype], "KIND": _KINDS[kind], "WHERE": flags}
-    beside = _beside(device, rows)
-    if not rows.dense and beside:
-        return Plan({"y": result}, (_across(device, rows, computed, beside, defines),))
+    if not rows.dense:
+        if beside := _beside(device, rows):
+            defines["ALIGNED"] = int(_aligned(x) and _aligned(arrays["y"]))
+            return Plan({"y": result}, (_across(device, rows, computed, beside, defines),))
+        if math.prod(x.shape) > _FEW and abs(int(rows.arguments["x"][2])) > _FAR:
+            return "neither the elements of a row nor the first ones of rows are adjacent in x and the result"
     order = [rows.arguments[name] for name in ("x", "where", "y") if name in arrays]
     return Plan({"y": result}, (rows.launch(device, "softmax", "softmax", computed, defines, tuple(order)),))
 
@@ -90,6 +96,12 @@ def _broadcast(a: Operand, shape: tuple[int, ...]) -> Operand:
     lead = len(shape) - a.ndim
     strides = (0 if n == 1 else s for n, s in zip(a.shape, a.strides, strict=True))
     return replace(a, shape=shape, strides=(0,) * lead + tuple(strides))
+
+
+def _aligned(a: Operand) -> bool:
+    """Return whether adjacent elements, taken by the vector from the first on, begin at multiples of 16 bytes."""
+    steps = (s for s, n in zip(a.strides, a.shape, strict=True) if n > 1 and s != 1)
+    return a.aligned >= 16 and all(s * ITEM_SIZES[a.dtype] % 16 == 0 for s in steps)
 
 
 def _beside(device: Device, rows: RowsOf) -> int:

@@ -253,6 +253,13 @@ def test_what_is_refused_has_a_reason(kind, planned, reason):
     assert reason in planned(device_of(kind, 4))
 
 
+def test_rows_with_far_elements_are_computed_while_they_are_few():
+    for rows, few in ((32, True), (4096, False)):
+        transposed = Operand("float32", (rows, 512), (1, rows))
+        plan = softmax.softmax(device_of("gpu", 4), transposed, axis=-1, where=None, dtype=None)
+        assert isinstance(plan, Plan) if few else "adjacent" in plan
+
+
 def test_more_than_2_to_the_31_elements_are_rows():
     for kind in ("cpu", "gpu"):
         plan = activation.gated("silu")(device_of(kind, 4), operand(2**20, 4096), operand(2**20, 4096))
