@@ -13,6 +13,7 @@
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define BLOCK (THREADS * ROWS)
+#define UNROLL _Pragma("unroll")  // a loop whose arrays are to be in registers
 
 // Storage of the element types, as operands declare them: STORAGE(X)
 #define STORAGE(T) JOIN(storage_, T)

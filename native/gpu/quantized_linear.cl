@@ -5,11 +5,12 @@
 #include "codes.h"
 
 #define PRODUCTS quantized_linear
+#define HAS_REST (!WHOLE)
 #define MATRIX CODES
 #define FINISH(sum, output) sum
 
 // A processor prefetches only within a page, and rows are short: this asks for those of the next tile.
-#if THREADS == 1 && WHOLE
+#if THREADS == 1
 #if HAS_BIASES
 #define FETCH_BIASES(row, k) PREFETCH(biases + biases_start + (row)*biases_along0 + GROUP_OF(k))
 #else
@@ -27,14 +28,16 @@
 #define FETCH(row, k)
 #endif
 
-#if THREADS == 1 && WHOLE && BITS == 4
+#if THREADS == 1 && BITS == 4
 // The elements of even columns, then those of odd ones, as the parts of a chunk have them
 #define HALF_OF(v, p) ((p) ? v.odd : v.even)
 #define X_PART(x, k, p) \
     (vec)(HALF_OF(JOIN(load_, X)((x) + (k)*CHUNK), p), HALF_OF(JOIN(load_, X)((x) + (k)*CHUNK + VEC), p))
-#elif WHOLE
-#define X_PART(x, k, p) JOIN(load_, X)((x) + (k)*CHUNK + (p)*VEC)
 #else
-#define X_PART(x, k, p) READ(X, x, x_step, (k)*CHUNK + (p)*VEC, 0)
+#define X_PART(x, k, p) JOIN(load_, X)((x) + (k)*CHUNK + (p)*VEC)
 #endif
+#if TILED
+#include "tiles.h"
+#else
 #include "products.h"
+#endif
