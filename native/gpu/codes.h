@@ -18,22 +18,26 @@
 #else
 #define STEPS(i, name) ((i) * name##_step)
 #endif
+#define SCALE_AT(row, group) (scales + scales_start + (row) * scales_along0 + STEPS(group, scales))
+#define BIAS_AT(row, group) (biases + biases_start + (row) * biases_along0 + STEPS(group, biases))
+#define CODES_OF(row) (weight + weight_start + (row) * weight_along0)
 #if HAS_BIASES
 #define CODE u8
 #define CODES IN(CODE, weight), IN(SCALE, scales), IN(BIAS, biases), int group_size, index_t groups_of_chunk
-#define BIAS_AT(row, group) JOIN(get_, BIAS)(biases + biases_start + (row) * biases_along0 + STEPS(group, biases))
 #else
 #define CODE i8
 #define CODES IN(CODE, weight), IN(SCALE, scales), int group_size, index_t groups_of_chunk
-#define BIAS_AT(row, group) (real)0
 #endif
-#define SCALE_AT(row, group) JOIN(get_, SCALE)(scales + scales_start + (row) * scales_along0 + STEPS(group, scales))
-#define CODES_OF(row) (weight + weight_start + (row) * weight_along0)
 
 // The weight in column i of a row, and its integer
-#define WEIGHT_AT(row, i)                                                                     \
-    fma((real)code_in_column(CODES_OF(row), weight_step, i), SCALE_AT(row, (i) / group_size), \
-        BIAS_AT(row, (i) / group_size))
+#if HAS_BIASES
+#define WEIGHT_AT(row, i)                                                                                        \
+    fma((real)code_in_column(CODES_OF(row), weight_step, i), JOIN(get_, SCALE)(SCALE_AT(row, (i) / group_size)), \
+        JOIN(get_, BIAS)(BIAS_AT(row, (i) / group_size)))
+#else
+#define WEIGHT_AT(row, i) \
+    (code_in_column(CODES_OF(row), weight_step, i) * JOIN(get_, SCALE)(SCALE_AT(row, (i) / group_size)))
+#endif
 INLINE int code_in_column(const GLOBAL STORAGE(CODE) * codes, index_t step, int i) {
 #if BITS == 4
     return codes[i / 2 * step] >> i % 2 * 4 & 15;
@@ -42,29 +46,38 @@ INLINE int code_in_column(const GLOBAL STORAGE(CODE) * codes, index_t step, int 
 #endif
 }
 
-// A chunk, with what it takes to decode it
+// A chunk, with what it takes to decode it; on a processor in all lanes
+#if THREADS == 1
+#define PARAMETER vec
+#define PARAMETER_AT(T, p) JOIN(splat_, T)(p)
+#else
+#define PARAMETER real
+#define PARAMETER_AT(T, p) JOIN(get_, T)(p)
+#endif
 typedef struct {
 #if THREADS == 1
     JOIN(int, VEC) codes;
 #else
     uint codes[WORDS];
 #endif
-    real scale, bias;
+    PARAMETER scale, bias;
 } Chunk;
 // k · CHUNK / group_size without a division: `groups_of_chunk` is that fraction in 32 bits, rounded up.
 #define GROUP_OF(k) ((int)((k) * groups_of_chunk >> 32))
+#if HAS_BIASES
+#define READ_BIAS(chunk, row, group) (chunk).bias = PARAMETER_AT(BIAS, BIAS_AT(row, group))
+#define WEIGHTS(chunk, p) fma(codes_of((chunk).codes, p), splat((chunk).scale), splat((chunk).bias))
+#else
+#define READ_BIAS(chunk, row, group)
+#define WEIGHTS(chunk, p) (codes_of((chunk).codes, p) * (chunk).scale)
+#endif
 #define READ_CHUNK(chunk, row, k)                                                     \
     do {                                                                              \
         const int group = GROUP_OF(k);                                                \
         READ_CODES((chunk).codes, CODES_OF(row) + (index_t)(k) * (CHUNK * BITS / 8)); \
-        (chunk).scale = SCALE_AT(row, group);                                         \
-        (chunk).bias = BIAS_AT(row, group);                                           \
+        (chunk).scale = PARAMETER_AT(SCALE, SCALE_AT(row, group));                    \
+        READ_BIAS(chunk, row, group);                                                 \
     } while (0)
-#if HAS_BIASES
-#define WEIGHTS(chunk, p) fma(codes_of((chunk).codes, p), splat((chunk).scale), splat((chunk).bias))
-#else
-#define WEIGHTS(chunk, p) (codes_of((chunk).codes, p) * (chunk).scale)
-#endif
 
 #if THREADS == 1
 #define READ_CODES(codes, p) codes = JOIN(convert_, JOIN(int, VEC))(JOIN(vload, VEC)(0, p))

@@ -12,7 +12,7 @@
 // A processor prefetches only within a page, and rows are short: this asks for those of the next tile.
 #if THREADS == 1
 #if HAS_BIASES
-#define FETCH_BIASES(row, k) PREFETCH(biases + biases_start + (row)*biases_along0 + GROUP_OF(k))
+#define FETCH_BIASES(row, k) PREFETCH(BIAS_AT(row, GROUP_OF(k)))
 #else
 #define FETCH_BIASES(row, k)
 #endif
@@ -20,7 +20,7 @@
     do {                                                                                       \
         if (k % (64 / VEC) == 0) EACH_OUTPUT PREFETCH(CODES_OF(row + o) + (index_t)(k)*VEC);   \
         if (k % 16 == 0) EACH_OUTPUT {                                                         \
-            PREFETCH(scales + scales_start + (row + o) * scales_along0 + GROUP_OF(k));         \
+            PREFETCH(SCALE_AT(row + o, GROUP_OF(k))); \
             FETCH_BIASES(row + o, k);                                                          \
         }                                                                                      \
     } while (0)
