@@ -46,37 +46,69 @@ INLINE int code_in_column(const GLOBAL STORAGE(CODE) * codes, index_t step, int 
 #endif
 }
 
-// A chunk, with what it takes to decode it; on a processor in all lanes
-#if THREADS == 1
-#define PARAMETER vec
-#define PARAMETER_AT(T, p) JOIN(splat_, T)(p)
-#else
-#define PARAMETER real
-#define PARAMETER_AT(T, p) JOIN(get_, T)(p)
-#endif
+// A chunk, with what it takes to decode it
 typedef struct {
 #if THREADS == 1
     JOIN(int, VEC) codes;
 #else
     uint codes[WORDS];
 #endif
-    PARAMETER scale, bias;
+    real scale, bias;
 } Chunk;
 // k · CHUNK / group_size without a division: `groups_of_chunk` is that fraction in 32 bits, rounded up.
 #define GROUP_OF(k) ((int)((k) * groups_of_chunk >> 32))
+
+// The scale and bias of chunk k of row `output + o`. A processor converts half ones in vectors, for a number of chunks.
+#define IS_HALF_f64 0
+#define IS_HALF_f32 0
+#define IS_HALF_f16 1
+#define IS_HALF_bf16 1
+#if THREADS == 1 && JOIN(IS_HALF_, SCALE)
+#define DEFINE_PARAMETERS(T)                                                                            \
+    INLINE void parameters_##T(const GLOBAL storage_##T* p, int begin, int end, int groups, real* to) { \
+        for (int g = begin; g < end && groups < VEC; ++g) to[g - begin] = get_##T(p + g);               \
+        for (int g = begin; g < end && groups >= VEC; g += VEC) {                                       \
+            const int at = g < groups - VEC ? g : groups - VEC;                                         \
+            to_memory(load_##T(p + at), to + at - begin);                                               \
+        }                                                                                               \
+    }
+DEFINE_PARAMETERS(f32)
+#if DOUBLE
+DEFINE_PARAMETERS(f64)
+#endif
+DEFINE_PARAMETERS(f16)
+DEFINE_PARAMETERS(bf16)
+// From element VEC on: the last vector may begin with groups before the first one.
+#define SOME_GROUPS(begin, end)                                                                                 \
+    real scale_of[OUTPUTS][BLOCK_CHUNKS + 2 * VEC], bias_of[OUTPUTS][BLOCK_CHUNKS + 2 * VEC];                   \
+    const int first_group = GROUP_OF(begin), end_group = GROUP_OF((end) - 1) + 1;                               \
+    EACH_OUTPUT {                                                                                               \
+        const int groups = n / group_size;                                                                      \
+        JOIN(parameters_, SCALE)(SCALE_AT(output + o, 0), first_group, end_group, groups, scale_of[o] + VEC);   \
+        SOME_BIASES(                                                                                            \
+            JOIN(parameters_, BIAS)(BIAS_AT(output + o, 0), first_group, end_group, groups, bias_of[o] + VEC)); \
+    }
+#define SCALE_OF(o, k) scale_of[o][VEC + GROUP_OF(k) - first_group]
+#define BIAS_OF(o, k) bias_of[o][VEC + GROUP_OF(k) - first_group]
+#else
+#define SOME_GROUPS(begin, end)
+#define SCALE_OF(o, k) JOIN(get_, SCALE)(SCALE_AT(output + o, GROUP_OF(k)))
+#define BIAS_OF(o, k) JOIN(get_, BIAS)(BIAS_AT(output + o, GROUP_OF(k)))
+#endif
+
 #if HAS_BIASES
-#define READ_BIAS(chunk, row, group) (chunk).bias = PARAMETER_AT(BIAS, BIAS_AT(row, group))
+#define SOME_BIASES(statement) statement
 #define WEIGHTS(chunk, p) fma(codes_of((chunk).codes, p), splat((chunk).scale), splat((chunk).bias))
 #else
-#define READ_BIAS(chunk, row, group)
+#define SOME_BIASES(statement)
 #define WEIGHTS(chunk, p) (codes_of((chunk).codes, p) * (chunk).scale)
 #endif
-#define READ_CHUNK(chunk, row, k)                                                     \
-    do {                                                                              \
-        const int group = GROUP_OF(k);                                                \
-        READ_CODES((chunk).codes, CODES_OF(row) + (index_t)(k) * (CHUNK * BITS / 8)); \
-        (chunk).scale = PARAMETER_AT(SCALE, SCALE_AT(row, group));                    \
-        READ_BIAS(chunk, row, group);                                                 \
+// Sets a chunk to chunk k of the row `output + o`, one of those that SOME_GROUPS was for.
+#define READ_CHUNK(chunk, o, k)                                                              \
+    do {                                                                                     \
+        READ_CODES((chunk).codes, CODES_OF(output + o) + (index_t)(k) * (CHUNK * BITS / 8)); \
+        (chunk).scale = SCALE_OF(o, k);                                                      \
+        SOME_BIASES((chunk).bias = BIAS_OF(o, k));                                           \
     } while (0)
 
 #if THREADS == 1

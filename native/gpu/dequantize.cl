@@ -5,6 +5,10 @@
 #include "rows.h"
 #include "codes.h"
 
+#define OUTPUTS 1
+#define BLOCK_CHUNKS 64
+#define EACH_OUTPUT for (int o = 0; o < 1; ++o)
+
 #define STORE(p, v) JOIN(store_, SCALE)(p, v)
 #if THREADS == 1 && BITS == 4
 // A chunk's first part belongs to even columns, the second one to odd ones.
@@ -26,14 +30,18 @@
 KERNEL(dequantize)(CODES, GLOBAL STORAGE(SCALE) *restrict w, ROW_SHAPE) {
     const int chunks = WHOLE ? n / CHUNK : 0;
     for (index_t turn = 0; turn < rows_each; ++turn) {
-        const index_t row = ROW_INDEX(turn);
-        if (row >= rows) continue;
-        GLOBAL STORAGE(SCALE) *to = w + row * n;
-        for (int k = lane_id(); k < chunks; k += THREADS) {
-            Chunk chunk;
-            READ_CHUNK(chunk, row, k);
-            STORE_CHUNK(to + k * CHUNK, chunk);
+        const index_t output = ROW_INDEX(turn);
+        if (output >= rows) continue;
+        GLOBAL STORAGE(SCALE) *to = w + output * n;
+        for (int begin = 0; begin < chunks; begin += BLOCK_CHUNKS * THREADS) {
+            const int end = chunks - begin < BLOCK_CHUNKS * THREADS ? chunks : begin + BLOCK_CHUNKS * THREADS;
+            SOME_GROUPS(begin, end);
+            for (int k = begin + lane_id(); k < end; k += THREADS) {
+                Chunk chunk;
+                READ_CHUNK(chunk, 0, k);
+                STORE_CHUNK(to + k * CHUNK, chunk);
+            }
         }
-        for (int i = chunks * CHUNK + lane_id(); i < n; i += THREADS) JOIN(put_, SCALE)(to + i, WEIGHT_AT(row, i));
+        for (int i = chunks * CHUNK + lane_id(); i < n; i += THREADS) JOIN(put_, SCALE)(to + i, WEIGHT_AT(output, i));
     }
 }

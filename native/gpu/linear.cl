@@ -17,7 +17,8 @@
 
 typedef vec Chunk;
 #define ROW_OF_WEIGHTS(row) (weight + weight_start + (row)*weight_along0)
-#define READ_CHUNK(chunk, row, k) chunk = JOIN(load_, WEIGHT)(ROW_OF_WEIGHTS(row) + (k)*VEC)
+#define SOME_GROUPS(begin, end)
+#define READ_CHUNK(chunk, o, k) chunk = JOIN(load_, WEIGHT)(ROW_OF_WEIGHTS(output + o) + (k)*VEC)
 #define WEIGHTS(chunk, p) (chunk)
 #define WEIGHT_AT(row, i) JOIN(get_, WEIGHT)(ROW_OF_WEIGHTS(row) + (i)*weight_step)
 #define X_PART(x, k, p) JOIN(load_, X)((x) + (k)*VEC)

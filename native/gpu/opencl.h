@@ -102,17 +102,6 @@ INLINE real get_f16(const GLOBAL half *p) { return vload_half(0, p); }
 INLINE void put_f16(GLOBAL half *p, real x) { vstore_half_rte((float)x, 0, p); }
 INLINE vec load_f16(const GLOBAL half *p) { return reals_of(JOIN(vload_half, VEC)(0, p)); }
 INLINE void store_f16(GLOBAL half *p, vec x) { JOIN(JOIN(vstore_half, VEC), _rte)(JOIN(convert_, JOIN(float, VEC))(x), 0, p); }
-#if THREADS == 1
-// One element in all lanes
-INLINE vec splat_f32(const GLOBAL float *p) { return splat(*p); }
-#if DOUBLE
-INLINE vec splat_f64(const GLOBAL double *p) { return splat(*p); }
-#endif
-INLINE vec splat_f16(const GLOBAL half *p) {  // a processor converts whole vectors
-    const JOIN(ushort, VEC) bits = *(const GLOBAL ushort *)p;
-    return reals_of(JOIN(vload_half, VEC)(0, (const half *)&bits));
-}
-#endif
 #define as_floats(x) JOIN(as_, JOIN(float, VEC))(x)
 #define as_bits(x) JOIN(as_, JOIN(uint, VEC))(x)
 #define bits_of(x) JOIN(convert_, JOIN(uint, VEC))(x)
@@ -121,9 +110,6 @@ INLINE ushort rounded_bf16(float x) {
     return isnan(x) ? 0x7fc0 : (ushort)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 INLINE real get_bf16(const GLOBAL ushort *p) { return as_float((uint)*p << 16); }
-#if THREADS == 1
-INLINE vec splat_bf16(const GLOBAL ushort *p) { return splat(get_bf16(p)); }
-#endif
 INLINE void put_bf16(GLOBAL ushort *p, real x) { *p = rounded_bf16((float)x); }
 INLINE vec load_bf16(const GLOBAL ushort *p) { return reals_of(as_floats(bits_of(JOIN(vload, VEC)(0, p)) << 16)); }
 INLINE void store_bf16(GLOBAL ushort *p, vec x) {

@@ -7,7 +7,8 @@
 //   MATRIX                its parameters that describe W
 //   CHUNK, PARTS          the columns of a chunk, and the vectors that it becomes
 //   Chunk                 a chunk of a row of W, as it is in memory
-//   READ_CHUNK(c, row, k) sets c to chunk k of a row
+//   SOME_GROUPS(begin, end) reads what some chunks of rows `output + o` need, or nothing
+//   READ_CHUNK(c, o, k)   sets c to chunk k of row `output + o`
 //   FETCH(row, k)         says that chunk k of this row and the next ones is read soon
 //   WEIGHTS(chunk, p)     vector p of the weights of a chunk
 //   X_PART(x, k, p)       the vector of a row of x that they are multiplied by
@@ -16,7 +17,7 @@
 //   FINISH(sum, output)   the result, such as with a bias
 // WHOLE says that there are chunks: the elements of rows are adjacent, in W and in x. Else weights are read one by one.
 //
-// Precision: products and sums in the type of computation: of each thread, in blocks of 64 chunks, then of the team.
+// Precision: products and sums in the type of computation: of each thread, in blocks of some chunks, then of the team.
 
 // Sums are those of a thread on a GPU, and of each lane on a processor.
 #if THREADS == 1
@@ -65,6 +66,7 @@ INLINE real plus_product(real sum, vec a, vec b) {
 }
 #endif
 
+#define BLOCK_CHUNKS 64  // of a sum
 #define EACH_OUTPUT UNROLL for (int o = 0; o < OUTPUTS; ++o)
 #define EACH_X_ROW UNROLL for (int r = 0; r < X_ROWS; ++r)
 
@@ -84,14 +86,15 @@ KERNEL(PRODUCTS)
             from[r] = ROW(x, it);
             EACH_OUTPUT total[r][o] = 0;
         }
-        for (int begin = 0; begin < chunks; begin += 64 * THREADS) {
-            const int end = chunks - begin < 64 * THREADS ? chunks : begin + 64 * THREADS;
+        for (int begin = 0; begin < chunks; begin += BLOCK_CHUNKS * THREADS) {
+            const int end = chunks - begin < BLOCK_CHUNKS * THREADS ? chunks : begin + BLOCK_CHUNKS * THREADS;
+            SOME_GROUPS(begin, end);
             SUM sum[X_ROWS][OUTPUTS];
             EACH_X_ROW EACH_OUTPUT sum[r][o] = NOTHING;
             for (int k = begin + lane_id(); k < end; k += THREADS) {
                 FETCH(output + OUTPUTS, k);
                 Chunk chunk[OUTPUTS];
-                EACH_OUTPUT READ_CHUNK(chunk[o], output + o, k);
+                EACH_OUTPUT READ_CHUNK(chunk[o], o, k);
                 UNROLL for (int p = 0; p < PARTS; ++p) {
                     vec w[OUTPUTS];
                     EACH_OUTPUT w[o] = WEIGHTS(chunk[o], p);

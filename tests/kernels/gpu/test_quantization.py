@@ -121,3 +121,16 @@ def test_dequantize_every_size(geometry, bits, group_size, symmetric):
     options = {"bits": bits, "group_size": group_size}
     w = computed(tp.dequantize, there(*arrays), options)
     assert_matches(w, REFERENCES["dequantize"](*arrays, **options), "float32", tolerance=1.0)
+
+
+@pytest.mark.parametrize(("columns", "group_size"), [(96, 32), (2592, 32), (2304, 64), (1152, 16)])
+def test_half_scales(geometry, columns, group_size):
+    """Rows with fewer groups than a vector, with one block of chunks and more, and with a last vector that overlaps."""
+    rng = np.random.default_rng(4)
+    weight, scales, biases = quantized(rng, 5, columns, 4, group_size)
+    arrays = (support.normal(rng, 1, columns), weight, scales.astype(np.float16), biases.astype(np.float16))
+    options = {"bits": 4, "group_size": group_size}
+    y = computed(tp.quantized_linear, there(*arrays), options)
+    assert_matches(y, REFERENCES["quantized_linear"](*arrays, **options), "float32", tolerance=32.0, scale_axis=None)
+    w = computed(tp.dequantize, there(*arrays[1:]), options)
+    assert_matches(w, REFERENCES["dequantize"](*arrays[1:], **options), "float16", tolerance=1.0)
