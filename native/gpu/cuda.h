@@ -15,7 +15,6 @@ typedef unsigned long long ulong;
 
 #define INLINE static __device__ __forceinline__
 #define RARE INLINE
-#define UNROLL _Pragma("unroll")
 #define GLOBAL
 #define LOCAL
 #define restrict __restrict__

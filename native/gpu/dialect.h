@@ -17,6 +17,12 @@
 #ifndef STREAM
 #define STREAM 0
 #endif
+#define UNROLL _Pragma("unroll")  // before a loop whose arrays are to be in registers
+#if KEPT  // before a loop over vectors that a thread keeps in registers, which have no address
+#define UNROLL_KEPT UNROLL
+#else
+#define UNROLL_KEPT
+#endif
 
 // Storage of the element types, as operands declare them: STORAGE(X)
 #define STORAGE(T) JOIN(storage_, T)

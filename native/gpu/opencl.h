@@ -22,12 +22,6 @@ typedef long index_t;
 #else
 #define RARE INLINE
 #endif
-// Before a loop over vectors that a thread keeps in registers, which have no address
-#if KEPT
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL
-#endif
 #define GLOBAL __global
 #define LOCAL __local
 // A processor's compiler must not vectorize across work-items what has vectors already. Where work-items exchange values,

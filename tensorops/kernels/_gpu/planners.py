@@ -10,6 +10,7 @@ from tensorops.kernels._gpu import activation as plan_activation
 from tensorops.kernels._gpu import attention as plan_attention
 from tensorops.kernels._gpu import embedding as plan_embedding
 from tensorops.kernels._gpu import loss as plan_loss
+from tensorops.kernels._gpu import linear as plan_linear
 from tensorops.kernels._gpu import normalization as plan_normalization
 from tensorops.kernels._gpu import positional as plan_positional
 from tensorops.kernels._gpu import quantization as plan_quantization
@@ -17,6 +18,7 @@ from tensorops.kernels._gpu import sampling as plan_sampling
 from tensorops.kernels._gpu import softmax as plan_softmax
 from tensorops.kernels._gpu.plans import Plan
 from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization, sampling
+from tensorops.ops import linear, normalization, quantization
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
@@ -47,6 +49,10 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     activation.softmax: plan_softmax.softmax,
     activation.log_softmax: plan_softmax.log_softmax,
     activation.logsumexp: plan_softmax.logsumexp,
+    linear.linear: plan_linear.linear,
+    normalization.rms_norm: plan_normalization.rms_norm,
+    quantization.quantize: plan_quantization.quantize,
+    quantization.dequantize: plan_quantization.dequantize,
     quantization.quantized_linear: plan_quantization.quantized_linear,
     linear.embedding: plan_embedding.embedding,
     loss.cross_entropy: plan_loss.cross_entropy,
