@@ -68,11 +68,18 @@ class Made(NamedTuple):
 
 
 def programs(
-    dtypes: Iterable[str] = tuple(DTYPES), pattern: str = "", *, of: Iterable[Any] = PLANNERS
+    dtypes: Iterable[str] = tuple(DTYPES),
+    pattern: str = "",
+    *,
+    of: Iterable[Any] = PLANNERS,
+    leads: tuple[int, ...] = (0, 1),
 ) -> list[Program]:
-    """Return the programs of some operators whose source's name matches, each once."""
+    """Return the programs of some operators whose source's name matches, each once.
+
+    `leads` are how many elements are before an array's first one in memory: with one, it is not aligned.
+    """
     found: dict[tuple[str, str], Program] = {}
-    for operator, dtype, lead in itertools.product(of, dtypes, (0, 1)):
+    for operator, dtype, lead in itertools.product(of, dtypes, leads):
         for args, kwargs in _calls(operator.__name__, dtype):
             arguments = operator.canonical(*args, **kwargs)
             metadata = {name: _operand(value, lead) for name, value in arguments.items()}
