@@ -1,4 +1,4 @@
-"""Writing files atomically."""
+"""The user's cache folder, and writing files atomically."""
 
 from __future__ import annotations
 
@@ -8,8 +8,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file atomically: concurrent readers see the old file or the new one.
+def cache_folder() -> Path:
+    """Return the folder of tensorops in the user's cache folder, whether or not it exists."""
+    import os
+    import sys
+    from pathlib import Path
+
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or os.path.expanduser(r"~\AppData\Local")  # noqa: PTH111
+    elif sys.platform == "darwin":
+        base = os.path.expanduser("~/Library/Caches")  # noqa: PTH111
+    else:
+        base = os.environ.get("XDG_CACHE_HOME", "").strip() or os.path.expanduser("~/.cache")  # noqa: PTH111
+    return Path(base, "tensorops")
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file atomically: concurrent readers see the old file or the new one.
 
     A link stays a link, and its target is replaced. A file keeps its permissions; a new one gets those of the umask.
 
@@ -30,8 +45,8 @@ def write_atomically(path: Path, text: str) -> None:
     # Never readable by more users than the result, not even while it is empty.
     opener = partial(os.open, mode=0o666 if kept is None else kept)
     try:
-        with open(temporary, "x", encoding="utf-8", opener=opener) as stream:
-            stream.write(text)
+        with open(temporary, "xb", opener=opener) as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         if kept is not None:

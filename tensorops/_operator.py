@@ -331,11 +331,16 @@ class Operator(Generic[P, R]):
         named = _are_named(settings)
         if not named and (kernel.outpaced is not None or (kernel.deviation is not None and not kernel.checks)):
             return  # it depends on the array
-        outpaced = [other.outpaced for other in before if other.outpaced is not None and not named]
-        if len(outpaced) < len(before):
-            return  # another may take the next call
         plan = function if kernel.checks else self._plan(kernel, function, kind, library)
-        settings.plans[self][kind] = _unless_first(outpaced, plan) if outpaced else plan
+        for other in reversed(before):
+            if other.outpaced is not None and not named:
+                plan = _unless_first(other.outpaced, plan)
+            elif other.checks and (other.deviation is None or named):
+                values = settings.values_for(self.__name__, other.provider)
+                plan = _first_of(other.function_with(values), plan)
+            else:
+                return  # it may take the next call
+        settings.plans[self][kind] = plan
 
     def _plan(self, kernel: Kernel, function: Callable[..., Any], kind: type, library: Library) -> Callable[..., Any]:
         """Return what calls a kernel's function if all arrays are of one type, and else declines."""
@@ -585,16 +590,26 @@ def _are_named(settings: Settings) -> bool:
     return settings.providers is not None or (backend is not None and backend.providers is not None)
 
 
-def _unless_first(outpaced: list[Callable[[Any], str | None]], plan: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_first(reason_of: Callable[[Any], str | None], plan: Callable[..., Any]) -> Callable[..., Any]:
     """Return a plan that declines first arrays for which a kernel before it may be faster."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        for reason_of in outpaced:
-            if reason_of(args[0]) is None:
-                return NotImplemented
-        return plan(*args, **kwargs)
+        return NotImplemented if reason_of(args[0]) is None else plan(*args, **kwargs)
 
     return guarded
+
+
+def _first_of(function: Callable[..., Any], plan: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a plan that asks a kernel that checks before it: tensors of one type may be in several kinds of memory."""
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = function(*args, **kwargs)
+        except TypeError:  # a binding's own words about arguments
+            result = NotImplemented
+        return plan(*args, **kwargs) if result is NotImplemented else result
+
+    return either
 
 
 def _each(function: Callable[[Any], Any], result: Any) -> Any:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from tensorops import _hooks
 from tensorops._messages import nearest
@@ -48,6 +48,8 @@ class Provider:
     distribution : str
         The distribution on PyPI that holds what computes, if it is not an array library. An extra of tensorops of the
         same name installs it. Where it is not installed, the provider is only asked by name, to give the reason.
+    devices : dict of str to str
+        By library, the device that its arrays must be on, where that is not the default one. Tests put them there.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Provider:
     by_name: bool = False
     operators: tuple[str, ...] = ()
     distribution: str = ""
+    devices: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def is_installed(self) -> bool:
         """Return whether what it needs besides array libraries is installed, without loading it."""

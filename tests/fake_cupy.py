@@ -78,6 +78,7 @@ def make() -> Any:
             module.current = self.outer
 
     runtime = types.SimpleNamespace(
+        getDevice=lambda: module.current,
         getDeviceCount=lambda: 2,
         getDeviceProperties=lambda index: {
             "name": b"Fake H100",
@@ -91,20 +92,38 @@ def make() -> Any:
         memGetInfo=lambda: (TOTAL // 2, TOTAL),
     )
     module.allocator = module.pool.malloc
-    module.cuda = types.SimpleNamespace(Device=Device, runtime=runtime, get_allocator=lambda: module.allocator)
+    module.streams = {0: 7000, 1: 7001}
+    module.cuda = types.SimpleNamespace(
+        Device=Device,
+        runtime=runtime,
+        get_allocator=lambda: module.allocator,
+        get_current_stream=lambda: types.SimpleNamespace(ptr=module.streams[module.current]),
+    )
     module.get_default_memory_pool = lambda: module.pool
     module.is_available = lambda: True
     module.dtype = np.dtype
 
     class Array(np.ndarray):
-        pass
+        """An array in host memory that says that it is on the device that was current when it was made."""
+
+        on = 0
+
+        def __array_finalize__(self, base: Any) -> None:
+            self.on = getattr(base, "on", module.current)
+
+        @property
+        def data(self) -> Any:  # as CuPy has it
+            return types.SimpleNamespace(ptr=self.ctypes.data, device_id=self.on)
+
+    def empty(shape: Any, dtype: Any) -> Any:
+        return np.empty(shape, dtype).view(Array)
 
     def asarray(a: Any) -> Any:
         if a.dtype.kind == "V":
             raise TypeError("no such dtype")
         return np.asarray(a).view(Array)
 
-    module.ndarray, module.asarray = Array, asarray
+    module.ndarray, module.asarray, module.empty = Array, asarray, empty
     module.compute_types = {"float32": 0}
     routines = types.SimpleNamespace(
         COMPUTE_TYPE_FP32=4,

@@ -18,7 +18,7 @@ from tensorops._operator import OPERATORS
 from tensorops._trees import map_arrays
 from tensorops.libraries import LIBRARIES
 from tensorops.testing import CASES, DTYPES, REFERENCES
-from tensorops.testing._libraries import dtypes_there
+from tensorops.testing._libraries import dtypes_there, there, unreachable
 from tensorops.testing._running import check_result, run_generic
 from tensorops.testing.conformance import subjects
 
@@ -42,9 +42,11 @@ def cases_of(operator, dtype):
 
 
 def subject_of(operator, row, dtype, implementation):
-    """Return the single subject of `conformance` for these arguments."""
+    """Return the single subject of `conformance` for these arguments; skip the test if it cannot run."""
     backend = support.backend_of(row.name, implementation).name
     (subject,) = subjects(backend, operators=[operator.__name__], dtypes=[dtype], implementations=[implementation])
+    if subject.reason:
+        pytest.skip(subject.reason)
     return subject
 
 
@@ -122,9 +124,11 @@ def test_a_kernel_is_chosen_for_its_first_case(operator, provider):
     """A kernel must be reachable by a plain call on some library, or by name if it deviates or others are faster."""
     rows = [row for row in LIBRARIES.values() if row.name in _providers.PROVIDERS[provider].libraries]
     assert rows, f"{provider} supports no array library"
-    testable = [row for row in rows if not support.why_not(row.name)]
+    devices = _providers.PROVIDERS[provider].devices
+    reasons = {row.name: support.why_not(row.name) or unreachable(row, devices.get(row.name)) for row in rows}
+    testable = [row for row in rows if not reasons[row.name]]
     if not testable:
-        pytest.skip("; ".join(f"{row.name}: {support.why_not(row.name)}" for row in rows))
+        pytest.skip("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
     case = CASES[operator.__name__][0]
     chosen = set()
     deviation = operator.kernels[provider].deviation
@@ -134,7 +138,8 @@ def test_a_kernel_is_chosen_for_its_first_case(operator, provider):
             named = tp.set_backend(support.backend_of(row.name).name, providers=[provider, "generic"])
             by_name = outpaced or (deviation is not None and dtype in deviation.dtypes)
             with support.holding(row.name, dtype), named if by_name else contextlib.nullcontext():
-                args, kwargs = support.there(case.build(dtype_name=dtype), row.name)
+                backend = support.backend_of(row.name)
+                args, kwargs = there(case.build(dtype_name=dtype), backend, devices.get(row.name))
                 chosen.add(operator.explain(*args, **kwargs).kernel)
     assert provider in chosen
 

@@ -131,6 +131,29 @@ def test_explain_does_not_run_the_body():
             made(X)
 
 
+def test_a_kernel_that_checks_may_be_asked_before_another_by_the_plan(adder):
+    """Arrays of one type may be in several kinds of memory, each with kernels of its own."""
+    asked = []
+
+    def kernel(name, takes, adds):
+        def function(x):
+            asked.append(name)
+            return x + adds if takes(x) else NotImplemented
+
+        adder.kernel(name, supports=lambda x: None if takes(x) else f"not for {name}", checks=True)(function)
+
+    kernel("one", lambda x: x.size < 3, 1.0)
+    kernel("two", lambda x: x.size > 3, 2.0)
+    short, medium, long = np.zeros(2), np.zeros(3), np.zeros(4)
+    assert adder(long)[0] == 2.0  # leaves a plan
+    asked.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adder, "_dispatch", None)
+        assert (adder(long)[0], adder(short)[0], adder(long)[0]) == (2.0, 1.0, 2.0)
+    assert asked == ["one", "two", "one", "one", "two"]
+    assert adder(medium)[0] == adder.generic(medium)[0]
+
+
 def test_packages_of_kernels_are_found_unless_they_are_private(providers, tmp_path, monkeypatch):
     for name in ("three", "_shared"):
         folder = tmp_path / "found" / name
@@ -215,6 +238,21 @@ def test_a_plan_never_overtakes_a_kernel_of_higher_rank(adder):
     assert adder(np.zeros(1)) == 1.0
 
 
+def test_a_plan_asks_kernels_that_check_for_themselves_in_their_order(adder):
+    one, two = Fake(1.0, refuses="not yet", declines=True), Fake(2.0, declines=True)
+    for provider, fake in (("one", one), ("two", two)):
+        adder.kernel(provider, supports=fake.supports, checks=True)(fake)
+    for _ in range(3):
+        assert adder(np.zeros(1)) == 2.0
+    assert (one.questions, two.questions) == (1, 1)  # by the first call, which found the plan
+    assert one.calls == 2
+    one.refuses = None
+    assert adder(np.zeros(1)) == 1.0
+    one.refuses = two.refuses = "no longer"
+    assert adder(np.zeros(1)) == 1000.0
+    assert (one.questions, two.questions) == (2, 2)
+
+
 def test_a_kernel_that_others_outpace_runs_for_the_rest_or_by_name(adder):
     one, two = Fake(1.0), Fake(2.0)
     adder.kernel("one", supports=one.supports, outpaced=lambda x: "x is short" if x.size < 3 else None)(one)
@@ -253,6 +291,29 @@ def test_an_error_in_a_kernel_is_raised(adder):
         one.raises = error
         with pytest.raises(type(error), match="the kernel's own"):
             adder(np.zeros(1))
+
+
+def test_a_kernel_that_takes_wrappers_gets_and_returns_them(providers):
+    row = support.require("pyopencl")
+
+    def body(x: Array) -> Array:
+        """Not called."""
+        raise AssertionError
+
+    with support.temporary_operator(body) as operator:
+        seen = []
+
+        def kernel(x):
+            seen.append(type(x))
+            return x
+
+        _providers.PROVIDERS["one"] = dataclasses.replace(_providers.PROVIDERS["one"], libraries=("pyopencl",))
+        _providers.serving_library.cache_clear()
+        operator.kernel("one", supports=lambda x: None, checks=True, wrappers=True)(kernel)
+        wrapper = row.xp.asarray([1.0])
+        for x in (wrapper, wrapper, wrapper.cl_array):
+            assert type(operator(x)) is type(x)
+        assert seen == [row.xp.Array, row.xp.Array, type(wrapper.cl_array)]
 
 
 def test_a_kernel_of_a_provider_that_cannot_be_loaded_is_refused(adder, monkeypatch):

@@ -10,9 +10,13 @@
 //   WARP      lanes that can exchange values without memory, a power of two; 0: none
 //   ROW_DIMS  axes of rows that cannot be joined, 1 to 3
 //   DENSE     1 if the elements of each row are adjacent in all arrays
+//   STREAM    1 if the results are larger than a processor's caches
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define BLOCK (THREADS * ROWS)
+#ifndef STREAM
+#define STREAM 0
+#endif
 
 // Storage of the element types, as operands declare them: STORAGE(X)
 #define STORAGE(T) JOIN(storage_, T)

@@ -89,8 +89,30 @@ INLINE vec fmin(vec a, vec b) {
     return a;
 }
 INLINE mask isnan(vec a) { return a != a; }
+#if NEAR_FUNCTIONS
+DEFINE_FUNCTION(exp2_near)
+DEFINE_FUNCTION(reciprocal_near)
+// A quotient of numbers far from the limits of their type
+INLINE vec quotient(vec a, vec b) { return a * reciprocal_near(b); }
+#else
+INLINE vec quotient(vec a, vec b) { return a / b; }
+#endif
+#if !DOUBLE
+// The bits of each float32, shifted into its exponent
+INLINE vec lifted(vec a) {
+    EACH_LANE a.lane[k] = float_of_bits(bits_of_float(a.lane[k]) << 23);
+    return a;
+}
+#endif
 
 #define LANE(v, k) v.lane[0x##k]
+#define FETCH(p)  // for processors
+// Lanes 2i and 2i + 1 exchanged
+INLINE vec with_neighbours_swapped(vec v) {
+    vec r;
+    EACH_LANE r.lane[k] = v.lane[k ^ 1];
+    return r;
+}
 
 INLINE vec from_memory(const real *p) {
     vec r;
@@ -127,10 +149,26 @@ INLINE void put_f64(double *p, real x) { *p = x; }
 INLINE real get_f16(const half_bits *p) { return float_of_half(p->bits); }
 INLINE void put_f16(half_bits *p, real x) { p->bits = half_of_float((float)x); }
 INLINE real get_bf16(const bfloat16_bits *p) { return float_of_bits((unsigned)p->bits << 16); }
-INLINE void put_bf16(bfloat16_bits *p, real x) {
-    const unsigned bits = bits_of_float((float)x);
-    p->bits = x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+#if !defined(bf16_of_float)
+INLINE unsigned short bf16_of_float(float x) {
+    const unsigned bits = bits_of_float(x);
+    return x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
+#endif
+INLINE void put_bf16(bfloat16_bits *p, real x) { p->bits = bf16_of_float((float)x); }
+
+// 1, 2 or 4 words that begin at a multiple of their size
+#define DEFINE_WORDS(count)                                                            \
+    struct alignas(4 * count) words_##count {                                          \
+        uint word[count];                                                              \
+    };                                                                                 \
+    INLINE void load_words_##count(const uint *p, uint *words) {                       \
+        const words_##count some = *reinterpret_cast<const words_##count *>(p);        \
+        _Pragma("unroll") for (int k = 0; k < count; ++k) words[k] = some.word[k];     \
+    }
+DEFINE_WORDS(1)
+DEFINE_WORDS(2)
+DEFINE_WORDS(4)
 
 // VEC adjacent elements; ALIGNED says that they begin at multiples of 16 bytes, or of their size if that is less.
 #define DEFINE_VECTOR_ACCESS(T)                                                                               \
@@ -154,6 +192,15 @@ INLINE void put_bf16(bfloat16_bits *p, real x) {
             *reinterpret_cast<pack_##T *>(p) = pack;                                                          \
         else                                                                                                  \
             EACH_LANE p[k] = pack.element[k];                                                                 \
+    }                                                                                                         \
+    /* What such an element would keep of each value */                                                       \
+    INLINE vec rounded_##T(vec x) {                                                                           \
+        storage_##T element;                                                                                  \
+        EACH_LANE {                                                                                           \
+            put_##T(&element, x.lane[k]);                                                                     \
+            x.lane[k] = get_##T(&element);                                                                    \
+        }                                                                                                     \
+        return x;                                                                                             \
     }
 DEFINE_VECTOR_ACCESS(f32)
 #if DOUBLE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,44 @@ def observed(torch: Any) -> str | None:
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return "a mode of torch sees every operation"
     return "torch.jit traces the call" if torch.jit.is_tracing() else None
+
+
+def refuse_tensors(arguments: tuple[Any, ...], *, host: bool) -> str | None:
+    """Return why kernels cannot take the tensor arguments as memory of the host or of a GPU, or what must see the call.
+
+    Torch records and transforms only its own operations.
+    """
+    torch, tensor, strided, forward_ad, numpys = _modules()
+    if reason := observed(torch):
+        return reason
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives are being taken"
+    recording = torch.is_grad_enabled()
+    for x in arguments:
+        if type(x) is not tensor:
+            if isinstance(x, numpys):
+                return f"an argument is a numpy.{'dtype' if isinstance(x, numpys[1:]) else 'ndarray'}"
+            if not isinstance(x, tensor):
+                continue
+            if type(x) is not torch.nn.Parameter:
+                return f"an argument is a {type(x).__name__}"
+        if not (x.is_cpu if host else x.is_cuda) or x.layout is not strided or x.is_neg() or x.is_conj():
+            return f"an argument is not a dense tensor on {'the CPU' if host else 'a CUDA device'}"
+        if not storage_suffices(x, x.untyped_storage().nbytes()):
+            return "an argument's storage has been resized"
+        if recording and x.requires_grad:
+            return "an argument requires grad"
+    return None
+
+
+@functools.cache
+def _modules() -> tuple[Any, Any, Any, Any, tuple[type, ...]]:
+    """Return what every call asks torch for, and what is NumPy's among arguments, which other kernels would take."""
+    import numpy as np
+    import torch
+
+    numpys = (np.ndarray, np.dtype, type)  # a type such as numpy.float32
+    return torch, torch.Tensor, torch.strided, torch.autograd.forward_ad, numpys
 
 
 def _host_values(x: Array) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorops._messages import describe_error
 from tensorops._trees import map_arrays
 from tensorops.backends import to_backend
 from tensorops.libraries import Backend, Library, dtype_there, library_of, move
@@ -43,14 +44,27 @@ def arrays_in(tree: Any) -> list[Any]:
     return found
 
 
-def there(tree: Any, backend: Backend) -> Any:
+def there(tree: Any, backend: Backend, device: Any = None) -> Any:
     """Transfer the NumPy arrays in nested containers to a backend; float64 becomes float32 if it lacks float64.
 
-    NumPy dtypes become those of the library.
+    NumPy dtypes become those of the library. A `device` of the library is used in place of the backend's.
     """
     if not backend.library.holds_float64():
         tree = map_arrays(lambda a: a.astype(np.float32) if a.dtype == np.float64 else a, tree)
-    return dtypes_there(to_backend(tree, backend.name), backend.library)
+    if device is None:
+        moved = to_backend(tree, backend.name)
+    else:
+        moved = map_arrays(lambda a: move(a, backend.library, device), tree)
+    return dtypes_there(moved, backend.library)
+
+
+def unreachable(row: Library, device: Any) -> str:
+    """Return why arrays of a library cannot be put on a device, or an empty string."""
+    try:
+        move(np.zeros(1, dtype=np.float32), row, device)
+    except Exception as error:  # whatever the library raises is the reason
+        return describe_error(error)
+    return ""
 
 
 def dtypes_there(tree: Any, row: Library) -> Any:

@@ -24,7 +24,7 @@ from tensorops._trees import map_arrays
 from tensorops.backends.probing import first_available
 from tensorops.backends.registry import resolve
 from tensorops.libraries import Backend
-from tensorops.testing._libraries import arrays_in, dtypes_held, there
+from tensorops.testing._libraries import arrays_in, dtypes_held, there, unreachable
 from tensorops.testing._running import check_refusal, check_result, run
 from tensorops.testing.assertions import DTYPES
 from tensorops.testing.entries import Arguments, Case, InvalidCase
@@ -238,6 +238,8 @@ class Subject:
         The cases that it must refuse.
     reason : str
         Why nothing can run; empty otherwise.
+    device : str, optional
+        Where the arrays are, if not on the backend's own device.
     """
 
     backend: Backend
@@ -247,6 +249,7 @@ class Subject:
     cases: tuple[Case, ...] = ()
     invalid: tuple[InvalidCase, ...] = ()
     reason: str = ""
+    device: str | None = None
 
     @property
     def row(self) -> Library:
@@ -287,6 +290,9 @@ def subjects(
         operator = OPERATORS[name]
         for implementation in _selected("implementation", implementations, (GENERIC, *_providers.serving(chosen))):
             unloaded = "" if implementation == GENERIC else _providers.load(implementation)
+            device = _device_for(implementation, chosen.library)
+            if device is not None:
+                unloaded = unloaded or unreachable(chosen.library, device)
             if implementation != GENERIC and not unloaded and implementation not in operator.kernels:
                 continue
             for dtype in held if dtypes is None else _selected("dtype", dtypes, DTYPES):
@@ -295,8 +301,14 @@ def subjects(
                 if implementation != GENERIC and not unloaded:
                     cases = _promised(operator.kernels[implementation], dtype, cases)
                 invalid = INVALID[name] if dtype == "float32" else ()
-                found.append(Subject(chosen, operator, implementation, dtype, cases, invalid, unloaded or lacks))
+                reason = unloaded or lacks
+                found.append(Subject(chosen, operator, implementation, dtype, cases, invalid, reason, device))
     return tuple(found)
+
+
+def _device_for(implementation: str, row: Library) -> str | None:
+    """Return the device that a kernel's arrays must be on, if that is not the library's default."""
+    return None if implementation == GENERIC else _providers.PROVIDERS[implementation].devices.get(row.name)
 
 
 def _promised(kernel: Kernel, dtype: str, cases: tuple[Case, ...]) -> tuple[Case, ...]:
@@ -339,7 +351,7 @@ def _arguments(subject: Subject, case: Case) -> tuple[Arguments, Any]:
     """Return the arguments on the backend, and the expected result."""
     args, kwargs = case.build(dtype_name=subject.dtype)
     expected = REFERENCES[case.operator](*args, **kwargs)
-    return there((args, kwargs), subject.backend), expected
+    return there((args, kwargs), subject.backend, subject.device), expected
 
 
 def _run_one_by_one(subject: Subject) -> Iterator[Outcome]:
@@ -399,7 +411,7 @@ def _compare(
 def _run_invalid(subject: Subject, case: InvalidCase) -> Outcome:
     name = f"invalid: {case.name}"
     try:
-        call = there(case.build(dtype_name=subject.dtype), subject.backend)
+        call = there(case.build(dtype_name=subject.dtype), subject.backend, subject.device)
         check_refusal(subject.operator, case, call, subject.backend, subject.implementation)
     except Exception as error:
         return subject._outcome(name, "failed", _describe(error))

@@ -6,12 +6,57 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from tensorops._operator import Operator
+from tensorops.kernels._gpu import activation as plan_activation
+from tensorops.kernels._gpu import attention as plan_attention
 from tensorops.kernels._gpu import normalization as plan_normalization
+from tensorops.kernels._gpu import softmax as plan_softmax
 from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import normalization
+from tensorops.ops import activation, normalization
+from tensorops.ops import attention, normalization
+from tensorops.kernels._gpu import quantization as plan_quantization
+from tensorops.kernels._gpu.plans import Plan
+from tensorops.ops import normalization, quantization
+from tensorops.kernels._gpu import embedding as plan_embedding
+from tensorops.kernels._gpu import loss as plan_loss
+from tensorops.kernels._gpu import normalization as plan_normalization
+from tensorops.kernels._gpu import positional as plan_positional
+from tensorops.kernels._gpu import sampling as plan_sampling
+from tensorops.kernels._gpu.plans import Plan
+from tensorops.ops import linear, loss, normalization, positional, sampling
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
 PLANNERS: dict[Operator[..., Any], Planner] = {
+    attention.scaled_dot_product_attention: plan_attention.scaled_dot_product_attention,
     normalization.rms_norm: plan_normalization.rms_norm,
+    normalization.add_rms_norm: plan_normalization.add_rms_norm,
+    normalization.layer_norm: plan_normalization.layer_norm,
+    normalization.group_norm: plan_normalization.group_norm,
+    normalization.instance_norm: plan_normalization.instance_norm,
+    normalization.l2_norm: plan_normalization.l2_norm,
+    activation.relu: plan_activation.planner("relu"),
+    activation.relu_squared: plan_activation.planner("relu_squared"),
+    activation.sigmoid: plan_activation.planner("sigmoid"),
+    activation.silu: plan_activation.planner("silu"),
+    activation.softplus: plan_activation.planner("softplus"),
+    activation.gelu: plan_activation.gelu,
+    activation.quick_gelu: plan_activation.planner("quick_gelu"),
+    activation.mish: plan_activation.planner("mish"),
+    activation.hard_sigmoid: plan_activation.hard_sigmoid,
+    activation.hard_swish: plan_activation.planner("hard_swish"),
+    activation.elu: plan_activation.planner("elu"),
+    activation.selu: plan_activation.planner("selu"),
+    activation.leaky_relu: plan_activation.leaky_relu,
+    activation.swiglu: plan_activation.gated("silu"),
+    activation.geglu: plan_activation.gated("gelu"),
+    activation.reglu: plan_activation.gated("relu"),
+    activation.softmax: plan_softmax.softmax,
+    activation.log_softmax: plan_softmax.log_softmax,
+    activation.logsumexp: plan_softmax.logsumexp,
+    quantization.quantized_linear: plan_quantization.quantized_linear,
+    linear.embedding: plan_embedding.embedding,
+    loss.cross_entropy: plan_loss.cross_entropy,
+    normalization.rms_norm: plan_normalization.rms_norm,
+    positional.rope: plan_positional.rope,
+    sampling.sample: plan_sampling.sample,
 }

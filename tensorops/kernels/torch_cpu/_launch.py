@@ -9,9 +9,7 @@ import numpy as np
 
 from tensorops._dtypes import name_of
 from tensorops._operator import Operator
-from tensorops.libraries.torch import observed, storage_suffices
-
-_NUMPYS = (np.ndarray, np.dtype, type)  # which the compiled kernels would take; a type such as numpy.float32
+from tensorops.libraries.torch import refuse_tensors
 
 
 def register(operator: Operator[..., Any]) -> None:
@@ -20,13 +18,13 @@ def register(operator: Operator[..., Any]) -> None:
 
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
-        if reason := _refuse((*args, *kwargs.values())):
+        if reason := refuse_tensors((*args, *kwargs.values()), host=True):
             return reason
         return compiled.supports(*_views(args), **dict(zip(kwargs, _views(kwargs.values()), strict=True)))
 
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if _refuse((*args, *kwargs.values())):
+        if refuse_tensors((*args, *kwargs.values()), host=True):
             return NotImplemented
         try:
             views, options = _views(args), dict(zip(kwargs, _views(kwargs.values()), strict=True))
@@ -38,31 +36,6 @@ def register(operator: Operator[..., Any]) -> None:
         return tuple(map(_tensor, result)) if type(result) is tuple else _tensor(result)
 
     operator.kernel("torch_cpu", supports=supports, checks=True)(kernel)
-
-
-def _refuse(arguments: tuple[Any, ...]) -> str | None:
-    """Return why the tensor arguments cannot be viewed as NumPy arrays, or what else must see the call."""
-    torch = _torch()
-    if reason := observed(torch):
-        return reason
-    if torch.autograd.forward_ad._current_level >= 0:
-        return "forward-mode derivatives are being taken"
-    recording = torch.is_grad_enabled()
-    for x in arguments:
-        if type(x) is not torch.Tensor:
-            if isinstance(x, _NUMPYS):
-                return f"an argument is a numpy.{'ndarray' if isinstance(x, np.ndarray) else 'dtype'}"
-            if not isinstance(x, torch.Tensor):
-                continue
-            if type(x) is not torch.nn.Parameter:
-                return f"an argument is a {type(x).__name__}"
-        if not x.is_cpu or x.layout is not torch.strided or x.is_neg() or x.is_conj():
-            return "an argument is not a dense tensor on the CPU"
-        if not storage_suffices(x, x.untyped_storage().nbytes()):
-            return "an argument's storage has been resized"
-        if recording and x.requires_grad:
-            return "an argument requires grad"
-    return None
 
 
 @functools.cache

@@ -8,14 +8,13 @@ import pytest
 
 import support
 
-support.require_provider("opencl")
-
-from tensorops.kernels.opencl import _launch  # noqa: E402
-
 
 @pytest.fixture(params=["processor", "gpu", "gpu-subgroups"])
 def geometry(request, platform, monkeypatch):
     """The default OpenCL device with a processor's launch geometry, and with a GPU's, without and with subgroups."""
+    support.require_provider("opencl")
+    from tensorops.kernels.opencl import _launch
+
     facts = _launch.facts_of(support.require("pyopencl").xp.default_device())
     if request.param == "processor":
         yield facts

@@ -1,0 +1,24 @@
+// y[i] = weight[ids[i]], along rows of features.
+//
+// Work: as rows.h deals out rows; each is copied.
+// Bytes: each element once in, once out.
+#include "rows.h"
+#include "indices.h"
+
+KERNEL(embedding)
+(IN(IDS, ids), IN(X, weight), OUT(X, y), ROW_SHAPE, index_t vocabulary) {
+    for (index_t turn = 0; turn < rows_each; ++turn) {
+        const index_t row = ROW_INDEX(turn);
+        if (row >= rows) break;
+        const index_t id = (index_t)*ROW(ids, row);
+        const bool found = is_within(id, vocabulary);
+        const GLOBAL STORAGE(X) *from = weight + weight_start + (found ? id : 0) * weight_along0;
+        GLOBAL STORAGE(X) *to = ROW(y, row);
+        for (int k = 0; k < CHUNKS; ++k) {
+            const int i = ELEMENT(k);
+            if (i >= n) break;
+            const vec a = found ? READ(X, from, weight_step, i, 0) : splat(NOT_A_NUMBER);
+            WRITE(X, to, y_step, i, a);
+        }
+    }
+}

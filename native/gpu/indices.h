@@ -1,0 +1,4 @@
+// Indices that arrays in device memory hold. They may be any numbers: nothing is read through one before it was asked
+// whether it is within; what it names is NaN otherwise.
+#define NOT_A_NUMBER ((real)0 / (real)0)
+INLINE bool is_within(index_t i, index_t length) { return i >= 0 && i < length; }

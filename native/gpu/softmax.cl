@@ -1,0 +1,129 @@
+// softmax: exp(x - max) / sum(exp(x - max)); log_softmax: x - max - log(sum); logsumexp: max + log(sum); along rows.
+//
+// Work: THREADS threads for each row; on a processor one, with vectors as wide as its registers.
+// Precision: each thread and lane adds the exponentials of a block, then those sums together with their rounding errors,
+//   then lanes and threads in pairs: the error does not grow with the row.
+// Bytes: each element once in, once out, while a row fits registers (KEPT) or a processor's cache; else twice in: a
+//   thread scales its sum whenever a block has a larger maximum.
+#include "rows.h"
+#include "math.h"
+
+#define SOFTMAX 0
+#define LOG_SOFTMAX 1
+#define LOGSUMEXP 2
+// Vectors that are added plainly, and whose exponentials have one shift: they stay in a processor's first-level cache,
+// and in that of a GPU
+#define BLOCK_VECTORS (THREADS == 1 ? 64 : 8)
+#define LOWEST (-REAL_INFINITY)
+INLINE real larger_one(real a, real b) { return a < b ? b : a; }
+#define IS_FINITE(x) ((x) >= -REAL_MAX && (x) <= REAL_MAX)
+
+// Elements i to i + VEC of the row; those beyond its end, and where `where` is false, have no part in the sum.
+#if WHERE
+INLINE vec counted(const GLOBAL uchar *p, index_t step, int count) {
+    real a[VEC];
+    for (int k = 0; k < VEC; ++k) a[k] = k < count && p[k * step] != 0;
+    return from_memory(a);
+}
+#define TERMS(i)                                                                                             \
+    select(splat(LOWEST), READ(X, from, x_step, i, LOWEST),                                                  \
+           counted(flags + (index_t)(i) * where_step, where_step, n - (i)) != splat(0))
+#else
+#define TERMS(i) READ(X, from, x_step, i, LOWEST)
+#endif
+
+// Whether all vectors before number `end` are within the row, and how they are then read, without a test for each
+#define BLOCK_WITHIN_ROW(end) (DENSE && !WHERE && (end) * (THREADS * VEC) <= n)
+#define VECTOR_OF_TERMS(i) JOIN(load_, X)(from + (i))
+
+// A difference from the maximum is above 0 only if that is infinite, and then the result is not a sum.
+#define EXPONENTIALS(a, shift) exp_in_units(at_most((a) - (shift), 0))
+
+KERNEL(softmax)
+(IN(X, x),
+#if WHERE
+ IN(u8, where),
+#endif
+ OUT(Y, y), ROW_SHAPE) {
+    LOCAL_ARRAY(real, scratch, BLOCK);
+    for (index_t turn = 0; turn < rows_each; ++turn) {
+        const index_t at = ROW_INDEX(turn), row = at < rows ? at : rows - 1;
+        const GLOBAL STORAGE(X) *from = ROW(x, row);
+#if WHERE
+        const GLOBAL uchar *flags = ROW(where, row);
+#endif
+        GLOBAL STORAGE(Y) *to = ROW(y, row);
+        real largest = LOWEST, shift, total;
+#if KEPT
+        vec kept[KEPT], top = splat(LOWEST), sum = splat(0);
+        UNROLL for (int k = 0; k < KEPT; ++k) {
+            const int i = ELEMENT(k);
+            kept[k] = i < n ? TERMS(i) : splat(LOWEST);
+            top = larger(top, kept[k]);
+        }
+        largest = row_max(FOLD(top, larger_one), scratch);
+        shift = IS_FINITE(largest) ? largest : 0;
+        UNROLL for (int k = 0; k < KEPT; ++k) {
+            const vec e = EXPONENTIALS(kept[k], shift);
+            sum += e;
+            if (KIND == SOFTMAX) kept[k] = e;
+        }
+        total = row_sum(FOLD(sum, ADD), scratch);
+#else
+        vec sum = splat(0), rest = splat(0);
+        for (int begin = 0; begin < CHUNKS; begin += BLOCK_VECTORS) {
+            const int end = begin + BLOCK_VECTORS < CHUNKS ? begin + BLOCK_VECTORS : CHUNKS;
+            vec top = splat(LOWEST), block = splat(0);
+            const bool within = BLOCK_WITHIN_ROW(end);
+            if (within)
+                for (int k = begin; k < end; ++k) top = larger(top, VECTOR_OF_TERMS(ELEMENT(k)));
+            else
+                for (int k = begin; k < end && ELEMENT(k) < n; ++k) top = larger(top, TERMS(ELEMENT(k)));
+            const real high = FOLD(top, larger_one);
+            if (high > largest) {
+                const real factor = exp(largest - high);
+                sum *= factor;
+                rest *= factor;
+                largest = high;
+            }
+            shift = IS_FINITE(largest) ? largest : 0;
+            if (within)
+                for (int k = begin; k < end; ++k) block += EXPONENTIALS(VECTOR_OF_TERMS(ELEMENT(k)), shift);
+            else
+                for (int k = begin; k < end && ELEMENT(k) < n; ++k) block += EXPONENTIALS(TERMS(ELEMENT(k)), shift);
+            const vec both = sum + block, added = both - sum;
+            rest += (sum - (both - added)) + (block - added);
+            sum = both;
+        }
+        const real mine = largest;
+        largest = row_max(mine, scratch);
+        shift = IS_FINITE(largest) ? largest : 0;
+        const vec both = sum + rest;
+        total = FOLD(both, ADD);
+        total = row_sum(mine == largest ? total : total * exp(mine - largest), scratch);
+#endif
+        if (at >= rows) continue;
+#if KIND == LOGSUMEXP
+        if (IS_FINITE(largest))
+            total = log(total * (1 / ONE_IN_UNITS)) + largest;
+        else if (total == total)
+            total = largest;
+        if (lane_id() == 0) JOIN(put_, Y)(to, total);
+#else
+        const bool none = WHERE && largest == LOWEST;
+        if (!none) total += largest - largest;  // NaN if it is infinite
+        const real factor = none && total == total ? 0 : 1 / total;
+        const real minus = none && total == total ? 0 : log(total * (1 / ONE_IN_UNITS));
+        for (int k = 0; k < CHUNKS; ++k) {
+            const int i = ELEMENT(k);
+            if (i >= n) break;
+#if KEPT
+            const vec a = kept[k];
+#else
+            const vec a = KIND == SOFTMAX ? EXPONENTIALS(TERMS(i), shift) : TERMS(i);
+#endif
+            WRITE(Y, to, y_step, i, KIND == SOFTMAX ? a * factor : a - shift - minus);
+        }
+#endif
+    }
+}

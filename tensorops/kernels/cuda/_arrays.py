@@ -1,0 +1,163 @@
+"""What the launcher must know of CuPy's arrays and torch's tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from typing import Any, Protocol, TypeAlias
+
+from tensorops._dtypes import name_of
+from tensorops.kernels._gpu.plans import ITEM_SIZES, Operand
+
+Facts: TypeAlias = tuple[int, Any, tuple[int, ...], tuple[int, ...], int]
+"""The metadata of an array: device, dtype, shape, strides in the library's unit, alignment. A call asks for it."""
+
+
+class Arrays(Protocol):
+    """A library's arrays in the memory of GPUs."""
+
+    def refuse(self, arguments: tuple[Any, ...]) -> str | None:
+        """Return why a call must be left to the library, or ``None``."""
+
+    def facts(self, x: Any) -> tuple[Facts, int]:
+        """Return the metadata of an array, and its address."""
+
+    def operand(self, facts: Facts) -> Operand | str:
+        """Return metadata as planners take it, or why they cannot."""
+
+    def pointer(self, x: Any) -> int:
+        """Return the address of an array's first element."""
+
+    def current(self) -> int:
+        """Return the index of the current device."""
+
+    def device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which a device is the current one."""
+
+    def stream(self, device: int) -> int:
+        """Return the handle of the current stream of the current device."""
+
+    def dtype(self, name: str) -> Any:
+        """Return a dtype by its name."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, device: int) -> Any:
+        """Return a new array on the current device."""
+
+
+class CupyArrays:
+    """CuPy's arrays."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._empty = cupy.empty
+        self._stream = cupy.cuda.get_current_stream
+        self.current = cupy.cuda.runtime.getDevice
+        self.device = cupy.cuda.Device
+
+    def refuse(self, arguments: tuple[Any, ...]) -> None:
+        """Return ``None``: CuPy records nothing."""
+
+    def facts(self, x: Any) -> tuple[Facts, int]:
+        """Return the metadata of an array, and its address."""
+        memory = x.data
+        pointer = memory.ptr
+        return (memory.device_id, x.dtype, x.shape, x.strides, _alignment(pointer)), pointer
+
+    def operand(self, facts: Facts) -> Operand | str:
+        """Return metadata as planners take it, or why they cannot: CuPy counts strides in bytes."""
+        _, dtype, _, strides, _ = facts
+        if any(stride % dtype.itemsize for stride in strides):
+            return "the strides of an array are not multiples of the size of its elements"
+        return _operand(facts, tuple(stride // dtype.itemsize for stride in strides))
+
+    def pointer(self, x: Any) -> int:
+        """Return the address of an array's first element."""
+        return int(x.data.ptr)
+
+    def stream(self, device: int) -> int:
+        """Return the handle of the current stream of the current device."""
+        return int(self._stream().ptr)
+
+    def dtype(self, name: str) -> Any:
+        """Return a dtype by its name."""
+        import numpy as np
+
+        if name == "bfloat16":
+            import ml_dtypes
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(name)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, device: int) -> Any:
+        """Return a new array on the current device."""
+        return self._empty(shape, dtype)
+
+
+class TorchTensors:
+    """Torch's tensors."""
+
+    def __init__(self, torch: Any) -> None:
+        from tensorops.libraries.torch import refuse_tensors
+
+        self._torch = torch
+        self.refuse = functools.partial(refuse_tensors, host=False)
+        self.current = torch.cuda.current_device
+        self.device = torch.cuda.device
+
+    def facts(self, x: Any) -> tuple[Facts, int]:
+        """Return the metadata of a tensor, and its address."""
+        pointer = x.data_ptr()
+        return (x.get_device(), x.dtype, x.shape, x.stride(), _alignment(pointer)), pointer
+
+    def operand(self, facts: Facts) -> Operand | str:
+        """Return metadata as planners take it, or why they cannot."""
+        return _operand(facts, facts[3])
+
+    def pointer(self, x: Any) -> int:
+        """Return the address of a tensor's first element."""
+        return int(x.data_ptr())
+
+    def stream(self, device: int) -> int:
+        """Return the handle of the current stream, as what torch's own compiler makes asks for it."""
+        return int(self._torch._C._cuda_getCurrentRawStream(device))
+
+    def dtype(self, name: str) -> Any:
+        """Return a dtype by its name."""
+        return getattr(self._torch, name)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, device: int) -> Any:
+        """Return a new tensor."""
+        return self._torch.empty(shape, dtype=dtype, device=device)
+
+
+def _alignment(pointer: int) -> int:
+    return pointer & -pointer & 15 or 16
+
+
+def _operand(facts: Facts, strides: tuple[int, ...]) -> Operand | str:
+    _, dtype, shape, _, aligned = facts
+    name = name_of(dtype)
+    if name not in ITEM_SIZES:
+        return f"an array has dtype {name}"
+    if aligned < ITEM_SIZES[name]:
+        return "the address of an array is not a multiple of the size of its elements"
+    return Operand(name, tuple(shape), strides, 0, aligned)
+
+
+_owners: dict[type, Arrays | None] = {}
+
+
+def arrays_of(kind: type) -> Arrays | None:
+    """Return whose arrays have this type; ``None`` if it is not exactly that of a library's arrays."""
+    if kind not in _owners:
+        _owners[kind] = _find(kind)
+    return _owners[kind]
+
+
+def _find(kind: type) -> Arrays | None:
+    cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
+    if cupy is not None and kind is cupy.ndarray:
+        return CupyArrays(cupy)
+    if torch is not None and kind is torch.nn.Parameter:
+        return arrays_of(torch.Tensor)  # the same object: they may be mixed
+    return TorchTensors(torch) if torch is not None and kind is torch.Tensor else None

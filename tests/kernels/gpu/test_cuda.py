@@ -1,0 +1,349 @@
+"""The provider `cuda` up to the driver: what is compiled, packed, launched, kept and refused. No test needs a GPU.
+
+A fake driver records launches; what kernels compute is tested on OpenCL devices and by emulation.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import itertools
+import sys
+
+import numpy as np
+import pytest
+
+import fake_cuda
+import support
+import tensorops as tp
+from tensorops import _providers
+from tensorops.kernels._gpu import normalization
+from tensorops.kernels._gpu.plans import Launch, Operand, Plan, Result
+from tensorops.kernels.cuda import _arrays, _compile, _driver, _launch
+
+ELEMENTS = {"DOUBLE": 0, "X": "f32"}
+tp.rms_norm.kernels  # noqa: B018 - loads every provider, before any driver is replaced
+
+
+@pytest.fixture
+def nvrtc(monkeypatch, tmp_path):
+    """A fake compiler, and an empty cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fake = fake_cuda.Nvrtc()
+    monkeypatch.setattr(_compile, "nvrtc", lambda: fake)
+    return fake
+
+
+@pytest.fixture
+def driver(cupy, nvrtc, monkeypatch):
+    """A fake driver in place of NVIDIA's, for arrays of a fake CuPy; nothing is left over from other tests."""
+    fake = fake_cuda.Driver(lambda: cupy.current)
+    monkeypatch.setattr(_driver, "library", lambda: fake)
+    monkeypatch.setattr(_driver, "device", functools.cache(_driver.Device))
+    monkeypatch.setattr(_launch, "_kernel", functools.cache(_launch._kernel.__wrapped__))
+    monkeypatch.setattr(_arrays, "_owners", {})
+    return fake
+
+
+@pytest.fixture
+def kernel_of(driver, monkeypatch):
+    """Register an operator's kernel of `cuda` for one test, with a planner; return it."""
+
+    def register(operator, planner):
+        kernels = {name: kernel for name, kernel in operator._kernels.items() if name != "cuda"}
+        monkeypatch.setattr(operator, "_kernels", kernels)
+        monkeypatch.setitem(_providers._reasons, "cuda", "")
+        _launch.register(operator, planner)
+        return operator._kernels["cuda"]
+
+    return register
+
+
+@pytest.fixture
+def rms_norm(kernel_of, driver):
+    """The kernel of `rms_norm` as it is, and the sizes of its arguments."""
+    driver.sizes = [8, *[8] * 5] * 3 + [4, 8, 8, 8, 8, 4, 4]
+    return kernel_of(tp.rms_norm, normalization.rms_norm)
+
+
+def on_gpu(cupy, a, device=0):
+    """Return an array of the fake CuPy at a multiple of 16 bytes, as CuPy's pool has it."""
+    a = np.asarray(a)
+    memory = np.empty(a.nbytes + 16, np.uint8)
+    start = -memory.ctypes.data % 16
+    with cupy.cuda.Device(device):
+        made = cupy.asarray(memory[start : start + a.nbytes].view(a.dtype).reshape(a.shape))
+    made[...] = a
+    return made
+
+
+def operand(x):
+    """The metadata of an array of the fake CuPy, written anew."""
+    alignment = next(n for n in (16, 8, 4, 2, 1) if x.data.ptr % n == 0)
+    return Operand(x.dtype.name, x.shape, tuple(s // x.itemsize for s in x.strides), 0, alignment)
+
+
+def expected_parameters(launch, pointers):
+    return [pointers[a].to_bytes(8, sys.byteorder) if isinstance(a, str) else a.tobytes() for a in launch.arguments]
+
+
+# --- what is launched ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [np.s_[:], np.s_[::2, 1:], np.s_[::-1, 4:], np.s_[:, ::3], np.s_[0]], ids=str)
+def test_arguments_are_packed_as_planned(rms_norm, driver, cupy, index):
+    x = on_gpu(cupy, np.ones((6, 40), np.float32))[index]
+    weight = on_gpu(cupy, np.ones(x.shape[-1], np.float32))
+    y = rms_norm.function(x, weight, eps=0.25, weight_offset=0.5)
+    facts = _driver.device(0).facts
+    assert (facts.kind, facts.units, facts.lanes, facts.max_block, facts.local_bytes) == ("gpu", 132, 32, 1024, 49152)
+    plan = normalization.rms_norm(facts, operand(x), operand(weight), 0.25, axis=x.ndim - 1, weight_offset=0.5)
+    (launch,), (launched,) = plan.launches, driver.launches
+    pointers = {"x": x.data.ptr, "weight": weight.data.ptr, "y": y.data.ptr}
+    assert launched.parameters == expected_parameters(launch, pointers)
+    assert (launched.grid, launched.block) == ((launch.groups, 1, 1), (launch.block, 1, 1))
+    assert (launched.kernel, launched.stream) == ("rms_norm", 7000)
+    assert (type(y), y.shape, y.dtype) == (cupy.ndarray, x.shape, np.float32)
+
+
+def test_values_are_aligned_to_their_sizes():
+    data, offsets, names = _driver.packed((np.int32(1), "x", np.float32(2.5), np.int64(-3), np.int32(4), np.float64(5)))
+    assert (offsets, names) == ([0, 8, 16, 24, 32, 40], ["x"])
+    parts = [
+        np.frombuffer(data[at : at + np.dtype(kind).itemsize], kind)[0]
+        for at, kind in zip(offsets, ("i4", "i8", "f4", "i8", "i4", "f8"), strict=True)
+    ]
+    assert parts == [1, 0, 2.5, -3, 4, 5]
+
+
+def test_launches_run_in_order_with_their_temporaries(kernel_of, driver, cupy):
+    results = {"none": None, "y": Result("float16", (3,)), "z": Result("int32", ())}
+    launches = (
+        Launch("rms_norm", "first", ELEMENTS, 5, 64, ("x", "held")),
+        Launch("rms_norm", "none", ELEMENTS, 0, 64, ("x", "held")),
+        Launch("rms_norm", "second", ELEMENTS, 6, 32, ("held", "y")),
+        Launch("rms_norm", "third", ELEMENTS, 7, 32, ("z", "x")),
+    )
+    plan = Plan(results, launches, {"held": Result("float32", (8,))})
+    kernel = kernel_of(tp.silu, lambda device, x: plan)
+    driver.sizes = [8, 8]
+    x = on_gpu(cupy, np.ones(3, np.float32))
+    none, y, z = kernel.function(x)
+    assert none is None
+    assert (y.shape, y.dtype, z.shape, z.dtype) == ((3,), np.float16, (), np.int32)
+    made = [
+        (launched.kernel, [int.from_bytes(p, sys.byteorder) for p in launched.parameters])
+        for launched in driver.launches
+    ]
+    held = made[0][1][1]
+    assert held not in (x.data.ptr, y.data.ptr, z.data.ptr)
+    assert made == [
+        ("first", [x.data.ptr, held]), ("second", [held, y.data.ptr]), ("third", [z.data.ptr, x.data.ptr])
+    ]  # fmt: skip
+
+
+def test_no_rows_launch_nothing(rms_norm, driver, cupy):
+    x = on_gpu(cupy, np.ones((0, 8), np.float16))
+    y = rms_norm.function(x)
+    assert (y.shape, y.dtype, driver.launches) == ((0, 8), np.float16, [])
+
+
+def test_arrays_of_another_device_are_computed_there(rms_norm, driver, nvrtc, cupy):
+    x, weight = on_gpu(cupy, np.ones((2, 8), np.float32), 1), on_gpu(cupy, np.ones(8, np.float32), 1)
+    y = rms_norm.function(x, weight)
+    assert (y.on, cupy.current) == (1, 0)
+    (launched,) = driver.launches
+    assert (launched.context, launched.stream) == (101, 7001)
+    assert [architecture for _, architecture in nvrtc.compiled] == ["sm_75"]
+    assert driver.loaded[0][1] == 101
+    assert rms_norm.supports(x, on_gpu(cupy, np.ones(8, np.float32)), 1e-6, axis=1, weight_offset=0.0) == (
+        "the arrays are on different devices: CUDA devices 0 and 1"
+    )
+
+
+def test_a_call_that_is_known_only_allocates_and_launches(rms_norm, driver, nvrtc, cupy):
+    x, weight = on_gpu(cupy, np.ones((2, 8), np.float32)), on_gpu(cupy, np.ones(8, np.float32))
+    rms_norm.function(x, weight)
+    del driver.calls[:], nvrtc.compiled[:]
+    y = rms_norm.function(x + 0, weight)
+    assert (driver.calls, nvrtc.compiled) == (["cuLaunchKernelEx"], [])
+    assert int.from_bytes(driver.launches[-1].parameters[12], sys.byteorder) == y.data.ptr
+
+
+def test_another_alignment_is_another_program(rms_norm, driver, nvrtc, cupy):
+    memory, weight = on_gpu(cupy, np.ones(64, np.float32)), on_gpu(cupy, np.ones(8, np.float32))
+    for at in (0, 1, 4):
+        rms_norm.function(memory[at : at + 16].reshape(2, 8), weight)
+    assert ["#define ALIGNED 1\n" in text for text, _ in nvrtc.compiled] == [True, False]
+    assert [done.kernel for done in driver.launches] == ["rms_norm"] * 3
+
+
+def test_a_thread_that_has_not_used_the_device_enters_it(rms_norm, driver, cupy):
+    driver.statuses = [201]
+    rms_norm.function(on_gpu(cupy, np.ones((2, 8), np.float32)), on_gpu(cupy, np.ones(8, np.float32)))
+    assert (len(driver.launches), driver.entered) == (1, [100])
+
+
+def test_a_failed_launch_is_an_error(rms_norm, driver, cupy):
+    x, weight = on_gpu(cupy, np.ones((2, 8), np.float32)), on_gpu(cupy, np.ones(8, np.float32))
+    driver.statuses = [719]
+    with pytest.raises(RuntimeError, match=r"^CUDA error 719: something happened$"):
+        rms_norm.function(x, weight)
+
+
+def test_threads_launch_their_own_arrays(rms_norm, driver, cupy):
+    calls = 200
+    weight = on_gpu(cupy, np.ones(8, np.float32))
+    rms_norm.function(on_gpu(cupy, np.ones((2, 8), np.float32)), weight)
+    driver.launches.clear()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            arrays = [on_gpu(cupy, np.ones((2, 8), np.float32)) for _ in range(calls)]
+            results = list(pool.map(lambda x: rms_norm.function(x, weight), arrays))
+    finally:
+        sys.setswitchinterval(interval)
+    pairs = {(x.data.ptr, y.data.ptr) for x, y in zip(arrays, results, strict=True)}
+    launched = {tuple(int.from_bytes(p.parameters[i], sys.byteorder) for i in (0, 12)) for p in driver.launches}
+    assert (launched, len(driver.launches)) == (pairs, calls)
+
+
+# --- what is compiled and kept ---------------------------------------------------------------------------
+
+
+def test_programs_are_kept_by_text_architecture_and_version(nvrtc):
+    for text, architecture, version in itertools.product(("a", "b"), ("sm_80", "sm_90"), ("99.1", "99.2")):
+        nvrtc.version = version
+        for _ in range(2):
+            assert _compile.cubin(text, architecture) == f"{architecture}: {text}".encode()
+    assert len(nvrtc.compiled) == 8
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: bytes([b[0] ^ 1]) + b[1:]])
+def test_a_damaged_file_is_compiled_again(nvrtc, tmp_path, damage):
+    _compile.cubin("a", "sm_80")
+    (path,) = (tmp_path / "tensorops" / "cuda").iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    for _ in range(2):
+        assert _compile.cubin("a", "sm_80") == b"sm_80: a"
+    assert len(nvrtc.compiled) == 2
+
+
+def test_without_a_cache_folder_programs_are_compiled_each_time(nvrtc, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for count in (1, 2):
+        assert _compile.cubin("a", "sm_80") == b"sm_80: a"
+        assert len(nvrtc.compiled) == count
+
+
+def test_what_the_compiler_says_is_the_reason(rms_norm, driver, nvrtc, cupy):
+    nvrtc.error = _compile.CompileError("tensorops.cu(7): error: expected an expression\nmore")
+    x = on_gpu(cupy, np.ones((2, 8), np.float32))
+    reason = rms_norm.supports(x, None, 1e-6, axis=1, weight_offset=0.0)
+    assert reason == "CompileError: tensorops.cu(7): error: expected an expression"
+    assert rms_norm.function(x) is NotImplemented
+
+
+# --- what is refused ---------------------------------------------------------------------------------------
+
+
+def test_what_is_not_cupys_own_array(rms_norm, cupy):
+    class Derived(cupy.ndarray):
+        pass
+
+    assert rms_norm.supports(np.ones(3), None, 1e-6, axis=0, weight_offset=0.0) == "an argument is a ndarray"
+    assert rms_norm.function(np.ones(3)) is NotImplemented
+    x = on_gpu(cupy, np.ones((2, 8), np.float32)).view(Derived)
+    assert rms_norm.supports(x, None, 1e-6, axis=1, weight_offset=0.0) == "an argument is a Derived"
+    assert rms_norm.function(on_gpu(cupy, np.ones((2, 8), np.float32)), np.ones(8, np.float32)) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    ("offset", "strides", "reason"),
+    [
+        (2, (4,), "the address of an array is not a multiple of the size of its elements"),
+        (0, (6,), "the strides of an array are not multiples of the size of its elements"),
+    ],
+)
+def test_elements_between_elements(rms_norm, cupy, offset, strides, reason):
+    memory = np.zeros(64, np.uint8)
+    start = -memory.ctypes.data % 16 + offset
+    x = np.ndarray((4,), np.float32, memory[start:], strides=strides).view(cupy.ndarray)
+    assert rms_norm.supports(x, None, 1e-6, axis=0, weight_offset=0.0) == reason
+
+
+def test_wrong_arguments_get_the_operators_words(rms_norm, driver, cupy):
+    x = on_gpu(cupy, np.ones((2, 8), np.float32))
+    for args, kwargs in (((x, x), {}), ((x,), {"eps": -1.0}), ((x,), {"eps": [1]}), ((x,), {"other": 1}), ((), {})):
+        assert rms_norm.function(*args, **kwargs) is NotImplemented
+    assert driver.launches == []
+
+
+# --- torch's tensors -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch(rms_norm, driver, monkeypatch):
+    """Torch, whose tensors in host memory say that they are on CUDA device 0; other kernels have none."""
+    torch = support.require("torch").xp and sys.modules["torch"]
+    operator = tp.rms_norm
+    monkeypatch.setattr(operator, "_kernels", {"cuda": operator._kernels["cuda"]})
+    own = _arrays.arrays_of(torch.Tensor)
+    own.refuse = functools.partial(own.refuse.func, host=True)
+    own.current = lambda: 0
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0)
+    monkeypatch.setattr(type(own), "stream", lambda self, device: 9000 + device)
+    monkeypatch.setattr(type(own), "empty", lambda self, shape, dtype, device: torch.zeros(shape, dtype=dtype))
+    return torch
+
+
+def test_tensors_are_launched_as_they_are(torch, driver):
+    base = torch.ones(4, 6, 32, dtype=torch.bfloat16)
+    weight = torch.nn.Parameter(torch.ones(32), requires_grad=False)
+    for x in (base, base[1:, ::2], base.transpose(0, 1), base[:1].expand(5, 6, 32)):
+        y = tp.rms_norm(x, weight)
+        launched = driver.launches[-1]
+        places = [int.from_bytes(launched.parameters[i], sys.byteorder) for i in (0, 6, 12)]
+        assert places == [x.data_ptr(), weight.data_ptr(), y.data_ptr()]
+        assert launched.stream == 9000
+        assert (y.dtype, y.shape) == (x.dtype, x.shape)
+        step = Operand("bfloat16", tuple(x.shape), x.stride(), 0, 16)
+        plan = normalization.rms_norm(
+            _driver.device(0).facts, step, Operand("float32", (32,), (1,)), 1e-6, axis=2, weight_offset=0.0
+        )
+        pointers = dict(zip(("x", "weight", "y"), places, strict=True))
+        assert launched.parameters == expected_parameters(plan.launches[0], pointers)
+    assert tp.rms_norm.explain(base).kernel == "cuda"
+
+
+def test_what_torch_must_see_gets_the_body(torch, driver):
+    x = torch.linspace(-1, 1, 16).reshape(2, 8)
+
+    def reason(x):
+        return tp.rms_norm.explain(x).refused.get("cuda")
+
+    tp.rms_norm(x, x[0])
+    count = len(driver.launches)
+    wants = x.clone().requires_grad_()
+    assert reason(wants) == "an argument requires grad"
+    (gradient,) = torch.autograd.grad(tp.rms_norm(wants).sum(), wants)
+    torch.testing.assert_close(gradient, torch.autograd.grad(tp.rms_norm.generic(wants).sum(), wants)[0])
+    found = []
+    torch.func.vmap(lambda row: (found.append(reason(row)), tp.rms_norm(row))[1])(x)
+    assert found == ["torch.func transforms the call"]
+    with torch.no_grad():
+        assert reason(wants) is None
+    assert reason(x.as_subclass(type("Own", (torch.Tensor,), {}))) == "an argument is a Own"
+    assert len(driver.launches) == count
+
+
+def test_tensors_in_host_memory_are_none_of_its_business(rms_norm, driver):
+    torch = support.require("torch").xp and sys.modules["torch"]
+    x = torch.ones(2, 8)
+    assert tp.rms_norm._kernels["cuda"].supports(x, None, 1e-6, axis=1, weight_offset=0.0) == (
+        "an argument is not a dense tensor on a CUDA device"
+    )
+    assert tp.rms_norm._kernels["cuda"].function(x) is NotImplemented
+    assert driver.calls == []
