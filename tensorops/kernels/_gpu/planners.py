@@ -8,21 +8,15 @@ from typing import Any, TypeAlias
 from tensorops._operator import Operator
 from tensorops.kernels._gpu import activation as plan_activation
 from tensorops.kernels._gpu import attention as plan_attention
-from tensorops.kernels._gpu import normalization as plan_normalization
-from tensorops.kernels._gpu import softmax as plan_softmax
-from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import activation, normalization
-from tensorops.ops import attention, normalization
-from tensorops.kernels._gpu import quantization as plan_quantization
-from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import normalization, quantization
 from tensorops.kernels._gpu import embedding as plan_embedding
 from tensorops.kernels._gpu import loss as plan_loss
 from tensorops.kernels._gpu import normalization as plan_normalization
 from tensorops.kernels._gpu import positional as plan_positional
+from tensorops.kernels._gpu import quantization as plan_quantization
 from tensorops.kernels._gpu import sampling as plan_sampling
+from tensorops.kernels._gpu import softmax as plan_softmax
 from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import linear, loss, normalization, positional, sampling
+from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization, sampling
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
@@ -56,7 +50,6 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     quantization.quantized_linear: plan_quantization.quantized_linear,
     linear.embedding: plan_embedding.embedding,
     loss.cross_entropy: plan_loss.cross_entropy,
-    normalization.rms_norm: plan_normalization.rms_norm,
     positional.rope: plan_positional.rope,
     sampling.sample: plan_sampling.sample,
 }

@@ -47,8 +47,8 @@ def few_rows(
 ) -> Launch:
     """Return the launch of products of rows of `x`, whose elements are of `dtype`, with a matrix.
 
-    A team of threads computes a few outputs for a few rows. It is large enough to keep the device busy, but not so large
-    that threads have no chunk of columns.
+    A team of threads computes a few outputs for a few rows. It is large enough to keep the device busy, but not so
+    large that threads have no chunk of columns.
     """
     x_rows = min(1 << max(x.count - 1, 0).bit_length(), _MAX_X_ROWS)
     per_team = min(2 if x_rows == _MAX_X_ROWS and device.kind == "cpu" else 4, 1 << max(outputs.bit_length() - 1, 0))
@@ -65,7 +65,9 @@ def few_rows(
         g = Rows(threads, per_block, vec, 0, 1, -(-tiles // per_block))
     common = {"X": SHORT[dtype], "X_ROWS": x_rows, "OUTPUTS": per_team}
     more = tuple(map(np.int64, (outputs, tiles, tiles_of_rows)))
-    return x.launch(device, source, source, dtype, {**common, **defines}, (x.arguments["x"], arguments, ("y",)), more, geometry=g)
+    return x.launch(
+        device, source, source, dtype, {**common, **defines}, (x.arguments["x"], arguments, ("y",)), more, geometry=g
+    )
 
 
 def _team(device: Device, tiles: int, chunks: int) -> int:

@@ -119,8 +119,7 @@ def rows_of(
     every = [(name, a, step) for (name, a), step in zip(arrays.items(), steps, strict=True)]
     every += [(name, a, step) for name, a, step, _ in others]
     arguments = {
-        name: _operand(name, a, step, tuple(strides))
-        for (name, a, step), strides in zip(every, across[1], strict=True)
+        name: _operand(name, a, step, tuple(strides)) for (name, a, step), strides in zip(every, across[1], strict=True)
     }
     dense = all(step == 1 for step in steps)
     aligned = dense and all(

@@ -152,9 +152,7 @@ class _Step(NamedTuple):
 
 
 def _step(device: Any, launch: Launch, slots: dict[str, int]) -> _Step:
-    # Vectors are loaded from any address, so programs do not differ in it.
-    defines = {name: value for name, value in launch.defines.items() if name != "ALIGNED"}
-    text = sources.program(launch.source, tuple(defines.items()), "opencl.h")
+    text = sources.program(launch.source, tuple(launch.defines.items()), "opencl.h")
     numbers = [None if isinstance(argument, str) else argument for argument in launch.arguments]
     made = _launch.launch(device, text, launch.kernel, numbers, (launch.groups * launch.block,), (launch.block,))
     wanted = [slots[argument] for argument in launch.arguments if isinstance(argument, str)]
