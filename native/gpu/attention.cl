@@ -18,14 +18,8 @@
 #define SLICES(n) (((n) + SLICE - 1) / SLICE)
 #define OWN (SLICES(VALUE_DIM) * SLICE / THREADS)  // features of the result that a thread has
 #define OWN_ROWS (ROW_VECTORS * VEC)
-#define EACH_FACTOR _Pragma("unroll") for (int u = 0; u < FACTORS; ++u)
-#define EACH_VECTOR _Pragma("unroll") for (int t = 0; t < ROW_VECTORS; ++t)
-#define EACH_ROW _Pragma("unroll") for (int r = 0; r < OWN_ROWS; ++r)
-#if THREADS > 1
-#define UNROLL_SLICES _Pragma("unroll")  // so that results have registers
-#else
-#define UNROLL_SLICES
-#endif
+#define EACH_FACTOR UNROLLED for (int u = 0; u < FACTORS; ++u)
+#define EACH_VECTOR UNROLLED for (int t = 0; t < ROW_VECTORS; ++t)
 // The first of a thread's vectors of rows, in local arrays of [key or feature][vector]
 #define VECTORS_AT(array, i) (array + ((i)*ROWS + rows_at) * ROW_VECTORS)
 // The place in its slice of the i-th feature of a thread; VEC of them are adjacent
@@ -69,7 +63,7 @@ INLINE void load_queries(LOCAL vec* queries, const Attention* a, int row, const 
         if (THREADS == 1) return x;                                                  \
         real lanes[VEC];                                                             \
         to_memory(x, lanes);                                                         \
-        _Pragma("unroll") for (int k = 0; k < VEC; ++k) lanes[k] = reduction(lanes[k], scratch); \
+        IN_REGISTERS for (int k = 0; k < VEC; ++k) lanes[k] = reduction(lanes[k], scratch); \
         return from_memory(lanes);                                                   \
     }
 DEFINE_OVER_THREADS(largest_of_rows, row_max)
@@ -87,12 +81,12 @@ KERNEL(attention)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
     const Span all = span_of_rows(&a, a.row, ROWS * OWN_ROWS, false);
     Span spans[OWN_ROWS];
     int excess[OWN_ROWS];
-    EACH_ROW spans[r] = span_of_row(&a, row + r), excess[r] = 0;
+    IN_REGISTERS for (int r = 0; r < OWN_ROWS; ++r) spans[r] = span_of_row(&a, row + r), excess[r] = 0;
 
     vec y[OWN][ROW_VECTORS], largest[ROW_VECTORS], sum[ROW_VECTORS], per_unit[ROW_VECTORS], per_score[ROW_VECTORS];
     EACH_VECTOR per_unit[t] = per_score[t] = splat(1);
     for (bool again = false;; again = true) {
-        UNROLL_SLICES for (int i = 0; i < OWN; ++i) EACH_VECTOR y[i][t] = splat(0);
+        IN_REGISTERS for (int i = 0; i < OWN; ++i) EACH_VECTOR y[i][t] = splat(0);
         EACH_VECTOR largest[t] = splat(-REAL_INFINITY), sum[t] = splat(0);
         vec strange = splat(0);  // NaN where a score was not finite
         for (int start = any.begin; start < any.end; start += KEYS) {
@@ -120,7 +114,7 @@ KERNEL(attention)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
 
             const bool whole = all.begin <= start && all.end >= start + n;
             vec correction[ROW_VECTORS];
-            EACH_VECTOR {
+            IN_REGISTERS for (int t = 0; t < ROW_VECTORS; ++t) {
                 vec low = splat(0), high = splat(n), top = largest[t];
                 if (!whole) {
                     real ends[2][VEC];
@@ -161,11 +155,11 @@ KERNEL(attention)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
                 }
             }
 
-            UNROLL_SLICES for (int slice = 0; slice < SLICES(VALUE_DIM); ++slice) {
+            IN_REGISTERS for (int slice = 0; slice < SLICES(VALUE_DIM); ++slice) {
                 TOGETHER();
                 load_values(tile, &a, start, n, slice * SLICE);
                 TOGETHER();
-                UNROLL_SLICES for (int i = 0; i < SLICE / THREADS; i += FACTORS) {
+                IN_REGISTERS for (int i = 0; i < SLICE / THREADS; i += FACTORS) {
                     vec sums[ROW_VECTORS][FACTORS];
                     const int at = slice * (SLICE / THREADS) + i;
                     EACH_FACTOR EACH_VECTOR sums[t][u] = y[at + u][t] * correction[t];
@@ -183,7 +177,7 @@ KERNEL(attention)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
         }
         if (again || !block_any(FOLD(strange, ADD) != 0, scratch)) break;
         const real key = largest_key(&a, any);
-        EACH_VECTOR {
+        IN_REGISTERS for (int t = 0; t < ROW_VECTORS; ++t) {
             real units[VEC];
             for (int k = 0; k < VEC; ++k) {
                 excess[t * VEC + k] = excess_of(&a, row + t * VEC + k, key);
@@ -194,7 +188,7 @@ KERNEL(attention)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
         }
     }
 
-    EACH_VECTOR {
+    IN_REGISTERS for (int t = 0; t < ROW_VECTORS; ++t) {
         real tops[VEC], sums[VEC], units[VEC], factors[VEC];
         to_memory(largest[t], tops);
         to_memory(sum_of_rows(sum[t], scratch), sums);
@@ -216,13 +210,13 @@ KERNEL(attention)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
 #endif
         }
         const vec factor = from_memory(factors);
-        UNROLL_SLICES for (int slice = 0; slice < SLICES(VALUE_DIM); ++slice)
-            UNROLL_SLICES for (int i = 0; i < SLICE / THREADS; i += VEC) {
+        IN_REGISTERS for (int slice = 0; slice < SLICES(VALUE_DIM); ++slice)
+            IN_REGISTERS for (int i = 0; i < SLICE / THREADS; i += VEC) {
                 real transposed[VEC * VEC], part[VEC];
-                _Pragma("unroll") for (int u = 0; u < VEC; ++u)
+                IN_REGISTERS for (int u = 0; u < VEC; ++u)
                     to_memory(y[slice * (SLICE / THREADS) + i + u][t] * factor, transposed + u * VEC);
-                _Pragma("unroll") for (int k = 0; k < VEC; ++k) {
-                    _Pragma("unroll") for (int u = 0; u < VEC; ++u) part[u] = transposed[u * VEC + k];
+                IN_REGISTERS for (int k = 0; k < VEC; ++k) {
+                    IN_REGISTERS for (int u = 0; u < VEC; ++u) part[u] = transposed[u * VEC + k];
                     if (first + k < a.rows) STORE_FEATURES(to[k], slice * SLICE + OWN_FEATURE(i), from_memory(part));
                 }
             }

@@ -13,12 +13,7 @@
 #define VECTORS(n) (((n) + THREADS * VEC - 1) / (THREADS * VEC))
 #define PER_PASS (QUERIES >= 8 ? 2 : QUERIES == 4 ? 4 : 8)  // vectors of values whose sums fit registers
 #define PANEL (VECTORS(VALUE_DIM) < PER_PASS ? VECTORS(VALUE_DIM) : PER_PASS)
-#define EACH_QUERY _Pragma("unroll") for (int r = 0; r < QUERIES; ++r)
-#if THREADS > 1
-#define UNROLL_KEYS _Pragma("unroll")  // so that scores and results have registers
-#else
-#define UNROLL_KEYS
-#endif
+#define EACH_QUERY UNROLLED for (int r = 0; r < QUERIES; ++r)
 
 // 0, 1, 2, … VEC - 1
 INLINE vec lane_numbers(void) {
@@ -58,7 +53,7 @@ KERNEL(attention_decode)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
         for (int start = any.begin; start < any.end; start += ROWS * KEYS) {
             const int first = start + own_group * KEYS, n = any.end - first < KEYS ? any.end - first : KEYS;
             real scores[QUERIES][KEYS], correction[QUERIES];
-            UNROLL_KEYS for (int j = 0; j < KEYS; ++j) {
+            IN_REGISTERS for (int j = 0; j < KEYS; ++j) {
                 const GLOBAL STORAGE(X) *key = key_at(&a, j < n ? first + j : any.end - 1);
                 vec sums[QUERIES];
                 EACH_QUERY sums[r] = splat(0);
@@ -75,7 +70,7 @@ KERNEL(attention_decode)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
                 const vec low = splat(span.begin < first ? 0 : span.begin - first < KEYS ? span.begin - first : KEYS);
                 const vec high = splat(end < first ? 0 : end - first < KEYS ? end - first : KEYS);
                 vec top = splat(largest[r]), odd = splat(0);
-                UNROLL_KEYS for (int j = 0; j < KEYS; j += VEC) {
+                IN_REGISTERS for (int j = 0; j < KEYS; j += VEC) {
                     vec s = from_memory(scores[r] + j);
                     odd = fma(s, splat(0), odd);
                     if (a.softcap != 0) s = tanh(s * (per_score[r] / a.softcap)) * a.softcap;
@@ -97,26 +92,26 @@ KERNEL(attention_decode)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
                 correction[r] = most == largest[r] ? 1 : weight(largest[r], most, per_unit[r]);
                 largest[r] = most;
                 vec total = splat(0);
-                UNROLL_KEYS for (int j = 0; j < KEYS; j += VEC) {
+                IN_REGISTERS for (int j = 0; j < KEYS; j += VEC) {
                     const vec w = weights_of(from_memory(scores[r] + j), splat(shift), splat(per_unit[r])) * a.weight_unit;
                     total += w;
                     to_memory(w, scores[r] + j);
                 }
                 sum[r] = sum[r] * correction[r] + FOLD(total, ADD);
             }
-            _Pragma("unroll") for (int i = 0; i < VECTORS(VALUE_DIM); i += PANEL) {
+            UNROLLED for (int i = 0; i < VECTORS(VALUE_DIM); i += PANEL) {
                 vec sums[QUERIES][PANEL];
-                EACH_QUERY _Pragma("unroll") for (int p = 0; p < PANEL; ++p)
+                EACH_QUERY UNROLLED for (int p = 0; p < PANEL; ++p)
                     sums[r][p] = i + p < VECTORS(VALUE_DIM) ? y[r][i + p] * correction[r] : splat(0);
-                UNROLL_KEYS for (int j = 0; j < KEYS; ++j) {
+                IN_REGISTERS for (int j = 0; j < KEYS; ++j) {
                     if (j >= n) break;
                     const GLOBAL STORAGE(X) *value = value_at(&a, first + j);
-                    _Pragma("unroll") for (int p = 0; p < PANEL; ++p) {
+                    UNROLLED for (int p = 0; p < PANEL; ++p) {
                         const vec x = FEATURES(value, ELEMENT(i + p), VALUE_DIM);
                         EACH_QUERY sums[r][p] = fma(splat(scores[r][j]), x, sums[r][p]);
                     }
                 }
-                EACH_QUERY _Pragma("unroll") for (int p = 0; p < PANEL; ++p)
+                EACH_QUERY UNROLLED for (int p = 0; p < PANEL; ++p)
                     if (i + p < VECTORS(VALUE_DIM)) y[r][i + p] = sums[r][p];
             }
         }

@@ -2,8 +2,8 @@
 //
 // float32: polynomials fitted to minimize the largest relative error, as those of native/cpu/vector_math.h for
 // processors without AVX-512. Each states its largest error in units of the last place and the range where it was
-// measured (tests/kernels/gpu/test_activation.py). Outside of it, results are what they round to: 0, 1, infinity. CUDA's
-// hardware functions are documented to add at most 3 units; that has not been measured.
+// measured (tests/kernels/gpu/test_activation.py). Outside of it, results are what they round to: 0, 1, infinity. By
+// their documentation, CUDA's hardware functions add at most 3 units; that has not been measured.
 // float64: the library's functions.
 
 // A constant of the type of computation; it must be written with a point or an exponent

@@ -64,6 +64,8 @@ INLINE bool block_any(bool x, LOCAL real *scratch) {
 #define splat(x) ((vec)(x))
 // A quotient of numbers far from the limits of their type; CUDA's is not rounded correctly
 #define quotient(a, b) ((a) / (b))
+// Which of VEC bytes are not 0
+#define flags_of(p) (JOIN(convert_, mask)(JOIN(vload, VEC)(0, p)) != 0)
 // The bits of each float32, shifted into its exponent
 #define lifted(x) as_floats(as_bits(x) << 23)
 #define reals_of(x) JOIN(convert_, vec)(x)

@@ -7,37 +7,37 @@
 //   thread scales its sum whenever a block has a larger maximum.
 #include "rows.h"
 #include "math.h"
+#include "softmax.h"
 
-#define SOFTMAX 0
-#define LOG_SOFTMAX 1
-#define LOGSUMEXP 2
 // Vectors that are added plainly, and whose exponentials have one shift: they stay in a processor's first-level cache,
 // and in that of a GPU
 #define BLOCK_VECTORS (THREADS == 1 ? 64 : 8)
-#define LOWEST (-REAL_INFINITY)
 INLINE real larger_one(real a, real b) { return a < b ? b : a; }
 #define IS_FINITE(x) ((x) >= -REAL_MAX && (x) <= REAL_MAX)
 
 // Elements i to i + VEC of the row; those beyond its end, and where `where` is false, have no part in the sum.
-#if WHERE
-INLINE vec counted(const GLOBAL uchar *p, index_t step, int count) {
-    real a[VEC];
-    for (int k = 0; k < VEC; ++k) a[k] = k < count && p[k * step] != 0;
-    return from_memory(a);
-}
+#define ROW_TERMS(i) READ(X, from, x_step, i, LOWEST)
+#if WHERE == ADJACENT || WHERE == APART
 #define TERMS(i)                                                                                             \
-    select(splat(LOWEST), READ(X, from, x_step, i, LOWEST),                                                  \
-           counted(flags + (index_t)(i) * where_step, where_step, n - (i)) != splat(0))
+    select(splat(LOWEST), ROW_TERMS(i),                                                                      \
+           counted(flags + (index_t)(i) * where_step, where_step, n - (i)))
+#elif WHERE == SAME
+#define TERMS(i) (*flags ? ROW_TERMS(i) : splat(LOWEST))
 #else
-#define TERMS(i) READ(X, from, x_step, i, LOWEST)
+#define TERMS(i) ROW_TERMS(i)
+#endif
+// Whether all vectors before number `end` are within the row, and how they are then read, without a test for each
+#define BLOCK_WITHIN_ROW(end) (DENSE && WHERE != APART && (end) * (THREADS * VEC) <= n)
+#if WHERE == ADJACENT
+#define VECTOR_OF_TERMS(i) select(splat(LOWEST), JOIN(load_, X)(from + (i)), flags_of(flags + (i)))
+#elif WHERE == SAME
+#define VECTOR_OF_TERMS(i) (*flags ? JOIN(load_, X)(from + (i)) : splat(LOWEST))
+#else
+#define VECTOR_OF_TERMS(i) JOIN(load_, X)(from + (i))
 #endif
 
-// Whether all vectors before number `end` are within the row, and how they are then read, without a test for each
-#define BLOCK_WITHIN_ROW(end) (DENSE && !WHERE && (end) * (THREADS * VEC) <= n)
-#define VECTOR_OF_TERMS(i) JOIN(load_, X)(from + (i))
 
-// A difference from the maximum is above 0 only if that is infinite, and then the result is not a sum.
-#define EXPONENTIALS(a, shift) exp_in_units(at_most((a) - (shift), 0))
+#define RESULT(a) (KIND == SOFTMAX ? EXPONENTIALS(a, shift) * factor : (a) - shift - minus)
 
 KERNEL(softmax)
 (IN(X, x),
@@ -114,16 +114,22 @@ KERNEL(softmax)
         if (!none) total += largest - largest;  // NaN if it is infinite
         const real factor = none && total == total ? 0 : 1 / total;
         const real minus = none && total == total ? 0 : log(total * (1 / ONE_IN_UNITS));
-        for (int k = 0; k < CHUNKS; ++k) {
-            const int i = ELEMENT(k);
-            if (i >= n) break;
 #if KEPT
-            const vec a = kept[k];
-#else
-            const vec a = KIND == SOFTMAX ? EXPONENTIALS(TERMS(i), shift) : TERMS(i);
-#endif
-            WRITE(Y, to, y_step, i, KIND == SOFTMAX ? a * factor : a - shift - minus);
+        UNROLL for (int k = 0; k < KEPT; ++k) {
+            const int i = ELEMENT(k);
+            if (i < n) WRITE(Y, to, y_step, i, KIND == SOFTMAX ? kept[k] * factor : kept[k] - shift - minus);
         }
+#else
+        const int whole = BLOCK_WITHIN_ROW(0) ? n / (THREADS * VEC) : 0;
+        for (int k = 0; k < whole; ++k) {
+            const vec a = VECTOR_OF_TERMS(ELEMENT(k));
+            JOIN(store_, Y)(to + ELEMENT(k), RESULT(a));
+        }
+        for (int k = whole; k < CHUNKS && ELEMENT(k) < n; ++k) {
+            const vec a = TERMS(ELEMENT(k));
+            WRITE(Y, to, y_step, ELEMENT(k), RESULT(a));
+        }
+#endif
 #endif
     }
 }

@@ -97,6 +97,12 @@ INLINE vec quotient(vec a, vec b) { return a * reciprocal_near(b); }
 #else
 INLINE vec quotient(vec a, vec b) { return a / b; }
 #endif
+// Which of VEC bytes are not 0
+INLINE mask flags_of(const uchar *p) {
+    mask r;
+    EACH_LANE r.lane[k] = p[k] != 0;
+    return r;
+}
 #if !DOUBLE
 // The bits of each float32, shifted into its exponent
 INLINE vec lifted(vec a) {

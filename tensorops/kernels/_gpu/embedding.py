@@ -16,7 +16,7 @@ def embedding(device: Device, ids: Operand, weight: Operand) -> Plan | str:
         return reason
     vocabulary, features = weight.shape
     y = Result(weight.dtype, (*ids.shape, features))
-    rows = rows_of((ids.ndim,), each={"ids": ids}, y=y.operand)
+    rows = rows_of((ids.ndim,), None, {"ids": ids}, y=y.operand)
     if isinstance(rows, str):
         return rows
     dense = rows.dense and (weight.strides[1] == 1 or features == 1)

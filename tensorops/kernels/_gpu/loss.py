@@ -37,7 +37,7 @@ def cross_entropy(
     each = {} if probable else {"targets": targets}
     if reduction == "none":
         each["y"] = y.operand
-    rows = rows_of((logits.ndim - 1,), each=each, logits=logits, **probabilities)
+    rows = rows_of((logits.ndim - 1,), None, each, logits=logits, **probabilities)
     if isinstance(rows, str):
         return rows
     if rows.count > _MOST_ROWS and reduction != "none":

@@ -42,7 +42,8 @@ def rope(
     each = {"cos": cos, "sin": sin} if positions is None else {"positions": positions}
     rows = rows_of(
         (len(across),),
-        each={name: _broadcast(a, across[:-1], name) for name, a in each.items() if a is not None},
+        None,
+        {name: _broadcast(a, across[:-1], name) for name, a in each.items() if a is not None},
         x=_heads_together(x, across, together, count),
         y=_heads_together(y.operand, across, together, count),
     )

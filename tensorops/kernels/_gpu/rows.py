@@ -89,9 +89,8 @@ class RowsOf:
 def rows_of(
     axes: tuple[int, ...],
     sought: dict[str, tuple[Operand, int]] | None = None,
-    /,
-    *,
     each: dict[str, Operand] | None = None,
+    /,
     **arrays: Operand,
 ) -> RowsOf | str:
     """Return arrays of one shape as rows along `axes`, or why they are not rows for kernels.

@@ -36,15 +36,22 @@ UNARY = ("relu_squared", "silu", "gelu", "hard_sigmoid", "elu")
 GATED = ("swiglu", "reglu")
 
 
-def run(planner, *arrays, **options):
-    """Run a plan for arrays, which are not on the processor, as the OpenCL provider does."""
-    arrays = [_launch._modules().wrap(array) for array in arrays]
-    device = arrays[0]._device
-    plan = planner(_launch.facts_of(device), *map(_launch._operand, arrays), **options)
-    names = [argument for argument in plan.launches[0].arguments if isinstance(argument, str)][: len(arrays)]
-    call = _launch._compiled(device, plan, names, tuple(range(len(arrays))))
-    assert not isinstance(call, str), call
-    return support.back(_launch._run(call, arrays, True))
+class Unchecked:
+    """An operator without checks, for a planner of a function that is none."""
+
+    __name__ = "function"
+    parameters = ("x",)
+
+    def canonical(self, x):
+        return {"x": x}
+
+    def apply(self, planner, arguments):
+        return planner(**arguments)
+
+
+def run(planner, x):
+    """Run a plan for an array on a device, as the OpenCL provider does."""
+    return support.back(_launch.kernel_of(Unchecked(), planner)(x))
 
 
 def there(x):
@@ -195,6 +202,25 @@ def test_where_of_any_layout(geometry, n, rng):
             assert_computed(name, (x,), {"where": where})
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_rows_across_memory(geometry, name, rng):
+    """Each lane has a row of its own, whatever is in the others: special values, and none at all."""
+    for shape, axis in (((300, 67), 0), ((3, 20, 33), 1), ((2, 3, 5, 40), (1, 2))):
+        x = rng.standard_normal(shape).astype(np.float32) * 3
+        special = x.copy()
+        special[..., 0, 2], special[..., 0, 3], special[..., 0, 4] = np.nan, np.inf, -np.inf
+        special[..., 5] = -np.inf
+        for values in (x, special):
+            assert_computed(name, (values,), {"axis": axis})
+            if name == "logsumexp":
+                continue
+            mask = rng.random(shape) < 0.6
+            mask[..., 7] = False
+            for where in (mask, mask[..., :1], mask[:1]):
+                shown = np.where(where, values, 0)  # the body's NaN would spread to what is left out
+                assert_computed(name, (np.where(np.isfinite(shown), values, 1),), {"axis": axis, "where": where})
+
+
 def test_results_of_another_dtype_are_computed_in_the_wider(geometry, rng):
     x = rng.standard_normal((7, 1001)) * 3
     for given, wanted in (
@@ -232,6 +258,13 @@ def operand(*shape, dtype="float32"):
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_what_is_refused_has_a_reason(kind, planned, reason):
     assert reason in planned(device_of(kind, 4))
+
+
+def test_rows_with_far_elements_are_computed_while_they_are_few():
+    for rows, few in ((32, True), (4096, False)):
+        transposed = Operand("float32", (rows, 512), (1, rows))
+        plan = softmax.softmax(device_of("gpu", 4), transposed, axis=-1, where=None, dtype=None)
+        assert isinstance(plan, Plan) if few else "adjacent" in plan
 
 
 def test_more_than_2_to_the_31_elements_are_rows():
