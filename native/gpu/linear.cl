@@ -25,9 +25,9 @@ typedef vec Chunk;
 
 // A processor prefetches only within a page, and rows are short: this asks for those of the next tile.
 #if THREADS == 1
-#define FETCH(row, k) EACH_OUTPUT PREFETCH(ROW_OF_WEIGHTS(row + o) + (k)*VEC)
+#define FETCH_ROW(row, k) EACH_OUTPUT FETCH(ROW_OF_WEIGHTS(row + o) + (k)*VEC)
 #else
-#define FETCH(row, k)
+#define FETCH_ROW(row, k)
 #endif
 #if TILED
 #include "tiles.h"

@@ -16,12 +16,47 @@ from array_api_pyopencl import _registered as _objects
 from array_api_pyopencl._devices import Device
 from array_api_pyopencl._dtypes import C_TYPES, DType
 from array_api_pyopencl._launch import Plan, Value
-from array_api_pyopencl._layout import Shape
+from array_api_pyopencl._layout import Layout, Shape
+
+_MAX_VIEWS = 16384
+_views: dict[Any, Layout] = {}
+_BOUNDS = (int, type(None))
 
 
 def getitem(x: Any, key: Any) -> _objects.Array:
     """Return ``x[key]``."""
     keys = key if isinstance(key, tuple) else (key,)
+    sign = _sign(x._layout, keys)
+    if sign is None:
+        return _getitem(x, keys)
+    layout = _views.get(sign)
+    if layout is None:
+        layout = basic(x, keys)._layout
+        if len(_views) >= _MAX_VIEWS:
+            _views.clear()
+        _views[sign] = layout
+    return _objects.Array(x._buffer, layout, x._device)
+
+
+def _sign(layout: Layout, keys: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Return what the layout of a view depends on, if the keys are all of the plainest kinds."""
+    sign: list[Any] = [layout]
+    for key in keys:
+        kind = type(key)
+        if kind is slice:
+            bounds = (key.start, key.stop, key.step)
+            for bound in bounds:
+                if type(bound) not in _BOUNDS:
+                    return None
+            sign.append(bounds)
+        elif kind is int or key is None or key is Ellipsis:
+            sign.append(key)
+        else:
+            return None
+    return tuple(sign)
+
+
+def _getitem(x: Any, keys: Sequence[Any]) -> _objects.Array:
     arrays = [k for k in keys if isinstance(k, _objects.Array)]
     if not arrays:
         return basic(x, keys)
@@ -39,7 +74,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     value = _as_value(x, value)
     arrays = [k for k in keys if isinstance(k, _objects.Array)]
     if not arrays:
-        _set(basic(x, keys), value)
+        _set(getitem(x, keys), value)
         return
     if _is_mask(keys, arrays):
         _set_masked(x, arrays[0], value)

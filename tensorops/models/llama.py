@@ -77,7 +77,7 @@ def forward(
     keys, values : list of array
         With the new tokens in place.
     """
-    xp = tp.get_namespace(ids)
+    xp, kind = tp.get_namespace(ids), type(ids)
     ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
     x = embed(ids, weights["embedding"], config.dim, token)
     slots = Slots(positions, keys[0].shape[1], start)
@@ -94,8 +94,10 @@ def forward(
         h = linear(h, w["ffn_gate_up"])
         added = linear(tp.swiglu(h[:, : config.hidden_dim], h[:, config.hidden_dim :]), w["ffn_down"])
     hidden, _ = _add_and_normalize(x, added, weights["norm"], config.eps)
-    if type(hidden) is type(keys[0]):
+    if type(hidden) is kind:
         return hidden, new_keys, new_values
+    if start is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
+        return tp.to_backend(hidden, tp.get_backend()), new_keys, new_values
     return tp.to_backend((hidden, new_keys, new_values), tp.get_backend())  # the caller's kind
 
 

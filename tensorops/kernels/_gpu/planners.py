@@ -56,7 +56,6 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     quantization.quantized_linear: plan_quantization.quantized_linear,
     linear.embedding: plan_embedding.embedding,
     loss.cross_entropy: plan_loss.cross_entropy,
-    normalization.rms_norm: plan_normalization.rms_norm,
     positional.rope: plan_positional.rope,
     sampling.sample: plan_sampling.sample,
 }

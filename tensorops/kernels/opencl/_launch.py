@@ -30,8 +30,8 @@ from tensorops.kernels._gpu.plans import Device, Launch, Operand
 Bare = pyopencl.array.Array
 Generator = np.random.Generator
 Run: TypeAlias = Callable[[Any, list[Any], bool], Any]
-"""Runs a call: takes a device of `array_api_pyopencl`, the buffers of all arrays and the generators of numbers among the
-arguments, and whether results are wrappers."""
+"""Runs a call: takes a device of `array_api_pyopencl`, the buffers and generators among its arguments, and
+whether results are wrappers."""
 
 
 def kernel_of(operator: Operator[..., Any], planner: Planner) -> Callable[..., Any]:
@@ -183,7 +183,7 @@ def _runner(
         buffers += made
         buffers += constants
         for place, shape in drawn.items():
-            buffers[place] = device.write(buffers[place].random(shape, dtype=np.float32))
+            buffers[place] = device.write(np.asarray(buffers[place].random(shape, dtype=np.float32)))
         done: list[Any] = []
         with device.lock:
             for set_several, arguments, chosen, kernel, global_size, local_size in steps:
