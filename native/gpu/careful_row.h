@@ -20,7 +20,7 @@ RARE Scaling careful_scaling(const GLOBAL STORAGE(X) * x, index_t step, int n, r
     vec largest = splat(0);
     EACH_RARE_VECTOR(k) {
         const int i = ELEMENT(k);
-        if (IN_ROW(i)) largest = fmax(largest, fabs(READ(X, x, step, i, 0)));
+        largest = fmax(largest, fabs(READ(X, x, step, i, 0)));
     }
     const real unit = power_of_two_near(fmax(row_max(FOLD(largest, MAX), scratch), least));
     real mean = 0;
@@ -29,14 +29,13 @@ RARE Scaling careful_scaling(const GLOBAL STORAGE(X) * x, index_t step, int n, r
         Sum sum = no_sum();
         EACH_RARE_VECTOR(k) {
             const int i = ELEMENT(k);
-            if (IN_ROW(i)) sum = plus(sum, WITHIN_ROW(i, READ(X, x, step, i, 0) * unit - mean), k);
+            sum = plus(sum, WITHIN_ROW(i, READ(X, x, step, i, 0) * unit - mean), k);
         }
         mean += row_sum(total(sum), scratch) / n;
     }
     Sum squares = no_sum();
     EACH_RARE_VECTOR(k) {
         const int i = ELEMENT(k);
-        if (!IN_ROW(i)) break;
         const vec a = WITHIN_ROW(i, READ(X, x, step, i, 0) * unit - mean);
         squares = plus(squares, a * a, k);
     }

@@ -15,7 +15,7 @@ KERNEL(l2_norm)
         Sum squares = no_sum();
         EACH_VECTOR(k) {
             const int i = ELEMENT(k);
-            const vec a = IN_ROW(i) ? READ(X, from, x_step, i, 0) : splat(0);
+            const vec a = READ(X, from, x_step, i, 0);
             if (KEPT) kept[KEPT ? k : 0] = a;
             squares = plus(squares, a * a, k);
         }

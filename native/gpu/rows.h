@@ -47,6 +47,8 @@ enum { PART = !ALIGNED };
                                                                 k < end; ++k)
 #elif KEPT
 #define EACH_VECTOR(k) _Pragma("unroll") for (int k = 0; k < KEPT; ++k)
+#elif THREADS > 1
+#define EACH_VECTOR(k) _Pragma("unroll 4") for (int k = 0; k < CHUNKS; ++k)
 #else
 #define EACH_VECTOR(k) for (int k = 0; k < CHUNKS; ++k)
 #endif
@@ -58,17 +60,19 @@ enum { PART = !ALIGNED };
 #define FETCH(p)
 #endif
 
-// Elements i to i + VEC of a row; beyond its end `fill`. If vectors may reach beyond it, neighbouring threads of a GPU
-// read and write single elements: two ways for each vector would take the registers that keep the row.
-#define IS_WHOLE(i) (!PART || (THREADS == 1 && DENSE && (i) + VEC <= n))
+// Elements i to i + VEC of a row; beyond its end `fill`, and nothing is written there. If vectors may reach beyond it,
+// neighbouring threads of a GPU read and write single elements: two ways for each vector would take the registers that
+// keep the row.
+#define IS_WHOLE(i) (ALIGNED ? IN_ROW(i) : !PART || (THREADS == 1 && DENSE && (i) + VEC <= n))
 #define READ(T, p, step, i, fill)            \
     (IS_WHOLE(i) ? JOIN(load_, T)((p) + (i)) \
+     : ALIGNED   ? splat(fill)               \
                  : JOIN(load_part_, T)((p) + (index_t)(i) * STEP(step), STEP(step), n - (i), fill))
 #define WRITE(T, p, step, i, x)                                                            \
     do {                                                                                   \
         if (IS_WHOLE(i))                                                                   \
             JOIN(store_, T)((p) + (i), x);                                                 \
-        else                                                                               \
+        else if (!ALIGNED)                                                                 \
             JOIN(store_part_, T)((p) + (index_t)(i) * STEP(step), STEP(step), n - (i), x); \
     } while (0)
 #define STEP(step) (DENSE ? 1 : (step))
@@ -100,7 +104,7 @@ INLINE vec first_lanes(vec x, int count) {
         if (k >= count) a[k] = 0;
     return from_memory(a);
 }
-#define WITHIN_ROW(i, x) (IS_WHOLE(i) ? (x) : first_lanes(x, n - (i)))
+#define WITHIN_ROW(i, x) (IS_WHOLE(i) ? (x) : ALIGNED ? splat(0) : first_lanes(x, n - (i)))
 
 // One value of each thread, combined over the threads of a row, in an order that depends on nothing but the geometry.
 // Every thread gets the result. `scratch` has an element for each thread of the block.
