@@ -46,3 +46,12 @@ RARE Scaling careful_scaling(const GLOBAL STORAGE(X) * x, index_t step, int n, r
     if (root == 0 && (DIVISOR == LENGTH || least > 0)) root = 1;
     return scaling(unit, mean, 1 / root);
 }
+// What a kernel does for a row of its block that is not usual: `s` from a function of the row, whose vectors are then
+// read again, because keeping them meanwhile would take more registers than there are.
+#define BE_CAREFUL(p, step)                                                      \
+    do {                                                                         \
+        s = careful_scaling(p, step, n, least, scratch);                         \
+        if (KEPT) {                                                              \
+            EACH_VECTOR(k) kept[KEPT ? k : 0] = READ(X, p, step, ELEMENT(k), 0); \
+        }                                                                        \
+    } while (0)

@@ -86,7 +86,7 @@ KERNEL(layer_norm)
         }
         const real spread = variance + eps;
         Scaling s = scaling(1, mean, 1 / sqrt(spread));
-        if (any_row(!is_usual(spread), scratch)) s = careful_scaling(from, x_step, n, least, scratch);
+        if (any_row(!is_usual(spread), scratch)) BE_CAREFUL(from, x_step);
         if (at >= rows) continue;
         EACH_VECTOR(k) {
             const int i = ELEMENT(k);

@@ -59,9 +59,9 @@ KERNEL(rms_norm)
         Scaling s = scaling(1, 0, 1 / sqrt(spread));
         if (any_row(!is_usual(spread), scratch)) {
 #if HAS_RESIDUAL
-            s = careful_scaling(sum_to, sum_step, n, least, scratch);
+            BE_CAREFUL(sum_to, sum_step);
 #else
-            s = careful_scaling(from, x_step, n, least, scratch);
+            BE_CAREFUL(from, x_step);
 #endif
         }
         if (at >= rows) continue;
