@@ -25,7 +25,7 @@ RARE Scaling careful_scaling(const GLOBAL STORAGE(X) * x, index_t step, int n, r
     const real unit = power_of_two_near(fmax(row_max(FOLD(largest, MAX), scratch), least));
     real mean = 0;
     // Twice, because a sum is rounded: the second time adds the mean of what the first one left.
-    for (int time = 0; time < (DIVISOR == DEVIATION ? 2 : 0); ++time) {
+    _Pragma("unroll 1") for (int time = 0; time < (DIVISOR == DEVIATION ? 2 : 0); ++time) {
         Sum sum = no_sum();
         EACH_RARE_VECTOR(k) {
             const int i = ELEMENT(k);
