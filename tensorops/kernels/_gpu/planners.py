@@ -9,8 +9,8 @@ from tensorops._operator import Operator
 from tensorops.kernels._gpu import activation as plan_activation
 from tensorops.kernels._gpu import attention as plan_attention
 from tensorops.kernels._gpu import embedding as plan_embedding
-from tensorops.kernels._gpu import loss as plan_loss
 from tensorops.kernels._gpu import linear as plan_linear
+from tensorops.kernels._gpu import loss as plan_loss
 from tensorops.kernels._gpu import normalization as plan_normalization
 from tensorops.kernels._gpu import positional as plan_positional
 from tensorops.kernels._gpu import quantization as plan_quantization
@@ -18,7 +18,6 @@ from tensorops.kernels._gpu import sampling as plan_sampling
 from tensorops.kernels._gpu import softmax as plan_softmax
 from tensorops.kernels._gpu.plans import Plan
 from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization, sampling
-from tensorops.ops import linear, normalization, quantization
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
