@@ -55,21 +55,10 @@ enum { PART = !ALIGNED };
 // The same for code that few rows need, which is to take little room
 #define EACH_RARE_VECTOR(k) _Pragma("unroll 1") for (int k = 0; k < CHUNKS; ++k)
 
-<<<<<<< HEAD
-// Elements i to i + VEC of a row; beyond its end `fill`. If vectors may reach beyond it, neighbouring threads of a GPU
-// read and write single elements: two ways for each vector would take the registers that keep the row.
-#define IS_WHOLE(i) (!PART || (THREADS == 1 && DENSE && (i) + VEC <= n))
-    =======
-// Fetches what is read next, from an address in an array, into a processor's cache
-#ifndef FETCH
-#define FETCH(p)
-#endif
-
 // Elements i to i + VEC of a row; beyond its end `fill`, and nothing is written there. If vectors may reach beyond it,
 // neighbouring threads of a GPU read and write single elements: two ways for each vector would take the registers that
 // keep the row.
 #define IS_WHOLE(i) (ALIGNED ? IN_ROW(i) : !PART || (THREADS == 1 && DENSE && (i) + VEC <= n))
-    >>>>>>> norms
 #define READ(T, p, step, i, fill)            \
     (IS_WHOLE(i) ? JOIN(load_, T)((p) + (i)) \
      : ALIGNED   ? splat(fill)               \
