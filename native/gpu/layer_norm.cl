@@ -12,17 +12,19 @@
 #include "careful_row.h"
 
 #if SPANS
-// The elements of a vector usually belong to one channel.
-#define DEFINE_SPAN(T)                                                                                  \
-    RARE vec several_##T(const GLOBAL storage_##T *p, index_t step, int span, int i, int n) {           \
-        real a[VEC];                                                                                    \
-        for (int k = 0; k < VEC; ++k) a[k] = get_##T(p + (i + k < n ? (i + k) / span : 0) * step);      \
-        return from_memory(a);                                                                          \
-    }                                                                                                   \
-    INLINE vec of_channels_##T(const GLOBAL storage_##T *p, index_t step, int span, int i, int n) {     \
-        const int channel = i / span, begin = channel * span;                                           \
-        if (i - begin + VEC <= span || n - begin <= span) return splat(get_##T(p + channel * step)); \
-        return several_##T(p, step, span, i, n);                                                        \
+// The parameters of elements i to i + VEC, which belong to several channels
+#define DEFINE_SPAN(T)                                                                                \
+    RARE vec several_##T(const GLOBAL storage_##T *p, index_t step, int span, int i, int n) {         \
+        real a[VEC];                                                                                  \
+        int channel = i / span, left = (channel + 1) * span - i;                                      \
+        for (int k = 0; k < VEC; ++k) {                                                               \
+            a[k] = i + k < n ? get_##T(p + channel * step) : 0;                                       \
+            if (--left == 0) {                                                                        \
+                ++channel;                                                                            \
+                left = span;                                                                          \
+            }                                                                                         \
+        }                                                                                             \
+        return from_memory(a);                                                                        \
     }
 DEFINE_SPAN(f32)
 #if DOUBLE
@@ -30,9 +32,11 @@ DEFINE_SPAN(f64)
 #endif
 DEFINE_SPAN(f16)
 DEFINE_SPAN(bf16)
-#define PARAMETER(T, name, i) JOIN(of_channels_, T)(name##_row, name##_step, span, i, n)
+#define FIND(T, name) \
+    (single ? splat(JOIN(get_, T)(name##_row + channel * name##_step)) \
+            : JOIN(several_, T)(name##_row, name##_step, span, i, n))
 #else
-#define PARAMETER(T, name, i) READ(T, name##_row, name##_step, i, 0)
+#define FIND(T, name) READ(T, name##_row, name##_step, i, 0)
 #endif
 
 KERNEL(layer_norm)
@@ -88,18 +92,29 @@ KERNEL(layer_norm)
         Scaling s = scaling(1, mean, 1 / sqrt(spread));
         if (any_row(!is_usual(spread), scratch)) BE_CAREFUL(from, x_step);
         if (at >= rows) continue;
+        vec scale = splat(1), shift = splat(0);
+        int until = 0;  // A thread with a whole row keeps the parameters until the channel's end.
         EACH_VECTOR(k) {
             const int i = ELEMENT(k);
             if (!IN_ROW(i)) continue;
             FETCH(next + i);
-            vec a = KEPT ? kept[KEPT ? k : 0] : READ(X, from, x_step, i, 0);
-            a = (a * s.unit - s.mean) * s.factor;
+            if (!SPANS || THREADS > 1 || i + VEC > until) {
+#if SPANS
+                const int channel = i / span, end = (channel + 1) * span;
+                const bool single = i + VEC <= end || end == n;
+                until = single ? end : 0;
+#endif
 #if HAS_WEIGHT
-            a *= PARAMETER(WEIGHT, weight, i);
+                scale = FIND(WEIGHT, weight);
 #endif
 #if HAS_BIAS
-            a += PARAMETER(BIAS, bias, i);
+                shift = FIND(BIAS, bias);
 #endif
+            }
+            vec a = KEPT ? kept[KEPT ? k : 0] : READ(X, from, x_step, i, 0);
+            a = (a * s.unit - s.mean) * s.factor;
+            if (HAS_WEIGHT) a *= scale;
+            if (HAS_BIAS) a += shift;
             WRITE(X, to, y_step, i, a);
         }
     }

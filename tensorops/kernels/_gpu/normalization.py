@@ -82,20 +82,22 @@ def group_norm(
         return "the channels of a group are not beside each other: channel_axis is neither 1 nor are groups channels"
     if reason := refuse_dtypes(device, x=x, weight=weight, bias=bias):
         return reason
-    whole = {"x": _in_groups(x, channel_axis, num_groups), "y": _in_groups(y.operand, channel_axis, num_groups)}
+    grouped = {"x": _in_groups(x, channel_axis, num_groups), "y": _in_groups(y.operand, channel_axis, num_groups)}
     axes = tuple(a for a in range(1, x.ndim + 1) if a != channel_axis)
-    channels = {
-        name: (_of_groups(a, whole["x"], channel_axis, members), a.strides[0])
+    inputs = _present(x=x, weight=weight, bias=bias)
+    parameters = {
+        name: _along(grouped["x"], _in_groups(a, 0, num_groups), (channel_axis, channel_axis + 1))
         for name, a in _present(weight=weight, bias=bias).items()
     }
-    rows = rows_of(axes, channels, **whole)
+    span = math.prod(x.shape[1:]) // x.shape[channel_axis]
+    if span == 1:
+        rows = rows_of(axes, **grouped, **parameters)
+    else:
+        rows = rows_of(axes, {name: (a, a.strides[channel_axis + 1]) for name, a in parameters.items()}, **grouped)
     if isinstance(rows, str):
         return rows
-    span = rows.length // members
     options = (*_eps(x, eps), np.int32(span))
-    return _launched(
-        device, "layer_norm", rows, {"x": x, **_present(weight=weight, bias=bias)}, {"y": y}, options, {"SPANS": 1}
-    )
+    return _launched(device, "layer_norm", rows, inputs, {"y": y}, options, {"SPANS": int(span > 1)})
 
 
 def _in_groups(a: Operand, axis: int, groups: int) -> Operand:
@@ -103,12 +105,6 @@ def _in_groups(a: Operand, axis: int, groups: int) -> Operand:
     members, step = a.shape[axis] // groups, a.strides[axis]
     shape = (*a.shape[:axis], groups, members, *a.shape[axis + 1 :])
     return replace(a, shape=shape, strides=(*a.strides[:axis], members * step, step, *a.strides[axis + 1 :]))
-
-
-def _of_groups(a: Operand, x: Operand, axis: int, members: int) -> Operand:
-    """Return parameters of channels as an array of the shape of x that does not change along axes other than groups."""
-    strides = tuple(members * a.strides[0] if i == axis else 0 for i in range(x.ndim))
-    return replace(a, shape=x.shape, strides=strides)
 
 
 def _along(x: Operand, parameter: Operand, axes: tuple[int, ...]) -> Operand:
