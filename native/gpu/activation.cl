@@ -28,6 +28,18 @@ INLINE vec tanh_of_softplus(vec x) {
     return quotient(n, n + 2 * ONE_IN_UNITS);
 }
 
+// Elements i to i + VEC of a row, some of which may be beyond its end
+#define GET(p, step, i)                                   \
+    (DENSE && (i) + VEC <= n ? JOIN(load_, X)((p) + (i)) \
+                             : JOIN(load_part_, X)((p) + (index_t)(i) * (step), step, n - (i), 0))
+#define PUT(p, step, i, value)                                                                \
+    do {                                                                                      \
+        if (DENSE && (i) + VEC <= n)                                                          \
+            JOIN(store_, X)((p) + (i), value);                                                \
+        else                                                                                  \
+            JOIN(store_part_, X)((p) + (index_t)(i) * (step), step, n - (i), value);          \
+    } while (0)
+
 #if GATED
 #define VALUE(a, b) (FUNCTION(a) * (b))
 #else
@@ -68,8 +80,11 @@ KERNEL(activation)
         for (int k = 0; k < vectors; ++k) {
             const int i = begin + ELEMENT(k);
             if (i >= n) break;
-            const vec a = READ(X, from, x_step, i, 0);
-            WRITE(X, to, y_step, i, VALUE(a, READ(X, beside, up_step, i, 0)));
+            const vec a = GET(from, x_step, i);
+#if GATED
+            const vec b = GET(beside, up_step, i);
+#endif
+            PUT(to, y_step, i, VALUE(a, b));
         }
     }
 }

@@ -63,7 +63,9 @@ def _plan(device: Device, function: str, options: dict[str, float], **arrays: Op
     if isinstance(rows, str):
         return rows
     geometry, span = elements_geometry(device, rows.count, rows.length, ITEM_SIZES[x.dtype])
-    defines: dict[str, Any] = {"X": SHORT[x.dtype], "FUNCTION": function, "GATED": len(arrays) - 1}
+    # The last vector of a row may be in part beyond it; those before it are aligned nevertheless.
+    aligned = int(rows.aligned)
+    defines: dict[str, Any] = {"X": SHORT[x.dtype], "FUNCTION": function, "GATED": len(arrays) - 1, "ALIGNED": aligned}
     real = np.float64 if x.dtype == "float64" else np.float32
     numbers = (np.int32(span), *(real(options.get(name, 0.0)) for name in ("alpha", "beta", "shift")))
     launch = rows.launch(

@@ -61,7 +61,7 @@ def _plan(
     device: Device, kind: str, x: Operand, axis: int | tuple[int, ...], where: Operand | None, result: Result
 ) -> Plan | str:
     y = result.operand
-    if reason := refuse_dtypes(device, x=x, y=y):
+    if reason := refuse_dtypes(device, x=x) or refuse_dtypes(device, y=y):
         return reason
     axes = _axes(axis)
     arrays = {"x": x, "y": y}
