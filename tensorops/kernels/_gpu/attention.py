@@ -184,10 +184,10 @@ def _streaming(device: Device, rows: int, dim: int, value_dim: int, itemsize: in
 def _tiles(device: Device, rows: int, dim: int, value_dim: int, itemsize: int) -> Blocks:
     real = 8 if itemsize == 8 else 4
     if device.kind == "cpu":
-        vec, threads, groups, keys = (8 if itemsize == 8 else 16), 1, 1, 32
+        vec, threads, groups = (8 if itemsize == 8 else 16), 1, 1
         vectors = min(4, 1 << (-(-rows // vec) - 1).bit_length())
         factors = min(vec, 16 // vectors)  # as many sums as half of the registers
-        slice_ = min(-(-max(dim, value_dim) // vec) * vec, 256)
+        keys, slice_ = 32, min(-(-max(dim, value_dim) // vec) * vec, 256)
     else:
         vec = factors = 16 // real
         vectors = 1
@@ -195,10 +195,15 @@ def _tiles(device: Device, rows: int, dim: int, value_dim: int, itemsize: int) -
         groups = max(1, min(1 << (-(-rows // vec) - 1).bit_length(), 128 // threads, device.max_block // threads))
         keys = slice_ = threads * vec
     each = vectors * vec
-    local = (threads * groups + slice_ * groups * each + keys * (slice_ + vec) + keys * groups * each) * real
+
+    def local_bytes(keys: int) -> int:
+        return (threads * groups + slice_ * groups * each + keys * (slice_ + vec) + keys * groups * each) * real
+
+    while factors > 1 and threads > 1 and local_bytes(keys) > device.local_bytes:
+        factors, keys = factors // 2, keys // 2
     defines = {
         "VEC": vec, "THREADS": threads, "ROWS": groups, "ROW_VECTORS": vectors, "FACTORS": factors, "KEYS": keys,
-        "SLICE": slice_, "LOCAL_BYTES": local,
+        "SLICE": slice_, "LOCAL_BYTES": local_bytes(keys),
     }  # fmt: skip
     return Blocks("attention", groups * each, keys, threads, threads * groups, defines)
 
