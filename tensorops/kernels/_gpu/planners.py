@@ -11,8 +11,9 @@ from tensorops.kernels._gpu import loss as plan_loss
 from tensorops.kernels._gpu import normalization as plan_normalization
 from tensorops.kernels._gpu import positional as plan_positional
 from tensorops.kernels._gpu import sampling as plan_sampling
+from tensorops.kernels._gpu import selection as plan_selection
 from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import linear, loss, normalization, positional, sampling
+from tensorops.ops import linear, loss, normalization, positional, sampling, selection
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
@@ -22,4 +23,5 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     normalization.rms_norm: plan_normalization.rms_norm,
     positional.rope: plan_positional.rope,
     sampling.sample: plan_sampling.sample,
+    selection.top_k: plan_selection.top_k,
 }
