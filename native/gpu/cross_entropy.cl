@@ -10,7 +10,6 @@
 
 #define UNIT ((real)5.421010862427522e-20)  // 2^-64
 #define BATCH (THREADS == 1 ? 8 : 32 / VEC)
-#define INFINITE (1 / (real)0)
 
 // A loss that counts as much as its share says: an infinite one that counts nothing adds nothing.
 INLINE real times(real share, real loss) { return share == 0 && loss > REAL_MAX ? 0 : share * loss; }

@@ -13,14 +13,8 @@
 #include "indices.h"
 #include "parts.h"
 
-#define INFINITE (1 / (real)0)
 #define TILE 16
 #define PIVOTS 7
-
-// The smallest of a number from 0 to `limit` of each thread of a row
-INLINE int least_of_row(int mine, int limit, LOCAL real *scratch) {
-    return limit - (int)row_max(limit - mine, scratch);
-}
 
 #if GREEDY
 // The first NaN
@@ -72,7 +66,6 @@ KERNEL(sample)
 #endif
 #define WEIGHTS(i) JOIN(load_, REAL)(weights + (i))
 #define WITHIN(k) (ELEMENT(k) < n)
-#define MIN(a, b) fmin(a, b)
 #define MOST_IN_PART 16
 
 INLINE int smaller(int a, int b) { return a < b ? a : b; }

@@ -72,7 +72,8 @@ def cross_entropy(
 def _reduced(device: Device, launch: Launch, dtype: str, rows: int, mean: bool, z_loss: Any) -> Launch:
     """Return the launch of one block that adds the losses of rows."""
     geometry = rows_geometry(device, 1, rows, ITEM_SIZES["float64" if dtype == "float64" else "float32"], passes=1)
-    geometry = replace(geometry, rows=1)
+    if device.kind == "gpu":  # a block is at least as many threads as exchange values
+        geometry = replace(geometry, rows=1, threads=max(geometry.threads, 32))
     defines = {**launch.defines, **geometry.defines, "DENSE": 1, "ALIGNED": int(rows % 4 == 0), "ROW_DIMS": 1}
     arguments: Arguments = ("parts", "y", np.int32(rows), np.int32(mean), z_loss)
     return Launch("cross_entropy", "reduced_losses", defines, 1, geometry.threads, arguments)

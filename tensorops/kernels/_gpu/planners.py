@@ -18,6 +18,9 @@ from tensorops.kernels._gpu import sampling as plan_sampling
 from tensorops.kernels._gpu import softmax as plan_softmax
 from tensorops.kernels._gpu.plans import Plan
 from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization, sampling
+from tensorops.kernels._gpu import selection as plan_selection
+from tensorops.kernels._gpu.plans import Plan
+from tensorops.ops import linear, loss, normalization, positional, sampling, selection
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
@@ -57,4 +60,5 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     loss.cross_entropy: plan_loss.cross_entropy,
     positional.rope: plan_positional.rope,
     sampling.sample: plan_sampling.sample,
+    selection.top_k: plan_selection.top_k,
 }
