@@ -3,7 +3,7 @@
 The programs are those that the planners ask for in the conformance cases and for long rows, in each dtype and layout.
 As a program, it compiles all of them and prints a table; .ci/gpu-compiled provides what it needs:
 
-    python tests/gpu_compiled.py [--architectures sm_80,…] [--dtypes …] [regular expression for names of sources]
+    python tests/gpu_compiled.py [--architectures sm_80,…] [--dtypes …] [--largest] [regular expression for names of sources]
 """
 
 from __future__ import annotations
@@ -89,6 +89,19 @@ def programs(
                     program = Program(_compile.program(launch), launch, operator.__name__, dtype)
                     found.setdefault((program.text, launch.kernel), program)
     return list(found.values())
+
+
+def largest(every: Iterable[Program]) -> list[Program]:
+    """Return one program of each kernel and dtype: aligned if there is such a one, and that with the longest rows."""
+    found: dict[tuple[str, str, str], Program] = {}
+    for program in every:
+        key = (program.launch.source, program.launch.kernel, program.dtype)
+        found[key] = max(found.get(key, program), program, key=_size)
+    return list(found.values())
+
+
+def _size(program: Program) -> list[int]:
+    return [int(program.launch.defines.get(name, 0)) for name in ("ALIGNED", "KEPT", "THREADS")]
 
 
 def _calls(name: str, dtype: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -188,10 +201,12 @@ def main() -> int:
     parser.add_argument("pattern", nargs="?", default="")
     parser.add_argument("--architectures", default=",".join(ARCHITECTURES))
     parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--largest", action="store_true", help="one program of each kernel and dtype")
     options = parser.parse_args()
     if not library():
         parser.error("nvidia-cuda-nvrtc is not installed")
     every = programs(tuple(options.dtypes.split(",")), options.pattern)
+    every = largest(every) if options.largest else every
     print(f"NVRTC {_nvrtc().version}: {len(every)} programs for {options.architectures}")
     print(f"{'source':24} {'dtype':9} {'for':7} programs registers stack spilled loads of 16 bytes", flush=True)
     failed = 0

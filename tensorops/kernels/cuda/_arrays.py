@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from tensorops._dtypes import name_of
@@ -26,7 +27,7 @@ class Arrays(Protocol):
     def operand(self, facts: Facts) -> Operand | str:
         """Return metadata as planners take it, or why they cannot."""
 
-    def pointer(self, x: Any) -> int:
+    def pointer(self, x: Any, /) -> int:
         """Return the address of an array's first element."""
 
     def current(self) -> int:
@@ -38,11 +39,8 @@ class Arrays(Protocol):
     def stream(self, device: int) -> int:
         """Return the handle of the current stream of the current device."""
 
-    def dtype(self, name: str) -> Any:
-        """Return a dtype by its name."""
-
-    def empty(self, shape: tuple[int, ...], dtype: Any, device: int) -> Any:
-        """Return a new array on the current device."""
+    def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
+        """Return what makes a new array on the current device, which is `device`."""
 
 
 class CupyArrays:
@@ -70,7 +68,7 @@ class CupyArrays:
             return "the strides of an array are not multiples of the size of its elements"
         return _operand(facts, tuple(stride // dtype.itemsize for stride in strides))
 
-    def pointer(self, x: Any) -> int:
+    def pointer(self, x: Any, /) -> int:
         """Return the address of an array's first element."""
         return int(x.data.ptr)
 
@@ -78,19 +76,12 @@ class CupyArrays:
         """Return the handle of the current stream of the current device."""
         return int(self._stream().ptr)
 
-    def dtype(self, name: str) -> Any:
-        """Return a dtype by its name."""
+    def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
+        """Return what makes a new array on the current device."""
+        import ml_dtypes
         import numpy as np
 
-        if name == "bfloat16":
-            import ml_dtypes
-
-            return np.dtype(ml_dtypes.bfloat16)
-        return np.dtype(name)
-
-    def empty(self, shape: tuple[int, ...], dtype: Any, device: int) -> Any:
-        """Return a new array on the current device."""
-        return self._empty(shape, dtype)
+        return functools.partial(self._empty, shape, np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
 
 
 class TorchTensors:
@@ -101,8 +92,9 @@ class TorchTensors:
 
         self._torch = torch
         self.refuse = functools.partial(refuse_tensors, host=False)
-        self.current = torch.cuda.current_device
+        self.current = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # the latter starts CUDA first
         self.device = torch.cuda.device
+        self.pointer = torch.Tensor.data_ptr
 
     def facts(self, x: Any) -> tuple[Facts, int]:
         """Return the metadata of a tensor, and its address."""
@@ -113,21 +105,13 @@ class TorchTensors:
         """Return metadata as planners take it, or why they cannot."""
         return _operand(facts, facts[3])
 
-    def pointer(self, x: Any) -> int:
-        """Return the address of a tensor's first element."""
-        return int(x.data_ptr())
-
     def stream(self, device: int) -> int:
         """Return the handle of the current stream, as what torch's own compiler makes asks for it."""
         return int(self._torch._C._cuda_getCurrentRawStream(device))
 
-    def dtype(self, name: str) -> Any:
-        """Return a dtype by its name."""
-        return getattr(self._torch, name)
-
-    def empty(self, shape: tuple[int, ...], dtype: Any, device: int) -> Any:
-        """Return a new tensor."""
-        return self._torch.empty(shape, dtype=dtype, device=device)
+    def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
+        """Return what makes a new tensor on a device."""
+        return functools.partial(self._torch.empty, shape, dtype=getattr(self._torch, dtype), device=device)
 
 
 def _alignment(pointer: int) -> int:

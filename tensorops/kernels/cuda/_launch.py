@@ -8,6 +8,7 @@ graphs; only the first call of its kind compiles and loads its kernels.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tensorops._messages import describe_error
@@ -34,8 +35,8 @@ class _Call(NamedTuple):
 
     device: int
     inputs: tuple[int, ...]  # which of the arrays among the arguments are read
-    made: tuple[tuple[tuple[int, ...], Any], ...]  # shapes and dtypes of the results, then of the temporaries
-    results: tuple[int | None, ...]  # positions in `made`
+    makers: tuple[Callable[[], Any], ...]  # of the results, then of the temporaries
+    results: tuple[int | None, ...]  # positions among what they make
     steps: tuple[_driver.Step, ...]
 
 
@@ -117,14 +118,14 @@ def _run(call: _Call, library: Arrays, pointers: list[int]) -> Any:
     if call.device != library.current():
         with library.device(call.device):
             return _run(call, library, pointers)
-    made = [library.empty(shape, dtype, call.device) for shape, dtype in call.made]
-    places = [pointers[i] for i in call.inputs]
-    places += [library.pointer(y) for y in made]
+    made = [make() for make in call.makers]
+    places = [*map(pointers.__getitem__, call.inputs), *map(library.pointer, made)]
     stream = library.stream(call.device)
     for step in call.steps:
         step(stream, places)
-    results = [None if i is None else made[i] for i in call.results]
-    return results[0] if len(results) == 1 else tuple(results)
+    if call.results == (0,):
+        return made[0]
+    return tuple([None if i is None else made[i] for i in call.results])
 
 
 def _prepare(
@@ -170,7 +171,7 @@ def _compiled(
     return _Call(
         device=index,
         inputs=inputs,
-        made=tuple((y.shape, library.dtype(y.dtype)) for y in made.values()),
+        makers=tuple(library.maker(y.shape, y.dtype, index) for y in made.values()),
         results=tuple(order.index(name) if name in made else None for name in plan.results),
         steps=tuple(_step(device, launch, slots) for launch in plan.launches if launch.groups),
     )
