@@ -223,7 +223,7 @@ def _built_with_host(text: str) -> Path:
 
 
 def _bytes_of(dtype: str) -> str:
-    """Return the dtype of a parameter without the difference between signed and unsigned, which is the kernel's own."""
+    """Return a dtype, one for signed and unsigned integers: how a kernel reads bits is its own affair."""
     return dtype.replace("uint", "int").replace("bool", "int8")
 
 
@@ -239,7 +239,8 @@ def _arguments(
     for at, (argument, parameter) in enumerate(zip(launch.arguments, parameters, strict=True)):
         if isinstance(argument, str):
             dtype = _bytes_of(memory[argument].operand.dtype)
-            allowed = [f"const {dtype}*", "const unknown*"]
+            bits = f"int{8 * memory[argument].array.itemsize}"
+            allowed = [f"const {dtype}*", f"const {bits}*", "const unknown*"]
             allowed += [] if argument in inputs else [f"{dtype}*", "unknown*"]
             values.append(np.array(memory[argument].address, dtype=np.uintp))
         else:

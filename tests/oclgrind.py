@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,8 +21,11 @@ from tensorops.kernels._gpu import sources
 from tensorops.kernels._gpu.plans import Launch, Operand, Plan
 from tensorops.testing import DTYPES
 
+# Oclgrind 21.10 follows the wrong elements, also beyond the vector, where a vector becomes a shorter one.
+_PART_OF_VECTOR = re.compile(r"\.(lo|hi|even|odd)\b")
+_ABOUT_VALUES = re.compile(r"Uninitialized|Controlflow depends on uninitialized")
 IF_IT_CRASHES = {"OCLGRIND_UNINITIALIZED": "0"}
-"""The environment of a second try: of some vectors, Oclgrind 21.10 cannot follow which elements are initialized."""
+"""The environment of a second try, for the same reason."""
 
 _LINES = 12  # of a report are shown
 # Buffers are kept: of one that takes the place of another, Oclgrind 21.10 may say that it is not initialized.
@@ -96,8 +100,11 @@ def _launch(launch: Launch, memory: dict[str, _Memory]) -> None:
     before = _reports()
     cl.enqueue_nd_range_kernel(_queue(), kernel, (launch.groups * launch.block,), (launch.block,))
     _queue().finish()
-    if said := _reports()[len(before) :]:
-        raise emulation.EmulationError(f"{launch.kernel}: Oclgrind reports\n" + "\n".join(said.splitlines()[:_LINES]))
+    reports = _reports()[len(before) :].split("\n\n")
+    if _PART_OF_VECTOR.search(sources.program(launch.source, ())):
+        reports = [report for report in reports if not _ABOUT_VALUES.match(report.strip())]
+    if said := "\n".join(filter(str.strip, reports)).splitlines():
+        raise emulation.EmulationError(f"{launch.kernel}: Oclgrind reports\n" + "\n".join(said[:_LINES]))
 
 
 def _reports() -> str:

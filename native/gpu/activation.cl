@@ -55,13 +55,13 @@ KERNEL(activation)
 #if KEPT
         if (DENSE && begin + span <= n) {  // without branches, all vectors are read before the first is needed
             vec a[KEPT], b[GATED ? KEPT : 1];
-            UNROLL for (int k = 0; k < KEPT; ++k) {
+            UNROLL_KEPT for (int k = 0; k < KEPT; ++k) {
                 a[k] = JOIN(load_, X)(from + begin + ELEMENT(k));
 #if GATED
                 b[k] = JOIN(load_, X)(beside + begin + ELEMENT(k));
 #endif
             }
-            UNROLL for (int k = 0; k < KEPT; ++k) JOIN(store_, X)(to + begin + ELEMENT(k), VALUE(a[k], b[k]));
+            UNROLL_KEPT for (int k = 0; k < KEPT; ++k) JOIN(store_, X)(to + begin + ELEMENT(k), VALUE(a[k], b[k]));
             continue;
         }
 #endif

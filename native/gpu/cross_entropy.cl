@@ -14,7 +14,9 @@
 
 // A loss that counts as much as its share says: an infinite one that counts nothing adds nothing.
 INLINE real times(real share, real loss) { return share == 0 && loss > REAL_MAX ? 0 : share * loss; }
-INLINE vec product(vec share, vec loss) { return select(share * loss, splat(0), share == splat(0) && loss > splat(REAL_MAX)); }
+INLINE vec product(vec share, vec loss) {
+    return select(share * loss, splat(0), share == splat(0) && loss > splat(REAL_MAX));
+}
 
 // 1 for the elements of the vector at element i that are within the row
 RARE vec ones_of_part(int count) {

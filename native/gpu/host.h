@@ -23,7 +23,6 @@ typedef unsigned int uint;
 #define GLOBAL
 #define LOCAL
 #define restrict __restrict__
-#define UNROLL
 #define REAL_INFINITY ((real)INFINITY)
 #define KERNEL(name) static void name
 

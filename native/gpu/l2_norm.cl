@@ -5,7 +5,7 @@
 #include "careful_row.h"
 
 KERNEL(l2_norm)
-(IN(X, x), OUT(X, y), ROW_SHAPE, real eps) {
+(IN(X, x), OUT(X, y), ROW_SHAPE, real least) {
     LOCAL_ARRAY(real, scratch, BLOCK);
     for (index_t turn = 0; turn < rows_each; ++turn) {
         const index_t at = ROW_INDEX(turn), row = at < rows ? at : rows - 1;
@@ -15,14 +15,14 @@ KERNEL(l2_norm)
         Sum squares = no_sum();
         EACH_VECTOR(k) {
             const int i = ELEMENT(k);
-            const vec a = IN_ROW(i) ? READ(X, from, x_step, i, 0) : splat(0);
+            const vec a = READ(X, from, x_step, i, 0);
             if (KEPT) kept[KEPT ? k : 0] = a;
             squares = plus(squares, a * a, k);
         }
-        const real square = row_sum(total(squares), scratch), least = eps * eps;
-        const real spread = square < least ? least : square;  // NaN if the square is
+        const real square = row_sum(total(squares), scratch), smallest = least * least;
+        const real spread = square < smallest ? smallest : square;  // NaN if the square is
         Scaling s = scaling(1, 0, 1 / sqrt(spread));
-        if (any_row(!is_usual(spread), scratch)) s = careful_scaling(from, x_step, n, eps, scratch);
+        if (any_row(!is_usual(spread), scratch)) BE_CAREFUL(from, x_step);
         if (at >= rows) continue;
         EACH_VECTOR(k) {
             const int i = ELEMENT(k);

@@ -61,12 +61,12 @@ KERNEL(layer_norm)
             Sum sum = no_sum();
             EACH_VECTOR(k) {
                 const int i = ELEMENT(k);
-                kept[KEPT ? k : 0] = IN_ROW(i) ? READ(X, from, x_step, i, 0) : splat(0);
+                kept[KEPT ? k : 0] = READ(X, from, x_step, i, 0);
                 sum = plus(sum, kept[KEPT ? k : 0], k);
             }
             about = row_sum(total(sum), scratch) / n;
         } else {
-            const vec first = IN_ROW(ELEMENT(0)) ? READ(X, from, x_step, ELEMENT(0), 0) : splat(0);
+            const vec first = READ(X, from, x_step, ELEMENT(0), 0);
             about = row_sum(FOLD(first, ADD), scratch) / (n < THREADS * VEC ? n : THREADS * VEC);
         }
         real mean = 0, variance = 0;
@@ -74,7 +74,6 @@ KERNEL(layer_norm)
             Sum differences = no_sum(), squares = no_sum();
             EACH_VECTOR(k) {
                 const int i = ELEMENT(k);
-                if (!IN_ROW(i)) continue;
                 const vec a = WITHIN_ROW(i, (KEPT ? kept[KEPT ? k : 0] : READ(X, from, x_step, i, 0)) - about);
                 differences = plus(differences, a, k);
                 squares = plus(squares, a * a, k);
@@ -87,7 +86,7 @@ KERNEL(layer_norm)
         }
         const real spread = variance + eps;
         Scaling s = scaling(1, mean, 1 / sqrt(spread));
-        if (any_row(!is_usual(spread), scratch)) s = careful_scaling(from, x_step, n, least, scratch);
+        if (any_row(!is_usual(spread), scratch)) BE_CAREFUL(from, x_step);
         if (at >= rows) continue;
         EACH_VECTOR(k) {
             const int i = ELEMENT(k);

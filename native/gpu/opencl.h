@@ -22,16 +22,10 @@ typedef long index_t;
 #else
 #define RARE INLINE
 #endif
-// Before a loop over vectors that a thread keeps in registers, which have no address
-#if KEPT
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL
-#endif
 #define GLOBAL __global
 #define LOCAL __local
-// A processor's compiler must not vectorize across work-items what has vectors already. Where work-items exchange values,
-// the compiler must use subgroups of the size that the program counts on.
+// A processor's compiler must not vectorize across work-items what has vectors already. Where work-items exchange
+// values, the compiler must use subgroups of the size that the program counts on.
 #if THREADS == 1
 #define HINT __attribute__((vec_type_hint(vec)))
 #elif WARP
@@ -50,7 +44,7 @@ typedef long index_t;
 #endif
 
 // Whether x holds for any thread of the block
-INLINE bool block_any(bool x, LOCAL real *scratch) {
+INLINE bool block_any(bool x, LOCAL real* scratch) {
     BARRIER();
     scratch[thread_id()] = x;
     BARRIER();
@@ -90,10 +84,10 @@ INLINE vec with_neighbours_swapped(vec v) {
 #define FETCH(p) __builtin_prefetch(p)
 #endif
 #if STREAM && __has_builtin(__builtin_nontemporal_store)
-#define STORE_PAST_CACHES(type, x, p)                           \
-    if (((ulong)(p) & (sizeof(type) - 1)) == 0) {               \
-        __builtin_nontemporal_store(x, (GLOBAL type *)(p));     \
-        return;                                                 \
+#define STORE_PAST_CACHES(type, x, p)                      \
+    if (((ulong)(p) & (sizeof(type) - 1)) == 0) {          \
+        __builtin_nontemporal_store(x, (GLOBAL type*)(p)); \
+        return;                                            \
     }
 #endif
 #endif
@@ -105,9 +99,9 @@ INLINE vec with_neighbours_swapped(vec v) {
 #endif
 
 #define float_of_bits(x) as_float(x)
-INLINE void load_words_1(const GLOBAL uint *p, uint *words) { *words = *p; }
-INLINE void load_words_2(const GLOBAL uint *p, uint *words) { vstore2(vload2(0, p), 0, words); }
-INLINE void load_words_4(const GLOBAL uint *p, uint *words) { vstore4(vload4(0, p), 0, words); }
+INLINE void load_words_1(const GLOBAL uint* p, uint* words) { *words = *p; }
+INLINE void load_words_2(const GLOBAL uint* p, uint* words) { vstore2(vload2(0, p), 0, words); }
+INLINE void load_words_4(const GLOBAL uint* p, uint* words) { vstore4(vload4(0, p), 0, words); }
 
 // One element, and VEC adjacent ones, of each element type. bfloat16 is the upper half of a float32.
 #define storage_f32 float
@@ -123,27 +117,27 @@ INLINE void load_words_4(const GLOBAL uint *p, uint *words) { vstore4(vload4(0, 
 #define storage_i64 long
 #define storage_u64 ulong
 
-INLINE real get_f32(const GLOBAL float *p) { return *p; }
-INLINE void put_f32(GLOBAL float *p, real x) { *p = (float)x; }
-INLINE vec load_f32(const GLOBAL float *p) { return reals_of(JOIN(vload, VEC)(0, p)); }
-INLINE void store_f32(GLOBAL float *p, vec x) {
+INLINE real get_f32(const GLOBAL float* p) { return *p; }
+INLINE void put_f32(GLOBAL float* p, real x) { *p = (float)x; }
+INLINE vec load_f32(const GLOBAL float* p) { return reals_of(JOIN(vload, VEC)(0, p)); }
+INLINE void store_f32(GLOBAL float* p, vec x) {
     const JOIN(float, VEC) values = JOIN(convert_, JOIN(float, VEC))(x);
     STORE_PAST_CACHES(JOIN(float, VEC), values, p)
     JOIN(vstore, VEC)(values, 0, p);
 }
 #if DOUBLE
-INLINE real get_f64(const GLOBAL double *p) { return *p; }
-INLINE void put_f64(GLOBAL double *p, real x) { *p = x; }
-INLINE vec load_f64(const GLOBAL double *p) { return JOIN(vload, VEC)(0, p); }
-INLINE void store_f64(GLOBAL double *p, vec x) {
+INLINE real get_f64(const GLOBAL double* p) { return *p; }
+INLINE void put_f64(GLOBAL double* p, real x) { *p = x; }
+INLINE vec load_f64(const GLOBAL double* p) { return JOIN(vload, VEC)(0, p); }
+INLINE void store_f64(GLOBAL double* p, vec x) {
     STORE_PAST_CACHES(vec, x, p)
     JOIN(vstore, VEC)(x, 0, p);
 }
 #endif
-INLINE real get_f16(const GLOBAL half *p) { return vload_half(0, p); }
-INLINE void put_f16(GLOBAL half *p, real x) { vstore_half_rte((float)x, 0, p); }
-INLINE vec load_f16(const GLOBAL half *p) { return reals_of(JOIN(vload_half, VEC)(0, p)); }
-INLINE void store_f16(GLOBAL half *p, vec x) {
+INLINE real get_f16(const GLOBAL half* p) { return vload_half(0, p); }
+INLINE void put_f16(GLOBAL half* p, real x) { vstore_half_rte((float)x, 0, p); }
+INLINE vec load_f16(const GLOBAL half* p) { return reals_of(JOIN(vload_half, VEC)(0, p)); }
+INLINE void store_f16(GLOBAL half* p, vec x) {
     const JOIN(float, VEC) values = JOIN(convert_, JOIN(float, VEC))(x);
     JOIN(JOIN(vstore_half, VEC), _rte)(values, 0, p);
 }
@@ -156,13 +150,13 @@ INLINE JOIN(ushort, VEC) bits_bf16(vec x) {
     const JOIN(uint, VEC) rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return JOIN(convert_, JOIN(ushort, VEC))(select(rounded, (JOIN(uint, VEC))(0x7fc0), isnan(wide)));
 }
-INLINE real get_bf16(const GLOBAL ushort *p) { return as_float((uint)*p << 16); }
-INLINE void put_bf16(GLOBAL ushort *p, real x) {
+INLINE real get_bf16(const GLOBAL ushort* p) { return as_float((uint)*p << 16); }
+INLINE void put_bf16(GLOBAL ushort* p, real x) {
     const uint bits = as_uint((float)x);
     *p = isnan(x) ? 0x7fc0 : (ushort)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
-INLINE vec load_bf16(const GLOBAL ushort *p) { return reals_of(as_floats(bits_of(JOIN(vload, VEC)(0, p)) << 16)); }
-INLINE void store_bf16(GLOBAL ushort *p, vec x) { JOIN(vstore, VEC)(bits_bf16(x), 0, p); }
+INLINE vec load_bf16(const GLOBAL ushort* p) { return reals_of(as_floats(bits_of(JOIN(vload, VEC)(0, p)) << 16)); }
+INLINE void store_bf16(GLOBAL ushort* p, vec x) { JOIN(vstore, VEC)(bits_bf16(x), 0, p); }
 
 // What an element of a type would keep of each value
 INLINE vec rounded_f32(vec x) { return reals_of(JOIN(convert_, JOIN(float, VEC))(x)); }
@@ -171,7 +165,7 @@ INLINE vec rounded_f64(vec x) { return x; }
 #endif
 INLINE vec rounded_f16(vec x) {
     ushort bits[VEC];
-    JOIN(JOIN(vstore_half, VEC), _rte)(JOIN(convert_, JOIN(float, VEC))(x), 0, (half *)bits);
-    return reals_of(JOIN(vload_half, VEC)(0, (const half *)bits));
+    JOIN(JOIN(vstore_half, VEC), _rte)(JOIN(convert_, JOIN(float, VEC))(x), 0, (half*)bits);
+    return reals_of(JOIN(vload_half, VEC)(0, (const half*)bits));
 }
 INLINE vec rounded_bf16(vec x) { return reals_of(as_floats(bits_of(bits_bf16(x)) << 16)); }

@@ -5,13 +5,14 @@
 #include "codes.h"
 
 #define PRODUCTS quantized_linear
+#define HAS_REST (!WHOLE)
 #define MATRIX CODES
 #define FINISH(sum, output) sum
 
 // A processor prefetches only within a page, and rows are short: this asks for those of the next tile.
-#if THREADS == 1 && WHOLE
+#if THREADS == 1
 #if HAS_BIASES
-#define FETCH_BIASES(row, k) FETCH(biases + biases_start + (row)*biases_along0 + GROUP_OF(k))
+#define FETCH_BIASES(row, k) FETCH(BIAS_AT(row, GROUP_OF(k)))
 #else
 #define FETCH_BIASES(row, k)
 #endif
@@ -19,7 +20,7 @@
     do {                                                                                       \
         if (k % (64 / VEC) == 0) EACH_OUTPUT FETCH(CODES_OF(row + o) + (index_t)(k)*VEC);   \
         if (k % 16 == 0) EACH_OUTPUT {                                                         \
-            FETCH(scales + scales_start + (row + o) * scales_along0 + GROUP_OF(k));         \
+            FETCH(SCALE_AT(row + o, GROUP_OF(k))); \
             FETCH_BIASES(row + o, k);                                                          \
         }                                                                                      \
     } while (0)
@@ -27,14 +28,16 @@
 #define FETCH_ROW(row, k)
 #endif
 
-#if THREADS == 1 && WHOLE && BITS == 4
+#if THREADS == 1 && BITS == 4
 // The elements of even columns, then those of odd ones, as the parts of a chunk have them
 #define HALF_OF(v, p) ((p) ? v.odd : v.even)
 #define X_PART(x, k, p) \
     (vec)(HALF_OF(JOIN(load_, X)((x) + (k)*CHUNK), p), HALF_OF(JOIN(load_, X)((x) + (k)*CHUNK + VEC), p))
-#elif WHOLE
-#define X_PART(x, k, p) JOIN(load_, X)((x) + (k)*CHUNK + (p)*VEC)
 #else
-#define X_PART(x, k, p) READ(X, x, x_step, (k)*CHUNK + (p)*VEC, 0)
+#define X_PART(x, k, p) JOIN(load_, X)((x) + (k)*CHUNK + (p)*VEC)
 #endif
+#if TILED
+#include "tiles.h"
+#else
 #include "products.h"
+#endif

@@ -47,10 +47,10 @@ KERNEL(rms_norm)
         EACH_VECTOR(k) {
             const int i = ELEMENT(k);
 #if HAS_RESIDUAL
-            const vec a = IN_ROW(i) ? SUM_OF_TWO(i) : splat(0);
-            if (at < rows && IN_ROW(i)) WRITE(X, sum_to, sum_step, i, a);
+            const vec a = SUM_OF_TWO(i);
+            if (at < rows) WRITE(X, sum_to, sum_step, i, a);
 #else
-            const vec a = IN_ROW(i) ? VALUE(i) : splat(0);
+            const vec a = VALUE(i);
 #endif
             if (KEPT) kept[KEPT ? k : 0] = a;
             squares = plus(squares, a * a, k);
@@ -59,9 +59,9 @@ KERNEL(rms_norm)
         Scaling s = scaling(1, 0, 1 / sqrt(spread));
         if (any_row(!is_usual(spread), scratch)) {
 #if HAS_RESIDUAL
-            s = careful_scaling(sum_to, sum_step, n, least, scratch);
+            BE_CAREFUL(sum_to, sum_step);
 #else
-            s = careful_scaling(from, x_step, n, least, scratch);
+            BE_CAREFUL(from, x_step);
 #endif
         }
         if (at >= rows) continue;

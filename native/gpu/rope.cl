@@ -29,7 +29,8 @@
 #endif
 
 // Features that do not rotate
-INLINE void copy_row(const GLOBAL STORAGE(X) *from, index_t from_step, GLOBAL STORAGE(X) *to, index_t to_step, int n) {
+INLINE void copy_row(const GLOBAL STORAGE(X) *from, index_t from_step, GLOBAL STORAGE(X) *to, index_t to_step,
+                     int n) {
     for (int i = lane_id() * VEC; i < n; i += THREADS * VEC) {
         const vec a = READ(X, from, from_step, i, 0);
         WRITE(X, to, to_step, i, a);
@@ -129,6 +130,7 @@ KERNEL(rope)
         }
         const int rotated = INTERLEAVED ? n : 2 * n;
         for (int h = 0; unchanged > 0 && h < heads; ++h)
-            copy_row(ROW(x, row) + h * x_head + rotated * x_step, x_step, ROW(y, row) + h * y_head + rotated * y_step, y_step, unchanged);
+            copy_row(ROW(x, row) + h * x_head + rotated * x_step, x_step, ROW(y, row) + h * y_head + rotated * y_step,
+                     y_step, unchanged);
     }
 }

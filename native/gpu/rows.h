@@ -47,23 +47,38 @@ enum { PART = !ALIGNED };
                                                                 k < end; ++k)
 #elif KEPT
 #define EACH_VECTOR(k) _Pragma("unroll") for (int k = 0; k < KEPT; ++k)
+#elif THREADS > 1
+#define EACH_VECTOR(k) _Pragma("unroll 4") for (int k = 0; k < CHUNKS; ++k)
 #else
 #define EACH_VECTOR(k) for (int k = 0; k < CHUNKS; ++k)
 #endif
 // The same for code that few rows need, which is to take little room
 #define EACH_RARE_VECTOR(k) _Pragma("unroll 1") for (int k = 0; k < CHUNKS; ++k)
 
+<<<<<<< HEAD
 // Elements i to i + VEC of a row; beyond its end `fill`. If vectors may reach beyond it, neighbouring threads of a GPU
 // read and write single elements: two ways for each vector would take the registers that keep the row.
 #define IS_WHOLE(i) (!PART || (THREADS == 1 && DENSE && (i) + VEC <= n))
+    =======
+// Fetches what is read next, from an address in an array, into a processor's cache
+#ifndef FETCH
+#define FETCH(p)
+#endif
+
+// Elements i to i + VEC of a row; beyond its end `fill`, and nothing is written there. If vectors may reach beyond it,
+// neighbouring threads of a GPU read and write single elements: two ways for each vector would take the registers that
+// keep the row.
+#define IS_WHOLE(i) (ALIGNED ? IN_ROW(i) : !PART || (THREADS == 1 && DENSE && (i) + VEC <= n))
+    >>>>>>> norms
 #define READ(T, p, step, i, fill)            \
     (IS_WHOLE(i) ? JOIN(load_, T)((p) + (i)) \
+     : ALIGNED   ? splat(fill)               \
                  : JOIN(load_part_, T)((p) + (index_t)(i) * STEP(step), STEP(step), n - (i), fill))
 #define WRITE(T, p, step, i, x)                                                            \
     do {                                                                                   \
         if (IS_WHOLE(i))                                                                   \
             JOIN(store_, T)((p) + (i), x);                                                 \
-        else                                                                               \
+        else if (!ALIGNED)                                                                 \
             JOIN(store_part_, T)((p) + (index_t)(i) * STEP(step), STEP(step), n - (i), x); \
     } while (0)
 #define STEP(step) (DENSE ? 1 : (step))
@@ -80,22 +95,21 @@ enum { PART = !ALIGNED };
         for (int k = 0; k < VEC; ++k)                                                         \
             if (k < count) put_##T(p + k * step, a[k]);                                       \
     }
-DEFINE_PARTS(f32)
+    DEFINE_PARTS(f32)
 #if DOUBLE
-DEFINE_PARTS(f64)
+        DEFINE_PARTS(f64)
 #endif
-DEFINE_PARTS(f16)
-DEFINE_PARTS(bf16)
+            DEFINE_PARTS(f16) DEFINE_PARTS(bf16)
 
-// A vector of a row with 0 for what is beyond its end
-INLINE vec first_lanes(vec x, int count) {
+    // A vector of a row with 0 for what is beyond its end
+    INLINE vec first_lanes(vec x, int count) {
     real a[VEC];
     to_memory(x, a);
     for (int k = 0; k < VEC; ++k)
         if (k >= count) a[k] = 0;
     return from_memory(a);
 }
-#define WITHIN_ROW(i, x) (IS_WHOLE(i) ? (x) : first_lanes(x, n - (i)))
+#define WITHIN_ROW(i, x) (IS_WHOLE(i) ? (x) : ALIGNED ? splat(0) : first_lanes(x, n - (i)))
 
 // One value of each thread, combined over the threads of a row, in an order that depends on nothing but the geometry.
 // Every thread gets the result. `scratch` has an element for each thread of the block.

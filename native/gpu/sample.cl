@@ -1,9 +1,11 @@
-// sample: one index for each row of logits, drawn from their softmax or, at temperature 0 (GREEDY), that of the largest.
+// sample: one index for each row of logits, drawn from their softmax or, at temperature 0 (GREEDY), that
+// of the largest.
 //
 // Work: a block for each row, so what is the same for a row is the same for its barriers. Nothing is sorted.
 //   * Weights, exp((x - largest) / temperature), go to memory; each thread reads only what it wrote.
-//   * top_k, top_p: the threshold is found by its bits. Each pass over the row takes PIVOTS sums of what is larger than
-//     a pivot, and so divides the range by PIVOTS + 1.
+//   * top_k, top_p: the threshold is found by its bits. Each pass over the candidates takes PIVOTS sums of what is
+//     larger than a pivot, and so divides the range by PIVOTS + 1.
+//   * top_k of many: the k-th nearest of the minima of parts is a bound. Only the few candidates within it are counted.
 //   * The draw: sums over TILE vectors of each thread find the part of the row, and smaller sums the element in it.
 // Precision: sums in a fixed order, of which none is longer than the row divided by THREADS * VEC.
 // Bytes: a row once for temperature 0; else twice, and its weights in and several times out of the cache.
@@ -16,7 +18,9 @@
 #define PIVOTS 7
 
 // The smallest of a number from 0 to `limit` of each thread of a row
-INLINE int least_of_row(int mine, int limit, LOCAL real *scratch) { return limit - (int)row_max(limit - mine, scratch); }
+INLINE int least_of_row(int mine, int limit, LOCAL real *scratch) {
+    return limit - (int)row_max(limit - mine, scratch);
+}
 
 #if GREEDY
 // The first NaN
@@ -68,10 +72,29 @@ KERNEL(sample)
 #endif
 #define WEIGHTS(i) JOIN(load_, REAL)(weights + (i))
 #define WITHIN(k) (ELEMENT(k) < n)
+#define MIN(a, b) fmin(a, b)
+#define MOST_IN_PART 16
 
-// The smallest number such that the sum over those that are larger, or how many there are, is below a bound
-INLINE real threshold(const GLOBAL real *weights, int n, uint highest, bool counted, real bound, LOCAL real *scratch) {
-    uint least = 0, most = highest;
+INLINE int smaller(int a, int b) { return a < b ? a : b; }
+
+// How many vectors a part has of which only the nearest counts at first: so many that there are some more parts than
+// elements wanted; 1 if those are too many
+INLINE int vectors_in_part(int n, int top_k) {
+    const int vectors = n / 8 / top_k;
+    return vectors < 1 ? 1 : smaller(vectors, MOST_IN_PART);
+}
+
+// How many vectors of a row a thread has
+INLINE int own_vectors(int n) {
+    const int begin = lane_id() * VEC, apart = THREADS * VEC;
+    return n > begin ? (n - begin + apart - 1) / apart : 0;
+}
+
+// Of each thread's vectors, the smallest number such that the sum over those that are larger, or how many there are, is
+// below a bound
+INLINE real threshold(const GLOBAL real *weights, int vectors, real highest, bool counted, real bound,
+                      LOCAL real *scratch) {
+    uint least = 0, most = bits_of_float(highest);
     while (least < most) {
         const uint step = (most - least) / (PIVOTS + 1) + 1;
         vec sums[PIVOTS];
@@ -81,7 +104,7 @@ INLINE real threshold(const GLOBAL real *weights, int n, uint highest, bool coun
             pivots[j] = float_of_bits(bits < most ? bits : most);
             sums[j] = splat(0);
         }
-        for (int k = 0; k < CHUNKS && WITHIN(k); ++k) {
+        for (int k = 0; k < vectors; ++k) {
             const vec w = WEIGHTS(ELEMENT(k)), amount = counted ? splat(1) : w;
             for (int j = 0; j < PIVOTS; ++j) sums[j] += select(splat(0), amount, w > pivots[j]);
         }
@@ -102,10 +125,43 @@ INLINE real threshold(const GLOBAL real *weights, int n, uint highest, bool coun
     return float_of_bits(least);
 }
 
+#if !DOUBLE
+// The distance of the k-th nearest, with ties. Elements beyond the row are infinitely far, as are those that
+// fill vectors.
+INLINE real farthest_of_top_k(const GLOBAL real *below, int vectors, real highest, int top_k, LOCAL real *scratch) {
+    const real lanes = row_sum(vectors * VEC, scratch);
+    return threshold(below, vectors, highest, true, lanes - top_k + 1, scratch);
+}
+
+// Puts the distances of a thread that are within the bound one after another; returns how many vectors they fill.
+INLINE int collect(const GLOBAL real *below, const GLOBAL real *minima, int own, int part, real bound,
+                   GLOBAL real *list) {
+    int count = 0;
+    for (int p = 0; p * part < own; ++p) {
+        const vec nearest = JOIN(load_, REAL)(minima + ELEMENT(p));
+        if (FOLD(nearest, MIN) > bound) continue;
+        for (int k = p * part; k < own && k < (p + 1) * part; ++k) {
+            real a[VEC];
+            to_memory(JOIN(load_, REAL)(below + ELEMENT(k)), a);
+            for (int j = 0; j < VEC; ++j)
+                if (a[j] <= bound) {
+                    list[ELEMENT(count / VEC) + count % VEC] = a[j];
+                    ++count;
+                }
+        }
+    }
+    const int vectors = (count + VEC - 1) / VEC;
+    for (; count < vectors * VEC; ++count) list[ELEMENT(count / VEC) + count % VEC] = INFINITE;
+    return vectors;
+}
+
+INLINE vec weights_within(vec below, real farthest) { return select(splat(0), exp(-below), below <= farthest); }
+#endif
+
 // Of the weights that a thread has in vectors first to last, those that are at least `least`
-INLINE real sum_of_vectors(const GLOBAL real *weights, int n, int first, int last, real least) {
+INLINE real sum_of_vectors(const GLOBAL real *weights, int first, int last, real least) {
     vec sum = splat(0);
-    for (int k = first; k < last && WITHIN(k); ++k) {
+    for (int k = first; k < last; ++k) {
         const vec w = WEIGHTS(ELEMENT(k));
         sum += select(splat(0), w, w >= least);
     }
@@ -123,13 +179,14 @@ INLINE Running added(Running sum, real x) {
     return sum;
 }
 
-// The part of `step` vectors, of those from first to last, in which the running sum exceeds the target; the last that is
-// not 0, if rounding leaves none. `sum` becomes that before it.
-INLINE int part_with(const GLOBAL real *weights, int n, int first, int last, int step, real least, real target, Running *sum, LOCAL real *scratch) {
+// The part of `step` vectors, of those from first to last, in which the running sum exceeds the target; the last that
+// is not 0, if rounding leaves none. `sum` becomes that before it.
+INLINE int part_with(const GLOBAL real *weights, int own, int first, int last, int step, real least, real target,
+                     Running *sum, LOCAL real *scratch) {
     int found = first;
     Running before = *sum, now = *sum;
     for (int k = first; k < last; k += step) {
-        const real part = row_sum(sum_of_vectors(weights, n, k, k + step < last ? k + step : last, least), scratch);
+        const real part = row_sum(sum_of_vectors(weights, k, smaller(k + step, smaller(last, own)), least), scratch);
         if (part == 0) continue;
         found = k;
         before = now;
@@ -142,13 +199,14 @@ INLINE int part_with(const GLOBAL real *weights, int n, int first, int last, int
 
 KERNEL(sample)
 (IN(X, logits), IN(UNIFORM, uniform), GLOBAL storage_i64 *restrict chosen, GLOBAL real *restrict all_weights, ROW_SHAPE,
- index_t weights_along, real temperature, int top_k, real top_p, real min_p) {
+ index_t padded, real temperature, int top_k, real top_p, real min_p) {
     LOCAL_ARRAY(real, scratch, BLOCK);
     for (index_t turn = 0; turn < rows_each; ++turn) {
         const index_t row = ROW_INDEX(turn);
         if (row >= rows) break;
         const GLOBAL STORAGE(X) *x = ROW(logits, row);
-        GLOBAL real *weights = all_weights + block_id() * weights_along;
+        GLOBAL real *weights = all_weights + block_id() * padded * (top_k ? 3 : 1);
+        GLOBAL real *minima = weights + padded, *list = minima + padded;  // with top_k
         const real drawn = UNIFORM_AT(ROW(uniform, row));
         vec most = splat(-INFINITE), unordered = splat(0);
         for (int k = 0; k < CHUNKS && WITHIN(k); ++k) {
@@ -159,35 +217,55 @@ KERNEL(sample)
         const real largest = row_max(FOLD(most, MAX), scratch);
         // Without a finite maximum, or with a uniform number below 0, the body finds the first candidate.
         const bool usual = fabs(largest) <= REAL_MAX && !(drawn < 0) && row_max(FOLD(unordered, MAX), scratch) == 0;
-        for (int k = 0; k < CHUNKS && WITHIN(k); ++k) {
-            const vec below = (largest - READ(X, x, logits_step, ELEMENT(k), -INFINITE)) / temperature;
-            JOIN(store_, REAL)(weights + ELEMENT(k), top_k ? below : exp(-below));
-        }
-#if !DOUBLE
-        if (top_k) {
-            const int padded = (n + VEC - 1) / VEC * VEC;  // the elements beyond the row are infinitely far below
-            const real farthest = threshold(weights, n, 0x7f800000, true, padded - top_k + 1, scratch);
-            for (int k = 0; k < CHUNKS && WITHIN(k); ++k) {
-                const vec below = WEIGHTS(ELEMENT(k));
-                JOIN(store_, REAL)(weights + ELEMENT(k), select(splat(0), exp(-below), below <= farthest));
+        const int own = own_vectors(n), part = top_k ? vectors_in_part(n, top_k) : MOST_IN_PART;
+        for (int p = 0; p * part < own; ++p) {
+            vec nearest = splat(INFINITE);
+            for (int k = p * part; k < own && k < (p + 1) * part; ++k) {
+                const vec below = (largest - READ(X, x, logits_step, ELEMENT(k), -INFINITE)) / temperature;
+                nearest = select(nearest, below, below < nearest);
+                JOIN(store_, REAL)(weights + ELEMENT(k), top_k ? below : exp(-below));
             }
+            if (top_k) JOIN(store_, REAL)(minima + ELEMENT(p), nearest);
         }
-#endif
         real least = min_p;
 #if !DOUBLE
+        const GLOBAL real *candidates = weights;
+        int vectors = own;
+        if (top_k) {
+            const int parts = (own + part - 1) / part;
+            real farthest = INFINITE;
+            if (part > 1) {
+                farthest = farthest_of_top_k(minima, parts, farthest, top_k, scratch);
+                vectors = collect(weights, minima, own, part, farthest, list);
+                candidates = list;
+            }
+            farthest = farthest_of_top_k(candidates, vectors, farthest, top_k, scratch);
+            for (int p = 0; p < parts; ++p) {
+                const vec nearest = JOIN(load_, REAL)(minima + ELEMENT(p));
+                const bool none = FOLD(nearest, MIN) > farthest;
+                for (int k = p * part; k < own && k < (p + 1) * part; ++k) {
+                    const vec w = none ? splat(0) : weights_within(WEIGHTS(ELEMENT(k)), farthest);
+                    JOIN(store_, REAL)(weights + ELEMENT(k), w);
+                }
+            }
+            for (int k = 0; part > 1 && k < vectors; ++k) {
+                const vec w = weights_within(JOIN(load_, REAL)(list + ELEMENT(k)), farthest);
+                JOIN(store_, REAL)(list + ELEMENT(k), w);
+            }
+        }
         if (top_p < 1) {
-            const real total = row_sum(sum_of_vectors(weights, n, 0, CHUNKS, 0), scratch);
-            least = fmax(least, threshold(weights, n, 0x3f800000, false, top_p * total, scratch));
+            const real total = row_sum(sum_of_vectors(candidates, 0, vectors, 0), scratch);
+            least = fmax(least, threshold(candidates, vectors, 1, false, top_p * total, scratch));
         }
 #endif
         Running sum = {0, 0};
         for (int k = 0; k < CHUNKS; k += TILE)
-            sum = added(sum, row_sum(sum_of_vectors(weights, n, k, k + TILE, least), scratch));
+            sum = added(sum, row_sum(sum_of_vectors(weights, k, smaller(k + TILE, own), least), scratch));
         const real target = drawn * sum.value;
         sum.value = sum.error = 0;
-        const int tile = part_with(weights, n, 0, CHUNKS, TILE, least, target, &sum, scratch);
-        const int end = tile + TILE < CHUNKS ? tile + TILE : CHUNKS;
-        const int vector = part_with(weights, n, tile, end, 1, least, target, &sum, scratch);
+        const int tile = part_with(weights, own, 0, CHUNKS, TILE, least, target, &sum, scratch);
+        const int end = smaller(tile + TILE, CHUNKS);
+        const int vector = part_with(weights, own, tile, end, 1, least, target, &sum, scratch);
         // Running sums over the threads' vectors
         const int i = ELEMENT(vector);
         real mine[VEC];
@@ -196,10 +274,10 @@ KERNEL(sample)
             const vec w = WEIGHTS(i), kept = select(splat(0), w, w >= least);
             to_memory(kept, mine);
         }
-        real own = 0;
-        for (int j = 0; j < VEC; ++j) own += mine[j];
+        real mine_all = 0;
+        for (int j = 0; j < VEC; ++j) mine_all += mine[j];
         BARRIER();
-        scratch[lane_id()] = own;
+        scratch[lane_id()] = mine_all;
         BARRIER();
         for (int d = 1; d < THREADS; d *= 2) {
             const real other = lane_id() >= d ? scratch[lane_id() - d] : 0;
@@ -208,11 +286,11 @@ KERNEL(sample)
             BARRIER();
         }
         const real rest = target - sum.value, before = lane_id() > 0 ? scratch[lane_id() - 1] : 0;
-        const bool reached = own > 0 && scratch[lane_id()] > rest;
+        const bool reached = mine_all > 0 && scratch[lane_id()] > rest;
         BARRIER();
         // The first thread that reaches the target; the last with a weight, if rounding leaves none
         const int first = least_of_row(reached ? lane_id() : THREADS, THREADS, scratch);
-        const int last = (int)row_max(own > 0 ? lane_id() : 0, scratch);
+        const int last = (int)row_max(mine_all > 0 ? lane_id() : 0, scratch);
         if (lane_id() != (first < THREADS ? first : last)) continue;
         real running = before;
         int index = 0;

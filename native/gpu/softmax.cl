@@ -56,14 +56,14 @@ KERNEL(softmax)
         real largest = LOWEST, shift, total;
 #if KEPT
         vec kept[KEPT], top = splat(LOWEST), sum = splat(0);
-        UNROLL for (int k = 0; k < KEPT; ++k) {
+        UNROLL_KEPT for (int k = 0; k < KEPT; ++k) {
             const int i = ELEMENT(k);
             kept[k] = i < n ? TERMS(i) : splat(LOWEST);
             top = larger(top, kept[k]);
         }
         largest = row_max(FOLD(top, larger_one), scratch);
         shift = IS_FINITE(largest) ? largest : 0;
-        UNROLL for (int k = 0; k < KEPT; ++k) {
+        UNROLL_KEPT for (int k = 0; k < KEPT; ++k) {
             const vec e = EXPONENTIALS(kept[k], shift);
             sum += e;
             if (KIND == SOFTMAX) kept[k] = e;
@@ -115,7 +115,7 @@ KERNEL(softmax)
         const real factor = none && total == total ? 0 : 1 / total;
         const real minus = none && total == total ? 0 : log(total * (1 / ONE_IN_UNITS));
 #if KEPT
-        UNROLL for (int k = 0; k < KEPT; ++k) {
+        UNROLL_KEPT for (int k = 0; k < KEPT; ++k) {
             const int i = ELEMENT(k);
             if (i < n) WRITE(Y, to, y_step, i, KIND == SOFTMAX ? kept[k] * factor : kept[k] - shift - minus);
         }

@@ -34,7 +34,7 @@ INLINE ulong turns_times(ulong turns, Parts x) {
 typedef struct {
     vec cosines, sines;
 } Directions;
-INLINE Directions directions_of(const ulong *turns) {
+INLINE Directions directions_of(const ulong* turns) {
     // The nearest multiple of a quarter of a turn, and the distance to it: at most π/4
     real distance[VEC], odd[VEC], cosine_sign[VEC], sine_sign[VEC];
     for (int k = 0; k < VEC; ++k) {

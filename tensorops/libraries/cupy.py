@@ -109,7 +109,7 @@ BACKENDS = (
     Backend(
         "cuda",
         LIBRARY,
-        "CuPy on an NVIDIA GPU, generic bodies",
+        "CuPy on an NVIDIA GPU; not yet run on one",
         aliases=("nvidia",),
         needs="cuda",
         suits=("cuda",),

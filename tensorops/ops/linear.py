@@ -103,7 +103,8 @@ def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT]) -> KindT:
         If `ids` are not integers, or `weight` is not floating point.
     ValueError
         If `weight` does not have two dimensions, or an id is out of range. Ids that are traced, lazy or on an
-        accelerator are not checked: the library's own rule for out-of-range indices applies.
+        accelerator are not checked: kernels on OpenCL and CUDA devices give a row of NaN for one that is out of range,
+        and elsewhere the library's own rule applies.
 
     Examples
     --------

@@ -146,7 +146,8 @@ def cross_entropy(
     TypeError
         If `logits` or `weight` is not floating point, or `targets` are neither integers nor floating point.
     ValueError
-        If shapes do not match, an option is invalid, or (in host memory) a target is out of range.
+        If shapes do not match, an option is invalid, or (in host memory) a target is out of range. In kernels on OpenCL
+        and CUDA devices the loss of such a target is NaN.
 
     Notes
     -----

@@ -185,8 +185,8 @@ def rope(
     -------
     array
         Shape, dtype, library and device of `x`. Half types are computed in float32, angles in float64 if the library
-        and device have it: a float32 angle is off by 0.0005 radians at position 8192. Tables of any dtype are
-        converted to that of the computation.
+        and device have it: a float32 angle is off by 0.0005 radians at position 8192. Kernels on OpenCL and CUDA
+        devices compute exact angles in integers instead. Tables of any dtype are converted to that of the computation.
 
     Raises
     ------
@@ -196,7 +196,8 @@ def rope(
     ValueError
         If `dims` is odd or larger than head_dim, `base` or `attention_factor` is not a positive number, shapes do not
         match, tables are given with `base` or `freqs`, or a position is outside the tables. Positions that are
-        traced, lazy or on an accelerator are not checked: the library's own rule for out-of-range indices applies.
+        traced, lazy or on an accelerator are not checked: kernels on OpenCL and CUDA devices give NaN for one that is
+        outside, and elsewhere the library's own rule applies.
 
     Notes
     -----

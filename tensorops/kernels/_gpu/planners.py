@@ -9,6 +9,7 @@ from tensorops._operator import Operator
 from tensorops.kernels._gpu import activation as plan_activation
 from tensorops.kernels._gpu import attention as plan_attention
 from tensorops.kernels._gpu import embedding as plan_embedding
+from tensorops.kernels._gpu import linear as plan_linear
 from tensorops.kernels._gpu import loss as plan_loss
 from tensorops.kernels._gpu import normalization as plan_normalization
 from tensorops.kernels._gpu import positional as plan_positional
@@ -47,6 +48,10 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     activation.softmax: plan_softmax.softmax,
     activation.log_softmax: plan_softmax.log_softmax,
     activation.logsumexp: plan_softmax.logsumexp,
+    linear.linear: plan_linear.linear,
+    normalization.rms_norm: plan_normalization.rms_norm,
+    quantization.quantize: plan_quantization.quantize,
+    quantization.dequantize: plan_quantization.dequantize,
     quantization.quantized_linear: plan_quantization.quantized_linear,
     linear.embedding: plan_embedding.embedding,
     loss.cross_entropy: plan_loss.cross_entropy,

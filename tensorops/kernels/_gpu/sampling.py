@@ -59,7 +59,8 @@ def sample(
         "REAL": SHORT[np.dtype(real).name],
     }
     arrays = [arrays[0], rows.arguments["rng"], *arrays[1:], ("weights",)]
-    padded = -(-length // 16) * 16  # whole vectors
+    whole = geometry.threads * geometry.vec
+    padded = -(-length // whole) * whole
     options = (
         np.int64(padded),
         real(temperature),
@@ -68,7 +69,7 @@ def sample(
         real(min_p or 0.0),
     )
     launch = rows.launch(device, "sample", "sample", logits.dtype, defines, tuple(arrays), options, geometry=geometry)
-    weights = Result(np.dtype(real).name, (geometry.groups, padded))
+    weights = Result(np.dtype(real).name, (geometry.groups, 3 * padded if kept else padded))
     return Plan({"chosen": chosen}, (launch,), {"weights": weights}, drawn=None if array else {"rng": drawn})
 
 

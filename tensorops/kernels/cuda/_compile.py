@@ -15,7 +15,7 @@ import importlib.metadata
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorops._files import cache_folder, write_atomically
 from tensorops.kernels._gpu import sources
@@ -29,6 +29,14 @@ _OLDEST = 12  # the first version whose cubins the driver's function for launche
 
 class CompileError(Exception):
     """What NVRTC says about a program."""
+
+
+class Compiled(NamedTuple):
+    """A program for one architecture, in binary form and as text, and what the compiler said."""
+
+    cubin: bytes
+    ptx: str
+    log: str
 
 
 class Nvrtc:
@@ -47,8 +55,8 @@ class Nvrtc:
         self.version = f"{major.value}.{minor.value}"
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
-    def compile(self, text: str, architecture: str, *, as_text: bool = False) -> bytes:
-        """Return the cubin of a program for an architecture such as ``sm_80``; its assembly `as_text`.
+    def compile(self, text: str, architecture: str, *options: str) -> Compiled:
+        """Compile a program for an architecture such as ``sm_80``.
 
         Raises
         ------
@@ -56,15 +64,15 @@ class Nvrtc:
             If it cannot be compiled, with the compiler's words.
         """
         program = ctypes.c_void_p()
-        options = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS)]
+        every = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS, *options)]
         create = self._library.nvrtcCreateProgram
         self._check(create(ctypes.byref(program), text.encode(), b"tensorops.cu", 0, None, None))
         try:
-            array = (ctypes.c_char_p * len(options))(*options)
-            if status := self._library.nvrtcCompileProgram(program, len(options), array):
-                log = self._got(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            status = self._library.nvrtcCompileProgram(program, len(every), (ctypes.c_char_p * len(every))(*every))
+            log = self._got(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            if status:
                 raise CompileError(log or self._words(status))
-            return self._got(program, "PTX").rstrip(b"\0") if as_text else self._got(program, "CUBIN")
+            return Compiled(self._got(program, "CUBIN"), self._got(program, "PTX").rstrip(b"\0").decode(), log)
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -103,7 +111,7 @@ def cubin(text: str, architecture: str) -> bytes:
         content = path.read_bytes()
         if hashlib.sha256(content[32:]).digest() == content[:32]:
             return content[32:]
-    made = compiler.compile(text, architecture)
+    made = compiler.compile(text, architecture).cubin
     with contextlib.suppress(OSError):  # a folder that cannot be written only costs time
         write_atomically(path, hashlib.sha256(made).digest() + made)
     return made

@@ -6,6 +6,7 @@ A fake driver records launches; what kernels compute is tested on OpenCL devices
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import functools
 import itertools
 import sys
@@ -14,12 +15,15 @@ import numpy as np
 import pytest
 
 import fake_cuda
+import gpu_compiled
 import support
 import tensorops as tp
 from tensorops import _providers
 from tensorops.kernels._gpu import normalization
+from tensorops.kernels._gpu.planners import PLANNERS
 from tensorops.kernels._gpu.plans import Launch, Operand, Plan, Result
 from tensorops.kernels.cuda import _arrays, _compile, _driver, _launch
+from tensorops.testing import DTYPES
 
 ELEMENTS = {"DOUBLE": 0, "X": "f32"}
 tp.rms_norm.kernels  # noqa: B018 - loads every provider, before any driver is replaced
@@ -347,3 +351,41 @@ def test_tensors_in_host_memory_are_none_of_its_business(rms_norm, driver):
     )
     assert tp.rms_norm._kernels["cuda"].function(x) is NotImplemented
     assert driver.calls == []
+
+
+# --- what NVRTC makes of the kernels ---------------------------------------------------------------------------
+
+
+def require_nvrtc():
+    if not gpu_compiled.library():
+        pytest.skip("nvidia-cuda-nvrtc is not installed")
+
+
+@pytest.mark.dimensions
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operator", PLANNERS, ids=lambda operator: operator.__name__)
+def test_programs_compile_without_spills(operator, dtype):
+    """The largest program of each kernel; .ci/gpu-compiled compiles all, for every architecture."""
+    require_nvrtc()
+    largest = {}
+    for program in gpu_compiled.programs([dtype], of=[operator]):
+        size = [int(program.launch.defines.get(name, 0)) for name in ("ALIGNED", "KEPT", "THREADS")]
+        key = (program.launch.source, program.launch.kernel)
+        if key not in largest or size > largest[key][0]:
+            largest[key] = size, program
+    problems = {str(p): gpu_compiled.made_of(p, "sm_80").problems for _, p in largest.values()}
+    assert not any(problems.values()), problems
+
+
+def test_other_parameters_than_are_passed_are_found():
+    require_nvrtc()
+    program = gpu_compiled.programs(["float32"], of=[tp.rms_norm])[0]
+    arguments = program.launch.arguments
+    assert gpu_compiled.made_of(program, "sm_80").problems == ()
+    for wrong, words in (
+        (arguments[1:], "is passed"),
+        ((*arguments[:-1], np.float64(0)), f"parameter {len(arguments) - 1} is f32, but f64 is passed"),
+        ((np.int64(0), *arguments[1:]), "parameter 0 is a pointer"),
+    ):
+        changed = program._replace(launch=dataclasses.replace(program.launch, arguments=wrong))
+        assert words in str(gpu_compiled.made_of(changed, "sm_80").problems)

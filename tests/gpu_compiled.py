@@ -1,0 +1,215 @@
+"""What NVRTC makes of the kernels in native/gpu, without a GPU.
+
+The programs are those that the planners ask for in the conformance cases and for long rows, in each dtype and layout.
+As a program, it compiles all of them and prints a table; .ci/gpu-compiled provides what it needs:
+
+    python tests/gpu_compiled.py [--architectures sm_80,…] [--dtypes …] [regular expression for names of sources]
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: T201
+import argparse
+import contextlib
+import functools
+import importlib.metadata
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorops._dtypes import name_of
+from tensorops.kernels._gpu.planners import PLANNERS
+from tensorops.kernels._gpu.plans import Device, Launch, Operand
+from tensorops.kernels.cuda import _compile
+from tensorops.testing import CASES, DTYPES
+from tensorops.testing.entries import Maker
+from tensorops.testing.tables import WORKLOADS
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+GPU = Device("gpu", units=108, lanes=32, local_bytes=48 * 1024, max_block=1024, float64=True)
+_FEATURES = (1024, 4096, 16384, 65536)
+_SHOWN = 20  # problems of an architecture
+_MOST_SPILLED = 32  # bytes of stack or of spills: what calls of rare functions save, such as that of a division
+
+
+class Program(NamedTuple):
+    """One compilation: the text, the launch that asks for it, and who plans it."""
+
+    text: str
+    launch: Launch
+    operator: str
+    dtype: str
+
+    def __str__(self) -> str:
+        defines = " ".join(f"{name}={value}" for name, value in sorted(self.launch.defines.items()))
+        return f"{self.launch.source}.cl {self.launch.kernel} {defines}"
+
+
+class Made(NamedTuple):
+    """What a program has become."""
+
+    registers: int
+    stack: int
+    spilled: int
+    wide_loads: int
+    problems: tuple[str, ...]
+
+
+# --- which programs there are ------------------------------------------------------------------------
+
+
+def programs(
+    dtypes: Iterable[str] = tuple(DTYPES),
+    pattern: str = "",
+    *,
+    of: Iterable[Any] = PLANNERS,
+    leads: tuple[int, ...] = (0, 1),
+) -> list[Program]:
+    """Return the programs of some operators whose source's name matches, each once.
+
+    `leads` are how many elements are before an array's first one in memory: with one, it is not aligned.
+    """
+    found: dict[tuple[str, str], Program] = {}
+    for operator, dtype, lead in itertools.product(of, dtypes, leads):
+        for args, kwargs in _calls(operator.__name__, dtype):
+            arguments = operator.canonical(*args, **kwargs)
+            metadata = {name: _operand(value, lead) for name, value in arguments.items()}
+            plan = operator.apply(functools.partial(PLANNERS[operator], GPU), metadata)
+            for launch in () if isinstance(plan, str) else plan.launches:
+                if re.search(pattern, launch.source):
+                    program = Program(_compile.program(launch), launch, operator.__name__, dtype)
+                    found.setdefault((program.text, launch.kernel), program)
+    return list(found.values())
+
+
+def _calls(name: str, dtype: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    for case in CASES[name]:
+        if dtype in case.dtypes:
+            yield case.build(dtype_name=dtype)
+    for features in _FEATURES:
+        made = WORKLOADS[name](Maker(2, features, dtype))
+        if sum(a.nbytes for a in made.args if isinstance(a, np.ndarray)) < 2**27:
+            yield made.args, made.options
+
+
+def _operand(value: Any, lead: int) -> Any:
+    """Return the metadata of an array whose first element has another one before it in memory."""
+    if not isinstance(value, np.ndarray):
+        return value
+    strides = tuple(s // value.itemsize for s in value.strides)
+    aligned = min(value.itemsize, 16) if lead else 16
+    return Operand(name_of(value.dtype), value.shape, strides, 0, aligned)
+
+
+# --- what they become --------------------------------------------------------------------------------
+
+
+def library() -> str:
+    """Return the path of NVRTC in the wheel nvidia-cuda-nvrtc, or an empty string."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nvidia-cuda-nvrtc") or ():
+            if re.fullmatch(r"libnvrtc\.so\.\d+", file.name):
+                return str(file.locate())
+    return ""
+
+
+@functools.cache
+def _nvrtc() -> _compile.Nvrtc:
+    return _compile.Nvrtc(library())
+
+
+def made_of(program: Program, architecture: str) -> Made:
+    """Compile a program, and list what is wrong with the result."""
+    try:
+        built = _nvrtc().compile(program.text, architecture, "--ptxas-options=-v")
+    except _compile.CompileError as error:
+        return Made(0, 0, 0, 0, (str(error).splitlines()[0],))
+    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", built.log)
+    stack = max(int(size) for size, _, _ in frames)
+    spilled = sum(int(stores) + int(loads) for _, stores, loads in frames)
+    registers = max(map(int, re.findall(r"Used (\d+) registers", built.log)))
+    wide = _wide_loads(built)
+    problems = list(_mismatches(program.launch, built.ptx))
+    if max(spilled, stack) > _MOST_SPILLED:
+        problems.append(f"{spilled} bytes are spilled, the stack has {stack}")
+    if program.launch.defines.get("ALIGNED") and program.launch.defines.get("DENSE", 1) and not wide:
+        problems.append("no load has 128 bits")
+    return Made(registers, stack, spilled, wide, tuple(problems))
+
+
+def _wide_loads(built: _compile.Compiled) -> int:
+    """Return the number of instructions that load 16 bytes of global memory: of the disassembly, if it can be had."""
+    if shutil.which("cuobjdump") is None:
+        return len(re.findall(r"ld\.global\S*\.(?:v4\.[fbu]32|v2\.[fbu]64|b128)", built.ptx))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(built.cubin)
+        shown = subprocess.run(["cuobjdump", "-sass", path], capture_output=True, text=True, check=True).stdout
+    return len(re.findall(r"\bLDG\S*\.128", shown))
+
+
+_KINDS = {"int32": "u32", "int64": "u64", "float32": "f32", "float64": "f64"}
+
+
+def _mismatches(launch: Launch, ptx: str) -> Iterator[str]:
+    """Yield where the parameters of a kernel are not what the launch passes."""
+    entry = re.search(rf"\.entry {launch.kernel}\((.*?)\)", ptx, re.DOTALL)
+    if entry is None:
+        yield f"there is no kernel {launch.kernel}"
+        return
+    takes = re.findall(r"\.param \.(\w+)", entry[1])
+    passes = ["u64" if isinstance(a, str) else _KINDS[a.dtype.name] for a in launch.arguments]
+    for i, (taken, passed) in enumerate(itertools.zip_longest(takes, passes)):
+        if taken != passed:
+            yield f"parameter {i} is {taken}, but {passed} is passed"
+    # Pointers have no kind of their own; what shows them is that they are converted to addresses of global memory.
+    loaded = dict(re.findall(rf"ld\.param\.u64\s+(%rd\d+), \[{launch.kernel}_param_(\d+)\]", ptx))
+    for register in re.findall(r"cvta\.to\.global\.u64\s+%rd\d+, (%rd\d+)", ptx):
+        i = int(loaded.get(register, -1))
+        if 0 <= i < len(launch.arguments) and not isinstance(launch.arguments[i], str):
+            yield f"parameter {i} is a pointer, but {launch.arguments[i]!r} is passed"
+
+
+# --- as a program ------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Compile all programs for all architectures, and print a table of the worst of each source and dtype."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pattern", nargs="?", default="")
+    parser.add_argument("--architectures", default=",".join(ARCHITECTURES))
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    options = parser.parse_args()
+    if not library():
+        parser.error("nvidia-cuda-nvrtc is not installed")
+    every = programs(tuple(options.dtypes.split(",")), options.pattern)
+    print(f"NVRTC {_nvrtc().version}: {len(every)} programs for {options.architectures}")
+    print(f"{'source':24} {'dtype':9} {'for':7} programs registers stack spilled loads of 16 bytes", flush=True)
+    failed = 0
+    with ProcessPoolExecutor() as pool:
+        for architecture in options.architectures.split(","):
+            made = list(pool.map(functools.partial(made_of, architecture=architecture), every, chunksize=4))
+            for key in dict.fromkeys((p.launch.source, p.dtype) for p in every):
+                group = [m for p, m in zip(every, made, strict=True) if (p.launch.source, p.dtype) == key]
+                worst = [max(m[i] for m in group) for i in range(3)]
+                loads = sum(m.wide_loads for m in group)
+                print(f"{key[0]:24} {key[1]:9} {architecture:7} {len(group):8} {worst[0]:9} {worst[1]:5} "
+                      f"{worst[2]:7} {loads:6}")  # fmt: skip
+            found = [f"  {p}: {text}" for p, m in zip(every, made, strict=True) for text in m.problems]
+            print("\n".join(found[:_SHOWN] + [f"  and {len(found) - _SHOWN} more"] * (len(found) > _SHOWN)), flush=True)
+            failed += len(found)
+    print(f"{failed} problems")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
