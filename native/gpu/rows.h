@@ -55,11 +55,6 @@ enum { PART = !ALIGNED };
 // The same for code that few rows need, which is to take little room
 #define EACH_RARE_VECTOR(k) _Pragma("unroll 1") for (int k = 0; k < CHUNKS; ++k)
 
-<<<<<<< HEAD
-// Elements i to i + VEC of a row; beyond its end `fill`. If vectors may reach beyond it, neighbouring threads of a GPU
-// read and write single elements: two ways for each vector would take the registers that keep the row.
-#define IS_WHOLE(i) (!PART || (THREADS == 1 && DENSE && (i) + VEC <= n))
-    =======
 // Fetches what is read next, from an address in an array, into a processor's cache
 #ifndef FETCH
 #define FETCH(p)
@@ -69,7 +64,6 @@ enum { PART = !ALIGNED };
 // neighbouring threads of a GPU read and write single elements: two ways for each vector would take the registers that
 // keep the row.
 #define IS_WHOLE(i) (ALIGNED ? IN_ROW(i) : !PART || (THREADS == 1 && DENSE && (i) + VEC <= n))
-    >>>>>>> norms
 #define READ(T, p, step, i, fill)            \
     (IS_WHOLE(i) ? JOIN(load_, T)((p) + (i)) \
      : ALIGNED   ? splat(fill)               \
@@ -95,11 +89,12 @@ enum { PART = !ALIGNED };
         for (int k = 0; k < VEC; ++k)                                                         \
             if (k < count) put_##T(p + k * step, a[k]);                                       \
     }
-    DEFINE_PARTS(f32)
+DEFINE_PARTS(f32)
 #if DOUBLE
-        DEFINE_PARTS(f64)
+DEFINE_PARTS(f64)
 #endif
-            DEFINE_PARTS(f16) DEFINE_PARTS(bf16)
+DEFINE_PARTS(f16)
+DEFINE_PARTS(bf16)
 
     // A vector of a row with 0 for what is beyond its end
     INLINE vec first_lanes(vec x, int count) {
