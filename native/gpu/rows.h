@@ -84,14 +84,15 @@ enum { PART = !ALIGNED };
         for (int k = 0; k < VEC; ++k)                                                         \
             if (k < count) put_##T(p + k * step, a[k]);                                       \
     }
-    DEFINE_PARTS(f32)
+DEFINE_PARTS(f32)
 #if DOUBLE
-        DEFINE_PARTS(f64)
+DEFINE_PARTS(f64)
 #endif
-            DEFINE_PARTS(f16) DEFINE_PARTS(bf16)
+DEFINE_PARTS(f16)
+DEFINE_PARTS(bf16)
 
-    // A vector of a row with 0 for what is beyond its end
-    INLINE vec first_lanes(vec x, int count) {
+// A vector of a row with 0 for what is beyond its end
+INLINE vec first_lanes(vec x, int count) {
     real a[VEC];
     to_memory(x, a);
     for (int k = 0; k < VEC; ++k)

@@ -77,6 +77,37 @@ def test_a_slice_of_a_raw_array_keeps_its_offset_and_strides(queue):
     assert_equal(xp.asarray(x.cl_array) + 1, host[2:, 1:5] + 1)
 
 
+def test_views_are_found_again_by_indices_of_the_same_kinds(queue):
+    """What was found once for an index must not answer for another one that is equal as a key of a dict."""
+    host = values((4, 6), "float32")
+    x = xp.asarray(host, device=queue)
+    for _ in range(2):
+        for key in (
+            1,
+            -1,
+            np.s_[1:],
+            np.s_[1:3, ::-2],
+            np.s_[..., 2],
+            np.s_[None, 1, :],
+            (),
+            np.s_[:, 1:1],
+            np.s_[1, 1],
+        ):
+            assert_equal(x[key], host[key])
+        for key in (True, np.s_[1, True]):
+            with pytest.raises(IndexError):
+                x[key]
+        for key in (np.s_[1.0:], np.s_[1.0:3, ::-2]):
+            with pytest.raises(TypeError):
+                x[key]
+        with pytest.raises(IndexError, match="out of bounds"):
+            x[4]
+        x[1:3, ::-2] = 0.0
+        assert_equal(x[1:3, ::-2], np.zeros((2, 3), np.float32))
+        x[1:3, ::-2] = xp.asarray(host[1:3, ::-2].copy(), device=queue)
+        assert_equal(x, host)
+
+
 def test_functions_and_operators_take_raw_arrays(queue):
     host = values((3, 4), "float32") + np.float32(1)
     raw, x = cla.to_device(queue, host), xp.asarray(cla.to_device(queue, host))

@@ -8,5 +8,5 @@ PROVIDER = Provider(
     name="opencl",
     libraries=("pyopencl",),
     kernels="tensorops.kernels.opencl.table",
-    summary="OpenCL C for any device, one launch for most operators",
+    summary="OpenCL C for any device; run on processors, not yet on a GPU",
 )
