@@ -15,12 +15,20 @@ from tensorops.kernels._gpu import normalization as plan_normalization
 from tensorops.kernels._gpu import positional as plan_positional
 from tensorops.kernels._gpu import quantization as plan_quantization
 from tensorops.kernels._gpu import sampling as plan_sampling
+from tensorops.kernels._gpu import selection as plan_selection
 from tensorops.kernels._gpu import softmax as plan_softmax
 from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization, sampling
-from tensorops.kernels._gpu import selection as plan_selection
-from tensorops.kernels._gpu.plans import Plan
-from tensorops.ops import linear, loss, normalization, positional, sampling, selection
+from tensorops.ops import (
+    activation,
+    attention,
+    linear,
+    loss,
+    normalization,
+    positional,
+    quantization,
+    sampling,
+    selection,
+)
 
 Planner: TypeAlias = Callable[..., Plan | str]
 
