@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorops.kernels._gpu.plans import Device, Operand, Strides
+from tensorops.kernels._gpu.plans import Device, Strides
 
 MAX_ROW_DIMS = 3
 """How many axes of rows kernels distinguish, after those have been joined that are one in memory."""
 
+STREAM_BYTES = 8 * 1024 * 1024
+"""From this size on, a processor writes results past its caches, as the compiled kernels do."""
+
 _LONGEST_ROW = 2**31 - 1 - 2**16  # kernels count the elements of a row in 32 bits
-_MAX_KEPT = 32  # vectors of 16 bytes: 128 registers
+_MOST_GROUPS = 2**31 - 1  # of a launch
+_MOST_THREADS = 256  # for a row
+_BLOCK = 128  # threads of a block with several rows
+_KEPT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # vectors: each number is compiled
 _CPU_GROUPS = 8  # for each core, so that none waits long for the last
 
 
@@ -36,11 +42,14 @@ class Rows:
         return self.threads * self.rows
 
 
-def rows_geometry(device: Device, rows: int, length: int, itemsize: int, *, passes: int = 2) -> Rows:
+def rows_geometry(
+    device: Device, rows: int, length: int, itemsize: int, *, passes: int = 2, dense: bool = True
+) -> Rows:
     """Return the geometry for rows of `length` elements.
 
-    On a GPU, vectors have 16 bytes, threads per row grow with the row, and rows that are read more than once are kept
-    in registers while these suffice. On a processor, a thread computes whole rows.
+    On a GPU, vectors have 16 bytes, threads per row grow with the row, and rows that are read more than once, in
+    `passes`, are kept in registers while these suffice. On a processor, a thread computes whole rows. `dense` says
+    whether the elements of each row are adjacent.
     """
     if device.kind == "cpu":
         vec = 8 if itemsize == 8 else 16
@@ -48,18 +57,40 @@ def rows_geometry(device: Device, rows: int, length: int, itemsize: int, *, pass
         each = -(-rows // groups) if rows else 1
         return Rows(1, 1, vec, 0, each, -(-rows // each))
     vec = max(2, 16 // itemsize)
-    threads = min(_threads_per_row(length), device.max_block)
-    per_block = max(1, min(128, device.max_block) // threads)
+    values = _values_kept(device, dense) * 4 // max(4, itemsize)
+    threads = _threads_per_row(length)
+    while threads < _MOST_THREADS and length > threads * values:
+        threads *= 2
+    threads = min(threads, power_of_two_below(device.max_block))
+    per_block = max(1, min(_BLOCK, power_of_two_below(device.max_block)) // threads)
     vectors = max(1, -(-length // (threads * vec)))
-    kept = 1 << (vectors - 1).bit_length()
-    return Rows(threads, per_block, vec, kept if passes > 1 and kept * vec * 4 <= _MAX_KEPT * 16 else 0, 1, -(-rows // per_block))
+    kept = next((n for n in _KEPT if n >= vectors), 0)
+    if passes < 2 or kept * vec > values:
+        kept = 0
+    blocks = -(-rows // per_block)
+    each = max(1, -(-blocks // _MOST_GROUPS))
+    return Rows(threads, per_block, vec, kept, each, -(-blocks // each))
 
 
 def _threads_per_row(length: int) -> int:
     for longest, threads in ((64, 8), (128, 16), (3072, 32), (6144, 64), (16384, 128)):
         if length <= longest:
             return threads
-    return 256
+    return _MOST_THREADS
+
+
+def _values_kept(device: Device, dense: bool) -> int:
+    """Return how many values of 4 bytes each thread can keep in registers.
+
+    Those of NVIDIA's GPUs, whose threads come in 32, have up to 255 registers. The address of each element that is
+    alone takes registers as well.
+    """
+    return (128 if device.lanes == 32 else 32) if dense else 16
+
+
+def power_of_two_below(n: int) -> int:
+    """Return the largest power of two that is not above n, at least 1."""
+    return 1 << (n.bit_length() - 1)
 
 
 def refuse_row(length: int) -> str | None:
@@ -89,5 +120,4 @@ def joined_rows(shape: tuple[int, ...], strides: list[Strides]) -> tuple[list[in
                 step.append(s)
     if len(lengths) > MAX_ROW_DIMS:
         return None
-    dims = max(1, len(lengths))
     return lengths or [1], [step + [0] * (MAX_ROW_DIMS - len(step)) for step in steps]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorops.kernels._gpu.geometry import Rows, joined_rows, refuse_row, rows_geometry
+from tensorops.kernels._gpu.geometry import STREAM_BYTES, Rows, joined_rows, refuse_row, rows_geometry
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Launch, Number, Operand
 
 SHORT = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -24,14 +24,19 @@ Arguments = tuple[str | Number, ...]
 
 
 def refuse_dtypes(device: Device, **operands: Operand | None) -> str | None:
-    """Return why a device's kernels cannot read or write floating arrays of these dtypes."""
+    """Return why a device's kernels cannot read or write floating arrays of these dtypes, of which the first counts."""
+    first = next(iter(operands))
     for name, operand in operands.items():
         if operand is None:
             continue
         if operand.dtype not in SHORT:
             return f"{name} has dtype {operand.dtype}, expected {', '.join(SHORT)}"
-        if operand.dtype == "float64" and not device.float64:
+        if operand.dtype != "float64":
+            continue
+        if not device.float64:
             return f"{name} has dtype float64, which the device does not compute in"
+        if (main := operands[first]) is not None and main.dtype != "float64":
+            return f"{name} has dtype float64, and {first} a narrower one"
     return None
 
 
@@ -65,30 +70,42 @@ class RowsOf:
         geometry: Rows | None = None,
     ) -> Launch:
         """Return the launch of a kernel over these rows, whose elements are computed as `dtype` is."""
-        g = geometry or rows_geometry(device, self.count, self.length, ITEM_SIZES[dtype], passes=passes)
+        itemsize = ITEM_SIZES[dtype]
+        g = geometry or rows_geometry(device, self.count, self.length, itemsize, passes=passes, dense=self.dense)
         common = {
             "DOUBLE": int(dtype == "float64"),
             "WARP": device.lanes,
             "ROW_DIMS": len(self.lengths),
             "DENSE": int(self.dense),
-            "ALIGNED": int(self.aligned),
+            "ALIGNED": int(self.aligned and self.length % g.vec == 0),
+            "STREAM": int(device.kind == "cpu" and self.length * self.count * itemsize >= STREAM_BYTES),
         }
         inner = (*self.lengths[1:], 1, 1)[:2]
-        shape: Arguments = (np.int32(self.length), np.int64(self.count), np.int64(g.each), *map(np.int64, inner))
+        shape = (np.int32(self.length), np.int64(self.count), np.int64(g.each), np.int64(inner[0]), np.int64(inner[1]))
         arguments: Arguments = tuple(a for array in arrays for a in array) + shape + options
         return Launch(source, kernel, {**common, **g.defines, **defines}, g.groups, g.block, arguments)
 
 
-def rows_of(axes: tuple[int, ...], *, each: dict[str, Operand] | None = None, **arrays: Operand) -> RowsOf | str:
+def rows_of(
+    axes: tuple[int, ...],
+    sought: dict[str, tuple[Operand, int]] | None = None,
+    each: dict[str, Operand] | None = None,
+    /,
+    **arrays: Operand,
+) -> RowsOf | str:
     """Return arrays of one shape as rows along `axes`, or why they are not rows for kernels.
 
-    `each` are arrays with one element for each row: their axes are those across.
+    Of arrays in `sought`, kernels find the elements for a row by themselves, with the step that is given: their strides
+    along `axes` do not matter. Arrays in `each` have one element for each row: their axes are those across.
     """
-    each = each or {}
     first = next(iter(arrays.values()))
     along = [i for i in range(first.ndim) if i not in axes]
-    strides_across = [tuple(a.strides[i] for i in along) for a in arrays.values()] + [a.strides for a in each.values()]
-    across = joined_rows(tuple(first.shape[i] for i in along), strides_across)
+    others = [(name, a, step, tuple(a.strides[i] for i in along)) for name, (a, step) in (sought or {}).items()]
+    others += [(name, a, 0, a.strides) for name, a in (each or {}).items()]
+    across = joined_rows(
+        tuple(first.shape[i] for i in along),
+        [tuple(a.strides[i] for i in along) for a in arrays.values()] + [strides for *_, strides in others],
+    )
     row = joined_rows(tuple(first.shape[i] for i in axes), [tuple(a.strides[i] for i in axes) for a in arrays.values()])
     if across is None:
         return "the arrays have too many axes of rows that cannot be joined"
@@ -98,18 +115,17 @@ def rows_of(axes: tuple[int, ...], *, each: dict[str, Operand] | None = None, **
     if reason := refuse_row(length):
         return reason
     steps = [1 if length == 1 else step[0] for step in row[1]]
+    every = [(name, a, step) for (name, a), step in zip(arrays.items(), steps, strict=True)]
+    every += [(name, a, step) for name, a, step, _ in others]
     arguments = {
-        name: _operand(name, a, step, tuple(strides))
-        for (name, a), step, strides in zip(arrays.items(), steps, across[1], strict=False)
+        name: _operand(name, a, step, tuple(strides)) for (name, a, step), strides in zip(every, across[1], strict=True)
     }
-    for (name, a), strides in zip(each.items(), across[1][len(arrays) :], strict=True):
-        arguments[name] = _operand(name, a, 0, tuple(strides))
-    aligned = all(
+    dense = all(step == 1 for step in steps)
+    aligned = dense and all(
         a.aligned >= 16 and all(s * ITEM_SIZES[a.dtype] % 16 == 0 for s in strides)
         for a, strides in zip(arrays.values(), across[1], strict=False)
     )
-    dense = all(step == 1 for step in steps)
-    return RowsOf(length, math.prod(across[0]), tuple(across[0]), arguments, dense, aligned and dense)
+    return RowsOf(length, math.prod(across[0]), tuple(across[0]), arguments, dense, aligned)
 
 
 def vector(name: str, a: Operand) -> Arguments:

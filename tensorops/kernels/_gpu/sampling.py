@@ -41,7 +41,7 @@ def sample(
     shape = logits.shape[:-1]
     drawn = Result("float32", shape)
     uniform = array or drawn.operand
-    rows = rows_of((logits.ndim - 1,), each={"rng": uniform}, logits=logits)
+    rows = rows_of((logits.ndim - 1,), None, {"rng": uniform}, logits=logits)
     if isinstance(rows, str):
         return rows
     geometry = _geometry(device, rows.count, length, ITEM_SIZES[logits.dtype])

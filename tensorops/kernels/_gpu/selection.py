@@ -29,7 +29,7 @@ def top_k(device: Device, x: Operand, k: int, *, axis: int, largest: bool) -> Pl
     if k == 0:
         return Plan(dict(results), ())
     across = {name: _one_for_each_row(y.operand, axis) for name, y in results.items()}
-    rows = rows_of((axis,), each=across, x=x)
+    rows = rows_of((axis,), None, across, x=x)
     if isinstance(rows, str):
         return rows
     arrays = [rows.arguments["x"], *(_along(rows.arguments[name], y.operand, axis) for name, y in results.items())]
