@@ -1,12 +1,13 @@
 // y[i] = weight[ids[i]], along rows of features.
 //
 // Work: as rows.h deals out rows; each is copied.
-// Bytes: each element once in, once out.
+// Bytes: each element once in, once out. Pairs of half types are copied as one float32; `missing` is in place of a row
+//   that there is not.
 #include "rows.h"
 #include "indices.h"
 
 KERNEL(embedding)
-(IN(IDS, ids), IN(X, weight), OUT(X, y), ROW_SHAPE, index_t vocabulary) {
+(IN(IDS, ids), IN(X, weight), OUT(X, y), ROW_SHAPE, index_t vocabulary, real missing) {
     for (index_t turn = 0; turn < rows_each; ++turn) {
         const index_t row = ROW_INDEX(turn);
         if (row >= rows) break;
@@ -17,7 +18,7 @@ KERNEL(embedding)
         for (int k = 0; k < CHUNKS; ++k) {
             const int i = ELEMENT(k);
             if (i >= n) break;
-            const vec a = found ? READ(X, from, weight_step, i, 0) : splat(NOT_A_NUMBER);
+            const vec a = found ? READ(X, from, weight_step, i, 0) : splat(missing);
             WRITE(X, to, y_step, i, a);
         }
     }

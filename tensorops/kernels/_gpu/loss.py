@@ -74,6 +74,7 @@ def _reduced(device: Device, launch: Launch, dtype: str, rows: int, mean: bool, 
     geometry = rows_geometry(device, 1, rows, ITEM_SIZES["float64" if dtype == "float64" else "float32"], passes=1)
     if device.kind == "gpu":  # a block is at least as many threads as exchange values
         geometry = replace(geometry, rows=1, threads=max(geometry.threads, 32))
-    defines = {**launch.defines, **geometry.defines, "DENSE": 1, "ALIGNED": int(rows % 4 == 0), "ROW_DIMS": 1}
+    defines = {**launch.defines, **geometry.defines, "DENSE": 1, "ROW_DIMS": 1}
+    defines["ALIGNED"] = int(rows % geometry.vec == 0)
     arguments: Arguments = ("parts", "y", np.int32(rows), np.int32(mean), z_loss)
     return Launch("cross_entropy", "reduced_losses", defines, 1, geometry.threads, arguments)

@@ -73,7 +73,9 @@ def rope(
         np.int32(x.shape[-1] - dims),
         real(attention_factor),
     )
-    rows = replace(rows, aligned=rows.aligned and _halves_aligned(ITEM_SIZES[x.dtype], count, head_steps))
+    whole = all(n % geometry.vec == 0 for n in (count, x.shape[-1] - dims))  # so that all parts of a row are vectors
+    in_line = all(step * ITEM_SIZES[x.dtype] % 16 == 0 for step in head_steps)
+    rows = replace(rows, aligned=rows.aligned and whole and in_line)
     launch = rows.launch(device, "rope", "rope", x.dtype, defines, tuple(arrays), options, geometry=geometry)
     return Plan({"y": y}, (launch,), constants=constants)
 
@@ -128,10 +130,6 @@ def _tables(rows: RowsOf, cos: Operand, sin: Operand, *, gathered: bool) -> list
         tables.append((name, np.int64(a.offset), np.int64(a.strides[-1]), *across))
     lines = (cos.shape[0], cos.strides[0], sin.strides[0]) if not gathered else (0, 0, 0)
     return [*tables, tuple(map(np.int64, lines))]
-
-
-def _halves_aligned(itemsize: int, count: int, head_steps: tuple[int, ...]) -> bool:
-    return all(step * itemsize % 16 == 0 for step in (count, *head_steps))
 
 
 def turns_of_frequencies(base: float, dims: int) -> np.ndarray[Any, Any]:

@@ -49,6 +49,16 @@ def test_an_id_outside_of_the_table_names_a_row_of_nan(geometry, dtype):
     assert np.isnan(y[~within]).all()
 
 
+@pytest.mark.parametrize("features", [36, 37])
+def test_halves_are_copied_bit_by_bit(geometry, features):
+    if "float16" not in support.dtypes_of("pyopencl"):
+        pytest.skip("the device holds no float16")
+    table = np.arange(50 * features, dtype=np.uint16).view(np.float16).reshape(50, features)  # subnormals, for the most
+    y = computed(tp.embedding, np.asarray([49, 50, 0, -1, 7]), table)
+    np.testing.assert_array_equal(y[[0, 2, 4]].view(np.uint16), table[[49, 0, 7]].view(np.uint16))
+    assert np.isnan(y[[1, 3]]).all()
+
+
 def test_an_empty_table_has_no_row(geometry):
     assert np.isnan(computed(tp.embedding, np.asarray([0, 1]), np.zeros((0, 20), np.float32))).all()
 
