@@ -113,6 +113,16 @@ def test_an_axis_may_be_anywhere_and_arrays_in_any_order(put, dtype, rng):
     check(put, "l2_norm", (x,), axis=(0, 1, 2), scale_axis=())
 
 
+def test_long_columns_are_left_to_the_body_on_a_processor(put, geometry):
+    columns = put(np.zeros((300, 400), "float32"))
+    explained = tp.rms_norm.explain(columns, axis=0)
+    assert explained.kernel == ("generic" if geometry.kind == "cpu" else "opencl")
+    if geometry.kind == "cpu":
+        assert "the rows are columns in memory" in explained.refused["opencl"]
+    assert tp.rms_norm.explain(columns, axis=1).kernel == "opencl"
+    assert tp.rms_norm.explain(columns[:100], axis=0).kernel == "opencl"
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_parameters_may_be_float32(put, dtype, rng):
     if dtype not in support.dtypes_of("pyopencl"):
