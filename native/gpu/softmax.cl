@@ -9,9 +9,20 @@
 #include "math.h"
 #include "softmax.h"
 
-// Vectors that are added plainly, and whose exponentials have one shift: they stay in a processor's first-level cache,
-// and in that of a GPU
-#define BLOCK_VECTORS (THREADS == 1 ? 64 : 8)
+// Vectors whose exponentials have one maximum, and those that are added plainly. A processor keeps the former in its
+// second-level cache, as it reads them twice, and the exponentials of rows that are not longer in a buffer.
+#if THREADS == 1
+#define SPAN_VECTORS 1024
+#define BLOCK_VECTORS 64
+#else
+#define SPAN_VECTORS 8
+#define BLOCK_VECTORS 8
+#endif
+#define BUFFERED (THREADS == 1 && KIND == SOFTMAX)
+#ifndef FETCH
+#define FETCH(p)
+#endif
+#define LEAST(a, b) ((a) < (b) ? (a) : (b))
 INLINE real larger_one(real a, real b) { return a < b ? b : a; }
 #define IS_FINITE(x) ((x) >= -REAL_MAX && (x) <= REAL_MAX)
 
@@ -27,7 +38,7 @@ INLINE real larger_one(real a, real b) { return a < b ? b : a; }
 #define TERMS(i) ROW_TERMS(i)
 #endif
 // Whether all vectors before number `end` are within the row, and how they are then read, without a test for each
-#define BLOCK_WITHIN_ROW(end) (DENSE && WHERE != APART && (end) * (THREADS * VEC) <= n)
+#define WITHIN_ROW_UNTIL(end) (DENSE && WHERE != APART && (end) * (THREADS * VEC) <= n)
 #if WHERE == ADJACENT
 #define VECTOR_OF_TERMS(i) select(splat(LOWEST), JOIN(load_, X)(from + (i)), flags_of(flags + (i)))
 #elif WHERE == SAME
@@ -36,7 +47,17 @@ INLINE real larger_one(real a, real b) { return a < b ? b : a; }
 #define VECTOR_OF_TERMS(i) JOIN(load_, X)(from + (i))
 #endif
 
-
+// Exponentials of vector k, given its terms; and its results, given either
+#if BUFFERED
+#define ADD_EXPONENTIALS(k, terms)                     \
+    do {                                               \
+        const vec e = EXPONENTIALS(terms, shift);      \
+        to_memory(e, buffer + (k) % SPAN_VECTORS * VEC); \
+        block += e;                                    \
+    } while (0)
+#else
+#define ADD_EXPONENTIALS(k, terms) block += EXPONENTIALS(terms, shift)
+#endif
 #define RESULT(a) (KIND == SOFTMAX ? EXPONENTIALS(a, shift) * factor : (a) - shift - minus)
 
 KERNEL(softmax)
@@ -46,9 +67,12 @@ KERNEL(softmax)
 #endif
  OUT(Y, y), ROW_SHAPE) {
     LOCAL_ARRAY(real, scratch, BLOCK);
+#if BUFFERED
+    LOCAL_ARRAY(real, buffer, SPAN_VECTORS * VEC);
+#endif
     for (index_t turn = 0; turn < rows_each; ++turn) {
         const index_t at = ROW_INDEX(turn), row = at < rows ? at : rows - 1;
-        const GLOBAL STORAGE(X) *from = ROW(x, row);
+        const GLOBAL STORAGE(X) *from = ROW(x, row), *next = ROW(x, row + 1 < rows ? row + 1 : row);
 #if WHERE
         const GLOBAL uchar *flags = ROW(where, row);
 #endif
@@ -71,14 +95,13 @@ KERNEL(softmax)
         total = row_sum(FOLD(sum, ADD), scratch);
 #else
         vec sum = splat(0), rest = splat(0);
-        for (int begin = 0; begin < CHUNKS; begin += BLOCK_VECTORS) {
-            const int end = begin + BLOCK_VECTORS < CHUNKS ? begin + BLOCK_VECTORS : CHUNKS;
-            vec top = splat(LOWEST), block = splat(0);
-            const bool within = BLOCK_WITHIN_ROW(end);
-            if (within)
-                for (int k = begin; k < end; ++k) top = larger(top, VECTOR_OF_TERMS(ELEMENT(k)));
+        for (int begin = 0; begin < CHUNKS; begin += SPAN_VECTORS) {
+            const int stop = LEAST(begin + SPAN_VECTORS, CHUNKS);
+            vec top = splat(LOWEST);
+            if (WITHIN_ROW_UNTIL(stop))
+                for (int k = begin; k < stop; ++k) top = larger(top, VECTOR_OF_TERMS(ELEMENT(k)));
             else
-                for (int k = begin; k < end && ELEMENT(k) < n; ++k) top = larger(top, TERMS(ELEMENT(k)));
+                for (int k = begin; k < stop && ELEMENT(k) < n; ++k) top = larger(top, TERMS(ELEMENT(k)));
             const real high = FOLD(top, larger_one);
             if (high > largest) {
                 const real factor = exp(largest - high);
@@ -87,13 +110,22 @@ KERNEL(softmax)
                 largest = high;
             }
             shift = IS_FINITE(largest) ? largest : 0;
-            if (within)
-                for (int k = begin; k < end; ++k) block += EXPONENTIALS(VECTOR_OF_TERMS(ELEMENT(k)), shift);
-            else
-                for (int k = begin; k < end && ELEMENT(k) < n; ++k) block += EXPONENTIALS(TERMS(ELEMENT(k)), shift);
-            const vec both = sum + block, added = both - sum;
-            rest += (sum - (both - added)) + (block - added);
-            sum = both;
+            // Exponentials are bound by arithmetic, so what is read next is fetched meanwhile.
+            const GLOBAL STORAGE(X) *ahead = stop < CHUNKS ? from + SPAN_VECTORS * VEC : next - begin * VEC;
+            for (int first = begin; first < stop; first += BLOCK_VECTORS) {
+                const int end = LEAST(first + BLOCK_VECTORS, stop);
+                vec block = splat(0);
+                if (WITHIN_ROW_UNTIL(end))
+                    for (int k = first; k < end; ++k) {
+                        FETCH(ahead + ELEMENT(k));
+                        ADD_EXPONENTIALS(k, VECTOR_OF_TERMS(ELEMENT(k)));
+                    }
+                else
+                    for (int k = first; k < end && ELEMENT(k) < n; ++k) ADD_EXPONENTIALS(k, TERMS(ELEMENT(k)));
+                const vec both = sum + block, added = both - sum;
+                rest += (sum - (both - added)) + (block - added);
+                sum = both;
+            }
         }
         const real mine = largest;
         largest = row_max(mine, scratch);
@@ -120,7 +152,15 @@ KERNEL(softmax)
             if (i < n) WRITE(Y, to, y_step, i, KIND == SOFTMAX ? kept[k] * factor : kept[k] - shift - minus);
         }
 #else
-        const int whole = BLOCK_WITHIN_ROW(0) ? n / (THREADS * VEC) : 0;
+        const int whole = WITHIN_ROW_UNTIL(0) ? n / (THREADS * VEC) : 0;
+#if BUFFERED
+        if (CHUNKS <= SPAN_VECTORS) {
+            for (int k = 0; k < whole; ++k) JOIN(store_, Y)(to + k * VEC, from_memory(buffer + k * VEC) * factor);
+            for (int k = whole; k < CHUNKS; ++k)
+                WRITE(Y, to, y_step, k * VEC, from_memory(buffer + k * VEC) * factor);
+            continue;
+        }
+#endif
         for (int k = 0; k < whole; ++k) {
             const vec a = VECTOR_OF_TERMS(ELEMENT(k));
             JOIN(store_, Y)(to + ELEMENT(k), RESULT(a));

@@ -1,7 +1,7 @@
 // softmax, log_softmax and logsumexp across memory: of rows that begin with adjacent elements and step over each other.
 //
 // Work: each thread has WIDTH vectors of such rows, one in each lane. Neighbouring threads access neighbouring memory.
-//   WHOLE says that all rows that begin one after another fill their vectors.
+//   FILLED says that all rows that begin one after another fill their vectors.
 // Precision: as in softmax.cl, the sums of blocks are added together with their rounding errors.
 // Bytes: each element twice in, once out.
 #include "rows.h"
@@ -13,7 +13,7 @@
 // Elements i of the rows in vector w
 #define COUNT(w) (beside - first - (w) * VEC < VEC ? (int)(beside - first) - (w) * VEC : VEC)
 #define ELEMENTS(i, w)                                                        \
-    (WHOLE || COUNT(w) >= VEC ? JOIN(load_, X)(from + (i) * x_step + (w) * VEC) \
+    (FILLED || COUNT(w) >= VEC ? JOIN(load_, X)(from + (i) * x_step + (w) * VEC) \
                               : JOIN(load_part_, X)(from + (i) * x_step + (w) * VEC, 1, COUNT(w), 0))
 #if WHERE
 #define TERMS(i, w)                             \
@@ -25,7 +25,7 @@
 #define PUT(p, w, value)                                              \
     do {                                                              \
         const vec result = value;                                     \
-        if (WHOLE || COUNT(w) >= VEC)                                 \
+        if (FILLED || COUNT(w) >= VEC)                                 \
             JOIN(store_, Y)((p) + (w) * VEC, result);                 \
         else                                                          \
             JOIN(store_part_, Y)((p) + (w) * VEC, 1, COUNT(w), result); \

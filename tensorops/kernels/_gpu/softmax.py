@@ -117,7 +117,7 @@ def _across(device: Device, rows: RowsOf, computed: str, beside: int, defines: d
     threads = 1 if device.kind == "cpu" else min(128, device.max_block)
     width = _WIDTH[device.kind] if beside >= vec * _WIDTH[device.kind] else 1
     blocks = -(-(rows.count // beside * -(-beside // (vec * width))) // threads)
-    defines = {**defines, "WIDTH": width, "WHOLE": int(beside % (vec * width) == 0)}
+    defines = {**defines, "WIDTH": width, "FILLED": int(beside % (vec * width) == 0)}
     each = -(-blocks // (device.units * 8)) if device.kind == "cpu" else 1
     order = list(rows.arguments["x"])
     if "where" in rows.arguments:
