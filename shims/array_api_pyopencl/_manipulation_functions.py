@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -167,6 +168,7 @@ def _full_shape(x: Array, shape: tuple[int, ...]) -> Shape:
     return shape
 
 
+@functools.lru_cache(maxsize=4096)
 def _view_strides(old: Shape, strides: Shape, new: Shape) -> Shape | None:
     """Return the strides with which the same memory has the shape `new`, or ``None`` if there are none."""
     if 0 in old:
