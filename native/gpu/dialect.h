@@ -13,11 +13,12 @@
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define BLOCK (THREADS * ROWS)
-// A kernel that needs few registers: as many blocks are to run at once as keep the memory busy. Only CUDA must be told.
-#define SMALL_KERNEL(name) KERNEL(name)
 
 // Storage of the element types, as operands declare them: STORAGE(X)
 #define STORAGE(T) JOIN(storage_, T)
+
+// A kernel that needs few registers: as many blocks are to run at once as keep the memory busy. Only CUDA must be told.
+#define SMALL_KERNEL(name) KERNEL(name)
 
 // All lanes of a vector into one value, in pairs: FOLD(v, ADD)
 #if VEC == 2
