@@ -22,7 +22,7 @@ typedef unsigned long long ulong;
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK) name
 #define LOCAL_ARRAY(type, name, n) __shared__ type name[n]
 #undef SMALL_KERNEL
-#define SMALL_KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK, BLOCK < 768 ? 768 / BLOCK : 1) name
+#define SMALL_KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK, BLOCK < 512 ? 512 / BLOCK : 1) name
 #define BARRIER() __syncthreads()
 #define thread_id() ((int)threadIdx.x)
 #define block_id() ((index_t)blockIdx.x)
