@@ -20,6 +20,8 @@ typedef unsigned long long ulong;
 #define restrict __restrict__
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK, 1) name
 #define LOCAL_ARRAY(type, name, n) __shared__ type name[n]
+#undef SMALL_KERNEL
+#define SMALL_KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK, BLOCK < 512 ? 512 / BLOCK : 1) name
 #define BARRIER() __syncthreads()
 #define thread_id() ((int)threadIdx.x)
 #define block_id() ((index_t)blockIdx.x)
