@@ -18,7 +18,7 @@ typedef unsigned long long ulong;
 #define GLOBAL
 #define LOCAL
 #define restrict __restrict__
-#define KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK) name
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK, 1) name
 #define LOCAL_ARRAY(type, name, n) __shared__ type name[n]
 #define BARRIER() __syncthreads()
 #define thread_id() ((int)threadIdx.x)
