@@ -17,7 +17,9 @@ typedef unsigned long long ulong;
 #define GLOBAL
 #define LOCAL
 #define restrict __restrict__
-#define KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK) name
+// A kernel may define RESIDENT as `, n`: it can do with n blocks of a multiprocessor at a time, and have their registers.
+#define RESIDENT
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK RESIDENT) name
 #define LOCAL_ARRAY(type, name, n) __shared__ type name[n]
 #define BARRIER() __syncthreads()
 #define thread_id() ((int)threadIdx.x)
