@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import pytest
 
 import support
+from opencl_drivers import Platform
 from tensorops.libraries import LIBRARIES, Backend, Library
 
 
@@ -55,7 +56,7 @@ def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
         if item.get_closest_marker("exhaustive"):
             out.add(item)
         elif hasattr(item, "callspec"):
-            # Tests of a missing library are skipped and represent nothing.
+            # Tests of a missing library or driver are skipped and represent nothing.
             groups[item.nodeid.partition("[")[0], why_not(item)].append(item)
     return out.union(*map(_left_out_of, groups.values()))
 
@@ -94,9 +95,11 @@ def _key(value: object) -> Hashable:
 
 
 def why_not(item: pytest.Function) -> str:
-    """Return why the library under test cannot compute here, or an empty string."""
+    """Return why the library or the OpenCL driver under test cannot compute here, or an empty string."""
     named = []
     for value in item.callspec.params.values():
+        if isinstance(value, Platform) and value.reason:
+            return value.reason
         if isinstance(value, Library | Backend):
             named.append(value.name if isinstance(value, Library) else value.library.name)
         elif isinstance(value, str) and value in LIBRARIES:

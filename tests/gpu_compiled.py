@@ -3,7 +3,7 @@
 The programs are those that the planners ask for in the conformance cases and for long rows, in each dtype and layout.
 As a program, it compiles all of them and prints a table; .ci/gpu-compiled provides what it needs:
 
-    python tests/gpu_compiled.py [--architectures sm_80,…] [--dtypes …] [--largest] [regular expression for names of sources]
+    python tests/gpu_compiled.py [--architectures sm_80,…] [--dtypes …] [--largest] [regular expression of sources]
 """
 
 from __future__ import annotations

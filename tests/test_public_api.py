@@ -293,7 +293,7 @@ def test_the_readme_says_which_kernels_there_are_in_opencl_c():
     experts = {"grouped_linear", "grouped_quantized_linear", "moe"}
     # multi_head_attention calls others, which have them
     without = experts | {"einsum", "linear_cross_entropy", "multi_head_attention"}
-    assert kernels_of("opencl") | {"top_k"} == set(OPERATORS) - without
+    assert kernels_of("opencl") == set(OPERATORS) - without
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ INLINE void store_f16(GLOBAL half* p, vec x) {
     const JOIN(float, VEC) values = JOIN(convert_, JOIN(float, VEC))(x);
 #if STREAM
     JOIN(ushort, VEC) bits;
-    JOIN(JOIN(vstore_half, VEC), _rte)(values, 0, (half *)&bits);
+    JOIN(JOIN(vstore_half, VEC), _rte)(values, 0, (half*)&bits);
     STORE_PAST_CACHES(JOIN(ushort, VEC), bits, p)
 #endif
     JOIN(JOIN(vstore_half, VEC), _rte)(values, 0, p);

@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import gc
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -31,11 +32,22 @@ from array_api_pyopencl import _devices  # noqa: E402
 from tensorops.kernels.opencl import _launch  # noqa: E402
 
 OPERATORS = {operator.__name__: operator for operator in PLANNERS}
+DTYPES = ("float32", "float16", "float64")
 
 
-@pytest.mark.dimensions
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("name", OPERATORS)
+def every_case():
+    """Return each operator with each geometry and dtype; compiling them takes minutes.
+
+    A short run has each operator with both geometries of a GPU, in one dtype each; `tests/test_conformance.py` has
+    all of them with a processor's, and there are tests of each family.
+    """
+    for i, name in enumerate(OPERATORS):
+        short = {("gpu", DTYPES[i % 3]), ("gpu-subgroups", DTYPES[(i + 1) % 3])}
+        for pair in itertools.product(("processor", "gpu", "gpu-subgroups"), DTYPES):
+            yield pytest.param(name, *pair, marks=() if pair in short else pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize(("name", "geometry", "dtype"), list(every_case()), indirect=["geometry"])
 def test_every_case(geometry, name, dtype):
     if dtype not in support.dtypes_of("pyopencl"):
         pytest.skip(f"the device holds no {dtype}")
