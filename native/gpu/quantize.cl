@@ -75,12 +75,20 @@ DEFINE_OF_LANES(lowest_of, LOWER)
 #else
 #define HALF_VEC 4
 #endif
-INLINE void put_whole(GLOBAL uchar *p, vec q) {
-    const JOIN(int, VEC) codes = JOIN(JOIN(convert_, JOIN(int, VEC)), _rte)(q);
-#if BITS == 4
-    JOIN(vstore, HALF_VEC)(JOIN(convert_, JOIN(uchar, HALF_VEC))(codes.even | codes.odd << 4), 0, p);
+#if DOUBLE
+#define BITS_OF(v) JOIN(as_, JOIN(long, VEC))(v)
+#define ROUND_AT 6755399441055744.0
 #else
-    JOIN(vstore, VEC)(JOIN(convert_, JOIN(uchar, VEC))(codes), 0, p);
+#define BITS_OF(v) JOIN(as_, JOIN(int, VEC))(v)
+#define ROUND_AT 12582912.0f
+#endif
+INLINE void put_whole(GLOBAL uchar *p, vec q) {
+    const vec sum = q + (real)ROUND_AT;  // in which the last bits count ones
+#if BITS == 4
+    const JOIN(uchar, VEC) codes = JOIN(convert_, JOIN(uchar, VEC))(BITS_OF(sum) & 15);
+    JOIN(vstore, HALF_VEC)(codes.even | codes.odd << (JOIN(uchar, HALF_VEC))(4), 0, p);
+#else
+    JOIN(vstore, VEC)(JOIN(convert_, JOIN(uchar, VEC))(BITS_OF(sum) & 255), 0, p);
 #endif
 }
 #else
@@ -108,11 +116,23 @@ RARE void put_part(GLOBAL uchar *p, int count, vec q) {
         p[k * BITS / 8] = (uchar)(BITS == 4 ? (int)a[k] | (int)a[k + 1] << 4 : (int)a[k]);
 }
 
-// Quotients for any scale. All elements are equal, or one is infinite or NaN: then the integers are 0.
-RARE vec careful_quotients(vec a, real scale, real low) {
-    if (!(scale > 0 && scale <= REAL_MAX)) return splat(0);
-    const real unit = scale >= LARGE_SCALE ? (real)0.5 : 1, step = scale * unit, lowest = low * unit;
-    return fmin(fmax((a * unit - lowest) / step, splat(LEAST)), splat(STEPS));
+#if EVEN
+#define PUT(to, i, q) put_whole((to) + (i) * BITS / 8, q)
+#else
+#define PUT(to, i, q) put_part((to) + (i) * BITS / 8, n - (i) < VEC ? n - (i) : VEC, q)
+#endif
+
+// The integers of a group with any scale. All elements are equal, or one is infinite or NaN: then they are 0.
+RARE void put_carefully(const GLOBAL STORAGE(X) *from, index_t x_step, int n, GLOBAL uchar *to, real scale, real low) {
+    const real some = 0, unit = scale >= LARGE_SCALE ? (real)0.5 : 1, step = scale * unit, lowest = low * unit;
+    for (int k = 0; k < CHUNKS; ++k) {
+        const int i = ELEMENT(k);
+        if (i >= n) break;
+        vec q = splat(0);
+        if (scale > 0 && scale <= REAL_MAX)
+            q = fmin(fmax((ELEMENTS(i) * unit - lowest) / step, splat(LEAST)), splat(STEPS));
+        PUT(to, i, q);
+    }
 }
 
 KERNEL(quantize)
@@ -159,17 +179,16 @@ KERNEL(quantize)
             JOIN(put_, X)(biases + row, low);
 #endif
         }
-        const bool usual = scale >= SMALL_SCALE && scale < LARGE_SCALE;
+        GLOBAL uchar *to = codes + row * n * BITS / 8;
+        if (!(scale >= SMALL_SCALE && scale < LARGE_SCALE)) {
+            put_carefully(from, x_step, n, to, scale, low);
+            continue;
+        }
         for (int k = 0; k < CHUNKS; ++k) {
             const int i = ELEMENT(k);
             if (i >= n) break;
             const vec a = KEPT ? kept[KEPT ? k : 0] : ELEMENTS(i);
-            const vec q = usual ? (HAS_BIASES ? a - low : a) / scale : careful_quotients(a, scale, low);
-            GLOBAL uchar *to = codes + (row * n + i) * BITS / 8;
-            if (EVEN)
-                put_whole(to, q);
-            else
-                put_part(to, n - i < VEC ? n - i : VEC, q);
+            PUT(to, i, (HAS_BIASES ? a - low : a) / scale);
         }
     }
 }
