@@ -6,6 +6,7 @@ typedef double real;
 typedef float real;
 #define REAL_MAX 3.402823466e38f
 #endif
+#define REAL_INFINITY ((real)__int_as_float(0x7f800000))
 typedef long long index_t;
 typedef unsigned char uchar;
 typedef unsigned short ushort;
@@ -17,7 +18,7 @@ typedef unsigned long long ulong;
 #define GLOBAL
 #define LOCAL
 #define restrict __restrict__
-#define KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK) name
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK, 1) name
 #define LOCAL_ARRAY(type, name, n) __shared__ type name[n]
 #define BARRIER() __syncthreads()
 #define thread_id() ((int)threadIdx.x)
@@ -27,6 +28,27 @@ typedef unsigned long long ulong;
 
 INLINE float float_of_bits(unsigned bits) { return __uint_as_float(bits); }
 INLINE unsigned bits_of_float(float x) { return __float_as_uint(x); }
+// The hardware's own functions, where neither argument nor result is below the normal numbers: within 2 units of the
+// last place
+INLINE float exp2_near(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+INLINE float reciprocal_near(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#define NEAR_FUNCTIONS (!DOUBLE)
+#if __CUDA_ARCH__ >= 800
+INLINE unsigned short bf16_of_float(float x) {
+    unsigned short bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+#define bf16_of_float bf16_of_float
+#endif
 INLINE float float_of_half(unsigned short bits) {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));

@@ -10,9 +10,19 @@
 //   WARP      lanes that can exchange values without memory, a power of two; 0: none
 //   ROW_DIMS  axes of rows that cannot be joined, 1 to 3
 //   DENSE     1 if the elements of each row are adjacent in all arrays
+//   STREAM    1 if the results are larger than a processor's caches
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define BLOCK (THREADS * ROWS)
+#ifndef STREAM
+#define STREAM 0
+#endif
+#define UNROLL _Pragma("unroll")  // before a loop whose arrays are to be in registers
+#if KEPT                          // before a loop over vectors that a thread keeps in registers, which have no address
+#define UNROLL_KEPT UNROLL
+#else
+#define UNROLL_KEPT
+#endif
 
 // Storage of the element types, as operands declare them: STORAGE(X)
 #define STORAGE(T) JOIN(storage_, T)
@@ -23,13 +33,13 @@
 #elif VEC == 4
 #define FOLD(v, combine) combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3)))
 #elif VEC == 8
-#define FOLD(v, combine)                                                                             \
-    combine(combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3))),               \
+#define FOLD(v, combine)                                                               \
+    combine(combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3))), \
             combine(combine(LANE(v, 4), LANE(v, 5)), combine(LANE(v, 6), LANE(v, 7))))
 #elif VEC == 16
-#define FOLD(v, combine)                                                                             \
-    combine(combine(combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3))),       \
-                    combine(combine(LANE(v, 4), LANE(v, 5)), combine(LANE(v, 6), LANE(v, 7)))),      \
-            combine(combine(combine(LANE(v, 8), LANE(v, 9)), combine(LANE(v, a), LANE(v, b))),       \
+#define FOLD(v, combine)                                                                        \
+    combine(combine(combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3))),  \
+                    combine(combine(LANE(v, 4), LANE(v, 5)), combine(LANE(v, 6), LANE(v, 7)))), \
+            combine(combine(combine(LANE(v, 8), LANE(v, 9)), combine(LANE(v, a), LANE(v, b))),  \
                     combine(combine(LANE(v, c), LANE(v, d)), combine(LANE(v, e), LANE(v, f)))))
 #endif

@@ -3,10 +3,12 @@
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #define real double
 #define REAL_MAX DBL_MAX
+#define REAL_INFINITY ((double)INFINITY)
 #define integer long
 #else
 #define real float
 #define REAL_MAX FLT_MAX
+#define REAL_INFINITY INFINITY
 #define integer int
 #endif
 #define vec JOIN(real, VEC)
@@ -22,8 +24,8 @@ typedef long index_t;
 #endif
 #define GLOBAL __global
 #define LOCAL __local
-// A processor's compiler must not vectorize across work-items what has vectors already. Where work-items exchange values,
-// the compiler must use subgroups of the size that the program counts on.
+// A processor's compiler must not vectorize across work-items what has vectors already. Where work-items exchange
+// values, the compiler must use subgroups of the size that the program counts on.
 #if THREADS == 1
 #define HINT __attribute__((vec_type_hint(vec)))
 #elif WARP
@@ -42,7 +44,7 @@ typedef long index_t;
 #endif
 
 // Whether x holds for any thread of the block
-INLINE bool block_any(bool x, LOCAL real *scratch) {
+INLINE bool block_any(bool x, LOCAL real* scratch) {
     BARRIER();
     scratch[thread_id()] = x;
     BARRIER();
@@ -54,6 +56,12 @@ INLINE bool block_any(bool x, LOCAL real *scratch) {
 }
 
 #define splat(x) ((vec)(x))
+// A quotient of numbers far from the limits of their type; CUDA's is not rounded correctly
+#define quotient(a, b) ((a) / (b))
+// Which of VEC bytes are not 0
+#define flags_of(p) (JOIN(convert_, mask)(JOIN(vload, VEC)(0, p)) != 0)
+// The bits of each float32, shifted into its exponent
+#define lifted(x) as_floats(as_bits(x) << 23)
 #define reals_of(x) JOIN(convert_, vec)(x)
 #define from_memory(p) JOIN(vload, VEC)(0, p)  // of reals in private memory
 #define to_memory(v, p) JOIN(vstore, VEC)(v, 0, p)
@@ -69,6 +77,32 @@ INLINE vec with_neighbours_swapped(vec v) {
 #define bits_of_float(x) as_uint(x)
 #define float_of_bits(bits) as_float(bits)
 
+// A processor fetches what it needs next meanwhile, and writes what its caches cannot hold past them. Such writes are
+// visible after the atomic operation by which other threads learn that the work is done.
+#if THREADS == 1 && defined(__has_builtin)
+#if __has_builtin(__builtin_prefetch)
+#define FETCH(p) __builtin_prefetch(p)
+#endif
+#if STREAM && __has_builtin(__builtin_nontemporal_store)
+#define STORE_PAST_CACHES(type, x, p)                      \
+    if (((ulong)(p) & (sizeof(type) - 1)) == 0) {          \
+        __builtin_nontemporal_store(x, (GLOBAL type*)(p)); \
+        return;                                            \
+    }
+#endif
+#endif
+#ifndef FETCH
+#define FETCH(p)
+#endif
+#ifndef STORE_PAST_CACHES
+#define STORE_PAST_CACHES(type, x, p)
+#endif
+
+#define float_of_bits(x) as_float(x)
+INLINE void load_words_1(const GLOBAL uint* p, uint* words) { *words = *p; }
+INLINE void load_words_2(const GLOBAL uint* p, uint* words) { vstore2(vload2(0, p), 0, words); }
+INLINE void load_words_4(const GLOBAL uint* p, uint* words) { vstore4(vload4(0, p), 0, words); }
+
 // One element, and VEC adjacent ones, of each element type. bfloat16 is the upper half of a float32.
 #define storage_f32 float
 #define storage_f64 double
@@ -83,33 +117,55 @@ INLINE vec with_neighbours_swapped(vec v) {
 #define storage_i64 long
 #define storage_u64 ulong
 
-INLINE real get_f32(const GLOBAL float *p) { return *p; }
-INLINE void put_f32(GLOBAL float *p, real x) { *p = (float)x; }
-INLINE vec load_f32(const GLOBAL float *p) { return reals_of(JOIN(vload, VEC)(0, p)); }
-INLINE void store_f32(GLOBAL float *p, vec x) { JOIN(vstore, VEC)(JOIN(convert_, JOIN(float, VEC))(x), 0, p); }
+INLINE real get_f32(const GLOBAL float* p) { return *p; }
+INLINE void put_f32(GLOBAL float* p, real x) { *p = (float)x; }
+INLINE vec load_f32(const GLOBAL float* p) { return reals_of(JOIN(vload, VEC)(0, p)); }
+INLINE void store_f32(GLOBAL float* p, vec x) {
+    const JOIN(float, VEC) values = JOIN(convert_, JOIN(float, VEC))(x);
+    STORE_PAST_CACHES(JOIN(float, VEC), values, p)
+    JOIN(vstore, VEC)(values, 0, p);
+}
 #if DOUBLE
-INLINE real get_f64(const GLOBAL double *p) { return *p; }
-INLINE void put_f64(GLOBAL double *p, real x) { *p = x; }
-INLINE vec load_f64(const GLOBAL double *p) { return JOIN(vload, VEC)(0, p); }
-INLINE void store_f64(GLOBAL double *p, vec x) { JOIN(vstore, VEC)(x, 0, p); }
+INLINE real get_f64(const GLOBAL double* p) { return *p; }
+INLINE void put_f64(GLOBAL double* p, real x) { *p = x; }
+INLINE vec load_f64(const GLOBAL double* p) { return JOIN(vload, VEC)(0, p); }
+INLINE void store_f64(GLOBAL double* p, vec x) {
+    STORE_PAST_CACHES(vec, x, p)
+    JOIN(vstore, VEC)(x, 0, p);
+}
 #endif
-INLINE real get_f16(const GLOBAL half *p) { return vload_half(0, p); }
-INLINE void put_f16(GLOBAL half *p, real x) { vstore_half_rte((float)x, 0, p); }
-INLINE vec load_f16(const GLOBAL half *p) { return reals_of(JOIN(vload_half, VEC)(0, p)); }
-INLINE void store_f16(GLOBAL half *p, vec x) { JOIN(JOIN(vstore_half, VEC), _rte)(JOIN(convert_, JOIN(float, VEC))(x), 0, p); }
+INLINE real get_f16(const GLOBAL half* p) { return vload_half(0, p); }
+INLINE void put_f16(GLOBAL half* p, real x) { vstore_half_rte((float)x, 0, p); }
+INLINE vec load_f16(const GLOBAL half* p) { return reals_of(JOIN(vload_half, VEC)(0, p)); }
+INLINE void store_f16(GLOBAL half* p, vec x) {
+    const JOIN(float, VEC) values = JOIN(convert_, JOIN(float, VEC))(x);
+    JOIN(JOIN(vstore_half, VEC), _rte)(values, 0, p);
+}
 #define as_floats(x) JOIN(as_, JOIN(float, VEC))(x)
 #define as_bits(x) JOIN(as_, JOIN(uint, VEC))(x)
 #define bits_of(x) JOIN(convert_, JOIN(uint, VEC))(x)
-INLINE ushort rounded_bf16(float x) {
-    const uint bits = as_uint(x);
-    return isnan(x) ? 0x7fc0 : (ushort)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-INLINE real get_bf16(const GLOBAL ushort *p) { return as_float((uint)*p << 16); }
-INLINE void put_bf16(GLOBAL ushort *p, real x) { *p = rounded_bf16((float)x); }
-INLINE vec load_bf16(const GLOBAL ushort *p) { return reals_of(as_floats(bits_of(JOIN(vload, VEC)(0, p)) << 16)); }
-INLINE void store_bf16(GLOBAL ushort *p, vec x) {
+INLINE JOIN(ushort, VEC) bits_bf16(vec x) {
     const JOIN(float, VEC) wide = JOIN(convert_, JOIN(float, VEC))(x);
     const JOIN(uint, VEC) bits = as_bits(wide);
     const JOIN(uint, VEC) rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    JOIN(vstore, VEC)(JOIN(convert_, JOIN(ushort, VEC))(select(rounded, (JOIN(uint, VEC))(0x7fc0), isnan(wide))), 0, p);
+    return JOIN(convert_, JOIN(ushort, VEC))(select(rounded, (JOIN(uint, VEC))(0x7fc0), isnan(wide)));
 }
+INLINE real get_bf16(const GLOBAL ushort* p) { return as_float((uint)*p << 16); }
+INLINE void put_bf16(GLOBAL ushort* p, real x) {
+    const uint bits = as_uint((float)x);
+    *p = isnan(x) ? 0x7fc0 : (ushort)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+INLINE vec load_bf16(const GLOBAL ushort* p) { return reals_of(as_floats(bits_of(JOIN(vload, VEC)(0, p)) << 16)); }
+INLINE void store_bf16(GLOBAL ushort* p, vec x) { JOIN(vstore, VEC)(bits_bf16(x), 0, p); }
+
+// What an element of a type would keep of each value
+INLINE vec rounded_f32(vec x) { return reals_of(JOIN(convert_, JOIN(float, VEC))(x)); }
+#if DOUBLE
+INLINE vec rounded_f64(vec x) { return x; }
+#endif
+INLINE vec rounded_f16(vec x) {
+    ushort bits[VEC];
+    JOIN(JOIN(vstore_half, VEC), _rte)(JOIN(convert_, JOIN(float, VEC))(x), 0, (half*)bits);
+    return reals_of(JOIN(vload_half, VEC)(0, (const half*)bits));
+}
+INLINE vec rounded_bf16(vec x) { return reals_of(as_floats(bits_of(bits_bf16(x)) << 16)); }

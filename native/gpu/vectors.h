@@ -7,21 +7,21 @@ struct mask {
 };
 #define EACH_LANE _Pragma("unroll") for (int k = 0; k < VEC; ++k)
 
-#define DEFINE_OPERATOR(type, op)                \
-    INLINE type operator op(vec a, vec b) {      \
-        type r;                                  \
+#define DEFINE_OPERATOR(type, op)                     \
+    INLINE type operator op(vec a, vec b) {           \
+        type r;                                       \
         EACH_LANE r.lane[k] = a.lane[k] op b.lane[k]; \
-        return r;                                \
-    }                                            \
-    INLINE type operator op(vec a, real b) {     \
-        type r;                                  \
-        EACH_LANE r.lane[k] = a.lane[k] op b;    \
-        return r;                                \
-    }                                            \
-    INLINE type operator op(real a, vec b) {     \
-        type r;                                  \
-        EACH_LANE r.lane[k] = a op b.lane[k];    \
-        return r;                                \
+        return r;                                     \
+    }                                                 \
+    INLINE type operator op(vec a, real b) {          \
+        type r;                                       \
+        EACH_LANE r.lane[k] = a.lane[k] op b;         \
+        return r;                                     \
+    }                                                 \
+    INLINE type operator op(real a, vec b) {          \
+        type r;                                       \
+        EACH_LANE r.lane[k] = a op b.lane[k];         \
+        return r;                                     \
     }
 DEFINE_OPERATOR(vec, +)
 DEFINE_OPERATOR(vec, -)
@@ -38,10 +38,10 @@ INLINE vec operator-(vec a) {
     EACH_LANE a.lane[k] = -a.lane[k];
     return a;
 }
-INLINE vec &operator+=(vec &a, vec b) { return a = a + b; }
-INLINE vec &operator-=(vec &a, vec b) { return a = a - b; }
-INLINE vec &operator*=(vec &a, vec b) { return a = a * b; }
-INLINE vec &operator*=(vec &a, real b) { return a = a * b; }
+INLINE vec& operator+=(vec& a, vec b) { return a = a + b; }
+INLINE vec& operator-=(vec& a, vec b) { return a = a - b; }
+INLINE vec& operator*=(vec& a, vec b) { return a = a * b; }
+INLINE vec& operator*=(vec& a, real b) { return a = a * b; }
 INLINE mask operator&&(mask a, mask b) {
     EACH_LANE a.lane[k] = a.lane[k] && b.lane[k];
     return a;
@@ -65,10 +65,10 @@ INLINE vec fma(vec a, vec b, vec c) {
     EACH_LANE a.lane[k] = fma(a.lane[k], b.lane[k], c.lane[k]);
     return a;
 }
-#define DEFINE_FUNCTION(name)                       \
-    INLINE vec name(vec a) {                        \
-        EACH_LANE a.lane[k] = name(a.lane[k]);      \
-        return a;                                   \
+#define DEFINE_FUNCTION(name)                  \
+    INLINE vec name(vec a) {                   \
+        EACH_LANE a.lane[k] = name(a.lane[k]); \
+        return a;                              \
     }
 DEFINE_FUNCTION(exp)
 DEFINE_FUNCTION(expm1)
@@ -89,8 +89,30 @@ INLINE vec fmin(vec a, vec b) {
     return a;
 }
 INLINE mask isnan(vec a) { return a != a; }
+#if NEAR_FUNCTIONS
+DEFINE_FUNCTION(exp2_near)
+DEFINE_FUNCTION(reciprocal_near)
+// A quotient of numbers far from the limits of their type
+INLINE vec quotient(vec a, vec b) { return a * reciprocal_near(b); }
+#else
+INLINE vec quotient(vec a, vec b) { return a / b; }
+#endif
+// Which of VEC bytes are not 0
+INLINE mask flags_of(const uchar* p) {
+    mask r;
+    EACH_LANE r.lane[k] = p[k] != 0;
+    return r;
+}
+#if !DOUBLE
+// The bits of each float32, shifted into its exponent
+INLINE vec lifted(vec a) {
+    EACH_LANE a.lane[k] = float_of_bits(bits_of_float(a.lane[k]) << 23);
+    return a;
+}
+#endif
 
 #define LANE(v, k) v.lane[0x##k]
+#define FETCH(p)  // for processors
 // Lanes 2i and 2i + 1 exchanged
 INLINE vec with_neighbours_swapped(vec v) {
     vec r;
@@ -98,12 +120,12 @@ INLINE vec with_neighbours_swapped(vec v) {
     return r;
 }
 
-INLINE vec from_memory(const real *p) {
+INLINE vec from_memory(const real* p) {
     vec r;
     EACH_LANE r.lane[k] = p[k];
     return r;
 }
-INLINE void to_memory(vec v, real *p) { EACH_LANE p[k] = v.lane[k]; }
+INLINE void to_memory(vec v, real* p) { EACH_LANE p[k] = v.lane[k]; }
 
 #define storage_f32 float
 #define storage_f64 double
@@ -124,42 +146,67 @@ struct bfloat16_bits {
     unsigned short bits;
 };
 
-INLINE real get_f32(const float *p) { return *p; }
-INLINE void put_f32(float *p, real x) { *p = (float)x; }
+INLINE real get_f32(const float* p) { return *p; }
+INLINE void put_f32(float* p, real x) { *p = (float)x; }
 #if DOUBLE
-INLINE real get_f64(const double *p) { return *p; }
-INLINE void put_f64(double *p, real x) { *p = x; }
+INLINE real get_f64(const double* p) { return *p; }
+INLINE void put_f64(double* p, real x) { *p = x; }
 #endif
-INLINE real get_f16(const half_bits *p) { return float_of_half(p->bits); }
-INLINE void put_f16(half_bits *p, real x) { p->bits = half_of_float((float)x); }
-INLINE real get_bf16(const bfloat16_bits *p) { return float_of_bits((unsigned)p->bits << 16); }
-INLINE void put_bf16(bfloat16_bits *p, real x) {
-    const unsigned bits = bits_of_float((float)x);
-    p->bits = x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+INLINE real get_f16(const half_bits* p) { return float_of_half(p->bits); }
+INLINE void put_f16(half_bits* p, real x) { p->bits = half_of_float((float)x); }
+INLINE real get_bf16(const bfloat16_bits* p) { return float_of_bits((unsigned)p->bits << 16); }
+#if !defined(bf16_of_float)
+INLINE unsigned short bf16_of_float(float x) {
+    const unsigned bits = bits_of_float(x);
+    return x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
+#endif
+INLINE void put_bf16(bfloat16_bits* p, real x) { p->bits = bf16_of_float((float)x); }
+
+// 1, 2 or 4 words that begin at a multiple of their size
+#define DEFINE_WORDS(count)                                                        \
+    struct alignas(4 * count) words_##count {                                      \
+        uint word[count];                                                          \
+    };                                                                             \
+    INLINE void load_words_##count(const uint* p, uint* words) {                   \
+        const words_##count some = *reinterpret_cast<const words_##count*>(p);     \
+        _Pragma("unroll") for (int k = 0; k < count; ++k) words[k] = some.word[k]; \
+    }
+DEFINE_WORDS(1)
+DEFINE_WORDS(2)
+DEFINE_WORDS(4)
 
 // VEC adjacent elements; ALIGNED says that they begin at multiples of 16 bytes, or of their size if that is less.
-#define DEFINE_VECTOR_ACCESS(T)                                                                               \
-    struct alignas(sizeof(storage_##T) * VEC < 16 ? sizeof(storage_##T) * VEC : 16) pack_##T {                \
-        storage_##T element[VEC];                                                                             \
-    };                                                                                                        \
-    INLINE vec load_##T(const storage_##T *p) {                                                               \
-        pack_##T pack;                                                                                        \
-        if (ALIGNED)                                                                                          \
-            pack = *reinterpret_cast<const pack_##T *>(p);                                                    \
-        else                                                                                                  \
-            EACH_LANE pack.element[k] = p[k];                                                                 \
-        vec r;                                                                                                \
-        EACH_LANE r.lane[k] = get_##T(&pack.element[k]);                                                      \
-        return r;                                                                                             \
-    }                                                                                                         \
-    INLINE void store_##T(storage_##T *p, vec x) {                                                            \
-        pack_##T pack;                                                                                        \
-        EACH_LANE put_##T(&pack.element[k], x.lane[k]);                                                       \
-        if (ALIGNED)                                                                                          \
-            *reinterpret_cast<pack_##T *>(p) = pack;                                                          \
-        else                                                                                                  \
-            EACH_LANE p[k] = pack.element[k];                                                                 \
+#define DEFINE_VECTOR_ACCESS(T)                                                                \
+    struct alignas(sizeof(storage_##T) * VEC < 16 ? sizeof(storage_##T) * VEC : 16) pack_##T { \
+        storage_##T element[VEC];                                                              \
+    };                                                                                         \
+    INLINE vec load_##T(const storage_##T* p) {                                                \
+        pack_##T pack;                                                                         \
+        if (ALIGNED)                                                                           \
+            pack = *reinterpret_cast<const pack_##T*>(p);                                      \
+        else                                                                                   \
+            EACH_LANE pack.element[k] = p[k];                                                  \
+        vec r;                                                                                 \
+        EACH_LANE r.lane[k] = get_##T(&pack.element[k]);                                       \
+        return r;                                                                              \
+    }                                                                                          \
+    INLINE void store_##T(storage_##T* p, vec x) {                                             \
+        pack_##T pack;                                                                         \
+        EACH_LANE put_##T(&pack.element[k], x.lane[k]);                                        \
+        if (ALIGNED)                                                                           \
+            *reinterpret_cast<pack_##T*>(p) = pack;                                            \
+        else                                                                                   \
+            EACH_LANE p[k] = pack.element[k];                                                  \
+    }                                                                                          \
+    /* What such an element would keep of each value */                                        \
+    INLINE vec rounded_##T(vec x) {                                                            \
+        storage_##T element;                                                                   \
+        EACH_LANE {                                                                            \
+            put_##T(&element, x.lane[k]);                                                      \
+            x.lane[k] = get_##T(&element);                                                     \
+        }                                                                                      \
+        return x;                                                                              \
     }
 DEFINE_VECTOR_ACCESS(f32)
 #if DOUBLE

@@ -17,11 +17,14 @@ _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 @functools.cache
 def program(source: str, defines: tuple[tuple[str, Any], ...], *preludes: str) -> str:
-    """Return the text of a program; each file is included once."""
+    """Return the text of a program; each file is included once.
+
+    Macros that it does not name are left out: each text is compiled.
+    """
     included: set[str] = set()
-    macros = "".join(f"#define {name} {value}\n" for name, value in sorted(defines))
-    files = ("dialect.h", *preludes, f"{source}.cl")
-    return macros + "".join(_included(name, included) for name in files)
+    text = "".join(_included(name, included) for name in ("dialect.h", *preludes, f"{source}.cl"))
+    words = set(re.findall(r"\w+", text))
+    return "".join(f"#define {name} {value}\n" for name, value in sorted(defines) if name in words) + text
 
 
 def _included(name: str, included: set[str]) -> str:
