@@ -139,6 +139,11 @@ INLINE void put_f16(GLOBAL half* p, real x) { vstore_half_rte((float)x, 0, p); }
 INLINE vec load_f16(const GLOBAL half* p) { return reals_of(JOIN(vload_half, VEC)(0, p)); }
 INLINE void store_f16(GLOBAL half* p, vec x) {
     const JOIN(float, VEC) values = JOIN(convert_, JOIN(float, VEC))(x);
+#if STREAM
+    JOIN(ushort, VEC) bits;
+    JOIN(JOIN(vstore_half, VEC), _rte)(values, 0, (half*)&bits);
+    STORE_PAST_CACHES(JOIN(ushort, VEC), bits, p)
+#endif
     JOIN(JOIN(vstore_half, VEC), _rte)(values, 0, p);
 }
 #define as_floats(x) JOIN(as_, JOIN(float, VEC))(x)

@@ -96,6 +96,8 @@ def group_norm(
         rows = rows_of(axes, {name: (a, a.strides[channel_axis + 1]) for name, a in parameters.items()}, **grouped)
     if isinstance(rows, str):
         return rows
+    if reason := rows.refuse_columns(device):
+        return reason
     options = (*_eps(x, eps), np.int32(span))
     return _launched(device, "layer_norm", rows, inputs, {"y": y}, options, {"SPANS": int(span > 1)})
 
@@ -130,6 +132,8 @@ def _plan(
     rows = rows_of(axes, **inputs, **{name: y.operand for name, y in results.items()})
     if isinstance(rows, str):
         return rows
+    if reason := rows.refuse_columns(device):
+        return reason
     return _launched(device, kernel, rows, inputs, results, options, defines)
 
 
