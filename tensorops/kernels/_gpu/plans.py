@@ -115,11 +115,17 @@ class Plan:
         What runs, in order.
     temporaries
         Other arrays that launches write and read.
+    constants
+        Arrays that launches read, the same for all calls with this plan.
+    drawn
+        Arrays of uniform numbers in [0, 1), by the name of the argument: a generator in host memory that draws them.
     """
 
     results: dict[str, Result | None]
     launches: tuple[Launch, ...]
     temporaries: dict[str, Result] | None = None
+    constants: dict[str, np.ndarray[Any, Any]] | None = None
+    drawn: dict[str, Result] | None = None
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> Strides:

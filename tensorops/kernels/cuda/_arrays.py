@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+
 from tensorops._dtypes import name_of
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Operand
 
@@ -42,12 +44,15 @@ class Arrays(Protocol):
     def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
         """Return what makes a new array on the current device, which is `device`."""
 
+    def put(self, a: np.ndarray[Any, Any], device: int) -> Any:
+        """Return an array of the host on the current device, which is `device`."""
+
 
 class CupyArrays:
     """CuPy's arrays."""
 
     def __init__(self, cupy: Any) -> None:
-        self._empty = cupy.empty
+        self._empty, self._put = cupy.empty, cupy.asarray
         self._stream = cupy.cuda.get_current_stream
         self.current = cupy.cuda.runtime.getDevice
         self.device = cupy.cuda.Device
@@ -79,9 +84,12 @@ class CupyArrays:
     def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
         """Return what makes a new array on the current device."""
         import ml_dtypes
-        import numpy as np
 
         return functools.partial(self._empty, shape, np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
+
+    def put(self, a: np.ndarray[Any, Any], device: int) -> Any:
+        """Return an array of the host on the current device."""
+        return self._put(a)
 
 
 class TorchTensors:
@@ -112,6 +120,10 @@ class TorchTensors:
     def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
         """Return what makes a new tensor on a device."""
         return functools.partial(self._torch.empty, shape, dtype=getattr(self._torch, dtype), device=device)
+
+    def put(self, a: np.ndarray[Any, Any], device: int) -> Any:
+        """Return an array of the host on a device."""
+        return self._torch.from_numpy(a).to(device)
 
 
 def _alignment(pointer: int) -> int:
