@@ -38,6 +38,8 @@ class Driver:
         self.entered: list[int] = []
         self.statuses: list[int] = []  # of the next launches; then success
         self.names: dict[int, str] = {}
+        self.memory: dict[int, bytes] = {}
+        self.blocks: list[Any] = []  # of memory
 
     def __getattribute__(self, name: str) -> Any:
         """Return a function that notes that it is called."""
@@ -87,6 +89,28 @@ class Driver:
         mode._obj.value, self.capture_modes[-1] = self.capture_modes[-1], mode._obj.value
         return 0
 
+    def cuMemAlloc_v2(self, address: Any, size: Any) -> int:
+        self.blocks.append(ctypes.create_string_buffer(size.value))
+        address._obj.value = ctypes.addressof(self.blocks[-1])
+        return 0
+
+    def cuStreamCreate(self, stream: Any, flags: int) -> int:
+        assert flags == 1, "the stream would wait for one that may be captured"
+        stream._obj.value = 800
+        return 0
+
+    def cuMemcpyHtoDAsync_v2(self, address: Any, data: bytes, size: Any, stream: Any) -> int:
+        assert (stream.value, self.capture_modes[-1], size.value) == (800, 2, len(data))
+        ctypes.memmove(address.value, data, len(data))
+        self.memory[address.value] = data
+        return 0
+
+    def cuStreamSynchronize(self, stream: Any) -> int:
+        return 0
+
+    def cuStreamDestroy_v2(self, stream: Any) -> int:
+        return 0
+
     def cuModuleLoadData(self, module: Any, image: bytes) -> int:
         assert self.capture_modes[-1] == 2, "a thread that captures a stream could not load this"
         self.loaded.append((image, self.pushed[-1]))
@@ -112,6 +136,29 @@ class Driver:
         name = self.names[function.value]
         self.launches.append(Launched(name, grid, block, config.stream or 0, values, 100 + self.current()))
         assert (config.shared_bytes, config.attributes, config.attribute_count) == (0, None, 0)
+        return 0
+
+
+class Emulated(Driver):
+    """A driver that computes on an emulated GPU: what it loads are programs of `emulation`."""
+
+    def __init__(self, emulation: Any) -> None:
+        super().__init__(lambda: 0)
+        self.emulation = emulation
+        self.programs: dict[int, str] = {}
+
+    def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:
+        status = super().cuModuleGetFunction(function, module, name)
+        self.programs[function._obj.value] = self.loaded[module.value - 1][0].decode().partition(": ")[2]
+        return status
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: None) -> int:
+        text, config = self.programs[function.value], config._obj
+        host, library = self.emulation._host(), ctypes.CDLL(str(self.emulation._built(text)))
+        warp = int(text.partition("#define WARP ")[2].split()[0])
+        block, groups, local_bytes = config.block[0], config.grid[0], ATTRIBUTES[8]
+        error = host.host_launch(library.host_call, parameters, block, warp, groups, local_bytes, 0)
+        assert error is None, error.decode()
         return 0
 
 

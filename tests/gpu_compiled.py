@@ -3,7 +3,7 @@
 The programs are those that the planners ask for in the conformance cases and for long rows, in each dtype and layout.
 As a program, it compiles all of them and prints a table; .ci/gpu-compiled provides what it needs:
 
-    python tests/gpu_compiled.py [--architectures sm_80,…] [--dtypes …] [--largest] [regular expression of sources]
+    python tests/gpu_compiled.py [--architectures sm_80,…] [--dtypes …] [--largest] [regular expression for sources]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import functools
 import importlib.metadata
 import itertools
+import math
 import re
 import shutil
 import subprocess
@@ -28,15 +29,16 @@ import numpy as np
 
 from tensorops._dtypes import name_of
 from tensorops.kernels._gpu.planners import PLANNERS
-from tensorops.kernels._gpu.plans import Device, Launch, Operand
+from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Launch, Operand
 from tensorops.kernels.cuda import _compile
 from tensorops.testing import CASES, DTYPES
-from tensorops.testing.entries import Maker
+from tensorops.testing.entries import Maker, Workload
 from tensorops.testing.tables import WORKLOADS
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 GPU = Device("gpu", units=108, lanes=32, local_bytes=48 * 1024, max_block=1024, float64=True)
 _FEATURES = (1024, 4096, 16384, 65536)
+_MOST_BYTES = 2**25  # of arguments that are made only to be planned for
 _SHOWN = 20  # problems of an architecture
 _MOST_SPILLED = 32  # bytes of stack or of spills: what calls of rare functions save, such as that of a division
 
@@ -60,7 +62,7 @@ class Made(NamedTuple):
     registers: int
     stack: int
     spilled: int
-    wide_loads: int
+    wide: int
     problems: tuple[str, ...]
 
 
@@ -108,10 +110,15 @@ def _calls(name: str, dtype: str) -> Iterator[tuple[tuple[Any, ...], dict[str, A
     for case in CASES[name]:
         if dtype in case.dtypes:
             yield case.build(dtype_name=dtype)
+    small, twice = (_nbytes(WORKLOADS[name](Maker(2, features, dtype))) for features in (256, 512))
     for features in _FEATURES:
-        made = WORKLOADS[name](Maker(2, features, dtype))
-        if sum(a.nbytes for a in made.args if isinstance(a, np.ndarray)) < 2**27:
+        if small * (twice / small) ** math.log2(features / 256) < _MOST_BYTES:  # matrices grow as the square
+            made = WORKLOADS[name](Maker(2, features, dtype))
             yield made.args, made.options
+
+
+def _nbytes(work: Workload) -> int:
+    return sum(a.nbytes for a in work.args if isinstance(a, np.ndarray))
 
 
 def _operand(value: Any, lead: int) -> Any:
@@ -150,24 +157,26 @@ def made_of(program: Program, architecture: str) -> Made:
     stack = max(int(size) for size, _, _ in frames)
     spilled = sum(int(stores) + int(loads) for _, stores, loads in frames)
     registers = max(map(int, re.findall(r"Used (\d+) registers", built.log)))
-    wide = _wide_loads(built)
+    wide = _wide(built)
     problems = list(_mismatches(program.launch, built.ptx))
     if max(spilled, stack) > _MOST_SPILLED:
         problems.append(f"{spilled} bytes are spilled, the stack has {stack}")
-    if program.launch.defines.get("ALIGNED") and program.launch.defines.get("DENSE", 1) and not wide:
-        problems.append("no load has 128 bits")
+    defines = program.launch.defines
+    in_vector = defines.get("VEC", 1) * ITEM_SIZES[program.dtype]
+    if defines.get("ALIGNED") and defines.get("DENSE", 1) and in_vector >= 16 and not wide:
+        problems.append("nothing is read or written in 16 bytes at a time")
     return Made(registers, stack, spilled, wide, tuple(problems))
 
 
-def _wide_loads(built: _compile.Compiled) -> int:
-    """Return the number of instructions that load 16 bytes of global memory: of the disassembly, if it can be had."""
+def _wide(built: _compile.Compiled) -> int:
+    """Return how many instructions read or write 16 bytes of global memory: of the disassembly, if it can be had."""
     if shutil.which("cuobjdump") is None:
-        return len(re.findall(r"ld\.global\S*\.(?:v4\.[fbu]32|v2\.[fbu]64|b128)", built.ptx))
+        return len(re.findall(r"(?:ld|st)\.global\S*\.(?:v4\.[fbu]32|v2\.[fbu]64|b128)", built.ptx))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(built.cubin)
         shown = subprocess.run(["cuobjdump", "-sass", path], capture_output=True, text=True, check=True).stdout
-    return len(re.findall(r"\bLDG\S*\.128", shown))
+    return len(re.findall(r"\b(?:LDG|STG)\S*\.128", shown))
 
 
 _KINDS = {"int32": "u32", "int64": "u64", "float32": "f32", "float64": "f64"}
@@ -208,7 +217,7 @@ def main() -> int:
     every = programs(tuple(options.dtypes.split(",")), options.pattern)
     every = largest(every) if options.largest else every
     print(f"NVRTC {_nvrtc().version}: {len(every)} programs for {options.architectures}")
-    print(f"{'source':24} {'dtype':9} {'for':7} programs registers stack spilled loads of 16 bytes", flush=True)
+    print(f"{'source':24} {'dtype':9} {'for':7} programs registers stack spilled accesses of 16 bytes", flush=True)
     failed = 0
     with ProcessPoolExecutor() as pool:
         for architecture in options.architectures.split(","):
@@ -216,9 +225,9 @@ def main() -> int:
             for key in dict.fromkeys((p.launch.source, p.dtype) for p in every):
                 group = [m for p, m in zip(every, made, strict=True) if (p.launch.source, p.dtype) == key]
                 worst = [max(m[i] for m in group) for i in range(3)]
-                loads = sum(m.wide_loads for m in group)
+                wide = sum(m.wide for m in group)
                 print(f"{key[0]:24} {key[1]:9} {architecture:7} {len(group):8} {worst[0]:9} {worst[1]:5} "
-                      f"{worst[2]:7} {loads:6}")  # fmt: skip
+                      f"{worst[2]:7} {wide:6}")  # fmt: skip
             found = [f"  {p}: {text}" for p, m in zip(every, made, strict=True) for text in m.problems]
             print("\n".join(found[:_SHOWN] + [f"  and {len(found) - _SHOWN} more"] * (len(found) > _SHOWN)), flush=True)
             failed += len(found)

@@ -6,13 +6,12 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from tensorops._dtypes import name_of
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Operand
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Facts: TypeAlias = tuple[int, Any, tuple[int, ...], tuple[int, ...], int]
 """The metadata of an array: device, dtype, shape, strides in the library's unit, alignment. A call asks for it."""
@@ -45,15 +44,15 @@ class Arrays(Protocol):
     def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
         """Return what makes a new array on the current device, which is `device`."""
 
-    def copy_of(self, a: np.ndarray[Any, Any], device: int) -> Any:
-        """Return a NumPy array's values as an array on a device."""
+    def put(self, a: np.ndarray[Any, Any], device: int) -> Any:
+        """Return an array of the host on the current device, which is `device`."""
 
 
 class CupyArrays:
     """CuPy's arrays."""
 
     def __init__(self, cupy: Any) -> None:
-        self._empty, self._asarray = cupy.empty, cupy.asarray
+        self._empty, self._put = cupy.empty, cupy.asarray
         self._stream = cupy.cuda.get_current_stream
         self.current = cupy.cuda.runtime.getDevice
         self.device = cupy.cuda.Device
@@ -85,14 +84,12 @@ class CupyArrays:
     def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
         """Return what makes a new array on the current device."""
         import ml_dtypes
-        import numpy as np
 
         return functools.partial(self._empty, shape, np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
 
-    def copy_of(self, a: np.ndarray[Any, Any], device: int) -> Any:
-        """Return a NumPy array's values as an array on a device."""
-        with self.device(device):
-            return self._asarray(a)
+    def put(self, a: np.ndarray[Any, Any], device: int) -> Any:
+        """Return an array of the host on the current device."""
+        return self._put(a)
 
 
 class TorchTensors:
@@ -124,9 +121,9 @@ class TorchTensors:
         """Return what makes a new tensor on a device."""
         return functools.partial(self._torch.empty, shape, dtype=getattr(self._torch, dtype), device=device)
 
-    def copy_of(self, a: np.ndarray[Any, Any], device: int) -> Any:
-        """Return a NumPy array's values as a tensor on a device."""
-        return self._torch.from_numpy(a.copy()).to(f"cuda:{device}")
+    def put(self, a: np.ndarray[Any, Any], device: int) -> Any:
+        """Return an array of the host on a device."""
+        return self._torch.from_numpy(a).to(device)
 
 
 def _alignment(pointer: int) -> int:

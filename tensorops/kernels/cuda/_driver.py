@@ -11,7 +11,9 @@ import ctypes
 import functools
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from tensorops.kernels._gpu import plans
 
@@ -19,6 +21,7 @@ _INVALID_CONTEXT = 201  # the calling thread has not used the device yet
 _ANY_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 # Of CUdevice_attribute
 _MAX_BLOCK, _LOCAL_BYTES, _UNITS, _MAJOR, _MINOR = 1, 8, 16, 75, 76
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _MOST_LOCAL_BYTES = 97
 _REGISTERS, _DYNAMIC_BYTES = 4, 8  # of CUfunction_attribute
 _LOCAL_BYTES_OF_EVERY_LAUNCH = 48 << 10  # more must be asked for
@@ -73,6 +76,7 @@ class Device:
             check(library().cuDeviceGetAttribute(ctypes.byref(value), which, handle))
             return value.value
 
+        self._held: dict[bytes, int] = {}
         self.capability = 10 * attribute(_MAJOR) + attribute(_MINOR)
         self.architecture = f"sm_{self.capability}"
         self.most_local_bytes = attribute(_MOST_LOCAL_BYTES)
@@ -99,6 +103,22 @@ class Device:
             if dynamic_bytes > _LOCAL_BYTES_OF_EVERY_LAUNCH:
                 check(library().cuFuncSetAttribute(function, _DYNAMIC_BYTES, dynamic_bytes))
         return function
+
+    def hold(self, data: bytes) -> int:
+        """Return the address of these bytes in the device's memory, where they stay until the process ends.
+
+        They are copied on a stream of their own: others may be captured.
+        """
+        if data not in self._held:
+            address, stream = ctypes.c_uint64(), ctypes.c_void_p()
+            with self._ready_to_load():
+                check(library().cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(len(data))))
+                check(library().cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING))
+                check(library().cuMemcpyHtoDAsync_v2(address, data, ctypes.c_size_t(len(data)), stream))
+                check(library().cuStreamSynchronize(stream))
+                check(library().cuStreamDestroy_v2(stream))
+            self._held[data] = address.value
+        return self._held[data]
 
     @contextlib.contextmanager
     def _ready_to_load(self) -> Iterator[None]:
@@ -138,39 +158,45 @@ class _Config(ctypes.Structure):
     )
 
 
-def packed(arguments: tuple[str | plans.Number, ...]) -> tuple[bytes, list[int], list[str]]:
-    """Return arguments in memory, each aligned to its size, with their offsets, and the names of arrays among them.
+Argument: TypeAlias = str | int | plans.Number
+"""The name of an array whose address a call has, the address of one that is always the same, or a number."""
 
-    The pointers of arrays are zero.
-    """
+
+def packed(arguments: tuple[Argument, ...]) -> tuple[bytes, list[int]]:
+    """Return arguments in memory, each aligned to its size, with their offsets; unknown addresses are zero."""
     data, offsets = bytearray(), []
     for argument in arguments:
-        value = bytes(8) if isinstance(argument, str) else argument.tobytes()
+        if isinstance(argument, str):
+            value = bytes(8)
+        else:
+            value = (np.uint64(argument) if isinstance(argument, int) else argument).tobytes()
         data += bytes(-len(data) % len(value))
         offsets.append(len(data))
         data += value
-    return bytes(data), offsets, [argument for argument in arguments if isinstance(argument, str)]
+    return bytes(data), offsets
 
 
 class Step:
-    """One launch, ready but for the pointers of its arrays: `slots` says where in a list these are, by name."""
+    """One launch, ready but for the addresses of its arrays: `slots` says where in a list these are, by name."""
 
     def __init__(
         self,
         where: Device,
         function: ctypes.c_void_p,
-        launch: plans.Launch,
+        groups: int,
+        block: int,
+        arguments: tuple[Argument, ...],
         slots: dict[str, int],
         dynamic_bytes: int = 0,
     ) -> None:
-        data, offsets, names = packed(launch.arguments)
+        data, offsets = packed(arguments)
         self._values = ctypes.create_string_buffer(data, -(-len(data) // 8) * 8)
         self._words = memoryview(self._values).cast("B").cast("Q")
         start = ctypes.addressof(self._values)
         self._parameters = (ctypes.c_void_p * len(offsets))(*[start + offset for offset in offsets])
-        pointers = [offset // 8 for offset, a in zip(offsets, launch.arguments, strict=True) if isinstance(a, str)]
-        self._slots = tuple(zip(pointers, (slots[name] for name in names), strict=True))
-        self._config = _Config((launch.groups, 1, 1), (launch.block, 1, 1), dynamic_bytes)
+        named = [(offset // 8, a) for offset, a in zip(offsets, arguments, strict=True) if isinstance(a, str)]
+        self._slots = tuple((at, slots[name]) for at, name in named)
+        self._config = _Config((groups, 1, 1), (block, 1, 1), dynamic_bytes)
         self._at_config = ctypes.byref(self._config)
         self._function, self._device, self._launch = function, where, library().cuLaunchKernelEx
         self._lock = threading.Lock()

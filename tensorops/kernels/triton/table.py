@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from tensorops.kernels._gpu.plans import Launch, Operand
@@ -21,16 +19,17 @@ _OLDEST = 80
 """The first compute capability whose tensor cores take bfloat16."""
 
 
-def _step(device: _driver.Device, launch: Launch, arrays: dict[str, Operand], slots: dict[str, int]) -> _driver.Step:
+def _step(
+    device: _driver.Device, launch: Launch, arrays: dict[str, Operand], slots: dict[str, int], _: dict[str, int]
+) -> _driver.Step:
     if device.capability < _OLDEST:
         raise _driver.CudaError(f"the device has compute capability {device.capability / 10}, 8.0 is needed")
     program = compiled(launch, arrays, device.capability, device.most_local_bytes)
     if isinstance(program, str):
         raise _driver.CudaError(program)
     function = device.load(program.cubin, program.function, program.local_bytes)
-    return _driver.Step(
-        device, function, replace(launch, arguments=launch.arguments + _SCRATCH), slots, program.local_bytes
-    )
+    arguments = (*launch.arguments, *_SCRATCH)
+    return _driver.Step(device, function, launch.groups, launch.block, arguments, slots, program.local_bytes)
 
 
 for _operator, _planner in PLANNERS.items():

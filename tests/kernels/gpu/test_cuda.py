@@ -25,6 +25,7 @@ from tensorops.kernels._gpu.planners import PLANNERS
 from tensorops.kernels._gpu.plans import Launch, Operand, Plan, Result
 from tensorops.kernels.cuda import _arrays, _compile, _driver, _launch
 from tensorops.testing import DTYPES
+from tensorops.testing.conformance import subjects
 
 ELEMENTS = {"DOUBLE": 0, "X": "f32"}
 tp.rms_norm.kernels  # noqa: B018 - loads every provider, before any driver is replaced
@@ -41,17 +42,21 @@ def nvrtc(monkeypatch, tmp_path):
 
 @pytest.fixture
 def driver(cupy, nvrtc, monkeypatch):
-    """A fake driver in place of NVIDIA's, for arrays of a fake CuPy; nothing is left over from other tests."""
-    fake = fake_cuda.Driver(lambda: cupy.current)
-    monkeypatch.setattr(_driver, "library", lambda: fake)
+    """A fake driver in place of NVIDIA's, for arrays of a fake CuPy."""
+    return installed(fake_cuda.Driver(lambda: cupy.current), monkeypatch)
+
+
+def installed(driver, monkeypatch):
+    """Put a driver in place of NVIDIA's; nothing is left over from other tests."""
+    monkeypatch.setattr(_driver, "library", lambda: driver)
     monkeypatch.setattr(_driver, "device", functools.cache(_driver.Device))
     monkeypatch.setattr(_launch, "_kernel", functools.cache(_launch._kernel.__wrapped__))
     monkeypatch.setattr(_arrays, "_owners", {})
-    return fake
+    return driver
 
 
 @pytest.fixture
-def kernel_of(driver, monkeypatch):
+def kernel_of(monkeypatch):
     """Register an operator's kernel of `cuda` for one test, with a planner; return it."""
 
     def register(operator, planner):
@@ -119,8 +124,8 @@ def test_arguments_are_packed_as_planned(rms_norm, driver, cupy, index):
 
 
 def test_values_are_aligned_to_their_sizes():
-    data, offsets, names = _driver.packed((np.int32(1), "x", np.float32(2.5), np.int64(-3), np.int32(4), np.float64(5)))
-    assert (offsets, names) == ([0, 8, 16, 24, 32, 40], ["x"])
+    data, offsets = _driver.packed((np.int32(1), "x", np.float32(2.5), np.int64(-3), np.int32(4), np.float64(5)))
+    assert offsets == [0, 8, 16, 24, 32, 40]
     parts = [
         np.frombuffer(data[at : at + np.dtype(kind).itemsize], kind)[0]
         for at, kind in zip(offsets, ("i4", "i8", "f4", "i8", "i4", "f8"), strict=True)
@@ -151,6 +156,47 @@ def test_launches_run_in_order_with_their_temporaries(kernel_of, driver, cupy):
     assert made == [
         ("first", [x.data.ptr, held]), ("second", [held, y.data.ptr]), ("third", [z.data.ptr, x.data.ptr])
     ]  # fmt: skip
+
+
+def test_the_same_array_twice_is_two_arguments(rms_norm, driver, cupy):
+    x, weight, other = (on_gpu(cupy, np.ones(8, np.float32)) for _ in range(3))
+    for args in ((x, x), (other, weight)):
+        rms_norm.function(*args)
+        places = [int.from_bytes(driver.launches[-1].parameters[i], sys.byteorder) for i in (0, 6)]
+        assert places == [a.data.ptr for a in args]
+
+
+def test_constants_are_there_before_the_launch(kernel_of, driver, cupy):
+    values = np.arange(3, dtype=np.uint64)
+    launch = Launch("rms_norm", "rms_norm", ELEMENTS, 1, 32, ("x", "table", "y"))
+    plan = Plan({"y": Result("float32", (3,))}, (launch,), constants={"table": values})
+    kernel = kernel_of(tp.silu, lambda device, x: plan)
+    driver.sizes = [8] * 3
+    for n in (3, 4):
+        kernel.function(on_gpu(cupy, np.ones(n, np.float32)))
+    held = [int.from_bytes(done.parameters[1], sys.byteorder) for done in driver.launches]
+    assert held[0] == held[1]
+    assert driver.memory == {held[0]: values.tobytes()}
+    assert driver.capture_modes == [0]
+
+
+def test_a_generator_draws_anew_for_each_call(kernel_of, driver, cupy):
+    launch = Launch("rms_norm", "rms_norm", ELEMENTS, 1, 32, ("logits", "rng", "y"))
+    plan = Plan({"y": Result("int64", (2,))}, (launch,), drawn={"rng": Result("float32", (2,))})
+    kernel = kernel_of(tp.sample, lambda device, *args, **kwargs: plan)
+    driver.sizes, drawn = [8] * 3, []
+    cupy.asarray = lambda a: drawn.append(a) or np.asarray(a).view(cupy.ndarray)
+    logits, rng, expected = (
+        on_gpu(cupy, np.ones((2, 5), np.float32)),
+        np.random.default_rng(7),
+        np.random.default_rng(7),
+    )
+    drawn.clear()
+    for _ in range(2):
+        kernel.function(logits, rng=rng)
+    for done, a in zip(driver.launches, drawn, strict=True):
+        assert int.from_bytes(done.parameters[1], sys.byteorder) == a.ctypes.data
+        np.testing.assert_array_equal(a, expected.random(2, dtype=np.float32))
 
 
 def test_no_rows_launch_nothing(rms_norm, driver, cupy):
@@ -295,12 +341,9 @@ def test_wrong_arguments_get_the_operators_words(rms_norm, driver, cupy):
 # --- torch's tensors -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def torch(rms_norm, driver, monkeypatch):
-    """Torch, whose tensors in host memory say that they are on CUDA device 0; other kernels have none."""
+def take_tensors_for_cudas(monkeypatch):
+    """Let torch's tensors in host memory say that they are on CUDA device 0; return torch."""
     torch = support.require("torch").xp and sys.modules["torch"]
-    operator = tp.rms_norm
-    monkeypatch.setattr(operator, "_kernels", {"cuda": operator._kernels["cuda"]})
     own = _arrays.arrays_of(torch.Tensor)
     own.refuse = functools.partial(own.refuse.func, host=True)
     own.current = lambda: 0
@@ -309,7 +352,15 @@ def torch(rms_norm, driver, monkeypatch):
     made_there = type(own).maker
     on_host = lambda *args: functools.partial(made_there(*args), device="cpu")  # noqa: E731
     monkeypatch.setattr(type(own), "maker", on_host)
+    monkeypatch.setattr(type(own), "put", lambda self, a, device: torch.from_numpy(a))
     return torch
+
+
+@pytest.fixture
+def torch(rms_norm, monkeypatch):
+    """Torch, whose tensors in host memory say that they are on CUDA device 0; other kernels have none."""
+    monkeypatch.setattr(tp.rms_norm, "_kernels", {"cuda": rms_norm})
+    return take_tensors_for_cudas(monkeypatch)
 
 
 def test_tensors_are_launched_as_they_are(torch, driver):
@@ -360,6 +411,32 @@ def test_tensors_in_host_memory_are_none_of_its_business(rms_norm, driver):
     )
     assert tp.rms_norm._kernels["cuda"].function(x) is NotImplemented
     assert driver.calls == []
+
+
+# --- from a tensor to values ---------------------------------------------------------------------------------
+
+
+@pytest.mark.dimensions
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("operator", PLANNERS, ids=lambda operator: operator.__name__)
+def test_tensors_on_an_emulated_gpu(operator, dtype, kernel_of, nvrtc, monkeypatch):
+    """The first cases of each operator, all the way but for NVIDIA's compiler and driver."""
+    emulation, gpu_cases = pytest.importorskip("emulation"), pytest.importorskip("gpu_cases")
+    if not emulation.compiler():
+        pytest.skip("there is no C++ compiler")
+    installed(fake_cuda.Emulated(emulation), monkeypatch)
+    take_tensors_for_cudas(monkeypatch)
+    monkeypatch.setattr(_compile, "program", emulation.program)
+    device = _driver.Device(0)
+    device.facts = gpu_cases.DEVICES["cuda"]
+    monkeypatch.setattr(_driver, "device", lambda index: device)
+    provider = dataclasses.replace(_providers.PROVIDERS["cuda"], devices={})
+    monkeypatch.setitem(_providers.PROVIDERS, "cuda", provider)
+    kernel_of(operator, PLANNERS[operator])
+    (subject,) = subjects("torch", operators=[operator.__name__], dtypes=[dtype], implementations=["cuda"])
+    outcomes = dataclasses.replace(subject, cases=subject.cases[:2], invalid=()).run()
+    assert not [str(outcome) for outcome in outcomes if outcome.status == "failed"]
+    assert "passed" in [outcome.status for outcome in outcomes]
 
 
 # --- what NVRTC makes of the kernels ---------------------------------------------------------------------------
