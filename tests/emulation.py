@@ -238,10 +238,10 @@ def _arguments(
     values = []
     for at, (argument, parameter) in enumerate(zip(launch.arguments, parameters, strict=True)):
         if isinstance(argument, str):
-            dtype = _bytes_of(memory[argument].operand.dtype)
-            bits = f"int{8 * memory[argument].array.itemsize}"
-            allowed = [f"const {dtype}*", f"const {bits}*", "const unknown*"]
-            allowed += [] if argument in inputs else [f"{dtype}*", "unknown*"]
+            size = memory[argument].array.itemsize
+            types = [_bytes_of(memory[argument].operand.dtype), f"int{8 * size}", "unknown"]
+            types += ["float32"] * (size == 2)  # pairs that are copied
+            allowed = [f"const {t}*" for t in types] + [f"{t}*" for t in types if argument not in inputs]
             values.append(np.array(memory[argument].address, dtype=np.uintp))
         else:
             allowed = [_bytes_of(argument.dtype.name)]

@@ -144,8 +144,8 @@ def planned(
     metadata = {**arguments, **{name: emulation.operand_of(a, lead) for name, a in arrays.items()}}
     plan = operator.apply(functools.partial(PLANNERS[operator], device), metadata)
     if not isinstance(plan, str):
-        arrays |= getattr(plan, "constants", None) or {}
-        for name, drawn in (getattr(plan, "drawn", None) or {}).items():  # the reference draws the same
+        arrays |= plan.constants or {}
+        for name, drawn in (plan.drawn or {}).items():  # the reference draws the same
             arrays[name] = copy.deepcopy(arguments[name]).random(drawn.shape, dtype=np.float32)
     return Call(operator, case, dtype, args, kwargs, plan, arrays, device, lead, layout != "hostile")
 

@@ -46,7 +46,7 @@ def _queue() -> Any:
 def _program(text: str) -> Any:
     import pyopencl as cl
 
-    return cl.Program(_queue().context, text).build(options=["-cl-opt-disable"], cache_dir=False)
+    return cl.Program(_queue().context, text).build(options=["-cl-opt-disable", "-w"], cache_dir=False)
 
 
 def compile_all(plans: Iterable[Plan]) -> None:

@@ -59,7 +59,8 @@ KERNEL(rms_norm)
         Scaling s = scaling(1, 0, 1 / sqrt(spread));
         if (any_row(!is_usual(spread), scratch)) {
 #if HAS_RESIDUAL
-            BE_CAREFUL(sum_to, sum_step);
+            // Those beyond the last row, whose values are not used, must not read what others write.
+            BE_CAREFUL(at < rows ? sum_to : from, at < rows ? sum_step : x_step);
 #else
             BE_CAREFUL(from, x_step);
 #endif

@@ -60,7 +60,6 @@ PLANNERS: dict[Operator[..., Any], Planner] = {
     activation.log_softmax: plan_softmax.log_softmax,
     activation.logsumexp: plan_softmax.logsumexp,
     linear.linear: plan_linear.linear,
-    normalization.rms_norm: plan_normalization.rms_norm,
     quantization.quantize: plan_quantization.quantize,
     quantization.dequantize: plan_quantization.dequantize,
     quantization.quantized_linear: plan_quantization.quantized_linear,
