@@ -9,7 +9,7 @@ import ctypes
 import types
 from typing import Any, NamedTuple
 
-ATTRIBUTES = {1: 1024, 8: 49152, 16: 132}
+ATTRIBUTES = {1: 1024, 8: 49152, 16: 132, 97: 232448}
 CAPABILITIES = ((9, 0), (7, 5))
 
 

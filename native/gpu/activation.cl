@@ -46,7 +46,7 @@ INLINE vec tanh_of_softplus(vec x) {
 #define VALUE(a, b) FUNCTION(a)
 #endif
 
-KERNEL(activation)
+SMALL_KERNEL(activation)
 (IN(X, x),
 #if GATED
  IN(X, up),

@@ -238,6 +238,7 @@ INLINE vec correction_of(vec before, vec after, vec per_unit) {
 
 // ---- scores beyond the range
 
+#define SELDOM _Pragma("unroll 1")  // a loop that is not worth code
 #define LARGEST_EXPONENT (DOUBLE ? 1020 : 124)
 // The exponent by which queries are scaled down, so that no product or sum of a score leaves the range: 0 for all but
 // enormous numbers. Every thread reads everything: this happens next to never.
@@ -245,7 +246,7 @@ RARE real largest_key(const Attention* a, Span span) {
     real largest = 0;
     for (int key = span.begin; key < span.end; ++key) {
         const GLOBAL STORAGE(X)* row = key_at(a, key);
-        for (int i = 0; i < DIM; ++i) largest = fmax(largest, fabs(JOIN(get_, X)(row + i)));
+        SELDOM for (int i = 0; i < DIM; ++i) largest = fmax(largest, fabs(JOIN(get_, X)(row + i)));
     }
     return largest;
 }
@@ -253,7 +254,7 @@ RARE real largest_key(const Attention* a, Span span) {
 RARE int excess_of(const Attention* a, int r, real key) {
     const GLOBAL STORAGE(X)* row = query_at(a, r < a -> rows ? r : a->rows - 1);
     real largest = 0;
-    for (int i = 0; i < DIM; ++i) largest = fmax(largest, fabs(JOIN(get_, X)(row + i)));
+    SELDOM for (int i = 0; i < DIM; ++i) largest = fmax(largest, fabs(JOIN(get_, X)(row + i)));
     int products = EXPONENT(key);
     for (int n = DIM; n > 0; n /= 2) ++products;
     const int excess = EXPONENT(largest) + EXPONENT(fabs(a->scale)) + (products > 0 ? products : 0) - LARGEST_EXPONENT;

@@ -18,8 +18,12 @@ typedef unsigned long long ulong;
 #define GLOBAL
 #define LOCAL
 #define restrict __restrict__
-#define KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK, 1) name
+// A kernel may define RESIDENT as `, n`: n blocks of a multiprocessor at a time, among which its registers are divided.
+#define RESIDENT , 1
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK RESIDENT) name
 #define LOCAL_ARRAY(type, name, n) __shared__ type name[n]
+#undef SMALL_KERNEL
+#define SMALL_KERNEL(name) extern "C" __global__ void __launch_bounds__(BLOCK, BLOCK < 512 ? 512 / BLOCK : 1) name
 #define BARRIER() __syncthreads()
 #define thread_id() ((int)threadIdx.x)
 #define block_id() ((index_t)blockIdx.x)

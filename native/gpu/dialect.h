@@ -27,6 +27,9 @@
 // Storage of the element types, as operands declare them: STORAGE(X)
 #define STORAGE(T) JOIN(storage_, T)
 
+// A kernel that needs few registers: as many blocks are to run at once as keep the memory busy. Only CUDA must be told.
+#define SMALL_KERNEL(name) KERNEL(name)
+
 // All lanes of a vector into one value, in pairs: FOLD(v, ADD)
 #if VEC == 2
 #define FOLD(v, combine) combine(LANE(v, 0), LANE(v, 1))

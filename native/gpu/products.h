@@ -25,6 +25,7 @@
 #define NOTHING splat(0)
 #define PLUS_PRODUCT(sum, a, b) fma(a, b, sum)
 #define SUM_OF_LANES(sum) sum_of_lanes(sum)
+#define TURNS rows_each
 INLINE real sum_of_lanes(vec v) {
 #if VEC == 16
     const JOIN(real, 8) eight = v.lo + v.hi;
@@ -48,6 +49,11 @@ INLINE real sum_of_lanes(vec v) {
 #define NOTHING 0
 #define PLUS_PRODUCT(sum, a, b) plus_product(sum, a, b)
 #define SUM_OF_LANES(sum) (sum)
+#define TURNS 1
+#if X_ROWS > 1  // memory is then kept busy by many loads of each thread rather than by many threads
+#undef RESIDENT
+#define RESIDENT , 256 / BLOCK
+#endif
 INLINE real plus_product(real sum, vec a, vec b) {
 #define PLUS_LANE(k) sum = fma(LANE(a, k), LANE(b, k), sum)
     PLUS_LANE(0);
@@ -75,7 +81,7 @@ KERNEL(PRODUCTS)
 (IN(X, x), MATRIX, GLOBAL STORAGE(X)* restrict y, ROW_SHAPE, index_t outputs, index_t tiles, index_t tiles_of_rows) {
     LOCAL_ARRAY(real, scratch, BLOCK);
     const int chunks = WHOLE ? n / CHUNK : 0;
-    for (index_t turn = 0; turn < rows_each; ++turn) {
+    for (index_t turn = 0; turn < TURNS; ++turn) {
         const index_t at = ROW_INDEX(turn), tile = at < tiles ? at : tiles - 1;
         const index_t first = tile / tiles_of_rows * OUTPUTS, row = tile % tiles_of_rows * X_ROWS;
         const index_t output = first < outputs - OUTPUTS ? first : outputs - OUTPUTS;

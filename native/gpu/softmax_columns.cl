@@ -33,7 +33,7 @@
 #define EACH(w) _Pragma("unroll") for (int w = 0; w < WIDTH; ++w)
 
 // `beside` is the number of rows that begin one after another, and where_beside the step of `where` from each to the next
-KERNEL(softmax_columns)
+SMALL_KERNEL(softmax_columns)
 (IN(X, x),
 #if WHERE
  IN(u8, where), index_t where_beside,

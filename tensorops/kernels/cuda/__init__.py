@@ -9,6 +9,6 @@ PROVIDER = Provider(
     libraries=("cupy", "torch"),
     kernels="tensorops.kernels.cuda.table",
     summary="CUDA for NVIDIA GPUs, one launch for most operators; not yet run on one",
-    rank=1,  # torch tensors in host memory are computed where they are
+    rank=2,  # torch tensors in host memory are computed where they are
     devices={"torch": "cuda"},
 )

@@ -6,10 +6,13 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tensorops._dtypes import name_of
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Operand
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Facts: TypeAlias = tuple[int, Any, tuple[int, ...], tuple[int, ...], int]
 """The metadata of an array: device, dtype, shape, strides in the library's unit, alignment. A call asks for it."""
@@ -42,12 +45,15 @@ class Arrays(Protocol):
     def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
         """Return what makes a new array on the current device, which is `device`."""
 
+    def copy_of(self, a: np.ndarray[Any, Any], device: int) -> Any:
+        """Return a NumPy array's values as an array on a device."""
+
 
 class CupyArrays:
     """CuPy's arrays."""
 
     def __init__(self, cupy: Any) -> None:
-        self._empty = cupy.empty
+        self._empty, self._asarray = cupy.empty, cupy.asarray
         self._stream = cupy.cuda.get_current_stream
         self.current = cupy.cuda.runtime.getDevice
         self.device = cupy.cuda.Device
@@ -83,6 +89,11 @@ class CupyArrays:
 
         return functools.partial(self._empty, shape, np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
 
+    def copy_of(self, a: np.ndarray[Any, Any], device: int) -> Any:
+        """Return a NumPy array's values as an array on a device."""
+        with self.device(device):
+            return self._asarray(a)
+
 
 class TorchTensors:
     """Torch's tensors."""
@@ -112,6 +123,10 @@ class TorchTensors:
     def maker(self, shape: tuple[int, ...], dtype: str, device: int) -> Callable[[], Any]:
         """Return what makes a new tensor on a device."""
         return functools.partial(self._torch.empty, shape, dtype=getattr(self._torch, dtype), device=device)
+
+    def copy_of(self, a: np.ndarray[Any, Any], device: int) -> Any:
+        """Return a NumPy array's values as a tensor on a device."""
+        return self._torch.from_numpy(a.copy()).to(f"cuda:{device}")
 
 
 def _alignment(pointer: int) -> int:

@@ -19,7 +19,9 @@ _INVALID_CONTEXT = 201  # the calling thread has not used the device yet
 _ANY_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 # Of CUdevice_attribute
 _MAX_BLOCK, _LOCAL_BYTES, _UNITS, _MAJOR, _MINOR = 1, 8, 16, 75, 76
-_REGISTERS = 4  # of CUfunction_attribute
+_MOST_LOCAL_BYTES = 97
+_REGISTERS, _DYNAMIC_BYTES = 4, 8  # of CUfunction_attribute
+_LOCAL_BYTES_OF_EVERY_LAUNCH = 48 << 10  # more must be asked for
 
 
 class CudaError(RuntimeError):
@@ -71,7 +73,9 @@ class Device:
             check(library().cuDeviceGetAttribute(ctypes.byref(value), which, handle))
             return value.value
 
-        self.architecture = f"sm_{attribute(_MAJOR)}{attribute(_MINOR)}"
+        self.capability = 10 * attribute(_MAJOR) + attribute(_MINOR)
+        self.architecture = f"sm_{self.capability}"
+        self.most_local_bytes = attribute(_MOST_LOCAL_BYTES)
         self.facts = plans.Device(
             kind="gpu",
             units=attribute(_UNITS),
@@ -81,14 +85,19 @@ class Device:
             float64=True,
         )
 
-    def load(self, image: bytes, kernel: str) -> ctypes.c_void_p:
-        """Load a cubin and return one of its kernels; it stays loaded until the process ends."""
+    def load(self, image: bytes, kernel: str, dynamic_bytes: int = 0) -> ctypes.c_void_p:
+        """Load a cubin and return one of its kernels, which may be launched with so many bytes of local memory.
+
+        It stays loaded until the process ends.
+        """
         module, function, registers = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
         with self._ready_to_load():
             check(library().cuModuleLoadData(ctypes.byref(module), image))
             check(library().cuModuleGetFunction(ctypes.byref(function), module, kernel.encode()))
             # Otherwise the driver might load it at the first launch only, which may be captured in a graph.
             check(library().cuFuncGetAttribute(ctypes.byref(registers), _REGISTERS, function))
+            if dynamic_bytes > _LOCAL_BYTES_OF_EVERY_LAUNCH:
+                check(library().cuFuncSetAttribute(function, _DYNAMIC_BYTES, dynamic_bytes))
         return function
 
     @contextlib.contextmanager
@@ -146,7 +155,14 @@ def packed(arguments: tuple[str | plans.Number, ...]) -> tuple[bytes, list[int],
 class Step:
     """One launch, ready but for the pointers of its arrays: `slots` says where in a list these are, by name."""
 
-    def __init__(self, where: Device, function: ctypes.c_void_p, launch: plans.Launch, slots: dict[str, int]) -> None:
+    def __init__(
+        self,
+        where: Device,
+        function: ctypes.c_void_p,
+        launch: plans.Launch,
+        slots: dict[str, int],
+        dynamic_bytes: int = 0,
+    ) -> None:
         data, offsets, names = packed(launch.arguments)
         self._values = ctypes.create_string_buffer(data, -(-len(data) // 8) * 8)
         self._words = memoryview(self._values).cast("B").cast("Q")
@@ -154,7 +170,7 @@ class Step:
         self._parameters = (ctypes.c_void_p * len(offsets))(*[start + offset for offset in offsets])
         pointers = [offset // 8 for offset, a in zip(offsets, launch.arguments, strict=True) if isinstance(a, str)]
         self._slots = tuple(zip(pointers, (slots[name] for name in names), strict=True))
-        self._config = _Config((launch.groups, 1, 1), (launch.block, 1, 1))
+        self._config = _Config((launch.groups, 1, 1), (launch.block, 1, 1), dynamic_bytes)
         self._at_config = ctypes.byref(self._config)
         self._function, self._device, self._launch = function, where, library().cuLaunchKernelEx
         self._lock = threading.Lock()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from tensorops._messages import describe_error
 from tensorops._operator import Operator
 from tensorops.kernels._gpu.planners import Planner
-from tensorops.kernels._gpu.plans import Launch, Plan
+from tensorops.kernels._gpu.plans import Launch, Operand, Plan
 from tensorops.kernels.cuda import _compile, _driver
 from tensorops.kernels.cuda._arrays import Arrays, Facts, arrays_of
 
@@ -36,6 +36,7 @@ class _Call(NamedTuple):
     device: int
     inputs: tuple[int, ...]  # which of the arrays among the arguments are read
     makers: tuple[Callable[[], Any], ...]  # of the results, then of the temporaries
+    constants: tuple[Any, ...]  # arrays
     results: tuple[int | None, ...]  # positions among what they make
     steps: tuple[_driver.Step, ...]
 
@@ -52,8 +53,14 @@ class _RefusedError(TypeError):
     """Why a call cannot be told from others by metadata."""
 
 
-def register(operator: Operator[..., Any], planner: Planner) -> None:
-    """Register an operator's kernel."""
+Compile: TypeAlias = Callable[[_driver.Device, Launch, dict[str, Operand], dict[str, int]], _driver.Step]
+"""Makes a step of a launch, the metadata of its arrays, and their places among all arrays of the call."""
+
+
+def register(
+    operator: Operator[..., Any], planner: Planner, provider: str = "cuda", compiler: Compile | None = None
+) -> None:
+    """Register an operator's kernel of a provider; without a compiler, NVRTC compiles the sources in ``native/gpu``."""
     known: dict[Any, _Call | str] = {}
     _known.append(known)
 
@@ -61,7 +68,7 @@ def register(operator: Operator[..., Any], planner: Planner) -> None:
         key, library, facts, pointers = _sign(args, kwargs)
         call = known.get(key)
         if call is None:
-            call = _prepare(operator, planner, library, facts, args, kwargs)
+            call = _prepare(operator, planner, compiler or _step, library, facts, args, kwargs)
             if len(known) >= _MAX_CALLS:
                 known.clear()
             known[key] = call
@@ -83,7 +90,7 @@ def register(operator: Operator[..., Any], planner: Planner) -> None:
             return NotImplemented
         return NotImplemented if isinstance(call, str) else _run(call, library, pointers)
 
-    operator.kernel("cuda", supports=supports, checks=True)(kernel)
+    operator.kernel(provider, supports=supports, checks=True)(kernel)
 
 
 def _sign(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Arrays, list[Facts], list[int]]:
@@ -119,7 +126,7 @@ def _run(call: _Call, library: Arrays, pointers: list[int]) -> Any:
         with library.device(call.device):
             return _run(call, library, pointers)
     made = [make() for make in call.makers]
-    places = [*map(pointers.__getitem__, call.inputs), *map(library.pointer, made)]
+    places = [*map(pointers.__getitem__, call.inputs), *map(library.pointer, (*made, *call.constants))]
     stream = library.stream(call.device)
     for step in call.steps:
         step(stream, places)
@@ -131,6 +138,7 @@ def _run(call: _Call, library: Arrays, pointers: list[int]) -> Any:
 def _prepare(
     operator: Operator[..., Any],
     planner: Planner,
+    compiler: Compile,
     library: Arrays,
     facts: list[Facts],
     args: tuple[Any, ...],
@@ -142,42 +150,52 @@ def _prepare(
     if len(devices) > 1:
         return f"the arrays are on different devices: CUDA devices {' and '.join(map(str, devices))}"
     arrays = [value for value in (*args, *kwargs.values()) if arrays_of(type(value))]
-    names, inputs, metadata = [], [], dict(arguments)
+    inputs: dict[str, int] = {}
+    operands: dict[str, Operand] = {}
     for name, value in arguments.items():
         if arrays_of(type(value)):
             at = next(i for i, array in enumerate(arrays) if array is value)
             operand = library.operand(facts[at])
             if isinstance(operand, str):
                 return operand
-            names.append(name)
-            inputs.append(at)
-            metadata[name] = operand
+            inputs[name], operands[name] = at, operand
     try:
         device = _driver.device(devices[0])
-        plan = operator.apply(functools.partial(planner, device.facts), metadata)
+        plan = operator.apply(functools.partial(planner, device.facts), arguments | operands)
         if isinstance(plan, str):
             return plan
-        return _compiled(device, devices[0], plan, library, names, tuple(inputs))
+        if plan.drawn:
+            return "numbers of a generator are drawn in host memory"
+        return _compiled(device, devices[0], plan, compiler, library, inputs, operands)
     except (_compile.CompileError, _driver.CudaError) as error:
         return describe_error(error)
 
 
 def _compiled(
-    device: _driver.Device, index: int, plan: Plan, library: Arrays, names: list[str], inputs: tuple[int, ...]
+    device: _driver.Device,
+    index: int,
+    plan: Plan,
+    compiler: Compile,
+    library: Arrays,
+    inputs: dict[str, int],
+    operands: dict[str, Operand],
 ) -> _Call:
     made = {name: y for name, y in plan.results.items() if y is not None} | (plan.temporaries or {})
-    slots = {name: slot for slot, name in enumerate((*names, *made))}
+    constants = {name: library.copy_of(a, index) for name, a in (plan.constants or {}).items()}
+    slots = {name: slot for slot, name in enumerate((*inputs, *made, *constants))}
+    every = operands | {name: y.operand for name, y in made.items()}
     order = list(made)
     return _Call(
         device=index,
-        inputs=inputs,
+        inputs=tuple(inputs.values()),
         makers=tuple(library.maker(y.shape, y.dtype, index) for y in made.values()),
+        constants=tuple(constants.values()),
         results=tuple(order.index(name) if name in made else None for name in plan.results),
-        steps=tuple(_step(device, launch, slots) for launch in plan.launches if launch.groups),
+        steps=tuple(compiler(device, launch, every, slots) for launch in plan.launches if launch.groups),
     )
 
 
-def _step(device: _driver.Device, launch: Launch, slots: dict[str, int]) -> _driver.Step:
+def _step(device: _driver.Device, launch: Launch, arrays: dict[str, Operand], slots: dict[str, int]) -> _driver.Step:
     if launch.groups > _MAX_GROUPS:
         raise _driver.CudaError(f"{launch.groups} blocks are more than a launch may have")
     return _driver.Step(device, _kernel(device, _compile.program(launch), launch.kernel), launch, slots)

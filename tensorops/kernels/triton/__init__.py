@@ -12,7 +12,8 @@ PROVIDER = Provider(
     libraries=("torch", "cupy"),
     kernels="tensorops.kernels.triton.table",
     summary="Triton on tensor cores: attention and linear maps of many rows, in half precision",
-    rank=-1,
+    rank=1,  # asked after what computes in host memory, and before the provider ``cuda``
+    devices={"torch": "cuda"},
     operators=("linear", "quantized_linear", "scaled_dot_product_attention"),
     distribution="triton",
 )

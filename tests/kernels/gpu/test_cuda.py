@@ -19,6 +19,7 @@ import gpu_compiled
 import support
 import tensorops as tp
 from tensorops import _providers
+from tensorops.backends.settings import Settings, activate
 from tensorops.kernels._gpu import normalization
 from tensorops.kernels._gpu.planners import PLANNERS
 from tensorops.kernels._gpu.plans import Launch, Operand, Plan, Result
@@ -54,19 +55,26 @@ def kernel_of(driver, monkeypatch):
     """Register an operator's kernel of `cuda` for one test, with a planner; return it."""
 
     def register(operator, planner):
+        def planned(*args, **kwargs):
+            plan = planner(*args, **kwargs)
+            if isinstance(plan, Plan) and plan.launches:  # the driver is not told how large the arguments are
+                arguments = plan.launches[0].arguments
+                driver.sizes = [8 if isinstance(argument, str) else argument.itemsize for argument in arguments]
+            return plan
+
         kernels = {name: kernel for name, kernel in operator._kernels.items() if name != "cuda"}
         monkeypatch.setattr(operator, "_kernels", kernels)
         monkeypatch.setitem(_providers._reasons, "cuda", "")
-        _launch.register(operator, planner)
+        _launch.register(operator, planned)
         return operator._kernels["cuda"]
 
-    return register
+    with activate(Settings()):  # which keeps no plans of other tests
+        yield register
 
 
 @pytest.fixture
 def rms_norm(kernel_of, driver):
-    """The kernel of `rms_norm` as it is, and the sizes of its arguments."""
-    driver.sizes = [8, *[8] * 5] * 3 + [4, 8, 8, 8, 8, 4, 4]
+    """The kernel of `rms_norm` as it is."""
     return kernel_of(tp.rms_norm, normalization.rms_norm)
 
 
@@ -130,7 +138,6 @@ def test_launches_run_in_order_with_their_temporaries(kernel_of, driver, cupy):
     )
     plan = Plan(results, launches, {"held": Result("float32", (8,))})
     kernel = kernel_of(tp.silu, lambda device, x: plan)
-    driver.sizes = [8, 8]
     x = on_gpu(cupy, np.ones(3, np.float32))
     none, y, z = kernel.function(x)
     assert none is None
