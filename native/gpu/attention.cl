@@ -19,7 +19,7 @@
 #define OWN (SLICES(VALUE_DIM) * SLICE / THREADS)  // features of the result that a thread has
 #define OWN_ROWS (ROW_VECTORS * VEC)
 #define EACH_FACTOR UNROLLED for (int u = 0; u < FACTORS; ++u)
-#define EACH_VECTOR UNROLLED for (int t = 0; t < ROW_VECTORS; ++t)
+#define EACH_ROW_VECTOR UNROLLED for (int t = 0; t < ROW_VECTORS; ++t)
 // The first of a thread's vectors of rows, in local arrays of [key or feature][vector]
 #define VECTORS_AT(array, i) (array + ((i)*ROWS + rows_at) * ROW_VECTORS)
 // The place in its slice of the i-th feature of a thread; VEC of them are adjacent
@@ -84,10 +84,10 @@ KERNEL(attention)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
     IN_REGISTERS for (int r = 0; r < OWN_ROWS; ++r) spans[r] = span_of_row(&a, row + r), excess[r] = 0;
 
     vec y[OWN][ROW_VECTORS], largest[ROW_VECTORS], sum[ROW_VECTORS], per_unit[ROW_VECTORS], per_score[ROW_VECTORS];
-    EACH_VECTOR per_unit[t] = per_score[t] = splat(1);
+    EACH_ROW_VECTOR per_unit[t] = per_score[t] = splat(1);
     for (bool again = false;; again = true) {
-        IN_REGISTERS for (int i = 0; i < OWN; ++i) EACH_VECTOR y[i][t] = splat(0);
-        EACH_VECTOR largest[t] = splat(-REAL_INFINITY), sum[t] = splat(0);
+        IN_REGISTERS for (int i = 0; i < OWN; ++i) EACH_ROW_VECTOR y[i][t] = splat(0);
+        EACH_ROW_VECTOR largest[t] = splat(-REAL_INFINITY), sum[t] = splat(0);
         vec strange = splat(0);  // NaN where a score was not finite
         for (int start = any.begin; start < any.end; start += KEYS) {
             const int n = start + KEYS < any.end ? KEYS : any.end - start;
@@ -98,17 +98,17 @@ KERNEL(attention)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
                 TOGETHER();
                 for (int j = column; j < n; j += THREADS * FACTORS) {
                     vec sums[ROW_VECTORS][FACTORS];
-                    EACH_FACTOR EACH_VECTOR
+                    EACH_FACTOR EACH_ROW_VECTOR
                         sums[t][u] = feature ? VECTORS_AT(scores, j + u * THREADS)[t] : splat(0);
                     const LOCAL real* key = tile_at + j * PITCH;
                     for (int i = 0; i < SLICE; ++i) {
                         const LOCAL vec* query = VECTORS_AT(queries_of, i);
                         EACH_FACTOR {
                             const vec x = splat(key[u * THREADS * PITCH + i]);
-                            EACH_VECTOR sums[t][u] = fma(x, query[t], sums[t][u]);
+                            EACH_ROW_VECTOR sums[t][u] = fma(x, query[t], sums[t][u]);
                         }
                     }
-                    EACH_FACTOR EACH_VECTOR VECTORS_AT(scores, j + u * THREADS)[t] = sums[t][u];
+                    EACH_FACTOR EACH_ROW_VECTOR VECTORS_AT(scores, j + u * THREADS)[t] = sums[t][u];
                 }
             }
 
@@ -162,16 +162,16 @@ KERNEL(attention)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
                 IN_REGISTERS for (int i = 0; i < SLICE / THREADS; i += FACTORS) {
                     vec sums[ROW_VECTORS][FACTORS];
                     const int at = slice * (SLICE / THREADS) + i;
-                    EACH_FACTOR EACH_VECTOR sums[t][u] = y[at + u][t] * correction[t];
+                    EACH_FACTOR EACH_ROW_VECTOR sums[t][u] = y[at + u][t] * correction[t];
                     const LOCAL real* value = tile_at + OWN_FEATURE(i);
                     for (int j = 0; j < n; ++j) {
                         const LOCAL vec* weights = VECTORS_AT(scores, j);
                         EACH_FACTOR {
                             const vec x = splat(value[j * PITCH + u]);
-                            EACH_VECTOR sums[t][u] = fma(x, weights[t], sums[t][u]);
+                            EACH_ROW_VECTOR sums[t][u] = fma(x, weights[t], sums[t][u]);
                         }
                     }
-                    EACH_FACTOR EACH_VECTOR y[at + u][t] = sums[t][u];
+                    EACH_FACTOR EACH_ROW_VECTOR y[at + u][t] = sums[t][u];
                 }
             }
         }

@@ -1,8 +1,6 @@
 // Rows of norms whose squares leave the range of `real`: scaled by a power of two so that the largest element, or the
 // least divisor, `least`, is near 1. A kernel says by DIVISOR what its rows are divided by.
-#define DEVIATION 0         // sqrt(mean((x - mean)²) + least²), after the mean is subtracted
-#define ROOT_MEAN_SQUARE 1  // sqrt(mean(x²) + least²)
-#define LENGTH 2            // max(sqrt(sum(x²)), least)
+#include "divisors.h"
 
 // What becomes of an element: (x · unit - mean) · factor
 typedef struct {

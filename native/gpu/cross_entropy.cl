@@ -7,9 +7,10 @@
 #include "rows.h"
 #include "sums.h"
 #include "indices.h"
+#include "math.h"
 
-#define UNIT ((real)5.421010862427522e-20)  // 2^-64
-#define BATCH (THREADS == 1 ? 8 : 32 / VEC)
+#define LOSS_UNIT ((real)5.421010862427522e-20)  // 2^-64
+#define BATCH (THREADS == 1 ? 8 : (DOUBLE ? 16 : 32) / VEC)
 
 // A loss that counts as much as its share says: an infinite one that counts nothing adds nothing.
 INLINE real times(real share, real loss) { return share == 0 && loss > REAL_MAX ? 0 : share * loss; }
@@ -53,13 +54,13 @@ KERNEL(cross_entropy)
                 a[j] = i < n ? READ(X, x, logits_step, i, -INFINITE) : splat(-INFINITE);
                 top = select(top, a[j], a[j] > top);  // a NaN shows in the sum
             }
-            sum *= exp(most - top);
+            sum *= exp_of_negative(most - top);
 #if SPREAD
-            below += shares * (top * UNIT - most * UNIT);
+            below += shares * (top * LOSS_UNIT - most * LOSS_UNIT);
 #endif
             most = top;
             vec part = splat(0);
-            for (int j = 0; j < BATCH; ++j) part += exp(a[j] - most);
+            for (int j = 0; j < BATCH; ++j) part += exp_of_negative(a[j] - most);
             sum += part;
 #if SPREAD
             for (int j = 0; j < BATCH; ++j) {
@@ -74,17 +75,17 @@ KERNEL(cross_entropy)
                 share *= READ(WEIGHT, weight + weight_start, weight_step, i, 0);
 #endif
                 shares += share;
-                below += product(share, most * UNIT - a[j] * UNIT);
+                below += product(share, most * LOSS_UNIT - a[j] * LOSS_UNIT);
             }
 #endif
         }
         const real largest = row_max(FOLD(most, MAX), scratch);
-        const vec scaled = sum * exp(most - largest);
+        const vec scaled = sum * exp_of_negative(most - largest);
         const real total = row_sum(FOLD(scaled, ADD), scratch);
-        const real log_total = total == 0 ? NOT_A_NUMBER : log(total) * UNIT;  // 0: every logit is -infinity
+        const real log_total = total == 0 ? NOT_A_NUMBER : log(total) * LOSS_UNIT;  // 0: every logit is -infinity
         real loss = 0;
 #if SPREAD
-        const vec distances = below + shares * (largest * UNIT - most * UNIT);
+        const vec distances = below + shares * (largest * LOSS_UNIT - most * LOSS_UNIT);
         const real all_below = row_sum(FOLD(distances, ADD), scratch), all_shares = row_sum(FOLD(shares, ADD), scratch);
         loss = all_below + all_shares * log_total;
 #endif
@@ -99,11 +100,11 @@ KERNEL(cross_entropy)
         if (found) share = JOIN(get_, WEIGHT)(weight + weight_start + number * weight_step);
 #endif
         const real above = found ? JOIN(get_, X)(x + number * logits_step) : NOT_A_NUMBER;
-        const real of_target = times(share, log_total + (largest * UNIT - above * UNIT));
+        const real of_target = times(share, log_total + (largest * LOSS_UNIT - above * LOSS_UNIT));
         loss = SPREAD ? (1 - smoothing) * of_target + smoothing / n * loss : of_target;
 #endif
-        const real in_units = log_total + largest * UNIT;
-        real square = z_loss == 0 ? 0 : in_units * (in_units / UNIT);
+        const real in_units = log_total + largest * LOSS_UNIT;
+        real square = z_loss == 0 ? 0 : in_units * (in_units / LOSS_UNIT);
         if (counts == 0) loss = square = 0;
         if (at >= rows || lane_id() > 0) continue;
 #if REDUCED
@@ -112,7 +113,7 @@ KERNEL(cross_entropy)
         parts[2 * rows + at] = counts == 0 ? 0 : share;
         parts[3 * rows + at] = counts;
 #else
-        JOIN(put_, X)(ROW(y, row), (z_loss == 0 ? loss : loss + z_loss * square) / UNIT);
+        JOIN(put_, X)(ROW(y, row), (z_loss == 0 ? loss : loss + z_loss * square) / LOSS_UNIT);
 #endif
     }
 }
@@ -137,6 +138,6 @@ KERNEL(reduced_losses)
         loss /= sum_of_part(parts + 2 * (index_t)n, n, scratch);
         square /= sum_of_part(parts + 3 * (index_t)n, n, scratch);
     }
-    if (thread_id() == 0) JOIN(put_, X)(y, (z_loss == 0 ? loss : loss + square) / UNIT);
+    if (thread_id() == 0) JOIN(put_, X)(y, (z_loss == 0 ? loss : loss + square) / LOSS_UNIT);
 }
 #endif

@@ -17,42 +17,48 @@
 #define EPSILON_f64 2.220446049250313e-16
 #define EPSILON_f16 9.765625e-04f
 #define EPSILON_bf16 7.8125e-03f
+// A scale as it was stored
 #define STORED_f32(p, x) (x)
 #define STORED_f64(p, x) (x)
 #define STORED_f16(p, x) get_f16(p)
 #define STORED_bf16(p, x) get_bf16(p)
-// With such a scale, the distance of two elements may overflow. Halving is exact.
+// With a larger scale, the distance of two elements may overflow; halving is exact. With a smaller one, quotients may be
+// out of range.
 #if DOUBLE
 #define LARGE_SCALE 3.511119404027961e305
+#define SMALL_SCALE 1e-300
 #else
 #define LARGE_SCALE 6.64613998e35f
+#define SMALL_SCALE 1e-33f
 #endif
 
-// NaN where one of them is
-#define NAN_MAX_OF_LANES(a, b) select(b, a, (a) >= (b) || isnan(a))
-#define LEAST_OF_LANES(a, b) select(b, a, (a) < (b))
-#define MIN(a, b) fmin(a, b)
 #if THREADS == 1
-// In halves, which are vectors: a processor compares whole ones.
+// Processors have instructions for these. NaN is seen to apart.
+#define HIGHER(a, b) ((b) > (a) ? (b) : (a))
+#define LOWER(a, b) ((b) < (a) ? (b) : (a))
+// Of all lanes, in halves: they are vectors, too.
 #if VEC == 16
-#define FOLD_HALVES(combine)                                     \
-    const JOIN(real, 8) eight = combine(v.lo, v.hi);             \
+#define FIRST_HALVES(combine)                        \
+    const JOIN(real, 8) eight = combine(v.lo, v.hi); \
     const JOIN(real, 4) four = combine(eight.lo, eight.hi);
-#elif VEC == 8
-#define FOLD_HALVES(combine) const JOIN(real, 4) four = combine(v.lo, v.hi);
+#else
+#define FIRST_HALVES(combine) const JOIN(real, 4) four = combine(v.lo, v.hi);
 #endif
-#define LARGER(a, b) ((a) > (b) ? (a) : (b))
-#define SMALLER(a, b) ((a) < (b) ? (a) : (b))
-INLINE real largest_lane(vec v) {
-    FOLD_HALVES(LARGER)
-    const JOIN(real, 2) two = LARGER(four.lo, four.hi);
-    return LARGER(two.x, two.y);
-}
-INLINE real smallest_lane(vec v) {
-    FOLD_HALVES(SMALLER)
-    const JOIN(real, 2) two = SMALLER(four.lo, four.hi);
-    return SMALLER(two.x, two.y);
-}
+#define DEFINE_OF_LANES(name, combine)                       \
+    INLINE real name(vec v) {                                \
+        FIRST_HALVES(combine)                                \
+        const JOIN(real, 2) two = combine(four.lo, four.hi); \
+        return combine(two.x, two.y);                        \
+    }
+DEFINE_OF_LANES(highest_of, HIGHER)
+DEFINE_OF_LANES(lowest_of, LOWER)
+#define HIGHEST(v) (any(odd) ? NAN : highest_of(v))
+#define LOWEST(v) lowest_of(v)
+#else
+#define HIGHER(a, b) select(b, a, (a) >= (b) || isnan(a))
+#define LOWER(a, b) fmin(a, b)
+#define HIGHEST(v) row_max(FOLD(v, NAN_MAX), scratch)
+#define LOWEST(v) (-row_max(-FOLD(v, LOWER), scratch))
 #endif
 
 // EVEN says that groups are whole vectors of adjacent elements.
@@ -62,25 +68,33 @@ INLINE real smallest_lane(vec v) {
 #define ELEMENTS(i) READ(X, from, x_step, i, some)
 #endif
 
-// Writes the integers of elements i to i + VEC of a group, whose bytes begin at p.
+// Rounds quotients to integers and writes them; their bytes begin at p.
 #if THREADS == 1
 #if VEC == 16
 #define HALF_VEC 8
 #else
 #define HALF_VEC 4
 #endif
-INLINE void put_whole(GLOBAL uchar *p, vec q) {
-    const JOIN(int, VEC) codes = JOIN(convert_, JOIN(int, VEC))(q);
-#if BITS == 4
-    JOIN(vstore, HALF_VEC)(JOIN(convert_, JOIN(uchar, HALF_VEC))(codes.even | codes.odd << 4), 0, p);
+#if DOUBLE
+#define BITS_OF(v) JOIN(as_, JOIN(long, VEC))(v)
+#define ROUND_AT 6755399441055744.0
 #else
-    JOIN(vstore, VEC)(JOIN(convert_, JOIN(uchar, VEC))(codes), 0, p);
+#define BITS_OF(v) JOIN(as_, JOIN(int, VEC))(v)
+#define ROUND_AT 12582912.0f
+#endif
+INLINE void put_whole(GLOBAL uchar *p, vec q) {
+    const vec sum = q + (real)ROUND_AT;  // in which the last bits count ones
+#if BITS == 4
+    const JOIN(uchar, VEC) codes = JOIN(convert_, JOIN(uchar, VEC))(BITS_OF(sum) & 15);
+    JOIN(vstore, HALF_VEC)(codes.even | codes.odd << (JOIN(uchar, HALF_VEC))(4), 0, p);
+#else
+    JOIN(vstore, VEC)(JOIN(convert_, JOIN(uchar, VEC))(BITS_OF(sum) & 255), 0, p);
 #endif
 }
 #else
 INLINE void put_whole(GLOBAL uchar *p, vec q) {
     real a[VEC];
-    to_memory(q, a);
+    to_memory(rint(q), a);
 #if VEC * BITS >= 32
     UNROLL for (int first = 0; first < VEC; first += 32 / BITS) {
         uint word = 0;
@@ -97,9 +111,28 @@ INLINE void put_whole(GLOBAL uchar *p, vec q) {
 #endif
 RARE void put_part(GLOBAL uchar *p, int count, vec q) {
     real a[VEC];
-    to_memory(q, a);
+    to_memory(rint(q), a);
     for (int k = 0; k < count; k += 8 / BITS)
         p[k * BITS / 8] = (uchar)(BITS == 4 ? (int)a[k] | (int)a[k + 1] << 4 : (int)a[k]);
+}
+
+#if EVEN
+#define PUT(to, i, q) put_whole((to) + (i) * BITS / 8, q)
+#else
+#define PUT(to, i, q) put_part((to) + (i) * BITS / 8, n - (i) < VEC ? n - (i) : VEC, q)
+#endif
+
+// The integers of a group with any scale. All elements are equal, or one is infinite or NaN: then they are 0.
+RARE void put_carefully(const GLOBAL STORAGE(X) *from, index_t x_step, int n, GLOBAL uchar *to, real scale, real low) {
+    const real some = 0, unit = scale >= LARGE_SCALE ? (real)0.5 : 1, step = scale * unit, lowest = low * unit;
+    for (int k = 0; k < CHUNKS; ++k) {
+        const int i = ELEMENT(k);
+        if (i >= n) break;
+        vec q = splat(0);
+        if (scale > 0 && scale <= REAL_MAX)
+            q = fmin(fmax((ELEMENTS(i) * unit - lowest) / step, splat(LEAST)), splat(STEPS));
+        PUT(to, i, q);
+    }
 }
 
 KERNEL(quantize)
@@ -114,42 +147,26 @@ KERNEL(quantize)
         const GLOBAL STORAGE(X) *from = ROW(x, row);
         const real some = JOIN(get_, X)(from);
         KEPT_ARRAY(kept);
-#if THREADS == 1
-        vec lows = splat(REAL_MAX), highs = HAS_BIASES ? -lows : splat(0);
-        lows = lows * 2;
-        highs = highs * 2;
-        mask odd = lows != lows;
-        for (int k = 0; k < CHUNKS; ++k) {
-            const vec a = ELEMENTS(ELEMENT(k)), b = HAS_BIASES ? a : fabs(a);
-            odd = odd || isnan(a);
-            highs = LARGER(b, highs);
-            lows = SMALLER(b, lows);
-        }
-        const real high = any(odd) ? NAN : largest_lane(highs);
-        real low = 0, scale = high / STEPS;
-#else
         vec lows = splat(some), highs = HAS_BIASES ? lows : splat(0);
+#if THREADS == 1
+        mask odd = isnan(lows);
+#endif
         for (int k = 0; k < CHUNKS; ++k) {
             const int i = ELEMENT(k);
-            const vec a = i < n ? ELEMENTS(i) : splat(some);
+            const vec a = i < n ? ELEMENTS(i) : splat(some), b = HAS_BIASES ? a : fabs(a);
             if (KEPT) kept[KEPT ? k : 0] = a;
-            const vec b = HAS_BIASES ? a : fabs(a);
-            highs = NAN_MAX_OF_LANES(highs, b);
-            lows = fmin(lows, b);
-        }
-        const real high = row_max(FOLD(highs, NAN_MAX), scratch);
-        real low = 0, scale = high / STEPS;
-#endif
-#if HAS_BIASES
-        
+            highs = HIGHER(highs, b);
+            lows = LOWER(lows, b);
 #if THREADS == 1
-low = smallest_lane(lows);
-#else
-low = -row_max(-FOLD(lows, MIN), scratch);
+            odd = odd || isnan(a);
 #endif
-
-        if (high != high) low = high;
-        scale = ((real)0.5 * high - (real)0.5 * low) / ((real)0.5 * STEPS);
+        }
+        const real high = HIGHEST(highs);
+#if HAS_BIASES
+        const real least = LOWEST(lows), low = high == high ? least : high;
+        const real scale = ((real)0.5 * high - (real)0.5 * low) / ((real)0.5 * STEPS);
+#else
+        const real low = 0, scale = high / STEPS;
 #endif
         if (at >= rows) continue;
         if (lane_id() == 0) {
@@ -162,20 +179,16 @@ low = -row_max(-FOLD(lows, MIN), scratch);
             JOIN(put_, X)(biases + row, low);
 #endif
         }
-        // All elements are equal, or one is infinite or NaN: then the integers are 0.
-        const bool usual = scale > 0 && scale <= REAL_MAX;
-        const real unit = scale >= LARGE_SCALE ? (real)0.5 : 1, step = usual ? scale * unit : 1, lowest = low * unit;
+        GLOBAL uchar *to = codes + row * n * BITS / 8;
+        if (!(scale >= SMALL_SCALE && scale < LARGE_SCALE)) {
+            put_carefully(from, x_step, n, to, scale, low);
+            continue;
+        }
         for (int k = 0; k < CHUNKS; ++k) {
             const int i = ELEMENT(k);
             if (i >= n) break;
             const vec a = KEPT ? kept[KEPT ? k : 0] : ELEMENTS(i);
-            vec q = rint((HAS_BIASES ? a * unit - lowest : a * unit) / step);
-            q = usual ? fmin(fmax(q, splat(LEAST)), splat(STEPS)) : splat(0);
-            GLOBAL uchar *to = codes + (row * n + i) * BITS / 8;
-            if (EVEN)
-                put_whole(to, q);
-            else
-                put_part(to, n - i < VEC ? n - i : VEC, q);
+            PUT(to, i, (HAS_BIASES ? a - low : a) / scale);
         }
     }
 }

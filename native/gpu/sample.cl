@@ -11,6 +11,7 @@
 // Bytes: a row once for temperature 0; else twice, and its weights in and several times out of the cache.
 #include "rows.h"
 #include "indices.h"
+#include "math.h"
 #include "parts.h"
 
 #define TILE 16
@@ -148,7 +149,9 @@ INLINE int collect(const GLOBAL real *below, const GLOBAL real *minima, int own,
     return vectors;
 }
 
-INLINE vec weights_within(vec below, real farthest) { return select(splat(0), exp(-below), below <= farthest); }
+INLINE vec weights_within(vec below, real farthest) {
+    return select(splat(0), exp_of_negative(-below), below <= farthest);
+}
 #endif
 
 // Of the weights that a thread has in vectors first to last, those that are at least `least`
@@ -216,7 +219,7 @@ KERNEL(sample)
             for (int k = p * part; k < own && k < (p + 1) * part; ++k) {
                 const vec below = (largest - READ(X, x, logits_step, ELEMENT(k), -INFINITE)) / temperature;
                 nearest = select(nearest, below, below < nearest);
-                JOIN(store_, REAL)(weights + ELEMENT(k), top_k ? below : exp(-below));
+                JOIN(store_, REAL)(weights + ELEMENT(k), top_k ? below : exp_of_negative(-below));
             }
             if (top_k) JOIN(store_, REAL)(minima + ELEMENT(p), nearest);
         }

@@ -22,11 +22,9 @@ INLINE real total(Sum s) {
 }
 
 // Whether no square in a mean was too large or too small. Those that vanished are negligible beside such a mean.
-#if DOUBLE
-INLINE bool is_usual(real mean) { return mean >= 1e-290 && mean <= 1e290; }
-#else
-INLINE bool is_usual(real mean) { return mean >= 1e-30f && mean <= 1e30f; }
-#endif
+#define LEAST_USUAL (DOUBLE ? (real)1e-290 : (real)1e-30f)
+#define MOST_USUAL (DOUBLE ? (real)1e290 : (real)1e30f)
+INLINE bool is_usual(real mean) { return mean >= LEAST_USUAL && mean <= MOST_USUAL; }
 // A power of two by which |x| comes close to 1, without a loss for numbers below the normal ones; 1 for 0 and infinity
 INLINE real power_of_two_near(real x) {
     if (!(x > 0 && x <= REAL_MAX)) return 1;

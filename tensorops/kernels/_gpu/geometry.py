@@ -57,7 +57,7 @@ def rows_geometry(
         each = -(-rows // groups) if rows else 1
         return Rows(1, 1, vec, 0, each, -(-rows // each))
     vec = max(2, 16 // itemsize)
-    values = _values_kept(device, dense) * 4 // max(4, itemsize)
+    values = _values_kept(device, itemsize, dense)
     threads = _threads_per_row(length)
     while threads < _MOST_THREADS and length > threads * values:
         threads *= 2
@@ -79,13 +79,17 @@ def _threads_per_row(length: int) -> int:
     return _MOST_THREADS
 
 
-def _values_kept(device: Device, dense: bool) -> int:
-    """Return how many values of 4 bytes each thread can keep in registers.
+def _values_kept(device: Device, itemsize: int, dense: bool) -> int:
+    """Return how many values each thread can keep in registers, which have 4 bytes.
 
-    Those of NVIDIA's GPUs, whose threads come in 32, have up to 255 registers. The address of each element that is
-    alone takes registers as well.
+    Those of NVIDIA's GPUs, whose threads come in 32, have up to 255 registers. Values of 8 bytes leave less room for
+    what else is computed, and the address of each element that is alone takes registers as well.
     """
-    return (128 if device.lanes == 32 else 32) if dense else 16
+    if not dense:
+        return 8 if itemsize == 8 else 16
+    if device.lanes != 32:
+        return 16 if itemsize == 8 else 32
+    return 48 if itemsize == 8 else 128
 
 
 def power_of_two_below(n: int) -> int:

@@ -8,8 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from tensorops.kernels._gpu.plans import Device, Number, Operand, Plan, Result
+from tensorops.kernels._gpu.geometry import Rows
+from tensorops.kernels._gpu.plans import Device, Launch, Number, Operand, Plan, Result
 from tensorops.kernels._gpu.rows import SHORT, RowsOf, refuse_dtypes, rows_of
+
+_PARAMETERS = ("weight", "bias")
+_DIVISORS = {"layer_norm": 0, "rms_norm": 1, "l2_norm": 2}
+_FIRST_STRIDE = 3  # after an array's name, start and step
+_VEC = {"cpu": 16, "gpu": 4}  # rows in a thread, if they are computed across memory
+_WIDTH = {"cpu": 4, "gpu": 1}  # vectors of such rows: a processor is slow to step over many pages
 
 
 def rms_norm(
@@ -39,7 +46,7 @@ def _rms_norm(
     results = {"y": y} if residual is None else {"y": y, "sum": y}
     inputs = _present(x=x, residual=residual, weight=weight and _along(x, weight, (axis,)))
     options = (*_eps(x, eps), _real(x, weight_offset))
-    return _plan(device, "rms_norm", (axis,), inputs, results, options, HAS_RESIDUAL=int(residual is not None))
+    return _plan(device, "rms_norm", (axis,), inputs, results, options)
 
 
 def l2_norm(device: Device, x: Operand, eps: float, *, axis: tuple[int, ...]) -> Plan | str:
@@ -96,8 +103,6 @@ def group_norm(
         rows = rows_of(axes, {name: (a, a.strides[channel_axis + 1]) for name, a in parameters.items()}, **grouped)
     if isinstance(rows, str):
         return rows
-    if reason := rows.refuse_columns(device):
-        return reason
     options = (*_eps(x, eps), np.int32(span))
     return _launched(device, "layer_norm", rows, inputs, {"y": y}, options, {"SPANS": int(span > 1)})
 
@@ -132,8 +137,6 @@ def _plan(
     rows = rows_of(axes, **inputs, **{name: y.operand for name, y in results.items()})
     if isinstance(rows, str):
         return rows
-    if reason := rows.refuse_columns(device):
-        return reason
     return _launched(device, kernel, rows, inputs, results, options, defines)
 
 
@@ -145,16 +148,65 @@ def _launched(
     results: dict[str, Result],
     options: tuple[Number, ...],
     defines: dict[str, int],
-) -> Plan:
+) -> Plan | str:
     x = inputs["x"]
-    of_parameters: dict[str, Any] = {}
-    for name in ("weight", "bias"):
-        of_parameters[f"HAS_{name.upper()}"] = int(name in inputs)
+    macros: dict[str, Any] = {"X": SHORT[x.dtype], "HAS_RESIDUAL": int("residual" in inputs)}
+    for name in _PARAMETERS:
+        macros[f"HAS_{name.upper()}"] = int(name in inputs)
         if name in inputs:
-            of_parameters[name.upper()] = SHORT[inputs[name].dtype]
-    arrays = tuple(rows.arguments[name] for name in (*inputs, *results))
-    macros = {"X": SHORT[x.dtype], **of_parameters, **defines}
-    return Plan(dict(results), (rows.launch(device, kernel, kernel, x.dtype, macros, arrays, options),))
+            macros[name.upper()] = SHORT[inputs[name].dtype]
+    names = (*inputs, *results)
+    spans = defines.get("SPANS", 0)
+    across = not rows.dense and (not spans or int(options[2]) == rows.length)
+    if across and (beside := _beside(device, rows, names)):
+        macros["DIVISOR"] = _DIVISORS[kernel]
+        return Plan(dict(results), (_across(device, rows, x.dtype, names, macros, beside, spans, options),))
+    if reason := rows.refuse_apart(device):
+        return reason
+    arrays = tuple(rows.arguments[name] for name in names)
+    return Plan(dict(results), (rows.launch(device, kernel, kernel, x.dtype, macros | defines, arrays, options),))
+
+
+def _beside(device: Device, rows: RowsOf, names: tuple[str, ...]) -> int:
+    """Return how many rows begin one after another in memory, if these fill a vector, else 0."""
+    last = _FIRST_STRIDE + len(rows.lengths) - 1
+    adjacent = all(rows.arguments[name][last] == 1 for name in names if name not in _PARAMETERS)
+    return rows.lengths[-1] if adjacent and rows.lengths[-1] >= _VEC[device.kind] else 0
+
+
+def _across(
+    device: Device,
+    rows: RowsOf,
+    dtype: str,
+    names: tuple[str, ...],
+    defines: dict[str, Any],
+    beside: int,
+    spans: int,
+    options: tuple[Number, ...],
+) -> Launch:
+    """Return the launch for rows that step over each other: each lane of a thread has one."""
+    vec = _VEC[device.kind] // (2 if dtype == "float64" else 1)
+    threads = 1 if device.kind == "cpu" else min(128, device.max_block)
+    width = _WIDTH[device.kind] if beside >= vec * _WIDTH[device.kind] else 1
+    filled = beside % (vec * width) == 0
+    blocks = -(-(rows.count // beside * -(-beside // (vec * width))) // threads)
+    each = max(1, -(-blocks // (device.units * 8))) if device.kind == "cpu" else 1
+    last = _FIRST_STRIDE + len(rows.lengths) - 1
+    arrays = []
+    for name in names:
+        argument = rows.arguments[name]
+        if name in _PARAMETERS:  # with the step from each row to the next; one for each row does not change along it
+            step = np.int64(0) if spans else argument[2]
+            argument = (*argument[:2], step, *argument[3:], argument[last])
+        arrays.append(argument)
+    zero = type(options[0])(0)
+    eps, least = options[:2] if len(options) > 1 else (zero, options[0])
+    numbers = (eps, least, options[2] if defines["DIVISOR"] == _DIVISORS["rms_norm"] else zero, np.int64(beside))
+    defines = {**defines, "WIDTH": width, "FILLED": int(filled)}
+    geometry = Rows(threads, 1, vec, 0, each, -(-blocks // each))
+    return rows.launch(
+        device, "norm_columns", "norm_columns", dtype, defines, tuple(arrays), numbers, geometry=geometry
+    )
 
 
 def _present(**operands: Operand | None) -> dict[str, Operand]:

@@ -22,9 +22,9 @@ INTEGERS = {
 
 Arguments = tuple[str | Number, ...]
 
-# A processor's kernels take one element of each cache line that they read of columns: rms_norm of (4096, 2048) float32
-# along the first axis took 60 ms, the body 10. Up to this many elements the body's many launches take longer.
-_MOST_OF_COLUMNS = 2**16
+# A processor's kernels take one element of each cache line that they read of rows whose elements are far apart, one by
+# one: rms_norm of 32 MiB took 60 ms, the body 10. Up to this many elements the body's launches take longer.
+_MOST_APART = 2**16
 _APART = 16  # elements, from which on each is in another line
 
 
@@ -61,11 +61,13 @@ class RowsOf:
         dense = self.dense and (vector.strides[0] == 1 or self.length == 1)
         return replace(self, dense=dense, aligned=self.aligned and dense and vector.aligned >= 16)
 
-    def refuse_columns(self, device: Device) -> str | None:
+    def refuse_apart(self, device: Device) -> str | None:
         """Return why the operator's body should compute these rows, although kernels can."""
         apart = any(abs(int(argument[2])) >= _APART for argument in self.arguments.values())
-        if device.kind == "cpu" and apart and self.count * self.length > _MOST_OF_COLUMNS:
-            return "the rows are columns in memory, which the operator's body computes faster on a processor"
+        if device.kind == "cpu" and apart and self.count * self.length > _MOST_APART:
+            return (
+                "the elements of a row are far apart in memory, which the operator's body reads faster on a processor"
+            )
         return None
 
     def launch(

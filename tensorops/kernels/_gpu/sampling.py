@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorops.kernels._gpu.geometry import Rows, rows_geometry
+from tensorops.kernels._gpu.geometry import Rows, power_of_two_below, rows_geometry
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Operand, Plan, Result
 from tensorops.kernels._gpu.rows import SHORT, refuse_dtypes, rows_of
 
 _LONGEST = 2**24  # indices are compared in float32
 _EXTREME = 2.0**100  # of temperatures
-_THREADS = ((16384, 256), (65536, 512))
+_BLOCKS_PER_UNIT = 4
+_THREADS = ((6144, 32), (16384, 256))  # for each length; more than 512 would not have the registers
 
 
 def sample(
@@ -46,7 +47,8 @@ def sample(
         return rows
     geometry = _geometry(device, rows.count, length, ITEM_SIZES[logits.dtype])
     real: Any = np.float64 if logits.dtype == "float64" else np.float32
-    defines: dict[str, Any] = {"X": SHORT[logits.dtype], "GREEDY": int(temperature == 0)}
+    # Weights are read again at once: they must stay in the caches.
+    defines: dict[str, Any] = {"X": SHORT[logits.dtype], "GREEDY": int(temperature == 0), "STREAM": 0}
     chosen = Result("int64", shape)
     arrays = [rows.arguments["logits"], ("chosen",)]
     if temperature == 0:
@@ -78,10 +80,7 @@ def _geometry(device: Device, rows: int, length: int, itemsize: int) -> Rows:
     geometry = rows_geometry(device, rows, length, itemsize, passes=1)
     if device.kind == "cpu":
         return geometry
-    threads = next((t for longest, t in _THREADS if length <= longest), 1024)
-    return replace(
-        geometry,
-        threads=min(max(geometry.threads, 32, threads if length > 6144 else 0), device.max_block),
-        rows=1,
-        groups=rows,
-    )
+    threads = next((t for longest, t in _THREADS if length <= longest), 512)
+    threads = min(max(geometry.threads, threads), power_of_two_below(device.max_block))
+    each = max(1, -(-rows // (device.units * _BLOCKS_PER_UNIT)))  # blocks have memory for one row at a time
+    return replace(geometry, threads=threads, rows=1, each=each, groups=-(-rows // each))

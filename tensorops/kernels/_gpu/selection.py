@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tensorops.kernels._gpu.geometry import rows_geometry
-from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Operand, Plan, Result
+from tensorops.kernels._gpu.plans import Device, Operand, Plan, Result
 from tensorops.kernels._gpu.rows import SHORT, Arguments, refuse_dtypes, rows_of
 
 _LONGEST = 2**24  # indices are compared in float32
-_MOST = 64  # passes over a row
-_MOST_KEPT = 16  # elements in registers, beside as many indices
+_MOST = 64  # a result is found after the one before
 
 
 def top_k(device: Device, x: Operand, k: int, *, axis: int, largest: bool) -> Plan | str:
@@ -33,12 +30,9 @@ def top_k(device: Device, x: Operand, k: int, *, axis: int, largest: bool) -> Pl
     if isinstance(rows, str):
         return rows
     arrays = [rows.arguments["x"], *(_along(rows.arguments[name], y.operand, axis) for name, y in results.items())]
-    geometry = rows_geometry(device, rows.count, rows.length, ITEM_SIZES[x.dtype])
-    if geometry.kept * geometry.vec > _MOST_KEPT:
-        geometry = replace(geometry, kept=0)
     defines: dict[str, Any] = {"X": SHORT[x.dtype]}
     options = (np.int32(k), np.int32(largest))
-    launch = rows.launch(device, "top_k", "top_k", x.dtype, defines, tuple(arrays), options, geometry=geometry)
+    launch = rows.launch(device, "top_k", "top_k", x.dtype, defines, tuple(arrays), options, passes=1)
     return Plan(dict(results), (launch,))
 
 

@@ -84,11 +84,11 @@ def test_no_index_overflows_and_no_row_is_left_out(device, itemsize, dense):
         assert row_index(g, g.groups - 1, 0, 0) < rows <= row_index(g, g.groups, 0, 0) < 2**62
 
 
-@pytest.mark.parametrize(("itemsize", "longest"), [(2, 32768), (4, 32768), (8, 16384)])
+@pytest.mark.parametrize(("itemsize", "longest"), [(2, 32768), (4, 32768), (8, 12288)])
 def test_rows_are_read_once_while_they_fit_registers(itemsize, longest):
     for length in (*range(1, 3000, 7), *range(3000, longest, 331), longest):
         g = rows_geometry(NVIDIA, 1000, length, itemsize)
-        assert g.kept * g.vec * max(4, itemsize) <= 128 * 4, length
+        assert g.kept * g.vec * max(4, itemsize) <= 128 * 4
         assert g.kept, length
         # Compiled for few lengths, but no more than about a third of the registers are left empty in long rows.
         assert g.kept == 1 or g.kept * g.threads * g.vec <= 1.5 * (length + g.threads * g.vec)

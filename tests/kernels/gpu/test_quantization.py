@@ -99,6 +99,7 @@ def test_codes_and_scales_are_those_of_the_body(geometry, bits, group_size, mode
     w = support.normal(rng, 7, 2 * 5 * group_size)
     w[1, :group_size] = 0.75
     w[2, 1], w[3, 1], w[4, :group_size] = np.nan, np.inf, np.linspace(-3e38, 3e38, group_size)
+    w[5] *= 1e-36
     (device,) = there(w)
     for x, there_x in ((w, device), (w[::2, group_size:], device[::2, group_size:]), (w[:, ::2], device[:, ::2])):
         options = {"bits": bits, "group_size": group_size, "mode": mode}

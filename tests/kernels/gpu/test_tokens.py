@@ -249,6 +249,14 @@ def test_draws_from_a_vocabulary(geometry, name):
         assert above[index] - p[index] / p.sum() - 1e-5 <= u <= above[index] + 1e-5
 
 
+def test_more_rows_than_blocks(geometry):
+    r = np.random.default_rng(15)
+    logits, uniform = r.integers(-8, 8, (100, 70)).astype(np.float32), r.random(100, np.float32)
+    expected = tables.REFERENCES["sample"](logits, rng=uniform, top_k=9)
+    np.testing.assert_array_equal(computed(tp.sample, logits, rng=uniform, top_k=9), expected)
+    np.testing.assert_array_equal(computed(tp.sample, logits, temperature=0), np.argmax(logits, axis=-1))
+
+
 def test_the_largest_of_a_vocabulary(geometry):
     logits = np.random.default_rng(11).standard_normal((5, VOCABULARY)).astype(np.float32)
     logits[0, [77, 100000]] = 9  # the first of equals
@@ -287,3 +295,24 @@ def test_a_draw_reads_nothing_back(geometry, monkeypatch):
         patch.setattr(device, "read", read)
         y = tp.sample(logits, top_k=5, top_p=0.9, rng=np.random.default_rng(0))
     assert back(y).shape == (2,)
+
+
+# --- top_k -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(("length", "k"), [(5000, 64), (40, 40), (3, 3)])
+def test_the_best_of_ties_zeros_and_nan(geometry, length, k, largest):
+    r = np.random.default_rng(16)
+    x = r.choice(np.asarray([-0.0, 0.0, 1.5, -2.0, np.nan, np.inf, -np.inf], np.float32), (3, length))
+    x[1] = np.nan
+    view = support.LIBRARIES["pyopencl"].xp.permute_dims(there(x.T.copy()), (1, 0))  # rows are columns in memory
+    assert tp.top_k.explain(view, k, largest=largest).kernel == "opencl"
+    values, indices = (back(y) for y in tp.top_k(view, k, largest=largest))
+    order = np.argsort(-x if largest else x, axis=-1, kind="stable")[:, :k]  # numpy sorts NaN last
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(values.view(np.uint32), np.take_along_axis(x, order, axis=-1).view(np.uint32))
+
+
+def test_more_than_passes_can_find_are_refused(geometry):
+    assert "more than 64" in tp.top_k.explain(there(np.ones(100, np.float32)), 65).refused["opencl"]
