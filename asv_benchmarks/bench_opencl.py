@@ -27,7 +27,11 @@ def launches() -> Task:
         import pyopencl.array as cla
 
         import array_api_pyopencl as xp
+        from array_api_pyopencl import _launch
         from tensorops.kernels._gpu import sources
+        from tensorops.kernels._gpu.planners import PLANNERS
+        from tensorops.kernels._gpu.plans import Operand
+        from tensorops.kernels.opencl._launch import facts_of
     except ImportError as error:
         raise NotImplementedError(str(error)) from None
     if not xp.devices():
@@ -38,23 +42,19 @@ def launches() -> Task:
     x, w = cla.to_device(queue, host), cla.to_device(queue, np.ones(64, np.float32))
     wrapped = (xp.asarray(x), xp.asarray(w))
     queue.finish()
-    defines = {"X": "f32", "WEIGHT": "f32", "HAS_WEIGHT": 1, "DOUBLE": 0, "DENSE": 1, "ROW_DIMS": 1, "WARP": 0}
-    defines |= {"THREADS": 1, "ROWS": 1, "VEC": 16, "KEPT": 0}
-    kernel = cl.Kernel(device.program(sources.program("rms_norm", tuple(defines.items()), "opencl.h")), "rms_norm")
-    row = [np.int64(k) for k in (0, 1, 64, 0, 0)]  # start, step, and the distances of rows
-    shape = [np.int32(64), np.int64(1), np.int64(1), np.int64(1), np.int64(1)]
-    y = device.pool.allocate(host.nbytes)
-    numbers = (np.float32(1e-6), np.float32(0))
-    kernel.set_args(x.base_data, *row, w.base_data, *row[:2], *row[3:], row[3], y, *row, *shape, *numbers)
-    slots = (0, 6, 12)
-    set_buffers = getattr(kernel, "_set_arg_multi", None) or (
-        lambda a: [kernel.set_arg(*a[i : i + 2]) for i in (0, 2, 4)]
-    )
+    arrays = {"x": Operand("float32", (1, 64), (64, 1)), "weight": Operand("float32", (64,), (1,))}
+    plan = PLANNERS[tensorops.rms_norm](facts_of(device), **arrays, eps=1e-6, axis=1, weight_offset=0.0)
+    (planned,) = plan.launches
+    text = sources.program(planned.source, tuple(planned.defines.items()), "opencl.h")
+    numbers = [None if isinstance(argument, str) else argument for argument in planned.arguments]
+    size = ((planned.groups * planned.block,), (planned.block,))
+    ready = _launch.launch(device, text, planned.kernel, numbers, *size)
+    at = dict(zip([name for name in planned.arguments if isinstance(name, str)], ready.buffers, strict=True))
 
     def launch() -> Any:
         made = device.pool.allocate(host.nbytes)
-        set_buffers((slots[0], x.base_data, slots[1], w.base_data, slots[2], made))
-        cl.enqueue_nd_range_kernel(queue, kernel, (1,), (1,))
+        ready.set_buffers((at["x"], x.base_data, at["weight"], w.base_data, at["y"], made))
+        cl.enqueue_nd_range_kernel(queue, ready.kernel, *size)
         return made
 
     made = np.empty_like(host)

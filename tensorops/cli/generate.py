@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 import numpy as np
 
+from tensorops import set_backend
+from tensorops._providers import GENERIC
 from tensorops.cli import _model
 from tensorops.cli._options import (
     backend_name,
@@ -60,6 +63,7 @@ def divisor(context: click.Context, parameter: click.Parameter, value: float) ->
     help="Leave out tokens with less than this fraction of the likeliest token's probability.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Make sampling repeatable.")
+@click.option("--bodies", is_flag=True, help="Compute by the operators' generic bodies, without kernels.")
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt.")
 @model_options
 def generate(
@@ -73,26 +77,29 @@ def generate(
     top_p: float | None,
     min_p: float | None,
     seed: int | None,
+    bodies: bool,
 ) -> None:
     """Continue PROMPT; the text streams to standard output, the speed goes to standard error."""
     require_configuration()
     chosen = backend or configured_backend() or _model.default_backend()
     require_available(chosen, option="--backend" if backend else "")
-    llama = _model.load(model_path(model), chosen)
-    assert llama.tokenizer is not None  # files without one are refused when they are read
-    watch = _model.Stopwatch()
-    try:
-        ids = llama.tokenizer.encode_prompt(prompt, chat=chat)
-    except ValueError as error:  # the template comes from the file
-        raise click.ClickException(str(error)) from None
-    pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    tokens = _model.generate(llama, ids, max_new_tokens=max_new_tokens, **pick)
-    if not chat:
-        click.echo(prompt, nl=False)
-    for piece in llama.tokenizer.stream(watch.watch(tokens)):
-        click.echo(piece, nl=False)
-    click.echo()
-    messages.print(
-        f"[dim]{chosen.name}: {len(watch.stamps)} tokens, {watch.tokens_per_second:.1f} tokens/s; "
-        f"first after {watch.seconds_to_first:.2f} s ({len(ids)} tokens of prompt)[/]"
-    )
+    with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext():
+        llama = _model.load(model_path(model), chosen)
+        assert llama.tokenizer is not None  # files without one are refused when they are read
+        watch = _model.Stopwatch()
+        try:
+            ids = llama.tokenizer.encode_prompt(prompt, chat=chat)
+        except ValueError as error:  # the template comes from the file
+            raise click.ClickException(str(error)) from None
+        pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+        tokens = _model.generate(llama, ids, max_new_tokens=max_new_tokens, **pick)
+        if not chat:
+            click.echo(prompt, nl=False)
+        for piece in llama.tokenizer.stream(watch.watch(tokens)):
+            click.echo(piece, nl=False)
+        click.echo()
+        name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name
+        messages.print(
+            f"[dim]{name}: {len(watch.stamps)} tokens, {watch.tokens_per_second:.1f} tokens/s; "
+            f"first after {watch.seconds_to_first:.2f} s ({len(ids)} tokens of prompt)[/]"
+        )

@@ -133,7 +133,7 @@ class KVCache:
 def _accepts_assignment(slots: Array) -> bool:
     """Return whether an assignment that changes nothing succeeds; the standard leaves it to the library."""
     try:
-        slots[0, 0, 0] = 0.0
+        tp.get_namespace(slots).asarray(slots)[0, 0, 0] = 0.0  # as `Slots.place` writes
     except TypeError:
         return False
     return True

@@ -174,6 +174,7 @@ class Llama:
         self._active = tp.set_backend(backend)
         with self._active:
             self.backend = tp.get_backend()  # an alias's proper name
+        with self._scope():
             self._weights, self._output = arrange(config, weights, backend)
         network = partial(forward, config)
         self._network = compile(network) if compile else network

@@ -329,6 +329,19 @@ def test_generate_and_the_library_have_the_same_default(model):
     assert result.stderr.startswith(f"{Llama.from_gguf(model).backend}: 2 tokens")
 
 
+def test_generate_by_generic_bodies(model):
+    from tensorops import trace
+    from tensorops.cli._app import app
+
+    support.require_provider("cpu")
+    arguments = ["generate", "hello", "--model", str(model), "--backend", "cpu", "--max-new-tokens", "2"]
+    for option, kernels in ((["--bodies"], {"generic"}), ([], {"cpu"})):
+        with trace() as log:
+            result = CliRunner().invoke(app, [*arguments, *option])
+        assert result.exit_code == 0, result.output
+        assert log.kernels["rms_norm"] == log.kernels["add_rms_norm"] == kernels
+
+
 def test_generate_samples_repeatably(model):
     arguments = ("generate", "hello", "--model", model, "--temperature", "2", "--max-new-tokens", "8")
     first, again, other = (run(*arguments, "--seed", seed) for seed in ("1", "1", "2"))
