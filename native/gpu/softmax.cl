@@ -88,8 +88,7 @@ KERNEL(softmax)
         largest = row_max(FOLD(top, larger_one), scratch);
         shift = IS_FINITE(largest) ? largest : 0;
         UNROLL_KEPT for (int k = 0; k < KEPT; ++k) {
-            kept[k] = kept[k] - shift;
-            const vec e = exp_in_units(at_most(kept[k], 0));
+            const vec e = EXPONENTIALS(kept[k], shift);
             sum += e;
             if (KIND == SOFTMAX) kept[k] = e;
         }
@@ -150,7 +149,7 @@ KERNEL(softmax)
 #if KEPT
         UNROLL_KEPT for (int k = 0; k < KEPT; ++k) {
             const int i = ELEMENT(k);
-            if (i < n) WRITE(Y, to, y_step, i, KIND == SOFTMAX ? kept[k] * factor : kept[k] - minus);
+            if (i < n) WRITE(Y, to, y_step, i, KIND == SOFTMAX ? kept[k] * factor : kept[k] - shift - minus);
         }
 #else
         const int whole = WITHIN_ROW_UNTIL(0) ? n / (THREADS * VEC) : 0;

@@ -56,10 +56,9 @@ class _RefusedError(TypeError):
     """Why a call cannot be told from others by metadata."""
 
 
-Compile: TypeAlias = Callable[
-    [_driver.Device, Launch, dict[str, Operand], dict[str, int], dict[str, int]], _driver.Step
-]
-"""Makes a step of a launch: is also given the metadata of arrays, where their addresses will be, and those of constants."""
+Places: TypeAlias = dict[str, int]
+Compile: TypeAlias = Callable[[_driver.Device, Launch, dict[str, Operand], Places, Places], _driver.Step]
+"""Makes a step of a launch; is also given the metadata of arrays, where their addresses will be, and constants'."""
 
 
 def register(
