@@ -10,9 +10,9 @@
 #include "softmax.h"
 
 // Vectors whose exponentials have one maximum, and those that are added plainly. A processor keeps the former in its
-// second-level cache, as it reads them twice, and the exponentials of rows that are not longer in a buffer.
+// second-level cache, as it reads them twice, and the exponentials of rows that are not longer in a buffer; the launcher
+// says how many fit there.
 #if THREADS == 1
-#define SPAN_VECTORS 1024
 #define BLOCK_VECTORS 64
 #else
 #define SPAN_VECTORS 8

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorops.kernels._gpu.geometry import Rows, rows_geometry
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Operand, Plan, Result
-from tensorops.kernels._gpu.rows import SHORT, RowsOf, refuse_dtypes, rows_of
+from tensorops.kernels._gpu.rows import SHORT, RowsOf, refuse_wider, rows_of
 
 _SPAN = 2**16
 """The elements of a piece on a processor, at most: `geometry.refuse_row` leaves room for one beyond the end."""
@@ -55,7 +55,7 @@ def hard_sigmoid(device: Device, x: Operand, *, alpha: float, beta: float) -> Pl
 
 
 def _plan(device: Device, function: str, options: dict[str, float], **arrays: Operand) -> Plan | str:
-    if reason := refuse_dtypes(device, **arrays):
+    if reason := refuse_wider(device, **arrays):
         return reason
     x = next(iter(arrays.values()))
     y = Result(x.dtype, x.shape)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Launch, Number, Operand, Plan, Result
-from tensorops.kernels._gpu.rows import SHORT, refuse_dtypes
+from tensorops.kernels._gpu.rows import SHORT, refuse_wider
 
 INTEGERS = {
     "int8": "i8", "uint8": "u8", "int16": "i16", "uint16": "u16", "int32": "i32", "uint32": "u32", "int64": "i64",
@@ -136,7 +136,7 @@ def _refuse(
     rows: int,
 ) -> str | None:
     floating = mask if mask is not None and mask.dtype != "bool" else None
-    if reason := refuse_dtypes(device, q=q, k=k, v=v, mask=floating, sinks=sinks):
+    if reason := refuse_wider(device, q=q, k=k, v=v, mask=floating, sinks=sinks):
         return reason
     for name, a in (("mask", floating), ("sinks", sinks)):
         if a is not None and a.dtype == "float64" and q.dtype != "float64":

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorops.kernels._gpu.geometry import rows_geometry
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Launch, Operand, Plan, Result
-from tensorops.kernels._gpu.rows import INTEGERS, SHORT, Arguments, refuse_dtypes, rows_of, vector
+from tensorops.kernels._gpu.rows import INTEGERS, SHORT, Arguments, refuse_wider, rows_of, vector
 
 _MOST_ROWS = 2**31 - 2**16  # the second launch counts them in 32 bits
 
@@ -28,7 +28,7 @@ def cross_entropy(
     """Plan `tensorops.cross_entropy`."""
     probable = targets.dtype not in INTEGERS
     probabilities = {"targets": targets} if probable else {}
-    if reason := refuse_dtypes(device, logits=logits, weight=weight, **probabilities):
+    if reason := refuse_wider(device, logits=logits, weight=weight, **probabilities):
         return reason
     for name, a in {"weight": weight, **probabilities}.items():
         if a is not None and a.dtype == "float64" != logits.dtype:

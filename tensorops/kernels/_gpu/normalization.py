@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorops.kernels._gpu.geometry import Rows
 from tensorops.kernels._gpu.plans import Device, Launch, Number, Operand, Plan, Result
-from tensorops.kernels._gpu.rows import SHORT, RowsOf, refuse_dtypes, rows_of
+from tensorops.kernels._gpu.rows import SHORT, RowsOf, refuse_wider, rows_of
 
 _PARAMETERS = ("weight", "bias")
 _DIVISORS = {"layer_norm": 0, "rms_norm": 1, "l2_norm": 2}
@@ -87,7 +87,7 @@ def group_norm(
     members, before = x.shape[channel_axis] // num_groups, math.prod(x.shape[1:channel_axis])
     if members > 1 and before > 1:
         return "the channels of a group are not beside each other: channel_axis is neither 1 nor are groups channels"
-    if reason := refuse_dtypes(device, x=x, weight=weight, bias=bias):
+    if reason := refuse_wider(device, x=x, weight=weight, bias=bias):
         return reason
     grouped = {"x": _in_groups(x, channel_axis, num_groups), "y": _in_groups(y.operand, channel_axis, num_groups)}
     axes = tuple(a for a in range(1, x.ndim + 1) if a != channel_axis)
@@ -132,7 +132,7 @@ def _plan(
     """Return the plan of a norm along axes of arrays that have one shape."""
     if 0 in inputs["x"].shape:
         return Plan(dict(results), ())
-    if reason := refuse_dtypes(device, **inputs):
+    if reason := refuse_wider(device, **inputs):
         return reason
     rows = rows_of(axes, **inputs, **{name: y.operand for name, y in results.items()})
     if isinstance(rows, str):

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorops.kernels._gpu.geometry import Rows, rows_geometry
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Operand, Plan, Result, Strides
-from tensorops.kernels._gpu.rows import INTEGERS, SHORT, Arguments, RowsOf, refuse_dtypes, rows_of
+from tensorops.kernels._gpu.rows import INTEGERS, SHORT, Arguments, RowsOf, refuse_wider, rows_of
 
 _TWO_OVER_PI = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561  # in 2^-256
 _MAX_KEPT = 8  # vectors of cosines, and as many of sines
@@ -31,7 +31,7 @@ def rope(
     attention_factor: float,
 ) -> Plan | str:
     """Plan `tensorops.rope`."""
-    if reason := refuse_dtypes(device, x=x, cos=cos, sin=sin):
+    if reason := refuse_wider(device, x=x, cos=cos, sin=sin):
         return reason
     if cos is not None and cos.dtype == "float64" != x.dtype:
         return f"cos has dtype float64, but x {x.dtype}"

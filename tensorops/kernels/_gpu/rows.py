@@ -29,19 +29,26 @@ _APART = 16  # elements, from which on each is in another line
 
 
 def refuse_dtypes(device: Device, **operands: Operand | None) -> str | None:
-    """Return why a device's kernels cannot read or write floating arrays of these dtypes, of which the first counts."""
-    first = next(iter(operands))
+    """Return why a device's kernels cannot read or write floating arrays of these dtypes, computing in any of them."""
     for name, operand in operands.items():
         if operand is None:
             continue
         if operand.dtype not in SHORT:
             return f"{name} has dtype {operand.dtype}, expected {', '.join(SHORT)}"
-        if operand.dtype != "float64":
-            continue
-        if not device.float64:
+        if operand.dtype == "float64" and not device.float64:
             return f"{name} has dtype float64, which the device does not compute in"
-        if (main := operands[first]) is not None and main.dtype != "float64":
-            return f"{name} has dtype float64, and {first} a narrower one"
+    return None
+
+
+def refuse_wider(device: Device, **operands: Operand | None) -> str | None:
+    """Return why kernels that compute as the dtype of the first array has it cannot read or write the others."""
+    if reason := refuse_dtypes(device, **operands):
+        return reason
+    first, *others = operands
+    if (x := operands[first]) is not None and x.dtype != "float64":
+        for name in others:
+            if (a := operands[name]) is not None and a.dtype == "float64":
+                return f"{name} has dtype float64, and {first} a narrower one"
     return None
 
 

@@ -57,6 +57,11 @@ def _result_dtype(x: Operand, dtype: Dtype | None) -> str:
     return x.dtype if dtype is None else name_of(dtype)
 
 
+# How many vectors of exponentials a processor's block keeps in local memory, 64 bytes each, and what the long ones need
+_SPANS = {False: 256, True: 1024}
+_LOCAL_BYTES_OF_LONG_SPANS = 65 << 10
+
+
 def _plan(
     device: Device, kind: str, x: Operand, axis: int | tuple[int, ...], where: Operand | None, result: Result
 ) -> Plan | str:
@@ -81,6 +86,8 @@ def _plan(
     computed = "float64" if "float64" in (x.dtype, y.dtype) else x.dtype
     flags = 0 if where is None else _WHERE.get(int(rows.arguments["where"][2]), _APART)
     defines: dict[str, Any] = {"X": SHORT[x.dtype], "Y": SHORT[y.dtype], "KIND": _KINDS[kind], "WHERE": flags}
+    if device.kind == "cpu":
+        defines["SPAN_VECTORS"] = _SPANS[device.local_bytes >= _LOCAL_BYTES_OF_LONG_SPANS]
     if not rows.dense:
         if beside := _beside(device, rows):
             defines["ALIGNED"] = int(_aligned(x) and _aligned(arrays["y"]))

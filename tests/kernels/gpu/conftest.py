@@ -9,7 +9,8 @@ import pytest
 import support
 
 
-@pytest.fixture(params=["processor", "gpu", "gpu-subgroups"])
+# Without subgroups there is one more way to add up the values of threads, and to the emulated GPU as well.
+@pytest.fixture(params=["processor", pytest.param("gpu", marks=pytest.mark.exhaustive), "gpu-subgroups"])
 def geometry(request, platform, monkeypatch):
     """The default OpenCL device with a processor's launch geometry, and with a GPU's, without and with subgroups."""
     support.require_provider("opencl")

@@ -64,7 +64,9 @@ def kernel_of(monkeypatch):
             plan = planner(*args, **kwargs)
             if isinstance(plan, Plan) and plan.launches:  # the driver is not told how large the arguments are
                 arguments = plan.launches[0].arguments
-                _driver.library().sizes = [8 if isinstance(argument, str) else argument.itemsize for argument in arguments]
+                _driver.library().sizes = [
+                    8 if isinstance(argument, str) else argument.itemsize for argument in arguments
+                ]
             return plan
 
         kernels = {name: kernel for name, kernel in operator._kernels.items() if name != "cuda"}
