@@ -41,9 +41,9 @@
 // where they are only if PART, which any other loop leaves at 1. ALIGNED says that all vectors are whole.
 enum { PART = !ALIGNED };
 #if THREADS == 1 && !ALIGNED
-#define WHOLE_VECTORS (DENSE ? n / VEC : 0)
-#define EACH_VECTOR(k)                                                                                                 \
-    _Pragma("unroll") for (int PART = 0; PART < 2; ++PART) for (int k = PART ? WHOLE_VECTORS : 0, end = PART ? CHUNKS : WHOLE_VECTORS; \
+#define FULL (DENSE ? n / VEC : 0)
+#define EACH_VECTOR(k)                                                                                               \
+    _Pragma("unroll") for (int PART = 0; PART < 2; ++PART) for (int k = PART ? FULL : 0, end = PART ? CHUNKS : FULL; \
                                                                 k < end; ++k)
 #elif KEPT
 #define EACH_VECTOR(k) _Pragma("unroll") for (int k = 0; k < KEPT; ++k)
