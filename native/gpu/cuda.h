@@ -63,3 +63,15 @@ INLINE unsigned short half_of_float(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
 }
+// 16 bytes at a time: a struct that is stored from registers may become as many stores as it has elements.
+INLINE void store_words(void* p, const unsigned* words) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+}
+#define STORE_PACK(type, p, pack)                                                               \
+    if (sizeof(type) % 16 == 0)                                                                 \
+        for (int k = 0; k < (int)sizeof(type) / 16; ++k)                                        \
+            store_words((char*)(p) + 16 * k, reinterpret_cast<const unsigned*>(&pack) + 4 * k); \
+    else                                                                                        \
+        *reinterpret_cast<type*>(p) = pack

@@ -176,6 +176,10 @@ DEFINE_WORDS(1)
 DEFINE_WORDS(2)
 DEFINE_WORDS(4)
 
+#ifndef STORE_PACK
+#define STORE_PACK(type, p, pack) (*reinterpret_cast<type*>(p) = pack)
+#endif
+
 // VEC adjacent elements; ALIGNED says that they begin at multiples of 16 bytes, or of their size if that is less.
 #define DEFINE_VECTOR_ACCESS(T)                                                                \
     struct alignas(sizeof(storage_##T) * VEC < 16 ? sizeof(storage_##T) * VEC : 16) pack_##T { \
@@ -195,7 +199,7 @@ DEFINE_WORDS(4)
         pack_##T pack;                                                                         \
         EACH_LANE put_##T(&pack.element[k], x.lane[k]);                                        \
         if (ALIGNED)                                                                           \
-            *reinterpret_cast<pack_##T*>(p) = pack;                                            \
+            STORE_PACK(pack_##T, p, pack);                                                     \
         else                                                                                   \
             EACH_LANE p[k] = pack.element[k];                                                  \
     }                                                                                          \

@@ -17,7 +17,7 @@ from array_api_pyopencl._dtypes import DType
 
 _MAX_QUEUES = 64
 _LARGE = 1 << 20  # bytes; before allocating a larger buffer, check how much the pool holds
-_MAX_PROGRAMS = 4096
+_MAX_PROGRAMS = 256  # a driver for processors takes 4 MB for each
 _programs: dict[tuple[Any, Any, str], Any] = {}
 _compiling = threading.Lock()  # warnings are silenced for the whole process
 _found = threading.RLock()  # two threads must not make two contexts for one device, or two devices for one queue
@@ -180,8 +180,9 @@ class Device:
                         found = self._compile(source)
                     except cl.Error as error:  # no later attempt would end otherwise
                         found = error
-                    if len(_programs) >= _MAX_PROGRAMS:  # each holds its context
+                    if len(_programs) >= _MAX_PROGRAMS:
                         _programs.clear()
+                        self.plans.clear()  # which hold their kernels, and these their programs
                     _programs[key] = found
         if isinstance(found, cl.Error):
             raise found.with_traceback(None)
