@@ -8,9 +8,12 @@ import pytest
 
 import support
 
+# A GPU's programs take drivers for processors seconds to compile. In the short run, `test_every_case` shows that each
+# operator is right with them, and the emulated GPU.
+GPU = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gpu", "gpu-subgroups")]
 
-# Without subgroups there is one more way to add up the values of threads, and to the emulated GPU as well.
-@pytest.fixture(params=["processor", pytest.param("gpu", marks=pytest.mark.exhaustive), "gpu-subgroups"])
+
+@pytest.fixture(params=["processor", *GPU])
 def geometry(request, platform, monkeypatch):
     """The default OpenCL device with a processor's launch geometry, and with a GPU's, without and with subgroups."""
     support.require_provider("opencl")
