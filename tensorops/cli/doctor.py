@@ -218,7 +218,7 @@ def has_opencl() -> bool:
 
 def _note_on_intels_driver(pocl: bool) -> str:
     """Return how to compute with Intel's driver, which also runs on processors of AMD."""
-    why = "OpenCL computes on the processor by PoCL, and Intel's driver is 2.5 to 5 times as fast" if pocl else ""
+    why = "OpenCL computes on the processor by PoCL, and Intel's driver is faster" if pocl else ""
     driver = intels_driver()
     if driver is None:
         why = why or "OpenCL has no device, and Intel's driver computes on the processor"

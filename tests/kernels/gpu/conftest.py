@@ -23,8 +23,9 @@ def geometry(request, platform, monkeypatch):
     if request.param == "processor":
         yield facts
         return
-    if platform.name.startswith("Portable Computing Language"):
-        pytest.skip(f"{platform}: the compiler of PoCL 3.0 crashes on some kernels of several work-items a row")
+    if "PoCL 3.0" in support.require("pyopencl").xp.default_device().cl_device.platform.version:
+        # Oclgrind and the emulated GPU run the same programs without a report.
+        pytest.skip(f"{platform}: PoCL 3.0 corrupts its memory in some kernels of several work-items a row")
     lanes = facts.lanes if request.param == "gpu-subgroups" else 0
     if request.param == "gpu-subgroups" and not lanes:
         pytest.skip(f"{platform}: has no subgroups of a fixed size")
