@@ -62,12 +62,6 @@ void compute_parts(void (*kernel)(const Op&), const Op& op, std::int64_t count, 
     });
 }
 
-// Keeps only the rows from begin to end.
-inline void take_part(Rows& rows, std::int64_t begin, std::int64_t end) {
-    rows.first += begin;
-    rows.count = end - begin;
-}
-
 inline nb::object none_or(const Reason& reason) { return reason.empty() ? nb::none() : nb::object(nb::cast(reason)); }
 
 // Whether an operator's `axis`, an integer or a tuple of integers, is the last one.

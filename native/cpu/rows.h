@@ -31,6 +31,12 @@ struct Rows {
     }
 };
 
+// Keeps only the rows from begin to end.
+inline void take_part(Rows& rows, std::int64_t begin, std::int64_t end) {
+    rows.first += begin;
+    rows.count = end - begin;
+}
+
 // Adds an axis inside of the present ones; it is merged with the last one where the strides allow it.
 inline void add_axis(Rows& rows, std::int64_t n, std::int64_t stride) {
     rows.count *= n;

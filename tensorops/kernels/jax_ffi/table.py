@@ -1,4 +1,4 @@
-"""Operators as foreign functions; see ``native/cpu/bind_xla.cpp``."""
+"""Operators as foreign functions; see ``native/cpu/bind_xla.cpp`` and ``xla_<family>.cpp``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,193 @@
+#include "xla_call.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace tensorops::xla {
+
+double Call::number(const char* name, double otherwise) const {
+    const Attributes& all = frame.attributes;
+    for (std::int64_t i = 0; i < all.count; ++i) {
+        if (std::string(all.names[i]->data, all.names[i]->length) != name || all.kinds[i] != kScalar) continue;
+        const Scalar& scalar = *static_cast<const Scalar*>(all.items[i]);
+        if (scalar.dtype == kFloat64) return *static_cast<const double*>(scalar.value);
+    }
+    return otherwise;
+}
+
+Dtype dtype_of(const Buffer& b) {
+    switch (b.dtype) {
+        case kFloat16:
+            return Dtype::float16;
+        case kBFloat16:
+            return Dtype::bfloat16;
+        case kFloat32:
+            return Dtype::float32;
+        case kFloat64:
+            return Dtype::float64;
+        default:
+            return Dtype::other;
+    }
+}
+
+std::int64_t itemsize(const Buffer& b) {
+    const Dtype dtype = dtype_of(b);
+    return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;
+}
+
+std::int64_t elements(const Buffer& b) {
+    std::int64_t n = 1;
+    for (std::int64_t d = 0; d < b.rank; ++d) n *= b.dims[d];
+    return n;
+}
+
+bool same(const Buffer& a, const Buffer& b) {
+    if (a.dtype != b.dtype || a.rank != b.rank) return false;
+    for (std::int64_t d = 0; d < a.rank; ++d)
+        if (a.dims[d] != b.dims[d]) return false;
+    return true;
+}
+
+bool is_matrix(const Buffer& b, std::int64_t rows, std::int64_t columns) {
+    return b.rank == 2 && b.dims[0] == rows && b.dims[1] == columns;
+}
+
+Rows rows_of(const Buffer& b, std::int64_t axes) {
+    Rows rows{};
+    rows.data = data(b);
+    rows.length = 1;
+    for (std::int64_t d = b.rank - axes; d < b.rank; ++d) rows.length *= b.dims[d];
+    rows.count = elements(b) / rows.length;
+    rows.outer = 1;
+    rows.shape[0] = rows.count;
+    rows.stride[0] = rows.length * itemsize(b);
+    return rows;
+}
+
+Rows span_of(const Buffer& b, std::int64_t begin, std::int64_t end) {
+    Rows rows{};
+    rows.data = data(b) + begin * itemsize(b);
+    rows.count = 1;
+    rows.length = end - begin;
+    return rows;
+}
+
+Wrong check_arrays(const Call& call, std::int64_t arrays) {
+    const Buffer& x = call.argument(0);
+    if (dtype_of(x) == Dtype::other) return "a dtype without a kernel";
+    if (x.rank == 0) return "an array of 0 dimensions";
+    for (std::int64_t i = 1; i < arrays; ++i)
+        if (!same(x, call.argument(i))) return "arrays that differ in shape or dtype";
+    return nullptr;
+}
+
+Wrong check_parameters(const Call& call, std::int64_t arrays, std::int64_t axis) {
+    const Buffer& x = call.argument(0);
+    for (std::int64_t i = arrays; i < call.arguments(); ++i) {
+        const Buffer& p = call.argument(i);
+        const bool half = dtype_of(x) == Dtype::float16 || dtype_of(x) == Dtype::bfloat16;
+        if (p.rank != 1 || p.dims[0] != x.dims[axis]) return "a parameter that does not fit its axis";
+        if (p.dtype != x.dtype && !(half && dtype_of(p) == Dtype::float32)) return "a parameter of another dtype";
+        if (p.dtype != call.argument(arrays).dtype) return "parameters that differ in dtype";
+    }
+    return nullptr;
+}
+
+Wrong check_format(int bits, std::int64_t group_size, bool biased, std::int64_t columns) {
+    if ((bits != 4 && bits != 8) || (bits == 4 && !biased)) return "another number of bits";
+    const bool fits = group_size >= 1 && columns % group_size == 0 && group_size * bits % 8 == 0;
+    return fits ? nullptr : "another size of groups";
+}
+
+namespace {
+
+// Parts of the work, which threads take one after another.
+struct Parts {
+    void (*work)(const void* op, std::int64_t part);
+    const void* op;
+    std::int64_t count;
+    std::atomic<std::int64_t> next{0};
+    std::mutex mutex;
+    std::condition_variable finished;
+    std::int64_t done = 0;
+
+    void run() {
+        std::int64_t mine = 0;
+        one_thread = true;
+        for (std::int64_t part; (part = next.fetch_add(1)) < count; ++mine) work(op, part);
+        one_thread = false;
+        if (mine == 0) return;
+        const std::lock_guard<std::mutex> lock(mutex);
+        done += mine;
+        if (done == count) finished.notify_one();
+    }
+    void wait() {
+        std::unique_lock<std::mutex> lock(mutex);
+        finished.wait(lock, [this] { return done == count; });
+    }
+};
+
+void take_parts(void* data) {
+    const std::unique_ptr<std::shared_ptr<Parts>> parts(static_cast<std::shared_ptr<Parts>*>(data));
+    (*parts)->run();  // a task that begins late finds no parts left, and touches nothing else
+}
+
+// Whether there was no error; XLA's object for it is freed.
+bool succeeded(const CallFrame& frame, Error* error) {
+    if (!error) return true;
+    ErrorToDestroy unused{sizeof unused, nullptr, error};
+    frame.api->destroy_error(&unused);
+    return false;
+}
+
+Error* error(const CallFrame& frame, int code, const char* message) {
+    ErrorArguments arguments{sizeof(ErrorArguments), nullptr, message, code};
+    return frame.api->create_error(&arguments);
+}
+
+}  // namespace
+
+std::int64_t threads_of(const CallFrame& frame) {
+    if (frame.api->size < sizeof(Api)) return 1;
+    std::int64_t threads = 1;
+    NumThreadsArguments arguments{sizeof arguments, nullptr, frame.context, &threads};
+    return succeeded(frame, frame.api->num_threads(&arguments)) ? threads : 1;
+}
+
+void share_out(const CallFrame& frame, std::int64_t count, const void* op, void (*work)(const void*, std::int64_t)) {
+    const auto parts = std::make_shared<Parts>();
+    parts->work = work;
+    parts->op = op;
+    parts->count = count;
+    for (std::int64_t helper = 1; helper < count; ++helper) {
+        auto shared = std::make_unique<std::shared_ptr<Parts>>(parts);
+        ScheduleArguments arguments{sizeof arguments, nullptr, frame.context, take_parts, shared.get()};
+        if (!succeeded(frame, frame.api->schedule(&arguments))) break;
+        shared.release();  // now owned by the task
+    }
+    parts->run();
+    parts->wait();
+}
+
+Error* answer(CallFrame* frame, Wrong (*kernel)(const Call&)) {
+    for (Extension* e = frame->extensions; e; e = e->next) {
+        if (e->type != kMetadata) continue;
+        Metadata& metadata = *reinterpret_cast<MetadataExtension*>(e)->metadata;
+        metadata.version.major = kMajor;
+        metadata.version.minor = kMinor;
+        metadata.traits = 0;
+        return nullptr;
+    }
+    if (frame->stage != kExecute) return nullptr;
+    if (frame->size < sizeof(CallFrame) || frame->arguments.size < sizeof(Buffers) ||
+        frame->results.size < sizeof(Buffers) || frame->attributes.size < sizeof(Attributes))
+        return error(*frame, kInternal, "tensorops: XLA passes other structures than this version knows");
+    const Wrong wrong = kernel(Call{*frame});
+    if (!wrong) return nullptr;
+    return error(*frame, kInvalidArgument, (std::string("tensorops: a kernel was given ") + wrong).c_str());
+}
+
+}  // namespace tensorops::xla

@@ -1,0 +1,91 @@
+// What the handlers of XLA's foreign functions share: arrays, attributes, checks, threads.
+//
+// There is one file for each family of operators, xla_<family>.cpp. The work is distributed over XLA's own threads:
+// OpenMP's would compete with them, and spin while XLA's compute. Nothing is written past the caches: XLA's memory is
+// usually new to the process, and the system has just zeroed it.
+#pragma once
+
+#include <vector>
+
+#include "parallel.h"
+#include "targets.h"
+#include "xla_ffi.h"
+
+namespace tensorops::xla {
+
+// What is wrong with a call; nullptr if nothing. tensorops/kernels/jax_ffi refuses all of this before XLA sees the
+// call.
+using Wrong = const char*;
+
+struct Call {
+    const CallFrame& frame;
+
+    std::int64_t arguments() const { return frame.arguments.count; }
+    const Buffer& argument(std::int64_t i) const { return *static_cast<const Buffer*>(frame.arguments.items[i]); }
+    const Buffer& result(std::int64_t i = 0) const { return *static_cast<const Buffer*>(frame.results.items[i]); }
+    double number(const char* name, double otherwise) const;
+};
+
+Dtype dtype_of(const Buffer& b);
+std::int64_t itemsize(const Buffer& b);
+std::int64_t elements(const Buffer& b);
+inline std::int64_t length(const Buffer& b) { return b.dims[b.rank - 1]; }
+inline std::int64_t bytes_of(const Buffer& b) { return elements(b) * itemsize(b); }
+inline char* data(const Buffer& b) { return static_cast<char*>(b.data); }
+inline bool is_narrow(const Buffer& b) { return dtype_of(b) != Dtype::other && dtype_of(b) != Dtype::float64; }
+bool same(const Buffer& a, const Buffer& b);
+bool is_matrix(const Buffer& b, std::int64_t rows, std::int64_t columns);
+
+// Rows of the last axis, or of several
+Rows rows_of(const Buffer& b, std::int64_t axes = 1);
+// A part of the elements, as one row whatever the shape
+Rows span_of(const Buffer& b, std::int64_t begin, std::int64_t end);
+
+// Whether the first arrays are alike, with a dtype that has kernels
+Wrong check_arrays(const Call& call, std::int64_t arrays);
+// Weights and biases, which come after the arrays: one element for each index of an axis of x.
+Wrong check_parameters(const Call& call, std::int64_t arrays, std::int64_t axis);
+// The format of quantized weights
+Wrong check_format(int bits, std::int64_t group_size, bool biased, std::int64_t columns);
+
+std::int64_t threads_of(const CallFrame& frame);
+// Calls work(op, part) for each part, on this thread and on free threads of XLA.
+void share_out(const CallFrame& frame, std::int64_t count, const void* op, void (*work)(const void*, std::int64_t));
+
+// Calls kernel(begin, end) for parts of `total` rows or elements; each part begins at a multiple of `unit`.
+template <class F>
+void over_threads(const Call& call, std::int64_t total, std::int64_t unit, std::int64_t bytes, const F& kernel) {
+    const std::int64_t units = (total + unit - 1) / unit;
+    std::int64_t parts = bytes < 2 * kBytesPerThread ? 1 : threads_of(call.frame);
+    if (parts > bytes / kBytesPerThread) parts = bytes / kBytesPerThread;
+    if (parts > units) parts = units;
+    if (parts < 1) parts = 1;
+    const auto work = [&kernel, total, unit, units, parts](std::int64_t part) {
+        const std::int64_t begin = units * part / parts * unit, end = units * (part + 1) / parts * unit;
+        kernel(begin, end < total ? end : total);
+    };
+    share_out(call.frame, parts, &work,
+              [](const void* op, std::int64_t part) { (*static_cast<const decltype(work)*>(op))(part); });
+}
+
+// A handler answers XLA's question for its version, and calls its kernel.
+Error* answer(CallFrame* frame, Wrong (*kernel)(const Call&));
+
+template <Wrong (*kKernel)(const Call&)>
+Error* handle(CallFrame* frame) {
+    return answer(frame, kKernel);
+}
+
+struct NamedHandler {
+    const char* name;
+    Handler* handler;
+};
+using Handlers = std::vector<NamedHandler>;
+
+Handlers activation_handlers();
+Handlers experts_handlers();
+Handlers normalization_handlers();
+Handlers quantization_handlers();
+Handlers selection_handlers();
+
+}  // namespace tensorops::xla

@@ -1,0 +1,71 @@
+#include "xla_call.h"
+
+namespace tensorops::xla {
+
+namespace {
+
+// One row is divided by outputs, several by rows.
+Wrong quantized_linear(const Call& call) {
+    if (call.arguments() < 3 || call.arguments() > 4 || call.frame.results.count != 1)
+        return "another number of arrays";
+    const Buffer &x = call.argument(0), &weight = call.argument(1), &scales = call.argument(2), &y = call.result();
+    if (Wrong wrong = check_arrays(call, 1)) return wrong;
+    if (dtype_of(x) == Dtype::float64 || weight.dtype != kUint8) return "a dtype without a kernel";
+    if (elements(x) == 0 || elements(weight) == 0) return "an empty array";
+    const auto bits = static_cast<int>(call.number("bits", 0));
+    const auto group_size = static_cast<std::int64_t>(call.number("group_size", 0));
+    const bool biased = call.arguments() == 4;
+    if (Wrong wrong = check_format(bits, group_size, biased, length(x))) return wrong;
+    const std::int64_t outputs = weight.dims[0], groups = length(x) / group_size;
+    if (!is_matrix(weight, outputs, length(x) * bits / 8)) return "weights that do not fit the last axis";
+    for (std::int64_t i = 2; i < call.arguments(); ++i) {
+        const Buffer& p = call.argument(i);
+        if (dtype_of(p) == Dtype::other || dtype_of(p) == Dtype::float64) return "scales without a kernel";
+        if (p.dtype != scales.dtype || !is_matrix(p, outputs, groups)) return "scales or biases that do not fit";
+    }
+    if (y.dtype != x.dtype || elements(y) != elements(x) / length(x) * outputs)
+        return "a result of another shape or dtype";
+    QuantizedLinear op{};
+    op.x = rows_of(x);
+    op.weight = data(weight);
+    op.weight_stride = weight.dims[1];
+    op.scales = data(scales);
+    op.scale_stride = op.bias_stride = groups * itemsize(scales);
+    op.biases = biased ? data(call.argument(3)) : nullptr;
+    op.outputs = outputs;
+    op.group_size = group_size;
+    op.bits = bits;
+    op.y = data(y);
+    op.x_dtype = dtype_of(x);
+    op.scale_dtype = dtype_of(scales);
+    const std::int64_t bytes = elements(weight) * op.x.count;
+    if (op.x.count > 1) {
+        over_threads(call, op.x.count, 1, bytes, [&](std::int64_t begin, std::int64_t end) {
+            QuantizedLinear part = op;
+            take_part(part.x, begin, end);
+            part.y += begin * outputs * itemsize(y);
+            target().quantized_linear(part);
+        });
+        return nullptr;
+    }
+    over_threads(call, outputs, 16, bytes, [&](std::int64_t begin, std::int64_t end) {
+        QuantizedLinear part = op;
+        part.outputs = end - begin;
+        part.weight += begin * op.weight_stride;
+        part.scales += begin * op.scale_stride;
+        if (biased) part.biases += begin * op.bias_stride;
+        part.y += begin * itemsize(y);
+        target().quantized_linear(part);
+    });
+    return nullptr;
+}
+
+}  // namespace
+
+Handlers quantization_handlers() {
+    return {
+        {"quantized_linear", handle<quantized_linear>},
+    };
+}
+
+}  // namespace tensorops::xla
