@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tensorops._typing import Array
 from tensorops.libraries import _host
 from tensorops.libraries._arrays import bfloat16, shareable
-from tensorops.libraries._rows import NOT_WRITTEN, ON_EVERY_CHANGE, Backend, Library, planned
+from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library, planned
 from tensorops.libraries._runtime import DeviceFacts, MemoryStats, Runtime
 
 if TYPE_CHECKING:
@@ -176,7 +176,13 @@ BACKENDS = (
         remedy="pip install --upgrade 'tensorops[torch]'",
         tested=ON_EVERY_CHANGE,
     ),
-    planned("triton", LIBRARY, "Triton kernels on torch", NOT_WRITTEN, "use 'torch'"),
+    planned(
+        "triton",
+        LIBRARY,
+        "Triton kernels on torch",
+        "its kernels run on CUDA tensors without being named, and have not yet been run on a GPU",
+        "use 'torch' with tensors on a CUDA device",
+    ),
 )
 
 # ------------------------------------------------------------------------------------------- device and memory

@@ -436,9 +436,9 @@ def test_a_prompt_without_a_token_is_an_error(tmp_path):
         ("list", 2, "Error: Invalid value for '--backend': unknown backend 'list'; available here: "),
         ("nunpy", 2, "unknown backend 'nunpy' (did you mean 'numpy'?); available here: "),
         (
-            "triton",
+            "cusparselt",
             1,
-            "Error: --backend: backend 'triton' is not available: its kernels are not written yet; to fix it: ",
+            "Error: --backend: backend 'cusparselt' is not available: its kernels are not written yet; to fix it: ",
         ),
     ],
 )
