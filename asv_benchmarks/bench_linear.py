@@ -1,7 +1,8 @@
-"""Linear maps with a square matrix, and table lookups."""
+"""Linear maps with a square matrix, gated units of two of them, and table lookups."""
 
 import numpy as np
 
+from tensorops import gated_linear_unit, linear, swiglu
 from tensorops.benchmarks.asv import Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
@@ -19,6 +20,32 @@ class Linear(Benchmark):
         self.prepare("linear", implementation, [normal(*shape, dtype=dtype), normal(features, features, dtype=dtype)])
 
     def time_linear(self, implementation, shape, dtype):
+        self.call()
+
+
+class GatedLinearUnit(Benchmark):
+    """The operator on NumPy arrays, beside its steps and beside those with both matrices as one."""
+
+    params = ([1, 32, 512], ["float32", "bfloat16"], ["gated_linear_unit", "steps", "joint matrix"])
+    param_names = ("rows", "dtype", "what")
+    features, hidden = 1024, 2816
+
+    def setup(self, rows, dtype, what):
+        x, both = normal(rows, self.features, dtype=dtype), normal(2 * self.hidden, self.features, dtype=dtype)
+        gate, up, n = both[: self.hidden], both[self.hidden :], self.hidden
+
+        def joint():
+            y = linear(x, both)
+            return swiglu(y[:, :n], y[:, n:])
+
+        self.call = {
+            "gated_linear_unit": lambda: gated_linear_unit(x, gate, up),
+            "steps": lambda: swiglu(linear(x, gate), linear(x, up)),
+            "joint matrix": joint,
+        }[what]
+        self.call()
+
+    def time_gated_linear_unit(self, rows, dtype, what):
         self.call()
 
 

@@ -59,7 +59,7 @@ from tensorops.ops.attention import scaled_dot_product_attention
 from tensorops.ops.blocks import multi_head_attention
 from tensorops.ops.contraction import einsum
 from tensorops.ops.experts import grouped_linear, grouped_quantized_linear, moe
-from tensorops.ops.linear import embedding, linear
+from tensorops.ops.linear import embedding, gated_linear_unit, linear
 from tensorops.ops.loss import cross_entropy, linear_cross_entropy
 from tensorops.ops.normalization import add_rms_norm, group_norm, instance_norm, l2_norm, layer_norm, rms_norm
 from tensorops.ops.positional import rope
@@ -119,6 +119,7 @@ __all__ = [
     "elu",
     "embedding",
     "empty_cache",
+    "gated_linear_unit",
     "geglu",
     "gelu",
     "get_available_backends",

@@ -292,8 +292,8 @@ def test_the_readme_says_which_of_them_torch_and_jax_use():
 
 def test_the_readme_says_which_kernels_there_are_in_opencl_c():
     experts = {"grouped_linear", "grouped_quantized_linear", "moe"}
-    # multi_head_attention calls others, which have them
-    without = experts | {"einsum", "linear_cross_entropy", "multi_head_attention"}
+    # the last two call others, which have them
+    without = experts | {"einsum", "linear_cross_entropy", "multi_head_attention", "gated_linear_unit"}
     assert kernels_of("opencl") == set(OPERATORS) - without
 
 

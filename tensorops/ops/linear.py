@@ -1,24 +1,47 @@
-"""Linear maps: linear, embedding."""
+"""Linear maps: linear, gated_linear_unit, embedding."""
 
 from __future__ import annotations
 
-from tensorops._dtypes import narrow, widen, widen_integers
+from collections.abc import Callable
+from typing import Any
+
+from tensorops._dtypes import compute_dtype, narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
 from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT
-from tensorops._validation import require_floating, require_indices, require_integer, require_ndim
+from tensorops._validation import as_choice, require_floating, require_indices, require_integer, require_ndim
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device
+from tensorops.ops.activation import geglu, gelu, reglu, sigmoid, swiglu
+
+
+def _check_matrix(name: str, label: str, weight: Array, x: Array) -> None:
+    """Check that a matrix multiplies the last axis of `x`."""
+    require_ndim(name, label, weight, 2, 2)
+    if weight.shape[1] != x.shape[-1]:
+        raise ValueError(f"{name}: {label} has {weight.shape[1]} columns, but the last axis of x has {x.shape[-1]}")
 
 
 def _check_linear(name: str, x: Array, weight: Array, bias: Array | None) -> None:
     require_floating(name, x=x, weight=weight, bias=bias)
     require_ndim(name, "x", x, 1)
-    require_ndim(name, "weight", weight, 2, 2)
-    if weight.shape[1] != x.shape[-1]:
-        raise ValueError(f"{name}: weight has {weight.shape[1]} columns, but the last axis of x has {x.shape[-1]}")
+    _check_matrix(name, "weight", weight, x)
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         raise ValueError(f"{name}: bias has shape {tuple(bias.shape)}, but weight has {weight.shape[0]} rows")
+
+
+def _check_gated_linear_unit(
+    name: str, x: Array, gate_weight: Array, up_weight: Array, activation: str
+) -> dict[str, Any]:
+    require_floating(name, x=x, gate_weight=gate_weight, up_weight=up_weight)
+    require_ndim(name, "x", x, 1)
+    _check_matrix(name, "gate_weight", gate_weight, x)
+    _check_matrix(name, "up_weight", up_weight, x)
+    if up_weight.shape[0] != gate_weight.shape[0]:
+        raise ValueError(
+            f"{name}: up_weight has {up_weight.shape[0]} rows, but gate_weight has {gate_weight.shape[0]} rows"
+        )
+    return {"activation": as_choice(name, "activation", activation, tuple(_GATED_UNITS))}
 
 
 def _check_embedding(name: str, ids: Array, weight: Array) -> None:
@@ -32,6 +55,13 @@ def _linear_rows(x: Array, weight: Array, bias: Array | None) -> RowAxes:
     out = x.ndim
     arrays = given(x=(x, every_axis(x)), weight=(weight, (out, columns)), bias=(bias, (out,)))
     return RowAxes(arrays, (*rows, out), whole=(columns,))
+
+
+def _gated_rows(x: Array, gate_weight: Array, up_weight: Array, activation: str) -> RowAxes:
+    *rows, columns = every_axis(x)
+    out = x.ndim
+    matrices = dict.fromkeys(("gate_weight", "up_weight"), (out, columns))
+    return RowAxes({"x": every_axis(x), **matrices}, (*rows, out), whole=(columns,))
 
 
 def _embedding_rows(ids: Array, weight: Array) -> RowAxes:
@@ -77,6 +107,72 @@ def linear(x: ArrayT, weight: ArrayInput, bias: ArrayInput | None = None) -> Arr
     wide, w, b = widen(xp, x, weight, bias)
     y = xp.matmul(wide, xp.matrix_transpose(w))
     return narrow(xp, y if b is None else y + b, x)
+
+
+_GATED_UNITS: dict[str, Callable[[Array, Array], Array]] = {
+    "swiglu": swiglu,
+    "geglu": geglu,
+    "geglu_tanh": lambda gate, up: gelu(gate, approximate="tanh") * up,
+    "reglu": reglu,
+    "glu": lambda gate, up: sigmoid(gate) * up,
+}
+
+
+@operator(check=_check_gated_linear_unit, rows=_gated_rows, calls=(linear, swiglu, geglu, gelu, reglu, sigmoid))
+def gated_linear_unit(
+    x: ArrayT, gate_weight: ArrayInput, up_weight: ArrayInput, *, activation: str = "swiglu"
+) -> ArrayT:
+    r"""Gated unit of two linear maps: the first half of the feed-forward block of Llama and Gemma.
+
+    .. math:: y = f(x W_g^\mathsf{T}) \cdot x W_u^\mathsf{T}
+
+    It is computed by `linear` and a gated unit, whose kernels it uses, or by a kernel of its own.
+
+    Parameters
+    ----------
+    x : array, floating point, shape (..., in)
+        Input.
+    gate_weight : array, shape (out, in)
+        Matrix :math:`W_g`.
+    up_weight : array, shape (out, in)
+        Matrix :math:`W_u`.
+    activation : {"swiglu", "geglu", "geglu_tanh", "reglu", "glu"}, optional
+        The gated unit. Its :math:`f` is `silu`, `gelu`, the approximation of `gelu` by a hyperbolic tangent, `relu` or
+        `sigmoid`.
+
+    Returns
+    -------
+    array, shape (..., out)
+        Dtype, library and device of `x`. Half types are multiplied and summed in float32, in which both products
+        remain: only the result is rounded.
+
+    Raises
+    ------
+    TypeError
+        If an input is not floating point.
+    ValueError
+        If shapes do not match, or `activation` is not the name of a gated unit.
+
+    Notes
+    -----
+    Tokamax has the same function with ``weights = stack([gate_weight.T, up_weight.T], axis=1)``, and for `activation`
+    the function :math:`f`. A joint matrix, as vLLM and `moe` have, is split into views:
+    ``gated_linear_unit(x, gate_up[:n], gate_up[n:])``.
+
+    References
+    ----------
+    Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> x, gate_weight, up_weight = np.asarray([1.0, 2.0]), np.asarray([[1.0, 0.0]]), np.asarray([[1.0, 1.0]])
+    >>> tensorops.gated_linear_unit(x, gate_weight, up_weight)  # 3 · silu(1)
+    array([2.19317574])
+    """
+    xp = get_namespace(x, gate_weight, up_weight)
+    wide = xp.astype(x, compute_dtype(xp, x, gate_weight, up_weight), copy=False)
+    return narrow(xp, _GATED_UNITS[activation](linear(wide, gate_weight), linear(wide, up_weight)), x)
 
 
 @operator(check=_check_embedding, rows=_embedding_rows)

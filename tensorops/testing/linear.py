@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tensorops.testing.activation import geglu, gelu, reglu, sigmoid, swiglu
 from tensorops.testing.entries import Arguments, Case, Entry, Maker, Workload
 from tensorops.testing.values import (
     EMPTY,
@@ -25,7 +26,7 @@ from tensorops.testing.values import (
     single,
 )
 
-__all__ = ["ENTRIES", "embedding", "linear"]
+__all__ = ["ENTRIES", "embedding", "gated_linear_unit", "linear"]
 
 
 @quiet
@@ -33,6 +34,19 @@ def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Fl
     """``x @ weight.T + bias`` with `weight` (out, in)."""
     y = float64(x) @ float64(weight).T
     return float64(y if bias is None else y + float64(bias))
+
+
+@quiet
+def gated_linear_unit(
+    x: ArrayLike, gate_weight: ArrayLike, up_weight: ArrayLike, *, activation: str = "swiglu"
+) -> Float64:
+    """Apply a gated unit to ``x @ gate_weight.T`` and ``x @ up_weight.T``."""
+    gate, up = linear(x, gate_weight), linear(x, up_weight)
+    if activation == "geglu_tanh":
+        return float64(gelu(gate, approximate="tanh") * up)
+    if activation == "glu":
+        return float64(sigmoid(gate) * up)
+    return {"swiglu": swiglu, "geglu": geglu, "reglu": reglu}[activation](gate, up)
 
 
 def embedding(ids: ArrayLike, weight: ArrayLike) -> Float64:
@@ -67,6 +81,48 @@ def _linear_cases() -> Iterator[Case]:
         tags=EXTREME,
     )
     yield case("special", lambda r: args(SPECIAL_ROWS, 1.0 + r.random((3, 4))), tags=SPECIAL)
+
+
+GATED_UNITS = ("swiglu", "geglu", "geglu_tanh", "reglu", "glu")
+
+
+def _gated_linear_unit_cases() -> Iterator[Case]:
+    case = partial(Case, "gated_linear_unit", tolerance=64.0)
+
+    def call(r: np.random.Generator, n_in: int, n_out: int, *batch: int, **options: str) -> Arguments:
+        # Products of about the size of x
+        weights = (normal(r, n_out, n_in, scale=max(n_in, 1) ** -0.5) for _ in range(2))
+        return args(normal(r, *batch, n_in), *weights, **options)
+
+    for unit in GATED_UNITS:
+        yield case(unit, partial(lambda r, unit: call(r, 64, 33, 5, activation=unit), unit=unit))
+    for n in ODD_LENGTHS:
+        yield case(f"in_{n}", partial(lambda r, n: call(r, n, 5, 3), n=n), scale_axis=None)
+        yield case(f"out_{n}", partial(lambda r, n: call(r, 16, n, 3), n=n), scale_axis=None)
+    yield case("one_dimension", lambda r: call(r, 17, 9))
+    yield case("batch", lambda r: call(r, 16, 8, 2, 3, 5))
+    yield case(
+        "float32_parameters", lambda r: args(normal(r, 5, 33), single(normal(r, 17, 33)), single(normal(r, 17, 33)))
+    )
+    yield case("float32_up_weight", lambda r: args(normal(r, 5, 33), normal(r, 17, 33), single(normal(r, 17, 33))))
+    yield case("empty_batch", lambda r: call(r, 8, 4, 0), tags=EMPTY)
+    yield case("empty_in", lambda r: call(r, 0, 4, 3), tags=EMPTY)
+    gates = np.linspace(-6.0, 6.0, 49)[:, None]  # exact in half types
+    for unit in GATED_UNITS:
+        tails = partial(lambda r, unit: args(ones(4, 1), gates, ones(49, 1), activation=unit), unit=unit)
+        yield case(f"tails_{unit}", tails, scale_axis=())
+    # The gate of 120000 is infinite in float16, the result of 36000 is not.
+    yield case(
+        "overflows_between",
+        lambda r: args(np.full((2, 3), 200.0), np.array([[200.0], [-200.0]]) * ones(3), np.full((2, 3), 0.0005)),
+        tags=EXTREME,
+    )
+    for unit in GATED_UNITS:
+        special = partial(
+            lambda r, unit: args(SPECIAL_ROWS, 1.0 + r.random((3, 4)), 1.0 + r.random((3, 4)), activation=unit),
+            unit=unit,
+        )
+        yield case(f"special_{unit}", special, tags=SPECIAL)
 
 
 def _embedding_cases() -> Iterator[Case]:
@@ -105,6 +161,26 @@ ENTRIES = (
             ("integer_x", TypeError, "x", lambda: args(integers(2, 8), ones(3, 8))),
         ),
         lambda m: Workload((m.x(), m.normal(m.features, m.features))),
+    ),
+    Entry(
+        gated_linear_unit,
+        tuple(_gated_linear_unit_cases()),
+        (
+            ("gate_features", ValueError, "gate_weight", lambda: args(ones(2, 8), ones(3, 7), ones(3, 8))),
+            ("up_features", ValueError, "up_weight", lambda: args(ones(2, 8), ones(3, 8), ones(3, 7))),
+            ("rows", ValueError, "up_weight", lambda: args(ones(2, 8), ones(3, 8), ones(4, 8))),
+            ("gate_1d", ValueError, "gate_weight", lambda: args(ones(2, 8), ones(8), ones(3, 8))),
+            ("scalar_x", ValueError, "x", lambda: args(np.ones(()), ones(3, 8), ones(3, 8))),
+            ("integer_x", TypeError, "x", lambda: args(integers(2, 8), ones(3, 8), ones(3, 8))),
+            ("integer_weight", TypeError, "up_weight", lambda: args(ones(2, 8), ones(3, 8), integers(3, 8))),
+            (
+                "activation",
+                ValueError,
+                "activation",
+                lambda: args(ones(2, 8), ones(3, 8), ones(3, 8), activation="silu"),
+            ),
+        ),
+        lambda m: Workload((m.x(), m.normal(m.features, m.features), m.normal(m.features, m.features))),
     ),
     Entry(
         embedding,

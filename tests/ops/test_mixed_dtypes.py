@@ -37,6 +37,7 @@ CALLS = {
     "group_norm": ((normal(3, 6, 5), 2), {"weight": normal(6), "bias": normal(6)}),
     "instance_norm": ((normal(3, 6, 5),), {"weight": normal(6), "bias": normal(6)}),
     "linear": ((normal(3, 33),), {"weight": normal(6, 33), "bias": normal(6)}),
+    "gated_linear_unit": ((normal(3, 33),), {"gate_weight": normal(6, 33), "up_weight": normal(6, 33)}),
     "quantized_linear": ((normal(3, 64), PACKED), {"scales": SCALES, "biases": BIASES}),
     "grouped_linear": ((normal(4, 33), EXPERTS), {"weight": normal(3, 6, 33), "bias": normal(3, 6)}),
     "grouped_quantized_linear": ((normal(4, 64), EXPERTS, STACK[0]), {"scales": STACK[1], "biases": STACK[2]}),

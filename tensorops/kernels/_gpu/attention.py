@@ -249,10 +249,7 @@ def _optional_arrays(
     arrays: dict[str, Arguments] = {}
     kinds: dict[str, Any] = {}
     if mask is not None:
-        strides = (0,) * (4 - mask.ndim) + tuple(
-            0 if n == 1 else s for n, s in zip(mask.shape, mask.strides, strict=True)
-        )
-        arrays["mask"] = ("mask", np.int64(mask.offset), *map(np.int64, strides))
+        arrays["mask"] = ("mask", np.int64(mask.offset), *map(np.int64, mask.strides_among(4)))
         kinds |= {"MASK": SHORT.get(mask.dtype, "u8"), "MASK_BOOL": int(mask.dtype == "bool")}
     if sinks is not None:
         arrays["sinks"] = ("sinks", np.int64(sinks.offset), np.int64(sinks.strides[0]))

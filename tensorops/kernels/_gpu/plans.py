@@ -61,6 +61,11 @@ class Operand:
         """The number of axes."""
         return len(self.shape)
 
+    def strides_among(self, ndim: int) -> Strides:
+        """Return the strides with which it broadcasts to `ndim` axes."""
+        own = tuple(0 if n == 1 else s for n, s in zip(self.shape, self.strides, strict=True))
+        return (0,) * (ndim - self.ndim) + own
+
 
 class Result(NamedTuple):
     """An array that the provider allocates: contiguous, with undefined values."""

@@ -100,9 +100,7 @@ def _plan(
 
 def _broadcast(a: Operand, shape: tuple[int, ...]) -> Operand:
     """Return an array with the shape to which its own broadcasts."""
-    lead = len(shape) - a.ndim
-    strides = (0 if n == 1 else s for n, s in zip(a.shape, a.strides, strict=True))
-    return replace(a, shape=shape, strides=(0,) * lead + tuple(strides))
+    return replace(a, shape=shape, strides=a.strides_among(len(shape)))
 
 
 def _aligned(a: Operand) -> bool:

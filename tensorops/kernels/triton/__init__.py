@@ -14,6 +14,6 @@ PROVIDER = Provider(
     summary="Triton on tensor cores: attention and linear maps of many rows, in half precision",
     rank=1,  # asked after what computes in host memory, and before the provider ``cuda``
     devices={"torch": "cuda"},
-    operators=("linear", "quantized_linear", "scaled_dot_product_attention"),
+    operators=("linear", "gated_linear_unit", "quantized_linear", "scaled_dot_product_attention"),
     distribution="triton",
 )

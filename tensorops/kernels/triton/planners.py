@@ -98,6 +98,29 @@ def linear(device: Device, x: Operand, weight: Operand, bias: Operand | None) ->
     )
 
 
+def gated_linear_unit(
+    device: Device, x: Operand, gate_weight: Operand, up_weight: Operand, *, activation: str
+) -> Plan | str:
+    """Plan `tensorops.gated_linear_unit`."""
+    if reason := _refuse(x.dtype, x=x, gate_weight=gate_weight, up_weight=up_weight):
+        return reason
+    if isinstance(rows := _rows(x), str):
+        return rows
+    count, stride = rows
+    y = Result(x.dtype, (*x.shape[:-1], gate_weight.shape[0]))
+    return _tiled(
+        "gated_linear_unit",
+        y,
+        count,
+        x.shape[-1],
+        ("x", "gate_weight", "up_weight"),
+        (stride, gate_weight.strides[0], up_weight.strides[0]),
+        64,
+        {"ACTIVATION": activation},
+        tile_out=64,  # each has two sums
+    )
+
+
 def quantized_linear(
     device: Device,
     x: Operand,
@@ -171,7 +194,7 @@ def attention(
     wide, value_wide = (max(16, 1 << (n - 1).bit_length()) for n in (dim, value_dim))
     tile_queries, tile_keys = _attention_tile(max(wide, value_wide), mask is not None)
     blocks = -(-queries // tile_queries)
-    mask_strides = (0,) * 4 if mask is None else _broadcast_strides(mask)
+    mask_strides = (0,) * 4 if mask is None else mask.strides_among(4)
     numbers: tuple[Number, ...] = (
         *map(np.int32, (heads, queries, keys, heads // kv_heads)),
         np.float32(scale),
@@ -208,14 +231,9 @@ def _attention_tile(features: int, masked: bool) -> tuple[int, int]:
     return (128, 64) if features <= 64 or not masked else (64, 64)
 
 
-def _broadcast_strides(mask: Operand) -> tuple[int, ...]:
-    """Return the strides of a mask along (batch, heads, queries, keys), to which it broadcasts."""
-    own = tuple(0 if n == 1 else s for n, s in zip(mask.shape, mask.strides, strict=True))
-    return (0,) * (4 - mask.ndim) + own
-
-
 PLANNERS: dict[Operator[..., Any], Planner] = {
     linear_family.linear: linear,
+    linear_family.gated_linear_unit: gated_linear_unit,
     quantization.quantized_linear: quantized_linear,
     attention_family.scaled_dot_product_attention: attention,
 }

@@ -13,13 +13,8 @@ import triton.language as tl
 
 
 @triton.jit
-def linear(
-    x, weight, bias, y,
-    rows, n_in, n_out, x_stride, weight_stride, bias_stride, blocks_in, blocks_out,
-    HAS_BIAS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_OUT: tl.constexpr, TILE_IN: tl.constexpr,
-    SWIZZLE: tl.constexpr,
-):  # fmt: skip
-    """Compute x · weightᵀ + bias, one tile of y in each program.
+def tile_of(blocks_in, blocks_out, TILE_ROWS: tl.constexpr, TILE_OUT: tl.constexpr, SWIZZLE: tl.constexpr):
+    """Return the rows and the outputs of a program's tile of a product.
 
     Programs go down SWIZZLE tiles of rows before the next tile of outputs, so that those that run at a time share
     both factors in the second-level cache.
@@ -29,6 +24,25 @@ def linear(
     )
     row = tile_row.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     out = tile_out.to(tl.int64) * TILE_OUT + tl.arange(0, TILE_OUT)
+    return row, out
+
+
+@triton.jit
+def store_tile(y, total, row, out, rows, n_out):
+    """Store a tile of a product."""
+    to = y + row[:, None] * n_out + out[None, :]
+    tl.store(to, total.to(y.dtype.element_ty), mask=(row < rows)[:, None] & (out < n_out)[None, :])
+
+
+@triton.jit
+def linear(
+    x, weight, bias, y,
+    rows, n_in, n_out, x_stride, weight_stride, bias_stride, blocks_in, blocks_out,
+    HAS_BIAS: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_OUT: tl.constexpr, TILE_IN: tl.constexpr,
+    SWIZZLE: tl.constexpr,
+):  # fmt: skip
+    """Compute x · weightᵀ + bias, one tile of y in each program."""
+    row, out = tile_of(blocks_in, blocks_out, TILE_ROWS, TILE_OUT, SWIZZLE)
     at = tl.arange(0, TILE_IN)
     from_x = x + row[:, None] * x_stride + at[None, :]
     from_weight = weight + out[None, :] * weight_stride + at[:, None]
@@ -40,8 +54,72 @@ def linear(
         total = tl.dot(a, b, total)
     if HAS_BIAS:
         total += tl.load(bias + out * bias_stride, mask=out < n_out, other=0.0).to(tl.float32)[None, :]
-    to = y + row[:, None] * n_out + out[None, :]
-    tl.store(to, total.to(y.dtype.element_ty), mask=(row < rows)[:, None] & (out < n_out)[None, :])
+    store_tile(y, total, row, out, rows, n_out)
+
+
+@triton.jit
+def sigmoid(x):
+    """Return 1 / (1 + exp(-x)), without an exponential that overflows."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, e, 1.0) / (1.0 + e)
+
+
+@triton.jit
+def gelu(x):
+    """Return x Φ(x); the rational function is that of native/gpu/math.h."""
+    a = tl.maximum(-tl.abs(x), -14.5)
+    s = a * (-0.5 * a)
+    n = s * 0.028814279 + (a * 0.14221665 - 0.641324)
+    n = s * n + (a * -0.7670168 + 0.875)
+    d = s * (a * -0.07222585 + 0.7130137) + (a * 1.6431499 - 4.208765)
+    d = s * d + (a * -2.9303324 + 1.75)
+    tail = tl.exp(s) * n / d  # Φ(-|x|)
+    return tl.where(x > 0, x + a * tail, x * tail)
+
+
+@triton.jit
+def activated(x, ACTIVATION: tl.constexpr):
+    """Return the activation of a gated unit."""
+    if ACTIVATION == "swiglu":
+        y = x * sigmoid(x)
+    if ACTIVATION == "geglu":
+        y = gelu(x)
+    if ACTIVATION == "geglu_tanh":
+        bounded = tl.minimum(tl.maximum(x, -100.0), 100.0)
+        y = x * sigmoid(bounded * (1.5957691216057308 + 0.07135481627260025 * bounded * bounded))
+    if ACTIVATION == "reglu":
+        y = tl.where(x <= 0, 0.0, x)
+    if ACTIVATION == "glu":
+        y = sigmoid(x)
+    return y
+
+
+@triton.jit
+def gated_linear_unit(
+    x, gate_weight, up_weight, y,
+    rows, n_in, n_out, x_stride, gate_stride, up_stride, blocks_in, blocks_out,
+    ACTIVATION: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_OUT: tl.constexpr, TILE_IN: tl.constexpr,
+    SWIZZLE: tl.constexpr,
+):  # fmt: skip
+    """Compute activation(x · gate_weightᵀ) (x · up_weightᵀ), one tile of y in each program.
+
+    Both products read a tile of x once, and neither leaves the registers or is rounded.
+    """
+    row, out = tile_of(blocks_in, blocks_out, TILE_ROWS, TILE_OUT, SWIZZLE)
+    at = tl.arange(0, TILE_IN)
+    from_x = x + row[:, None] * x_stride + at[None, :]
+    from_gate = gate_weight + out[None, :] * gate_stride + at[:, None]
+    from_up = up_weight + out[None, :] * up_stride + at[:, None]
+    gate = tl.zeros((TILE_ROWS, TILE_OUT), tl.float32)
+    up = tl.zeros((TILE_ROWS, TILE_OUT), tl.float32)
+    for start in range(0, n_in, TILE_IN):
+        inside = start + at < n_in
+        a = tl.load(from_x + start, mask=(row < rows)[:, None] & inside[None, :], other=0.0)
+        b = tl.load(from_gate + start, mask=(out < n_out)[None, :] & inside[:, None], other=0.0)
+        gate = tl.dot(a, b, gate)
+        c = tl.load(from_up + start, mask=(out < n_out)[None, :] & inside[:, None], other=0.0)
+        up = tl.dot(a, c, up)
+    store_tile(y, activated(gate, ACTIVATION) * up, row, out, rows, n_out)
 
 
 @triton.jit
@@ -56,11 +134,7 @@ def quantized_linear(
     The integers are exact in half types, so nothing is rounded but sums: tensor cores add up the products of a group
     with its integers; then these are scaled, and the bias multiplies the sum of x.
     """
-    tile_row, tile_out = tl.swizzle2d(
-        tl.program_id(0) % blocks_in, tl.program_id(0) // blocks_in, blocks_in, blocks_out, SWIZZLE
-    )
-    row = tile_row.to(tl.int64) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    out = tile_out.to(tl.int64) * TILE_OUT + tl.arange(0, TILE_OUT)
+    row, out = tile_of(blocks_in, blocks_out, TILE_ROWS, TILE_OUT, SWIZZLE)
     at = tl.arange(0, TILE_IN)
     from_x = x + row[:, None] * x_stride + at[None, :]
     byte = at * BITS // 8
@@ -79,8 +153,7 @@ def quantized_linear(
         if HAS_BIASES:
             bias = tl.load(biases + out * biases_stride + start // GROUP, mask=out < n_out, other=0.0).to(tl.float32)
             total += tl.sum(a.to(tl.float32), axis=1)[:, None] * bias[None, :]
-    to = y + row[:, None] * n_out + out[None, :]
-    tl.store(to, total.to(y.dtype.element_ty), mask=(row < rows)[:, None] & (out < n_out)[None, :])
+    store_tile(y, total, row, out, rows, n_out)
 
 
 @triton.jit

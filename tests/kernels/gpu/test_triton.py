@@ -19,6 +19,7 @@ for package in ("triton", "torch"):
 from tensorops.kernels._gpu.plans import Device, Operand, contiguous_strides  # noqa: E402
 from tensorops.kernels.triton import planners  # noqa: E402
 from tensorops.kernels.triton.compiling import compiled  # noqa: E402
+from tensorops.testing.linear import GATED_UNITS  # noqa: E402
 
 OPERATORS = [operator.__name__ for operator in planners.PLANNERS]
 LOCAL_BYTES = 227 << 10  # of a block on sm_90 and sm_100
@@ -52,6 +53,10 @@ def calls(dtype):
     x, y = of(dtype, 512, 4096), of(dtype, 512, 14336)
     arrays = {"x": x, "weight": of(dtype, 14336, 4096), "bias": of(dtype, 14336)}
     yield "linear", planners.linear(DEVICE, **arrays), arrays | {"y": y}
+    arrays = {"x": x, "gate_weight": of(dtype, 14336, 4096), "up_weight": of(dtype, 14336, 4096)}
+    for unit in GATED_UNITS:
+        plan = planners.gated_linear_unit(DEVICE, **arrays, activation=unit)
+        yield f"gated_linear_unit_{unit}", plan, arrays | {"y": y}
     for bits, group, width, biases in ((4, 32, 2048, of(dtype, 14336, 128)), (8, 64, 4096, None)):
         arrays = {"x": x, "weight": of("uint8", 14336, width), "scales": of(dtype, 14336, 4096 // group)}
         plan = planners.quantized_linear(DEVICE, **arrays, biases=biases, bits=bits, group_size=group)
