@@ -15,18 +15,6 @@
 #define PANEL (VECTORS(VALUE_DIM) < PER_PASS ? VECTORS(VALUE_DIM) : PER_PASS)
 #define EACH_QUERY UNROLLED for (int r = 0; r < QUERIES; ++r)
 
-// The sum of all lanes; by halves, where a processor has vectors of 16
-#if VEC == 16 && !defined(__cplusplus)
-INLINE real sum_of_lanes(vec v) {
-    const JOIN(real, 8) eight = v.lo + v.hi;
-    const JOIN(real, 4) four = eight.lo + eight.hi;
-    const JOIN(real, 2) two = four.lo + four.hi;
-    return two.lo + two.hi;
-}
-#else
-INLINE real sum_of_lanes(vec v) { return FOLD(v, ADD); }
-#endif
-
 // 0, 1, 2, … VEC - 1
 INLINE vec lane_numbers(void) {
     real a[VEC];
@@ -73,7 +61,7 @@ KERNEL(attention_decode)(ATTENTION_ARGUMENTS RESULT_ARGUMENTS) {
                     const vec x = FEATURES(key, ELEMENT(i), DIM);
                     EACH_QUERY sums[r] = fma(query[r][i], x, sums[r]);
                 }
-                EACH_QUERY scores[r][j] = row_sum(sum_of_lanes(sums[r]), scratch);
+                EACH_QUERY scores[r][j] = row_sum(FOLD(sums[r], ADD), scratch);
             }
             const bool whole = n == KEYS && all.begin <= first && all.end >= first + KEYS;
             EACH_QUERY {

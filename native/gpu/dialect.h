@@ -30,19 +30,6 @@
 // A kernel that needs few registers: as many blocks are to run at once as keep the memory busy. Only CUDA must be told.
 #define SMALL_KERNEL(name) KERNEL(name)
 
-// All lanes of a vector into one value, in pairs: FOLD(v, ADD)
-#if VEC == 2
-#define FOLD(v, combine) combine(LANE(v, 0), LANE(v, 1))
-#elif VEC == 4
-#define FOLD(v, combine) combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3)))
-#elif VEC == 8
-#define FOLD(v, combine)                                                               \
-    combine(combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3))), \
-            combine(combine(LANE(v, 4), LANE(v, 5)), combine(LANE(v, 6), LANE(v, 7))))
-#elif VEC == 16
-#define FOLD(v, combine)                                                                        \
-    combine(combine(combine(combine(LANE(v, 0), LANE(v, 1)), combine(LANE(v, 2), LANE(v, 3))),  \
-                    combine(combine(LANE(v, 4), LANE(v, 5)), combine(LANE(v, 6), LANE(v, 7)))), \
-            combine(combine(combine(LANE(v, 8), LANE(v, 9)), combine(LANE(v, a), LANE(v, b))),  \
-                    combine(combine(LANE(v, c), LANE(v, d)), combine(LANE(v, e), LANE(v, f)))))
-#endif
+// All lanes of a vector into one value, in halves: FOLD(v, ADD), after DEFINE_FOLD(ADD). A macro like ADD must combine
+// two reals, and in OpenCL C two vectors as well.
+#define FOLD(v, combine) JOIN(JOIN(fold_, VEC), JOIN(_, combine))(v)

@@ -3,7 +3,8 @@
 #define NOT_A_NUMBER ((real)0 / (real)0)
 INLINE bool is_within(index_t i, index_t length) { return i >= 0 && i < length; }
 
-#define MIN(a, b) fmin(a, b)
+#define MIN(a, b) ((b) < (a) ? (b) : (a))
+DEFINE_FOLD(MIN)
 #define INFINITE (1 / (real)0)
 // The smallest of a number from 0 to `limit` of each thread of a row
 INLINE int least_of_row(int mine, int limit, LOCAL real* scratch) {

@@ -67,6 +67,11 @@ INLINE bool block_any(bool x, LOCAL real* scratch) {
 #define to_memory(v, p) JOIN(vstore, VEC)(v, 0, p)
 
 #define LANE(v, k) v.s##k
+#define DEFINE_FOLD(combine)                                                                        \
+    INLINE real fold_2_##combine(JOIN(real, 2) v) { return combine(v.lo, v.hi); }                   \
+    INLINE real fold_4_##combine(JOIN(real, 4) v) { return fold_2_##combine(combine(v.lo, v.hi)); } \
+    INLINE real fold_8_##combine(JOIN(real, 8) v) { return fold_4_##combine(combine(v.lo, v.hi)); } \
+    INLINE real fold_16_##combine(JOIN(real, 16) v) { return fold_8_##combine(combine(v.lo, v.hi)); }
 // Lanes 2i and 2i + 1 exchanged
 INLINE vec with_neighbours_swapped(vec v) {
     vec r;

@@ -24,26 +24,8 @@
 #define SUM vec
 #define NOTHING splat(0)
 #define PLUS_PRODUCT(sum, a, b) fma(a, b, sum)
-#define SUM_OF_LANES(sum) sum_of_lanes(sum)
+#define SUM_OF_LANES(sum) FOLD(sum, ADD)
 #define TURNS rows_each
-INLINE real sum_of_lanes(vec v) {
-#if VEC == 16
-    const JOIN(real, 8) eight = v.lo + v.hi;
-#else
-#define eight v
-#endif
-#if VEC >= 8
-    const JOIN(real, 4) four = eight.lo + eight.hi;
-#else
-#define four v
-#endif
-#if VEC >= 4
-    const JOIN(real, 2) two = four.lo + four.hi;
-#else
-#define two v
-#endif
-    return two.lo + two.hi;
-}
 #else
 #define SUM real
 #define NOTHING 0

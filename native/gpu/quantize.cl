@@ -34,32 +34,17 @@
 
 #if THREADS == 1
 // Processors have instructions for these. NaN is seen to apart.
-#define HIGHER(a, b) ((b) > (a) ? (b) : (a))
+#define HIGHER LARGER
 #define LOWER(a, b) ((b) < (a) ? (b) : (a))
-// Of all lanes, in halves: they are vectors, too.
-#if VEC == 16
-#define FIRST_HALVES(combine)                        \
-    const JOIN(real, 8) eight = combine(v.lo, v.hi); \
-    const JOIN(real, 4) four = combine(eight.lo, eight.hi);
-#else
-#define FIRST_HALVES(combine) const JOIN(real, 4) four = combine(v.lo, v.hi);
-#endif
-#define DEFINE_OF_LANES(name, combine)                       \
-    INLINE real name(vec v) {                                \
-        FIRST_HALVES(combine)                                \
-        const JOIN(real, 2) two = combine(four.lo, four.hi); \
-        return combine(two.x, two.y);                        \
-    }
-DEFINE_OF_LANES(highest_of, HIGHER)
-DEFINE_OF_LANES(lowest_of, LOWER)
-#define HIGHEST(v) (any(odd) ? NAN : highest_of(v))
-#define LOWEST(v) lowest_of(v)
+#define HIGHEST(v) (any(odd) ? NAN : FOLD(v, LARGER))
+#define LOWEST(v) FOLD(v, LOWER)
 #else
 #define HIGHER(a, b) select(b, a, (a) >= (b) || isnan(a))
 #define LOWER(a, b) fmin(a, b)
 #define HIGHEST(v) row_max(FOLD(v, NAN_MAX), scratch)
 #define LOWEST(v) (-row_max(-FOLD(v, LOWER), scratch))
 #endif
+DEFINE_FOLD(LOWER)
 
 // EVEN says that groups are whole vectors of adjacent elements.
 #if EVEN

@@ -106,6 +106,11 @@ INLINE vec first_lanes(vec x, int count) {
 #define ADD(a, b) ((a) + (b))
 #define MAX(a, b) fmax(a, b)
 #define NAN_MAX(a, b) ((a) >= (b) || (a) != (a) ? (a) : (b))
+#define LARGER(a, b) ((a) < (b) ? (b) : (a))  // ignoring a b that is NaN
+DEFINE_FOLD(ADD)
+DEFINE_FOLD(MAX)
+DEFINE_FOLD(NAN_MAX)
+DEFINE_FOLD(LARGER)
 #if WARP
 #define DEFINE_ROW_REDUCTION(name, combine)                                  \
     INLINE real name(real x, LOCAL real* scratch) {                          \

@@ -23,7 +23,6 @@
 #define FETCH(p)
 #endif
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
-INLINE real larger_one(real a, real b) { return a < b ? b : a; }
 #define IS_FINITE(x) ((x) >= -REAL_MAX && (x) <= REAL_MAX)
 
 // Elements i to i + VEC of the row; those beyond its end, and where `where` is false, have no part in the sum.
@@ -85,7 +84,7 @@ KERNEL(softmax)
             kept[k] = i < n ? TERMS(i) : splat(LOWEST);
             top = larger(top, kept[k]);
         }
-        largest = row_max(FOLD(top, larger_one), scratch);
+        largest = row_max(FOLD(top, LARGER), scratch);
         shift = IS_FINITE(largest) ? largest : 0;
         UNROLL_KEPT for (int k = 0; k < KEPT; ++k) {
             const vec e = EXPONENTIALS(kept[k], shift);
@@ -102,9 +101,9 @@ KERNEL(softmax)
                 for (int k = begin; k < stop; ++k) top = larger(top, VECTOR_OF_TERMS(ELEMENT(k)));
             else
                 for (int k = begin; k < stop && ELEMENT(k) < n; ++k) top = larger(top, TERMS(ELEMENT(k)));
-            const real high = FOLD(top, larger_one);
+            const real high = FOLD(top, LARGER);
             if (high > largest) {
-                const real factor = exp(largest - high);
+                const real factor = largest > LOWEST ? exp(largest - high) : 0;
                 sum *= factor;
                 rest *= factor;
                 largest = high;

@@ -1,86 +1,100 @@
 // top_k: the k largest or smallest elements of rows, best first, equal ones in the order of their indices, NaN last.
 //
-// Work: as rows.h deals out rows. A thread divides its vectors into PARTS and knows the best element of each. The best of
-// all is the next result; then its part is searched again, for the best element after that one.
+// Work: as rows.h deals out rows. A thread divides its vectors into parts and knows the best element that is left in each.
+// The best of these is the next result; only then its part is searched, for where that is and for the best that is left.
 // Bytes: a row once, and for each result one part of it, which a cache holds.
 #include "rows.h"
 #include "indices.h"
+#include "math.h"
 
-#define PARTS (THREADS == 1 ? 64 : 1)
+#define MOST_PARTS (THREADS == 1 ? 128 : 1)
+#define LEAST (-INFINITE)
 
+// Elements i to i + VEC as they are compared: the largest is the best. NaN is never larger.
+#define COMPARED(i) (largest ? READ(X, x, step, i, NOT_A_NUMBER) : -READ(X, x, step, i, NOT_A_NUMBER))
+
+// The best of the elements of vectors first to end
+RARE real best_of_part(const GLOBAL STORAGE(X) *x, index_t step, int n, int first, int end, int largest) {
+    vec best = splat(LEAST);
+    for (int k = first; k < end && ELEMENT(k) < n; ++k) best = larger(best, COMPARED(ELEMENT(k)));
+    return FOLD(best, LARGER);
+}
+
+// Where the best of these elements is, the first one after an index if there are equal ones, and the best that is left
 typedef struct {
-    real value;
     int index;
+    real left;
 } Found;
-// Whether b comes after a
-INLINE bool follows(Found a, Found b) { return b.value < a.value || (b.value == a.value && b.index > a.index); }
-
-// The best of the elements of vectors first to end that come after `last`; index n if there is none. -x is compared if
-// the smallest are wanted.
-RARE Found best_of_part(const GLOBAL STORAGE(X) *x, index_t step, int n, int first, int end, Found last, int largest) {
-    real lanes[VEC];
-    for (int j = 0; j < VEC; ++j) lanes[j] = j;
-    const vec lane = from_memory(lanes);
-    const real last_index = last.index;
-    vec best = splat(-INFINITE), where = splat(n);
-    for (int k = first; k < end; ++k) {
-        const int i = ELEMENT(k);
-        if (i >= n) break;
-        vec a = READ(X, x, step, i, NOT_A_NUMBER);
-        if (!largest) a = -a;
-        const vec index = lane + (real)i;
-        const mask after = a < last.value || (a == last.value && index > last_index);
-        const mask better = after && (a > best || (where == (real)n && a == best));
-        best = select(best, a, better);
-        where = select(where, index, better);
-    }
+RARE Found find_in_part(const GLOBAL STORAGE(X) *x, index_t step, int n, int first, int end, real best, int after,
+                        int largest) {
     Found found;
-    found.value = FOLD(best, MAX);
-    const vec equals = select(splat(n), where, best == found.value);
-    found.index = (int)FOLD(equals, MIN);
+    found.index = n;
+    found.left = best;
+    real numbers[VEC];
+    for (int j = 0; j < VEC; ++j) numbers[j] = j;
+    const vec lane = from_memory(numbers);
+    vec left = splat(LEAST);
+    for (int k = first; k < end && ELEMENT(k) < n; ++k) {
+        const vec a = COMPARED(ELEMENT(k));
+        if (any(a == best)) {
+            const vec index = lane + (real)ELEMENT(k);
+            const vec equals = select(splat(n), index, a == best && index > (real)after);
+            const int least = FOLD(equals, MIN);
+            if (found.index == n) found.index = least;
+            if (any(equals > (real)found.index && equals < (real)n)) return found;
+        }
+        left = larger(left, select(a, splat(LEAST), a >= best));
+    }
+    found.left = FOLD(left, LARGER);
     return found;
 }
 
-// The first NaN after an index, or n
-RARE int next_nan(const GLOBAL STORAGE(X) *x, index_t step, int n, int after) {
-    for (int k = 0; k < CHUNKS; ++k)
-        for (int i = ELEMENT(k), j = 0; j < VEC && i + j < n; ++j)
-            if (i + j > after && isnan(JOIN(get_, X)(x + (i + j) * step))) return i + j;
+// The first element after an index that is infinitely bad, or NaN; n if there is none
+RARE int next_of_worst(const GLOBAL STORAGE(X) *x, index_t step, int n, int after, bool is_nan, int largest) {
+    const real worst = largest ? LEAST : INFINITE;
+    for (int k = (after + 1) / (THREADS * VEC); k < CHUNKS; ++k)
+        for (int i = ELEMENT(k), j = 0; j < VEC && i + j < n; ++j) {
+            const real a = JOIN(get_, X)(x + (i + j) * step);
+            if (i + j > after && (is_nan ? isnan(a) : a == worst)) return i + j;
+        }
     return n;
 }
 
 KERNEL(top_k)
 (IN(X, x), OUT(X, values), OUT(i64, indices), ROW_SHAPE, int count, int largest) {
     LOCAL_ARRAY(real, scratch, BLOCK);
-    const int size = (CHUNKS + PARTS - 1) / PARTS, parts = size ? (CHUNKS + size - 1) / size : 0;
+    // Parts have about as many vectors as there are parts: what is searched for a result is then least.
+    int size = 1;
+    while (size * size < CHUNKS || size * MOST_PARTS < CHUNKS) size *= 2;
+    const int parts = (CHUNKS + size - 1) / size;
     for (index_t turn = 0; turn < rows_each; ++turn) {
         const index_t at = ROW_INDEX(turn), row = at < rows ? at : rows - 1;
         const GLOBAL STORAGE(X) *from = ROW(x, row);
         GLOBAL STORAGE(X) *to = ROW(values, row);
         GLOBAL storage_i64 *places = ROW(indices, row);
-        Found bests[PARTS], last;
-        last.value = INFINITE;
-        last.index = -1;
-        for (int p = 0; p < parts; ++p)
-            bests[p] = best_of_part(from, x_step, n, p * size, (p + 1) * size, last, largest);
-        int last_nan = -1;
+        real bests[MOST_PARTS], last = INFINITE;
+        for (int p = 0; p < parts; ++p) bests[p] = best_of_part(from, x_step, n, p * size, (p + 1) * size, largest);
+        int after = -1, worst = -1, nan = -1;
         for (int rank = 0; rank < count; ++rank) {
             int part = 0;
-            for (int p = 1; p < parts; ++p)
-                if (bests[p].index < n && (bests[part].index == n || follows(bests[p], bests[part]))) part = p;
-            const real top = row_max(bests[part].value, scratch);
-            int found = least_of_row(bests[part].value == top ? bests[part].index : n, n, scratch);
-            const bool is_nan = found == n;
-            if (any_row(is_nan, scratch)) {
-                const int nan = least_of_row(next_nan(from, x_step, n, last_nan), n, scratch);
-                if (is_nan) found = last_nan = nan;
+            for (int p = 1; p < parts; ++p) part = bests[p] > bests[part] ? p : part;
+            const real best = row_max(bests[part], scratch);
+            Found mine;
+            mine.index = n;
+            if (best != last) after = -1;
+            if (best > LEAST && bests[part] == best)
+                mine = find_in_part(from, x_step, n, part * size, (part + 1) * size, best, after, largest);
+            int found = least_of_row(mine.index, n, scratch);
+            if (found < n && mine.index == found) bests[part] = mine.left;
+            last = best;
+            after = found;
+            const bool is_rest = found == n;
+            if (any_row(is_rest, scratch)) {
+                const int low = least_of_row(next_of_worst(from, x_step, n, worst, false, largest), n, scratch);
+                const int unordered = least_of_row(next_of_worst(from, x_step, n, nan, true, largest), n, scratch);
+                if (is_rest && low < n) found = worst = low;
+                if (is_rest && low == n) found = nan = unordered;
             }
-            if (!is_nan) {
-                last.value = top;
-                last.index = found;
-            }
-            if (!is_nan && bests[part].index == found)
-                bests[part] = best_of_part(from, x_step, n, part * size, (part + 1) * size, last, largest);
             if (at >= rows || lane_id() > 0) continue;
             JOIN(put_, X)(to + rank * values_step, JOIN(get_, X)(from + found * x_step));
             places[rank * indices_step] = found;

@@ -50,6 +50,12 @@ INLINE mask operator||(mask a, mask b) {
     EACH_LANE a.lane[k] = a.lane[k] || b.lane[k];
     return a;
 }
+// Whether it holds for any lane
+INLINE bool any(mask m) {
+    bool r = false;
+    EACH_LANE r = r || m.lane[k];
+    return r;
+}
 
 INLINE vec splat(real x) {
     vec r;
@@ -112,6 +118,12 @@ INLINE vec lifted(vec a) {
 #endif
 
 #define LANE(v, k) v.lane[0x##k]
+#define DEFINE_FOLD(combine)                                                                                 \
+    INLINE real JOIN(JOIN(fold_, VEC), _##combine)(vec v) {                                                  \
+        _Pragma("unroll") for (int n = VEC / 2; n > 0; n /= 2) _Pragma("unroll") for (int k = 0; k < n; ++k) \
+            v.lane[k] = combine(v.lane[k], v.lane[k + n]);                                                   \
+        return v.lane[0];                                                                                    \
+    }
 #define FETCH(p)  // for processors
 // Lanes 2i and 2i + 1 exchanged
 INLINE vec with_neighbours_swapped(vec v) {

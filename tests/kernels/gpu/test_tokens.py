@@ -314,5 +314,17 @@ def test_the_best_of_ties_zeros_and_nan(geometry, length, k, largest):
     np.testing.assert_array_equal(values.view(np.uint32), np.take_along_axis(x, order, axis=-1).view(np.uint32))
 
 
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("length", [17, 100, 5000])
+def test_the_best_that_are_neighbours(geometry, length, largest):
+    rising = np.linspace(-1, 1, length, dtype=np.float32)
+    x = np.stack([rising, rising[::-1], np.random.default_rng(17).permutation(rising)])
+    k = min(64, length)
+    values, indices = (back(y) for y in tp.top_k(there(x), k, largest=largest))
+    order = np.argsort(-x if largest else x, axis=-1)[:, :k]
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, order, axis=-1))
+
+
 def test_more_than_passes_can_find_are_refused(geometry):
     assert "more than 64" in tp.top_k.explain(there(np.ones(100, np.float32)), 65).refused["opencl"]
