@@ -102,6 +102,9 @@ class Kernel:
         Takes the first array; returns why, as measured, another implementation is faster, or ``None``. It looks only at
         metadata and the machine. Such a kernel runs only where its provider is named. ``None`` if the kernel is always
         worth asking.
+    load
+        Imports what `function` needs and returns what computes in its place: later calls save the way to it. ``None``
+        if it is `function` itself.
     """
 
     provider: str
@@ -114,11 +117,12 @@ class Kernel:
     pack: Callable[..., Packed | str] | None = None
     configuration: Configuration | None = None
     outpaced: Callable[[Any], str | None] | None = None
+    load: Callable[[], Callable[..., Any]] | None = None
 
     def function_with(self, values: dict[str, int]) -> Callable[..., Any]:
         """Return what computes with these values in place of those that the kernel chooses."""
         if not values or self.configuration is None:
-            return self.function
+            return self.function if self.load is None else self.load()
         function = functools.partial(self.configuration.function or self.function, **values)
         if not self.checks:
             return function

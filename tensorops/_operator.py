@@ -120,11 +120,13 @@ class Operator(Generic[P, R]):
             )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        settings = current.get()
-        plan = settings.plans[self].get(type(args[0])) if args else None
+        try:
+            plan = current.get().plans[self][type(args[0])]
+        except (IndexError, KeyError):  # no array by position, or the first of its type
+            plan = None
         if plan is not None:
             try:
-                result = plan(*args, **kwargs)
+                result = plan(*args, **kwargs) if kwargs else plan(*args)  # the latter is faster
             except TypeError:  # a binding's own words about its arguments; ours follow
                 result = NotImplemented
             if result is not NotImplemented:
@@ -151,6 +153,7 @@ class Operator(Generic[P, R]):
         pack: Callable[..., Packed | str] | None = None,
         configuration: Configuration | None = None,
         outpaced: Callable[[Any], str | None] | None = None,
+        load: Callable[[], Callable[..., Any]] | None = None,
     ) -> Callable[[F], F]:
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
@@ -170,6 +173,7 @@ class Operator(Generic[P, R]):
                 configuration=configuration,
                 pack=pack,
                 outpaced=outpaced,
+                load=load,
             )
             return function
 

@@ -316,6 +316,13 @@ def test_a_kernel_that_takes_wrappers_gets_and_returns_them(providers):
         assert seen == [row.xp.Array, row.xp.Array, type(wrapper.cl_array)]
 
 
+def test_what_a_kernel_loads_computes_in_its_place(adder):
+    one, loaded = Fake(1.0), Fake(2.0, declines=True)
+    adder.kernel("one", supports=one.supports, checks=True, load=lambda: loaded)(one)
+    assert [adder(np.zeros(1))[0] for _ in range(3)] == [2.0] * 3
+    assert (one.questions, one.calls, loaded.calls) == (1, 0, 3)
+
+
 def test_a_kernel_of_a_provider_that_cannot_be_loaded_is_refused(adder, monkeypatch):
     adder.register(one=Fake(1.0))
     broken = Provider("one", ("numpy",), "tensorops.kernels.no_such_provider", "for tests", -1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pyopencl as cl
@@ -48,18 +47,28 @@ def wrap(x: Any) -> _objects.Array:
     TypeError
         If its elements are not of one of the standard's data types.
     """
-    queue = x.queue
-    if queue is None:
-        raise ValueError("the pyopencl.array.Array has no queue; attach one with its method with_queue")
-    device = device_of_queue(queue)
+    device = device_of(x)
     key = ("wrap", x.dtype, x.shape, x.strides, x.offset)
     layout = device.plans.get(key)
     if layout is None:
         layout = _launch.remember(device, key, _layout_of(x, device))
     if x.events:
-        _wait_for(x.events, queue)
+        wait_for(x.events, device.queue)
     buffer = x.base_data
     return _objects.Array(device.allocate(0) if buffer is None else buffer, layout, device)
+
+
+def device_of(x: Any) -> Device:
+    """Return the device that represents the queue of a `pyopencl.array.Array`.
+
+    Raises
+    ------
+    ValueError
+        If it has no queue.
+    """
+    if x.queue is None:
+        raise ValueError("the pyopencl.array.Array has no queue; attach one with its method with_queue")
+    return device_of_queue(x.queue)
 
 
 def _layout_of(x: Any, device: Device) -> _layout.Layout:
@@ -71,7 +80,7 @@ def _layout_of(x: Any, device: Device) -> _layout.Layout:
     return _layout.layout(dtype, tuple(map(int, x.shape)), strides, int(x.offset) // size)
 
 
-def _wait_for(events: list[Any], queue: Any) -> None:
+def wait_for(events: list[Any], queue: Any) -> None:
     """Let a queue wait for those events that its own order does not put before what comes."""
     others = [e for e in events if e.command_execution_status != _COMPLETE and not _is_on(queue, e)]
     if others:
@@ -85,23 +94,35 @@ def _is_on(queue: Any, event: Any) -> bool:
         return False
 
 
-def raw(buffer: Any, layout: _layout.Layout, device: Device, events: Sequence[Any] = ()) -> Any:
-    """Return a `pyopencl.array.Array` of a buffer, on the device's queue; its values depend on `events`.
+def raw(buffer: Any, layout: _layout.Layout, device: Device) -> Any:
+    """Return a `pyopencl.array.Array` of a buffer, on the device's queue."""
+    return raw_of(attributes(layout, device), buffer, [])
 
-    Its constructor takes longer than most launches, so arrays of one layout are copies of the first.
+
+def raw_of(common: dict[str, Any], buffer: Any, events: list[Any]) -> Any:
+    """Return a `pyopencl.array.Array` of a buffer with what `attributes` returned; its values depend on `events`.
+
+    Its constructor takes longer than most launches.
     """
-    key = ("raw", layout)
-    first = device.plans.get(key)
-    if first is None:
-        first = _launch.remember(device, key, _first_raw(layout, device))
-    made = object.__new__(pyopencl.array.Array)
-    made.__dict__.update(first)
-    made.base_data = buffer
-    made.events = list(events)
+    made = _new(pyopencl.array.Array)
+    own = common.copy()
+    own["base_data"] = buffer
+    own["events"] = events
+    made.__dict__ = own
     return made
 
 
-def _first_raw(layout: _layout.Layout, device: Device) -> dict[str, Any]:
+_new = object.__new__
+
+
+def attributes(layout: _layout.Layout, device: Device) -> dict[str, Any]:
+    """Return the attributes that all of PyOpenCL's arrays of a layout have on a device's queue."""
+    key = ("raw", layout)
+    found: dict[str, Any] | None = device.plans.get(key)
+    return _launch.remember(device, key, _attributes(layout, device)) if found is None else found
+
+
+def _attributes(layout: _layout.Layout, device: Device) -> dict[str, Any]:
     size = layout.itemsize
     strides = tuple(s * size for s in layout.strides)
     made = pyopencl.array.Array(

@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyopencl as cl
@@ -16,7 +16,7 @@ from array_api_pyopencl import _dtypes
 from array_api_pyopencl._dtypes import DType
 
 _MAX_QUEUES = 64
-_LARGE = 1 << 20  # bytes; before allocating a larger buffer, check how much the pool holds
+LARGE = 1 << 20  # bytes; before allocating a larger buffer, check how much the pool holds
 _MAX_PROGRAMS = 256  # a driver for processors takes 4 MB for each
 _programs: dict[tuple[Any, Any, str], Any] = {}
 _compiling = threading.Lock()  # warnings are silenced for the whole process
@@ -155,15 +155,19 @@ class Device:
             If the device has no such buffer left.
         """
         try:
-            if nbytes > _LARGE and self.pool.managed_bytes - self.pool.active_bytes > self.most_held:
+            if nbytes > LARGE and self.pool.managed_bytes - self.pool.active_bytes > self.most_held:
                 self.pool.free_held()
             return self.pool.allocate(nbytes or 1)
-        except (cl.MemoryError, cl.RuntimeError, cl.LogicError) as error:
-            if error.code not in _OUT_OF_MEMORY:
-                raise
-            raise MemoryError(
-                f"the OpenCL device {self.cl_device.name.strip()!r} cannot allocate {nbytes} bytes"
-            ) from error
+        except cl.Error as error:
+            self.report(nbytes, error)
+
+    def report(self, nbytes: int, error: cl.Error) -> NoReturn:
+        """Raise what the pool has raised, or Python's own error if the device has no such buffer left."""
+        if error.code not in _OUT_OF_MEMORY:
+            raise error
+        raise MemoryError(
+            f"the OpenCL device {self.cl_device.name.strip()!r} cannot allocate {nbytes} bytes"
+        ) from error
 
     def program(self, source: str) -> Any:
         """Return the compiled program of `source`; compiled once for a context and device, even if that fails.

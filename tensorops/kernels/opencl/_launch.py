@@ -13,12 +13,13 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import pyopencl as cl
 import pyopencl.array
 from pyopencl import enqueue_nd_range_kernel
 
 from array_api_pyopencl import Array as Wrapper
 from array_api_pyopencl import _devices, _dtypes, _launch, _layout
-from array_api_pyopencl._arguments import raw, wrap
+from array_api_pyopencl._arguments import attributes, device_of, raw_of, wrap
 from array_api_pyopencl._calls import meet
 from tensorops._display import printable
 from tensorops._messages import describe_error
@@ -29,13 +30,18 @@ from tensorops.kernels._gpu.plans import Device, Launch, Operand
 
 Bare = pyopencl.array.Array
 Generator = np.random.Generator
-Run: TypeAlias = Callable[[Any, list[Any], bool], Any]
-"""Runs a call: takes a device of `array_api_pyopencl`, the buffers and generators among its arguments, and
-whether results are wrappers."""
+Run: TypeAlias = Callable[[Any, list[Any], list[Any]], Any]
+"""Runs a call: takes a device of `array_api_pyopencl`, the buffers and generators among its arguments, and events to
+wait for."""
+
+_NO_QUEUE = object()
 
 
 def kernel_of(operator: Operator[..., Any], planner: Planner) -> Callable[..., Any]:
-    """Return an operator's kernel, which takes arguments as callers write them."""
+    """Return an operator's kernel, which takes arguments as callers write them.
+
+    Each call takes the buffers and events of its arrays, and looks up what runs it by everything else about them.
+    """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         key: list[Any] = [operator]
@@ -44,36 +50,51 @@ def kernel_of(operator: Operator[..., Any], planner: Planner) -> Callable[..., A
             key += (len(args), *kwargs)
             values = (*args, *kwargs.values())
         buffers: list[Any] = []
+        events: list[Any] = []
         device: Any = None
-        wrapped = False
+        queue: Any = _NO_QUEUE  # of PyOpenCL's arrays, which mostly share the object
         try:
             for value in values:
                 kind = type(value)
                 if kind is Wrapper:
-                    wrapped = True
+                    key.append(value._layout)
+                    if value._device is not device:
+                        if device is None:
+                            device, first = value._device, value
+                        else:
+                            value = _moved(operator, first, value)
+                    buffers.append(value._buffer)
                 elif kind is Bare:
-                    value = wrap(value)
+                    key += (value.dtype, value.shape, value.strides, value.offset)
+                    if value.queue is not queue:
+                        own = device_of(value)
+                        if device is None:
+                            device, first = own, value
+                        elif own is not device:
+                            buffers.append(_moved(operator, first, value)._buffer)
+                            continue
+                        queue = value.queue
+                    events += value.events  # whether they are complete takes longer to tell
+                    data = value.base_data
+                    buffers.append(device.allocate(0) if data is None else data)
                 elif kind is Generator:
                     key.append(kind)
                     buffers.append(value)  # in place of what it draws
-                    continue
                 else:
                     key += (kind, value)
-                    continue
-                if device is None:
-                    device, first = value._device, value
-                elif value._device is not device:
-                    _, (_, value) = meet(operator.__name__, first, value)
-                key.append(value._layout)
-                buffers.append(value._buffer)
             run = device.plans.get(tuple(key))
             if run is None:
                 run = _launch.remember(device, tuple(key), _prepare(operator, planner, device, args, kwargs))
         except (TypeError, ValueError, IndexError):  # wrong arguments; the operator's words follow
             return NotImplemented
-        return NotImplemented if type(run) is str else run(device, buffers, wrapped)
+        return NotImplemented if type(run) is str else run(device, buffers, events)
 
     return kernel
+
+
+def _moved(operator: Operator[..., Any], first: Any, value: Any) -> Any:
+    """Return an array of another queue as one on the queue of the first array."""
+    return meet(operator.__name__, first, value)[1][1]
 
 
 def why_not(
@@ -124,10 +145,13 @@ def _prepare(
         return _first_words(error)
     order = list(made)
     results = [None if y is None else order.index(name) for name, y in plan.results.items()]
-    if len(steps) == len(layouts) == 1 and results == [0] and not constants and not drawn:  # most calls
-        return _short_runner(layouts[0], steps[0])
+    wrapped = any(type(value) is Wrapper for value in arguments.values())
+    made_of = [None if wrapped else attributes(layout, device) for layout in layouts]
+    short = len(steps) == len(layouts) == 1 and results == [0] and not constants and not drawn
+    if short and layouts[0].nbytes <= _devices.LARGE:
+        return _short_runner(layouts[0], made_of[0], steps[0])
     written = [device.write(np.ascontiguousarray(a)) for a in constants.values()]
-    return _runner(layouts, results, steps, written, {slots[name]: y.shape for name, y in drawn.items()})
+    return _runner(layouts, made_of, results, steps, written, {slots[name]: y.shape for name, y in drawn.items()})
 
 
 def _first_words(error: Exception) -> str:
@@ -139,13 +163,13 @@ def _first_words(error: Exception) -> str:
 class _Step(NamedTuple):
     """A compiled launch of at least one block.
 
-    `arguments` has the position of each buffer among the kernel's arguments, before a place for the buffer; `chosen`
-    picks these from all buffers.
+    `set_several` sets arguments that alternate with their positions; `arguments` takes these from the list of all
+    buffers with `positions` at its end.
     """
 
     set_several: Callable[[tuple[Any, ...]], object]
-    arguments: list[Any]
-    chosen: Callable[[list[Any]], Any]
+    positions: list[int]
+    arguments: Callable[[list[Any]], tuple[Any, ...]]
     kernel: Any
     global_size: tuple[int, ...] | None
     local_size: tuple[int, ...] | None
@@ -155,19 +179,15 @@ def _step(device: Any, launch: Launch, slots: dict[str, int]) -> _Step:
     text = sources.program(launch.source, tuple(launch.defines.items()), "opencl.h")
     numbers = [None if isinstance(argument, str) else argument for argument in launch.arguments]
     made = _launch.launch(device, text, launch.kernel, numbers, (launch.groups * launch.block,), (launch.block,))
-    wanted = [slots[argument] for argument in launch.arguments if isinstance(argument, str)]
-    arguments: list[Any] = [position for at in made.buffers for position in (at, None)]
-    return _Step(made.set_buffers, arguments, _chooser(wanted), made.kernel, made.global_size, made.local_size)
-
-
-def _chooser(wanted: list[int]) -> Callable[[list[Any]], Any]:
-    """Return a function that takes what is at some places of a list, as a sequence."""
-    first, last = wanted[0], wanted[-1] + 1
-    return itemgetter(slice(first, last)) if wanted == list(range(first, last)) else itemgetter(*wanted)
+    buffers = [slots[argument] for argument in launch.arguments if isinstance(argument, str)]
+    alternating = [place for i, slot in enumerate(buffers) for place in (len(slots) + i, slot)]
+    kernel, sizes = made.kernel, (made.global_size, made.local_size)
+    return _Step(made.set_buffers, made.buffers, itemgetter(*alternating), kernel, *sizes)
 
 
 def _runner(
     layouts: list[Any],
+    attributes_of: list[dict[str, Any] | None],
     results: list[int | None],
     steps: list[_Step],
     constants: list[Any],
@@ -175,48 +195,49 @@ def _runner(
 ) -> Run:
     """Return what allocates arrays of these layouts, runs the steps, and returns the arrays at `results`.
 
-    Generators at the places `drawn` draw so many numbers.
+    These are PyOpenCL's own where there are attributes of them. Generators at the places `drawn` draw so many numbers.
     """
 
-    def run(device: Any, buffers: list[Any], wrapped: bool) -> Any:
+    def run(device: Any, buffers: list[Any], events: list[Any]) -> Any:
         made = [device.allocate(layout.nbytes) for layout in layouts]
         buffers += made
         buffers += constants
         for place, shape in drawn.items():
             buffers[place] = device.write(np.asarray(buffers[place].random(shape, dtype=np.float32)))
-        done: list[Any] = []
         with device.lock:
-            for set_several, arguments, chosen, kernel, global_size, local_size in steps:
-                arguments = arguments.copy()
-                arguments[1::2] = chosen(buffers)
-                set_several(tuple(arguments))
-                done = [enqueue_nd_range_kernel(device.queue, kernel, global_size, local_size)]
-        arrays = [
-            None
-            if i is None
-            else Wrapper(made[i], layouts[i], device)
-            if wrapped
-            else raw(made[i], layouts[i], device, done)
-            for i in results
-        ]
+            for set_several, positions, arguments, kernel, global_size, local_size in steps:
+                set_several(arguments(buffers + positions))
+                events = [enqueue_nd_range_kernel(device.queue, kernel, global_size, local_size, None, events)]
+        arrays = [None if i is None else _array(device, layouts[i], attributes_of[i], made[i], events) for i in results]
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     return run
 
 
-def _short_runner(layout: Any, step: _Step) -> Run:
-    """Do what `_runner` does for one result of one launch."""
-    nbytes, (set_several, places, chosen, kernel, global_size, local_size) = layout.nbytes, step
+def _array(device: Any, layout: Any, own: dict[str, Any] | None, buffer: Any, events: list[Any]) -> Any:
+    return Wrapper(buffer, layout, device) if own is None else raw_of(own, buffer, events.copy())
 
-    def run(device: Any, buffers: list[Any], wrapped: bool) -> Any:
-        made = device.allocate(nbytes)
+
+def _short_runner(layout: Any, own: dict[str, Any] | None, step: _Step) -> Run:
+    """Do what `_runner` does for one result of one launch, fast: for small arrays, this is what a call takes."""
+    nbytes = layout.nbytes or 1
+    set_several, positions, arguments, kernel, global_size, local_size = step
+
+    def run(device: Any, buffers: list[Any], events: list[Any]) -> Any:
+        try:
+            made = device.pool.allocate(nbytes)
+        except cl.Error as error:
+            device.report(nbytes, error)
         buffers.append(made)
-        arguments = places.copy()
-        arguments[1::2] = chosen(buffers)
-        with device.lock:
-            set_several(tuple(arguments))
-            done = enqueue_nd_range_kernel(device.queue, kernel, global_size, local_size)
-        return Wrapper(made, layout, device) if wrapped else raw(made, layout, device, (done,))
+        buffers += positions
+        lock = device.lock
+        lock.acquire()  # `with` takes twice as long
+        try:
+            set_several(arguments(buffers))
+            done = enqueue_nd_range_kernel(device.queue, kernel, global_size, local_size, None, events)
+        finally:
+            lock.release()
+        return Wrapper(made, layout, device) if own is None else raw_of(own, made, [done])
 
     return run
 

@@ -12,16 +12,16 @@ from tensorops.kernels._gpu.planners import PLANNERS, Planner
 
 def _register(operator: Operator[..., Any], planner: Planner) -> None:
     """Register an operator's kernel, which imports PyOpenCL with the first array."""
-    found: Callable[..., Any] | None = None
+
+    @functools.cache
+    def load() -> Callable[..., Any]:
+        from tensorops.kernels.opencl._launch import kernel_of
+
+        return kernel_of(operator, planner)
 
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        nonlocal found
-        if found is None:
-            from tensorops.kernels.opencl._launch import kernel_of
-
-            found = kernel_of(operator, planner)
-        return found(*args, **kwargs)
+        return load()(*args, **kwargs)
 
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
@@ -29,7 +29,7 @@ def _register(operator: Operator[..., Any], planner: Planner) -> None:
 
         return why_not(operator, planner, args, kwargs)
 
-    operator.kernel("opencl", supports=supports, checks=True, wrappers=True)(kernel)
+    operator.kernel("opencl", supports=supports, checks=True, wrappers=True, load=load)(kernel)
 
 
 for _operator, _planner in PLANNERS.items():

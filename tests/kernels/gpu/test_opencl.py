@@ -123,15 +123,33 @@ def test_another_queue_waits_for_a_result(queue):
     same((y.with_queue(other) * 1.0).get()[-3:], REFERENCES["rms_norm"](X))
 
 
-def test_events_of_arrays_are_waited_for(queue):
-    gate = cl.UserEvent(queue.context)
-    x = cla.zeros(queue, X.shape, X.dtype)
+@pytest.mark.parametrize("results", [1, 2])
+def test_events_of_arrays_are_waited_for(queue, results):
+    """Of each array, whichever of its events comes last; by the short way to run a plan, and the general one."""
+    gates = [cl.UserEvent(queue.context) for _ in range(2)]
+    x, w = cla.zeros(queue, X.shape, X.dtype), cla.to_device(queue, np.zeros_like(W))
+    run = (lambda: tp.rms_norm(x, w)) if results == 1 else (lambda: tp.add_rms_norm(x, x, w)[0])
+    for _ in range(2):
+        run()
     queue.finish()
-    filled = cl.enqueue_copy(cl.CommandQueue(queue.context), x.base_data, X, is_blocking=False, wait_for=[gate])
-    x.add_event(filled)
-    y = tp.rms_norm(x, cla.to_device(queue, W))
-    gate.set_status(cl.command_execution_status.COMPLETE)
+    for gate, array, host in zip(gates, (x, w), (X if results == 1 else X / 2, W), strict=True):
+        other = cl.CommandQueue(queue.context)
+        array.add_event(cl.enqueue_copy(other, array.base_data, host, is_blocking=False, wait_for=[gate]))
+        array.add_event(cl.enqueue_marker(queue))
+    y = run()
+    for gate in gates:
+        gate.set_status(cl.command_execution_status.COMPLETE)
     same(y)
+
+
+def test_a_result_is_in_a_wrapper_if_an_argument_is(queue):
+    x, w = cla.to_device(queue, X), cla.to_device(queue, W)
+    for _ in range(3):
+        for a in (x, row.xp.asarray(x)):
+            for b in (w, row.xp.asarray(w)):
+                y = tp.rms_norm(a, b)
+                assert type(y) is (cla.Array if type(a) is type(b) is cla.Array else row.xp.Array)
+                same(y)
 
 
 def test_an_argument_given_twice_does_not_stand_for_two(queue):
