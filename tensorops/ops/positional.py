@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorops._dtypes import anew, dtype_name, is_floating, is_integer, narrow, widen, widen_integers
+from tensorops._dtypes import anew, compute_dtype, dtype_name, is_floating, is_integer, narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import Axes, RowAxes, every_axis, given
 from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
@@ -230,22 +230,23 @@ def rope(
         require_indices("rope", "positions", positions, cos.shape[0], xp)
     if dims == 0 or 0 in x.shape:
         return anew(xp, x)  # nothing to rotate
-    (wide,) = widen(xp, x)
     c, s = _cosines_and_sines(xp, x, positions, base, freqs, cos, sin, dims)
-    c, s = (_over_heads(xp, xp.astype(a, wide.dtype, copy=False)) for a in (c, s))
+    dtype = compute_dtype(xp, x)
+    c, s = (_over_heads(xp, xp.astype(a, dtype, copy=False)) for a in (c, s))
     if attention_factor != 1.0:
         c, s = c * attention_factor, s * attention_factor
+    # Widened after slicing and narrowed before joining: XLA then writes no copy of x in the wider dtype.
     if interleaved:
-        first, second = wide[..., 0:dims:2], wide[..., 1:dims:2]
+        first, second = widen(xp, x[..., 0:dims:2], x[..., 1:dims:2])
     else:
-        first, second = wide[..., : dims // 2], wide[..., dims // 2 : dims]
-    rotated = (first * c - second * s, second * c + first * s)
+        first, second = widen(xp, x[..., : dims // 2], x[..., dims // 2 : dims])
+    rotated = (narrow(xp, first * c - second * s, x), narrow(xp, second * c + first * s, x))
     parts = [*rotated]
     if interleaved:
         parts = [xp.reshape(xp.stack(rotated, axis=-1), (*x.shape[:-1], dims))]
     if dims < x.shape[-1]:
-        parts.append(wide[..., dims:])
-    return narrow(xp, xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0], x)
+        parts.append(x[..., dims:])
+    return xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0]
 
 
 def _cosines_and_sines(
