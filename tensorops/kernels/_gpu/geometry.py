@@ -82,9 +82,8 @@ def _threads_per_row(length: int) -> int:
 def _values_kept(device: Device, itemsize: int, dense: bool) -> int:
     """Return how many values each thread can keep in registers, which have 4 bytes.
 
-    Those of NVIDIA's GPUs, whose threads come in 32, have up to 255 registers. With 128 of them for values, compilers for
-    some architectures need memory for what else is computed. The address of each element that is alone takes registers
-    as well.
+    Those of NVIDIA's GPUs, whose threads come in 32, have up to 255 registers. With 128 of them for values, compilers
+    for some architectures put others into memory. The address of each element that is alone takes registers as well.
     """
     if not dense:
         return 8 if itemsize == 8 else 16
