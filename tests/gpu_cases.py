@@ -2,9 +2,12 @@
 
 What computes is an *executor*, which runs a plan: `emulation.run` is one. As a program, it prints a table of what ran:
 
-    python tests/gpu_cases.py [--executor emulation|opencl] [--devices …] [--dtypes …] [--some N] [regular expression]
+    python tests/gpu_cases.py [--executor emulation|oclgrind] [--devices …] [--layouts …] [--dtypes …]
+                              [--some N | --every] [--part 2/3] [regular expression]
 
-Operators are those of `PLANNERS` whose name the expression matches, each in a process of its own, two at a time.
+Operators are those of `PLANNERS` whose name the expression matches, each in a process of its own, two at a time. Each
+case is run with each device, layout and dtype, and each of these with each of the others; with ``--every``, in all
+combinations.
 """
 
 from __future__ import annotations
@@ -14,19 +17,22 @@ import argparse
 import copy
 import dataclasses
 import functools
+import itertools
 import os
+import random
 import re
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import emulation
+from covering import covering
 from tensorops._operator import Operator
 from tensorops.kernels._gpu.planners import PLANNERS
 from tensorops.kernels._gpu.plans import Device, Plan
@@ -80,19 +86,28 @@ class Outcome(NamedTuple):
 
 
 def calls_of(
-    operator: Operator[..., Any], dtype: str, device: Device, layout: str = "dense", some: int = 0
+    operator: Operator[..., Any],
+    dtype: str,
+    device: Device,
+    layout: str = "dense",
+    some: int = 0,
+    names: Container[str] | None = None,
 ) -> list[Call]:
-    """Return an operator's cases, planned for a device; with `some`, only that many, of different programs."""
-    cases = (*CASES[operator.__name__], *_long_cases(operator.__name__, dtype))
+    """Return an operator's cases, planned for a device: those named, or with `some` that many of different programs."""
     calls = [
         planned(operator, case, dtype, *case.build(dtype_name=dtype), device, layout)
-        for case in cases
-        if dtype in case.dtypes
+        for case in cases_of(operator.__name__, dtype)
+        if names is None or case.name in names
     ]
     if not some:
         return calls
     different = {_programs(call.plan): call for call in reversed(calls) if not isinstance(call.plan, str)}
     return [*reversed(different.values())][:: max(1, -(-len(different) // some))]
+
+
+def cases_of(name: str, dtype: str) -> list[Case]:
+    """Return an operator's cases for a dtype, and further ones with long rows."""
+    return [*(case for case in CASES[name] if dtype in case.dtypes), *_long_cases(name, dtype)]
 
 
 def _long_cases(name: str, dtype: str) -> Iterator[Case]:
@@ -198,10 +213,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pattern", nargs="?", default="", help="a regular expression for the names of operators")
     parser.add_argument("--executor", default="emulation", help="the module whose `run` computes")
-    parser.add_argument("--devices", default="cuda", help=f"of {', '.join(DEVICES)}")
+    parser.add_argument("--devices", default=",".join(DEVICES), help=f"of {', '.join(DEVICES)}")
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--some", type=int, default=0, help="at most so many cases of a table's row, by their programs")
+    parser.add_argument("--part", default="1/1", help="such as 2/3: the second third of the cases")
+    parser.add_argument("--every", action="store_true", help="all combinations of device, layout, dtype and case")
     parser.add_argument("--alone", action="store_true", help="in this process")
     options = parser.parse_args()
     names = [name for name in OPERATORS if re.search(options.pattern, name)]
@@ -210,7 +227,7 @@ def main() -> int:
     if options.alone:
         return max([run_operator(name, options) for name in names])
     started = time.monotonic()
-    print(f"{'operator':24} {'device':12} {'layout':8} {'dtype':9} passed refused failed", flush=True)
+    print(f"{'operator':28} {'device':12} {'layout':8} passed refused failed", flush=True)
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(functools.partial(_in_a_process, options), names))
     failed = [name for name, code in zip(names, ended, strict=True) if code]
@@ -220,8 +237,9 @@ def main() -> int:
 
 def _in_a_process(options: argparse.Namespace, name: str) -> int:
     command = [sys.executable, __file__, f"^{name}$", "--alone"]
-    for option in ("executor", "devices", "dtypes", "layouts", "some"):
+    for option in ("executor", "devices", "dtypes", "layouts", "some", "part"):
         command += [f"--{option}", str(getattr(options, option))]
+    command += ["--every"] * options.every
     environment = dict(os.environ)
     done = _run(command, environment)
     if done.returncode < 0 and (change := getattr(__import__(options.executor), "IF_IT_CRASHES", None)):
@@ -241,25 +259,48 @@ def _run(command: list[str], environment: dict[str, str]) -> subprocess.Complete
 
 
 def run_operator(name: str, options: argparse.Namespace) -> int:
-    """Print a row for each device, layout and dtype, then the failures; return whether there are any."""
+    """Print a row for each device and layout, then the failures; return whether there are any."""
     executor = __import__(options.executor)
     failures: Counter[str] = Counter()
+    cases = selected(name, options)
     for device in options.devices.split(","):
         for layout in options.layouts.split(","):
+            counts: Counter[str] = Counter()
             for dtype in options.dtypes.split(","):
-                calls = list(calls_of(OPERATORS[name], dtype, DEVICES[device], layout, options.some))
+                names = cases[device, layout, dtype]
+                calls = calls_of(OPERATORS[name], dtype, DEVICES[device], layout, options.some, names)
                 executor.compile_all([call.plan for call in calls if not isinstance(call.plan, str)])
-                outcomes = [check(call, executor.run) for call in calls]
-                counts = Counter(outcome.status for outcome in outcomes)
-                numbers = " ".join(f"{counts[s]:{len(s)}}" for s in ("passed", "refused", "failed"))
-                print(f"{name:24} {device:12} {layout:8} {dtype:9} {numbers}", flush=True)
-                for outcome in outcomes:
+                for call in calls:
+                    outcome = check(call, executor.run)
+                    counts[outcome.status] += 1
                     if outcome.status == "failed":
-                        where = f"{device} {layout} {dtype} {outcome.case}"
                         failures[outcome.message] += 1
                         if failures[outcome.message] == 1:
+                            where = f"{device} {layout} {dtype} {outcome.case}"
                             print(f"  {name}: {where}: {outcome.message}", flush=True)
+            numbers = " ".join(f"{counts[s]:{len(s)}}" for s in ("passed", "refused", "failed"))
+            print(f"{name:28} {device:12} {layout:8} {numbers}", flush=True)
     return int(bool(failures))
+
+
+def selected(name: str, options: argparse.Namespace) -> dict[tuple[str, ...], set[str]]:
+    """Return the names of the cases to run for each device, layout and dtype."""
+    devices, layouts, dtypes = (getattr(options, each).split(",") for each in ("devices", "layouts", "dtypes"))
+    rows = [
+        (device, layout, dtype, case.name)
+        for dtype in dtypes
+        for case in cases_of(name, dtype)
+        for device, layout in itertools.product(devices, layouts)
+    ]
+    if not (options.every or options.some):
+        random.Random(0).shuffle(rows)  # else a device would have but one layout
+        rows = [rows[index] for index in sorted(covering(rows, 2))]
+    part, parts = map(int, options.part.split("/"))
+    rows = rows[part - 1 :: parts]
+    found: dict[tuple[str, ...], set[str]] = {key: set() for key in itertools.product(devices, layouts, dtypes)}
+    for *key, case in rows:
+        found[tuple(key)].add(case)
+    return found
 
 
 if __name__ == "__main__":

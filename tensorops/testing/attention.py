@@ -142,6 +142,12 @@ def _attention_cases() -> Iterator[Case]:
     yield case("scale", lambda r: args(*qkv(r), scale=0.1))
     yield case("causal", lambda r: args(*qkv(r), is_causal=True))
     yield case("causal_decode", lambda r: args(*qkv(r, tq=1, tk=33), is_causal=True))
+    # So many that GPUs divide them among blocks: one of these blocks sees no key of the second sequence.
+    yield case(
+        "many_keys_decode",
+        lambda r: args(*qkv(r, hq=4, tq=1, tk=600, d=64), sinks=normal(r, 4), lengths=np.array([600, 5])),
+    )
+    yield case("many_keys", lambda r: args(*qkv(r, b=1, tq=20, tk=600), is_causal=True, window=(400, None)))
     yield case("causal_more_keys", lambda r: args(*qkv(r, tq=5, tk=9), is_causal=True))
     yield case("causal_more_queries", lambda r: args(*qkv(r, tq=9, tk=5), is_causal=True))
     yield case("grouped", lambda r: args(*qkv(r, hq=6, hkv=2)))

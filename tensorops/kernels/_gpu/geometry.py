@@ -16,7 +16,7 @@ _LONGEST_ROW = 2**31 - 1 - 2**16  # kernels count the elements of a row in 32 bi
 _MOST_GROUPS = 2**31 - 1  # of a launch
 _MOST_THREADS = 256  # for a row
 _BLOCK = 128  # threads of a block with several rows
-_KEPT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # vectors: each number is compiled
+_KEPT = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # vectors: each number is compiled
 _CPU_GROUPS = 8  # for each core, so that none waits long for the last
 
 
@@ -82,14 +82,14 @@ def _threads_per_row(length: int) -> int:
 def _values_kept(device: Device, itemsize: int, dense: bool) -> int:
     """Return how many values each thread can keep in registers, which have 4 bytes.
 
-    Those of NVIDIA's GPUs, whose threads come in 32, have up to 255 registers. Values of 8 bytes leave less room for
-    what else is computed, and the address of each element that is alone takes registers as well.
+    Those of NVIDIA's GPUs, whose threads come in 32, have up to 255 registers. With 128 of them for values, compilers
+    for some architectures put others into memory. The address of each element that is alone takes registers as well.
     """
     if not dense:
         return 8 if itemsize == 8 else 16
     if device.lanes != 32:
         return 16 if itemsize == 8 else 32
-    return 48 if itemsize == 8 else 128
+    return 48 if itemsize == 8 else 96
 
 
 def power_of_two_below(n: int) -> int:

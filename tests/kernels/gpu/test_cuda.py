@@ -453,7 +453,7 @@ def require_nvrtc():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("operator", PLANNERS, ids=lambda operator: operator.__name__)
 def test_programs_compile_without_spills(operator, dtype):
-    """The largest program of each kernel; .ci/gpu-compiled compiles all, for every architecture."""
+    """The largest programs of each kernel; .ci/gpu-compiled compiles more, for every architecture."""
     require_nvrtc()
     programs = gpu_compiled.largest(gpu_compiled.programs([dtype], of=[operator]))
     problems = {str(p): gpu_compiled.made_of(p, "sm_80").problems for p in programs}
@@ -470,5 +470,5 @@ def test_other_parameters_than_are_passed_are_found():
         ((*arguments[:-1], np.float64(0)), f"parameter {len(arguments) - 1} is f32, but f64 is passed"),
         ((np.int64(0), *arguments[1:]), "parameter 0 is a pointer"),
     ):
-        changed = program._replace(launch=dataclasses.replace(program.launch, arguments=wrong))
+        changed = dataclasses.replace(program, launch=dataclasses.replace(program.launch, arguments=wrong))
         assert words in str(gpu_compiled.made_of(changed, "sm_80").problems)

@@ -84,11 +84,11 @@ def test_no_index_overflows_and_no_row_is_left_out(device, itemsize, dense):
         assert row_index(g, g.groups - 1, 0, 0) < rows <= row_index(g, g.groups, 0, 0) < 2**62
 
 
-@pytest.mark.parametrize(("itemsize", "longest"), [(2, 32768), (4, 32768), (8, 12288)])
+@pytest.mark.parametrize(("itemsize", "longest"), [(2, 24576), (4, 24576), (8, 12288)])
 def test_rows_are_read_once_while_they_fit_registers(itemsize, longest):
     for length in (*range(1, 3000, 7), *range(3000, longest, 331), longest):
         g = rows_geometry(NVIDIA, 1000, length, itemsize)
-        assert g.kept * g.vec * max(4, itemsize) <= 128 * 4
+        assert g.kept * g.vec * max(4, itemsize) <= 96 * 4  # with 128, NVRTC spills for sm_120
         assert g.kept, length
         # Compiled for few lengths, but no more than about a third of the registers are left empty in long rows.
         assert g.kept == 1 or g.kept * g.threads * g.vec <= 1.5 * (length + g.threads * g.vec)
@@ -98,7 +98,7 @@ def test_rows_are_read_once_while_they_fit_registers(itemsize, longest):
 
 
 def test_threads_grow_with_rows():
-    lengths = (64, 65, 128, 129, 3072, 3073, 6144, 6145, 16384, 16385, 10**6)
+    lengths = (64, 65, 128, 129, 3072, 3073, 6144, 6145, 12288, 12289, 10**6)
     threads = [rows_geometry(NVIDIA, 1000, n, 4).threads for n in lengths]
     assert threads == [8, 16, 16, 32, 32, 64, 64, 128, 128, 256, 256]
     # Where fewer values fit a thread's registers, more threads share a row.
