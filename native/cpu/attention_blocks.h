@@ -20,10 +20,12 @@ constexpr int kColumns = 2;  // 12 sums, 2 operands and a broadcast fit 16
 constexpr std::int64_t kGroups = 24, kBlockRows = kGroups * kRows;
 constexpr std::int64_t kTile = 128;      // keys
 constexpr std::int64_t kDirectRows = 8;  // up to this number of rows, keys are not transposed
-// Keys and values in pages are prefetched if there are so many bytes that they come from beyond the second-level cache:
-// the first kFetched of the next page, after which the processor's own prefetching serves. They are fetched on the way
-// through the present page, line by line: all at once, pages of 16 keys took 1.1 to 1.2 times as long.
-constexpr std::int64_t kFetchBytes = 2 << 20, kFetched = 16;
+// Keys and values are prefetched, adjacent ones and those in pages, if there are so many bytes that they come from
+// beyond the second-level cache. The processor's own prefetching begins anew with every page, and alone it reached half
+// to three quarters of the speed with adjacent keys. Lines are fetched one by one on the way, so many bytes ahead that
+// they still fit the first-level cache; more where registers hold fewer features of a value, as each pass is shorter.
+constexpr std::int64_t kFetchBytes = 2 << 20, kLine = 64;
+constexpr std::int64_t kAheadBytes = (kColumns * kLanes<float> >= 64 ? 16 : 32) << 10;
 
 template <class C>
 constexpr C kNothing = -std::numeric_limits<C>::infinity();
@@ -40,13 +42,14 @@ struct Range {
     std::int64_t begin, end;
 };
 
-// Keys or values of a tile, from begin to end, that lie at equal distances.
+// Keys or values of a tile, from begin to end, that lie at equal distances, and what is to be prefetched meanwhile, at
+// the same distances, unless it is null.
 struct Part {
-    const char* first;
+    const char *first, *ahead;
     std::int64_t begin, end;
 };
 
-// Where the keys or values of a tile are: in one part, or one for each page and the first part of the next tile.
+// Where the keys or values of a tile are: in few parts, or at least one for each page.
 struct Places {
     const Part* parts;
     std::int64_t stride;  // in bytes, from one to the next
@@ -55,6 +58,10 @@ struct Places {
     const char* find(std::int64_t i, const Part*& part) const {
         while (part->end <= i) ++part;
         return part->first + (i - part->begin) * stride;
+    }
+    // What to prefetch with one in this part
+    const char* ahead_of(std::int64_t i, const Part* part) const {
+        return part->ahead ? part->ahead + (i - part->begin) * stride : nullptr;
     }
     const char* find(std::int64_t i) const {
         const Part* part = parts;
@@ -96,7 +103,9 @@ inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[
     constexpr std::size_t lanes = kLanes<Compute<S>>;
     for (std::int64_t i = 0; i < n; ++i, b += b_stride, a += kStep) {
         if (ahead) {
-            for_each<N>([&](auto c) { __builtin_prefetch(ahead + c * lanes * sizeof(S)); });
+            for_each<N>([&](auto c) {
+                if constexpr (c * lanes * sizeof(S) % kLine == 0) fetch(ahead + c * lanes * sizeof(S));
+            });
             ahead += b_stride;
         }
         Vec<Compute<S>> column[N];
@@ -108,21 +117,27 @@ inline __attribute__((always_inline)) void multiply_add(Vec<Compute<S>> (&sums)[
     }
 }
 
-// y[r] = y[r] · correction[r] + Σ weights(r, key) · value(key), for N vectors of features.
+// y[r] = y[r] · correction[r] + Σ weights(r, key) · value(key), for the keys of a range and N vectors of features.
 template <class S, int R, int N>
-void weigh_block(const Compute<S>* weights, const char* v, std::int64_t v_stride, std::int64_t keys, const char* ahead,
+void weigh_block(const Compute<S>* weights, const Places& values, std::int64_t offset, Range range, bool fetches,
                  const Compute<S>* correction, Compute<S>* y, std::int64_t width) {
     constexpr std::size_t lanes = kLanes<Compute<S>>;
     Vec<Compute<S>> sums[R][N];
     for_each<R>(
         [&](auto r) { for_each<N>([&](auto c) { sums[r][c] = load(y + r * width + c * lanes) * correction[r]; }); });
-    multiply_add<1, kTile, R, N, S>(sums, weights, v, v_stride, keys, ahead);
+    const Part* part = values.parts;
+    for (std::int64_t key = range.begin; key < range.end; key = part->end) {
+        const char* v = values.find(key, part) + offset;
+        const char* ahead = fetches ? values.ahead_of(key, part) : nullptr;
+        multiply_add<1, kTile, R, N, S>(sums, weights + key, v, values.stride, std::min(range.end, part->end) - key,
+                                        ahead ? ahead + offset : nullptr);
+    }
     for_each<R>([&](auto r) { for_each<N>([&](auto c) { store(y + r * width + c * lanes, sums[r][c]); }); });
 }
 
 template <class S>
-using Weigh = void (*)(const Compute<S>*, const char*, std::int64_t, std::int64_t, const char*, const Compute<S>*,
-                       Compute<S>*, std::int64_t);
+using Weigh = void (*)(const Compute<S>*, const Places&, std::int64_t, Range, bool, const Compute<S>*, Compute<S>*,
+                       std::int64_t);
 
 // The block for the given numbers of rows and vectors of features.
 template <class S, int R = kRows, int N = kColumns>
@@ -148,29 +163,63 @@ void score_panel(const C* q, const C* panel, std::int64_t dim, C* scores) {
         [&](auto r) { for_each<kColumns>([&](auto c) { store(scores + r * kTile + c * lanes, sums[r][c]); }); });
 }
 
+// Prefetches what lies ahead of the keys of a range, `bytes` of each, so that the work on `keys` of them, which is done
+// in a number of steps, also fetches as many.
+class Fetcher {
+  public:
+    Fetcher(const Places& places, Range range, std::int64_t bytes, std::int64_t keys, std::int64_t steps)
+        : places_(places),
+          part_(places.parts),
+          end_(range.end),
+          lines_((bytes + kLine - 1) / kLine),
+          due_per_step_(keys * lines_),
+          due_per_line_(steps) {
+        begin(range.begin);
+    }
+
+    void step() {
+        for (due_ += due_per_step_; due_ >= due_per_line_ && row_; due_ -= due_per_line_) {
+            fetch(row_ + line_ * kLine);
+            if (++line_ < lines_) continue;
+            line_ = 0;
+            row_ += places_.stride;
+            if (++key_ == part_->end || key_ == end_) begin(key_);
+        }
+    }
+
+  private:
+    void begin(std::int64_t key) {
+        key_ = key;
+        row_ = nullptr;
+        if (key >= end_) return;
+        while (part_->end <= key) ++part_;
+        row_ = places_.ahead_of(key, part_);
+    }
+
+    const Places& places_;
+    const Part* part_;
+    const char* row_;  // nullptr: there is no more
+    std::int64_t key_, line_ = 0, due_ = 0;
+    const std::int64_t end_, lines_, due_per_step_, due_per_line_;
+};
+
 // Scores of some rows with keys in place, as many keys at a time as a vector has lanes; dim is a multiple of the lanes.
-// The processor prefetches what is adjacent. Of pages, the next one is fetched on the way.
-template <class T>
-void score_direct(const Compute<T>* q, std::int64_t rows, const Places& keys, bool fetches, Range range,
-                  std::int64_t dim, Compute<T>* scores) {
+template <class T, bool kFetches>
+void score_direct(const Compute<T>* q, std::int64_t rows, const Places& keys, Range range, std::int64_t dim,
+                  Compute<T>* scores) {
     using C = Compute<T>;
     constexpr std::int64_t lanes = kLanes<C>;
     const Part* part = keys.parts;
+    Fetcher fetcher(keys, range, dim * std::int64_t{sizeof(T)}, lanes, rows * (dim / lanes));
     for (std::int64_t key = range.begin; key < range.end; key += lanes) {
         const T* row[lanes];
         keys.find(key, range.end, part, row);
-        const std::int64_t done = key - part->begin;  // of the part
-        const char* ahead = fetches && done < kFetched ? part[1].first + done * keys.stride : nullptr;
         for (std::int64_t r = 0; r < rows; ++r) {
             Vec<C> sums[lanes];
             for_each<lanes>([&](auto j) { sums[j] = Vec<C>{}; });
             for (std::int64_t i = 0; i < dim; i += lanes) {
+                if constexpr (kFetches) fetcher.step();
                 const Vec<C> a = load(q + r * dim + i);
-                if (ahead && r == 0)
-                    for_each<lanes>([&](auto j) {
-                        __builtin_prefetch(ahead + static_cast<std::int64_t>(j) * keys.stride +
-                                           i * std::int64_t{sizeof(T)});
-                    });
                 for_each<lanes>([&](auto j) { sums[j] += a * load(row[j] + i); });
             }
             store(scores + r * kTile + key, join_lanes<C>(sums, [](Vec<C> a, Vec<C> b) { return a + b; }));

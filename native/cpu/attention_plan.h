@@ -34,8 +34,9 @@ struct Plan {
     std::int64_t items;
     bool has_spans;      // whether any keys are split
     std::int64_t width;  // value_dim in whole vectors
-    bool direct, packs_values, fetches;
-    C scale, unit;  // unit: the power of two by which weights are multiplied
+    bool direct, packs_values;
+    std::int64_t ahead;  // how many keys later those are that are prefetched; 0: none are
+    C scale, unit;       // unit: the power of two by which weights are multiplied
 
     explicit Plan(const Attention& attention) : op(attention) {
         group = op.heads / op.kv_heads;
@@ -49,7 +50,7 @@ struct Plan {
             all_tiles += tiles_of(b) * blocks_each();
         }
         const std::int64_t tile_bytes = kTile * (op.dim + op.value_dim) * static_cast<std::int64_t>(sizeof(T));
-        fetches = op.pages && all_tiles / blocks * tile_bytes > kFetchBytes;
+        ahead = direct && all_tiles / blocks * tile_bytes > kFetchBytes ? ahead_for(tile_bytes / kTile) : 0;
         tiles = tiles_for(keys);
         has_spans = false;
         for (std::int64_t b = 0; b < op.batch; ++b) {
@@ -61,6 +62,13 @@ struct Plan {
         scale = static_cast<C>(op.scale);
         const int exponent = 63 - __builtin_clzll(static_cast<unsigned long long>(keys) * 2 - 1);
         unit = static_cast<C>(1.0 / static_cast<double>(std::int64_t{1} << exponent));
+    }
+
+    // A power of two, so that pages of usual sizes end where those ahead do
+    static std::int64_t ahead_for(std::int64_t key_and_value_bytes) {
+        std::int64_t n = 1;
+        while (n * key_and_value_bytes < 2 * kAheadBytes) n *= 2;
+        return n;
     }
 
     std::int64_t blocks_each() const { return op.kv_heads * blocks; }  // of a sequence

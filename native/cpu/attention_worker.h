@@ -148,26 +148,46 @@ class Worker {
 
     // ------------------------------------------------------------------ where keys and values are
 
-    // Where n keys and values from `start` on are, and those after them in the next page.
-    void find_places(std::int64_t start, std::int64_t n) {
-        std::int64_t position = first_key_ + start;
-        if (!op_.pages) return set_part(0, batch_, position, {0, n});
-        const std::int64_t* page = op_.pages + batch_ * op_.pages_each + position / op_.page_size;
-        position %= op_.page_size;
-        const std::int64_t rest = keys_count_ - start;
-        Range part{0, 0};
-        for (std::int64_t i = 0;; ++page, position = 0) {
-            part.end = std::min(rest, part.begin + op_.page_size - position);
-            set_part(i++, *page, position, part);
-            if (part.end == rest) return set_part(i, 0, 0, {rest, rest});
-            if (part.begin >= n) return;
-            part.begin = part.end;
-        }
+    // Where a key is: in which piece, a page of the sequence or all of it, and how many follow there, including this
+    // one
+    struct Cursor {
+        std::int64_t page, position, left;
+    };
+    Cursor cursor_at(std::int64_t key) const {
+        const std::int64_t position = first_key_ + key;
+        if (!op_.pages) return {0, position, kUnbounded};
+        const std::int64_t page = position / op_.page_size, within = position - page * op_.page_size;
+        return {page, within, op_.page_size - within};
     }
-    void set_part(std::int64_t i, std::int64_t owner, std::int64_t position, Range range) {
-        const std::int64_t *of_k = op_.k_stride, *of_v = op_.v_stride;
-        key_parts_[i] = {k_ + owner * of_k[0] + position * of_k[2], range.begin, range.end};
-        value_parts_[i] = {v_ + owner * of_v[0] + position * of_v[2], range.begin, range.end};
+    void advance(Cursor& cursor, std::int64_t n) const {
+        cursor.position += n;
+        cursor.left -= n;
+        if (cursor.left == 0) cursor = {cursor.page + 1, 0, op_.page_size};
+    }
+    const char* place_of(const Cursor& at, const char* first, const std::int64_t* stride) const {
+        const std::int64_t owner = op_.pages ? op_.pages[batch_ * op_.pages_each + at.page] : batch_;
+        return first + owner * stride[0] + at.position * stride[2];
+    }
+
+    // Where n keys and values from `start` on are, and those to be prefetched meanwhile.
+    void find_places(std::int64_t start, std::int64_t n) {
+        Cursor here = cursor_at(start), ahead = cursor_at(start + plan_.ahead);
+        const std::int64_t fetched = plan_.ahead == 0 ? 0 : keys_count_ - plan_.ahead - start;
+        std::int64_t begin = 0;
+        for (std::int64_t i = 0; begin < n; ++i) {
+            const bool fetches = begin < fetched;
+            std::int64_t count = std::min(n - begin, here.left);
+            if (fetches) count = std::min({count, ahead.left, fetched - begin});
+            const auto part = [&](const char* first, const std::int64_t* stride) {
+                return Part{place_of(here, first, stride), fetches ? place_of(ahead, first, stride) : nullptr, begin,
+                            begin + count};
+            };
+            key_parts_[i] = part(k_, op_.k_stride);
+            value_parts_[i] = part(v_, op_.v_stride);
+            advance(here, count);
+            if (fetches) advance(ahead, count);
+            begin += count;
+        }
     }
     Places keys() const { return {key_parts_, op_.k_stride[2]}; }
     Places values() const { return {value_parts_, op_.v_stride[2]}; }
@@ -265,7 +285,9 @@ class Worker {
 
     void score(std::int64_t n, Range range) {
         if (range.end <= range.begin) return;
-        if (plan_.direct) return score_direct<T>(queries_, count_, keys(), plan_.fetches, range, op_.dim, scores_);
+        if (plan_.direct)
+            return (plan_.ahead > 0 ? score_direct<T, true> : score_direct<T, false>)(queries_, count_, keys(), range,
+                                                                                      op_.dim, scores_);
         constexpr std::int64_t panel = Plan<T>::panel;
         const Part* part = key_parts_;
         for (std::int64_t p = range.begin / panel * panel; p < range.end; p += panel) {
@@ -365,10 +387,10 @@ class Worker {
             const int columns = static_cast<int>(std::min(panel, plan_.width - i) / lanes);
             if (plan_.packs_values) {
                 pack_values(n, i, columns);
-                const Part packed{reinterpret_cast<const char*>(values_), 0, n};
-                weigh_panel<C>({&packed, columns * static_cast<std::int64_t>(sizeof(V))}, 0, i, columns, false);
+                const Part packed{reinterpret_cast<const char*>(values_), nullptr, 0, n};
+                weigh_panel<C>({&packed, columns * static_cast<std::int64_t>(sizeof(V))}, 0, i, columns);
             } else {
-                weigh_panel<T>(values(), i * kBytes, i, columns, plan_.fetches);
+                weigh_panel<T>(values(), i * kBytes, i, columns);
             }
         }
     }
@@ -384,24 +406,14 @@ class Worker {
         });
     }
 
-    // Part by part. The sums so far are corrected with the first.
     template <class S>
-    void weigh_panel(const Places& values, std::int64_t offset, std::int64_t first, int columns, bool fetches) {
-        static constexpr C kCorrected[kRows] = {1, 1, 1, 1, 1, 1};
+    void weigh_panel(const Places& values, std::int64_t offset, std::int64_t first, int columns) {
         for (std::int64_t g = 0; g < groups_; ++g) {
+            if (ranges_[g].end <= ranges_[g].begin) continue;
             const std::int64_t row = g * kRows;
             const int rows = plan_.direct ? static_cast<int>(std::min<std::int64_t>(kRows, count_ - row)) : kRows;
-            const C* correction = correction_ + row;
-            const Part* part = values.parts;
-            for (std::int64_t key = ranges_[g].begin; key < ranges_[g].end; key = part->end, correction = kCorrected) {
-                const char* v = values.find(key, part) + offset;
-                const std::int64_t done = key - part->begin;
-                const char* ahead =
-                    fetches && g == 0 && done < kFetched ? part[1].first + done * values.stride + offset : nullptr;
-                weigh_for<S>(rows, columns)(scores_ + row * kTile + key, v, values.stride,
-                                            std::min(ranges_[g].end, part->end) - key, ahead, correction,
-                                            y_ + row * plan_.width + first, plan_.width);
-            }
+            weigh_for<S>(rows, columns)(scores_ + row * kTile, values, offset, ranges_[g], g == 0, correction_ + row,
+                                        y_ + row * plan_.width + first, plan_.width);
         }
     }
 
@@ -505,7 +517,7 @@ class Worker {
     C largest_[kBlockRows], correction_[kBlockRows];
 
     // The current tile
-    Part key_parts_[kTile + 2], value_parts_[kTile + 2];
+    Part key_parts_[kTile], value_parts_[kTile];
 };
 
 }  // namespace

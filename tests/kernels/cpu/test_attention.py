@@ -270,6 +270,20 @@ def test_pages_give_the_bits_of_adjacent_keys(target, queries, size, dtype, rng)
             np.testing.assert_array_equal(bits(y), bits(expected))
 
 
+@pytest.mark.parametrize("size", [1, 16, 24, 64, 100, 1200])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pages_of_caches_that_are_prefetched(target, size, dtype, rng):
+    """With 3 MiB or more; parts of tiles also end where the keys to be prefetched change pages, or end."""
+    q, k, v = qkv(rng, b=2, hq=6, hkv=3, tq=1, tk=4800, d=32, dv=32, dtype=dtype)
+    table = rng.permutation(2 * 4800 // size).reshape(2, -1)
+    paged = [in_pages(rng, x, size, table.size, table) for x in (k, v)]
+    for options in ({}, {"lengths": np.array([4799, 2500]), "is_causal": True, "window": 4444}):
+        assert_right((q, k, v), dtype, **options)
+        expected = attend(q, k, v, **options)
+        y = attend(q, *paged, page_table=table, **options)
+        np.testing.assert_array_equal(bits(y), bits(expected))
+
+
 def test_table_entries_out_of_use_are_not_read(target, rng):
     """Neither beyond the lengths, nor before the windows of all queries."""
     q, pages = rng.standard_normal((2, 2, 3, 16)), rng.standard_normal((6, 2, 16, 16))
