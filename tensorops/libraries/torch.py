@@ -88,7 +88,7 @@ def observed(torch: Any) -> str | None:
         return "torch.func transforms the call"
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return "a mode of torch sees every operation"
-    return "torch.jit traces the call" if torch.jit.is_tracing() else None
+    return "torch.jit traces the call" if torch._C._is_tracing() else None
 
 
 def refuse_tensors(arguments: tuple[Any, ...], *, host: bool) -> str | None:
