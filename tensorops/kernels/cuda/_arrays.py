@@ -124,10 +124,14 @@ class TorchTensors:
     """Torch's tensors."""
 
     def __init__(self, torch: Any) -> None:
-        from tensorops.libraries.torch import observed, refuse_tensors
+        from tensorops.libraries.torch import observers, refuse_tensors
 
         self._torch, self._tensor, self._parameter = torch, torch.Tensor, torch.nn.Parameter
-        self._observed, self._forward, self._records = observed, torch.autograd.forward_ad, torch.is_grad_enabled
+        self._observers, self._forward, self._records = (
+            observers(torch),
+            torch.autograd.forward_ad,
+            torch.is_grad_enabled,
+        )
         self.refuse = functools.partial(refuse_tensors, host=False)
         self.current = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # the latter starts CUDA first
         self.device = torch.cuda.device
@@ -140,7 +144,8 @@ class TorchTensors:
 
         Returns how many bytes of memory each has from its address on: torch resizes storages in place.
         """
-        if self._observed(self._torch) or self._forward._current_level >= 0:
+        transformation, modes, function_modes, traced = self._observers
+        if modes() or function_modes() or traced() or transformation() is not None or self._forward._current_level >= 0:
             raise RefusedError("torch must see the call")
         records, tensor, parameter = self._records(), self._tensor, self._parameter
         rooms = []

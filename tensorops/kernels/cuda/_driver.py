@@ -206,8 +206,8 @@ class Step:
         self._function, self._device, self._launch = function, where, library().cuLaunchKernelEx
         self._lock = threading.Lock()
 
-    def __call__(self, stream: int, pointers: list[int]) -> None:
-        """Enqueue the launch; the driver copies the arguments."""
+    def enqueue(self, stream: int, pointers: list[int]) -> None:
+        """Enqueue the launch on a stream; the driver copies the arguments."""
         self._lock.acquire()  # `with` takes twice as long
         try:
             self._write(self._memory, _Config.stream.offset, stream, 0, 0, *pointers)

@@ -55,25 +55,11 @@ def register(
     known: dict[Any, _Call | str] = {}
     _known.append(known)
 
-    def find(args: tuple[Any, ...], kwargs: dict[str, Any], places: list[Any]) -> Run | str:
-        """Return what runs a call, or why nothing does; append the addresses of its arrays to `places`."""
-        key, values = ([len(args), *kwargs], (*args, *kwargs.values())) if kwargs else ([], args)
-        library = _library_of(values)
-        if library is None:
-            raise RefusedError("no argument is an array on a GPU")
-        rooms = library.sign(values, key, places)
-        call = known.get(tuple(key))
-        if call is None:
-            call = _prepare(operator, planner, compiler or _step, library, args, kwargs)
-            if len(known) >= _MAX_CALLS:
-                known.clear()
-            known[tuple(key)] = call
-        if isinstance(call, str):
-            return call
-        for room, needed in zip(rooms, call.reaches, strict=False):
-            if room < needed:
-                raise RefusedError("an argument's storage has been resized")
-        return call.run
+    def plan(key: tuple[Any, ...], library: Arrays, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | str:
+        if len(known) >= _MAX_CALLS:
+            known.clear()
+        known[key] = call = _prepare(operator, planner, compiler or _step, library, args, kwargs)
+        return call
 
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
@@ -83,20 +69,33 @@ def register(
             return f"an argument is a {type(values[0]).__name__}"
         if reason := library.refuse(values):
             return reason
+        key: list[Any] = [len(args), *kwargs]
         try:
-            run = find(args, kwargs, [])
+            library.sign(values, key, [])
+            call = known.get(tuple(key)) or plan(tuple(key), library, args, kwargs)
         except RefusedError as error:
             return str(error)
-        return run if isinstance(run, str) else None
+        return call if isinstance(call, str) else None
 
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        key, values = ([len(args), *kwargs], (*args, *kwargs.values())) if kwargs else ([], args)
         places: list[Any] = []
         try:
-            run = find(args, kwargs, places)
+            library = _library_of(values)
+            if library is None:
+                return NotImplemented
+            rooms = library.sign(values, key, places)
+            call = known.get(tuple(key)) or plan(tuple(key), library, args, kwargs)
         except (TypeError, ValueError, IndexError):  # wrong arguments; the operator's words follow
             return NotImplemented
-        return NotImplemented if isinstance(run, str) else run(places)
+        if isinstance(call, str):
+            return NotImplemented
+        run, reaches = call
+        for room, needed in zip(rooms, reaches, strict=False):
+            if room < needed:
+                return NotImplemented
+        return run(places)
 
     operator.kernel(provider, supports=supports, checks=True)(kernel)
 
@@ -203,7 +202,7 @@ def _runner(
         places += map(library.pointer, made)
         stream = library.stream(device)
         for step in steps:
-            step(stream, places)
+            step.enqueue(stream, places)
         arrays = [None if i is None else made[i] for i in results]
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
@@ -212,7 +211,7 @@ def _runner(
 
 def _short_runner(library: Arrays, device: int, make: Callable[[], Any], step: _driver.Step) -> Run:
     """Do what `_runner` does for one result of one launch."""
-    current, pointer, stream = library.current, library.pointer, library.stream
+    current, pointer, stream, enqueue = library.current, library.pointer, library.stream, step.enqueue
 
     def run(places: list[Any]) -> Any:
         if device != current():
@@ -220,7 +219,7 @@ def _short_runner(library: Arrays, device: int, make: Callable[[], Any], step: _
                 return run(places)
         made = make()
         places.append(pointer(made))
-        step(stream(device), places)
+        enqueue(stream(device), places)
         return made
 
     return run
