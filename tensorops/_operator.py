@@ -340,8 +340,11 @@ class Operator(Generic[P, R]):
             if other.outpaced is not None and not named:
                 plan = _unless_first(other.outpaced, plan)
             elif other.checks and (other.deviation is None or named):
-                values = settings.values_for(self.__name__, other.provider)
-                plan = _first_of(other.function_with(values), plan)
+                asked = other.function_with(settings.values_for(self.__name__, other.provider))
+                if _providers.are_apart(kernel.provider, other.provider, library.name):
+                    plan = _first_of(plan, asked)  # none takes what the other does, so what this call needs comes first
+                else:
+                    plan = _first_of(asked, plan)
             else:
                 return  # it may take the next call
         settings.plans[self][kind] = plan
@@ -603,15 +606,15 @@ def _unless_first(reason_of: Callable[[Any], str | None], plan: Callable[..., An
     return guarded
 
 
-def _first_of(function: Callable[..., Any], plan: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a plan that asks a kernel that checks before it: tensors of one type may be in several kinds of memory."""
+def _first_of(function: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a plan that asks two functions that check: tensors of one type may be in several kinds of memory."""
 
     def either(*args: Any, **kwargs: Any) -> Any:
         try:
-            result = function(*args, **kwargs)
+            result = function(*args, **kwargs) if kwargs else function(*args)
         except TypeError:  # a binding's own words about arguments
             result = NotImplemented
-        return plan(*args, **kwargs) if result is NotImplemented else result
+        return other(*args, **kwargs) if result is NotImplemented else result
 
     return either
 

@@ -141,6 +141,11 @@ def require_provider(name: object) -> None:
         raise ValueError(f"unknown provider of kernels {name!r}{nearest(name, valid)}; valid names: {', '.join(valid)}")
 
 
+def are_apart(one: str, other: str, library: str) -> bool:
+    """Return whether two providers compute on different devices of a library, so that none takes the other's calls."""
+    return PROVIDERS[one].devices.get(library) != PROVIDERS[other].devices.get(library)
+
+
 def load(name: str) -> str:
     """Register a provider's kernels, once; return why it cannot be loaded, or an empty string."""
     reason = _reasons.get(name)

@@ -253,6 +253,20 @@ def test_a_plan_asks_kernels_that_check_for_themselves_in_their_order(adder):
     assert (one.questions, two.questions) == (2, 2)
 
 
+def test_a_plan_asks_first_what_computes_on_the_device_of_the_first_call(adder):
+    """Kernels for two devices never take the same call, so their order does not matter; it does on one device."""
+    one, two = Fake(1.0, refuses="not here", declines=True), Fake(2.0, declines=True)
+    _providers.PROVIDERS["two"] = dataclasses.replace(_providers.PROVIDERS["two"], devices={"numpy": "elsewhere"})
+    for provider, fake in (("one", one), ("two", two)):
+        adder.kernel(provider, supports=fake.supports, checks=True)(fake)
+    for _ in range(3):
+        assert adder(np.zeros(1)) == 2.0
+    assert one.calls == 0
+    one.refuses, two.refuses = None, "not there"
+    assert adder(np.zeros(1)) == 1.0
+    assert (one.questions, two.questions) == (1, 1)  # by the first call
+
+
 def test_a_kernel_that_others_outpace_runs_for_the_rest_or_by_name(adder):
     one, two = Fake(1.0), Fake(2.0)
     adder.kernel("one", supports=one.supports, outpaced=lambda x: "x is short" if x.size < 3 else None)(one)

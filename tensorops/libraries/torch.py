@@ -82,13 +82,21 @@ def storage_suffices(x: Array, held: int) -> bool:
     return reach == 0 or bool((x.storage_offset() + reach) * x.element_size() <= held)
 
 
+@functools.cache
+def observers(torch: Any) -> tuple[Callable[[], Any], ...]:
+    """Return what asks torch for a transformation, for modes that see operations or functions, and for a tracer."""
+    c = torch._C
+    return c._functorch.peek_interpreter_stack, c._len_torch_dispatch_stack, c._len_torch_function_stack, c._is_tracing
+
+
 def observed(torch: Any) -> str | None:
     """Return what sees the operations of an eager call instead of their being computed at once, if anything does."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    transformation, modes, function_modes, traced = observers(torch)
+    if transformation() is not None:
         return "torch.func transforms the call"
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+    if modes() or function_modes():
         return "a mode of torch sees every operation"
-    return "torch.jit traces the call" if torch.jit.is_tracing() else None
+    return "torch.jit traces the call" if traced() else None
 
 
 def refuse_tensors(arguments: tuple[Any, ...], *, host: bool) -> str | None:

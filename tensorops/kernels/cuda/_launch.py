@@ -16,44 +16,31 @@ import numpy as np
 from tensorops._messages import describe_error
 from tensorops._operator import Operator
 from tensorops.kernels._gpu.planners import Planner
-from tensorops.kernels._gpu.plans import Launch, Operand, Plan
+from tensorops.kernels._gpu.plans import Launch, Operand, Plan, Result
 from tensorops.kernels.cuda import _compile, _driver
-from tensorops.kernels.cuda._arrays import Arrays, arrays_of
+from tensorops.kernels.cuda._arrays import Arrays, Generator, RefusedError, arrays_of, reach
 
 _MAX_CALLS = 4096  # of one operator; beyond it all are forgotten
 _MAX_GROUPS = 2**31 - 1
 
-Generator = np.random.Generator
+Run: TypeAlias = Callable[[list[Any]], Any]
+"""Runs a call: takes the addresses of its arrays, with generators in between as the call has them."""
 
-_known: list[dict[Any, _Call | str]] = []
+
+class _Call(NamedTuple):
+    """What calls with the same metadata and options have in common."""
+
+    run: Run
+    reaches: list[int]  # how many bytes of memory each array must have
+
+
+_known: list[dict[Any, _Call | str]] = []  # a string says why a call is refused
 
 
 def forget_calls() -> None:
     """Forget all calls that were planned, such as when a test has replaced the driver."""
     for calls in _known:
         calls.clear()
-
-
-class _Call(NamedTuple):
-    """What calls with the same metadata and options have in common."""
-
-    device: int
-    drawn: tuple[tuple[int, tuple[int, ...]], ...]  # places of generators, and the shapes of what they draw
-    makers: tuple[Callable[[], Any], ...]  # of the results, then of the temporaries
-    results: tuple[int | None, ...]  # positions among what they make
-    steps: tuple[_driver.Step, ...]
-
-
-class _Found(NamedTuple):
-    """A call, and the addresses of its arrays, with generators in between as the call has them."""
-
-    call: _Call | str  # or why there is none
-    arrays: Arrays
-    places: list[Any]
-
-
-class _RefusedError(TypeError):
-    """Why a call cannot be told from others by metadata."""
 
 
 Places: TypeAlias = dict[str, int]
@@ -68,81 +55,57 @@ def register(
     known: dict[Any, _Call | str] = {}
     _known.append(known)
 
-    def find(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Found:
-        key, library, places = _sign(args, kwargs)
-        call = known.get(key)
-        if call is None:
-            call = _prepare(operator, planner, compiler or _step, library, args, kwargs)
-            if len(known) >= _MAX_CALLS:
-                known.clear()
-            known[key] = call
-        return _Found(call, library, places)
+    def plan(key: tuple[Any, ...], library: Arrays, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | str:
+        if len(known) >= _MAX_CALLS:
+            known.clear()
+        known[key] = call = _prepare(operator, planner, compiler or _step, library, args, kwargs)
+        return call
 
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
+        values = (*args, *kwargs.values())
+        library = _library_of(values)
+        if library is None:
+            return f"an argument is a {type(values[0]).__name__}"
+        if reason := library.refuse(values):
+            return reason
+        key: list[Any] = [len(args), *kwargs]
         try:
-            call = find(args, kwargs).call
-        except _RefusedError as reason:
-            return str(reason)
+            library.sign(values, key, [])
+            call = known.get(tuple(key)) or plan(tuple(key), library, args, kwargs)
+        except RefusedError as error:
+            return str(error)
         return call if isinstance(call, str) else None
 
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        key, values = ([len(args), *kwargs], (*args, *kwargs.values())) if kwargs else ([], args)
+        places: list[Any] = []
         try:
-            call, library, places = find(args, kwargs)
+            library = _library_of(values)
+            if library is None:
+                return NotImplemented
+            rooms = library.sign(values, key, places)
+            call = known.get(tuple(key)) or plan(tuple(key), library, args, kwargs)
         except (TypeError, ValueError, IndexError):  # wrong arguments; the operator's words follow
             return NotImplemented
-        return NotImplemented if isinstance(call, str) else _run(call, library, places)
+        if isinstance(call, str):
+            return NotImplemented
+        run, reaches = call
+        for room, needed in zip(rooms, reaches, strict=False):
+            if room < needed:
+                return NotImplemented
+        return run(places)
 
     operator.kernel(provider, supports=supports, checks=True)(kernel)
 
 
-def _sign(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Arrays, list[Any]]:
-    """Return what tells a call from others, whose arrays it has, and their addresses beside its generators."""
-    values = (*args, *kwargs.values())
-    key: list[Any] = [len(args), *kwargs]
-    library: Arrays | None = None
-    places: list[Any] = []
+def _library_of(values: tuple[Any, ...]) -> Arrays | None:
+    """Return whose arrays a call has first, if any."""
     for value in values:
-        kind = type(value)
-        owner = arrays_of(kind)
-        if owner is None:
-            if kind is Generator:
-                key.append(kind)
-                places.append(value)
-            else:
-                key += (kind, value)
-            continue
-        if owner is not library:
-            if library is not None:
-                raise _RefusedError("the arrays are of different libraries")
-            library = owner
-            if reason := owner.refuse(values):
-                raise _RefusedError(reason)
-        facts, pointer = owner.facts(value)
-        key.append(facts)
-        places.append(pointer)
-    if library is None:
-        raise _RefusedError(f"an argument is a {type(values[0]).__name__}")
-    return tuple(key), library, places
-
-
-def _run(call: _Call, library: Arrays, places: list[Any]) -> Any:
-    if call.device != library.current():
-        with library.device(call.device):
-            return _run(call, library, places)
-    drawn = []  # which must be there until the launch is under way
-    for place, shape in call.drawn:
-        drawn.append(library.put(places[place].random(shape, dtype=np.float32), call.device))
-        places[place] = library.pointer(drawn[-1])
-    made = [make() for make in call.makers]
-    places += map(library.pointer, made)
-    stream = library.stream(call.device)
-    for step in call.steps:
-        step(stream, places)
-    if call.results == (0,):
-        return made[0]
-    return tuple([None if i is None else made[i] for i in call.results])
+        if (library := arrays_of(type(value))) is not None:
+            return library
+    return None
 
 
 def _prepare(
@@ -153,13 +116,24 @@ def _prepare(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> _Call | str:
-    """Plan a call and compile its kernels, or return why that is not possible."""
+    """Plan a call and compile its kernels, or return why that is not possible.
+
+    Raises
+    ------
+    RefusedError
+        If that depends on more than the key of the call.
+    """
+    values = (*args, *kwargs.values())
+    if any(arrays_of(type(value)) not in (None, library) for value in values):
+        raise RefusedError("the arrays are of different libraries")
+    if reason := library.refuse(values):
+        raise RefusedError(reason)
     arguments = operator.canonical(*args, **kwargs)
     # By name, not by identity: another call may have two arrays where this one has the same array twice.
     given = zip((*operator.parameters[: len(args)], *kwargs), (*args, *kwargs.values()), strict=True)
     places = [name for name, value in given if arrays_of(type(value)) or type(value) is Generator]
-    facts = {name: library.facts(value)[0] for name, value in arguments.items() if arrays_of(type(value))}
-    devices = sorted({device for device, *_ in facts.values()})
+    facts = {name: library.facts(value) for name, value in arguments.items() if arrays_of(type(value))}
+    devices = sorted({device for *_, device, _ in facts.values()})
     if len(devices) > 1:
         return f"the arrays are on different devices: CUDA devices {' and '.join(map(str, devices))}"
     operands: dict[str, Operand] = {}
@@ -190,15 +164,65 @@ def _compiled(
     made = {name: y for name, y in plan.results.items() if y is not None} | (plan.temporaries or {})
     slots = {name: slot for slot, name in enumerate((*places, *made))}
     every = operands | {name: y.operand for name, y in made.items()}
-    order = list(made)
     constants = {name: device.hold(a.tobytes()) for name, a in (plan.constants or {}).items()}
-    return _Call(
-        device=index,
-        drawn=tuple((slots[name], y.shape) for name, y in (plan.drawn or {}).items()),
-        makers=tuple(library.maker(y.shape, y.dtype, index) for y in made.values()),
-        results=tuple(order.index(name) if name in made else None for name in plan.results),
-        steps=tuple(compiler(device, launch, every, slots, constants) for launch in plan.launches if launch.groups),
-    )
+    steps = [compiler(device, launch, every, slots, constants) for launch in plan.launches if launch.groups]
+    makers = [library.maker(y.shape, y.dtype, index) for y in made.values()]
+    reaches = [reach(operands[name]) for name in places if name in operands]
+    drawn = {slots[name]: (plan.drawn or {}).get(name) for name in places if name not in operands}
+    if len(makers) == len(steps) == 1 and not drawn:  # most calls
+        return _Call(_short_runner(library, index, makers[0], steps[0]), reaches)
+    results = [None if y is None else list(made).index(name) for name, y in plan.results.items()]
+    return _Call(_runner(library, index, makers, results, steps, drawn), reaches)
+
+
+def _runner(
+    library: Arrays,
+    device: int,
+    makers: list[Callable[[], Any]],
+    results: list[int | None],
+    steps: list[_driver.Step],
+    drawn: dict[int, Result | None],
+) -> Run:
+    """Return what makes arrays on a device, runs the steps, and returns the arrays at `results`.
+
+    Generators are at the places `drawn`, with the numbers that they draw, if any.
+    """
+
+    def run(places: list[Any]) -> Any:
+        if device != library.current():
+            with library.device(device):
+                return run(places)
+        numbers = []  # which must be there until the launch is under way
+        for place, uniform in drawn.items():
+            rng, places[place] = places[place], 0
+            if uniform is not None:
+                numbers.append(library.put(rng.random(uniform.shape, dtype=np.float32), device))
+                places[place] = library.pointer(numbers[-1])
+        made = [make() for make in makers]
+        places += map(library.pointer, made)
+        stream = library.stream(device)
+        for step in steps:
+            step.enqueue(stream, places)
+        arrays = [None if i is None else made[i] for i in results]
+        return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+    return run
+
+
+def _short_runner(library: Arrays, device: int, make: Callable[[], Any], step: _driver.Step) -> Run:
+    """Do what `_runner` does for one result of one launch."""
+    current, pointer, stream, enqueue = library.current, library.pointer, library.stream, step.enqueue
+
+    def run(places: list[Any]) -> Any:
+        if device != current():
+            with library.device(device):
+                return run(places)
+        made = make()
+        places.append(pointer(made))
+        enqueue(stream(device), places)
+        return made
+
+    return run
 
 
 def _step(

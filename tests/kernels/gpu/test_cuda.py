@@ -126,7 +126,7 @@ def test_arguments_are_packed_as_planned(rms_norm, driver, cupy, index):
 
 
 def test_values_are_aligned_to_their_sizes():
-    data, offsets = _driver.packed((np.int32(1), "x", np.float32(2.5), np.int64(-3), np.int32(4), np.float64(5)))
+    data, offsets = _driver.packed((np.int32(1), 0, np.float32(2.5), np.int64(-3), np.int32(4), np.float64(5)))
     assert offsets == [0, 8, 16, 24, 32, 40]
     parts = [
         np.frombuffer(data[at : at + np.dtype(kind).itemsize], kind)[0]
@@ -347,10 +347,10 @@ def take_tensors_for_cudas(monkeypatch):
     """Let torch's tensors in host memory say that they are on CUDA device 0; return torch."""
     torch = support.require("torch").xp and sys.modules["torch"]
     own = _arrays.arrays_of(torch.Tensor)
-    own.refuse = functools.partial(own.refuse.func, host=True)
     own.current = lambda: 0
+    own.stream = lambda device: 9000 + device
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0)
-    monkeypatch.setattr(type(own), "stream", lambda self, device: 9000 + device)
     made_there = type(own).maker
     on_host = lambda *args: functools.partial(made_there(*args), device="cpu")  # noqa: E731
     monkeypatch.setattr(type(own), "maker", on_host)
@@ -403,6 +403,66 @@ def test_what_torch_must_see_gets_the_body(torch, driver):
         assert reason(wants) is None
     assert reason(x.as_subclass(type("Own", (torch.Tensor,), {}))) == "an argument is a Own"
     assert len(driver.launches) == count
+
+
+def resized(torch):
+    x = torch.ones(2, 8)
+    x.untyped_storage().resize_(32)
+    return x
+
+
+UNLIKE_THEIR_METADATA = {  # or without such
+    "negated": lambda torch: torch._neg_view(torch.ones(2, 8)),
+    "resized": resized,
+    "without memory": lambda torch: torch.ops.aten._efficientzerotensor((2, 8)),
+    "sparse": lambda torch: torch.ones(2, 8).to_sparse(),
+    "sparse rows": lambda torch: torch.ones(2, 8).to_sparse_csr(),
+    "nested": lambda torch: torch.nested.nested_tensor([torch.ones(8), torch.ones(7)]),
+    "requires grad": lambda torch: torch.ones(2, 8, requires_grad=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:(Sparse CSR|The PyTorch API of nested)")
+@pytest.mark.parametrize("kind", UNLIKE_THEIR_METADATA)
+def test_tensors_that_are_not_what_their_metadata_say(torch, driver, kind):
+    kernel, x = tp.rms_norm._kernels["cuda"], UNLIKE_THEIR_METADATA[kind](torch)
+    kernel.function(torch.ones(2, 8))  # has the same metadata, so its plan is known
+    count = len(driver.launches)
+    assert kernel.function(x) is NotImplemented
+    assert "argument" in kernel.supports(x, None, 1e-6, axis=1, weight_offset=0.0)
+    assert len(driver.launches) == count
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
+def test_what_sees_operations_sees_those_of_known_calls(torch, driver):
+    kernel, x = tp.rms_norm._kernels["cuda"], torch.ones(2, 8)
+    kernel.function(x)
+    count, results = len(driver.launches), []
+
+    def call(*_):
+        results.append(kernel.function(x))
+        return torch.ones(())
+
+    torch.func.vmap(call)(torch.ones(1))
+    torch.func.grad(call)(torch.ones(()))
+    torch.jit.trace(call, torch.ones(()), check_trace=False)
+    with torch.autograd.forward_ad.dual_level():
+        results.append(kernel.function(x))
+    for mode in (torch.overrides.TorchFunctionMode, torch.utils._python_dispatch.TorchDispatchMode):
+        with mode():
+            results.append(kernel.function(x))
+    assert results == [NotImplemented] * 6
+    assert len(driver.launches) == count
+
+
+def test_a_generator_that_draws_nothing(kernel_of, driver, cupy):
+    launch = Launch("rms_norm", "rms_norm", ELEMENTS, 1, 32, ("logits", "y"))
+    kernel = kernel_of(tp.sample, lambda device, *args, **kwargs: Plan({"y": Result("int64", (2,))}, (launch,)))
+    rng = np.random.default_rng(7)
+    x = on_gpu(cupy, np.ones((2, 5), np.float32))
+    y = kernel.function(x, rng=rng)
+    assert [int.from_bytes(p, sys.byteorder) for p in driver.launches[0].parameters] == [x.data.ptr, y.data.ptr]
+    assert rng.random() == np.random.default_rng(7).random()
 
 
 def test_tensors_in_host_memory_are_none_of_its_business(rms_norm, driver):
