@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why the compiled module is missing
+from tensorops.kernels.jax_ffi import _refusals
 from tensorops.kernels.jax_ffi._launch import refuse_array, refuse_channels, register
-from tensorops.ops import activation, experts, normalization, quantization, selection
+from tensorops.kernels.jax_ffi._refusals import NARROW
+from tensorops.ops import activation, experts, linear, loss, normalization, positional, quantization, selection
 
 
 def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
     x, weight, scales, biases = (arguments[name] for name in ("x", "weight", "scales", "biases"))
-    for name, a, dtypes in (("x", x, _NARROW), ("weight", weight, ("uint8",)), ("scales", scales, _NARROW)):
+    for name, a, dtypes in (("x", x, NARROW), ("weight", weight, ("uint8",)), ("scales", scales, NARROW)):
         if reason := refuse_array(name, a, dtypes):
             return reason
     if biases is not None and biases.dtype != scales.dtype:
@@ -20,18 +22,16 @@ def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
 
 
 def _refuse_grouped(arguments: dict[str, Any]) -> str | None:
-    integers = {"experts": ("int32", "int64"), "weight": ("uint8",) if "scales" in arguments else _NARROW}
+    integers = {"experts": ("int32", "int64"), "weight": ("uint8",) if "scales" in arguments else NARROW}
     for name in ("x", "experts", "weight", "bias", "scales", "biases"):
         a = arguments.get(name)
-        if a is not None and (reason := refuse_array(name, a, integers.get(name, _NARROW))):
+        if a is not None and (reason := refuse_array(name, a, integers.get(name, NARROW))):
             return reason
     if arguments.get("biases") is not None and arguments["biases"].dtype != arguments["scales"].dtype:
         return "biases has another dtype than scales"
     empty = 0 in (*arguments["x"].shape, *arguments["experts"].shape, *arguments["weight"].shape)
     return "x, experts or weight is empty" if empty else None
 
-
-_NARROW = ("float16", "bfloat16", "float32")
 
 # What XLA itself computes as fast as a copy is not among them: relu, relu_squared, leaky_relu, hard_sigmoid, hard_swish
 # and reglu.
@@ -47,7 +47,7 @@ for _operator in (
     register(_operator)
 for _operator in (activation.softmax, activation.log_softmax, activation.logsumexp):
     register(_operator, several_axes=True)
-register(activation.gelu, handler=lambda options: "gelu" if options["approximate"] == "none" else "gelu_tanh")
+register(activation.gelu, handler=lambda given: "gelu" if given["approximate"] == "none" else "gelu_tanh")
 for _operator in (activation.quick_gelu, activation.elu):
     register(_operator, attributes=("alpha",))
 register(normalization.rms_norm, attributes=("eps", "weight_offset"))
@@ -56,7 +56,23 @@ register(normalization.layer_norm, attributes=("eps",))
 register(normalization.group_norm, attributes=("eps", "num_groups"), refuse=refuse_channels, batched=True)
 register(normalization.instance_norm, attributes=("eps",), refuse=refuse_channels, batched=True)
 register(normalization.l2_norm, attributes=("eps",))
-register(quantization.quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_quantized)
+register(quantization.quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_quantized, mixed=True)
 register(selection.top_k, attributes=("largest",))
-register(experts.grouped_linear, refuse=_refuse_grouped)
-register(experts.grouped_quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_grouped)
+register(experts.grouped_linear, refuse=_refuse_grouped, mixed=True)
+register(experts.grouped_quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_grouped, mixed=True)
+register(linear.linear, refuse=_refusals.refuse_linear, most_rows=_refusals.most_rows_of_linear, mixed=True)
+register(
+    loss.cross_entropy,
+    handler=_refusals.loss_handler,
+    attributes=("ignore_index", "label_smoothing", "z_loss"),
+    refuse=_refusals.refuse_loss,
+    rows=_refusals.rows_of_loss,
+    mixed=True,
+)
+register(
+    positional.rope,
+    handler=_refusals.rotation_handler,
+    attributes=("base", "interleaved", "dims", "attention_factor"),
+    refuse=_refusals.refuse_rotation,
+    mixed=True,
+)
