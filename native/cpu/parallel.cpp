@@ -218,6 +218,7 @@ std::atomic<int> computing{0};
 }  // namespace
 
 int available_threads() {
+    if (lender) return static_cast<int>(lender->threads);
     if (!own_team && help.is_paused(now)) return 1;
 #if defined(_OPENMP)
     if (omp_in_parallel()) return 1;
@@ -232,6 +233,7 @@ int available_threads() {
 }
 
 void on_team(int threads, Work work, const void* context) {
+    if (lender) return lender->run(*lender, threads, work, context);
     computing.fetch_add(threads, std::memory_order_relaxed);
     if (!own_team)
         parallel_region(threads, work, context);

@@ -30,6 +30,21 @@ inline int threads_for(std::int64_t rows, std::int64_t bytes) {
     return static_cast<int>(n < 1 ? 1 : n);
 }
 
+// One part of the work, and the number of parts. Parts must not wait for each other: a thread may take several.
+struct Member {
+    int index, count;
+};
+
+// Threads that a caller lends to the kernels it calls: they use these instead of those of parallel.cpp.
+struct Lender {
+    std::int64_t threads;
+    // Calls work for all parts, of which a thread may take several, as on_team does.
+    void (*run)(const Lender& lender, int parts, void (*work)(const void* context, Member member), const void* context);
+};
+
+// That of the kernels called by this thread, or nullptr
+inline thread_local const Lender* lender = nullptr;
+
 // The cost of multiplying a number of rows by a matrix of weights of a given size, in bytes moved by memory-bound
 // operators: one row is bound by the weights' bytes, many rows by arithmetic.
 inline std::int64_t matrix_work(std::int64_t rows, std::int64_t outputs, std::int64_t inputs, double weight_bytes) {
@@ -37,11 +52,6 @@ inline std::int64_t matrix_work(std::int64_t rows, std::int64_t outputs, std::in
         static_cast<double>(outputs) * static_cast<double>(inputs) * (4 * weight_bytes + static_cast<double>(rows));
     return static_cast<std::int64_t>(work < 1e18 ? work : 1e18);
 }
-
-// One part of the work, and the number of parts. Parts must not wait for each other: a thread may take several.
-struct Member {
-    int index, count;
-};
 
 // Calls work(context, member) for every part of at most `threads`, on this and other threads. No work may throw.
 void on_team(int threads, void (*work)(const void* context, Member member), const void* context);

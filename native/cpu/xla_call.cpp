@@ -4,14 +4,16 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
+#include <string_view>
 
 namespace tensorops::xla {
 
 double Call::number(const char* name, double otherwise) const {
     const Attributes& all = frame.attributes;
     for (std::int64_t i = 0; i < all.count; ++i) {
-        if (std::string(all.names[i]->data, all.names[i]->length) != name || all.kinds[i] != kScalar) continue;
+        if (std::string_view(all.names[i]->data, all.names[i]->length) != name || all.kinds[i] != kScalar) continue;
         const Scalar& scalar = *static_cast<const Scalar*>(all.items[i]);
         if (scalar.dtype == kFloat64) return *static_cast<const double*>(scalar.value);
     }
@@ -51,6 +53,8 @@ bool same(const Buffer& a, const Buffer& b) {
     return true;
 }
 
+bool is_vector(const Buffer& b, std::int64_t n) { return b.rank == 1 && b.dims[0] == n; }
+
 bool is_matrix(const Buffer& b, std::int64_t rows, std::int64_t columns) {
     return b.rank == 2 && b.dims[0] == rows && b.dims[1] == columns;
 }
@@ -65,6 +69,49 @@ Rows rows_of(const Buffer& b, std::int64_t axes) {
     rows.shape[0] = rows.count;
     rows.stride[0] = rows.length * itemsize(b);
     return rows;
+}
+
+bool is_integer(const Buffer& b) { return b.dtype >= kInt8 && b.dtype <= kUint64; }
+
+namespace {
+
+template <class T, class To>
+std::vector<To> read_as(const Buffer& b) {
+    const T* from = static_cast<const T*>(b.data);
+    std::vector<To> all(static_cast<std::size_t>(elements(b)));
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<To>(from[i]);
+    return all;
+}
+
+template <class To>
+std::vector<To> read_integers_as(const Buffer& b) {
+    switch (b.dtype) {
+        case kInt8:
+            return read_as<std::int8_t, To>(b);
+        case kInt16:
+            return read_as<std::int16_t, To>(b);
+        case kInt32:
+            return read_as<std::int32_t, To>(b);
+        case kUint8:
+            return read_as<std::uint8_t, To>(b);
+        case kUint16:
+            return read_as<std::uint16_t, To>(b);
+        case kUint32:
+            return read_as<std::uint32_t, To>(b);
+        case kUint64:
+            return read_as<std::uint64_t, To>(b);
+        default:
+            return read_as<std::int64_t, To>(b);
+    }
+}
+
+}  // namespace
+
+std::vector<std::int64_t> read_integers(const Buffer& b) { return read_integers_as<std::int64_t>(b); }
+
+std::vector<double> read_doubles(const Buffer& b) {
+    if (is_integer(b)) return read_integers_as<double>(b);
+    return b.dtype == kFloat64 ? read_as<double, double>(b) : read_as<float, double>(b);
 }
 
 Rows span_of(const Buffer& b, std::int64_t begin, std::int64_t end) {
@@ -172,6 +219,16 @@ void share_out(const CallFrame& frame, std::int64_t count, const void* op, void 
     parts->wait();
 }
 
+Team::Team(const Call& call) : frame_(call.frame) {
+    threads = threads_of(frame_);
+    run = [](const Lender& lent, int parts, void (*work)(const void*, Member), const void* context) {
+        const auto part = [work, context, parts](std::int64_t i) { work(context, Member{static_cast<int>(i), parts}); };
+        share_out(static_cast<const Team&>(lent).frame_, parts, &part,
+                  [](const void* op, std::int64_t i) { (*static_cast<const decltype(part)*>(op))(i); });
+    };
+    lender = this;
+}
+
 Error* answer(CallFrame* frame, Wrong (*kernel)(const Call&)) {
     for (Extension* e = frame->extensions; e; e = e->next) {
         if (e->type != kMetadata) continue;
@@ -185,7 +242,12 @@ Error* answer(CallFrame* frame, Wrong (*kernel)(const Call&)) {
     if (frame->size < sizeof(CallFrame) || frame->arguments.size < sizeof(Buffers) ||
         frame->results.size < sizeof(Buffers) || frame->attributes.size < sizeof(Attributes))
         return error(*frame, kInternal, "tensorops: XLA passes other structures than this version knows");
-    const Wrong wrong = kernel(Call{*frame});
+    Wrong wrong;
+    try {
+        wrong = kernel(Call{*frame});
+    } catch (const std::bad_alloc&) {
+        return error(*frame, kResourceExhausted, "tensorops: there is not enough memory for a kernel");
+    }
     if (!wrong) return nullptr;
     return error(*frame, kInvalidArgument, (std::string("tensorops: a kernel was given ") + wrong).c_str());
 }

@@ -34,10 +34,16 @@ inline std::int64_t bytes_of(const Buffer& b) { return elements(b) * itemsize(b)
 inline char* data(const Buffer& b) { return static_cast<char*>(b.data); }
 inline bool is_narrow(const Buffer& b) { return dtype_of(b) != Dtype::other && dtype_of(b) != Dtype::float64; }
 bool same(const Buffer& a, const Buffer& b);
+bool is_vector(const Buffer& b, std::int64_t n);
 bool is_matrix(const Buffer& b, std::int64_t rows, std::int64_t columns);
 
 // Rows of the last axis, or of several
 Rows rows_of(const Buffer& b, std::int64_t axes = 1);
+// The elements of an array of integers or floating-point numbers; those of uint64 beyond int64 become negative.
+bool is_integer(const Buffer& b);
+std::vector<std::int64_t> read_integers(const Buffer& b);
+std::vector<double> read_doubles(const Buffer& b);
+
 // A part of the elements, as one row whatever the shape
 Rows span_of(const Buffer& b, std::int64_t begin, std::int64_t end);
 
@@ -68,6 +74,18 @@ void over_threads(const Call& call, std::int64_t total, std::int64_t unit, std::
               [](const void* op, std::int64_t part) { (*static_cast<const decltype(work)*>(op))(part); });
 }
 
+// While this exists, kernels called by this thread divide their work themselves, for XLA's threads.
+class Team : Lender {
+  public:
+    explicit Team(const Call& call);
+    ~Team() { lender = nullptr; }
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+
+  private:
+    const CallFrame& frame_;
+};
+
 // A handler answers XLA's question for its version, and calls its kernel.
 Error* answer(CallFrame* frame, Wrong (*kernel)(const Call&));
 
@@ -83,9 +101,11 @@ struct NamedHandler {
 using Handlers = std::vector<NamedHandler>;
 
 Handlers activation_handlers();
+Handlers attention_handlers();
 Handlers experts_handlers();
 Handlers normalization_handlers();
 Handlers quantization_handlers();
+Handlers sampling_handlers();
 Handlers selection_handlers();
 
 }  // namespace tensorops::xla

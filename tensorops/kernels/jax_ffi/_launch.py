@@ -7,6 +7,7 @@ contain the kernel, use the operator's body, so all of JAX's transformations wor
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,16 +38,23 @@ class Call:
     names
         The parameters that are arrays, in the order of the arrays.
     rows
-        How many leading arrays have the shape of the first; the others apply to every row.
+        How many leading arrays have the rows of the first, which a mapped axis is added to; the others apply to every
+        row. 0 if the kernel cannot have more rows.
     batched
         Whether the first axis counts rows, and the kernel finds others by counting from it: to map over an axis then
         makes the first longer, instead of adding one.
     options
         The operator's options by name; an axis counts from the end.
     attributes
-        The names of the options that the kernel takes.
+        The names of the options that the kernel takes, and of the arrays whose places it must be told.
     axes
         How many of the last axes are one row.
+    mixed
+        Whether the kernel reads parameters in any dtype, so that none is widened.
+    most_rows
+        Up to how many rows the kernel is faster than XLA; 0 if it always is.
+    along
+        Of a batched kernel, whether the first axis of each array counts rows.
     """
 
     operator: Operator[..., Any]
@@ -57,11 +65,23 @@ class Call:
     options: tuple[tuple[str, Any], ...] = ()
     attributes: tuple[str, ...] = ()
     axes: int = 1
+    mixed: bool = False
+    most_rows: int = 0
+    along: tuple[bool, ...] = ()
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
         result = self.operator.compute(**dict(zip(self.names, arrays, strict=True)), **dict(self.options))
         return list(result) if isinstance(result, tuple) else [result]
+
+    def numbers(self) -> dict[str, np.float64]:
+        """Return what the kernel is told besides the arrays; a tuple gives a number for each element."""
+        places = {name: place for place, name in enumerate(self.names) if place}
+        found: dict[str, Any] = {"axes": self.axes} if self.axes > 1 else {}
+        for name, value in {**dict(self.options), **places}.items():
+            if name in self.attributes:
+                found |= {f"{name}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {name: value}
+        return {name: np.float64(value) for name, value in found.items() if value is not None}
 
 
 def register(
@@ -70,8 +90,13 @@ def register(
     handler: Callable[[dict[str, Any]], str] | None = None,
     attributes: tuple[str, ...] = (),
     refuse: Callable[[dict[str, Any]], str | None] | None = None,
+    rows: Callable[[dict[str, Any]], int] | None = None,
+    most_rows: Callable[[dict[str, Any]], int] | None = None,
     batched: bool = False,
     several_axes: bool = False,
+    mixed: bool = False,
+    correspond: Callable[..., RowAxes] | None = None,
+    draw: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> None:
     """Register the kernel of an operator that declares how its calls may be split.
 
@@ -80,15 +105,26 @@ def register(
     operator
         An operator on rows along the last axis and on parameters of those rows.
     handler
-        Returns the handler's name for given options, if it is not the operator's name.
+        Returns the handler's name for given arguments, if it is not the operator's name.
     attributes
-        The options that the kernel takes.
+        The options that the kernel takes, and the arrays whose places it must be told because others may be left out.
     refuse
         Returns why the kernel does not support the arguments; replaces the check for rows and their parameters.
+    rows
+        Returns how many leading arrays have the rows of the first for given arguments, if it is not what the operator
+        declares; see `Call`.
+    most_rows
+        Returns up to how many rows the kernel is faster than XLA for given arguments; see `Call`.
     batched
         Whether the first axis counts rows; see `Call`.
     several_axes
         Whether several of the last axes may be one row; the result may then have another dtype as well.
+    mixed
+        Whether the kernel reads parameters in any dtype; see `Call`.
+    correspond
+        Tells how axes correspond, if the operator does not declare it.
+    draw
+        Returns the arguments with numbers in place of a generator of them.
     """
 
     @functools.wraps(operator)
@@ -99,6 +135,10 @@ def register(
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         arguments = operator.named(args, kwargs)
+        if draw is not None:
+            if isinstance(prepare(arguments), str):  # before a number is drawn
+                return NotImplemented
+            arguments = draw(arguments)
         metadata = _metadata(arguments)
         found = known.get(metadata) or prepare(arguments)
         if isinstance(found, str):
@@ -111,17 +151,25 @@ def register(
     known: dict[object, Call] = {}
 
     def prepare(arguments: dict[str, Any]) -> str | Call:
-        rows = operator.rows(arguments)
-        reason = refuse(arguments) if refuse else _refuse_rows(arguments, rows, several_axes)
+        declared = correspond(**arguments) if correspond else operator.rows(arguments)
+        reason = refuse(arguments) if refuse else _refuse_rows(arguments, declared, several_axes)
+        most = most_rows(arguments) if most_rows and not reason else 0
+        if most and _row_count(arguments[next(iter(declared.arrays))]) > most:
+            reason = f"there are more than {most} rows, which XLA computes as fast"
         if reason := reason or _unusable():
             return reason
-        options = {name: value for name, value in arguments.items() if name not in rows.arrays and value is not None}
-        axes = len(rows.whole) if several_axes else 1
+        options = {
+            name: value for name, value in arguments.items() if name not in declared.arrays and value is not None
+        }
+        axes = len(declared.whole) if several_axes else 1
         if "axis" in options:
             options["axis"] = tuple(range(-axes, 0)) if axes > 1 else -1
-        name = handler(options) if handler else operator.__name__
-        names = tuple(rows.arrays)
-        return Call(operator, name, names, rows.sharing, batched, tuple(options.items()), attributes, axes)
+        name = handler(arguments) if handler else operator.__name__
+        count = rows(arguments) if rows else declared.sharing
+        names = tuple(declared.arrays)
+        along = tuple(of[:1] == (0,) for of in declared.arrays.values()) if batched else ()
+        options_of_call = tuple(options.items())
+        return Call(operator, name, names, count, batched, options_of_call, attributes, axes, mixed, most, along)
 
     operator.kernel("jax_ffi", supports=supports, declines=True)(kernel)
 
@@ -180,16 +228,16 @@ def refuse_channels(arguments: dict[str, Any]) -> str | None:
     return "x is empty" if 0 in x.shape else _refuse_parameters(arguments, parameters, x)
 
 
-def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES) -> str | None:
-    """Return why the kernels do not take an array, which must have one of these dtypes."""
+def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES, least: int = 1) -> str | None:
+    """Return why the kernels do not take an array, which must have one of these dtypes and at least so many axes."""
     import jax
 
     if not isinstance(x, jax.Array):
         return f"{name} is not a jax.Array"
     if dtype_name(x) not in dtypes:
         return f"{name} has a dtype without a kernel"
-    if x.ndim == 0:
-        return f"{name} has 0 dimensions"
+    if x.ndim < least:
+        return f"{name} has {x.ndim} dimensions"
     if not all(isinstance(n, int) for n in x.shape):
         return f"{name} has a symbolic shape"
     if isinstance(x, jax.core.Tracer):
@@ -227,7 +275,7 @@ def _compiled(call: Call) -> Callable[..., list[Array]]:
 
     primitive = _primitive()
     return jax.jit(  # type: ignore[no-any-return]
-        lambda *arrays: primitive.bind(*_fitting(arrays, call.rows), call=call), inline=True
+        lambda *arrays: primitive.bind(*(arrays if call.mixed else _fitting(arrays, call.rows)), call=call), inline=True
     )
 
 
@@ -236,7 +284,7 @@ def _fitting(arrays: Sequence[Array], rows: int) -> Sequence[Array]:
     x, parameters = arrays[0], arrays[rows:]
     dtypes = {p.dtype for p in parameters}
     as_they_are = {x.dtype, np.dtype(np.float32)} if x.dtype.itemsize == 2 else {x.dtype}
-    if (len(dtypes) <= 1 and dtypes <= as_they_are) or any(dtype_name(p) not in _DTYPES for p in parameters):
+    if len(dtypes) <= 1 and dtypes <= as_they_are:
         return arrays
     wide = np.float64 if x.dtype == np.float64 else np.float32
     return [*arrays[:rows], *(p.astype(wide) for p in parameters)]
@@ -259,6 +307,10 @@ def _primitive() -> Any:
     return primitive
 
 
+def _row_count(x: Array) -> int:
+    return math.prod(x.shape[:-1])
+
+
 def _run_body(*arrays: Array, call: Call) -> list[Array]:
     return call.body(*arrays)
 
@@ -275,11 +327,7 @@ def _lower_on_cpu(ctx: Any, *operands: Any, call: Call) -> Any:
 
     if not _is_for_one_device_here(ctx.module_context):
         return mlir.lower_fun(_run_body, multiple_results=True)(ctx, *operands, call=call)
-    options = dict(call.options)
-    attributes = {name: np.float64(options[name]) for name in call.attributes}
-    if call.axes > 1:
-        attributes["axes"] = np.float64(call.axes)
-    return jax.ffi.ffi_lowering(f"tensorops.{call.handler}")(ctx, *operands, **attributes)
+    return jax.ffi.ffi_lowering(f"tensorops.{call.handler}")(ctx, *operands, **call.numbers())
 
 
 def _is_for_one_device_here(module: Any) -> bool:
@@ -308,21 +356,31 @@ def _derivative(arrays: Sequence[Array], tangents: Sequence[Any], *, call: Call)
 
 
 def _map(arrays: Sequence[Array], axes: Sequence[int | None], *, call: Call) -> Any:
-    """Map over an axis: this adds rows, unless the parameters of the rows are also mapped."""
+    """Map over an axis: this adds rows, unless arrays that apply to all rows are also mapped."""
     import jax
 
-    if any(axis is not None for axis in axes[call.rows :]):
+    size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
+
+    def mapped_body() -> Any:
         results = jax.vmap(call.body, tuple(axes))(*arrays)
         return results, [0] * len(results)
-    size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
-    rows = [
-        jax.numpy.broadcast_to(a, (size, *a.shape)) if axis is None else jax.numpy.moveaxis(a, axis, 0)
-        for a, axis in zip(arrays[: call.rows], axes, strict=False)
-    ]
-    shape = rows[0].shape
+
+    along = call.along or tuple(i < call.rows for i in range(len(arrays)))
+    if call.rows == 0 or any(axis is not None and not each for axis, each in zip(axes, along, strict=True)):
+        return mapped_body()
+    batch = next(n for i, n in enumerate(arrays[0].shape) if i != axes[0]) if call.batched else 0
+
+    def longer(a: Array, axis: int | None) -> Array:
+        a = jax.numpy.broadcast_to(a, (size, *a.shape)) if axis is None else jax.numpy.moveaxis(a, axis, 0)
+        if not call.batched:
+            return a
+        a = jax.numpy.broadcast_to(a, (size, batch, *a.shape[2:]))  # a mask may have one element for all of the batch
+        return jax.numpy.reshape(a, (size * batch, *a.shape[2:]))
+
+    rows = [longer(*each) if is_along else each[0] for *each, is_along in zip(arrays, axes, along, strict=True)]
+    if call.most_rows and _row_count(rows[0]) > call.most_rows:
+        return mapped_body()
+    results = _primitive().bind(*rows, call=call)
     if call.batched:
-        rows = [jax.numpy.reshape(a, (shape[0] * shape[1], *shape[2:])) for a in rows]
-    results = _primitive().bind(*rows, *arrays[call.rows :], call=call)
-    if call.batched:
-        results = [jax.numpy.reshape(y, shape) for y in results]
+        results = [jax.numpy.reshape(y, (size, batch, *y.shape[1:])) for y in results]
     return results, [0] * len(results)
