@@ -286,7 +286,7 @@ def test_the_readme_says_which_of_them_torch_and_jax_use():
     compiled = kernels_of("cpu")
     assert kernels_of("torch_cpu") == compiled - {"linear", "sample"}
     products = {"quantized_linear", "grouped_linear", "grouped_quantized_linear"}
-    others = {"linear", "rope", "cross_entropy", "softmax", "log_softmax", "logsumexp", "top_k"}
+    others = {"scaled_dot_product_attention", "sample", "linear", "rope", "cross_entropy", "softmax", "log_softmax", "logsumexp", "top_k"}
     most = NORMS | products | others
     assert most <= kernels_of("jax_ffi") <= (most | ACTIVATIONS - {"relu"}) & compiled
 

@@ -195,24 +195,6 @@ void set_mask(Attention& op, nb::handle mask) {
         if (PyArray_DIM(a, d) != 1) op.mask_stride[4 - ndim + d] = PyArray_STRIDE(a, d);
 }
 
-// The keys to which queries may attend, in all sequences
-double keys_of(const Attention& op) {
-    if (!op.lengths) return static_cast<double>(op.batch) * static_cast<double>(reach_of(op, 0).keys());
-    double keys = 0;
-    for (std::int64_t b = 0; b < op.batch; ++b) keys += static_cast<double>(reach_of(op, b).keys());
-    return keys;
-}
-
-// Bytes that must move, or operations that take as long: about two for each byte.
-std::int64_t work_of(const Attention& op, double keys, std::int64_t item) {
-    const double features = static_cast<double>(op.dim + op.value_dim), queries = static_cast<double>(op.queries);
-    const double kv_rows = static_cast<double>(op.kv_heads) * keys;
-    const double rows = static_cast<double>(op.batch * op.heads) * queries;
-    const double bytes = (kv_rows + rows) * features * static_cast<double>(item);
-    const double work = std::max(bytes, static_cast<double>(op.heads) * queries * keys * features);
-    return static_cast<std::int64_t>(std::min(work, 1e18));
-}
-
 nb::object attention(const Arguments& a) {
     Bound bound;
     if (!refuse_attention(a, &bound).empty()) return nb::borrow(Py_NotImplemented);

@@ -12,9 +12,10 @@ void bind_xla(nb::module_& m) {
         "xla_handlers",
         [] {
             nb::dict handlers;
-            for (const auto family : {xla::activation_handlers, xla::experts_handlers, xla::linear_handlers,
-                                      xla::loss_handlers, xla::normalization_handlers, xla::positional_handlers,
-                                      xla::quantization_handlers, xla::selection_handlers})
+            for (const auto family :
+                 {xla::activation_handlers, xla::attention_handlers, xla::experts_handlers, xla::linear_handlers,
+                  xla::loss_handlers, xla::normalization_handlers, xla::positional_handlers, xla::quantization_handlers,
+                  xla::sampling_handlers, xla::selection_handlers})
                 for (const xla::NamedHandler& h : family())
                     handlers[h.name] = nb::capsule(reinterpret_cast<void*>(h.handler));
             return handlers;

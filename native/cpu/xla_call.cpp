@@ -4,14 +4,16 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
+#include <string_view>
 
 namespace tensorops::xla {
 
 double Call::number(const char* name, double otherwise) const {
     const Attributes& all = frame.attributes;
     for (std::int64_t i = 0; i < all.count; ++i) {
-        if (std::string(all.names[i]->data, all.names[i]->length) != name || all.kinds[i] != kScalar) continue;
+        if (std::string_view(all.names[i]->data, all.names[i]->length) != name || all.kinds[i] != kScalar) continue;
         const Scalar& scalar = *static_cast<const Scalar*>(all.items[i]);
         if (scalar.dtype == kFloat64) return *static_cast<const double*>(scalar.value);
     }
@@ -240,7 +242,12 @@ Error* answer(CallFrame* frame, Wrong (*kernel)(const Call&)) {
     if (frame->size < sizeof(CallFrame) || frame->arguments.size < sizeof(Buffers) ||
         frame->results.size < sizeof(Buffers) || frame->attributes.size < sizeof(Attributes))
         return error(*frame, kInternal, "tensorops: XLA passes other structures than this version knows");
-    const Wrong wrong = kernel(Call{*frame});
+    Wrong wrong;
+    try {
+        wrong = kernel(Call{*frame});
+    } catch (const std::bad_alloc&) {
+        return error(*frame, kResourceExhausted, "tensorops: there is not enough memory for a kernel");
+    }
     if (!wrong) return nullptr;
     return error(*frame, kInvalidArgument, (std::string("tensorops: a kernel was given ") + wrong).c_str());
 }

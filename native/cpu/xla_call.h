@@ -101,12 +101,14 @@ struct NamedHandler {
 using Handlers = std::vector<NamedHandler>;
 
 Handlers activation_handlers();
+Handlers attention_handlers();
 Handlers experts_handlers();
 Handlers linear_handlers();
 Handlers loss_handlers();
 Handlers normalization_handlers();
 Handlers positional_handlers();
 Handlers quantization_handlers();
+Handlers sampling_handlers();
 Handlers selection_handlers();
 
 }  // namespace tensorops::xla

@@ -42,7 +42,7 @@ struct ErrorArguments {
     const char* message;
     int code;
 };
-inline constexpr int kInvalidArgument = 3, kInternal = 13;
+inline constexpr int kInvalidArgument = 3, kResourceExhausted = 8, kInternal = 13;
 
 struct ErrorToDestroy {
     std::size_t size;
@@ -78,7 +78,8 @@ struct Api {
     Error* (*num_threads)(NumThreadsArguments*);
 };
 
-inline constexpr int kInt8 = 2, kInt16 = 3, kInt32 = 4, kInt64 = 5, kUint8 = 6, kUint16 = 7, kUint32 = 8, kUint64 = 9;
+inline constexpr int kBool = 1, kInt8 = 2, kInt16 = 3, kInt32 = 4, kInt64 = 5, kUint8 = 6, kUint16 = 7, kUint32 = 8,
+                     kUint64 = 9;
 inline constexpr int kFloat16 = 10, kFloat32 = 11, kFloat64 = 12, kBFloat16 = 16;
 inline constexpr int kScalar = 3;  // the kind of an attribute
 

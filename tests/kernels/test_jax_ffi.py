@@ -67,6 +67,8 @@ def close(actual, expected, tolerance=2e-5):
 def test_every_kernel_is_here():
     assert {name for name, operator in OPERATORS.items() if "jax_ffi" in operator.kernels} == {
         *ROWS,
+        "scaled_dot_product_attention",
+        "sample",
         "group_norm",
         "instance_norm",
         "quantized_linear",

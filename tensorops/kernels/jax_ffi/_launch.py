@@ -46,13 +46,15 @@ class Call:
     options
         The operator's options by name; an axis counts from the end.
     attributes
-        The names of the options that the kernel takes.
+        The names of the options that the kernel takes, and of the arrays whose places it must be told.
     axes
         How many of the last axes are one row.
     mixed
         Whether the kernel reads parameters in any dtype, so that none is widened.
     most_rows
         Up to how many rows the kernel is faster than XLA; 0 if it always is.
+    along
+        Of a batched kernel, whether the first axis of each array counts rows.
     """
 
     operator: Operator[..., Any]
@@ -65,11 +67,21 @@ class Call:
     axes: int = 1
     mixed: bool = False
     most_rows: int = 0
+    along: tuple[bool, ...] = ()
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
         result = self.operator.compute(**dict(zip(self.names, arrays, strict=True)), **dict(self.options))
         return list(result) if isinstance(result, tuple) else [result]
+
+    def numbers(self) -> dict[str, np.float64]:
+        """Return what the kernel is told besides the arrays; a tuple gives a number for each element."""
+        places = {name: place for place, name in enumerate(self.names) if place}
+        found: dict[str, Any] = {"axes": self.axes} if self.axes > 1 else {}
+        for name, value in {**dict(self.options), **places}.items():
+            if name in self.attributes:
+                found |= {f"{name}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {name: value}
+        return {name: np.float64(value) for name, value in found.items() if value is not None}
 
 
 def register(
@@ -83,6 +95,8 @@ def register(
     batched: bool = False,
     several_axes: bool = False,
     mixed: bool = False,
+    correspond: Callable[..., RowAxes] | None = None,
+    draw: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> None:
     """Register the kernel of an operator that declares how its calls may be split.
 
@@ -93,7 +107,7 @@ def register(
     handler
         Returns the handler's name for given arguments, if it is not the operator's name.
     attributes
-        The options that the kernel takes.
+        The options that the kernel takes, and the arrays whose places it must be told because others may be left out.
     refuse
         Returns why the kernel does not support the arguments; replaces the check for rows and their parameters.
     rows
@@ -107,6 +121,10 @@ def register(
         Whether several of the last axes may be one row; the result may then have another dtype as well.
     mixed
         Whether the kernel reads parameters in any dtype; see `Call`.
+    correspond
+        Tells how axes correspond, if the operator does not declare it.
+    draw
+        Returns the arguments with numbers in place of a generator of them.
     """
 
     @functools.wraps(operator)
@@ -117,6 +135,10 @@ def register(
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         arguments = operator.named(args, kwargs)
+        if draw is not None:
+            if isinstance(prepare(arguments), str):  # before a number is drawn
+                return NotImplemented
+            arguments = draw(arguments)
         metadata = _metadata(arguments)
         found = known.get(metadata) or prepare(arguments)
         if isinstance(found, str):
@@ -129,7 +151,7 @@ def register(
     known: dict[object, Call] = {}
 
     def prepare(arguments: dict[str, Any]) -> str | Call:
-        declared = operator.rows(arguments)
+        declared = correspond(**arguments) if correspond else operator.rows(arguments)
         reason = refuse(arguments) if refuse else _refuse_rows(arguments, declared, several_axes)
         most = most_rows(arguments) if most_rows and not reason else 0
         if most and _row_count(arguments[next(iter(declared.arrays))]) > most:
@@ -145,7 +167,9 @@ def register(
         name = handler(arguments) if handler else operator.__name__
         count = rows(arguments) if rows else declared.sharing
         names = tuple(declared.arrays)
-        return Call(operator, name, names, count, batched, tuple(options.items()), attributes, axes, mixed, most)
+        along = tuple(of[:1] == (0,) for of in declared.arrays.values()) if batched else ()
+        options_of_call = tuple(options.items())
+        return Call(operator, name, names, count, batched, options_of_call, attributes, axes, mixed, most, along)
 
     operator.kernel("jax_ffi", supports=supports, declines=True)(kernel)
 
@@ -303,11 +327,7 @@ def _lower_on_cpu(ctx: Any, *operands: Any, call: Call) -> Any:
 
     if not _is_for_one_device_here(ctx.module_context):
         return mlir.lower_fun(_run_body, multiple_results=True)(ctx, *operands, call=call)
-    options = dict(call.options)
-    attributes = {name: np.float64(options[name]) for name in call.attributes}
-    if call.axes > 1:
-        attributes["axes"] = np.float64(call.axes)
-    return jax.ffi.ffi_lowering(f"tensorops.{call.handler}")(ctx, *operands, **attributes)
+    return jax.ffi.ffi_lowering(f"tensorops.{call.handler}")(ctx, *operands, **call.numbers())
 
 
 def _is_for_one_device_here(module: Any) -> bool:
@@ -336,7 +356,7 @@ def _derivative(arrays: Sequence[Array], tangents: Sequence[Any], *, call: Call)
 
 
 def _map(arrays: Sequence[Array], axes: Sequence[int | None], *, call: Call) -> Any:
-    """Map over an axis: this adds rows, unless the parameters of the rows are also mapped."""
+    """Map over an axis: this adds rows, unless arrays that apply to all rows are also mapped."""
     import jax
 
     size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
@@ -345,18 +365,22 @@ def _map(arrays: Sequence[Array], axes: Sequence[int | None], *, call: Call) -> 
         results = jax.vmap(call.body, tuple(axes))(*arrays)
         return results, [0] * len(results)
 
-    if call.rows == 0 or any(axis is not None for axis in axes[call.rows :]):
+    along = call.along or tuple(i < call.rows for i in range(len(arrays)))
+    if call.rows == 0 or any(axis is not None and not each for axis, each in zip(axes, along, strict=True)):
         return mapped_body()
-    rows = [
-        jax.numpy.broadcast_to(a, (size, *a.shape)) if axis is None else jax.numpy.moveaxis(a, axis, 0)
-        for a, axis in zip(arrays[: call.rows], axes, strict=False)
-    ]
+    batch = next(n for i, n in enumerate(arrays[0].shape) if i != axes[0]) if call.batched else 0
+
+    def longer(a: Array, axis: int | None) -> Array:
+        a = jax.numpy.broadcast_to(a, (size, *a.shape)) if axis is None else jax.numpy.moveaxis(a, axis, 0)
+        if not call.batched:
+            return a
+        a = jax.numpy.broadcast_to(a, (size, batch, *a.shape[2:]))  # a mask may have one element for all of the batch
+        return jax.numpy.reshape(a, (size * batch, *a.shape[2:]))
+
+    rows = [longer(*each) if is_along else each[0] for *each, is_along in zip(arrays, axes, along, strict=True)]
     if call.most_rows and _row_count(rows[0]) > call.most_rows:
         return mapped_body()
-    shape = rows[0].shape
+    results = _primitive().bind(*rows, call=call)
     if call.batched:
-        rows = [jax.numpy.reshape(a, (shape[0] * shape[1], *shape[2:])) for a in rows]
-    results = _primitive().bind(*rows, *arrays[call.rows :], call=call)
-    if call.batched:
-        results = [jax.numpy.reshape(y, shape) for y in results]
+        results = [jax.numpy.reshape(y, (size, batch, *y.shape[1:])) for y in results]
     return results, [0] * len(results)

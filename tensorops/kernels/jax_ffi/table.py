@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why the compiled module is missing
 from tensorops.kernels.jax_ffi import _refusals
-from tensorops.kernels.jax_ffi._launch import refuse_array, refuse_channels, register
-from tensorops.kernels.jax_ffi._refusals import NARROW
-from tensorops.ops import activation, experts, linear, loss, normalization, positional, quantization, selection
-
-
-def _refuse_quantized(arguments: dict[str, Any]) -> str | None:
-    x, weight, scales, biases = (arguments[name] for name in ("x", "weight", "scales", "biases"))
-    for name, a, dtypes in (("x", x, NARROW), ("weight", weight, ("uint8",)), ("scales", scales, NARROW)):
-        if reason := refuse_array(name, a, dtypes):
-            return reason
-    if biases is not None and biases.dtype != scales.dtype:
-        return "biases has another dtype than scales"
-    return "x or weight is empty" if 0 in (*x.shape, *weight.shape) else None
-
-
-def _refuse_grouped(arguments: dict[str, Any]) -> str | None:
-    integers = {"experts": ("int32", "int64"), "weight": ("uint8",) if "scales" in arguments else NARROW}
-    for name in ("x", "experts", "weight", "bias", "scales", "biases"):
-        a = arguments.get(name)
-        if a is not None and (reason := refuse_array(name, a, integers.get(name, NARROW))):
-            return reason
-    if arguments.get("biases") is not None and arguments["biases"].dtype != arguments["scales"].dtype:
-        return "biases has another dtype than scales"
-    empty = 0 in (*arguments["x"].shape, *arguments["experts"].shape, *arguments["weight"].shape)
-    return "x, experts or weight is empty" if empty else None
-
+from tensorops.kernels.jax_ffi._launch import refuse_channels, register
+from tensorops.ops import (
+    activation,
+    attention,
+    experts,
+    linear,
+    loss,
+    normalization,
+    positional,
+    quantization,
+    sampling,
+    selection,
+)
 
 # What XLA itself computes as fast as a copy is not among them: relu, relu_squared, leaky_relu, hard_sigmoid, hard_swish
 # and reglu.
@@ -56,10 +41,14 @@ register(normalization.layer_norm, attributes=("eps",))
 register(normalization.group_norm, attributes=("eps", "num_groups"), refuse=refuse_channels, batched=True)
 register(normalization.instance_norm, attributes=("eps",), refuse=refuse_channels, batched=True)
 register(normalization.l2_norm, attributes=("eps",))
-register(quantization.quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_quantized, mixed=True)
+register(
+    quantization.quantized_linear, attributes=("bits", "group_size"), refuse=_refusals.refuse_quantized, mixed=True
+)
 register(selection.top_k, attributes=("largest",))
-register(experts.grouped_linear, refuse=_refuse_grouped, mixed=True)
-register(experts.grouped_quantized_linear, attributes=("bits", "group_size"), refuse=_refuse_grouped, mixed=True)
+register(experts.grouped_linear, refuse=_refusals.refuse_grouped, mixed=True)
+register(
+    experts.grouped_quantized_linear, attributes=("bits", "group_size"), refuse=_refusals.refuse_grouped, mixed=True
+)
 register(linear.linear, refuse=_refusals.refuse_linear, most_rows=_refusals.most_rows_of_linear, mixed=True)
 register(
     loss.cross_entropy,
@@ -75,4 +64,19 @@ register(
     attributes=("base", "interleaved", "dims", "attention_factor"),
     refuse=_refusals.refuse_rotation,
     mixed=True,
+)
+register(
+    attention.scaled_dot_product_attention,
+    attributes=("is_causal", "scale", "window", "softcap", "mask", "sinks", "lengths", "page_table"),
+    refuse=_refusals.refuse_attention,
+    batched=True,
+    mixed=True,
+)
+register(
+    sampling.sample,
+    attributes=("temperature", "top_k", "top_p", "min_p"),
+    refuse=_refusals.refuse_sample,
+    mixed=True,
+    correspond=_refusals.axes_of_sample,
+    draw=_refusals.with_numbers,
 )
