@@ -286,8 +286,9 @@ def test_the_readme_says_which_of_them_torch_and_jax_use():
     compiled = kernels_of("cpu")
     assert kernels_of("torch_cpu") == compiled - {"linear", "sample"}
     products = {"quantized_linear", "grouped_linear", "grouped_quantized_linear"}
-    others = {"scaled_dot_product_attention", "sample", "linear", "rope", "cross_entropy", "softmax", "log_softmax", "logsumexp", "top_k"}
-    most = NORMS | products | others
+    softmaxes = {"softmax", "log_softmax", "logsumexp"}
+    tokens = {"scaled_dot_product_attention", "linear", "rope", "cross_entropy", "sample", "top_k"}
+    most = NORMS | products | softmaxes | tokens
     assert most <= kernels_of("jax_ffi") <= (most | ACTIVATIONS - {"relu"}) & compiled
 
 
