@@ -98,6 +98,7 @@ def opencl() -> Task:
 # allocate them is not that of a GPU; it is the same in all ways.
 
 
+@functools.cache
 def cuda_torch() -> Task:
     """Return ways to launch it on torch's tensors, which say for the rest of the process that they are on a GPU."""
     try:
@@ -119,6 +120,7 @@ def cuda_torch() -> Task:
     return Task(_ways(x, w, make, tensor.data_ptr, tensors.stream, tensors.sign), lambda: None)
 
 
+@functools.cache
 def cuda_cupy() -> Task:
     """Return ways to launch it on objects that have what the launcher reads of CuPy's arrays."""
 

@@ -107,6 +107,8 @@ def joined_rows(shape: tuple[int, ...], strides: list[Strides]) -> tuple[list[in
 
     Returns the lengths of the axes that are left, outermost first, and the strides of each operand along them, padded
     to `MAX_ROW_DIMS` at the end. ``None`` if more are left.
+
+    `array_api_pyopencl` joins axes for itself: the shims do not import tensorops, and plans for CUDA need no PyOpenCL.
     """
     lengths: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]

@@ -216,6 +216,15 @@ def arrays_of(kind: type) -> Arrays | None:
         return _owners.setdefault(kind, _find(kind))
 
 
+def library_of(values: tuple[Any, ...]) -> Arrays | None:
+    """Return whose arrays a call has first, if any."""
+    for value in values:
+        library = _owners.get(type(value)) or arrays_of(type(value))
+        if library is not None:
+            return library
+    return None
+
+
 def _find(kind: type) -> Arrays | None:
     cupy, torch = sys.modules.get("cupy"), sys.modules.get("torch")
     if cupy is not None and kind is cupy.ndarray:

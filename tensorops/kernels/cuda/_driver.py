@@ -11,7 +11,7 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -200,22 +200,28 @@ class Step:
         self._parameters = (ctypes.c_void_p * len(at))(*at)
         config = _Config.from_buffer(self._memory)
         config.grid[:], config.block[:], config.shared_bytes = (groups, 1, 1), (block, 1, 1), dynamic_bytes
-        self._at_config = ctypes.byref(config)
-        # The stream, the fields of the configuration that come after it, and the addresses are written as one.
-        self._write = struct.Struct(f"{(addresses - _Config.stream.offset) // 8 + len(slots)}Q").pack_into
-        self._function, self._device, self._launch = function, where, library().cuLaunchKernelEx
-        self._lock = threading.Lock()
+        self.enqueue = self._enqueuer(where, function, ctypes.byref(config), len(slots))
 
-    def enqueue(self, stream: int, pointers: list[int]) -> None:
-        """Enqueue the launch on a stream; the driver copies the arguments."""
-        self._lock.acquire()  # `with` takes twice as long
-        try:
-            self._write(self._memory, _Config.stream.offset, stream, 0, 0, *pointers)
-            status = self._launch(self._at_config, self._function, self._parameters, None)
-            if status == _INVALID_CONTEXT:
-                self._device.enter()
-                status = self._launch(self._at_config, self._function, self._parameters, None)
-        finally:
-            self._lock.release()
-        if status:
-            check(status)
+    def _enqueuer(
+        self, where: Device, function: ctypes.c_void_p, config: Any, count: int
+    ) -> Callable[[int, list[int]], None]:
+        """Return what enqueues the launch on a stream, with the addresses of all arrays; the driver copies both."""
+        # The stream, what comes after it in the configuration, and the addresses are written as one.
+        at = _Config.stream.offset
+        write = struct.Struct(f"{(ctypes.sizeof(_Config) - at) // 8 + count}Q").pack_into
+        memory, parameters, launch, lock = self._memory, self._parameters, library().cuLaunchKernelEx, threading.Lock()
+
+        def enqueue(stream: int, pointers: list[int]) -> None:
+            lock.acquire()  # `with` takes twice as long
+            try:
+                write(memory, at, stream, 0, 0, *pointers)
+                status = launch(config, function, parameters, None)
+                if status == _INVALID_CONTEXT:
+                    where.enter()
+                    status = launch(config, function, parameters, None)
+            finally:
+                lock.release()
+            if status:
+                check(status)
+
+        return enqueue

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from operator import lt
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from tensorops._operator import Operator
 from tensorops.kernels._gpu.planners import Planner
 from tensorops.kernels._gpu.plans import Launch, Operand, Plan, Result
 from tensorops.kernels.cuda import _compile, _driver
-from tensorops.kernels.cuda._arrays import Arrays, Generator, RefusedError, arrays_of, reach
+from tensorops.kernels.cuda._arrays import Arrays, Generator, RefusedError, arrays_of, library_of, reach
 
 _MAX_CALLS = 4096  # of one operator; beyond it all are forgotten
 _MAX_GROUPS = 2**31 - 1
@@ -27,7 +29,8 @@ Run: TypeAlias = Callable[[list[Any]], Any]
 """Runs a call: takes the addresses of its arrays, with generators in between as the call has them."""
 
 
-class _Call(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Call:
     """What calls with the same metadata and options have in common."""
 
     run: Run
@@ -64,7 +67,7 @@ def register(
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
         values = (*args, *kwargs.values())
-        library = _library_of(values)
+        library = library_of(values)
         if library is None:
             return f"an argument is a {type(values[0]).__name__}"
         if reason := library.refuse(values):
@@ -79,33 +82,25 @@ def register(
 
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        key, values = ([len(args), *kwargs], (*args, *kwargs.values())) if kwargs else ([], args)
+        key: list[Any] = []
+        values: Any = args
+        if kwargs:
+            key = [len(args), *kwargs]
+            values = (*args, *kwargs.values())
         places: list[Any] = []
         try:
-            library = _library_of(values)
+            library = library_of(values)
             if library is None:
                 return NotImplemented
             rooms = library.sign(values, key, places)
             call = known.get(tuple(key)) or plan(tuple(key), library, args, kwargs)
         except (TypeError, ValueError, IndexError):  # wrong arguments; the operator's words follow
             return NotImplemented
-        if isinstance(call, str):
+        if isinstance(call, str) or (rooms and any(map(lt, rooms, call.reaches))):
             return NotImplemented
-        run, reaches = call
-        for room, needed in zip(rooms, reaches, strict=False):
-            if room < needed:
-                return NotImplemented
-        return run(places)
+        return call.run(places)
 
     operator.kernel(provider, supports=supports, checks=True)(kernel)
-
-
-def _library_of(values: tuple[Any, ...]) -> Arrays | None:
-    """Return whose arrays a call has first, if any."""
-    for value in values:
-        if (library := arrays_of(type(value))) is not None:
-            return library
-    return None
 
 
 def _prepare(
