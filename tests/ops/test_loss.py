@@ -186,7 +186,9 @@ def test_a_target_that_is_not_checked_gives_nan(many, monkeypatch, rng):
     there = support.there((logits, targets), "jax")
     losses = support.back(tp.cross_entropy.generic(*there, reduction="none"))
     np.testing.assert_array_equal(np.isnan(losses), [False, True, True, False])
-    assert_matches(losses[:1], REFERENCES["cross_entropy"](logits[:1], targets[:1], reduction="none"), "float32")
+    assert_matches(
+        losses[:1], REFERENCES["cross_entropy"](logits[:1], targets[:1], reduction="none"), "float32", tolerance=4
+    )
     assert losses[3] == 0
     assert np.isnan(support.back(tp.cross_entropy.generic(*there)))
 
