@@ -77,7 +77,19 @@ SMALL_KERNEL(activation)
             continue;
         }
 #endif
-        for (int k = 0; k < vectors; ++k) {
+        int whole = 0;
+#if THREADS == 1 && DENSE
+        whole = (n - begin < span ? n - begin : span) / VEC;
+        EACH_WHOLE(k, 0, whole) {
+            const int i = begin + k * VEC;
+            const vec a = JOIN(load_, X)(from + i);
+#if GATED
+            const vec b = JOIN(load_, X)(beside + i);
+#endif
+            JOIN(store_, X)(to + i, VALUE(a, b));
+        }
+#endif
+        for (int k = whole; k < vectors; ++k) {
             const int i = begin + ELEMENT(k);
             if (i >= n) break;
             const vec a = GET(from, x_step, i);

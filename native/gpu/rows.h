@@ -36,21 +36,32 @@
 #define IN_ROW(i) (THREADS == 1 || (i) < n)
 #define KEPT_ARRAY(name) vec name[KEPT ? KEPT : 1]
 
-// A loop over these vectors, for (k = 0; k < CHUNKS; ++k). On a processor its body is compiled twice, for whole vectors
-// and for those that may reach beyond the row, so that nothing is called in the loop over many. READ and WRITE test
-// where they are only if PART, which any other loop leaves at 1. ALIGNED says that all vectors are whole.
-enum { PART = !ALIGNED };
-#if THREADS == 1 && !ALIGNED
-#define FULL (DENSE ? n / VEC : 0)
-#define EACH_VECTOR(k)                                                                                               \
-    _Pragma("unroll") for (int PART = 0; PART < 2; ++PART) for (int k = PART ? FULL : 0, end = PART ? CHUNKS : FULL; \
-                                                                k < end; ++k)
-#elif KEPT
-#define EACH_VECTOR(k) _Pragma("unroll") for (int k = 0; k < KEPT; ++k)
-#elif THREADS > 1
-#define EACH_VECTOR(k) _Pragma("unroll 4") for (int k = 0; k < CHUNKS; ++k)
+// A loop over whole vectors, on a processor two at a time: its own instructions take as long as those for a vector.
+#if THREADS == 1
+#define IN_STEPS(i, first, stop)                                                                  \
+    UNROLL for (int AT_ONCE = 2; AT_ONCE > 0;                                                     \
+                --AT_ONCE) for (int i = AT_ONCE == 2 ? (first) : (stop) - ((stop) - (first)) % 2; \
+                                i + AT_ONCE <= (stop); i += AT_ONCE)
+#define EACH_WHOLE(k, first, stop) IN_STEPS(step_, first, stop) UNROLL for (int k = step_; k < step_ + AT_ONCE; ++k)
 #else
-#define EACH_VECTOR(k) for (int k = 0; k < CHUNKS; ++k)
+#define EACH_WHOLE(k, first, stop) for (int k = first; k < (stop); ++k)
+#endif
+
+// A loop over these vectors, for (k = 0; k < CHUNKS; ++k). On a processor its body is compiled for pairs of whole
+// vectors, and for the last ones, which may reach beyond the row, so that nothing is called in the loop over many. READ
+// and WRITE test where they are only if PART, which any other loop leaves at 1. ALIGNED says that all vectors are
+// whole.
+enum { PART = !ALIGNED };
+#if THREADS == 1
+#define PAIRED (DENSE ? n / (2 * VEC) * 2 : 0)
+#define PAIRS_OR_PARTS(i) for (int i = PART ? PAIRED : 0, end = PART ? CHUNKS : PAIRED; i < end; i += PART ? 1 : 2)
+#define EACH_VECTOR(k)                                                \
+    UNROLL for (int PART = 0; PART < 2; ++PART) PAIRS_OR_PARTS(first) \
+        UNROLL for (int k = first; k < first + (PART ? 1 : 2); ++k)
+#elif KEPT
+#define EACH_VECTOR(k) UNROLL for (int k = 0; k < KEPT; ++k)
+#else
+#define EACH_VECTOR(k) _Pragma("unroll 4") for (int k = 0; k < CHUNKS; ++k)
 #endif
 // The same for code that few rows need, which is to take little room
 #define EACH_RARE_VECTOR(k) _Pragma("unroll 1") for (int k = 0; k < CHUNKS; ++k)

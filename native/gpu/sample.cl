@@ -16,6 +16,8 @@
 
 #define TILE 16
 #define PIVOTS 7
+// Passes after which those candidates are put together that may still be at the threshold; a GPU has them in its caches.
+#define FULL_PASSES (THREADS == 1 ? 4 : 32)
 
 #if GREEDY
 // The first NaN
@@ -84,12 +86,23 @@ INLINE int own_vectors(int n) {
     return n > begin ? (n - begin + apart - 1) / apart : 0;
 }
 
-// Of each thread's vectors, the smallest number such that the sum over those that are larger, or how many there are, is
-// below a bound
-INLINE real threshold(const GLOBAL real *weights, int vectors, real highest, bool counted, real bound,
+// Numbers by their bits
+typedef struct {
+    uint least, most;
+} Range;
+INLINE Range range_up_to(real highest) {
+    Range r;
+    r.least = 0;
+    r.most = bits_of_float(highest);
+    return r;
+}
+
+// The range in which, after so many passes, the smallest number is such that the sum over those of each thread's vectors
+// that are larger, or how many there are, is below a bound
+INLINE Range narrowed(Range range, const GLOBAL real *weights, int vectors, bool counted, real bound, int passes,
                       LOCAL real *scratch) {
-    uint least = 0, most = bits_of_float(highest);
-    while (least < most) {
+    uint least = range.least, most = range.most;
+    for (; least < most && passes > 0; --passes) {
         const uint step = (most - least) / (PIVOTS + 1) + 1;
         vec sums[PIVOTS];
         real pivots[PIVOTS];
@@ -116,7 +129,9 @@ INLINE real threshold(const GLOBAL real *weights, int vectors, real highest, boo
         least = low < high ? low : high;
         most = high;
     }
-    return float_of_bits(least);
+    range.least = least;
+    range.most = most;
+    return range;
 }
 
 #if !DOUBLE
@@ -124,7 +139,15 @@ INLINE real threshold(const GLOBAL real *weights, int vectors, real highest, boo
 // fill vectors.
 INLINE real farthest_of_top_k(const GLOBAL real *below, int vectors, real highest, int top_k, LOCAL real *scratch) {
     const real lanes = row_sum(vectors * VEC, scratch);
-    return threshold(below, vectors, highest, true, lanes - top_k + 1, scratch);
+    const Range found = narrowed(range_up_to(highest), below, vectors, true, lanes - top_k + 1, 32, scratch);
+    return float_of_bits(found.least);
+}
+
+// Fills a thread's list of so many numbers to whole vectors; returns how many.
+INLINE int filled(GLOBAL real *list, int count, real fill) {
+    const int vectors = (count + VEC - 1) / VEC;
+    for (; count < vectors * VEC; ++count) list[ELEMENT(count / VEC) + count % VEC] = fill;
+    return vectors;
 }
 
 // Puts the distances of a thread that are within the bound one after another; returns how many vectors they fill.
@@ -144,9 +167,25 @@ INLINE int collect(const GLOBAL real *below, const GLOBAL real *minima, int own,
                 }
         }
     }
-    const int vectors = (count + VEC - 1) / VEC;
-    for (; count < vectors * VEC; ++count) list[ELEMENT(count / VEC) + count % VEC] = INFINITE;
-    return vectors;
+    return filled(list, count, INFINITE);
+}
+
+// Puts the weights of a thread that are above a bound, up to another, one after another, which may be where they are
+// read; returns how many vectors they fill.
+INLINE int collect_between(const GLOBAL real *weights, int vectors, real above, real most, GLOBAL real *list) {
+    int count = 0;
+    for (int k = 0; k < vectors; ++k) {
+        const vec w = WEIGHTS(ELEMENT(k));
+        if (!any(w > above && w <= most)) continue;
+        real a[VEC];
+        to_memory(w, a);
+        for (int j = 0; j < VEC; ++j)
+            if (a[j] > above && a[j] <= most) {
+                list[ELEMENT(count / VEC) + count % VEC] = a[j];
+                ++count;
+            }
+    }
+    return filled(list, count, 0);
 }
 
 INLINE vec weights_within(vec below, real farthest) {
@@ -201,8 +240,8 @@ KERNEL(sample)
         const index_t row = ROW_INDEX(turn);
         if (row >= rows) break;
         const GLOBAL STORAGE(X) *x = ROW(logits, row);
-        GLOBAL real *weights = all_weights + block_id() * padded * (top_k ? 3 : 1);
-        GLOBAL real *minima = weights + padded, *list = minima + padded;  // with top_k
+        GLOBAL real *weights = all_weights + block_id() * padded * (top_k ? 3 : top_p < 1 ? 2 : 1);
+        GLOBAL real *minima = weights + padded, *list = top_k ? minima + padded : minima;
         const real drawn = UNIFORM_AT(ROW(uniform, row));
         vec most = splat(-INFINITE), unordered = splat(0);
         for (int k = 0; k < CHUNKS && WITHIN(k); ++k) {
@@ -217,9 +256,13 @@ KERNEL(sample)
         for (int p = 0; p * part < own; ++p) {
             vec nearest = splat(INFINITE);
             for (int k = p * part; k < own && k < (p + 1) * part; ++k) {
-                const vec below = (largest - READ(X, x, logits_step, ELEMENT(k), -INFINITE)) / temperature;
-                nearest = select(nearest, below, below < nearest);
-                JOIN(store_, REAL)(weights + ELEMENT(k), top_k ? below : exp_of_negative(-below));
+                vec below = largest - READ(X, x, logits_step, ELEMENT(k), -INFINITE);
+                if (temperature != 1) below = below / temperature;
+                if (top_k)
+                    nearest = select(nearest, below, below < nearest);
+                else
+                    below = exp_of_negative(-below);
+                JOIN(store_, REAL)(weights + ELEMENT(k), below);
             }
             if (top_k) JOIN(store_, REAL)(minima + ELEMENT(p), nearest);
         }
@@ -250,8 +293,15 @@ KERNEL(sample)
             }
         }
         if (top_p < 1) {
-            const real total = row_sum(sum_of_vectors(candidates, 0, vectors, 0), scratch);
-            least = fmax(least, threshold(candidates, vectors, 1, false, top_p * total, scratch));
+            const real bound = top_p * row_sum(sum_of_vectors(candidates, 0, vectors, 0), scratch);
+            Range range = narrowed(range_up_to(1), candidates, vectors, false, bound, FULL_PASSES, scratch);
+#if THREADS == 1
+            const real most = float_of_bits(range.most), next = float_of_bits(range.most + 1);
+            const real above = sum_of_vectors(candidates, 0, vectors, next);
+            vectors = collect_between(candidates, vectors, float_of_bits(range.least), most, list);
+            range = narrowed(range, list, vectors, false, bound - above, 32, scratch);
+#endif
+            least = fmax(least, float_of_bits(range.least));
         }
 #endif
         Running sum = {0, 0};

@@ -98,7 +98,7 @@ KERNEL(softmax)
             const int stop = LEAST(begin + SPAN_VECTORS, CHUNKS);
             vec top = splat(LOWEST);
             if (WITHIN_ROW_UNTIL(stop))
-                for (int k = begin; k < stop; ++k) top = larger(top, VECTOR_OF_TERMS(ELEMENT(k)));
+                EACH_WHOLE(k, begin, stop) top = larger(top, VECTOR_OF_TERMS(ELEMENT(k)));
             else
                 for (int k = begin; k < stop && ELEMENT(k) < n; ++k) top = larger(top, TERMS(ELEMENT(k)));
             const real high = FOLD(top, LARGER);
@@ -115,7 +115,7 @@ KERNEL(softmax)
                 const int end = LEAST(first + BLOCK_VECTORS, stop);
                 vec block = splat(0);
                 if (WITHIN_ROW_UNTIL(end))
-                    for (int k = first; k < end; ++k) {
+                    EACH_WHOLE(k, first, end) {
                         FETCH(ahead + ELEMENT(k));
                         ADD_EXPONENTIALS(k, VECTOR_OF_TERMS(ELEMENT(k)));
                     }
@@ -154,13 +154,13 @@ KERNEL(softmax)
         const int whole = WITHIN_ROW_UNTIL(0) ? n / (THREADS * VEC) : 0;
 #if BUFFERED
         if (CHUNKS <= SPAN_VECTORS) {
-            for (int k = 0; k < whole; ++k) JOIN(store_, Y)(to + k * VEC, from_memory(buffer + k * VEC) * factor);
+            EACH_WHOLE(k, 0, whole) JOIN(store_, Y)(to + k * VEC, from_memory(buffer + k * VEC) * factor);
             for (int k = whole; k < CHUNKS; ++k)
                 WRITE(Y, to, y_step, k * VEC, from_memory(buffer + k * VEC) * factor);
             continue;
         }
 #endif
-        for (int k = 0; k < whole; ++k) {
+        EACH_WHOLE(k, 0, whole) {
             const vec a = VECTOR_OF_TERMS(ELEMENT(k));
             JOIN(store_, Y)(to + ELEMENT(k), RESULT(a));
         }

@@ -17,5 +17,10 @@ INLINE mask counted(const GLOBAL uchar* p, index_t step, int count) {
     return from_memory(a) != splat(0);
 }
 
-// A difference from the maximum is above 0 only if that is infinite, and then the result is not a sum.
+// A difference from the maximum is above 0 only if that is infinite. softmax and log_softmax are NaN then, whatever the
+// sum is; logsumexp is infinite, so its sum must not become NaN.
+#if KIND == LOGSUMEXP
 #define EXPONENTIALS(a, shift) exp_in_units(at_most((a) - (shift), 0))
+#else
+#define EXPONENTIALS(a, shift) exp_in_units((a) - (shift))
+#endif

@@ -1,23 +1,27 @@
-// Sums whose error does not grow with the row: each lane adds 64 values, then those sums.
+// Sums whose error does not grow with the row: each lane adds 64 values, then those sums. A processor has two such sums
+// of alternate vectors, because an addition takes it longer than to begin the next.
 typedef struct {
-    vec block, blocks;
+    vec block, other, blocks;
 } Sum;
 INLINE Sum no_sum() {
     Sum s;
-    s.block = s.blocks = splat(0);
+    s.block = s.other = s.blocks = splat(0);
     return s;
 }
 // With the value of vector k
 INLINE Sum plus(Sum s, vec value, int k) {
-    s.block += value;
+    if (THREADS == 1 && k % 2 == 0)
+        s.other += value;
+    else
+        s.block += value;
     if (k % 64 == 63) {
-        s.blocks += s.block;
-        s.block = splat(0);
+        s.blocks += THREADS == 1 ? s.block + s.other : s.block;
+        s.block = s.other = splat(0);
     }
     return s;
 }
 INLINE real total(Sum s) {
-    const vec both = s.block + s.blocks;
+    const vec both = THREADS == 1 ? s.block + s.other + s.blocks : s.block + s.blocks;
     return FOLD(both, ADD);
 }
 

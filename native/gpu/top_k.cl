@@ -63,9 +63,9 @@ RARE int next_of_worst(const GLOBAL STORAGE(X) *x, index_t step, int n, int afte
 KERNEL(top_k)
 (IN(X, x), OUT(X, values), OUT(i64, indices), ROW_SHAPE, int count, int largest) {
     LOCAL_ARRAY(real, scratch, BLOCK);
-    // Parts have about as many vectors as there are parts: what is searched for a result is then least.
+    // There are about twice as many parts as vectors in each: what is searched for a result is then least.
     int size = 1;
-    while (size * size < CHUNKS || size * MOST_PARTS < CHUNKS) size *= 2;
+    while (2 * size * size < CHUNKS || size * MOST_PARTS < CHUNKS) size *= 2;
     const int parts = (CHUNKS + size - 1) / size;
     for (index_t turn = 0; turn < rows_each; ++turn) {
         const index_t at = ROW_INDEX(turn), row = at < rows ? at : rows - 1;

@@ -71,7 +71,8 @@ def sample(
         real(min_p or 0.0),
     )
     launch = rows.launch(device, "sample", "sample", logits.dtype, defines, tuple(arrays), options, geometry=geometry)
-    weights = Result(np.dtype(real).name, (geometry.groups, 3 * padded if kept else padded))
+    lists = 3 if kept else 2 if top_p is not None and top_p < 1 else 1
+    weights = Result(np.dtype(real).name, (geometry.groups, lists * padded))
     return Plan({"chosen": chosen}, (launch,), {"weights": weights}, drawn=None if array else {"rng": drawn})
 
 
