@@ -286,7 +286,9 @@ def test_the_readme_says_which_of_them_torch_and_jax_use():
     compiled = kernels_of("cpu")
     assert kernels_of("torch_cpu") == compiled - {"linear", "sample"}
     products = {"quantized_linear", "grouped_linear", "grouped_quantized_linear"}
-    most = NORMS | products | {"softmax", "log_softmax", "logsumexp", "top_k", "scaled_dot_product_attention", "sample"}
+    others = {"linear", "rope", "cross_entropy", "softmax", "log_softmax", "logsumexp", "top_k"}
+    others |= {"scaled_dot_product_attention", "sample"}
+    most = NORMS | products | others
     assert most <= kernels_of("jax_ffi") <= (most | ACTIVATIONS - {"relu"}) & compiled
 
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "positions.h"
 #include "targets.h"
 
 namespace tensorops {
@@ -125,34 +126,12 @@ nb::object numbers_of_rows(PyArrayObject* table) {
     return nb::steal(shaped);
 }
 
-// Positions for each row of a head: of every batch, or once if all batches share them.
-std::vector<double> positions_for(PyArrayObject* x, PyArrayObject* p, bool& of_batch) {
-    const int batch_axes = PyArray_NDIM(x) - 3, own = PyArray_NDIM(p) - 1;
-    const double* data = static_cast<const double*>(PyArray_DATA(p));
-    const std::int64_t length = PyArray_DIM(x, batch_axes + 1), given = PyArray_DIM(p, own);
-    of_batch = PyArray_SIZE(p) > given;
-    std::int64_t batches = 1;
-    for (int d = 0; of_batch && d < batch_axes; ++d) batches *= PyArray_DIM(x, d);
-    std::vector<double> all(static_cast<std::size_t>(batches * length));
-    for (std::int64_t b = 0; b < batches; ++b) {
-        std::int64_t row = 0, step = 1, rest = b;
-        for (int d = batch_axes - 1; d >= 0; --d) {
-            const std::int64_t index = rest % PyArray_DIM(x, d), axis = d - (batch_axes - own);
-            rest /= PyArray_DIM(x, d);
-            if (axis < 0) continue;
-            if (PyArray_DIM(p, axis) != 1) row += index * step;
-            step *= PyArray_DIM(p, axis);
-        }
-        for (std::int64_t i = 0; i < length; ++i)
-            all[static_cast<std::size_t>(b * length + i)] = data[row * given + (given == 1 ? 0 : i)];
-    }
-    return all;
-}
-
 std::vector<double> positions_of(const Arguments& given, bool& of_batch) {
     const bool gathered = given.positions.is_none();
     const nb::object doubles = gathered ? numbers_of_rows(as_array(given.cos)) : as_doubles(given.positions);
-    return positions_for(as_array(given.x), as_array(doubles), of_batch);
+    PyArrayObject *x = as_array(given.x), *p = as_array(doubles);
+    return positions_for(PyArray_NDIM(x), PyArray_DIMS(x), PyArray_NDIM(p), PyArray_DIMS(p),
+                         static_cast<const double*>(PyArray_DATA(p)), of_batch);
 }
 
 // Whether the tables, if there are any, have a row for every position.
@@ -163,16 +142,10 @@ bool are_within(const Arguments& given, const std::vector<double>& positions) {
 }
 
 std::vector<double> frequencies_of(const Arguments& given, std::int64_t dims) {
-    std::vector<double> frequencies(static_cast<std::size_t>(dims / 2));
-    if (given.freqs.is_none()) {
-        for (std::size_t i = 0; i < frequencies.size(); ++i)
-            frequencies[i] = std::pow(given.base.value, static_cast<double>(i) * (-2.0 / static_cast<double>(dims)));
-    } else {
-        const nb::object doubles = as_doubles(given.freqs);
-        std::copy_n(static_cast<const double*>(PyArray_DATA(as_array(doubles))), frequencies.size(),
-                    frequencies.begin());
-    }
-    return frequencies;
+    if (given.freqs.is_none()) return frequencies_for(given.base, dims);
+    const nb::object doubles = as_doubles(given.freqs);
+    const double* first = static_cast<const double*>(PyArray_DATA(as_array(doubles)));
+    return {first, first + dims / 2};
 }
 
 Rows batches_of(PyArrayObject* x) {

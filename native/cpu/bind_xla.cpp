@@ -13,8 +13,9 @@ void bind_xla(nb::module_& m) {
         [] {
             nb::dict handlers;
             for (const auto family :
-                 {xla::activation_handlers, xla::attention_handlers, xla::experts_handlers, xla::normalization_handlers,
-                  xla::quantization_handlers, xla::sampling_handlers, xla::selection_handlers})
+                 {xla::activation_handlers, xla::attention_handlers, xla::experts_handlers, xla::linear_handlers,
+                  xla::loss_handlers, xla::normalization_handlers, xla::positional_handlers, xla::quantization_handlers,
+                  xla::sampling_handlers, xla::selection_handlers})
                 for (const xla::NamedHandler& h : family())
                     handlers[h.name] = nb::capsule(reinterpret_cast<void*>(h.handler));
             return handlers;

@@ -8,6 +8,7 @@
 #include "rope.h"
 
 #include <cmath>
+#include <limits>
 
 #include "convert.h"
 #include "interruption.h"
@@ -51,6 +52,11 @@ void read_row(const Rope& op, const char* row, C* to) {
 template <class C>
 void find_angles(const Rope& op, double position, Angles<C> angles) {
     if (!op.tables) return compute_angles(op, position, angles);
+    if (std::isnan(position)) {  // outside the tables
+        for (std::int64_t i = 0; i < op.dims / 2; ++i)
+            angles.cosines[i] = angles.sines[i] = std::numeric_limits<C>::quiet_NaN();
+        return;
+    }
     const auto row = static_cast<std::int64_t>(position);
     read_row(op, op.tables->cosines.row(row), angles.cosines);
     read_row(op, op.tables->sines.row(row), angles.sines);

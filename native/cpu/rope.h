@@ -18,7 +18,7 @@ struct Rope {
     std::int64_t head_stride, stride;  // of x, in bytes: from head to head, and from one position to the next
     std::int64_t heads, length, features;
     std::int64_t dims;          // the number of features that rotate
-    const double* positions;    // one for each row of a head
+    const double* positions;    // one for each row of a head; NaN gives NaN
     bool positions_of_batch;    // every batch has its own, one batch after another
     const double* frequencies;  // dims / 2
     const RopeTables* tables;   // instead of frequencies, or null

@@ -146,8 +146,8 @@ def cross_entropy(
     TypeError
         If `logits` or `weight` is not floating point, or `targets` are neither integers nor floating point.
     ValueError
-        If shapes do not match, an option is invalid, or (in host memory) a target is out of range. In kernels on OpenCL
-        and CUDA devices the loss of such a target is NaN.
+        If shapes do not match, an option is invalid, or a target is out of range. Targets that are traced, lazy, of JAX
+        or on an accelerator are not checked: the loss of one that is out of range is NaN.
 
     Notes
     -----
@@ -300,7 +300,8 @@ def linear_cross_entropy(
     TypeError
         If an array is not floating point, or `targets` are neither integers nor floating point.
     ValueError
-        If shapes do not match, an option is invalid, or (in host memory) a target is out of range.
+        If shapes do not match, an option is invalid, or a target is out of range. Targets that are traced, lazy, of JAX
+        or on an accelerator are not checked: the loss of one that is out of range is NaN.
 
     Notes
     -----
@@ -467,17 +468,18 @@ def _distances(x: Array, largest: Array) -> Array:
 
 
 def _chosen(xp: Namespace, x: Array, targets: Array) -> Array:
-    """Return the element of each row that its target names; 0 if there is none."""
+    """Return the element of each row that its target names; NaN if there is none."""
     *rows, classes = x.shape
+    within = (targets >= 0) & (targets < classes)  # libraries may read memory beyond the row
+    nan = xp.full_like(x[..., 0], float("nan"))
     if not prod(x.shape) < 2**31:  # too many for indices of some libraries, or unknown to Dask
         numbers = xp.arange(classes, dtype=targets.dtype, device=creation_device(x))
         is_target = xp.expand_dims(targets, axis=-1) == numbers
-        return xp.sum(xp.where(is_target, x, xp.zeros_like(x)), axis=-1)
-    within = (targets >= 0) & (targets < classes)  # libraries may read memory beyond the row
+        return xp.where(within, xp.sum(xp.where(is_target, x, xp.zeros_like(x)), axis=-1), nan)
     places = xp.reshape(xp.where(within, targets, xp.zeros_like(targets)), (-1,))
     starts = xp.arange(0, prod(x.shape), classes, dtype=targets.dtype, device=creation_device(x))
     chosen = xp.reshape(xp.take(xp.reshape(x, (-1,)), starts + places, axis=0), tuple(rows))
-    return xp.where(within, chosen, xp.zeros_like(chosen))
+    return xp.where(within, chosen, nan)
 
 
 def _product(xp: Namespace, factors: Array, losses: Array) -> Array:

@@ -196,8 +196,8 @@ def rope(
     ValueError
         If `dims` is odd or larger than head_dim, `base` or `attention_factor` is not a positive number, shapes do not
         match, tables are given with `base` or `freqs`, or a position is outside the tables. Positions that are
-        traced, lazy or on an accelerator are not checked: kernels on OpenCL and CUDA devices give NaN for one that is
-        outside, and elsewhere the library's own rule applies.
+        traced, lazy, of JAX or on an accelerator are not checked: kernels give NaN for one that is outside, and
+        elsewhere the library's own rule applies.
 
     Notes
     -----

@@ -75,6 +75,9 @@ def test_every_kernel_is_here():
         "top_k",
         "grouped_linear",
         "grouped_quantized_linear",
+        "linear",
+        "cross_entropy",
+        "rope",
     }
 
 
@@ -232,6 +235,28 @@ REFUSED = [
     (lambda x: tp.layer_norm.explain(x, axis=(0, 1)), "axis is not the last of x"),
     (lambda x: tp.instance_norm.explain(x[None], channel_axis=2), "channel_axis is not the second of x"),
     (lambda x: tp.group_norm.explain(x[:0], 3), "x is empty"),
+    (lambda x: tp.linear.explain(x, x[:0]), "x or weight is empty"),
+    (lambda x: tp.linear.explain(jnp.ones((33, 3)), x), "there are more than 32 rows, which XLA computes as fast"),
+    (
+        lambda x: tp.linear.explain(jnp.ones((257, 3)), x.astype(jnp.bfloat16)),
+        "there are more than 256 rows, which XLA computes as fast",
+    ),
+    (lambda x: tp.cross_entropy.explain(x[:0], jnp.zeros(0, int)), "logits is empty"),
+    (lambda x: tp.cross_entropy.explain(x, x.astype(jnp.float16)), "targets has another dtype than logits"),
+    (
+        lambda x: tp.cross_entropy.explain(x, jnp.zeros(2, int), x[0].astype(jnp.bfloat16)),
+        "weight has another dtype than logits",
+    ),
+    (
+        lambda x: tp.cross_entropy.explain(x, jnp.zeros(2, int), ignore_index=2**63 - 1),
+        "ignore_index is not an int64 that float64 holds",
+    ),
+    (lambda x: tp.rope.explain(x[:0, None], jnp.arange(1), dims=2), "x is empty"),
+    (lambda x: tp.rope.explain(x[None], jnp.arange(2), dims=0), "dims is 0"),
+    (
+        lambda x: tp.rope.explain(x[None], jnp.arange(2).astype(jnp.float16), dims=2),
+        "positions has a dtype without a kernel",
+    ),
 ]
 
 PACKED, SCALES = np.zeros((5, 16), np.uint8), np.zeros((5, 1), np.float32)
@@ -292,6 +317,18 @@ MALFORMED = {
     "three-matrices": ("quantized_linear", X, (X, X)),
     "experts-dtype": ("grouped_linear", X, (X, X[:, 0], np.zeros((1, 3, 3), np.float32))),
     "experts-shape": ("grouped_linear", X, (X, np.zeros(3, np.int32), np.zeros((1, 3, 3), np.float32))),
+    "linear-weight": ("linear", X, (X, X[:, :2])),
+    "linear-bias": ("linear", X, (X, np.zeros((3, 3), np.float32), X[0, :2])),
+    "linear-dtype": ("linear", X, (X, np.zeros((3, 3), np.int32))),
+    "linear-result": ("linear", X, (X, X)),
+    "targets-shape": ("cross_entropy_none", X[:, 0], (X, np.zeros(3, np.int32))),
+    "targets-dtype": ("cross_entropy_none", X[:, 0], (X, np.zeros(2, bool))),
+    "targets-probable": ("cross_entropy_none", X[:, 0], (X, X.astype(np.float16))),
+    "class-weight": ("cross_entropy", X[0, 0], (X, np.zeros(2, np.int32), X[0, :2])),
+    "loss-result": ("cross_entropy_sum", X[:, 0], (X, np.zeros(2, np.int32))),
+    "positions-shape": ("rope", X[None], (X[None], np.zeros(3, np.int32))),
+    "no-dims": ("rope", X[None], (X[None], np.zeros(2, np.int32))),
+    "tables-shape": ("rope_by_tables", X[None], (X[None], X, X)),
     "stack": ("grouped_linear", X, (X, np.zeros(2, np.int32), X)),
     "stack-format": (
         "grouped_quantized_linear",
@@ -387,6 +424,294 @@ def test_transformations_of_top_k(rng):
     close(jax.jvp(h, (x,), (x,)), jax.jvp(k, (x,), (x,)), 1e-6)
     integers = jnp.arange(12).reshape(3, 4)
     assert tp.top_k.explain(integers, 2).refused["jax_ffi"] == "x has a dtype without a kernel"
+
+
+# --- losses ------------------------------------------------------------------------------------------
+
+# Options of cross_entropy; the weights and the targets are made for each case.
+LOSSES = {
+    "plain": {},
+    "smoothed": {"label_smoothing": 0.3},
+    "weighted": {"weight": True},
+    "squares": {"z_loss": 0.01},
+    "everything": {"label_smoothing": 0.3, "weight": True, "z_loss": 0.01, "ignore_index": 1},
+    "probabilities": {"probable": True},
+    "probabilities-everything": {"probable": True, "label_smoothing": 0.3, "weight": True, "z_loss": 0.01},
+}
+
+
+def losses(rng, shape, dtype, *, weight=False, probable=False, index="int32", **options):
+    """Return arguments of cross_entropy on the CPU, and the options."""
+    logits = rng.standard_normal(shape).astype(DTYPES[dtype])
+    targets = rng.integers(0, shape[-1], shape[:-1]).astype(index)
+    if probable:
+        targets = rng.dirichlet(np.ones(shape[-1]), shape[:-1]).astype(DTYPES[dtype])
+    weights = rng.random(shape[-1]).astype(DTYPES[dtype]) if weight else None
+    return [logits, targets, weights], options
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", LOSSES)
+def test_cross_entropy(variant, dtype, reduction, rng):
+    # One row without axes, few, and enough for every thread of XLA.
+    for shape in ((5,), (2, 3, 65), (301, 515)):
+        args, options = losses(rng, shape, dtype, **LOSSES[variant])
+        expected = REFERENCES["cross_entropy"](*args, reduction=reduction, **options)
+        call = functools.partial(tp.cross_entropy, reduction=reduction, **options)
+        with support.holding("jax", dtype):
+            there = support.there(args, "jax")
+            with tp.trace() as log:
+                y = call(*there)
+            assert [r.kernel for r in log] == ["jax_ffi"]
+            assert y.dtype == args[0].dtype
+            matches(y, expected, dtype)
+            if len(shape) == 3:
+                matches(jax.jit(call)(*there), expected, dtype)
+                handler = "cross_entropy" if reduction == "mean" else f"cross_entropy_{reduction}"
+                assert calls(handler, call, *there)
+
+
+@pytest.mark.parametrize("index", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_targets_of_every_dtype(index, rng):
+    ignored = 3 if index.startswith("u") else -7
+    (logits, targets, _), _ = losses(rng, (40, 100), "float32", index=index)
+    targets[::3] = ignored
+    expected = REFERENCES["cross_entropy"](logits, targets, ignore_index=ignored)
+    with jax.enable_x64(index.endswith("64")):
+        there = support.there((logits, targets), "jax")
+        assert there[1].dtype == index
+        assert tp.cross_entropy.explain(*there, ignore_index=ignored).kernel == "jax_ffi"
+        matches(tp.cross_entropy(*there, ignore_index=ignored), expected, "float32")
+        none = jnp.full_like(there[1], ignored)
+        assert np.isnan(tp.cross_entropy(there[0], none, ignore_index=ignored))
+        assert tp.cross_entropy(there[0], none, ignore_index=ignored, reduction="sum") == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_half_logits_with_float32_parameters(dtype, rng):
+    (logits, targets, weight), _ = losses(rng, (6, 33), dtype, weight=True)
+    (_, shares, _), _ = losses(rng, (6, 33), "float32", probable=True)
+    weight = weight.astype(np.float32)
+    with support.holding("jax", dtype):
+        for t in (targets, shares):
+            there = support.there((logits, t, weight), "jax")
+            found = tp.cross_entropy.explain(*there)
+            assert found.kernel == ("generic" if dtype == "float64" else "jax_ffi")
+            matches(tp.cross_entropy(*there), REFERENCES["cross_entropy"](logits, t, weight), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wrong", [-1, 9, 2**31 - 1, -(2**31)])
+def test_the_loss_of_a_target_out_of_range_is_nan(wrong, dtype, rng):
+    """In the kernel as in the body: a program cannot raise, and no value leaves the row."""
+    (logits, targets, _), _ = losses(rng, (4, 9), dtype)
+    targets[1], targets[2] = wrong, -100
+    with support.holding("jax", dtype):
+        there = support.there((logits, targets), "jax")
+        for function in (tp.cross_entropy, jax.jit(tp.cross_entropy, static_argnames="reduction"), body_of_loss):
+            each = np.asarray(function(*there, reduction="none"), np.float64)
+            np.testing.assert_array_equal(np.isnan(each), [False, True, False, False])
+            expected = REFERENCES["cross_entropy"](logits[[0, 3]], targets[[0, 3]], reduction="none")
+            assert_matches(each[[0, 3]].astype(DTYPES[dtype]), expected, dtype, tolerance=TOLERANCE[dtype])
+            assert each[2] == 0
+            assert np.isnan(function(*there, reduction="mean"))
+            assert np.isnan(function(*there, reduction="sum"))
+
+
+def body_of_loss(*args, **options):
+    with tp.set_backend("jax", providers=["generic"]):
+        return tp.cross_entropy(*args, **options)
+
+
+def test_transformations_of_cross_entropy(rng):
+    (logits, targets, weight), _ = losses(rng, (4, 3, 17), "float32", weight=True)
+    options = {"reduction": "none", "label_smoothing": 0.2, "z_loss": 0.1}
+    expected = REFERENCES["cross_entropy"](logits, targets, weight, **options)
+    logits, targets, weight = support.there((logits, targets, weight), "jax")
+
+    def one(x, t):
+        return tp.cross_entropy(x, t, weight, **options)
+
+    assert calls("cross_entropy_none", jax.vmap(one), logits, targets)
+    close(jax.vmap(one)(logits, targets), expected)
+    close(jax.vmap(jax.vmap(one))(logits, targets), expected)
+    close(jax.vmap(one, (1, 1), 1)(jnp.moveaxis(logits, 0, 1), targets.T), expected.T)
+    assert calls("cross_entropy_none", jax.vmap(one, (0, None)), logits, targets[0])
+    close(jax.vmap(one, (0, None))(logits, targets[0])[0], expected[0])
+    close(jax.vmap(one, (None, 0))(logits[0], targets)[0], expected[0])
+    for reduction in ("mean", "sum"):  # of each, not of all
+        call = functools.partial(tp.cross_entropy, reduction=reduction)
+        wanted = [REFERENCES["cross_entropy"](x, t, reduction=reduction) for x, t in zip(logits, targets, strict=True)]
+        close(jax.vmap(call)(logits, targets), np.stack(wanted))
+        close(jax.vmap(call, (0, None))(logits, targets[0])[0], wanted[0])
+    stacked = jax.vmap(lambda w: tp.cross_entropy(logits, targets, w))(jnp.stack([weight, 2 * weight]))
+    close(
+        stacked, np.stack([REFERENCES["cross_entropy"](logits, targets, weight)] * 2)
+    )  # a mean has no unit of weight
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_derivatives_of_cross_entropy(reduction, rng):
+    with jax.enable_x64(True):
+        (logits, targets, weight), _ = losses(rng, (3, 5), "float64", weight=True)
+        targets[1] = -100
+        logits, targets, weight = support.there((logits, targets, weight), "jax")
+        f, g = (
+            loss(lambda x, w, h=h: h(x, targets, w, reduction=reduction, label_smoothing=0.2, z_loss=0.1))
+            for h in (tp.cross_entropy, tp.cross_entropy.generic)
+        )
+        found, expected = (jax.jit(lambda *xs, h=h: slopes(h, xs))(logits, weight) for h in (f, g))
+        for kind, slope in found.items():
+            close(slope, expected[kind], 1e-11)
+
+
+# --- positions ---------------------------------------------------------------------------------------
+
+
+def rotations(rng, shape, dims, of_batch):
+    """Return every way to give angles: arguments beside x, on the CPU."""
+    *batch, _, length, _ = shape
+    at = (*batch, length) if of_batch else (length,)
+    tables = {name: rng.standard_normal((11, dims // 2)) for name in ("cos", "sin")}
+    rows = {name: rng.standard_normal((*at, dims // 2)) for name in ("cos", "sin")}
+    positions = rng.integers(0, 11, at).astype(np.int32)
+    return [
+        {"positions": positions},
+        {"positions": positions, "base": 500.0, "attention_factor": 1.5},
+        {"positions": (positions + 0.25).astype(np.float32), "freqs": rng.random(dims // 2)},
+        {"positions": positions, **tables},
+        {"positions": positions[..., :1].astype(np.uint8), **tables, "attention_factor": 0.5},
+        rows,
+    ]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("of_batch", [False, True])
+def test_rope(of_batch, dtype, interleaved, rng):
+    # One position of one head, batches of several axes, and enough positions for every thread of XLA.
+    for shape, dims in (((1, 1, 2), 2), ((2, 3, 4, 5, 18), 12), ((3, 4, 301, 64), 64)):
+        x = rng.standard_normal(shape).astype(DTYPES[dtype])
+        for angles in rotations(rng, shape, dims, of_batch):
+            given = {k: v.astype(dtype if dtype == "float64" else "float32") if getattr(v, "dtype", None) == np.float64
+                     else v for k, v in angles.items()}  # fmt: skip
+            options = {"interleaved": interleaved, "dims": dims}
+            expected = REFERENCES["rope"](x, **given, **options)
+            tolerance = 16 if dtype == "float64" else 4  # angles themselves are rounded to float64
+            with support.holding("jax", dtype):
+                x_there, there = support.there((x, given), "jax")
+                with tp.trace() as log:
+                    y = tp.rope(x_there, **there, **options)
+                assert [r.kernel for r in log] == ["jax_ffi"]
+                assert_matches(support.back(y), expected, dtype, tolerance=tolerance, scale_axis=-1)
+                if len(shape) != 5:
+                    continue
+                arrays_ = {k: v for k, v in there.items() if hasattr(v, "shape")}
+                numbers = {k: v for k, v in there.items() if k not in arrays_} | options
+                handler = "rope_by_tables" if "cos" in given else "rope"
+                traced = lambda x, a, n=numbers: tp.rope(x, **a, **n)  # noqa: E731
+                assert calls(handler, traced, x_there, arrays_)
+                y = support.back(jax.jit(traced)(x_there, arrays_))
+                assert_matches(y, expected, dtype, tolerance=tolerance, scale_axis=-1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_tables_of_another_dtype(dtype, rng):
+    x = rng.standard_normal((2, 5, 8)).astype(np.float32)
+    tables = {name: rng.standard_normal((5, 4)).astype(DTYPES[dtype]) for name in ("cos", "sin")}
+    there, options = support.there((x, tables), "jax")
+    assert tp.rope.explain(there, **options).kernel == "jax_ffi"
+    matches(tp.rope(there, **options), REFERENCES["rope"](x, **tables), "float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_positions_outside_the_tables_give_nan(dtype, rng):
+    x = rng.standard_normal((2, 4, 8)).astype(DTYPES[dtype])
+    positions = np.array([0, -1, 7, 3], np.int32)
+    tables = {name: rng.standard_normal((7, 3)).astype(np.float32) for name in ("cos", "sin")}
+    with support.holding("jax", dtype):
+        there, at, options = support.there((x, positions, tables), "jax")
+        with tp.set_backend("jax", providers=["jax_ffi"]):
+            y = support.back(tp.rope(there, at, dims=6, **options))
+    outside = np.zeros(x.shape, bool)
+    outside[:, 1:3, :6] = True  # the features that do not rotate stay as they are
+    np.testing.assert_array_equal(np.isnan(y.astype(np.float64)), outside)
+    expected = REFERENCES["rope"](x[:, [0, 3]], positions[[0, 3]], dims=6, **tables)
+    assert_matches(y[:, [0, 3]], expected, dtype, tolerance=4, scale_axis=-1)
+
+
+def test_transformations_of_rope(rng):
+    x, *tables = (rng.standard_normal(s).astype(np.float32) for s in ((3, 2, 4, 5, 8), (5, 4), (5, 4)))
+    x, cos, sin = support.there((x, *tables), "jax")
+    positions = jnp.asarray(rng.integers(0, 5, (2, 5)))  # one row for each of the batch
+    for handler, f, g in (
+        ("rope", lambda x: tp.rope(x, positions), lambda x: tp.rope.generic(x, positions)),
+        ("rope", lambda x: tp.rope(x, positions[0]), lambda x: tp.rope.generic(x, positions[0])),
+        ("rope_by_tables", lambda x: tp.rope(x, cos=cos, sin=sin), lambda x: tp.rope.generic(x, cos=cos, sin=sin)),
+    ):
+        assert calls(handler, jax.vmap(f), x)
+        expected = jnp.stack([g(e) for e in x])
+        close(jax.vmap(f)(x), expected)
+        close(jax.vmap(f, 1, 1)(jnp.moveaxis(x, 0, 1)), jnp.moveaxis(expected, 0, 1))
+        close(jax.jit(jax.vmap(jax.grad(loss(f))))(x), jnp.stack([jax.grad(loss(g))(e) for e in x]))
+        close(jax.jvp(f, (x[0],), (x[1],)), jax.jvp(g, (x[0],), (x[1],)))
+        close(jax.hessian(loss(f))(x[0, 0][None] * jnp.ones((2, 1, 1, 1))), jax.hessian(loss(g))(
+            x[0, 0][None] * jnp.ones((2, 1, 1, 1))), 1e-4)  # fmt: skip
+    rows = jnp.stack([positions, positions + 1, positions])
+    wanted = jnp.stack([tp.rope.generic(e, p) for e, p in zip(x, rows, strict=True)])
+    close(jax.vmap(tp.rope)(x, rows), wanted)
+    close(jax.grad(lambda c: jnp.sum(tp.rope(x, cos=c, sin=sin) ** 3))(cos),
+          jax.grad(lambda c: jnp.sum(tp.rope.generic(x, cos=c, sin=sin) ** 3))(cos), 1e-4)  # fmt: skip
+
+
+# --- matrices ----------------------------------------------------------------------------------------
+
+MATRICES = [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"),
+            ("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "bfloat16")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "of_weight"), MATRICES)
+def test_linear(dtype, of_weight, rng):
+    # One row without axes, outputs that all threads share, few rows, and as many as the kernel takes.
+    for shape, outputs in (((7,), 3), ((1, 576), 1541), ((2, 3, 65), 40), ((32, 96), 700)):
+        x, bias = rng.standard_normal(shape).astype(DTYPES[dtype]), rng.standard_normal(outputs).astype(np.float32)
+        weight = rng.standard_normal((outputs, shape[-1])).astype(DTYPES[of_weight])
+        for b in (None, bias, bias.astype(DTYPES[of_weight])):
+            there = support.there((x, weight) if b is None else (x, weight, b), "jax")
+            expected = REFERENCES["linear"](x, weight, b)
+            size = np.abs(x.astype(np.float64)) @ np.abs(weight.astype(np.float64)).T
+            unit = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+            with tp.set_backend("jax", providers=["jax_ffi"]):
+                y = tp.linear(*there)
+            assert y.dtype == x.dtype
+            error = np.abs(support.back(y).astype(np.float64) - expected)
+            assert (error <= 16 * 2.0**-24 * (size + 4) + unit * np.abs(expected)).all()
+            assert calls("linear", tp.linear, *there)
+
+
+def test_matrices_of_float64_are_multiplied_by_xla():
+    with jax.enable_x64(True):
+        found = tp.linear.explain(jnp.ones((2, 3)), jnp.ones((4, 3)))
+    assert (found.kernel, found.refused) == ("generic", {"jax_ffi": "x has a dtype without a kernel"})
+
+
+def test_transformations_of_linear(rng):
+    x, w, b = support.there([rng.standard_normal(s).astype(np.float32) for s in ((3, 4, 16), (5, 16), (5,))], "jax")
+    f, g = (lambda x: tp.linear(x, w, b)), (lambda x: tp.linear.generic(x, w, b))
+    assert calls("linear", jax.vmap(f), x)
+    close(jax.vmap(f)(x), g(x), 1e-4)
+    close(jax.vmap(f, 2, 2)(jnp.moveaxis(x, 0, 2)), jnp.moveaxis(g(x), 0, 2), 1e-4)
+    stacked = jax.vmap(lambda w: tp.linear(x, w, b))(jnp.stack([w, 2 * w]))
+    close(stacked, jnp.stack([g(x), tp.linear.generic(x, 2 * w, b)]), 1e-4)
+    every = (0, 1, 2)
+    for transform in (jax.grad, jax.jacfwd):
+        close(transform(loss(tp.linear), every)(x, w, b), transform(loss(tp.linear.generic), every)(x, w, b), 1e-3)
+    wide = jnp.ones((33, 1, 16))  # each has few rows, all of them many
+    assert not calls("linear", jax.vmap(f), wide)
+    assert not calls("linear", jax.vmap(f, 2), jnp.moveaxis(wide, 0, 2))
+    close(jax.vmap(f)(wide), g(wide), 1e-4)
 
 
 # --- transformations ---------------------------------------------------------------------------------
