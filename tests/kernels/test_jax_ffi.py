@@ -546,9 +546,7 @@ def test_transformations_of_cross_entropy(rng):
         close(jax.vmap(call)(logits, targets), np.stack(wanted))
         close(jax.vmap(call, (0, None))(logits, targets[0])[0], wanted[0])
     stacked = jax.vmap(lambda w: tp.cross_entropy(logits, targets, w))(jnp.stack([weight, 2 * weight]))
-    close(
-        stacked, np.stack([REFERENCES["cross_entropy"](logits, targets, weight)] * 2)
-    )  # a mean has no unit of weight
+    close(stacked, np.stack([REFERENCES["cross_entropy"](logits, targets, weight)] * 2))  # a mean has no unit of weight
 
 
 @pytest.mark.costly
