@@ -31,7 +31,7 @@ def load(path: Path, backend: Backend) -> Llama:
     try:
         from tensorops.models import Llama
 
-        return Llama.from_gguf(path, backend.name, compile=True)
+        return Llama.from_gguf(path, backend.name, compile=backend.library.jit)
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
 

@@ -76,12 +76,6 @@ class Library:
         ``"module:class"`` of its `tensorops.libraries.Runtime`, for its devices and memory.
     jit
         Compiles a function of its arrays, if calling operation by operation is slow; else ``None``.
-    jit_in_place
-        Compiles a function that may write its results into the arrays that it gets at given places among its
-        positional arguments, which the caller then has no longer; ``None`` if there is no such compiler.
-    put
-        Returns an array with another in its place along an axis, from an index on that is a traced array of one
-        element; ``None`` if it has no operation for that.
     wait
         Waits for a list of its arrays; ``None`` if its runtime's `synchronize` does, or no wait is needed.
     holding
@@ -122,8 +116,6 @@ class Library:
     over_blocks: Callable[..., Array] | None = None
     runtime: str = "tensorops.libraries:Runtime"
     jit: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-    jit_in_place: Callable[[Callable[..., Any], tuple[int, ...]], Callable[..., Any]] | None = None
-    put: Callable[[Array, Array, Array, int], Array] | None = None
     wait: Callable[[list[Any]], object] | None = None
     holding: Callable[[str], contextlib.AbstractContextManager[Any]] = lambda dtype: contextlib.nullcontext()
     reading: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext

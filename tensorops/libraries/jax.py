@@ -58,24 +58,11 @@ def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     return jax.device_put(native_byte_order(a), device)
 
 
-def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
+def _jit(function: Callable[..., Any], donate_argnums: tuple[int, ...] = ()) -> Callable[..., Any]:
     import jax
 
-    compiled: Callable[..., Any] = jax.jit(function)
+    compiled: Callable[..., Any] = jax.jit(function, donate_argnums=donate_argnums)
     return compiled
-
-
-def _jit_in_place(function: Callable[..., Any], places: tuple[int, ...]) -> Callable[..., Any]:
-    import jax
-
-    compiled: Callable[..., Any] = jax.jit(function, donate_argnums=places)
-    return compiled
-
-
-def _put(x: Array, part: Array, start: Array, axis: int) -> Array:
-    import jax
-
-    return jax.lax.dynamic_update_slice_in_dim(x, part, start[0], axis)
 
 
 def _constant(x: Array) -> Array:
@@ -171,8 +158,6 @@ LIBRARY = Library(
     over_blocks=_over_blocks,
     runtime="tensorops.libraries.jax:JaxRuntime",
     jit=_jit,  # without it, each operation is compiled for each shape
-    jit_in_place=_jit_in_place,
-    put=_put,
     wait=_wait,
     holding=_holding,
     slow=True,

@@ -13,10 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import tensorops as tp
-from tensorops.libraries import library_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["KVCache", "Slots", "concat"]
 
@@ -50,8 +49,7 @@ class Slots:
         if start is not None and self._count == 1:
             return
         self._positions = positions
-        library = library_of(positions)
-        self._put = None if library is None else library.put
+        self._put = _putter(xp)
         slots = xp.arange(self._end, dtype=positions.dtype)
         self.mask = xp.expand_dims(slots, axis=0) <= xp.expand_dims(positions, axis=1)
         if start is not None or self._put is not None:
@@ -74,10 +72,20 @@ class Slots:
             old[:, :, self._start : self._start + self._count, :] = new
             return old
         if self._put is not None:
-            return self._put(old, new, self._positions, 2)
+            return self._put(old, new, self._positions[0], 2)
         # A single token is broadcast to all slots; of several tokens, every slot takes the nearest.
         spread = new if self._count == 1 else self._xp.take(new, self._source, axis=2)
         return self._xp.where(self._is_new, spread, old)
+
+
+def _putter(xp: Any) -> Callable[[Array, Array, Array, int], Array] | None:
+    """Return a library's function that puts an array into another one at a traced index of an axis, if it has one."""
+    if xp.__name__ != "jax.numpy":
+        return None
+    import jax
+
+    put: Callable[[Array, Array, Array, int], Array] = jax.lax.dynamic_update_slice_in_dim
+    return put
 
 
 class KVCache:

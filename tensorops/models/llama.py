@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 import tensorops as tp
-from tensorops.backends.registry import resolve
 
 from ._errors import GGUFError
 from .cache import KVCache, Slots, concat
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "default_backend", "forward"]
 
 Array = Any
-Compiler: TypeAlias = "Callable[[Callable[..., Any]], Callable[..., Any]]"
+Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
 FIRST_CAPACITY = 128
+CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
 
@@ -141,6 +142,15 @@ def _choose(options: tuple[tuple[str, Any], ...], hidden: Array, output: Matrix,
     return tp.sample(linear(hidden, output), **dict(options), rng=rng)
 
 
+def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiled network that writes into the cache, if the compiler has such an option."""
+    try:
+        options = signature(compile_).parameters
+    except ValueError:  # a builtin function
+        return compile_(network)
+    return compile_(network, donate_argnums=CACHE) if "donate_argnums" in options else compile_(network)
+
+
 class Llama:
     """A Llama language model.
 
@@ -157,9 +167,10 @@ class Llama:
     backend : str, optional
         The backend that computes, as in `tensorops.set_backend`; the weights are moved there. By default the one in
         force; if none was chosen, ``cpu``, or ``numpy`` without compiled kernels.
-    compile : callable or bool, optional
+    compile : callable, optional
         A compiler for functions of arrays, such as ``jax.jit``, applied to the network and to the choice of tokens.
-        True is that of the backend's library, if it has one; it may write new keys and values into the cache's arrays.
+        One with a parameter `donate_argnums`, as that has, is asked to write new keys and values into the cache's
+        arrays.
 
     Raises
     ------
@@ -174,7 +185,7 @@ class Llama:
         tokenizer: Tokenizer | None = None,
         *,
         backend: str | None = None,
-        compile: Compiler | bool | None = None,  # noqa: A002
+        compile: Compiler | None = None,  # noqa: A002
     ) -> None:
         backend = backend or default_backend()
         self.config = config
@@ -185,12 +196,8 @@ class Llama:
         with self._scope():
             self._weights, self._output = arrange(config, weights, backend)
         network: Callable[..., Any] = partial(forward, config)
-        library = resolve(self.backend).library
-        self._compile = library.jit if compile is True else compile or None
-        if compile is True and library.jit_in_place:
-            self._network = library.jit_in_place(network, (3, 4))  # keys and values
-        else:
-            self._network = self._compile(network) if self._compile else network
+        self._network = _compiled_in_place(compile, network) if compile else network
+        self._compile = compile
         self._choosers: dict[tuple[Any, ...], Callable[..., Array]] = {}
 
     def __repr__(self) -> str:
@@ -215,7 +222,7 @@ class Llama:
         path: str | os.PathLike[str],
         backend: str | None = None,
         *,
-        compile: Compiler | bool | None = None,  # noqa: A002
+        compile: Compiler | None = None,  # noqa: A002
     ) -> Llama:
         """Load a model and its tokenizer from a GGUF file.
 
@@ -227,7 +234,7 @@ class Llama:
             A file whose architecture is ``llama``.
         backend : str, optional
             The backend that computes; see `Llama`.
-        compile : callable or bool, optional
+        compile : callable, optional
             See `Llama`.
 
         Returns
