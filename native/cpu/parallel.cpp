@@ -22,20 +22,13 @@
 
 #include "help.h"
 #include "interruption.h"
+#include "relax.h"
 
 namespace tensorops {
 namespace {
 
 using Work = void (*)(const void* context, Member member);
 using Clock = std::chrono::steady_clock;
-
-inline void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ __volatile__("isb");
-#endif
-}
 
 // Waits until so many other threads have finished. A long call keeps checking for signals.
 void await(const std::atomic<int>& finished, int others) {

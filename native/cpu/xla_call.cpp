@@ -1,12 +1,16 @@
 #include "xla_call.h"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "relax.h"
 
 namespace tensorops::xla {
 
@@ -156,30 +160,74 @@ struct Parts {
     void (*work)(const void* op, std::int64_t part);
     const void* op;
     std::int64_t count;
-    std::atomic<std::int64_t> next{0};
+    std::atomic<std::int64_t> next{0}, done{0};
     std::mutex mutex;
     std::condition_variable finished;
-    std::int64_t done = 0;
 
     void run() {
         std::int64_t mine = 0;
         one_thread = true;
         for (std::int64_t part; (part = next.fetch_add(1)) < count; ++mine) work(op, part);
         one_thread = false;
-        if (mine == 0) return;
+        if (mine == 0 || done.fetch_add(mine) + mine < count) return;
         const std::lock_guard<std::mutex> lock(mutex);
-        done += mine;
-        if (done == count) finished.notify_one();
+        finished.notify_one();
     }
     void wait() {
+        constexpr int kTurns = 2000;  // some tens of microseconds
+        for (int turn = 0; turn < kTurns; ++turn, relax())
+            if (done == count) return;
         std::unique_lock<std::mutex> lock(mutex);
         finished.wait(lock, [this] { return done == count; });
     }
 };
 
+// Threads of XLA that have finished their parts, and wait a moment for those of the next call. To wake another thread
+// took the caller 16 µs, and that thread as long again until it began; a product of a matrix in a language model takes
+// about 30.
+class Awake {
+  public:
+    // Lets the waiting threads take parts, and returns how many they are.
+    std::int64_t offer(const std::shared_ptr<Parts>& parts) {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            offered_ = parts;
+        }
+        ++offers_;
+        return waiting_;
+    }
+
+    // Takes parts, and then those of other calls until there are none for a while.
+    void serve(std::shared_ptr<Parts> parts) {
+        for (std::uint64_t seen = offers_; parts; parts = next(seen)) parts->run();
+    }
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    static constexpr std::chrono::microseconds kAwake{100};  // longer than between two products of a language model
+
+    std::shared_ptr<Parts> next(std::uint64_t& seen) {
+        ++waiting_;
+        const auto since = Clock::now();
+        for (int turn = 1; offers_ == seen && (turn % 64 != 0 || Clock::now() - since < kAwake); ++turn) relax();
+        --waiting_;
+        if (offers_ == seen) return nullptr;
+        seen = offers_;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return offered_;
+    }
+
+    std::mutex mutex_;
+    std::shared_ptr<Parts> offered_;  // the latest; once all are taken, nothing else in it is read
+    std::atomic<std::uint64_t> offers_{0};
+    std::atomic<std::int64_t> waiting_{0};
+};
+
+Awake* const awake = new Awake;  // never deleted: XLA's threads outlive main()
+
 void take_parts(void* data) {
     const std::unique_ptr<std::shared_ptr<Parts>> parts(static_cast<std::shared_ptr<Parts>*>(data));
-    (*parts)->run();  // a task that begins late finds no parts left, and touches nothing else
+    awake->serve(std::move(*parts));  // a task that begins late finds no parts left, and touches nothing else
 }
 
 // Whether there was no error; XLA's object for it is freed.
@@ -209,7 +257,8 @@ void share_out(const CallFrame& frame, std::int64_t count, const void* op, void 
     parts->work = work;
     parts->op = op;
     parts->count = count;
-    for (std::int64_t helper = 1; helper < count; ++helper) {
+    const std::int64_t helpers = count > 1 ? awake->offer(parts) : 0;
+    for (std::int64_t helper = 1 + helpers; helper < count; ++helper) {
         auto shared = std::make_unique<std::shared_ptr<Parts>>(parts);
         ScheduleArguments arguments{sizeof arguments, nullptr, frame.context, take_parts, shared.get()};
         if (!succeeded(frame, frame.api->schedule(&arguments))) break;

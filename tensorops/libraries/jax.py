@@ -58,10 +58,10 @@ def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     return jax.device_put(native_byte_order(a), device)
 
 
-def _jit(function: Callable[..., Any]) -> Callable[..., Any]:
+def _jit(function: Callable[..., Any], donate_argnums: tuple[int, ...] = ()) -> Callable[..., Any]:
     import jax
 
-    compiled: Callable[..., Any] = jax.jit(function)
+    compiled: Callable[..., Any] = jax.jit(function, donate_argnums=donate_argnums)
     return compiled
 
 

@@ -2,9 +2,10 @@
 
 Three requirements shape this file. JAX compiles again for every new shape, so the arrays must not grow with every
 token: they have spare slots, which are masked, and their capacity doubles when it is used up. Where arrays are
-immutable, or a compiler traces, a new key is *selected* into place; that costs a pass over the cache, so elsewhere it
-is written in place. And a Python integer that changes with every token would be a new constant to compile, so a
-compiler sees positions as arrays.
+immutable, or a compiler traces, a new key is put into place by the library's operation for that, which a compiler turns
+into a write if it may overwrite the old cache; in a library without it, the key is *selected* into place, which costs a
+pass over the cache. Elsewhere it is written in place. And a Python integer that changes with every token would be a new
+constant to compile, so a compiler sees positions as arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorops as tp
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["KVCache", "Slots", "concat"]
 
@@ -47,30 +48,44 @@ class Slots:
         self.mask = None
         if start is not None and self._count == 1:
             return
+        self._positions = positions
+        self._put = _putter(xp)
         slots = xp.arange(self._end, dtype=positions.dtype)
         self.mask = xp.expand_dims(slots, axis=0) <= xp.expand_dims(positions, axis=1)
-        if start is not None:
+        if start is not None or self._put is not None:
             return
         offset = slots - positions[:1]
         self._is_new = xp.expand_dims((offset >= 0) & (offset < self._count), axis=1)
         self._source = xp.clip(offset, 0, self._count - 1)
 
     def used(self, placed: Array) -> Array:
-        """Return the slots of `placed` (heads, capacity, head_dim) to which `mask` belongs: those after them are free.
+        """Return the slots of `placed`, as `place` returns it, to which `mask` belongs: those after them are free.
 
         A compiler needs all of them, as their number changes with every token.
         """
-        return placed if self._start is None else placed[:, : self._end, :]
+        return placed if self._start is None else placed[:, :, : self._end, :]
 
     def place(self, old: Array, new: Array) -> Array:
-        """Return `old` (heads, capacity, head_dim) with `new` (heads, tokens, head_dim) in its slots."""
+        """Return `old` (1, heads, capacity, head_dim) with `new` (1, heads, tokens, head_dim) in its slots."""
         old = self._xp.asarray(old)
         if self._start is not None:
-            old[:, self._start : self._start + self._count, :] = new
+            old[:, :, self._start : self._start + self._count, :] = new
             return old
+        if self._put is not None:
+            return self._put(old, new, self._positions[0], 2)
         # A single token is broadcast to all slots; of several tokens, every slot takes the nearest.
-        spread = new if self._count == 1 else self._xp.take(new, self._source, axis=1)
+        spread = new if self._count == 1 else self._xp.take(new, self._source, axis=2)
         return self._xp.where(self._is_new, spread, old)
+
+
+def _putter(xp: Any) -> Callable[[Array, Array, Array, int], Array] | None:
+    """Return a library's function that puts an array into another one at a traced index of an axis, if it has one."""
+    if xp.__name__ != "jax.numpy":
+        return None
+    import jax
+
+    put: Callable[[Array, Array, Array, int], Array] = jax.lax.dynamic_update_slice_in_dim
+    return put
 
 
 class KVCache:
@@ -78,7 +93,7 @@ class KVCache:
 
     Parameters
     ----------
-    keys, values : sequence of array, each of shape (kv_heads, capacity, head_dim)
+    keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
         Empty slots, one array per block.
     limit : int
         The most tokens the model can see.
@@ -103,7 +118,7 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """The number of tokens that fit without growing."""
-        return int(self.keys[0].shape[1])
+        return int(self.keys[0].shape[2])
 
     def require(self, count: int) -> None:
         """Raise ValueError if `count` more tokens would exceed the context length."""
@@ -133,7 +148,7 @@ class KVCache:
 def _accepts_assignment(slots: Array) -> bool:
     """Return whether an assignment that changes nothing succeeds; the standard leaves it to the library."""
     try:
-        tp.get_namespace(slots).asarray(slots)[0, 0, 0] = 0.0  # as `Slots.place` writes
+        tp.get_namespace(slots).asarray(slots)[0, 0, 0, 0] = 0.0  # as `Slots.place` writes
     except TypeError:
         return False
     return True
@@ -141,7 +156,7 @@ def _accepts_assignment(slots: Array) -> bool:
 
 def _doubled(slots: Array) -> Array:
     # Zeros, not uninitialised memory: a masked slot counts 0 times, and 0 times NaN is NaN.
-    return concat([slots, tp.get_namespace(slots).zeros_like(slots)], axis=1)
+    return concat([slots, tp.get_namespace(slots).zeros_like(slots)], axis=2)
 
 
 def concat(arrays: Sequence[Array], axis: int) -> Array:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ._errors import GGUFError
 from .cache import KVCache, Slots, concat
 from .config import LlamaConfig
 from .gguf import open_gguf
-from .weights import arrange, embed, linear
+from .weights import Matrix, arrange, embed, linear
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "default_backend", "forward"]
 
 Array = Any
+Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
 FIRST_CAPACITY = 128
+CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
 
@@ -62,7 +65,7 @@ def forward(
         The result of `arrange`.
     ids, positions : array of int, shape (tokens,)
         Tokens and their consecutive positions.
-    keys, values : sequence of array, each of shape (kv_heads, capacity, head_dim)
+    keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
         The arrays of a `KVCache`, with room for the tokens.
     start : int, optional
         The first position, as a number; if given, `keys` and `values` are written to. Do not pass it under a compiler,
@@ -80,14 +83,14 @@ def forward(
     xp, kind = tp.get_namespace(ids), type(ids)
     ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
     x = embed(ids, weights["embedding"], config.dim, token)
-    slots = Slots(positions, keys[0].shape[1], start)
+    slots = Slots(positions, keys[0].shape[2], start)
     new_keys, new_values = [], []
     added = None  # the previous block's last result, which is still to be added to x
     for w, old_keys, old_values in zip(weights["blocks"], keys, values, strict=True):
         h, x = _add_and_normalize(x, added, w["attn_norm"], config.eps)
         q, k, v = _attention_inputs(xp, config, weights, linear(h, w["attn_qkv"]), positions)
-        new_keys.append(slots.place(old_keys, k[0, ...]))
-        new_values.append(slots.place(old_values, v[0, ...]))
+        new_keys.append(slots.place(old_keys, k))
+        new_values.append(slots.place(old_values, v))
         seen_keys, seen_values = slots.used(new_keys[-1]), slots.used(new_values[-1])
         h = linear(_attend(xp, q, seen_keys, seen_values, slots.mask), w["attn_output"])
         h, x = tp.add_rms_norm(h, x, w["ffn_norm"], config.eps)
@@ -128,10 +131,24 @@ def _attention_inputs(
 
 
 def _attend(xp: Any, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
-    """Return (tokens, heads * head_dim) from queries (1, heads, …) and slots of keys and values (heads, …)."""
+    """Return (tokens, heads * head_dim) from queries and slots of keys and values, each (1, heads, …)."""
     _, heads, tokens, head_dim = q.shape
-    y = tp.scaled_dot_product_attention(q, k[None, ...], v[None, ...], mask=mask)
+    y = tp.scaled_dot_product_attention(q, k, v, mask=mask)
     return xp.reshape(xp.permute_dims(y, (0, 2, 1, 3)), (tokens, heads * head_dim))
+
+
+def _choose(options: tuple[tuple[str, Any], ...], hidden: Array, output: Matrix, rng: Any) -> Array:
+    """Return the token that follows the only row of `hidden`, in an array."""
+    return tp.sample(linear(hidden, output), **dict(options), rng=rng)
+
+
+def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiled network that writes into the cache, if the compiler has such an option."""
+    try:
+        options = signature(compile_).parameters
+    except ValueError:  # a builtin function
+        return compile_(network)
+    return compile_(network, donate_argnums=CACHE) if "donate_argnums" in options else compile_(network)
 
 
 class Llama:
@@ -151,7 +168,9 @@ class Llama:
         The backend that computes, as in `tensorops.set_backend`; the weights are moved there. By default the one in
         force; if none was chosen, ``cpu``, or ``numpy`` without compiled kernels.
     compile : callable, optional
-        A compiler for functions of arrays, such as ``jax.jit``, applied to the network.
+        A compiler for functions of arrays, such as ``jax.jit``, applied to the network and to the choice of tokens.
+        One with a parameter `donate_argnums`, as that has, is asked to write new keys and values into the cache's
+        arrays.
 
     Raises
     ------
@@ -166,7 +185,7 @@ class Llama:
         tokenizer: Tokenizer | None = None,
         *,
         backend: str | None = None,
-        compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,  # noqa: A002
+        compile: Compiler | None = None,  # noqa: A002
     ) -> None:
         backend = backend or default_backend()
         self.config = config
@@ -176,9 +195,10 @@ class Llama:
             self.backend = tp.get_backend()  # an alias's proper name
         with self._scope():
             self._weights, self._output = arrange(config, weights, backend)
-        network = partial(forward, config)
-        self._network = compile(network) if compile else network
-        self._compiled = compile is not None
+        network: Callable[..., Any] = partial(forward, config)
+        self._network = _compiled_in_place(compile, network) if compile else network
+        self._compile = compile
+        self._choosers: dict[tuple[Any, ...], Callable[..., Array]] = {}
 
     def __repr__(self) -> str:
         return f"<Llama: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
@@ -202,7 +222,7 @@ class Llama:
         path: str | os.PathLike[str],
         backend: str | None = None,
         *,
-        compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,  # noqa: A002
+        compile: Compiler | None = None,  # noqa: A002
     ) -> Llama:
         """Load a model and its tokenizer from a GGUF file.
 
@@ -239,7 +259,7 @@ class Llama:
     def new_cache(self) -> KVCache:
         """Return an empty cache, to be passed to successive calls."""
         c = self.config
-        shape = (c.kv_heads, FIRST_CAPACITY, c.head_dim)
+        shape = (1, c.kv_heads, FIRST_CAPACITY, c.head_dim)
         empty = [[np.zeros(shape, dtype=np.float32) for _ in range(c.blocks)] for _ in ("keys", "values")]
         keys, values = tp.to_backend(empty, self.backend)
         return KVCache(keys, values, c.context_length)
@@ -360,7 +380,7 @@ class Llama:
         """Return how many of the remaining tokens go through the network at once."""
         size = min(left, PREFILL_TOKENS)
         # Every new length is compiled again, so a compiled network sees only powers of two.
-        return 1 << (size.bit_length() - 1) if self._compiled else size
+        return 1 << (size.bit_length() - 1) if self._compile else size
 
     def _read(self, ids: Sequence[int], cache: KVCache) -> Iterator[Array]:
         """Yield the features of `ids`, piece by piece, and add them to the cache."""
@@ -377,7 +397,7 @@ class Llama:
             positions = np.arange(cache.length, cache.length + len(ids), dtype=np.int32)
             moved = tp.to_backend((ids, positions), self.backend)
             options = {}
-            if cache.is_writable and not self._compiled:
+            if cache.is_writable and not self._compile:
                 options = {"start": cache.length, "token": int(ids[0]) if len(ids) == 1 else None}
             hidden, keys, values = self._network(self._weights, *moved, cache.keys, cache.values, **options)
         cache.store(keys, values, len(ids))
@@ -385,8 +405,18 @@ class Llama:
 
     def _pick(self, hidden: Array, pick: dict[str, Any]) -> int:
         """Choose the token that follows the last row of `hidden`."""
+        options = tuple((name, value) for name, value in pick.items() if name != "rng")
         with self._scope():
-            token = tp.sample(linear(hidden[-1:, :], self._output), **pick)
+            hidden = hidden if hidden.shape[0] == 1 else hidden[-1:, :]
+            if self._compile is None:
+                token = _choose(options, hidden, self._output, pick["rng"])
+            else:  # under a compiler, a generator's numbers would become constants
+                if options not in self._choosers:
+                    self._choosers[options] = self._compile(partial(_choose, options))
+                numbers = None
+                if pick["temperature"] > 0:
+                    numbers = tp.to_backend(pick["rng"].random(1, dtype=np.float32), self.backend)
+                token = self._choosers[options](hidden, self._output, numbers)
         return int(tp.to_backend(token, "numpy")[0])
 
     def _scope(self) -> AbstractContextManager[None]:

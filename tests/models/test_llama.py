@@ -322,7 +322,30 @@ def test_decoding_compiles_nothing_new_on_jax() -> None:
 
     model = Llama(CONFIG, llama_arrays(), backend="jax", compile=compile_)
     list(model.generate_ids([1, 2, 3, 4, 5, 6, 7], max_new_tokens=20))
-    assert traced == [(4,), (2,), (1,)]
+    assert traced == [(4,), (2,), (1,), (269, 64)]  # three lengths of the network, and the choice by the output matrix
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_compiler_writes_into_the_cache_on_jax(temperature: float) -> None:
+    """Over a growth of the cache; a generator's numbers are drawn for each token, not once for the program."""
+    jax = pytest.importorskip("jax")
+    if not tp.is_backend_available("jax"):
+        pytest.skip("backend jax is not available")
+    weights = llama_arrays()
+    ids = [int(i) for i in np.random.default_rng(2).integers(0, 269, 125)]
+    options = {"max_new_tokens": 8, "temperature": temperature, "top_k": 9, "seed": 3}
+    model = Llama(CONFIG, weights, backend="jax", compile=jax.jit)
+    expected = list(Llama(CONFIG, weights, backend="numpy").generate_ids(ids, **options))
+    assert list(model.generate_ids(ids, **options)) == expected
+    cache = model.new_cache()
+    before = [*cache.keys, *cache.values]
+    model([1], cache)
+    assert all(slots.is_deleted() for slots in before)
+    assert not any(slots.is_deleted() for slots in [*cache.keys, *cache.values])
+    step = jax.jit(model._network.__wrapped__, donate_argnums=(3, 4))
+    numbers = [jax.numpy.asarray([n], dtype=np.int32) for n in (1, 1)]
+    text = step.lower(model._weights, *numbers, cache.keys, cache.values).compile().as_text()
+    assert " copy(" not in text  # of the cache
 
 
 # ------------------------------------------------------------------------------------------ text generation

@@ -1,7 +1,7 @@
-"""Why kernels do not take calls of operators that are not on rows, and which handler takes the others.
+"""Why kernels do not take calls of operators with more than rows and parameters, and which handler takes the others.
 
 XLA cannot raise in the middle of a program: the loss of a target that is out of range is NaN, and so are features that
-rotate to a row outside the tables.
+rotate to a row outside the tables; lengths and pages out of range are clamped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from tensorops.kernels.jax_ffi._launch import refuse_array
 
 NARROW = ("float16", "bfloat16", "float32")
 _MOST_EXACT = 2**53  # of the integers in float64, in which handlers get options
+_USUAL = (1e-30, 1e30)  # this and the next as in native/cpu/bind_attention.cpp
+_MOST_FEATURES = 16384
 
 # ----------------------------------------------------------------------------------------------- cross_entropy
 
@@ -98,7 +100,7 @@ def most_rows_of_linear(arguments: dict[str, Any]) -> int:
     return 32 if arguments["x"].dtype == arguments["weight"].dtype == np.float32 else 256
 
 
-# ---------------------------------------------------------------------------------------------------- weights in groups
+# ------------------------------------------------------------------------------------------- weights in groups
 
 
 def refuse_quantized(arguments: dict[str, Any]) -> str | None:
@@ -125,12 +127,7 @@ def refuse_grouped(arguments: dict[str, Any]) -> str | None:
     return "x, experts or weight is empty" if empty else None
 
 
-# ------------------------------------------------------------------------------------------------------------ attention
-
-
-# As in native/cpu/bind_attention.cpp
-_USUAL = (1e-30, 1e30)
-_MOST_FEATURES = 16384
+# --------------------------------------------------------------------------------------------------- attention
 
 
 def refuse_attention(arguments: dict[str, Any]) -> str | None:
@@ -152,11 +149,11 @@ def refuse_attention(arguments: dict[str, Any]) -> str | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------------------- sample
+# ------------------------------------------------------------------------------------------------------ sample
 
 
-def axes_of_sample(logits: Array, temperature: float, rng: Any, **_: Any) -> RowAxes:
-    """Return how the axes of the logits and of the numbers that are drawn correspond."""
+def rows_of_sample(logits: Array, temperature: float, rng: Any, **_: Any) -> RowAxes:
+    """Tell how the axes of the arrays of `sample` correspond; at temperature 0 it needs no numbers."""
     every = tuple(range(logits.ndim))
     drawn = given(rng=(rng if temperature > 0 else None, every[:-1]))
     return RowAxes({"logits": every, **drawn}, every[:-1], every[-1:], sharing=1 + len(drawn), indices=(0,))

@@ -77,6 +77,6 @@ register(
     attributes=("temperature", "top_k", "top_p", "min_p"),
     refuse=_refusals.refuse_sample,
     mixed=True,
-    correspond=_refusals.axes_of_sample,
+    correspond=_refusals.rows_of_sample,
     draw=_refusals.with_numbers,
 )
