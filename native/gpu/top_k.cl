@@ -77,12 +77,16 @@ KERNEL(top_k)
         int after = -1, worst = -1, nan = -1;
         for (int rank = 0; rank < count; ++rank) {
             int part = 0;
-            for (int p = 1; p < parts; ++p) part = bests[p] > bests[part] ? p : part;
-            const real best = row_max(bests[part], scratch);
+            real own = bests[0];
+            for (int p = 1; p < parts; ++p) {
+                part = bests[p] > own ? p : part;
+                own = LARGER(own, bests[p]);
+            }
+            const real best = row_max(own, scratch);
             Found mine;
             mine.index = n;
             if (best != last) after = -1;
-            if (best > LEAST && bests[part] == best)
+            if (best > LEAST && own == best)
                 mine = find_in_part(from, x_step, n, part * size, (part + 1) * size, best, after, largest);
             int found = least_of_row(mine.index, n, scratch);
             if (found < n && mine.index == found) bests[part] = mine.left;
