@@ -49,6 +49,27 @@ void calls_share_the_processors() {
     processors = bound;
 }
 
+// Kernels use the threads that their caller lends, and no others.
+void lent_threads_are_used() {
+    struct Counting : Lender {
+        int parts = 0;
+    } lent;
+    lent.threads = 3;
+    lent.run = [](const Lender& own, int parts, void (*work)(const void*, Member), const void* context) {
+        const_cast<Counting&>(static_cast<const Counting&>(own)).parts += parts;
+        for (int i = parts - 1; i >= 0; --i) work(context, Member{i, parts});
+    };
+    lender = &lent;
+    std::vector<int> done(97);
+    require(threads_for(97, 1 << 30) == 3, "a kernel asks for as many threads as are lent");
+    over_shares(3, 97, 1, [&done](Share share) {
+        for (std::int64_t i = share.begin; i < share.end; ++i) done[static_cast<std::size_t>(i)] += 1;
+    });
+    lender = nullptr;
+    require(lent.parts == 3, "the lender runs every part");
+    for (const int count : done) require(count == 1, "lent threads do each part once");
+}
+
 void help_pauses_after_a_loss() {
     constexpr std::int64_t ms = 1'000'000;
     Help help;
@@ -85,6 +106,7 @@ void help_pauses_after_a_loss() {
 }  // namespace
 
 bool parallel() {
+    lent_threads_are_used();
     help_pauses_after_a_loss();
     calls_share_the_processors();
     each_part_is_done_once();

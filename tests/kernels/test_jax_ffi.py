@@ -546,7 +546,7 @@ def test_transformations_of_cross_entropy(rng):
         close(jax.vmap(call)(logits, targets), np.stack(wanted))
         close(jax.vmap(call, (0, None))(logits, targets[0])[0], wanted[0])
     stacked = jax.vmap(lambda w: tp.cross_entropy(logits, targets, w))(jnp.stack([weight, 2 * weight]))
-    close(stacked, np.stack([REFERENCES["cross_entropy"](logits, targets, weight)] * 2))  # a mean has no unit of weight
+    close(stacked, np.stack([REFERENCES["cross_entropy"](logits, targets, weight)] * 2))  # a mean is by weight
 
 
 @pytest.mark.costly
@@ -831,6 +831,9 @@ assert has_kernel(lambda x, w: tp.rms_norm(x, w), x, w)
 split = jax.device_put(x, sharding)
 assert tp.rms_norm.explain(split, w).refused == {"jax_ffi": "x is spread over 2 devices"}
 close(tp.rms_norm(split, w))
+targets = jnp.arange(4)
+assert tp.cross_entropy.explain(split, targets).refused == {"jax_ffi": "logits is spread over 2 devices"}
+np.testing.assert_allclose(tp.cross_entropy(split, targets), tp.cross_entropy(x, targets), rtol=1e-5)
 compiled = jax.jit(lambda x, w: tp.rms_norm(x, w)).lower(split, w).compile()
 assert "tensorops.rms_norm" not in compiled.as_text() and "all-gather" not in compiled.as_text()
 close(compiled(split, w))

@@ -176,6 +176,23 @@ def test_what_a_mistaken_target_is_told(rng):
         tp.cross_entropy(logits, np.array([0, 2, 1]), z_loss=-0.1)
 
 
+@pytest.mark.parametrize("many", [False, True], ids=["few", "more than int32 counts"])
+def test_a_target_that_is_not_checked_gives_nan(many, monkeypatch, rng):
+    """JAX's values are not read, so the body meets what other libraries refuse."""
+    support.require("jax")
+    if many:
+        monkeypatch.setattr("tensorops.ops.loss.prod", lambda shape: 2**31)
+    logits, targets = rng.standard_normal((4, 5)).astype(np.float32), np.array([1, 5, -3, -100])
+    there = support.there((logits, targets), "jax")
+    losses = support.back(tp.cross_entropy.generic(*there, reduction="none"))
+    np.testing.assert_array_equal(np.isnan(losses), [False, True, True, False])
+    assert_matches(
+        losses[:1], REFERENCES["cross_entropy"](logits[:1], targets[:1], reduction="none"), "float32", tolerance=4
+    )
+    assert losses[3] == 0
+    assert np.isnan(support.back(tp.cross_entropy.generic(*there)))
+
+
 # --- linear_cross_entropy ------------------------------------------------------------------------------
 
 
