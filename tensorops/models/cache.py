@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorops as tp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["KVCache", "Slots", "concat"]
 
@@ -49,10 +49,10 @@ class Slots:
         if start is not None and self._count == 1:
             return
         self._positions = positions
-        self._put = _putter(xp)
+        self._updates = _has_updates(positions)
         slots = xp.arange(self._end, dtype=positions.dtype)
         self.mask = xp.expand_dims(slots, axis=0) <= xp.expand_dims(positions, axis=1)
-        if start is not None or self._put is not None:
+        if start is not None or self._updates:
             return
         offset = slots - positions[:1]
         self._is_new = xp.expand_dims((offset >= 0) & (offset < self._count), axis=1)
@@ -71,21 +71,18 @@ class Slots:
         if self._start is not None:
             old[:, :, self._start : self._start + self._count, :] = new
             return old
-        if self._put is not None:
-            return self._put(old, new, self._positions[0], 2)
+        if self._updates:  # without these promises, indices would be compared with the number of slots
+            promises = {"mode": "promise_in_bounds", "unique_indices": True, "indices_are_sorted": True}
+            return old.at[:, :, self._positions, :].set(new, **promises)
         # A single token is broadcast to all slots; of several tokens, every slot takes the nearest.
         spread = new if self._count == 1 else self._xp.take(new, self._source, axis=2)
         return self._xp.where(self._is_new, spread, old)
 
 
-def _putter(xp: Any) -> Callable[[Array, Array, Array, int], Array] | None:
-    """Return a library's function that puts an array into another one at a traced index of an axis, if it has one."""
-    if xp.__name__ != "jax.numpy":
-        return None
-    import jax
-
-    put: Callable[[Array, Array, Array, int], Array] = jax.lax.dynamic_update_slice_in_dim
-    return put
+def _has_updates(x: Array) -> bool:
+    """Return whether ``x.at[index].set(part)`` is `x` with a part in place, also where an index is traced."""
+    at = getattr(x, "at", None)
+    return at is not None and hasattr(at[...], "set")
 
 
 class KVCache:

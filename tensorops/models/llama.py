@@ -365,16 +365,27 @@ class Llama:
         return self._continue(ids, max_new_tokens, pick)
 
     def _continue(self, ids: list[int], count: int, pick: dict[str, Any]) -> Iterator[int]:
+        if not count:
+            return
         cache = self.new_cache()
         end_ids = self.tokenizer.end_ids if self.tokenizer else frozenset()
-        for _ in range(count):
-            for hidden in self._read(ids, cache):
-                last = hidden
-            token = self._pick(last, pick)
-            if token in end_ids:
+        for hidden in self._read(ids, cache):
+            last = hidden
+        token = self._pick(last, pick)
+        for left in range(count - 1, -1, -1):
+            # A compiled step begins before the token in front of it is known here: to start one takes a while, in which
+            # libraries that compute in the background would otherwise wait. After the last token, one is in vain.
+            ahead = self._step(token, cache, pick) if left and self._compile else None
+            number = int(tp.to_backend(token, "numpy")[0])
+            if number in end_ids:
                 return
-            yield token
-            ids = [token]
+            yield number
+            if left:
+                token = self._step(np.asarray([number], dtype=np.int32), cache, pick) if ahead is None else ahead
+
+    def _step(self, token: Array, cache: KVCache, pick: dict[str, Any]) -> Array:
+        """Return the token that follows another one, each in an array."""
+        return self._pick(self._read_piece(token, cache), pick)
 
     def _piece(self, left: int) -> int:
         """Return how many of the remaining tokens go through the network at once."""
@@ -391,33 +402,33 @@ class Llama:
             yield self._read_piece(left[:size], cache)
             left = left[size:]
 
-    def _read_piece(self, ids: np.ndarray[Any, np.dtype[np.int32]], cache: KVCache) -> Array:
+    def _read_piece(self, ids: Array, cache: KVCache) -> Array:
+        """Return the features of tokens in an array of NumPy or, if the network is compiled, of the backend."""
+        count = ids.shape[0]
         with self._scope():
-            cache.reserve(len(ids))
-            positions = np.arange(cache.length, cache.length + len(ids), dtype=np.int32)
+            cache.reserve(count)
+            positions = np.arange(cache.length, cache.length + count, dtype=np.int32)
             moved = tp.to_backend((ids, positions), self.backend)
             options = {}
             if cache.is_writable and not self._compile:
-                options = {"start": cache.length, "token": int(ids[0]) if len(ids) == 1 else None}
+                options = {"start": cache.length, "token": int(ids[0]) if count == 1 else None}
             hidden, keys, values = self._network(self._weights, *moved, cache.keys, cache.values, **options)
-        cache.store(keys, values, len(ids))
+        cache.store(keys, values, count)
         return hidden
 
-    def _pick(self, hidden: Array, pick: dict[str, Any]) -> int:
-        """Choose the token that follows the last row of `hidden`."""
+    def _pick(self, hidden: Array, pick: dict[str, Any]) -> Array:
+        """Choose the token that follows the last row of `hidden`, in an array."""
         options = tuple((name, value) for name, value in pick.items() if name != "rng")
         with self._scope():
             hidden = hidden if hidden.shape[0] == 1 else hidden[-1:, :]
             if self._compile is None:
-                token = _choose(options, hidden, self._output, pick["rng"])
-            else:  # under a compiler, a generator's numbers would become constants
-                if options not in self._choosers:
-                    self._choosers[options] = self._compile(partial(_choose, options))
-                numbers = None
-                if pick["temperature"] > 0:
-                    numbers = tp.to_backend(pick["rng"].random(1, dtype=np.float32), self.backend)
-                token = self._choosers[options](hidden, self._output, numbers)
-        return int(tp.to_backend(token, "numpy")[0])
+                return _choose(options, hidden, self._output, pick["rng"])
+            if options not in self._choosers:
+                self._choosers[options] = self._compile(partial(_choose, options))
+            numbers = None
+            if pick["temperature"] > 0:  # under a compiler, a generator's numbers would become constants
+                numbers = tp.to_backend(pick["rng"].random(1, dtype=np.float32), self.backend)
+            return self._choosers[options](hidden, self._output, numbers)
 
     def _scope(self) -> AbstractContextManager[None]:
         """Put the model's backend in force, unless it already is; a choice of providers made outside then applies."""
