@@ -383,16 +383,16 @@ class Operator(Generic[P, R]):
             if len(self._kernels) > kernels:  # registered meanwhile
                 return NotImplemented
             given = {**dict(zip(self._by_position, args, strict=False)), **kwargs}
-            signs: list[Any] = [len(args), *given]
+            signs: list[Any] = [len(args)]
             for name, value in given.items():
                 if type(value) is kind:
                     if unfit(value) or unreadable(value):
                         return NotImplemented
-                    signs += value.shape, value.dtype
+                    signs.append((name, value.shape, value.dtype))
                 elif value is not None and name in arrays:
                     return NotImplemented
                 else:
-                    signs += type(value), value
+                    signs.append((name, type(value), value))
             sign = tuple(signs)
             options = known.get(sign)  # a value that cannot be hashed is a TypeError, after which the long path follows
             if options is None:

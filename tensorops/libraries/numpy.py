@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,18 +36,13 @@ def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
 
 
 def _unfit(x: Array) -> str:
-    return _unfit_type(type(x))  # type: ignore[arg-type]  # types are hashable
-
-
-@functools.cache
-def _unfit_type(kind: type) -> str:
     import numpy as np
 
     # Their arithmetic differs from the standard's: `*` of a matrix multiplies matrices, and the operators of a masked
     # array skip elements, which every formula here would have to consider.
-    if issubclass(kind, np.matrix):
+    if isinstance(x, np.matrix):
         return "matrix is not supported; pass numpy.asarray(x)"
-    if issubclass(kind, np.ma.MaskedArray):
+    if isinstance(x, np.ma.MaskedArray):
         return "MaskedArray is not supported; pass x.filled(value)"
     return ""
 
