@@ -55,6 +55,8 @@ def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
         if a.size and (a.min() < limits.min or a.max() > limits.max):
             raise TypeError(f"jax holds {a.dtype} values this large only if jax_enable_x64 is set")
         a = a.astype(limits.dtype)
+    if isinstance(device, str):  # a platform, as providers name it
+        device = jax.devices(device)[0]
     return jax.device_put(native_byte_order(a), device)
 
 
@@ -212,8 +214,8 @@ BACKENDS = (
         "JAX with Pallas kernels on a TPU",
         suits=("tpu",),
         options=JAXConfig,
-        missing="its Pallas kernels are not written yet",
-        remedy="use 'jax', which computes on a TPU with generic bodies: pip install 'jax[tpu]'",
+        missing="its Pallas kernels have not yet been run on a TPU",
+        remedy="use 'jax', which computes on a TPU with the same kernels: pip install 'jax[tpu]'",
     ),
     Backend(
         "jax",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,7 +17,6 @@ from tensorops._dtypes import (
     is_floating,
     is_integer,
     narrow,
-    widen,
     widen_integers,
 )
 from tensorops._operator import operator
@@ -173,22 +174,55 @@ def cross_entropy(
     >>> tensorops.cross_entropy(logits, np.asarray([[0.0, 1.0], [0.5, 0.5]]), reduction="none")
     array([0.28768207, 0.69314718])
     """
+    losses_of = functools.partial(_losses_of_logits, label_smoothing=label_smoothing)
+    result: KindT = reduced_cross_entropy(
+        losses_of, logits, targets, weight, reduction=reduction, ignore_index=ignore_index, z_loss=z_loss
+    )
+    return result
+
+
+def reduced_cross_entropy(
+    losses_of: Callable[..., Array],
+    logits: Array,
+    targets: Array,
+    weight: Array | None,
+    *,
+    reduction: str,
+    ignore_index: int,
+    z_loss: float,
+) -> Array:
+    """Return `cross_entropy` from a function that computes the loss of each row as `_losses_of_logits` does."""
     xp = get_namespace(logits, targets, weight)
     counted, numbers = _counted(xp, "cross_entropy", targets, ignore_index, logits.shape[-1])
-    if counted is None:
-        wide, w, numbers = widen(xp, logits, weight, targets)
-    else:
-        wide, w = widen(xp, logits, weight)
-    zeros = xp.zeros_like(wide)[..., 0]
+    dtype = compute_dtype(xp, logits, weight, targets if counted is None else None)
+    w = None if weight is None else xp.astype(weight, dtype, copy=False)
+    zeros = xp.zeros_like(logits[..., 0], dtype=dtype)
     own = None if w is None or counted is None else _taken(xp, w, numbers)
     shares = _shares(xp, counted, own, zeros)
     squares = _coefficient_of_squares(xp, z_loss, counted, own, shares, reduction)
     losses = zeros
     if 0 not in logits.shape:
-        losses = _losses(xp, wide, numbers, w, own, label_smoothing, squares)
+        losses = losses_of(xp, logits, numbers, w, own, squares, dtype)
     if counted is not None:
         losses = xp.where(counted, losses, zeros)
     return narrow(xp, _reduced(xp, losses, shares, reduction), logits)
+
+
+def _losses_of_logits(
+    xp: Namespace,
+    logits: Array,
+    targets: Array,
+    weight: Array | None,
+    own: Array | None,
+    squares: Any,
+    dtype: Any,
+    *,
+    label_smoothing: float,
+) -> Array:
+    """Return what `_losses` does, computed in a dtype that `weight` and `own` have."""
+    wide = xp.astype(logits, dtype, copy=False)
+    targets = xp.astype(targets, dtype, copy=False) if is_floating(targets) else targets
+    return _losses(xp, wide, targets, weight, own, label_smoothing, squares)
 
 
 _BLOCK_BYTES = 64 * 1024 * 1024
@@ -452,7 +486,28 @@ def _losses(
             below = (1.0 - label_smoothing) * below + label_smoothing * even
             counted = (1.0 - label_smoothing) * counted + label_smoothing * everywhere
     x = x - largest
-    log_total = _UNIT * xp.log(sum_along(xp, xp.exp(x), last))
+    log_total = xp.log(sum_along(xp, xp.exp(x), last))
+    return _with_total(counted, below, most, log_total, squares)
+
+
+def losses_of_classes(
+    xp: Namespace, largest: Array, log_total: Array, chosen: Array, own: Array | None, squares: Any
+) -> Array:
+    """Return what `_losses` does of class numbers without label smoothing, from what is known of each row.
+
+    That is its largest element, the logarithm of the sum of exponentials relative to it, and the element that the class
+    number names.
+    """
+    counted: Any = 1.0
+    most = _UNIT * largest
+    below = most - _UNIT * chosen
+    if own is not None:
+        counted, below = own, _product(xp, own, below)
+    return _with_total(counted, below, most, log_total, squares)
+
+
+def _with_total(counted: Any, below: Array, most: Array, log_total: Array, squares: Any) -> Array:
+    log_total = _UNIT * log_total
     losses = counted * log_total + below
     if squares is None:
         return losses

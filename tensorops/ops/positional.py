@@ -285,9 +285,13 @@ def _angles(
     xp: Namespace, x: Array, positions: Array, base: float, freqs: Array | None, dims: int, dtype: object
 ) -> Array:
     """Return the angles, of shape (..., seq, dims / 2)."""
-    if freqs is None:
-        index = xp.arange(dims // 2, dtype=dtype, device=creation_device(x))
-        theta = xp.pow(xp.full_like(index, base), index * (-2.0 / dims))
-    else:
-        theta = xp.astype(freqs, dtype, copy=False)
+    theta = frequencies(xp, x, base, freqs, dims, dtype)
     return xp.expand_dims(xp.astype(positions, dtype, copy=False), axis=-1) * theta
+
+
+def frequencies(xp: Namespace, x: Array, base: float, freqs: Array | None, dims: int, dtype: object) -> Array:
+    """Return the frequencies of the pairs of features, of shape (dims / 2,)."""
+    if freqs is not None:
+        return xp.astype(freqs, dtype, copy=False)
+    index = xp.arange(dims // 2, dtype=dtype, device=creation_device(x))
+    return xp.pow(xp.full_like(index, base), index * (-2.0 / dims))

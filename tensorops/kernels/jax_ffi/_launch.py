@@ -1,15 +1,9 @@
-"""How a compiled kernel becomes part of a JAX trace.
-
-All kernels share one JAX primitive, whose parameter holds the call's options. Derivatives, and programs that cannot
-contain the kernel, use the operator's body, so all of JAX's transformations work as they do without the kernel.
-"""
+"""How a compiled kernel becomes part of a program that XLA compiles for the CPU; see `kernels._jax.primitive`."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,70 +12,11 @@ from tensorops._dtypes import dtype_name
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
+from tensorops.kernels._jax import primitive
+from tensorops.kernels._jax.primitive import Call
 
-_MOST_KNOWN = 4096
-"""How many decisions (by shape, dtype, device and options) are remembered per operator."""
-
+_PROVIDER = "jax_ffi"
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call without its arrays. JAX compiles once for each.
-
-    Parameters
-    ----------
-    operator
-        The operator.
-    handler
-        The kernel's name in ``xla_handlers`` of the compiled module.
-    names
-        The parameters that are arrays, in the order of the arrays.
-    rows
-        How many leading arrays have the rows of the first, which a mapped axis is added to; the others apply to every
-        row. 0 if the kernel cannot have more rows.
-    batched
-        Whether the first axis counts rows, and the kernel finds others by counting from it: to map over an axis then
-        makes the first longer, instead of adding one.
-    options
-        The operator's options by name; an axis counts from the end.
-    attributes
-        The names of the options that the kernel takes, and of the arrays whose places it must be told.
-    axes
-        How many of the last axes are one row.
-    mixed
-        Whether the kernel reads parameters in any dtype, so that none is widened.
-    most_rows
-        Up to how many rows the kernel is faster than XLA; 0 if it always is.
-    along
-        Of a batched kernel, whether the first axis of each array counts rows.
-    """
-
-    operator: Operator[..., Any]
-    handler: str
-    names: tuple[str, ...]
-    rows: int = 1
-    batched: bool = False
-    options: tuple[tuple[str, Any], ...] = ()
-    attributes: tuple[str, ...] = ()
-    axes: int = 1
-    mixed: bool = False
-    most_rows: int = 0
-    along: tuple[bool, ...] = ()
-
-    def body(self, *arrays: Array) -> list[Array]:
-        """Run the operator's own body and return its results as a list."""
-        result = self.operator.compute(**dict(zip(self.names, arrays, strict=True)), **dict(self.options))
-        return list(result) if isinstance(result, tuple) else [result]
-
-    def numbers(self) -> dict[str, np.float64]:
-        """Return what the kernel is told besides the arrays; a tuple gives a number for each element."""
-        places = {name: place for place, name in enumerate(self.names) if place}
-        found: dict[str, Any] = {"axes": self.axes} if self.axes > 1 else {}
-        for name, value in {**dict(self.options), **places}.items():
-            if name in self.attributes:
-                found |= {f"{name}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {name: value}
-        return {name: np.float64(value) for name, value in found.items() if value is not None}
 
 
 def register(
@@ -127,34 +62,11 @@ def register(
         Returns the arguments with numbers in place of a generator of them.
     """
 
-    @functools.wraps(operator)
-    def supports(*args: Any, **kwargs: Any) -> str | None:
-        found = prepare(operator.named(args, kwargs))
-        return found if isinstance(found, str) else None
-
-    @functools.wraps(operator)
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        arguments = operator.named(args, kwargs)
-        if draw is not None:
-            if isinstance(prepare(arguments), str):  # before a number is drawn
-                return NotImplemented
-            arguments = draw(arguments)
-        metadata = _metadata(arguments)
-        found = known.get(metadata) or prepare(arguments)
-        if isinstance(found, str):
-            return NotImplemented
-        if metadata is not None and len(known) < _MOST_KNOWN:
-            known[metadata] = found
-        results = _compiled(found)(*[arguments[name] for name in found.names])
-        return tuple(results) if len(results) > 1 else results[0]
-
-    known: dict[object, Call] = {}
-
     def prepare(arguments: dict[str, Any]) -> str | Call:
         declared = correspond(**arguments) if correspond else operator.rows(arguments)
         reason = refuse(arguments) if refuse else _refuse_rows(arguments, declared, several_axes)
         most = most_rows(arguments) if most_rows and not reason else 0
-        if most and _row_count(arguments[next(iter(declared.arrays))]) > most:
+        if most and primitive.row_count(arguments[next(iter(declared.arrays))]) > most:
             reason = f"there are more than {most} rows, which XLA computes as fast"
         if reason := reason or _unusable():
             return reason
@@ -169,21 +81,10 @@ def register(
         names = tuple(declared.arrays)
         along = tuple(of[:1] == (0,) for of in declared.arrays.values()) if batched else ()
         options_of_call = tuple(options.items())
-        return Call(operator, name, names, count, batched, options_of_call, attributes, axes, mixed, most, along)
+        kernel = (attributes, axes, mixed, most, along, _PROVIDER)
+        return Call(operator, name, names, count, batched, options_of_call, *kernel)
 
-    operator.kernel("jax_ffi", supports=supports, declines=True)(kernel)
-
-
-def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Return everything a decision depends on, unless an array is traced: deciding takes as long as a call."""
-    import jax
-
-    found: list[Any] = []
-    for value in arguments.values():
-        if isinstance(value, jax.core.Tracer):
-            return None
-        found.append((value.aval, value.sharding) if isinstance(value, jax.Array) else value)
-    return tuple(found)
+    primitive.register(operator, _PROVIDER, prepare, draw=draw)
 
 
 # ---------------------------------------------------------------------------------------------- refusals
@@ -240,14 +141,7 @@ def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES, least: 
         return f"{name} has {x.ndim} dimensions"
     if not all(isinstance(n, int) for n in x.shape):
         return f"{name} has a symbolic shape"
-    if isinstance(x, jax.core.Tracer):
-        platform = jax.default_backend()
-        return None if platform == "cpu" else f"{name} is traced, and the default platform is {platform}"
-    devices = x.devices()
-    if len(devices) > 1:
-        return f"{name} is spread over {len(devices)} devices"
-    (device,) = devices
-    return None if device.platform == "cpu" else f"{name} is on {device.platform}"
+    return primitive.refuse_device(name, x, "cpu")
 
 
 @functools.cache
@@ -260,127 +154,20 @@ def _unusable() -> str:
     try:
         for name, handler in _native.xla_handlers().items():
             jax.ffi.register_ffi_target(f"tensorops.{name}", handler, platform="cpu")
-        _primitive()
+        primitive.primitive()
     except Exception as error:  # another version of JAX or of XLA's interface
         return f"jax {jax.__version__} does not take the kernels: {error}"
     return ""
 
 
-# --------------------------------------------------------------------------------------------- in JAX's terms
-
-
-@functools.lru_cache(maxsize=1024)
-def _compiled(call: Call) -> Callable[..., list[Array]]:
+def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     import jax
 
-    primitive = _primitive()
-    return jax.jit(  # type: ignore[no-any-return]
-        lambda *arrays: primitive.bind(*(arrays if call.mixed else _fitting(arrays, call.rows)), call=call), inline=True
-    )
-
-
-def _fitting(arrays: Sequence[Array], rows: int) -> Sequence[Array]:
-    """Widen the parameters of rows to the dtype of the computation, unless the kernels read them as they are."""
-    x, parameters = arrays[0], arrays[rows:]
-    dtypes = {p.dtype for p in parameters}
-    as_they_are = {x.dtype, np.dtype(np.float32)} if x.dtype.itemsize == 2 else {x.dtype}
-    if len(dtypes) <= 1 and dtypes <= as_they_are:
-        return arrays
-    wide = np.float64 if x.dtype == np.float64 else np.float32
-    return [*arrays[:rows], *(p.astype(wide) for p in parameters)]
-
-
-@functools.cache
-def _primitive() -> Any:
-    """Return the primitive that all kernels share."""
-    from jax.extend.core import Primitive
-    from jax.interpreters import ad, batching, mlir
-
-    primitive = Primitive("tensorops")
-    primitive.multiple_results = True
-    primitive.def_impl(_run_body)  # outside of a program, as under jax.disable_jit()
-    primitive.def_abstract_eval(_abstract_results)
-    ad.primitive_jvps[primitive] = _derivative
-    batching.primitive_batchers[primitive] = _map
-    mlir.register_lowering(primitive, mlir.lower_fun(_run_body, multiple_results=True))
-    mlir.register_lowering(primitive, _lower_on_cpu, platform="cpu")
-    return primitive
-
-
-def _row_count(x: Array) -> int:
-    return math.prod(x.shape[:-1])
-
-
-def _run_body(*arrays: Array, call: Call) -> list[Array]:
-    return call.body(*arrays)
-
-
-def _abstract_results(*arrays: Any, call: Call) -> Any:
-    import jax
-
-    return jax.make_jaxpr(call.body)(*arrays).out_avals
-
-
-def _lower_on_cpu(ctx: Any, *operands: Any, call: Call) -> Any:
-    import jax
-    from jax.interpreters import mlir
-
-    if not _is_for_one_device_here(ctx.module_context):
-        return mlir.lower_fun(_run_body, multiple_results=True)(ctx, *operands, call=call)
+    module = ctx.module_context
+    exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
+    if call.provider != _PROVIDER or exported or not primitive.is_for_one_device(module):  # the kernel is only here
+        return None
     return jax.ffi.ffi_lowering(f"tensorops.{call.handler}")(ctx, *operands, **call.numbers())
 
 
-def _is_for_one_device_here(module: Any) -> bool:
-    """Return whether a program may call the kernel, which exists only here and which XLA cannot split."""
-    if getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1:
-        return False
-    axes = module.axis_context
-    if hasattr(axes, "num_devices"):
-        return bool(axes.num_devices == 1)
-    mesh = getattr(axes, "mesh", None)  # with all axes manual, a program is also for one device
-    return mesh is None or mesh.size == 1 or set(axes.manual_axes) == set(mesh.axis_names)
-
-
-def _derivative(arrays: Sequence[Array], tangents: Sequence[Any], *, call: Call) -> Any:
-    """Differentiate the body with respect to the arrays that have a tangent."""
-    import jax
-    from jax.interpreters import ad
-
-    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
-
-    def body(*moved: Array) -> list[Array]:
-        every = dict(enumerate(arrays)) | dict(zip(moving, moved, strict=True))
-        return call.body(*every.values())
-
-    return jax.jvp(body, [arrays[i] for i in moving], [tangents[i] for i in moving])
-
-
-def _map(arrays: Sequence[Array], axes: Sequence[int | None], *, call: Call) -> Any:
-    """Map over an axis: this adds rows, unless arrays that apply to all rows are also mapped."""
-    import jax
-
-    size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
-
-    def mapped_body() -> Any:
-        results = jax.vmap(call.body, tuple(axes))(*arrays)
-        return results, [0] * len(results)
-
-    along = call.along or tuple(i < call.rows for i in range(len(arrays)))
-    if call.rows == 0 or any(axis is not None and not each for axis, each in zip(axes, along, strict=True)):
-        return mapped_body()
-    batch = next(n for i, n in enumerate(arrays[0].shape) if i != axes[0]) if call.batched else 0
-
-    def longer(a: Array, axis: int | None) -> Array:
-        a = jax.numpy.broadcast_to(a, (size, *a.shape)) if axis is None else jax.numpy.moveaxis(a, axis, 0)
-        if not call.batched:
-            return a
-        a = jax.numpy.broadcast_to(a, (size, batch, *a.shape[2:]))  # a mask may have one element for all of the batch
-        return jax.numpy.reshape(a, (size * batch, *a.shape[2:]))
-
-    rows = [longer(*each) if is_along else each[0] for *each, is_along in zip(arrays, axes, along, strict=True)]
-    if call.most_rows and _row_count(rows[0]) > call.most_rows:
-        return mapped_body()
-    results = _primitive().bind(*rows, call=call)
-    if call.batched:
-        results = [jax.numpy.reshape(y, (size, batch, *y.shape[1:])) for y in results]
-    return results, [0] * len(results)
+primitive.lower_on("cpu", _lower)

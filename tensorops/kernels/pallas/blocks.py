@@ -1,0 +1,95 @@
+"""How rows are divided into blocks: pure functions of shapes, dtypes and the TPU's generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MIB = 2**20
+
+VMEM = {"v4": 16 * MIB, "v5e": 128 * MIB, "v5p": 64 * MIB, "v6e": 128 * MIB, "v7": 64 * MIB}
+"""The vector memory of a core by generation, in bytes."""
+
+UNKNOWN = "v4"
+"""Whose blocks fit every generation: for programs that are exported, or compiled on another machine."""
+
+LANES = 128
+_ENOUGH = 10 * MIB  # blocks beyond this hide no more of the latency of memory, and every generation allows it
+_MOST = 0.9  # of the memory: the rest is for what the compiler spills
+_STEPS = 4  # that overlap reading, computing and writing
+
+
+class Blocks(NamedTuple):
+    """How a grid divides rows.
+
+    Parameters
+    ----------
+    rows
+        In a block; a multiple of the tile, or all of them.
+    columns
+        In a block; a multiple of the lanes, or all of them.
+    vmem
+        The bytes of vector memory that a step needs.
+    """
+
+    rows: int
+    columns: int
+    vmem: int
+
+
+def tile_rows(itemsizes: Sequence[int]) -> int:
+    """Return how many rows a tile of the narrowest of these elements has."""
+    return 32 // min(itemsizes)
+
+
+def padded(count: int, multiple: int) -> int:
+    """Return the next multiple."""
+    return -(-count // multiple) * multiple
+
+
+def whole_rows(rows: int, length: int, itemsizes: Sequence[int], wide: int, generation: str) -> Blocks | None:
+    """Divide arrays into blocks of whole rows; ``None`` if not even one tile of rows fits.
+
+    Parameters
+    ----------
+    rows, length
+        The shape of the arrays.
+    itemsizes
+        The bytes of an element of each array that is read or written; two blocks of each are in memory.
+    wide
+        How many float32 values of each element the kernel holds at a time.
+    generation
+        A name in `VMEM`.
+    """
+    tile = tile_rows(itemsizes)
+    one = padded(length, LANES) * (2 * sum(itemsizes) + 4 * wide)
+    if tile * one > _MOST * VMEM[generation]:
+        return None
+    several = max(_ENOUGH // one // tile * tile, tile)
+    even = padded(-(-rows // _STEPS), tile)
+    count = min(several, even)
+    return Blocks(rows if count >= rows else count, length, padded(min(count, padded(rows, tile)), tile) * one)
+
+
+def parts_of_rows(rows: int, length: int, itemsizes: Sequence[int], wide: int, generation: str) -> Blocks:
+    """Divide arrays whose rows are reduced to one number into blocks of parts of rows.
+
+    The numbers of a block are neighbours in memory, so it has a multiple of as many rows as there are lanes, or all.
+    """
+    count = min(padded(rows, tile_rows(itemsizes)), 2 * LANES)
+    one = 2 * sum(itemsizes) + 4 * wide
+    most = max(_ENOUGH // (count * one) // LANES * LANES, LANES)
+    parts = -(-length // most)
+    columns = length if parts == 1 else padded(-(-length // parts), LANES)
+    return Blocks(rows if count >= rows else count, columns, count * padded(columns, LANES) * one)
+
+
+def heads_and_positions(heads: int, positions: int, features: int, itemsize: int, generation: str) -> Blocks | None:
+    """Divide ``(heads, positions, features)`` into blocks; their rows are positions, their columns heads."""
+    tile = tile_rows([itemsize])
+    one = padded(features, LANES) * (4 * itemsize + 12)
+    if tile * one > _MOST * VMEM[generation]:
+        return None
+    count = max(min(padded(positions, tile), _ENOUGH // one // tile * tile, 4 * LANES), tile)
+    several = max(min(heads, _ENOUGH // (count * one)), 1)
+    return Blocks(positions if count >= positions else count, several, count * several * one)

@@ -1,0 +1,145 @@
+"""Kernels on rows that fit vector memory: norms and softmax. Each element is read once and written once.
+
+Work: a step computes a block of whole rows; rows are independent, so those beyond the last need no mask.
+Precision: float32 inside, whatever the dtypes are.
+Bytes: those of the arguments and the results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from tensorops.kernels.pallas._call import call
+from tensorops.kernels.pallas.blocks import Blocks
+
+_SIGN_AND_EXPONENT_OF_ONE = 127 << 23
+_EXPONENT = 0xFF << 23
+
+
+def rms_norm(
+    blocks: Blocks, generation: str, x: jax.Array, weight: Any = None, *, eps: float, weight_offset: float, **_: Any
+) -> list[jax.Array]:
+    """Compute `tensorops.rms_norm` along the last axis."""
+
+    def compute(x: jax.Array, weight: jax.Array | None = None) -> tuple[jax.Array]:
+        y = _divided(*_scaled_to_one(x, eps), eps)
+        return (y if weight is None else y * (weight + weight_offset),)
+
+    return _over_rows("rms_norm", compute, blocks, generation, [x], [weight], [x.dtype])
+
+
+def add_rms_norm(
+    blocks: Blocks, generation: str, x: jax.Array, residual: jax.Array, weight: Any = None, *, eps: float, **_: Any
+) -> list[jax.Array]:
+    """Compute `tensorops.add_rms_norm` along the last axis."""
+    dtype = x.dtype
+
+    def compute(x: jax.Array, residual: jax.Array, weight: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        total = (x + residual).astype(dtype).astype(jnp.float32)
+        y = _divided(*_scaled_to_one(total, eps), eps)
+        return (y if weight is None else y * weight), total
+
+    return _over_rows("add_rms_norm", compute, blocks, generation, [x, residual], [weight], [dtype, dtype])
+
+
+def layer_norm(
+    blocks: Blocks, generation: str, x: jax.Array, weight: Any = None, bias: Any = None, *, eps: float, **_: Any
+) -> list[jax.Array]:
+    """Compute `tensorops.layer_norm` along the last axis."""
+
+    def compute(x: jax.Array, weight: jax.Array | None = None, bias: jax.Array | None = None) -> tuple[jax.Array]:
+        scaled, unit = _scaled_to_one(x, eps)
+        y = _divided(scaled - jnp.mean(scaled, axis=-1, keepdims=True), unit, eps)
+        y = y if weight is None else y * weight
+        return (y if bias is None else y + bias,)
+
+    return _over_rows("layer_norm", compute, blocks, generation, [x], [weight, bias], [x.dtype])
+
+
+def softmax(blocks: Blocks, generation: str, x: jax.Array, *, dtype: Any = None, **_: Any) -> list[jax.Array]:
+    """Compute `tensorops.softmax` along the last axis."""
+
+    def compute(x: jax.Array) -> tuple[jax.Array]:
+        e = jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))
+        return (e / jnp.sum(e, axis=-1, keepdims=True),)
+
+    return _over_rows("softmax", compute, blocks, generation, [x], [], [dtype or x.dtype])
+
+
+def log_softmax(blocks: Blocks, generation: str, x: jax.Array, *, dtype: Any = None, **_: Any) -> list[jax.Array]:
+    """Compute `tensorops.log_softmax` along the last axis."""
+
+    def compute(x: jax.Array) -> tuple[jax.Array]:
+        shifted = x - jnp.max(x, axis=-1, keepdims=True)
+        return (shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=-1, keepdims=True)),)
+
+    return _over_rows("log_softmax", compute, blocks, generation, [x], [], [dtype or x.dtype])
+
+
+# ------------------------------------------------------------------------------------------- what they share
+
+
+def _over_rows(
+    name: str,
+    compute: Callable[..., Sequence[jax.Array]],
+    blocks: Blocks,
+    generation: str,
+    rows: Sequence[jax.Array],
+    parameters: Sequence[jax.Array | None],
+    results: Sequence[Any],
+) -> list[jax.Array]:
+    """Apply a function of float32 rows and of the parameters of every row that are given."""
+    shape = rows[0].shape
+    length = shape[-1]
+    flat = (math.prod(shape[:-1]), length)
+    given = [i for i, p in enumerate(parameters) if p is not None]
+    block = pl.BlockSpec((blocks.rows, length), lambda i: (i, 0))
+    same = pl.BlockSpec((1, length), lambda i: (0, 0))
+    inputs = [(jnp.reshape(a, flat), block) for a in rows]
+    inputs += [(jnp.reshape(p, (1, length)), same) for p in parameters if p is not None]
+
+    def kernel(*references: Any) -> None:
+        read, written = references[: len(inputs)], references[len(inputs) :]
+        values = [r[...].astype(jnp.float32) for r in read]
+        named: list[Any] = [None] * len(parameters)
+        for place, value in zip(given, values[len(rows) :], strict=True):
+            named[place] = value
+        for reference, result in zip(written, compute(*values[: len(rows)], *named), strict=True):
+            reference[...] = result.astype(reference.dtype)
+
+    outputs = [(jax.ShapeDtypeStruct(flat, dtype), block) for dtype in results]
+    grid = (pl.cdiv(flat[0], blocks.rows),)
+    found = call(kernel, grid, inputs, outputs, name=name, vmem=blocks.vmem, generation=generation)
+    return [jnp.reshape(y, shape) for y in found]
+
+
+def _scaled_to_one(x: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
+    """Return ``x * unit`` of magnitude about one, and `unit`, a power of two for each row; see `ops.normalization`."""
+    largest = jnp.maximum(jnp.max(jnp.abs(x), axis=-1, keepdims=True), jnp.float32(eps**0.5))
+    bits = jax.lax.bitcast_convert_type(largest, jnp.int32) & _EXPONENT
+    # Infinity and NaN have the largest exponent, zeros the smallest. The power and its inverse are normal numbers.
+    bits = jnp.where((bits == _EXPONENT) | (largest == 0), _SIGN_AND_EXPONENT_OF_ONE, bits)
+    bits = jnp.clip(bits, 2 << 23, 252 << 23)
+    unit = jax.lax.bitcast_convert_type((254 << 23) - bits, jnp.float32)
+    return x * unit, unit
+
+
+def _divided(scaled: jax.Array, unit: jax.Array, eps: float) -> jax.Array:
+    """Return rows over their root mean square, with `eps` added to the square before scaling."""
+    root = jnp.float32(eps**0.5) * unit
+    square = jnp.mean(scaled * scaled, axis=-1, keepdims=True) + root * root
+    if eps > 0:  # it underflowed, and all elements are zero: any divisor gives 0
+        square = jnp.where(square == 0, 1.0, square)
+    return scaled / jnp.sqrt(square)
+
+
+KERNELS: dict[str, Callable[..., list[jax.Array]]] = {
+    function.__name__: function for function in (rms_norm, add_rms_norm, layer_norm, softmax, log_softmax)
+}
+"""The kernels on whole rows by the name of their operator."""

@@ -1,0 +1,23 @@
+"""Operators as Pallas kernels.
+
+Elementwise operators and products are not among them: there, XLA itself reads and writes each array once.
+"""
+
+from __future__ import annotations
+
+from tensorops.kernels.pallas._launch import register
+from tensorops.kernels.pallas.planners import PLANNERS
+from tensorops.ops import activation, loss, normalization, positional
+
+for _operator in (
+    normalization.rms_norm,
+    normalization.add_rms_norm,
+    normalization.layer_norm,
+    activation.softmax,
+    activation.log_softmax,
+    activation.logsumexp,
+    positional.rope,
+):
+    register(_operator, PLANNERS[_operator.__name__], lambda declared: declared.sharing)
+# A mapped axis would have to be added to the class numbers as well.
+register(loss.cross_entropy, PLANNERS["cross_entropy"], lambda _: 0)

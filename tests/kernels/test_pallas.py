@@ -1,0 +1,267 @@
+"""The Pallas kernels for TPUs on the CPU: values in Pallas' TPU interpreter, blocks, and exported programs."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+from tensorops._operator import OPERATORS
+from tensorops.kernels.pallas import blocks
+from tensorops.libraries import LIBRARIES
+from tensorops.testing import CASES, DTYPES, REFERENCES, assert_matches
+from tensorops.testing._running import check_result
+
+support.require("jax")
+support.require_provider("pallas")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from jax.experimental import pallas as pl  # noqa: E402
+from jax.experimental.pallas import tpu as pltpu  # noqa: E402
+
+from tensorops.kernels.pallas._call import traffic  # noqa: E402
+from tensorops.kernels.pallas._launch import interpreted  # noqa: E402
+from tensorops.kernels.pallas.planners import PLANNERS  # noqa: E402
+
+DTYPES_OF_KERNELS = ("bfloat16", "float32")
+SHORT = 1  # case of each operator, beside those with special values
+INTERPRETER = {"detect_races": True, "out_of_bounds_reads": "raise", "uninitialized_memory": "nan"}
+
+
+@pytest.fixture
+def steps():
+    """Run the kernels in the interpreter; the steps of their grids are listed."""
+    found = []
+
+    def record(token, *step):
+        found.append(step)
+        return token
+
+    with interpreted(**INTERPRETER, grid_point_recorder=record):
+        yield found
+    pltpu.reset_tpu_interpret_mode_state()
+
+
+def races() -> bool:
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    return interpret_pallas_call.races.races_found  # there is no public interface
+
+
+def every_case():
+    for name in PLANNERS:
+        taken = 0
+        for case, dtype in itertools.product(CASES[name], DTYPES_OF_KERNELS):
+            if dtype not in case.dtypes:
+                continue
+            args, options = case.build(dtype_name=dtype)
+            if not isinstance(PLANNERS[name]("v4", **OPERATORS[name].canonical(*args, **options)), str):
+                taken += 1
+                marks = () if taken <= SHORT or (case.name, dtype) == ("special", "float32") else pytest.mark.exhaustive
+                yield pytest.param(case, dtype, marks=marks, id=f"{case}-{dtype}")
+
+
+@pytest.mark.parametrize(("case", "dtype"), list(every_case()))
+def test_values(case, dtype, steps):
+    operator, row = OPERATORS[case.operator], LIBRARIES["jax"]
+    args, options = case.build(dtype_name=dtype)
+    call = support.there((args, options), "jax")
+    with tp.set_backend("jax", providers=["pallas"]), tp.trace() as log:
+        result = operator(*call[0], **call[1])
+        jax.block_until_ready(result)
+    assert [record.kernel for record in log] == ["pallas"]
+    assert steps
+    assert not races()
+    check_result(result, REFERENCES[case.operator](*args, **options), case, row, dtype, call)
+
+
+# Several blocks of rows with an incomplete last one, and parts of rows with an incomplete last one.
+@pytest.mark.parametrize("name", ["layer_norm", "softmax", "logsumexp", "cross_entropy"])
+def test_several_blocks(name, steps, rng, monkeypatch):
+    monkeypatch.setattr(blocks, "_ENOUGH", 2**18)
+    x = 3 * rng.standard_normal((300, 300)).astype(np.float32)
+    x[7, 299], x[299, 0] = 90.0, -90.0  # larger than all before, and the first of the last row
+    args = (x, rng.integers(0, 300, 300).astype(np.int32)) if name == "cross_entropy" else (x,)
+    with tp.set_backend("jax", providers=["pallas"]):
+        y = OPERATORS[name](*support.there(args, "jax"))
+    assert len(steps) > 4
+    assert not races()
+    assert_matches(support.back(y), REFERENCES[name](*args), "float32", tolerance=16)
+
+
+# Several blocks of positions and of heads, incomplete ones, one position, and positions or tables for each batch.
+ROTATIONS = [((2, 3, 70, 128), (70,)), ((2, 5, 1, 256), (1,)), ((2, 3, 17, 128), (2, 17))]
+
+
+@pytest.mark.parametrize("tables", [False, True], ids=["angles", "tables"])
+@pytest.mark.parametrize(("shape", "of_positions"), ROTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES_OF_KERNELS)
+def test_rotation(dtype, shape, of_positions, tables, steps, rng, monkeypatch):
+    monkeypatch.setattr(blocks, "_ENOUGH", 2**17)
+    x = rng.standard_normal(shape).astype(DTYPES[dtype])
+    args, options = (x, rng.integers(0, 50, of_positions)), {"attention_factor": 1.5}
+    if tables:
+        cos, sin = rng.standard_normal((2, *of_positions, shape[-1] // 2)).astype(np.float32)
+        args, options = (x,), options | {"cos": cos, "sin": sin}
+    there, options_there = support.there((args, options), "jax")
+    with tp.set_backend("jax", providers=["pallas"]):
+        y = tp.rope(*there, **options_there)
+    assert len(steps) > 1
+    assert not races()
+    assert_matches(support.back(y), REFERENCES["rope"](*args, **options), dtype, tolerance=64)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "jit"])
+def test_refused_on_the_cpu(traced):
+    x = jnp.ones((4, 128))
+    call = jax.jit(tp.rms_norm) if traced else tp.rms_norm
+    with tp.set_backend("jax", providers=["pallas"]), pytest.raises(tp.KernelRefusedError, match="pallas: x is "):
+        call(x)
+
+
+REFUSED = [
+    ("rope", {"positions": np.zeros(4, int), "interleaved": True}, "interleaved is True"),
+    ("softmax", {"axis": 0}, "axis is not the last of x"),
+    ("softmax", {"where": np.ones((4, 128), bool)}, "where is given"),
+    ("softmax", {"dtype": np.dtype("float16")}, "dtype is float16, and Pallas' compiler"),
+    ("cross_entropy", {"targets": np.zeros(4, np.int64)}, "targets has dtype int64"),
+    ("cross_entropy", {"targets": np.zeros(4, np.int32), "label_smoothing": 0.1}, "label_smoothing is not 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "reason"), REFUSED)
+def test_refusals(name, options, reason):
+    x = np.ones((2, 4, 128) if name == "rope" else (4, 128), np.float32)
+    found = PLANNERS[name]("v5e", **OPERATORS[name].canonical(x, **options))
+    assert isinstance(found, str)
+    assert found.startswith(reason)
+
+
+def test_rows_that_fit_no_vector_memory():
+    x = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (16, 100_000), (0, 0))
+    arguments = OPERATORS["rms_norm"].canonical(x)
+    assert PLANNERS["rms_norm"]("v4", **arguments) == "rows of 100000 elements do not fit the vector memory of a TPU v4"
+    assert callable(PLANNERS["rms_norm"]("v5e", **arguments))
+
+
+# ------------------------------------------------------------------------------------------------------ blocks
+
+SHAPES = [(1, 1), (3, 65), (8, 128), (4096, 4096), (4097, 4099), (100_003, 64), (17, 32_000), (2**24, 128)]
+
+
+def covered(count, size):
+    """Return whether blocks of a size, as many as the grid has, hold every element once; the last may be incomplete."""
+    return size > 0 and (math.ceil(count / size) - 1) * size < count <= math.ceil(count / size) * size
+
+
+@pytest.mark.parametrize("generation", blocks.VMEM)
+@pytest.mark.parametrize(("rows", "length"), SHAPES)
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 4), (2, 4), (2, 2, 2, 2)], ids=str)
+def test_blocks_of_rows(sizes, rows, length, generation):
+    found = blocks.whole_rows(rows, length, sizes, 4, generation)
+    assert found is not None
+    assert found.rows == rows or found.rows % (32 // min(sizes)) == 0
+    assert found.columns == length
+    assert covered(rows, found.rows)
+    tile = 32 // min(sizes)
+    held = math.ceil(found.rows / tile) * tile * math.ceil(length / 128) * 128
+    assert held * (2 * sum(sizes) + 16) <= found.vmem < blocks.VMEM[generation]
+
+
+@pytest.mark.parametrize("generation", blocks.VMEM)
+@pytest.mark.parametrize(("rows", "length"), [*SHAPES, (5, 10**8)])
+@pytest.mark.parametrize("size", [2, 4])
+def test_blocks_of_parts_of_rows(size, rows, length, generation):
+    found = blocks.parts_of_rows(rows, length, [size], 3, generation)
+    assert found.rows == rows or found.rows % 128 == 0  # results are along the lanes
+    assert found.columns == length or found.columns % 128 == 0
+    assert covered(rows, found.rows)
+    assert covered(length, found.columns)
+    assert found.rows * found.columns * (2 * size + 12) <= found.vmem < blocks.VMEM[generation]
+
+
+@pytest.mark.parametrize(("heads", "positions"), [(1, 1), (32, 2048), (5, 77), (128, 1), (3, 100_000)])
+def test_blocks_of_heads(heads, positions):
+    found = blocks.heads_and_positions(heads, positions, 128, 2, "v4")
+    assert found is not None
+    assert found.rows == positions or found.rows % 16 == 0
+    assert 1 <= found.columns <= heads
+    assert found.vmem < blocks.VMEM["v4"]
+
+
+# Grid, shape, block, index map, and the bytes of float32 that move, counted by hand.
+TRAFFIC = [
+    ((4,), (8, 128), (2, 128), lambda i: (i, 0), 8 * 128),  # each block once
+    ((4,), (7, 128), (2, 128), lambda i: (i, 0), 7 * 128),  # the last is incomplete
+    ((4,), (1, 128), (1, 128), lambda i: (0, 0), 128),  # stays
+    ((2, 3), (4, 384), (2, 128), lambda i, j: (i, j), 4 * 384),
+    ((2, 3), (4, 128), (2, 128), lambda i, j: (i, 0), 4 * 128),  # stays while the last axis changes
+    ((2, 3), (2, 384), (2, 128), lambda i, j: (0, j), 2 * 2 * 384),  # is read again for each step of the first
+]
+
+
+@pytest.mark.parametrize(("grid", "shape", "block", "index_map", "elements"), TRAFFIC)
+def test_traffic(grid, shape, block, index_map, elements):
+    assert traffic(grid, shape, 4, pl.BlockSpec(block, index_map)) == 4 * elements
+
+
+# --------------------------------------------------------------------------------------------- programs for TPUs
+
+
+def exported(function, *args):
+    """Return the text of a program for TPUs, which this machine cannot run."""
+    return jax.export.export(jax.jit(function), platforms=["tpu"])(*args).mlir_module()
+
+
+CALLS = {
+    "rms_norm": ((64, 256), (256,)),
+    "add_rms_norm": ((64, 256), (64, 256), (256,)),
+    "layer_norm": ((64, 256), (256,), (256,)),
+    "softmax": ((64, 256),),
+    "log_softmax": ((64, 256),),
+    "logsumexp": ((64, 256),),
+    "rope": ((2, 3, 64, 128), (64,)),
+    "cross_entropy": ((64, 256), (64,)),
+}
+
+
+def arguments(name, dtype="bfloat16"):
+    integers = {"rope": 1, "cross_entropy": 1}.get(name)
+    return [
+        jax.ShapeDtypeStruct(shape, jnp.int32 if i == integers else jnp.dtype(dtype))
+        for i, shape in enumerate(CALLS[name])
+    ]
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_programs_for_tpus_have_the_kernel(name):
+    text = exported(lambda *xs: OPERATORS[name](*xs), *arguments(name))
+    assert text.count("tpu_custom_call") == 1
+    assert f'kernel_name = "{name}"' in text
+    assert "tpu_custom_call" not in exported(lambda *xs: OPERATORS[name].generic(*xs), *arguments(name))
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "softmax", "rope"])
+def test_mapped_programs_have_the_kernel(name):
+    first, *others = arguments(name)
+    several = jax.ShapeDtypeStruct((5, *first.shape), first.dtype)
+    mapped = jax.vmap(lambda *xs: OPERATORS[name](*xs), in_axes=(0, *[None] * len(others)))
+    text = exported(mapped, several, *others)
+    assert text.count("tpu_custom_call") == 1
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "cross_entropy"])
+def test_derivatives_are_those_of_the_body(name):
+    first, *others = arguments(name, "float32")
+
+    def total(x, *xs):
+        return jnp.sum(OPERATORS[name](x, *xs))
+
+    assert "tpu_custom_call" not in exported(jax.grad(total), first, *others)
+
+
+def test_float16_is_left_to_the_body():
+    assert "tpu_custom_call" not in exported(lambda *xs: tp.rms_norm(*xs), *arguments("rms_norm", "float16"))

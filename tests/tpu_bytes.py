@@ -1,0 +1,128 @@
+"""How many bytes the operators move in programs that are compiled for TPUs, without a TPU.
+
+As a program, it compiles the operators ahead of time and prints a table; .ci/tpu provides what it needs:
+
+    python tests/tpu_bytes.py [--bodies] [--hbm] [--generations v5e,v6e] [regular expression for rows]
+
+Bytes are those that XLA's own analysis counts. For a Pallas call it counts what the call says of itself, and ours say
+what `tensorops.kernels.pallas._call.traffic` computes from the grid and the blocks. XLA keeps arrays of some megabytes
+in vector memory between operations, and also counts the accesses to these. With --hbm, it has no room for them: the
+figures are then those of large arrays.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: T201
+import argparse
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from tensorops._operator import OPERATORS
+
+GENERATIONS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2"}
+"""Topologies by generation; a program is compiled for one of their chips."""
+
+
+_NO_ROOM = {"xla_tpu_scoped_vmem_limit_kib": "130000"}  # for arrays between operations, of the 131072 that there are
+
+
+class Row(NamedTuple):
+    """One operator on one set of shapes."""
+
+    operator: str
+    label: str
+    arrays: dict[str, tuple[tuple[int, ...], Any]]
+    options: dict[str, Any]
+
+
+def _rows() -> Iterator[Row]:
+    half = jnp.bfloat16
+
+    def row(operator: str, label: str, options: dict[str, Any] | None = None, **arrays: Any) -> Row:
+        shapes = {name: a if isinstance(a[0], tuple) else (a, half) for name, a in arrays.items()}
+        return Row(operator, label, shapes, options or {})
+
+    square, width = (4096, 4096), (4096,)
+    yield row("rms_norm", "(4096, 4096)", x=square, weight=width)
+    yield row("add_rms_norm", "(4096, 4096)", x=square, residual=square, weight=width)
+    yield row("layer_norm", "(4096, 4096)", x=square, weight=width, bias=width)
+    for name in ("softmax", "log_softmax", "logsumexp"):
+        yield row(name, "(4096, 4096)", x=square)
+    heads = (1, 32, 2048, 128)
+    yield row("rope", "(1, 32, 2048, 128)", x=heads, positions=((2048,), jnp.int32))
+    yield row("cross_entropy", "(4096, 32000)", logits=(4096, 32000), targets=((4096,), jnp.int32))
+    few = (1, 8, 2048, 128)
+    attention = "scaled_dot_product_attention"
+    yield row(attention, "prefill, causal", {"is_causal": True}, q=heads, k=few, v=few)
+    yield row(attention, "decode, 8192 keys", q=(1, 32, 1, 128), k=(1, 8, 8192, 128), v=(1, 8, 8192, 128))
+    quantized = {"weight": ((14336, 2048), jnp.uint8), "scales": (14336, 128), "biases": (14336, 128)}
+    for rows in (1, 512):
+        yield row("quantized_linear", f"{rows} x 4096 -> 14336", x=(rows, 4096), **quantized)
+    for name in ("silu", "gelu"):
+        yield row(name, "(4096, 4096)", x=square)
+    yield row("swiglu", "(4096, 4096)", gate=square, up=square)
+    yield row("linear", "512 x 4096 -> 4096", x=(512, 4096), weight=square)
+
+
+class Moved(NamedTuple):
+    """What one program moves, in bytes."""
+
+    accessed: float
+    ideal: int
+    temporary: int
+    kernels: int
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times as many bytes as the arguments and the results have."""
+        return self.accessed / self.ideal
+
+
+def measured(row: Row, device: Any, *, bodies: bool = False, hbm: bool = False) -> Moved:
+    """Return what the program of a row moves that is compiled for a device, with `hbm` only what is not kept."""
+    sharding = SingleDeviceSharding(device)
+    arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in row.arrays.values()]
+    operator = OPERATORS[row.operator]
+    compute = operator.generic if bodies else operator
+
+    def function(*values: Any) -> Any:
+        return compute(**dict(zip(row.arrays, values, strict=True)), **row.options)
+
+    compiled = jax.jit(function).lower(*arrays).compile(_NO_ROOM if hbm else None)
+    results = jax.tree.leaves(jax.eval_shape(function, *arrays))
+    ideal = sum(math.prod(a.shape) * a.dtype.itemsize for a in (*arrays, *results))
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    kernels = compiled.as_text().count('custom_call_target="tpu_custom_call"')
+    return Moved(compiled.cost_analysis()["bytes accessed"], ideal, temporary, kernels)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bodies", action="store_true", help="compile the generic bodies")
+    parser.add_argument("--hbm", action="store_true", help="keep no array in vector memory between operations")
+    parser.add_argument("--generations", default=",".join(GENERATIONS))
+    parser.add_argument("rows", nargs="?", default="", help="a regular expression")
+    options = parser.parse_args()
+    devices = {
+        g: topologies.get_topology_desc(GENERATIONS[g], "tpu").devices[0] for g in options.generations.split(",")
+    }
+    print("| operator | shape | " + " | ".join(f"{g}: × ideal | temporaries, MB | kernels" for g in devices) + " |")
+    print("|---|---|" + "---|---|---|" * len(devices))
+    for row in _rows():
+        if not re.search(options.rows, f"{row.operator} {row.label}"):
+            continue
+        found = [measured(row, device, bodies=options.bodies, hbm=options.hbm) for device in devices.values()]
+        cells = " | ".join(f"{m.ratio:.2f} | {m.temporary / 1e6:.1f} | {m.kernels or ''}" for m in found)
+        print(f"| {row.operator} | {row.label} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
