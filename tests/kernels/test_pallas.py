@@ -92,6 +92,15 @@ def test_several_blocks(name, steps, rng, monkeypatch):
     assert_matches(support.back(y), REFERENCES[name](*args), "float32", tolerance=16)
 
 
+def test_a_class_out_of_range_gives_nan(steps, rng):
+    logits, targets = rng.standard_normal((4, 5)).astype(np.float32), np.array([1, 5, -3, -100], np.int32)
+    there = support.there((logits, targets), "jax")
+    with tp.set_backend("jax", providers=["pallas"]):
+        losses = support.back(tp.cross_entropy(*there, reduction="none"))
+    assert steps
+    np.testing.assert_array_equal(np.isnan(losses), [False, True, True, False])
+
+
 # Several blocks of positions and of heads, incomplete ones, one position, and positions or tables for each batch.
 ROTATIONS = [((2, 3, 70, 128), (70,)), ((2, 5, 1, 256), (1,)), ((2, 3, 17, 128), (2, 17))]
 
