@@ -80,8 +80,11 @@ def cross_entropy(
 
     def losses_of(xp: Any, x: jax.Array, targets: jax.Array, _: Any, own: Any, squares: Any, __: Any) -> jax.Array:
         sums = sums_of_rows("cross_entropy", blocks, generation, x, targets.astype(jnp.int32))
-        assert sums.chosen is not None
-        return losses_of_classes(xp, sums.largest, sums.log_total, sums.chosen, own, squares)
+        within = (targets >= 0) & (targets < x.shape[-1])
+        chosen = jnp.where(within, sums.chosen, jnp.nan)
+        # Relative to an infinite logit there is no total: the loss is undefined.
+        log_total = jnp.where(jnp.isfinite(sums.largest), sums.log_total, jnp.nan)
+        return losses_of_classes(xp, sums.largest, log_total, chosen, own, squares)
 
     return [reduced_cross_entropy(losses_of, logits, targets, weight, **options)]
 
