@@ -168,9 +168,9 @@ def _streaming(device: Device, rows: int, dim: int, value_dim: int, itemsize: in
     if device.kind == "cpu":
         vec, threads, groups, keys = (8 if itemsize == 8 else 16), 1, 1, 64
     else:
-        # More would not fit registers. Halves have the longest vectors, and take more where these are not aligned, or
-        # with a mask.
-        queries = min(queries, 4 if plain or itemsize > 2 else 2)
+        # More would not fit registers. Halves have the longest vectors and doubles take two registers, which with a
+        # mask, or where vectors are not aligned, leaves too few.
+        queries = min(queries, 4 if plain or itemsize == 4 else 2)
         vec = max(2, 16 // itemsize)
         vectors = -(-max(dim, value_dim) // vec)
         threads = min(1 << (vectors - 1).bit_length(), device.lanes or 32, 32)
