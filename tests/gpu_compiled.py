@@ -45,7 +45,7 @@ GPU = Device("gpu", units=108, lanes=32, local_bytes=48 * 1024, max_block=1024, 
 _FEATURES = (1024, 4096, 12288, 65536)  # 12288: threads keep as many values in registers as ever
 _MOST_BYTES = 2**25  # of arguments that are made only to be planned for
 _SHOWN = 20  # problems of an architecture
-_MOST_SPILLED = 32  # bytes of stack or of spills: what calls of rare functions save, such as that of a division
+_LARGEST_STACK = 32  # bytes that calls of rare functions save, such as that of a division
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ def made_of(program: Program, architecture: str, *, disassembled: bool = True) -
     registers = max(map(int, re.findall(r"Used (\d+) registers", built.log)))
     wide = _wide(built, disassembled=disassembled) if _is_wide(program) else 0
     problems = list(_mismatches(program.launch, built.ptx))
-    if max(spilled, stack) > _MOST_SPILLED:
+    if spilled or stack > _LARGEST_STACK:
         problems.append(f"{spilled} bytes are spilled, the stack has {stack}")
     if _is_wide(program) and not wide:
         problems.append("nothing is read or written in 16 bytes at a time")
@@ -199,7 +199,8 @@ def _is_wide(program: Program) -> bool:
     """Return whether a program must access 16 bytes at a time: its rows are aligned, and so long are its vectors."""
     defines = program.launch.defines
     in_vector = defines.get("VEC", 1) * ITEM_SIZES[program.dtype]
-    return bool(defines.get("ALIGNED") and defines.get("DENSE", 1) and in_vector >= 16)
+    by_element = "BITS" in defines and not defines.get("WHOLE", 1)  # groups of codes that do not fill a vector
+    return bool(defines.get("ALIGNED") and defines.get("DENSE", 1) and in_vector >= 16 and not by_element)
 
 
 def _wide(built: _compile.Compiled, *, disassembled: bool) -> int:
@@ -229,8 +230,9 @@ def _mismatches(launch: Launch, ptx: str) -> Iterator[str]:
         if taken != passed:
             yield f"parameter {i} is {taken}, but {passed} is passed"
     # Pointers have no kind of their own; what shows them is that they are converted to addresses of global memory.
-    loaded = dict(re.findall(rf"ld\.param\.u64\s+(%rd\d+), \[{launch.kernel}_param_(\d+)\]", ptx))
-    for register in re.findall(r"cvta\.to\.global\.u64\s+%rd\d+, (%rd\d+)", ptx):
+    body = ptx[entry.start() :].partition("\n}")[0]  # other functions have registers with the same names
+    loaded = dict(re.findall(rf"ld\.param\.u64\s+(%rd\d+), \[{launch.kernel}_param_(\d+)\]", body))
+    for register in re.findall(r"cvta\.to\.global\.u64\s+%rd\d+, (%rd\d+)", body):
         i = int(loaded.get(register, -1))
         if 0 <= i < len(launch.arguments) and not isinstance(launch.arguments[i], str):
             yield f"parameter {i} is a pointer, but {launch.arguments[i]!r} is passed"

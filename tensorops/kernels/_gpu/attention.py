@@ -59,7 +59,9 @@ def scaled_dot_product_attention(
     rows = heads // max(kv_heads, 1) * queries
     if reason := _refuse(device, q, k, v, mask, sinks, keys, rows):
         return reason
-    blocks = _blocks(device, rows, dim, value_dim, ITEM_SIZES[q.dtype])
+    y = Result(q.dtype, (batch, heads, queries, value_dim))
+    plain = mask is None and _aligned(q, k, v, y.operand)
+    blocks = _blocks(device, rows, dim, value_dim, ITEM_SIZES[q.dtype], plain=plain)
     local = blocks.defines.pop("LOCAL_BYTES")
     if local > device.local_bytes:
         return f"{dim} and {value_dim} features take {local} bytes of local memory, more than {device.local_bytes}"
@@ -72,7 +74,6 @@ def scaled_dot_product_attention(
     real = np.float64 if q.dtype == "float64" else np.float32
     left, right = (_NO_BOUND if side is None else side for side in window or (None, None))
     unit = real(2.0 ** -max(keys - 1, 1).bit_length())
-    y = Result(q.dtype, (batch, heads, queries, value_dim))
     temporaries = {
         "parts": Result(np.dtype(real).name, (batch * heads * queries, splits, value_dim)),
         "states": Result(np.dtype(real).name, (batch * heads * queries, splits, _STATES)),
@@ -153,21 +154,23 @@ def _refuse(
     return None
 
 
-def _blocks(device: Device, rows: int, dim: int, value_dim: int, itemsize: int) -> Blocks:
+def _blocks(device: Device, rows: int, dim: int, value_dim: int, itemsize: int, *, plain: bool) -> Blocks:
     """Choose what a block computes."""
     return (
-        _streaming(device, rows, dim, value_dim, itemsize)
+        _streaming(device, rows, dim, value_dim, itemsize, plain=plain)
         if rows <= _FEW_ROWS
         else _tiles(device, rows, dim, value_dim, itemsize)
     )
 
 
-def _streaming(device: Device, rows: int, dim: int, value_dim: int, itemsize: int) -> Blocks:
+def _streaming(device: Device, rows: int, dim: int, value_dim: int, itemsize: int, *, plain: bool) -> Blocks:
     queries = 1 << (rows - 1).bit_length()
     if device.kind == "cpu":
         vec, threads, groups, keys = (8 if itemsize == 8 else 16), 1, 1, 64
     else:
-        queries = min(queries, 4)  # more would not fit registers
+        # More would not fit registers. Halves have the longest vectors and doubles take two registers, which with a
+        # mask, or where vectors are not aligned, leaves too few.
+        queries = min(queries, 4 if plain or itemsize == 4 else 2)
         vec = max(2, 16 // itemsize)
         vectors = -(-max(dim, value_dim) // vec)
         threads = min(1 << (vectors - 1).bit_length(), device.lanes or 32, 32)

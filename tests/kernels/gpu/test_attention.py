@@ -212,6 +212,18 @@ def test_blocks_fit_the_device(dim, dtype):
         assert found.launches[0].groups == 2 * 4 * -(-rows // per_block) * spans
 
 
+@pytest.mark.parametrize(("dtype", "masked", "lead", "queries"), [
+    ("float16", False, 0, 4), ("float16", True, 0, 2), ("bfloat16", False, 1, 2), ("float32", True, 1, 4),
+    ("float64", False, 1, 2),
+])  # fmt: skip
+def test_rows_of_a_block_fit_registers(dtype, masked, lead, queries):
+    """With four rows NVRTC spills registers, see .ci/gpu-compiled, if vectors are not aligned or there is a mask."""
+    q = Operand(dtype, (1, 4, 1, 64), (256, 64, 64, 1), lead, 8 if lead else 16)
+    mask = Operand("float32", (1, 1, 1, 64), (64, 64, 64, 1)) if masked else None
+    kv = Operand(dtype, (1, 1, 64, 64), contiguous_strides((1, 1, 64, 64)))
+    assert plan(q, kv, kv, mask=mask).launches[0].defines["QUERIES"] == queries
+
+
 # --- numbers -----------------------------------------------------------------------------------------
 
 
