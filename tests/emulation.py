@@ -128,6 +128,11 @@ def operand_of(a: np.ndarray[Any, Any], lead: int = 0) -> Operand:
     return Operand(a.dtype.name, a.shape, strides, first, min(16, address & -address or 16))
 
 
+def lead_of(plan: Plan, name: str, lead: int) -> int:
+    """Return how many unused elements come first in an array: none in those that a plan brings itself."""
+    return 0 if name in (plan.constants or {}) or name in (plan.drawn or {}) else lead
+
+
 def elements_of(operand: Operand) -> int:
     """Return how many elements there are up to an array's last one in memory."""
     if 0 in operand.shape:
@@ -163,7 +168,7 @@ class _Memory:
 def run(plan: Plan, arrays: Arrays, lead: int = 0, local_bytes: int = 48 * 1024) -> Results:
     """Run a plan twice and return its results; raise `EmulationError` if anything is wrong with it.
 
-    In the memory of each array, `lead` unused elements come first.
+    In the memory of each argument, `lead` unused elements come first.
     """
     upwards = _run(plan, arrays, lead, local_bytes, descending=False)
     downwards = _run(plan, arrays, lead, local_bytes, descending=True)
@@ -177,7 +182,7 @@ def _run(plan: Plan, arrays: Arrays, lead: int, local_bytes: int, *, descending:
     memory: dict[str, _Memory] = {}
     try:
         for name, a in arrays.items():
-            memory[name] = _Memory(operand_of(a, lead), at_end=not descending)
+            memory[name] = _Memory(operand_of(a, lead_of(plan, name, lead)), at_end=not descending)
             memory[name].array[...] = a
         before = {name: memory[name].raw.tobytes() for name in arrays}
         made = {name: y for name, y in plan.results.items() if y is not None} | (plan.temporaries or {})

@@ -81,7 +81,9 @@ class _Memory:
 
 def run(plan: Plan, arrays: emulation.Arrays, lead: int = 0, local_bytes: int = 0) -> emulation.Results:
     """Run a plan and return its results; raise `emulation.EmulationError` with what Oclgrind reports."""
-    memory = {name: _Memory(emulation.operand_of(a, lead), a) for name, a in arrays.items()}
+    memory = {
+        name: _Memory(emulation.operand_of(a, emulation.lead_of(plan, name, lead)), a) for name, a in arrays.items()
+    }
     made = {name: y for name, y in plan.results.items() if y is not None} | (plan.temporaries or {})
     memory |= {name: _Memory(y.operand) for name, y in made.items()}
     for launch in plan.launches:

@@ -138,7 +138,7 @@ def _near_levels(
     return w
 
 
-def _on_levels(r: np.random.Generator, rows: int, n: int, bits: int) -> NDArray[np.float64]:
+def on_levels(r: np.random.Generator, rows: int, n: int, bits: int) -> NDArray[np.float64]:
     """Return weights on levels spaced by a power of two: exact in every dtype and group."""
     levels = r.integers(0, 2**bits, (rows, n // 16, 16)).astype(np.float64)
     levels[..., :2] = (0, 2**bits - 1)
@@ -157,7 +157,7 @@ def _quantize_cases() -> Iterator[Case]:
             )
         yield case(
             f"on_levels_{bits}",
-            partial(lambda r, b: args(_on_levels(r, 3, 64, b), bits=b, group_size=32), b=bits),
+            partial(lambda r, b: args(on_levels(r, 3, 64, b), bits=b, group_size=32), b=bits),
             dtypes=ALL,
         )
     yield case("small_group", lambda r: args(_near_levels(r, 3, 5, 16, 4), bits=4, group_size=16))
