@@ -86,6 +86,7 @@ INLINE int own_vectors(int n) {
     return n > begin ? (n - begin + apart - 1) / apart : 0;
 }
 
+#if !DOUBLE
 // Numbers by their bits
 typedef struct {
     uint least, most;
@@ -134,7 +135,6 @@ INLINE Range narrowed(Range range, const GLOBAL real *weights, int vectors, bool
     return range;
 }
 
-#if !DOUBLE
 // The distance of the k-th nearest, with ties. Elements beyond the row are infinitely far, as are those that
 // fill vectors.
 INLINE real farthest_of_top_k(const GLOBAL real *below, int vectors, real highest, int top_k, LOCAL real *scratch) {

@@ -145,7 +145,7 @@ def _attention_cases() -> Iterator[Case]:
     # So many that GPUs divide them among blocks: one of these blocks sees no key of the second sequence.
     yield case(
         "many_keys_decode",
-        lambda r: args(*qkv(r, hq=4, tq=1, tk=600, d=64), sinks=normal(r, 4), lengths=np.array([600, 5])),
+        lambda r: args(*qkv(r, hq=4, hkv=1, tq=1, tk=600, d=16), sinks=normal(r, 4), lengths=np.array([600, 5])),
     )
     yield case("many_keys", lambda r: args(*qkv(r, b=1, tq=20, tk=600), is_causal=True, window=(400, None)))
     yield case("causal_more_keys", lambda r: args(*qkv(r, tq=5, tk=9), is_causal=True))

@@ -12,6 +12,7 @@ import support
 import tensorops as tp
 from support import HALVES
 from tensorops._operator import OPERATORS
+from tensorops._providers import PROVIDERS
 from tensorops.libraries import LIBRARIES
 from tensorops.testing import CASES, DTYPES, REFERENCES, assert_matches
 
@@ -110,6 +111,8 @@ def every_implementation():
         operator = OPERATORS[name.partition("-")[0]]
         for row in LIBRARIES.values():
             for implementation in support.implementations(operator, row):
+                if implementation in PROVIDERS and PROVIDERS[implementation].devices.get(row.name):
+                    continue  # its arrays would have to be on that device
                 for pair in PAIRS:
                     label = f"{name}-{row.name}-{implementation}-{pair[0]}-{pair[1]}"
                     yield pytest.param(name, row, implementation, pair, id=label)

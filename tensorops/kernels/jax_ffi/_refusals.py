@@ -189,6 +189,6 @@ def refuse_sample(arguments: dict[str, Any]) -> str | None:
     if logits.dtype == np.float64:
         return None
     limits = np.finfo(np.float32)
-    if not limits.tiny <= temperature <= limits.max:
+    if not float(limits.tiny) <= temperature <= float(limits.max):  # NumPy would round the temperature
         return "temperature is beyond the range of float32"
     return "top_p is beyond the range of float32" if arguments["top_p"] and not np.float32(arguments["top_p"]) else None

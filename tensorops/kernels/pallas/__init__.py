@@ -14,4 +14,14 @@ PROVIDER = Provider(
     summary="Pallas kernels in programs that XLA compiles for TPUs; not yet run on a TPU",
     rank=1,  # asked after what computes on the CPU
     devices={"jax": "tpu"},
+    operators=(
+        "rms_norm",
+        "add_rms_norm",
+        "layer_norm",
+        "softmax",
+        "log_softmax",
+        "logsumexp",
+        "rope",
+        "cross_entropy",
+    ),
 )
