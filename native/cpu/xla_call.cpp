@@ -1,8 +1,11 @@
 #include "xla_call.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -87,6 +90,21 @@ std::vector<To> read_as(const Buffer& b) {
     return all;
 }
 
+// What 16 bits mean, of which so many are the exponent's.
+template <int kExponentBits>
+double value_of_half(std::uint16_t bits) {
+    constexpr int kFractionBits = 15 - kExponentBits, kLargest = (1 << kExponentBits) - 1;
+    const int exponent = (bits >> kFractionBits) & kLargest;
+    const int fraction = bits & ((1 << kFractionBits) - 1);
+    const double sign = bits >> 15 != 0 ? -1.0 : 1.0;
+    if (exponent == kLargest) {
+        using Limits = std::numeric_limits<double>;
+        return sign * (fraction == 0 ? Limits::infinity() : Limits::quiet_NaN());
+    }
+    const int significand = exponent == 0 ? fraction : fraction + (1 << kFractionBits);
+    return sign * std::ldexp(significand, std::max(exponent, 1) - kLargest / 2 - kFractionBits);
+}
+
 template <class To>
 std::vector<To> read_integers_as(const Buffer& b) {
     switch (b.dtype) {
@@ -115,7 +133,12 @@ std::vector<std::int64_t> read_integers(const Buffer& b) { return read_integers_
 
 std::vector<double> read_doubles(const Buffer& b) {
     if (is_integer(b)) return read_integers_as<double>(b);
-    return b.dtype == kFloat64 ? read_as<double, double>(b) : read_as<float, double>(b);
+    if (b.dtype == kFloat64) return read_as<double, double>(b);
+    if (b.dtype == kFloat32) return read_as<float, double>(b);
+    std::vector<double> all;
+    for (const std::uint16_t bits : read_as<std::uint16_t, std::uint16_t>(b))
+        all.push_back(b.dtype == kFloat16 ? value_of_half<5>(bits) : value_of_half<8>(bits));
+    return all;
 }
 
 Rows span_of(const Buffer& b, std::int64_t begin, std::int64_t end) {

@@ -64,7 +64,7 @@ Wrong rope(const Call& call) {
     std::vector<double> frequencies;
     if (call.arguments() == 3) {
         const Buffer& freqs = call.argument(2);
-        if (!is_numeric(freqs) || !is_vector(freqs, op.dims / 2)) return "frequencies that do not fit";
+        if (dtype_of(freqs) == Dtype::other || !is_vector(freqs, op.dims / 2)) return "frequencies that do not fit";
         frequencies = read_doubles(freqs);
     } else {
         frequencies = frequencies_for(call.number("base", 0), op.dims);

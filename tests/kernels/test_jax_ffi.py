@@ -615,6 +615,24 @@ def test_rope(of_batch, dtype, interleaved, rng):
                 assert_matches(y, expected, dtype, tolerance=tolerance, scale_axis=-1)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_frequencies_of_half_types_are_read_exactly(dtype):
+    freqs = np.arange(2**16, dtype=np.uint16).view(DTYPES[dtype])  # every value, of which large ones are left out
+    with np.errstate(invalid="ignore"):
+        angles = freqs.astype(np.float64)
+        freqs, angles = freqs[~(abs(angles) > 100)], angles[~(abs(angles) > 100)]
+        expected = np.concatenate([np.cos(angles) - np.sin(angles), np.cos(angles) + np.sin(angles)])
+    x = np.ones((1, 1, 2 * len(freqs)))
+    given = {"positions": np.ones(1, np.int32), "freqs": freqs}
+    with support.holding("jax", "float64"):
+        x_there, there = support.there((x, given), "jax")
+        with tp.trace() as log:
+            y = support.back(tp.rope(x_there, **there))
+        assert [r.kernel for r in log] == ["jax_ffi"]
+    np.testing.assert_allclose(y[0, 0], expected, rtol=0, atol=4e-16)
+    assert np.isnan(y).any()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_tables_of_another_dtype(dtype, rng):
     x = rng.standard_normal((2, 5, 8)).astype(np.float32)

@@ -65,10 +65,10 @@ def rows_of_loss(arguments: dict[str, Any]) -> int:
 
 def refuse_rotation(arguments: dict[str, Any]) -> str | None:
     """Return why `rope` does not take the arguments."""
-    x, wide = arguments["x"], ("float32", "float64")
-    dtypes = {"x": FLOATING, "positions": (*INTEGER, *wide), "freqs": wide, "cos": FLOATING, "sin": FLOATING}
-    for name, allowed in dtypes.items():
-        if arguments[name] is not None and (reason := refuse_array(name, arguments[name], allowed)):
+    x, numbers = arguments["x"], (*INTEGER, "float32", "float64")
+    for name in ("x", "positions", "freqs", "cos", "sin"):
+        dtypes = numbers if name == "positions" else FLOATING
+        if arguments[name] is not None and (reason := refuse_array(name, arguments[name], dtypes)):
             return reason
     if 0 in x.shape:
         return "x is empty"
