@@ -315,11 +315,13 @@ class Operator(Generic[P, R]):
             result = _each(call.home.wrap, result)
         if settings.log is not None:
             settings.log.append(self._record(call, kernel, tuple(transfers)))
-        elif kernel is not None and args and not transfers and (kernel.wrappers or not call.wrapped):
-            before = [self._kernels[name] for name in refused if name in self._kernels]
-            self._remember(settings, kernel, function, type(args[0]), call.library, before)
-        elif self.calls and args and not (refused.keys() & self._kernels.keys() or transfers or call.wrapped):
-            settings.plans[self][type(args[0])] = self._plan_of_body(type(args[0]), call.library)
+        elif args and not transfers and (kernel is None or kernel.wrappers or not call.wrapped):
+            kind, before = type(args[0]), [self._kernels[name] for name in refused if name in self._kernels]
+            if kernel is not None:
+                self._remember(settings, kernel, function, kind, call.library, before)
+            elif self.calls and not call.wrapped:
+                plan = self._plan_of_body(kind, call.library)
+                self._keep(settings, GENERIC, plan, kind, call.library, before)
         return result  # type: ignore[no-any-return]
 
     def _remember(
@@ -332,16 +334,30 @@ class Operator(Generic[P, R]):
         before: list[Kernel],
     ) -> None:
         """Let later calls on a type of array ask its first choice at once; `before` are kernels that refused."""
-        named = _are_named(settings)
-        if not named and (kernel.outpaced is not None or (kernel.deviation is not None and not kernel.checks)):
+        if not _are_named(settings) and (
+            kernel.outpaced is not None or (kernel.deviation is not None and not kernel.checks)
+        ):
             return  # it depends on the array
         plan = function if kernel.checks else self._plan(kernel, function, kind, library)
+        self._keep(settings, kernel.provider, plan, kind, library, before)
+
+    def _keep(
+        self,
+        settings: Settings,
+        provider: str,
+        plan: Callable[..., Any],
+        kind: type,
+        library: Library,
+        before: list[Kernel],
+    ) -> None:
+        """Keep the plan of a provider for a type of array, which first asks the kernels that refused."""
+        named = _are_named(settings)
         for other in reversed(before):
             if other.outpaced is not None and not named:
                 plan = _unless_first(other.outpaced, plan)
             elif other.checks and (other.deviation is None or named):
                 asked = other.function_with(settings.values_for(self.__name__, other.provider))
-                if _providers.are_apart(kernel.provider, other.provider, library.name):
+                if provider != GENERIC and _providers.are_apart(provider, other.provider, library.name):
                     plan = _first_of(plan, asked)  # none takes what the other does, so what this call needs comes first
                 else:
                     plan = _first_of(asked, plan)

@@ -493,6 +493,25 @@ def test_a_composed_operator_asks_a_kernel_that_refused(composed):
     assert (composed(ZERO) == 5.0).all()
 
 
+def test_the_plan_of_a_composed_operator_first_asks_a_kernel_that_checks(providers):
+    """While that declines, arguments are not checked anew at every call."""
+    checked = []
+
+    def raised(x: Array) -> Array:
+        return tp.silu(x) + 1.0
+
+    one = Fake(5.0, refuses="not yet", declines=True)
+    check = lambda name, x: checked.append(name)  # noqa: E731
+    with support.temporary_operator(raised, check=check, calls=(tp.silu,)) as made:
+        made.kernel("one", supports=one.supports, checks=True)(one)
+        for _ in range(4):
+            assert (made(ZERO) == 1.0).all()
+        assert (len(checked), one.calls, one.questions) == (2, 3, 1)
+        one.refuses = None
+        assert (made(ZERO) == 5.0).all()
+        assert (len(checked), one.questions) == (2, 1)
+
+
 def test_a_kernel_for_a_composed_operator_may_come_after_its_first_calls(composed):
     with tp.set_backend("numpy", providers=["one"]):
         for _ in range(2):

@@ -29,24 +29,6 @@ struct ExpertRows {
     }
 };
 
-// Stacks of matrices, one for each expert, whose rows are contiguous.
-Reason refuse_stack(const std::string& name, PyArrayObject* a, npy_intp experts = kAny, npy_intp rows = kAny,
-                    npy_intp columns = kAny) {
-    if (PyArray_NDIM(a) != 3) return name + " does not have 3 dimensions";
-    const npy_intp* shape = PyArray_DIMS(a);
-    if ((experts != kAny && shape[0] != experts) || (rows != kAny && shape[1] != rows) ||
-        (columns != kAny && shape[2] != columns))
-        return name + " has another shape than the other arrays need";
-    return last_axis_contiguous(a) ? Reason{} : "the last axis of " + name + " is not contiguous";
-}
-
-// After how many rows the matrix of the next expert begins; 0 if that is not after whole rows.
-std::int64_t rows_per_expert(PyArrayObject* a) {
-    if (PyArray_DIM(a, 0) == 1) return PyArray_DIM(a, 1);
-    const npy_intp row = PyArray_STRIDE(a, 1), expert = PyArray_STRIDE(a, 0);
-    return row > 0 && expert > 0 && expert % row == 0 ? expert / row : 0;
-}
-
 Reason refuse_rows(nb::handle x, nb::handle experts, npy_intp number, ExpertRows& rows) {
     if (Reason reason = refuse_integers("experts", experts); !reason.empty()) return reason;
     PyArrayObject *a = as_array(x), *e = as_array(experts);

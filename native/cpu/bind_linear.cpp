@@ -14,9 +14,6 @@ using namespace nb::literals;
 
 namespace {
 
-// NumPy multiplies float32 matrices with its own library, which is memory-bound for a few rows.
-constexpr npy_intp kMostRows = 8;
-
 Reason refuse_linear(nb::handle x, nb::handle weight, nb::handle bias) {
     if (Reason reason = refuse_factor(x); !reason.empty()) return reason;
     if (Reason reason = refuse_array("weight", weight); !reason.empty()) return reason;

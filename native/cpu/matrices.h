@@ -7,6 +7,9 @@ namespace tensorops {
 
 inline constexpr npy_intp kAny = -1;
 
+// NumPy multiplies float32 matrices with its own library, which is memory-bound for a few rows.
+inline constexpr npy_intp kMostRows = 8;
+
 // Whether an array is a matrix of the given shape with contiguous rows; the caller checks the dtype.
 inline Reason refuse_matrix(const std::string& name, PyArrayObject* a, npy_intp rows = kAny, npy_intp columns = kAny) {
     if (PyArray_NDIM(a) != 2) return name + " does not have 2 dimensions";
@@ -17,6 +20,24 @@ inline Reason refuse_matrix(const std::string& name, PyArrayObject* a, npy_intp 
         return name + " has shape (" + std::to_string(shape[0]) + ", " + std::to_string(shape[1]) + "), not (" +
                std::to_string(rows) + ", " + std::to_string(columns) + ")";
     return last_axis_contiguous(a) ? Reason{} : "the last axis of " + name + " is not contiguous";
+}
+
+// Stacks of matrices, one for each expert, whose rows are contiguous.
+inline Reason refuse_stack(const std::string& name, PyArrayObject* a, npy_intp experts = kAny, npy_intp rows = kAny,
+                           npy_intp columns = kAny) {
+    if (PyArray_NDIM(a) != 3) return name + " does not have 3 dimensions";
+    const npy_intp* shape = PyArray_DIMS(a);
+    if ((experts != kAny && shape[0] != experts) || (rows != kAny && shape[1] != rows) ||
+        (columns != kAny && shape[2] != columns))
+        return name + " has another shape than the other arrays need";
+    return last_axis_contiguous(a) ? Reason{} : "the last axis of " + name + " is not contiguous";
+}
+
+// After how many rows the matrix of the next expert begins; 0 if that is not after whole rows.
+inline std::int64_t rows_per_expert(PyArrayObject* a) {
+    if (PyArray_DIM(a, 0) == 1) return PyArray_DIM(a, 1);
+    const npy_intp row = PyArray_STRIDE(a, 1), expert = PyArray_STRIDE(a, 0);
+    return row > 0 && expert > 0 && expert % row == 0 ? expert / row : 0;
 }
 
 // Scales, and biases or None: matrices of one dtype that have an element for each group.

@@ -13,6 +13,7 @@
 #include "layer_norm.h"
 #include "linear.h"
 #include "linear_cross_entropy.h"
+#include "moe.h"
 #include "panel_linear.h"
 #include "quantize.h"
 #include "rms_norm.h"
@@ -43,7 +44,9 @@ namespace tensorops {
     DO(rope, Rope)                                       \
     DO(sample, Sample)                                   \
     DO(softmax, Softmax)                                 \
-    DO(top_k, TopK)
+    DO(top_k, TopK)                                      \
+    DO(weighted_sums, WeightedSums)                      \
+    DO(widened_rows, WidenedRows)
 
 // The kernels of one target.
 struct Target {

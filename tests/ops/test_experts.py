@@ -204,17 +204,23 @@ def test_nan_in_a_token_stays_there(dtype, rng):
     assert_allclose(y[others].astype(np.float64), expected.astype(np.float64), rtol=1e-2 if "16" in dtype else 1e-6)
 
 
-def test_all_calls_of_a_layer_choose_their_kernels(rng):
+def test_all_calls_of_a_layer_choose_their_kernels_where_its_own_refuses(rng):
     support.require_provider("cpu")
-    args, options = small(rng)
+    args, options = references._with_shared(rng, references._layer(rng, (9,), 4, 16, 8, top_k=2), 12)
+    args, options = cast((args, options), "float32")
+    assert "numpy.matmul" in tp.moe.explain(*args, **options).refused["cpu"]
     with tp.trace() as log:
-        tp.moe(*args, **options)
+        y = tp.moe(*args, **options)
+    assert_matches(y, REFERENCES["moe"](*args, **options), "float32", tolerance=64)
     assert [(r.operator, r.kernel) for r in log] == [
         ("top_k", "cpu"),
         ("softmax", "cpu"),
         ("grouped_linear", "cpu"),
         ("swiglu", "cpu"),
         ("grouped_linear", "cpu"),
+        ("linear", "generic"),
+        ("swiglu", "cpu"),
+        ("linear", "generic"),
         ("moe", "generic"),
     ]
 

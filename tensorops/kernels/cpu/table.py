@@ -68,6 +68,7 @@ OPERATORS = (
     attention.scaled_dot_product_attention,
     experts.grouped_linear,
     experts.grouped_quantized_linear,
+    experts.moe,
     linear.embedding,
     linear.linear,
     loss.cross_entropy,
