@@ -371,6 +371,8 @@ constexpr Entry TESTS[] = {
     {"quantized_linear", quantized_linear, Lengths::few},
     {"panel_linear", panel_linear, Lengths::few},
     {"attention", attention, Lengths::few},
+    {"weighted_sums", weighted_sums, Lengths::all},
+    {"widened_rows", widened_rows, Lengths::all},
     {"vector_math", vector_math, Lengths::few},
     {"conversion", conversion, Lengths::few},
 };

@@ -19,6 +19,8 @@ void quantized_linear(Test& t);          // so many groups
 void rope(Test& t);                      // so many features
 void sample(Test& t);                    // so many candidates
 void top_k(Test& t);                     // so many candidates
+void weighted_sums(Test& t);             // so many features
+void widened_rows(Test& t);              // so many features
 void vector_math(Test& t);               // so many numbers
 void vector_math_on_every_float(Test& t);
 
