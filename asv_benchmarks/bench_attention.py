@@ -5,8 +5,9 @@ The rows of a shape are the keys, its features those of all query heads; eight q
 
 import numpy as np
 
+from tensorops import scaled_dot_product_attention
 from tensorops._providers import GENERIC
-from tensorops.benchmarks.asv import Benchmark, family, implementations, normal
+from tensorops.benchmarks.asv import Benchmark, family, implementations, normal, speed_in_turns
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPERATORS = family("attention")
@@ -54,3 +55,42 @@ class Cache(Benchmark):
 
     def time_cache(self, operator, implementation, cache, dtype):
         self.call()
+
+
+class Pages(Benchmark):
+    """The speed with pages in random order as a multiple of that with adjacent keys: one new query of each sequence."""
+
+    # sequences, heads, heads of keys, keys, features of a head
+    shapes = {
+        f"{batch} × {heads}/{kv_heads} × {keys} × {dim}": (batch, heads, kv_heads, keys, dim)
+        for batch, heads, kv_heads, keys, dim in (
+            (8, 8, 2, 2048, 64),
+            (1, 32, 8, 2048, 128),
+            (1, 32, 8, 8192, 128),
+            (8, 32, 8, 2048, 128),
+            (8, 32, 8, 8192, 128),
+        )
+    }
+    params = (list(shapes), ["float32", "bfloat16", "float16"], [16, 64, 256])
+    param_names = ("shape", "dtype", "page_size")
+    unit = "times the speed of adjacent keys"
+
+    def setup(self, shape, dtype, page_size):
+        batch, heads, kv_heads, keys, dim = self.shapes[shape]
+        some = normal(kv_heads, 256, dim, dtype=dtype)
+        table = np.random.default_rng(0).permutation(batch * keys // page_size).reshape(batch, -1)
+        k = np.tile(some, (batch, 1, keys // 256, 1))
+        k, v = k, k[::-1].copy()
+        paged = [a.reshape(-1, kv_heads, page_size, dim) for a in (np.empty_like(k), np.empty_like(v))]
+        for a, pages in zip((k, v), paged, strict=True):
+            pages[table] = a.reshape(batch, kv_heads, -1, page_size, dim).swapaxes(1, 2)
+        q = normal(batch, heads, 1, dim, dtype=dtype)
+        calls = [
+            lambda: scaled_dot_product_attention(q, *paged, page_table=table),
+            lambda: scaled_dot_product_attention(q, k, v),
+        ]
+        assert np.array_equal(*(call().astype(np.float32) for call in calls))
+        self.calls = calls
+
+    def track_speed(self, shape, dtype, page_size):
+        return speed_in_turns(*self.calls)

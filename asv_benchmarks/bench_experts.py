@@ -3,7 +3,7 @@
 import numpy as np
 
 from tensorops import linear, moe, quantize, quantized_linear
-from tensorops.benchmarks.asv import Benchmark, normal
+from tensorops.benchmarks.asv import Benchmark, normal, speed_in_turns
 from tensorops.testing import DTYPES
 
 FORMAT = {"bits": 4, "group_size": 32}
@@ -23,6 +23,34 @@ def stacks(experts, features, hidden, weights):
     return arrays
 
 
+def calls_of(layer, tokens, weights):
+    """Return a call of a whole layer, and one of `linear` or `quantized_linear` for the rows of each of its experts."""
+    experts, top_k, features, hidden = LAYERS[layer]
+    arrays = stacks(experts, features, hidden, weights)
+    x = normal(tokens, features, dtype="float32" if weights == "4 bits" else weights)
+    logits = normal(tokens, experts)
+    return {
+        "moe": lambda: moe(x, logits, **arrays, top_k=top_k),
+        "linears": products(x, np.argsort(-logits, axis=-1)[:, :top_k], arrays, hidden),
+    }
+
+
+def products(x, chosen, arrays, hidden):
+    """Return a function that multiplies each expert's rows, already collected, by its two matrices."""
+    calls = []
+    for e in np.unique(chosen):
+        rows = np.ascontiguousarray(x[(chosen == e).any(axis=1)])
+        for prefix, a in zip(PREFIXES, (rows, normal(len(rows), hidden).astype(x.dtype)), strict=True):
+            parts = [arrays[name][e] for name in arrays if name.startswith(prefix)]
+            calls.append((quantized_linear if len(parts) > 1 else linear, a, *parts))
+
+    def call():
+        for product, *args in calls:
+            product(*args)
+
+    return call
+
+
 class Experts(Benchmark):
     """A whole layer, and `linear` or `quantized_linear` on the rows of each of its experts."""
 
@@ -30,31 +58,22 @@ class Experts(Benchmark):
     param_names = ("layer", "tokens", "weights", "what")
 
     def setup(self, layer, tokens, weights, what):
-        experts, top_k, features, hidden = LAYERS[layer]
-        arrays = stacks(experts, features, hidden, weights)
-        x = normal(tokens, features, dtype="float32" if weights == "4 bits" else weights)
-        logits = normal(tokens, experts)
-        if what == "moe":
-            self.call = lambda: moe(x, logits, **arrays, top_k=top_k)
-        else:
-            self.call = self.products(x, np.argsort(-logits, axis=-1)[:, :top_k], arrays, hidden)
+        self.call = calls_of(layer, tokens, weights)[what]
         self.call()
-
-    @staticmethod
-    def products(x, chosen, arrays, hidden):
-        """Return a function that multiplies each expert's rows, already collected, by its two matrices."""
-        calls = []
-        for e in np.unique(chosen):
-            rows = np.ascontiguousarray(x[(chosen == e).any(axis=1)])
-            for prefix, a in zip(PREFIXES, (rows, normal(len(rows), hidden).astype(x.dtype)), strict=True):
-                parts = [arrays[name][e] for name in arrays if name.startswith(prefix)]
-                calls.append((quantized_linear if len(parts) > 1 else linear, a, *parts))
-
-        def call():
-            for product, *args in calls:
-                product(*args)
-
-        return call
 
     def time_experts(self, layer, tokens, weights, what):
         self.call()
+
+
+class ExpertsInTurns(Benchmark):
+    """The speed of a layer as a multiple of that of its linears, by calls in turns."""
+
+    params = (list(LAYERS), [1, 4], ["float32", "bfloat16", "4 bits"])
+    param_names = ("layer", "tokens", "weights")
+    unit = "times the speed of the linears"
+
+    def setup(self, layer, tokens, weights):
+        self.calls = calls_of(layer, tokens, weights)
+
+    def track_speed(self, layer, tokens, weights):
+        return speed_in_turns(*self.calls.values())

@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from tensorops._operator import OPERATORS
 from tensorops._providers import GENERIC, serving, serving_library
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
-from tensorops.benchmarks.measuring import prepare_call
+from tensorops.benchmarks.measuring import Call, Contender, in_rounds, prepare_call
 from tensorops.libraries import LIBRARIES, Library
 from tensorops.testing import DTYPES
 
@@ -40,6 +41,16 @@ def implementations(operators: list[str]) -> list[str]:
 def normal(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
     """Return standard normal numbers; equal shapes give equal numbers."""
     return np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(DTYPES[dtype])
+
+
+def speed_in_turns(call: Call, other: Call, seconds: float = 0.5) -> float:
+    """Return the speed of a call of compiled kernels as a multiple of another's, by medians of calls in turns.
+
+    The speed of a machine varies with time, so one that asv measured later is not comparable.
+    """
+    times = in_rounds([Contender(each, "cpu") for each in (call, other)], seconds)
+    own, others = map(statistics.median, times)
+    return others / own
 
 
 class Benchmark:
