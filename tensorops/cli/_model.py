@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
-from tensorops import set_backend
 from tensorops.backends.registry import resolve
 from tensorops.libraries import Backend
 
@@ -32,26 +30,13 @@ def load(path: Path, backend: Backend, ranks: int = 1) -> Llama:
     """Load a model, or a rank's part, compiled if the library compiles Python functions of arrays."""
     try:
         from tensorops.models import Llama
+        from tensorops.models.mesh import mesh_of
 
-        return Llama.from_gguf(path, backend.name, compile=backend.library.jit, **_shared(backend, ranks))
+        mesh = mesh_of(backend.name, ranks) if ranks > 1 else None
+        world_size = ranks if mesh is None else 1
+        return Llama.from_gguf(path, backend.name, compile=backend.library.jit, mesh=mesh, world_size=world_size)
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
-
-
-def _shared(backend: Backend, ranks: int) -> dict[str, Any]:
-    """Return the arguments of a model that devices of JAX in this process share, or processes of MPI."""
-    if ranks == 1 or backend.library.name != "jax":
-        return {"world_size": ranks}
-    with set_backend(backend.name):  # its options apply when JAX starts
-        import jax
-
-        devices = jax.devices()
-    if len(devices) < ranks:
-        raise ValueError(
-            f"--tensor-parallel {ranks}: the number of devices that JAX has here is {len(devices)}; to try it on a processor, set "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={ranks}"
-        )
-    return {"mesh": jax.sharding.Mesh(np.asarray(devices[:ranks]), ("ranks",))}
 
 
 def generate(llama: Llama, prompt: list[int], **options: Any) -> Iterator[int]:

@@ -18,7 +18,9 @@ from ._errors import GGUFError
 from .cache import KVCache, Slots, concat
 from .config import LlamaConfig
 from .gguf import open_gguf
-from .ranks import HEADS, WHOLE, Ranks, connect, divide
+from .mesh import MeshRanks
+from .mpi import MPIRanks
+from .ranks import HEADS, WHOLE, Ranks, divide
 from .weights import Matrix, arrange, embed, linear
 
 if TYPE_CHECKING:
@@ -163,6 +165,17 @@ def _choose(
     return ranks.first(tp.sample(logits(hidden, output), **dict(options), rng=rng))
 
 
+def _connect(mesh: Any, world_size: int, mpi_rank: int | None, backend: str) -> Ranks:
+    """Return the ranks that the arguments of `Llama` describe."""
+    if mesh is not None and (world_size != 1 or mpi_rank is not None):
+        raise ValueError("mesh is for JAX, world_size and mpi_rank are for MPI: give only one of them")
+    if mesh is not None:
+        return MeshRanks(mesh, backend)
+    if world_size < 1 or not 0 <= (mpi_rank or 0) < world_size:
+        raise ValueError(f"world_size is {world_size} and mpi_rank is {mpi_rank}, expected 0 <= mpi_rank < world_size")
+    return Ranks() if world_size == 1 else MPIRanks(world_size, mpi_rank, backend)
+
+
 def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Callable[..., Any]:
     """Return a compiled network that writes into the cache, if the compiler has such an option."""
     try:
@@ -239,14 +252,14 @@ class Llama:
         mpi_rank: int | None = None,
     ) -> None:
         if mesh is not None and backend is None and tp.get_backend() == "auto":
-            backend = "jax"
+            backend = MeshRanks.BACKEND
         backend = backend or default_backend()
         self.config = config
         self.tokenizer = tokenizer
         self._active = tp.set_backend(backend)
         with self._active:
             self.backend = tp.get_backend()  # an alias's proper name
-        self._ranks = ranks = connect(mesh, world_size, mpi_rank, backend)
+        self._ranks = ranks = _connect(mesh, world_size, mpi_rank, backend)
         self.world_size, self.mpi_rank = ranks.size, ranks.rank
         self._part = divide(config, ranks.size)
         with ranks.loading(), self._scope():

@@ -19,7 +19,6 @@ import numpy as np
 
 import tensorops as tp
 
-from ._errors import missing
 from .blocks import QuantizedWeight, Tensor
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from .config import LlamaConfig
 
-__all__ = ["HEADS", "SHARED", "WHOLE", "Ranks", "connect", "divide", "part_of"]
+__all__ = ["HEADS", "SHARED", "WHOLE", "Ranks", "Tree", "divide", "part_of"]
 
 Array = Any
 Tree = Any  # arrays in nested dicts, lists and tuples
@@ -118,25 +117,6 @@ def part_of(weight: Any, name: str, axis: int, length: int, rank: int, size: int
     return host[start : start + length] if axis == 0 else np.ascontiguousarray(host[:, start : start + length])
 
 
-def connect(mesh: Any, world_size: int, mpi_rank: int | None, backend: str) -> Ranks:
-    """Return the ranks that the arguments of `Llama` describe.
-
-    Raises
-    ------
-    ValueError
-        They contradict each other, the backend, or MPI.
-    ImportError
-        The package mpi4py is missing.
-    """
-    if mesh is not None and (world_size != 1 or mpi_rank is not None):
-        raise ValueError("mesh is for JAX, world_size and mpi_rank are for MPI: give only one of them")
-    if mesh is not None:
-        return MeshRanks(mesh, backend)
-    if world_size < 1 or not 0 <= (mpi_rank or 0) < world_size:
-        raise ValueError(f"world_size is {world_size} and mpi_rank is {mpi_rank}, expected 0 <= mpi_rank < world_size")
-    return Ranks() if world_size == 1 else MPIRanks(world_size, mpi_rank, backend)
-
-
 class Ranks:
     """One rank, which has everything; and what others do in their own way.
 
@@ -181,137 +161,3 @@ class Ranks:
     def loading(self) -> Iterator[None]:
         """Let no rank go on if one cannot read its part: it would wait for that one for ever."""
         yield
-
-
-class MPIRanks(Ranks):
-    """The processes that ``mpiexec`` has started, with NumPy arrays.
-
-    Parameters
-    ----------
-    size : int
-        How many they must be.
-    rank : int or None
-        The number that this one must have, if any.
-    backend : str
-        The backend that computes.
-    """
-
-    def __init__(self, size: int, rank: int | None, backend: str) -> None:
-        if not isinstance(tp.to_backend(np.zeros(1, np.float32), backend), np.ndarray):
-            raise ValueError(f"world_size is {size}, but only NumPy arrays are sent by MPI, not those of {backend!r}")
-        try:
-            from mpi4py import MPI
-        except ImportError as error:
-            raise missing("mpi4py", "mpi") from error
-        self._world, self._in_place = MPI.COMM_WORLD, MPI.IN_PLACE
-        self.size, self.rank = self._world.Get_size(), self._world.Get_rank()
-        if self.size != size:
-            raise ValueError(f"world_size is {size}, but MPI has {self.size}: start them by mpiexec -n {size}")
-        self._expected = rank
-
-    def all_reduce(self, x: Array) -> Array:
-        total = np.ascontiguousarray(x)
-        self._world.Allreduce(self._in_place, total)
-        return total
-
-    def all_gather(self, x: Array) -> Array:
-        columns = np.empty((self.size, *x.shape), x.dtype)
-        self._world.Allgather(np.ascontiguousarray(x), columns)
-        return np.moveaxis(columns, 0, 1).reshape(x.shape[0], -1)
-
-    def first(self, x: Array) -> Array:
-        found = np.array(x)
-        self._world.Bcast(found)
-        return found
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        problem: Exception | None = None
-        try:
-            if self._expected not in (None, self.rank):
-                raise ValueError(f"mpi_rank is {self._expected}, but MPI has given this process the rank {self.rank}")
-            yield
-        except Exception as error:
-            problem = error
-        failed = self._world.allgather(problem is not None)
-        if problem is not None:
-            raise problem
-        if any(failed):
-            raise RuntimeError(f"rank {failed.index(True)} could not load its part of the network; it says why")
-
-
-class MeshRanks(Ranks):
-    """The devices of a mesh of JAX, in this process and in others.
-
-    Parameters
-    ----------
-    mesh : jax.sharding.Mesh
-        With one axis.
-    backend : str
-        The backend that computes.
-    """
-
-    def __init__(self, mesh: Any, backend: str) -> None:
-        import jax
-
-        if not isinstance(tp.to_backend(np.zeros(1, np.float32), backend), jax.Array):
-            raise ValueError(f"mesh is for arrays of JAX, not those of the backend {backend!r}")
-        if len(mesh.axis_names) != 1:
-            raise ValueError(f"mesh has the axes {', '.join(map(repr, mesh.axis_names))}, expected one")
-        # The axes of a mesh may have types, under which programs outside of `spread` are written otherwise.
-        self._mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-        (self._axis,) = mesh.axis_names
-        own = jax.process_index()
-        self._local = [(rank, device) for rank, device in enumerate(mesh.devices) if device.process_index == own]
-        if not self._local:
-            raise ValueError(f"mesh has no device of this process, which is number {own}")
-        self.size, self.rank = mesh.size, self._local[0][0]
-        self.compile = jax.jit
-
-    def all_reduce(self, x: Array) -> Array:
-        import jax
-
-        return jax.lax.psum(x, self._axis)
-
-    def all_gather(self, x: Array) -> Array:
-        import jax
-
-        return jax.lax.all_gather(x, self._axis, axis=1, tiled=True)
-
-    def first(self, x: Array) -> Array:
-        import jax
-
-        return jax.lax.psum(jax.numpy.where(jax.lax.axis_index(self._axis) == 0, x, 0), self._axis)
-
-    def place(self, part: Callable[[int], Tree], axis: int) -> Tree:
-        import jax
-
-        parts: list[Tree] = []
-        for rank, device in self._local:
-            if axis == WHOLE and parts:
-                parts.append(jax.device_put(parts[0], device))
-                continue
-            with jax.default_device(device):
-                parts.append(part(rank))
-        sharding = jax.sharding.NamedSharding(self._mesh, self._spec(axis))
-
-        def joined(*own: Array) -> Array:
-            shape = [n * self.size if i == axis else n for i, n in enumerate(own[0].shape)]
-            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(own))
-
-        return jax.tree.map(joined, *parts)
-
-    def spread(self, function: Callable[..., Any], arguments: Tree, results: Tree) -> Callable[..., Any]:
-        import jax
-
-        def spec(described: Any) -> Any:
-            return self._spec(described) if isinstance(described, int) else described.sharding.spec
-
-        ins, outs = jax.tree.map(spec, arguments), jax.tree.map(spec, results)
-        # Kernels do not say which axes of a mesh their results vary over.
-        return jax.shard_map(function, mesh=self._mesh, in_specs=ins, out_specs=outs, check_vma=False)  # type: ignore[no-any-return]
-
-    def _spec(self, axis: int) -> Any:
-        import jax
-
-        return jax.sharding.PartitionSpec(*[None] * axis, self._axis) if axis != WHOLE else jax.sharding.PartitionSpec()

@@ -495,7 +495,7 @@ def test_too_few_devices_for_the_command_are_an_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1
     words = re.sub(r"\s+", " ", result.output)
-    assert f"--tensor-parallel {count}: the number of devices that JAX has here is {count - 1}" in words
+    assert f"Error: there are not {count} devices of JAX, but {count - 1}; to try it on a processor" in words
 
 
 # ----------------------------------------------------------------------------------------------- the real model
