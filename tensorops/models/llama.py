@@ -165,6 +165,11 @@ def _choose(
     return ranks.first(tp.sample(logits(hidden, output), **dict(options), rng=rng))
 
 
+def _default_backend(mesh: Any) -> str:
+    """Return the default backend of a model; for a mesh, JAX's unless one was chosen."""
+    return MeshRanks.BACKEND if mesh is not None and tp.get_backend() == "auto" else default_backend()
+
+
 def _connect(mesh: Any, world_size: int, mpi_rank: int | None, backend: str) -> Ranks:
     """Return the ranks that the arguments of `Llama` describe."""
     if mesh is not None and (world_size != 1 or mpi_rank is not None):
@@ -251,9 +256,7 @@ class Llama:
         world_size: int = 1,
         mpi_rank: int | None = None,
     ) -> None:
-        if mesh is not None and backend is None and tp.get_backend() == "auto":
-            backend = MeshRanks.BACKEND
-        backend = backend or default_backend()
+        backend = backend or _default_backend(mesh)
         self.config = config
         self.tokenizer = tokenizer
         self._active = tp.set_backend(backend)
@@ -333,11 +336,12 @@ class Llama:
         """
         from .tokenizer import Tokenizer
 
-        file = open_gguf(path)
-        config = LlamaConfig.from_gguf(file)
-        if misfit := config.find_misfit({name: tensor.shape for name, tensor in file.tensors.items()}):
-            raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
-        tokenizer = Tokenizer(file)
+        with _connect(mesh, world_size, mpi_rank, backend or _default_backend(mesh)).loading():
+            file = open_gguf(path)
+            config = LlamaConfig.from_gguf(file)
+            if misfit := config.find_misfit({name: tensor.shape for name, tensor in file.tensors.items()}):
+                raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
+            tokenizer = Tokenizer(file)
         ranks = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
         return cls(config, file.tensors, tokenizer, backend=backend, compile=compile, **ranks)
 

@@ -25,7 +25,7 @@ pytest.importorskip("jinja2")
 
 import tensorops as tp
 from llama_reference import float64_logits
-from make_gguf import llama_metadata, real_model, tokenizer_metadata, write_gguf
+from make_gguf import llama_metadata, real_model, tokenizer_metadata, write_gguf, write_llama
 from tensorops.models import Llama, LlamaConfig, open_gguf
 from tensorops.models.ranks import divide, part_of
 
@@ -51,12 +51,17 @@ def random_arrays(config: LlamaConfig, *, tied: bool = True) -> dict[str, np.nda
     shapes |= {} if tied else {"output": whole}
     for block in range(config.blocks):
         shapes |= {f"blk.{block}.{name}": shape for name, shape in config.block_shapes().items()}
-    return {
+    arrays = {
         f"{name}.weight": (
             1 + 0.1 * rng.standard_normal(shape) if len(shape) == 1 else 0.2 * rng.standard_normal(shape)
         ).astype(np.float32)
         for name, shape in shapes.items()
     }
+    return arrays | {"rope_freqs.weight": np.linspace(1, 4, config.head_dim // 2, dtype=np.float32)}
+
+
+def reference(config: LlamaConfig, arrays: Mapping[str, np.ndarray], ids: list[int]) -> np.ndarray:
+    return float64_logits(config, arrays, ids, arrays["rope_freqs.weight"])
 
 
 def write(path: Path, kind: str, *, tied: bool = True) -> Path:
@@ -216,7 +221,7 @@ def test_ranks_give_the_logits_and_tokens_of_one(
     tmp_path: Path, world: Callable[[int], World], kind: str, size: int
 ) -> None:
     file = open_gguf(write(tmp_path / "model.gguf", kind, tied=size == 2))
-    expected = float64_logits(CONFIG, values(file), IDS[:9])
+    expected = reference(CONFIG, values(file), IDS[:9])
     alone = Llama(CONFIG, file.tensors)
     ranks = world(size)
 
@@ -251,7 +256,7 @@ def test_a_vocabulary_that_does_not_divide_is_whole_on_every_rank(world: Callabl
     results = ranks.run(lambda rank: Llama(config, arrays, backend="numpy", world_size=2)(IDS[:4]))
     assert "Allgather" not in ranks.calls
     for logits in results:
-        np.testing.assert_allclose(logits, float64_logits(config, arrays, IDS[:4]), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(logits, reference(config, arrays, IDS[:4]), rtol=1e-4, atol=1e-4)
 
 
 def test_a_rank_keeps_only_its_part(tmp_path: Path, world: Callable[[int], World]) -> None:
@@ -277,6 +282,13 @@ def test_a_rank_that_cannot_read_its_part_ends_the_others(tmp_path: Path, world:
     first, last = world(2).run(lambda rank: Llama(CONFIG, file.tensors, world_size=2))
     assert "tensor blk.1.attn_q.weight: holds a number that is not finite" in str(last)
     assert isinstance(first, RuntimeError)
+    assert str(first) == "rank 1 could not load its part of the network; it says why"
+
+
+def test_a_rank_that_has_no_file_ends_the_others(tmp_path: Path, world: Callable[[int], World]) -> None:
+    path = write_llama(tmp_path / "model.gguf")
+    first, last = world(2).run(lambda rank: Llama.from_gguf(f"{path}{'?' * rank}", world_size=2))
+    assert isinstance(last, FileNotFoundError)
     assert str(first) == "rank 1 could not load its part of the network; it says why"
 
 
@@ -319,7 +331,7 @@ def mpiexec(count: int, *command: str) -> subprocess.CompletedProcess[str]:
     found = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if found is None:
         pytest.skip("there is no mpiexec here")
-    start = [found, "-n", str(count), sys.executable, "-m", "mpi4py", *command]
+    start = [found, "-n", str(count), sys.executable, *command]
     environment = {**os.environ, "TENSOROPS_NUM_THREADS": "1"}
     return subprocess.run(start, capture_output=True, text=True, check=False, timeout=120, env=environment)
 
@@ -439,7 +451,7 @@ def check_mesh(found: dict[str, Any], path: Path, size: int) -> None:
     file = open_gguf(path)
     assert found["backend"] == "jax"
     assert found["ranks"][0] == size
-    np.testing.assert_allclose(found["logits"], float64_logits(CONFIG, values(file), IDS[:9]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["logits"], reference(CONFIG, values(file), IDS[:9]), rtol=1e-4, atol=1e-4)
     alone = Llama(CONFIG, file.tensors)
     assert found["tokens"] == [tokens(alone), tokens(alone, seed=0, **SAMPLING)]
     kv_heads = max(1, CONFIG.kv_heads // size)
@@ -449,7 +461,7 @@ def check_mesh(found: dict[str, Any], path: Path, size: int) -> None:
     rows = (CONFIG.heads // size + 2 * kv_heads) * CONFIG.head_dim
     assert found["rows"] == [rows * size, rows]
     assert found["network"] == [["all-reduce"] * 2 * CONFIG.blocks, False]
-    assert found["chooser"][0] == ["all-gather", "all-reduce"]
+    assert found["chooser"][0] == ["all-gather"] * (size > 1) + ["all-reduce"]
 
 
 @pytest.mark.costly
