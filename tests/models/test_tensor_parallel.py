@@ -150,7 +150,7 @@ class World:
         self._size = size
         self._own = threading.local()
         self._given: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size, timeout=60)
+        self._barrier = threading.Barrier(size, timeout=120)
 
     def run(self, function: Callable[[int], Any]) -> list[Any]:
         """Return what the function returns or raises on every rank."""
@@ -331,9 +331,9 @@ def mpiexec(count: int, *command: str) -> subprocess.CompletedProcess[str]:
     found = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if found is None:
         pytest.skip("there is no mpiexec here")
-    start = [found, "-n", str(count), sys.executable, *command]
+    start = [found, "-n", str(count), sys.executable, "-W", "error", *command]
     environment = {**os.environ, "TENSOROPS_NUM_THREADS": "1"}
-    return subprocess.run(start, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    return subprocess.run(start, capture_output=True, text=True, check=False, timeout=300, env=environment)
 
 
 OVER_MPI = """
@@ -436,10 +436,10 @@ def over_mesh(path: Path, devices: int, processes: int = 1) -> list[dict[str, An
     started = []
     for process in range(processes):
         own = {**job, "process": process, "result": f"{path}.{process}"}
-        command = [sys.executable, "-c", OVER_MESH, json.dumps(own)]
+        command = [sys.executable, "-W", "error", "-c", OVER_MESH, json.dumps(own)]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     try:
-        said = [each.communicate(timeout=120)[0] for each in started]
+        said = [each.communicate(timeout=300)[0] for each in started]
     finally:
         for each in started:
             each.kill()
@@ -532,7 +532,7 @@ def test_three_ranks_give_the_real_models_tokens(way: str) -> None:
     expected = list(Llama.from_gguf(path).generate_ids(PARIS, max_new_tokens=24))
     if way == "mesh":
         pytest.importorskip("jax")
-        command = [sys.executable, "-c", REAL, str(path), json.dumps(PARIS)]
+        command = [sys.executable, "-W", "error", "-c", REAL, str(path), json.dumps(PARIS)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     else:
         code = "import json, sys; from tensorops.models import Llama; m = Llama.from_gguf(sys.argv[1], world_size=3); "
