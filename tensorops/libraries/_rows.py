@@ -201,6 +201,9 @@ class Backend:
         ``"module:class"`` of the `Runtime` for its device and memory, if it is not its library's.
     missing : str
         Why it cannot compute in this version at all, if so.
+    absent : callable
+        Returns why the device that it is named after cannot be used here, although its library computes, or an empty
+        string. It may start the library.
     remedy : str
         The command or step that makes it available where the library is installed but cannot compute.
     tested : str
@@ -222,6 +225,7 @@ class Backend:
     options: type[DeviceConfig] | None = None
     runtime: str = ""
     missing: str = ""
+    absent: Callable[[], str] = lambda: ""
     remedy: str = ""
     tested: str = ""
     isolated: bool = True
