@@ -81,7 +81,8 @@ class Library:
     holding
         A context in which it supports a dtype, given by name, that its usual setting may lack; for tests.
     reading
-        A context in which values are read without warnings or its own threads; for tests.
+        A context in which values are read without warnings, its own threads or other processes; for tests and for
+        trying a backend, which must not wait for a cluster.
     slow
         Whether it compiles or schedules again for every shape: tests then try fewer shapes.
     holds_float64
