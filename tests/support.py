@@ -52,12 +52,9 @@ def holding(library: str, dtype: str) -> contextlib.AbstractContextManager[None]
 
 
 def backend_of(library: str, implementation: str = "generic") -> Backend:
-    """Return the first backend that computes with a library's arrays and uses a provider's kernels."""
-    return next(
-        b
-        for b in BACKENDS.values()
-        if b.library.name == library and not b.missing and implementation in ("generic", *_providers.serving(b))
-    )
+    """Return a backend that computes with a library's arrays and uses a provider's kernels, if possible anywhere."""
+    found = (b for b in BACKENDS.values() if b.library.name == library and not b.missing)
+    return min((b for b in found if implementation in ("generic", *_providers.serving(b))), key=lambda b: bool(b.needs))
 
 
 def why_not(library: str) -> str:

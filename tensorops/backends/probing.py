@@ -88,7 +88,7 @@ def probe(backend: Backend, *, refresh: bool = False, configured: Configuration 
     found = _probes.get(backend.name)
     if found is not None and not refresh:
         return found
-    with _lock_of(backend):
+    with _lock_of(backend.name):
         found = _probes.get(backend.name)
         if found is None or refresh:
             found = _probes[backend.name] = _try(backend, configured)
@@ -142,7 +142,7 @@ def probe_here(backend: Backend, configured: Configuration | None = None) -> Pro
     found = probe(backend, configured=configured)
     if found.reason or found.here:
         return found
-    with _lock_of(backend):
+    with _lock_of(backend.name):
         found = _probes[backend.name]
         if not found.here and not found.reason:
             found = _probes[backend.name] = _compute(backend, configured)
@@ -158,9 +158,9 @@ if hasattr(os, "register_at_fork"):  # a lock that another thread held in the pa
     os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _lock_of(backend: Backend) -> threading.RLock:
+def _lock_of(name: str) -> threading.RLock:
     with _locks_lock:
-        return _locks.setdefault(backend.name, threading.RLock())
+        return _locks.setdefault(name, threading.RLock())
 
 
 def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
@@ -184,7 +184,8 @@ def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
         return Probe(f"{distribution} is not installed", f"pip install 'tensorops[{distribution}]'")
     # That the array library is in use says nothing about the library that a required provider loads.
     if backend.isolated and (backend.requires or package not in sys.modules):
-        found = _compute_elsewhere(backend, configured)
+        with _lock_of(f"library {backend.library.name}"):  # a TPU refuses a second process at the same time
+            found = _compute_elsewhere(backend, configured)
         if found is not None:
             return found
     return _compute(backend, configured)
@@ -240,7 +241,7 @@ def _compute(backend: Backend, configured: Configuration | None) -> Probe:
         return Probe(reason, f"change devices.{backend.name} in the configuration file", misconfigured=True)
     try:
         (wrong_result,) = _hooks.wrong_result
-        reason = wrong_result(backend)
+        reason = backend.absent() or wrong_result(backend)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a broken installation may raise anything: it becomes the reason

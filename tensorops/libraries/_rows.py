@@ -81,7 +81,8 @@ class Library:
     holding
         A context in which it supports a dtype, given by name, that its usual setting may lack; for tests.
     reading
-        A context in which values are read without warnings or its own threads; for tests.
+        A context in which values are read without warnings, its own threads or other processes; for tests and for
+        trying a backend, which must not wait for a cluster.
     slow
         Whether it compiles or schedules again for every shape: tests then try fewer shapes.
     holds_float64
@@ -201,6 +202,9 @@ class Backend:
         ``"module:class"`` of the `Runtime` for its device and memory, if it is not its library's.
     missing : str
         Why it cannot compute in this version at all, if so.
+    absent : callable
+        Returns why the device that it is named after cannot be used here, although its library computes, or an empty
+        string. It may start the library.
     remedy : str
         The command or step that makes it available where the library is installed but cannot compute.
     tested : str
@@ -222,6 +226,7 @@ class Backend:
     options: type[DeviceConfig] | None = None
     runtime: str = ""
     missing: str = ""
+    absent: Callable[[], str] = lambda: ""
     remedy: str = ""
     tested: str = ""
     isolated: bool = True

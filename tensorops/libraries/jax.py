@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,15 +208,30 @@ class JAXConfig(DeviceConfig):
     memory_fraction: float | None = option(FRACTION)
 
 
+def _no_tpu() -> str:
+    """Return why JAX does not compute on a TPU in this process, or an empty string; this starts JAX."""
+    import jax
+
+    try:
+        jax.devices("tpu")
+    except RuntimeError as error:
+        return f"JAX finds no TPU here ({describe_error(error)})"
+    here = jax.default_backend()
+    return "" if here == "tpu" else f"JAX finds a TPU here, but computes on {here!r} by default"
+
+
 BACKENDS = (
     Backend(
         "tpu",
         LIBRARY,
-        "JAX with Pallas kernels on a TPU",
+        "JAX on a TPU, with Pallas kernels; not yet run on one",
+        providers=("pallas",),
+        needs="tpu",
         suits=("tpu",),
         options=JAXConfig,
-        missing="its Pallas kernels have not yet been run on a TPU",
-        remedy="use 'jax', which computes on a TPU with the same kernels: pip install 'jax[tpu]'",
+        runtime="tensorops.libraries.jax:TpuRuntime",
+        absent=_no_tpu,
+        remedy="on a machine with a TPU, pip install 'jax[tpu]' and leave JAX_PLATFORMS unset; on others, use 'jax'",
     ),
     Backend(
         "jax",
@@ -254,6 +270,7 @@ class JaxRuntime(Runtime):
     """
 
     before_use = True  # the first computation fixes the platform and its share of the memory
+    platform: str | None = None  # the one that is computed on, if it is not the default
 
     def do_facts(self) -> DeviceFacts:
         import jax
@@ -326,7 +343,7 @@ class JaxRuntime(Runtime):
 
         assert isinstance(config, JAXConfig)
         return (
-            *_platform_changes(jax, config, "tpu" if self.name == "tpu" else None),
+            *_platform_changes(jax, config, self.platform),
             _option(jax, "jax_default_matmul_precision", config.precision),
             *_cache_changes(jax, config),
         )
@@ -336,7 +353,18 @@ class JaxRuntime(Runtime):
         return found
 
     def _device(self, jax: Any) -> Any:
-        return jax.devices("tpu")[0] if self.name == "tpu" else jax.devices()[0]
+        return jax.devices(self.platform)[0]
+
+
+class TpuRuntime(JaxRuntime):
+    """The first TPU that JAX finds."""
+
+    platform = "tpu"
+
+    @property
+    def loaded(self) -> bool:
+        """Whether JAX computes on a TPU in this process; asking starts nothing."""
+        return super().loaded and _has_started() and bool(sys.modules["jax"].default_backend() == self.platform)
 
 
 def _has_started() -> bool:

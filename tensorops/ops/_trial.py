@@ -32,7 +32,7 @@ def wrong_result(backend: Backend) -> str:
     import numpy as np
 
     operator, of_what, values, expected = trial(backend)
-    with activate(Settings(backend=backend)):
+    with activate(Settings(backend=backend)), backend.library.reading():
         arrays = [backend.library.from_numpy(np.asarray(value, dtype=np.float32), None) for value in values]
         chosen = operator.explain(*arrays)
         y = backend.library.to_numpy(operator(*arrays))

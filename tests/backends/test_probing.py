@@ -122,7 +122,7 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path):
     ], result.stderr
 
 
-PLANNED = ("nnpack", "nki", "tpu", "cudnn", "triton", "cusparselt")
+PLANNED = ("nnpack", "nki", "cudnn", "triton", "cusparselt")
 
 
 @pytest.mark.parametrize("name", PLANNED)
@@ -155,6 +155,54 @@ def test_every_row_of_the_promised_table_is_there():
 def test_operators_that_are_asked_for_as_backends_are_said_to_be_operators(name, operator):
     with pytest.raises(ValueError, match=rf"^'{name}' is not a backend, but the operator {operator},"):
         tp.set_backend(name)
+
+
+# --- TPUs --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jax_as_on_a_tpu(monkeypatch):
+    """JAX, which takes the processor for a TPU and runs Pallas kernels in their interpreter."""
+    support.require("jax")
+    import jax
+
+    from tensorops.kernels.pallas._launch import interpreted
+
+    monkeypatch.setattr(probing, "_probes", {})
+    monkeypatch.setattr(jax, "devices", lambda platform=None, devices=jax.devices: devices())
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with interpreted():
+        yield jax
+
+
+def test_without_a_tpu_its_backend_says_so():
+    support.require("jax")
+    if any(a.kind == "tpu" for a in tp.detect_hardware().accelerators):
+        pytest.skip("this machine has a TPU")
+    expected = r"^backend 'tpu' is not available: JAX finds no TPU here \(RuntimeError: .+\); to fix it: on a machine"
+    with pytest.raises(tp.BackendUnavailableError, match=expected):
+        tp.set_backend("tpu")
+    assert not tp.is_backend_available("tpu")
+    assert "tpu" not in tp.list_backends()
+    assert "not yet run on one" in tp.list_backends(verbose=True)
+    assert tp.get_optimal_backend(priority=["tpu", "numpy"]).name == "numpy"
+
+
+def test_on_a_tpu_the_kernels_of_pallas_compute(jax_as_on_a_tpu):
+    x = np.asarray([[3.0, 4.0, 0.0], [1.0, -1.0, 2.0]], dtype=np.float32)
+    with tp.set_backend("tpu"), tp.trace() as log:
+        y = tp.softmax(x)
+        tp.relu(x)  # XLA computes it
+    assert [str(r).partition(",")[0] for r in log] == ["softmax: pallas on jax", "relu: generic on jax"]
+    e = np.exp(x.astype(float))
+    np.testing.assert_allclose(y, e / e.sum(-1, keepdims=True), rtol=1e-5)
+    assert tp.get_backend_info("tpu")["available"]
+
+
+def test_a_tpu_that_jax_does_not_compute_on_is_not_used(jax_as_on_a_tpu, monkeypatch):
+    monkeypatch.setattr(jax_as_on_a_tpu, "default_backend", lambda: "cpu")
+    with pytest.raises(tp.BackendUnavailableError, match="JAX finds a TPU here, but computes on 'cpu' by default"):
+        tp.set_backend("tpu")
 
 
 # --- one process -------------------------------------------------------------------------------------
@@ -292,6 +340,24 @@ def test_backends_tried_at_the_same_time_search_one_after_another(monkeypatch):
     absent = [Backend(f"absent{i}", row, "") for i in range(6)]
     assert all("is not installed" in found.reason for found in probe_all(absent).values())
     assert together == [1] * 6
+
+
+def test_processes_try_backends_of_one_library_one_after_another(monkeypatch):
+    """A TPU refuses the second of two processes, whose backend would then seem to be unavailable."""
+    inside, together = [], []
+
+    def elsewhere(backend, configured):
+        inside.append(1)
+        time.sleep(0.05)
+        together.append(len(inside))
+        inside.pop()
+        return probing.Probe("was tried")
+
+    monkeypatch.setattr(probing, "_compute_elsewhere", elsewhere)
+    monkeypatch.setattr(probing, "_probes", {})
+    rows = [Backend(f"of_one_library_{i}", LIBRARIES["numpy"], "", requires="cpu") for i in range(4)]
+    assert {found.reason for found in probe_all(rows).values()} == {"was tried"}
+    assert together == [1] * 4
 
 
 def test_odd_entries_of_the_path_do_no_harm():

@@ -17,6 +17,9 @@ from tensorops import _providers
 from tensorops._operator import OPERATORS
 from tensorops._row_axes import elementwise
 from tensorops._typing import Array
+from tensorops.backends.settings import Settings
+from tensorops.backends.trace import Trace
+from tensorops.kernels.dask import _launch
 from tensorops.kernels.dask._launch import Task, register
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
@@ -254,6 +257,41 @@ def test_settings_concern_the_graph_alone(monkeypatch):
     assert set(ran) == {("numpy", "generic" if _providers.load("cpu") else "cpu")}
     with tp.set_backend("dask", providers=["generic"]):
         assert tp.silu.explain(X).kernel == "generic"
+
+
+@pytest.mark.parametrize(
+    ("providers", "expected"),
+    [(["dask"], "cpu"), (["dask", "generic"], "generic"), (["dask", "cpu", "generic"], "cpu")],
+)
+def test_providers_named_after_dask_compute_the_blocks(providers, expected, monkeypatch):
+    support.require_provider("cpu")
+    log = Trace()
+    inner = _launch.activate
+    monkeypatch.setattr(_launch, "activate", lambda s: inner(Settings(s.backend, s.providers, log, s.tuned)))
+    with tp.set_backend("dask", providers=providers):
+        y = tp.silu(X)
+    assert_matches(y.compute(scheduler="synchronous"), REFERENCES["silu"](A), "float32", tolerance=8)
+    assert [(r.kernel, r.library) for r in log] == [(expected, "numpy")] * 3
+
+
+def test_blocks_that_no_named_provider_takes_are_an_error():
+    support.require_provider("cpu")
+    with tp.set_backend("dask", providers=["dask", "mlx_fast"]):
+        y = tp.silu(X)
+    with pytest.raises(tp.KernelRefusedError, match="mlx_fast"):
+        y.compute(scheduler="synchronous")
+
+
+def test_tuned_values_and_providers_are_part_of_a_name():
+    """Dask would otherwise take the result of another choice for that of this one."""
+    support.require_provider("cpu")
+    weight = da.from_array(A)
+    names = [tp.linear(X, weight).name]
+    with tp.tune("linear", "cpu", few_rows=2):
+        names.append(tp.linear(X, weight).name)
+    with tp.set_backend("dask", providers=["dask", "generic"]):
+        names.append(tp.linear(X, weight).name)
+    assert len(set(names)) == 3
 
 
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])

@@ -14,10 +14,12 @@ from tensorops._messages import describe_type
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
 from tensorops.backends import get_namespace
-from tensorops.backends.settings import Settings, activate
+from tensorops.backends.process_default import in_force
+from tensorops.backends.settings import Settings, Tuned, activate, settings_of
 from tensorops.libraries import library_of
 
 _PLAIN = Settings()  # no backend: a block is computed where it is; one object, which keeps its plans
+_NAME = "dask"
 
 
 @dataclass(frozen=True)
@@ -34,17 +36,31 @@ class Task:
         The other arguments.
     one_thread
         Whether compiled kernels use a single thread, because Dask computes other blocks at the same time.
+    providers
+        The only providers that compute blocks, in this order, or ``None`` for the usual choice.
+    tuned
+        The parameters of kernels that are not left to the kernels.
     """
 
     operator: Operator[..., Any]
     names: tuple[str, ...]
     options: tuple[tuple[str, Any], ...]
     one_thread: bool
+    providers: tuple[str, ...] | None = None
+    tuned: tuple[Tuned, ...] = ()
 
     def __call__(self, *blocks: Any) -> Any:
         first, *others = map(_only, blocks)
-        with activate(_PLAIN), _on_one_thread() if self.one_thread else contextlib.nullcontext():
+        with activate(self.settings()), _on_one_thread() if self.one_thread else contextlib.nullcontext():
             return self.operator(first, **dict(zip(self.names[1:], others, strict=True)), **dict(self.options))
+
+    def settings(self) -> Settings:
+        """Return the settings for blocks: one object for all tasks that have the same, in each process."""
+        if not self.providers and not self.tuned:
+            return _PLAIN
+        for name in self.providers or ():
+            _providers.require_provider(name)  # this process may not have loaded the plug-in that it is from
+        return settings_of(None, self.providers, self.tuned)
 
 
 def _only(block: Any) -> Any:
@@ -81,7 +97,14 @@ def register(operator: Operator[..., Any]) -> None:
         arguments = operator.named(args, kwargs)
         return _build(operator, arguments, operator.rows(arguments))
 
-    operator.kernel("dask", supports=supports)(kernel)
+    operator.kernel(_NAME, supports=supports)(kernel)
+
+
+def _providers_of_blocks(named: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the providers named after this one: it makes the tasks, they compute the blocks."""
+    if named is None or _NAME not in named:
+        return None
+    return named[named.index(_NAME) + 1 :] or None
 
 
 def _refuse(arguments: dict[str, Any], rows: RowAxes) -> str | None:
@@ -123,8 +146,9 @@ def _build(operator: Operator[..., Any], arguments: dict[str, Any], rows: RowAxe
     if rows.dtype is not None:
         like = get_namespace(like).astype(like, rows.dtype)
     options: dict[str, Any] = {"token": operator.__name__, "dtype": like.dtype, "meta": like}
+    settings = in_force()
     made = da.blockwise(
-        Task(operator, tuple(rows.arrays), call, several),
+        Task(operator, tuple(rows.arrays), call, several, _providers_of_blocks(settings.providers), settings.tuned),
         rows.result,
         *(part for pair in pairs for part in pair),
         adjust_chunks=dict.fromkeys(rows.shortened, rows.length),
