@@ -17,7 +17,9 @@ import numpy as np
 
 from tensorops import _providers
 from tensorops._operator import Operator
+from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
+from tensorops.kernels._jax import partitioning
 
 _MOST_KNOWN = 4096
 """How many decisions (by shape, dtype, device and options) are remembered per operator."""
@@ -55,6 +57,8 @@ class Call:
         Of a batched kernel, whether the first axis of each array counts rows.
     provider
         Whose kernel was chosen.
+    correspond
+        Tells how axes correspond, if the operator does not declare it.
     """
 
     operator: Operator[..., Any]
@@ -69,11 +73,19 @@ class Call:
     most_rows: int = 0
     along: tuple[bool, ...] = ()
     provider: str = ""
+    correspond: Callable[..., RowAxes] | None = None
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
         result = self.operator.compute(**dict(zip(self.names, arrays, strict=True)), **dict(self.options))
         return list(result) if isinstance(result, tuple) else [result]
+
+    def row_axes(self, *arrays: Array) -> RowAxes | None:
+        """Return how the axes of these arrays correspond, if that is declared."""
+        if not (self.correspond or self.operator.divides):
+            return None
+        arguments = self.operator.canonical(**dict(zip(self.names, arrays, strict=True)), **dict(self.options))
+        return self.correspond(**arguments) if self.correspond else self.operator.rows(arguments)
 
     def numbers(self) -> dict[str, np.float64]:
         """Return what the kernel is told besides the arrays; a tuple gives a number for each element."""
@@ -162,16 +174,16 @@ def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:
 
 
 def refuse_device(name: str, x: Array, wanted: str) -> str | None:
-    """Return why an array is not in the memory of one device of a platform."""
+    """Return why an array is not in the memory of a platform's devices."""
     import jax
 
     if isinstance(x, jax.core.Tracer):
         platform = jax.default_backend()
         return None if platform == wanted else f"{name} is traced, and the default platform is {platform}"
     devices = x.devices()
-    if len(devices) > 1:
+    if len(devices) > 1 and not partitioning.can_divide(wanted):
         return f"{name} is spread over {len(devices)} devices"
-    (device,) = devices
+    device = next(iter(devices))  # one sharding has devices of one platform
     return None if device.platform == wanted else f"{name} is on {device.platform}"
 
 
@@ -234,13 +246,14 @@ def _abstract_results(*arrays: Any, call: Call) -> Any:
 def _lower(rule: Rule, ctx: Any, *operands: Any, call: Call) -> Any:
     from jax.interpreters import mlir
 
-    results = rule(ctx, *operands, call=call)
+    is_split = not _is_for_one_device(ctx.module_context)
+    results = (partitioning.lower if is_split else rule)(ctx, *operands, call=call)
     if results is None:
         return mlir.lower_fun(_run_body, multiple_results=True)(ctx, *operands, call=call)
     return results
 
 
-def is_for_one_device(module: Any) -> bool:
+def _is_for_one_device(module: Any) -> bool:
     """Return whether a program may contain a kernel, which XLA cannot split over devices."""
     axes = module.axis_context
     if hasattr(axes, "num_devices"):
