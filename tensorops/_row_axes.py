@@ -39,6 +39,10 @@ class RowAxes(NamedTuple):
         Which of the results hold indices, in the default index dtype of the library.
     dtype : dtype, optional
         The dtype of the results, if it is given as an option.
+    together : tuple of tuple of int
+        Groups of whole axes that may yet be divided together, each into as many equal parts, such as heads and the
+        heads of keys that several share: a part of one needs the same part of the others. An axis of length 1 is not
+        divided.
     """
 
     arrays: dict[str, Axes]
@@ -51,6 +55,7 @@ class RowAxes(NamedTuple):
     length: int = 1
     indices: tuple[int, ...] = ()
     dtype: Dtype | None = None
+    together: tuple[Axes, ...] = ()
 
 
 def every_axis(x: Array) -> Axes:

@@ -138,9 +138,8 @@ def _rows(
     )
     # A query's position depends on the number of queries. Any sequence may use any page.
     whole = (heads, dim, kv_heads, keys, *((queries,) if is_causal or window is not None else ()))
-    return RowAxes(
-        arrays, (batch, heads, queries, value_dim), (*whole, *(() if page_table is None else (pages, page, position)))
-    )
+    paged = () if page_table is None else (pages, page, position)
+    return RowAxes(arrays, (batch, heads, queries, value_dim), (*whole, *paged), together=((heads, kv_heads),))
 
 
 @operator(check=_check, rows=_rows)

@@ -26,7 +26,9 @@ import numpy as np
 
 from tensorops import _providers
 from tensorops._operator import Operator
+from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
+from tensorops.kernels._jax import partitioning
 
 _MOST_KNOWN = 4096
 """How many decisions (by shape, dtype, device and options) are remembered per operator."""
@@ -87,6 +89,8 @@ class Call:
         floating point.
     statistics
         Each computes a further result; see `Reverse`.
+    correspond
+        Tells how axes correspond, if the operator does not declare it.
     """
 
     operator: Operator[..., Any]
@@ -103,6 +107,7 @@ class Call:
     provider: str = ""
     reverse: Reverse | None = None
     statistics: tuple[Callable[..., Array], ...] = ()
+    correspond: Callable[..., RowAxes] | None = None
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
@@ -114,6 +119,13 @@ class Call:
     def along_rows(self) -> tuple[bool, ...]:
         """Return of each array whether a mapped axis is added to it, rather than being the same for every row."""
         return self.along or tuple(i < self.rows for i in range(len(self.names)))
+
+    def row_axes(self, *arrays: Array) -> RowAxes | None:
+        """Return how the axes of these arrays correspond, if that is declared."""
+        if not (self.correspond or self.operator.divides):
+            return None
+        arguments = self.operator.canonical(**dict(zip(self.names, arrays, strict=True)), **dict(self.options))
+        return self.correspond(**arguments) if self.correspond else self.operator.rows(arguments)
 
     def numbers(self) -> dict[str, np.float64]:
         """Return what the kernel is told besides the arrays; a tuple gives a number for each element."""
@@ -229,7 +241,7 @@ def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:
 
 
 def refuse_device(name: str, x: Array, wanted: str) -> str | None:
-    """Return why an array is not in the memory of one device of a platform."""
+    """Return why an array is not in the memory of a platform's devices."""
     import jax
 
     target = _target.get()
@@ -240,9 +252,9 @@ def refuse_device(name: str, x: Array, wanted: str) -> str | None:
     if target == wanted:  # beside traced arrays, others are constants of the program
         return None
     devices = x.devices()
-    if len(devices) > 1:
+    if len(devices) > 1 and not partitioning.can_divide(wanted):
         return f"{name} is spread over {len(devices)} devices"
-    (device,) = devices
+    device = next(iter(devices))  # one sharding has devices of one platform
     return None if device.platform == wanted else f"{name} is on {device.platform}"
 
 
@@ -305,13 +317,16 @@ def _abstract(compute: Callable[..., Any], *arrays: Any, **parameters: Any) -> A
 def _lower(rule: Rule, ctx: Any, *operands: Any, body: Callable[..., Any] = _run_body, **parameters: Any) -> Any:
     from jax.interpreters import mlir
 
-    results = rule(ctx, *operands, **parameters)
+    if _is_for_one_device(ctx.module_context):
+        results = rule(ctx, *operands, **parameters)
+    else:
+        results = partitioning.lower(ctx, *operands, **parameters) if body is _run_body else None
     if results is None:
         return mlir.lower_fun(body, multiple_results=True)(ctx, *operands, **parameters)
     return results
 
 
-def is_for_one_device(module: Any) -> bool:
+def _is_for_one_device(module: Any) -> bool:
     """Return whether a program may contain a kernel, which XLA cannot split over devices."""
     axes = module.axis_context
     if hasattr(axes, "num_devices"):

@@ -12,7 +12,7 @@ from tensorops._dtypes import dtype_name
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
-from tensorops.kernels._jax import primitive
+from tensorops.kernels._jax import partitioning, primitive
 from tensorops.kernels._jax.primitive import Call
 
 _PROVIDER = "jax_ffi"
@@ -68,7 +68,7 @@ def register(
         most = most_rows(arguments) if most_rows and not reason else 0
         if most and primitive.row_count(arguments[next(iter(declared.arrays))]) > most:
             reason = f"there are more than {most} rows, which XLA computes as fast"
-        if reason := reason or _unusable():
+        if reason := reason or partitioning.refuse_split(declared, arguments) or _unusable():
             return reason
         options = {
             name: value for name, value in arguments.items() if name not in declared.arrays and value is not None
@@ -82,7 +82,7 @@ def register(
         along = tuple(of[:1] == (0,) for of in declared.arrays.values()) if batched else ()
         options_of_call = tuple(options.items())
         kernel = (attributes, axes, mixed, most, along, _PROVIDER)
-        return Call(operator, name, names, count, batched, options_of_call, *kernel)
+        return Call(operator, name, names, count, batched, options_of_call, *kernel, correspond=correspond)
 
     primitive.register(operator, _PROVIDER, prepare, draw=draw)
 
@@ -165,7 +165,7 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
 
     module = ctx.module_context
     exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
-    if call.provider != _PROVIDER or exported or not primitive.is_for_one_device(module):  # the kernel is only here
+    if call.provider != _PROVIDER or exported:  # the kernel is only here
         return None
     return jax.ffi.ffi_lowering(f"tensorops.{call.handler}")(ctx, *operands, **call.numbers())
 

@@ -169,8 +169,9 @@ def with_numbers(arguments: dict[str, Any]) -> dict[str, Any]:
     import jax
 
     drawn = rng.random(logits.shape[:-1], dtype=np.float32)
-    device = None if isinstance(logits, jax.core.Tracer) else logits.sharding
-    return arguments | {"rng": jax.device_put(drawn, device)}
+    # Those for an array that is spread over devices are on none in particular: XLA gives each device what it needs.
+    alone = not isinstance(logits, jax.core.Tracer) and len(logits.devices()) == 1
+    return arguments | {"rng": jax.device_put(drawn, logits.sharding if alone else None)}
 
 
 def refuse_sample(arguments: dict[str, Any]) -> str | None:

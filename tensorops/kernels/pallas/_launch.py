@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorops._operator import Operator
 from tensorops.hardware.accelerators import tpu_version
-from tensorops.kernels._jax import primitive
+from tensorops.kernels._jax import partitioning, primitive
 from tensorops.kernels._jax.primitive import Call
 from tensorops.kernels.pallas.blocks import UNKNOWN, VMEM
 from tensorops.kernels.pallas.planners import PLANNERS, REVERSE, REVERSE_PLANNERS, WITH_STATISTICS, Planner, Program
@@ -61,6 +61,7 @@ def register(operator: Operator[..., Any], planner: Planner, sharing: Callable[[
     def prepare(arguments: dict[str, Any]) -> str | Call:
         declared = operator.rows(arguments)
         reason = _refuse_arrays({name: arguments[name] for name in declared.arrays})
+        reason = reason or partitioning.refuse_split(declared, arguments)
         program = reason or planner(generation(), **arguments)
         if isinstance(program, str):
             return program
@@ -128,7 +129,7 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     from jax.interpreters import mlir
 
     program = planned(call, ctx.avals_in)
-    if isinstance(program, str) or not primitive.is_for_one_device(ctx.module_context):
+    if isinstance(program, str):
         return None
     return mlir.lower_fun(program, multiple_results=True)(ctx, *operands)
 
@@ -137,7 +138,7 @@ def _lower_reverse(ctx: Any, *operands: Any, call: Call, moving: tuple[int, ...]
     from jax.interpreters import mlir
 
     program = planned_reverse(call, moving, ctx.avals_in)
-    if isinstance(program, str) or not primitive.is_for_one_device(ctx.module_context):
+    if isinstance(program, str):
         return None
     return mlir.lower_fun(program, multiple_results=True)(ctx, *operands)
 
