@@ -12,9 +12,10 @@ from tensorops.hardware.accelerators import tpu_version
 from tensorops.kernels._jax import primitive
 from tensorops.kernels._jax.primitive import Call
 from tensorops.kernels.pallas.blocks import UNKNOWN, VMEM
-from tensorops.kernels.pallas.planners import PLANNERS, Planner, Program
+from tensorops.kernels.pallas.planners import PLANNERS, REVERSE, REVERSE_PLANNERS, WITH_STATISTICS, Planner, Program
 
 _PROVIDER = "pallas"
+_generation: ContextVar[str] = ContextVar("tensorops_pallas_generation", default="")
 _interpreting: ContextVar[bool] = ContextVar("tensorops_pallas_interpreting", default=False)
 
 
@@ -31,10 +32,25 @@ def interpreted(**parameters: Any) -> Iterator[None]:
         _interpreting.reset(token)
 
 
+@contextlib.contextmanager
+def compiling_for(generation: str) -> Iterator[None]:
+    """Compile for TPUs of a generation what is traced and compiled in this block; see `pallas.compiling_for`."""
+    if generation not in VMEM:
+        raise ValueError(f"compiling_for: unknown generation {generation!r}; valid names: {', '.join(VMEM)}")
+    token = _generation.set(generation)
+    try:
+        with primitive.compiling_for("tpu"):
+            yield
+    finally:
+        _generation.reset(token)
+
+
 def generation() -> str:
     """Return the generation of the TPU that this process computes on, or the one whose blocks fit all."""
     import jax
 
+    if wanted := _generation.get():
+        return wanted
     found = tpu_version(jax.devices()[0].device_kind) if jax.default_backend() == "tpu" else None
     return found if found in VMEM else UNKNOWN
 
@@ -58,7 +74,8 @@ def register(
             options["axis"] = -1
         along = tuple(axes[:1] == (0,) for axes in declared.arrays.values()) if batched else ()
         call = (operator, operator.__name__, tuple(declared.arrays), sharing(declared), batched)
-        return Call(*call, options=tuple(options.items()), mixed=True, along=along, provider=_PROVIDER)
+        reverse = REVERSE.get(operator.__name__)
+        return Call(*call, tuple(options.items()), mixed=True, along=along, provider=_PROVIDER, reverse=reverse)
 
     primitive.register(operator, _PROVIDER, prepare, in_place=_interpreter)
 
@@ -76,13 +93,28 @@ def _refuse_arrays(arrays: dict[str, Any]) -> str | None:
 
 def planned(call: Call, arrays: Sequence[Any]) -> Program | str:
     """Plan a call, whichever provider was chosen for it, for arrays with these shapes and dtypes."""
-    planner = PLANNERS.get(call.operator.__name__)
+    name = call.operator.__name__
+    planner = WITH_STATISTICS.get(name) if call.statistics else PLANNERS.get(name)
     if planner is None:
-        return f"there is no kernel for {call.operator.__name__}"
+        return f"there is no kernel for {name}"
     program = planner(generation(), **dict(zip(call.names, arrays, strict=True)), **dict(call.options))
     if isinstance(program, str):
         return program
     return lambda *arrays: program(**dict(zip(call.names, arrays, strict=True)))
+
+
+def planned_reverse(call: Call, moving: tuple[int, ...], operands: Sequence[Any]) -> Program | str:
+    """Plan the derivative of a call in reverse mode, for operands as `kernels._jax.primitive` passes them on."""
+    planner = REVERSE_PLANNERS.get(call.operator.__name__)
+    if planner is None:
+        return f"there is no kernel for the derivative of {call.operator.__name__}"
+    count = len(call.names)
+    names = tuple(call.names[i] for i in moving)
+    arguments = {**dict(zip(call.names, operands, strict=False)), **dict(call.options)}
+    program = planner(generation(), names, operands[count:], **arguments)
+    if isinstance(program, str):
+        return program
+    return lambda *operands: program(operands[count:], **dict(zip(call.names, operands, strict=False)))
 
 
 def _interpreter(call: Call) -> Program | None:
@@ -107,4 +139,13 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     return mlir.lower_fun(program, multiple_results=True)(ctx, *operands)
 
 
-primitive.lower_on("tpu", _lower)
+def _lower_reverse(ctx: Any, *operands: Any, call: Call, moving: tuple[int, ...]) -> Any:
+    from jax.interpreters import mlir
+
+    program = planned_reverse(call, moving, ctx.avals_in)
+    if isinstance(program, str) or not primitive.is_for_one_device(ctx.module_context):
+        return None
+    return mlir.lower_fun(program, multiple_results=True)(ctx, *operands)
+
+
+primitive.lower_on("tpu", _lower, reverse=_lower_reverse)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tensorops._dtypes import name_of
+from tensorops.kernels._jax.primitive import Reverse
 from tensorops.kernels.pallas import blocks
 
 Program: TypeAlias = Callable[..., list[Any]]
@@ -163,6 +164,20 @@ PLANNERS: dict[str, Planner] = {
     "scaled_dot_product_attention": scaled_dot_product_attention,
 }
 """The planners by the name of their operator."""
+
+WITH_STATISTICS: dict[str, Planner] = {}
+"""Of operators whose `REVERSE` has statistics, the planners of programs that also return these."""
+
+REVERSE: dict[str, Reverse] = {}
+"""What the derivatives in reverse mode keep, by the name of the operator; see `kernels._jax.primitive`."""
+
+REVERSE_PLANNERS: dict[str, Planner] = {}
+"""The planners of these derivatives.
+
+They take the generation, the names of the arrays whose cotangents are wanted, what is kept followed by the cotangents
+of the results, and the canonical arguments by name. Their programs take the latter two as arrays and return the
+cotangents in the order of the names.
+"""
 
 
 def _whole_rows(
