@@ -61,6 +61,7 @@ def _rows() -> Iterator[Row]:
     few = (1, 8, 2048, 128)
     attention = "scaled_dot_product_attention"
     yield row(attention, "prefill, causal", {"is_causal": True}, q=heads, k=few, v=few)
+    yield row(attention, "prefill, causal, window 256", {"is_causal": True, "window": 256}, q=heads, k=few, v=few)
     yield row(attention, "decode, 8192 keys", q=(1, 32, 1, 128), k=(1, 8, 8192, 128), v=(1, 8, 8192, 128))
     quantized = {"weight": ((14336, 2048), jnp.uint8), "scales": (14336, 128), "biases": (14336, 128)}
     for rows in (1, 512):

@@ -25,6 +25,7 @@ PROVIDER = Provider(
         "logsumexp",
         "rope",
         "cross_entropy",
+        "scaled_dot_product_attention",
     ),
 )
 

@@ -17,6 +17,12 @@ LANES = 128
 _ENOUGH = 10 * MIB  # blocks beyond this hide no more of the latency of memory, and every generation allows it
 _MOST = 0.9  # of the memory: the rest is for what the compiler spills
 _STEPS = 4  # that overlap reading, computing and writing
+_TILE = 32  # rows of a tile of bytes, the narrowest elements
+_ROWS = 512  # of queries that attention multiplies at a time
+_KEYS = 512  # by which it multiplies them
+_STREAMED = 2048  # keys in a block, if blocks move while the queries stay
+_WIDE = 16  # bytes of vector memory for each score
+_MOST_OF_ATTENTION = 0.7  # of the memory: values that do not stay in registers also take some
 
 
 class Blocks(NamedTuple):
@@ -93,3 +99,83 @@ def heads_and_positions(heads: int, positions: int, features: int, itemsize: int
     count = max(min(padded(positions, tile), _ENOUGH // one // tile * tile, 4 * LANES), tile)
     several = max(min(heads, _ENOUGH // (count * one)), 1)
     return Blocks(positions if count >= positions else count, several, count * several * one)
+
+
+class AttentionBlocks(NamedTuple):
+    """How a grid divides attention.
+
+    Parameters
+    ----------
+    heads
+        Of those that share a key head, how many a step has; a divisor of their number.
+    queries
+        Of each of these heads in a step; a multiple of the tile, with those beyond the last.
+    keys
+        In a block, a multiple of `part`; all of them, if one block is enough.
+    part
+        How many keys are multiplied at a time; a multiple of the lanes.
+    vmem
+        The bytes of vector memory that a step needs.
+    """
+
+    heads: int
+    queries: int
+    keys: int
+    part: int
+    vmem: int
+
+
+def attention(
+    group: int,
+    queries: int,
+    keys: int,
+    reached: int,
+    widths: tuple[int, int],
+    itemsize: int,
+    mask: tuple[int, bool, bool],
+    generation: str,
+) -> AttentionBlocks | None:
+    """Divide attention into blocks; ``None`` if not even the smallest fit.
+
+    Parameters
+    ----------
+    group
+        How many heads share a key head.
+    queries, keys
+        How many there are.
+    reached
+        How many of the keys any query attends to, from the last on.
+    widths
+        The features of a key and of a value.
+    itemsize
+        The bytes of an element.
+    mask
+        The bytes of an element of the mask, 0 without one; whether it differs by head, and by query.
+    generation
+        A name in `VMEM`.
+    """
+    part = _even(keys, _KEYS, LANES)
+    dim, value_dim = (padded(width, LANES) for width in widths)
+    mask_size, by_head, by_query = mask
+    rows = _ROWS
+    while rows >= _TILE:
+        most = max(rows // min(padded(queries, _TILE), LANES), 1)
+        heads = max(n for n in range(1, group + 1) if group % n == 0 and n <= most)
+        of_head = _even(queries, max(rows // heads // _TILE * _TILE, _TILE), _TILE)
+        rows_of_mask = (heads if by_head else 1) * (of_head if by_query else _TILE)
+        of_key = 2 * itemsize * (dim + value_dim) + 2 * mask_size * rows_of_mask
+        of_row = itemsize * (3 * dim + 2 * value_dim) + 4 * (2 * value_dim + 2 * LANES) + _WIDE * part
+        rest = int(_MOST_OF_ATTENTION * VMEM[generation]) - heads * of_head * of_row
+        fitting = rest // of_key // part * part
+        if fitting > 0:
+            if fitting < keys or 2 * reached <= keys:  # blocks that no query attends to do not move
+                fitting = min(fitting, max(_STREAMED // part * part, part))
+            count = _even(keys, fitting, part)
+            return AttentionBlocks(heads, of_head, count, part, heads * of_head * of_row + count * of_key)
+        rows //= 2
+    return None
+
+
+def _even(count: int, most: int, multiple: int) -> int:
+    """Return the size of as few equal parts as possible, which are multiples and have at most so many elements."""
+    return padded(-(-count // -(-count // most)), multiple)

@@ -145,6 +145,13 @@ def rope(
     return program
 
 
+def scaled_dot_product_attention(generation: str, **arguments: Any) -> Program | str:
+    """Plan `tensorops.scaled_dot_product_attention`: by the kernel for many queries."""
+    from tensorops.kernels.pallas import attention_plans
+
+    return attention_plans.plan_prefill(generation, **arguments)
+
+
 PLANNERS: dict[str, Planner] = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
@@ -154,6 +161,7 @@ PLANNERS: dict[str, Planner] = {
     "logsumexp": logsumexp,
     "cross_entropy": cross_entropy,
     "rope": rope,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
 }
 """The planners by the name of their operator."""
 
