@@ -23,5 +23,6 @@ PROVIDER = Provider(
         "logsumexp",
         "rope",
         "cross_entropy",
+        "quantized_linear",
     ),
 )
