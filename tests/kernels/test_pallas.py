@@ -219,14 +219,15 @@ CALLS = {
     "rope": ((2, 3, 64, 128), (64,)),
     "cross_entropy": ((64, 256), (64,)),
     "scaled_dot_product_attention": ((2, 4, 64, 128), (2, 2, 64, 128), (2, 2, 64, 128)),
+    "quantized_linear": ((64, 256), (48, 128), (48, 8), (48, 8)),
 }
+INTEGERS = {"rope": (1, jnp.int32), "cross_entropy": (1, jnp.int32), "quantized_linear": (1, jnp.uint8)}
 
 
 def arguments(name, dtype="bfloat16"):
-    integers = {"rope": 1, "cross_entropy": 1}.get(name)
+    place, integer = INTEGERS.get(name, (None, None))
     return [
-        jax.ShapeDtypeStruct(shape, jnp.int32 if i == integers else jnp.dtype(dtype))
-        for i, shape in enumerate(CALLS[name])
+        jax.ShapeDtypeStruct(shape, integer if i == place else jnp.dtype(dtype)) for i, shape in enumerate(CALLS[name])
     ]
 
 

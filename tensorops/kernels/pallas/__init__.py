@@ -26,6 +26,7 @@ PROVIDER = Provider(
         "rope",
         "cross_entropy",
         "scaled_dot_product_attention",
+        "quantized_linear",
     ),
 )
 

@@ -16,11 +16,13 @@ import numpy as np
 from tensorops._dtypes import name_of
 from tensorops.kernels._jax.primitive import Reverse
 from tensorops.kernels.pallas import blocks
+from tensorops.kernels.pallas.quantized_plans import quantized_linear
+from tensorops.kernels.pallas.refusals import DTYPES as _DTYPES
+from tensorops.kernels.pallas.refusals import refuse_arrays as _refuse_arrays
 
 Program: TypeAlias = Callable[..., list[Any]]
 Planner: TypeAlias = Callable[..., "Program | str"]
 
-_DTYPES = ("bfloat16", "float32")
 _INTEGERS = ("int8", "int16", "int32", "uint8", "uint16")  # others are not always in the range of int32
 
 
@@ -162,6 +164,7 @@ PLANNERS: dict[str, Planner] = {
     "cross_entropy": cross_entropy,
     "rope": rope,
     "scaled_dot_product_attention": scaled_dot_product_attention,
+    "quantized_linear": quantized_linear,
 }
 """The planners by the name of their operator."""
 
@@ -216,16 +219,3 @@ def _refuse_rows(
             return f"dtype is {name_of(dtype)}, and Pallas' compiler for TPUs takes {' and '.join(_DTYPES)}"
     name, x = next(iter(rows.items()))
     return None if axis in (-1, len(x.shape) - 1, (-1,), (len(x.shape) - 1,)) else f"axis is not the last of {name}"
-
-
-def _refuse_arrays(arrays: dict[str, Any]) -> str | None:
-    for name, a in arrays.items():
-        if a is None:
-            continue
-        if name_of(a.dtype) not in _DTYPES:
-            return f"{name} has dtype {name_of(a.dtype)}, and Pallas' compiler for TPUs takes {' and '.join(_DTYPES)}"
-        if not all(isinstance(n, int) for n in a.shape):
-            return f"{name} has a symbolic shape"
-        if 0 in a.shape:
-            return f"{name} is empty"
-    return None
