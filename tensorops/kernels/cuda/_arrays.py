@@ -205,21 +205,22 @@ def _operand(facts: Facts, strides: tuple[int, ...]) -> Operand | str:
     return Operand(name, tuple(shape), strides, 0, aligned)
 
 
-_owners: dict[type, Arrays | None] = {}
+owners: dict[type, Arrays | None] = {}
+"""Whose arrays have a type, of the types that were asked for: `arrays_of` asks."""
 
 
 def arrays_of(kind: type) -> Arrays | None:
     """Return whose arrays have this type; ``None`` if it is not exactly that of a library's arrays."""
     try:
-        return _owners[kind]
+        return owners[kind]
     except KeyError:
-        return _owners.setdefault(kind, _find(kind))
+        return owners.setdefault(kind, _find(kind))
 
 
 def library_of(values: tuple[Any, ...]) -> Arrays | None:
     """Return whose arrays a call has first, if any."""
     for value in values:
-        library = _owners.get(type(value)) or arrays_of(type(value))
+        library = owners.get(type(value)) or arrays_of(type(value))
         if library is not None:
             return library
     return None

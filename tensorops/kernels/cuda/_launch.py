@@ -20,7 +20,7 @@ from tensorops._operator import Operator
 from tensorops.kernels._gpu.planners import Planner
 from tensorops.kernels._gpu.plans import Launch, Operand, Plan, Result
 from tensorops.kernels.cuda import _compile, _driver
-from tensorops.kernels.cuda._arrays import Arrays, Generator, RefusedError, arrays_of, library_of, reach
+from tensorops.kernels.cuda._arrays import Arrays, Generator, RefusedError, arrays_of, library_of, owners, reach
 
 _MAX_CALLS = 4096  # of one operator; beyond it all are forgotten
 _MAX_GROUPS = 2**31 - 1
@@ -35,9 +35,10 @@ class _Call:
 
     run: Run
     reaches: list[int]  # how many bytes of memory each array must have
+    refused: str | None = None  # why, of a call that is left to others
 
 
-_known: list[dict[Any, _Call | str]] = []  # a string says why a call is refused
+_known: list[dict[Any, _Call]] = []
 
 
 def forget_calls() -> None:
@@ -55,13 +56,14 @@ def register(
     operator: Operator[..., Any], planner: Planner, provider: str = "cuda", compiler: Compile | None = None
 ) -> None:
     """Register an operator's kernel of a provider; without a compiler, NVRTC compiles the sources in ``native/gpu``."""
-    known: dict[Any, _Call | str] = {}
+    known: dict[Any, _Call] = {}
     _known.append(known)
 
-    def plan(key: tuple[Any, ...], library: Arrays, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | str:
+    def plan(key: tuple[Any, ...], library: Arrays, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         if len(known) >= _MAX_CALLS:
             known.clear()
-        known[key] = call = _prepare(operator, planner, compiler or _step, library, args, kwargs)
+        call = _prepare(operator, planner, compiler or _step, library, args, kwargs)
+        known[key] = call = _Call(_decline, [], call) if isinstance(call, str) else call
         return call
 
     @functools.wraps(operator)
@@ -78,7 +80,7 @@ def register(
             call = known.get(tuple(key)) or plan(tuple(key), library, args, kwargs)
         except RefusedError as error:
             return str(error)
-        return call if isinstance(call, str) else None
+        return call.refused
 
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -89,18 +91,22 @@ def register(
             values = (*args, *kwargs.values())
         places: list[Any] = []
         try:
-            library = library_of(values)
+            library = owners.get(type(values[0])) or library_of(values)  # most calls have an array first
             if library is None:
                 return NotImplemented
             rooms = library.sign(values, key, places)
             call = known.get(tuple(key)) or plan(tuple(key), library, args, kwargs)
         except (TypeError, ValueError, IndexError):  # wrong arguments; the operator's words follow
             return NotImplemented
-        if isinstance(call, str) or (rooms and any(map(lt, rooms, call.reaches))):
+        if rooms and any(map(lt, rooms, call.reaches)):
             return NotImplemented
         return call.run(places)
 
     operator.kernel(provider, supports=supports, checks=True)(kernel)
+
+
+def _decline(places: list[Any]) -> Any:
+    return NotImplemented
 
 
 def _prepare(

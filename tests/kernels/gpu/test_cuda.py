@@ -51,7 +51,9 @@ def installed(driver, monkeypatch):
     monkeypatch.setattr(_driver, "library", lambda: driver)
     monkeypatch.setattr(_driver, "device", functools.cache(_driver.Device))
     monkeypatch.setattr(_launch, "_kernel", functools.cache(_launch._kernel.__wrapped__))
-    monkeypatch.setattr(_arrays, "_owners", {})
+    owners = {}
+    for module in (_arrays, _launch):
+        monkeypatch.setattr(module, "owners", owners)
     return driver
 
 
