@@ -67,7 +67,8 @@ def lower(ctx: Any, *operands: Any, call: Call) -> Any:
 
     module = ctx.module_context
     exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
-    if exported or call.statistics or not hasattr(module.axis_context, "num_devices") or not can_divide(module.platforms[0]):
+    is_for_some = hasattr(module.axis_context, "num_devices") and can_divide(module.platforms[0])
+    if exported or call.statistics or not is_for_some:
         return None
     # JAX does not say which devices it lowers for, and may use the program for several sets of them. Shardings that
     # count devices are enough.
