@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorops.backends import get_backend, get_namespace, set_backend, to_backend
+from tensorops.backends import get_backend, set_backend, to_backend
 from tensorops.backends.probing import unavailable_reason
-from tensorops.backends.process_default import in_force
 from tensorops.backends.registry import BACKENDS, resolve
 from tensorops.libraries import Backend, library_of
 from tensorops.persistent._captured import Captured as Captured

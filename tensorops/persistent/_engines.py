@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -10,9 +11,10 @@ import numpy as np
 
 from tensorops._messages import describe_error
 from tensorops._trees import map_arrays
+from tensorops.backends import to_backend
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Settings, activate
-from tensorops.libraries import Backend
+from tensorops.libraries import Backend, library_of
 from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics
 
 Step = Callable[..., Any]
@@ -37,9 +39,31 @@ class Engine(Protocol):
 
 def leaves(tree: Any) -> list[Any]:
     """Return the arrays in nested containers, in order, each once."""
-    found: list[Any] = []
-    map_arrays(lambda x: found.append(x) or x, tree)
-    return found
+    found: dict[int, Any] = {}
+    map_arrays(lambda x: found.setdefault(id(x), x), tree)
+    return list(found.values())
+
+
+def flatten(tree: Any, arrays: list[Any], others: list[Any]) -> None:
+    """Append the arrays in lists, tuples and dicts to one list, and what else tells a call from another to the other.
+
+    An array that occurs more than once is appended as often.
+    """
+    kind = type(tree)
+    if kind is np.ndarray:
+        arrays.append(tree)
+    elif kind is list or kind is tuple:
+        others.append((kind, len(tree)))
+        for value in tree:
+            flatten(value, arrays, others)
+    elif kind is dict:
+        others.append((kind, *tree))
+        for value in tree.values():
+            flatten(value, arrays, others)
+    elif library_of(tree) is not None:
+        arrays.append(to_backend(tree, "numpy"))
+    else:
+        others.append(tree)
 
 
 class NativeEngine:
@@ -55,39 +79,40 @@ class NativeEngine:
         started = time.perf_counter()
         learn_types(_recorded.LIBRARY)
         self._backend = backend
+        self._lock = threading.Lock()
         outer = in_force()
-        self._kept: list[np.ndarray[Any, Any]] = []
-        self._donated: list[bool] = []
-        groups = [leaves(arg) for arg in args]
-        owners = [number for number, group in enumerate(groups) for _ in group]
-        recorder = Recorder(outer, frozenset(i for i, owner in enumerate(owners) if owner in donate))
+        given: list[np.ndarray[Any, Any]] = []
+        owners: list[int] = []
+        self._others: list[Any] = []
+        for number, arg in enumerate(args):
+            flatten(arg, given, self._others)
+            owners += [number] * (len(given) - len(owners))
+        if len({id(x) for x in given}) < len(given):
+            raise CaptureError("an array is among the arguments twice; later runs might have two")
+        self._donated = [owner in donate for owner in owners]
+        recorder = Recorder(outer, frozenset(donate))
         recorded = {}
-        for i, x in enumerate(x for group in groups for x in group):
-            donated = owners[i] in donate
+        self._kept: list[np.ndarray[Any, Any]] = []
+        for x, owner, donated in zip(given, owners, self._donated, strict=True):
             if donated and not x.flags.c_contiguous:
-                raise CaptureError(f"argument {owners[i]} is donated, so its arrays must be contiguous")
+                raise CaptureError(f"argument {owner} is donated, so its arrays must be contiguous")
             stays = donated or x.nbytes > SMALL
-            kept = np.ascontiguousarray(x).reshape(x.shape) if stays else np.array(x, order="C")
-            self._kept.append(kept)
-            self._donated.append(donated)
-            recorded[id(x)] = recorder.argument(i, kept)
+            self._kept.append(np.ascontiguousarray(x).reshape(x.shape) if stays else np.array(x, order="C"))
+            recorded[id(x)] = recorder.argument(len(self._kept) - 1, owner, self._kept[-1])
         inside: Any = Settings(outer.backend, outer.providers, plans=Plans(recorder))  # type: ignore[arg-type]
         traced = map_arrays(lambda x: recorded[id(x)], args)
         with activate(inside):
             result = step(*traced)
         self._tree = result
         kept_results = leaves(result)
-        if foreign := [x for x in kept_results if not isinstance(x, _recorded.Recorded)]:
-            raise CaptureError(f"the step returns {len(foreign)} arrays that do not depend on its arguments")
+        if any(not isinstance(x, _recorded.Recorded) for x in kept_results):
+            raise CaptureError("the step returns an array that does not depend on its arguments")
         self._planned = recorder.plan(kept_results, workers or 0)
         self._order = {id(x): i for i, x in enumerate(kept_results)}
         facts = self._planned.statistics
         self.statistics = Statistics(
             time.perf_counter() - started, facts.calls, facts.bytes, facts.arena_bytes, facts.separate_bytes
         )
-        self._last: list[Any] = [None] * len(self._kept)
-        self._shapes = [(x.shape, x.dtype) for x in self._kept]
-        self._example = args
         self._move(range(len(self._kept)))
 
     def _move(self, numbers: Sequence[int]) -> None:
@@ -97,34 +122,36 @@ class NativeEngine:
 
     def _give(self, args: tuple[Any, ...]) -> None:
         """Copy small arguments, and let the plan read large and donated ones where they are."""
-        given = leaves(args)
-        if len(given) != len(self._kept):
-            raise ValueError(f"the step was compiled for {len(self._kept)} arrays, and is given {len(given)}")
+        given: list[Any] = []
+        others: list[Any] = []
+        for arg in args:
+            flatten(arg, given, others)
+        if len(given) != len(self._kept) or others != self._others:
+            raise ValueError("the arguments differ from those when the step was compiled in more than values of arrays")
         for i, x in enumerate(given):
-            if x is self._last[i]:
-                if self._kept[i] is not x:
-                    self._kept[i][...] = x
+            kept = self._kept[i]
+            if x is kept:
                 continue
-            if (x.shape, x.dtype) != self._shapes[i]:
-                (shape, dtype), now = self._shapes[i], f"{x.dtype} {x.shape}"
-                raise ValueError(f"array {i} of the arguments was {dtype} {shape} when compiled, and is now {now}")
+            if x.shape != kept.shape or x.dtype != kept.dtype:
+                was, now = (f"{a.dtype.name} {a.shape}" for a in (kept, x))
+                raise ValueError(f"array {i} of the arguments was {was} when compiled, and is now {now}")
             if not self._donated[i] and x.nbytes <= SMALL:
-                self._kept[i][...] = x
-            elif not x.flags.c_contiguous:
-                raise ValueError(f"array {i} of the arguments is not contiguous")
+                kept[...] = x
+            elif not x.flags.c_contiguous or (self._donated[i] and not x.flags.writeable):
+                raise ValueError(f"array {i} of the arguments is not contiguous and writable")
             else:
                 self._kept[i] = x
                 self._move([i])
-            self._last[i] = x
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run it once."""
-        self._give(args)
-        try:
-            self._planned.plan.run()
-        except ValueError as error:
-            raise self._named(error) from None
-        return self._results()
+        with self._lock:
+            self._give(args)
+            try:
+                self._planned.plan.run()
+            except ValueError as error:
+                raise self._named(error) from None
+            return self._results()
 
     def _named(self, error: ValueError) -> ValueError:
         number, _, words = str(error).partition(" ")
@@ -146,8 +173,9 @@ class NativeEngine:
 
     def profile(self, args: tuple[Any, ...]) -> Profile:
         """Run it once, and return how long each call took."""
-        self._give(args)
-        return Profile(self._planned.calls, tuple(self._planned.plan.profile()))
+        with self._lock:
+            self._give(args)
+            return Profile(self._planned.calls, tuple(self._planned.plan.profile()))
 
 
 class JaxEngine:
@@ -168,7 +196,8 @@ class JaxEngine:
             for i, arg in enumerate(args)
         )
         self._example = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else x, args
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if isinstance(x, jax.Array) else x,
+            args,
         )
         try:
             jax.block_until_ready(self._compiled(*copied))
@@ -231,7 +260,7 @@ ENGINES: dict[str, type[Any]] = {"numpy": NativeEngine, "jax": JaxEngine, "mlx":
 
 def why_not(backend: Backend) -> str:
     """Return why a backend cannot replay steps, or an empty string."""
-    if backend.library.name == "numpy" and "cpu" not in backend.providers:
+    if backend.library.name == "numpy" and "cpu" not in (backend.providers or ()):
         return "it has no compiled kernels, whose calls could be recorded"
     if backend.library.name not in ENGINES:
         return f"there is no way yet to replay steps on {backend.library.name} arrays"

@@ -16,6 +16,8 @@ from tensorops.persistent._captured import CaptureError
 if TYPE_CHECKING:
     from tensorops.persistent._recorder import Recorder
 
+ADVICE = "which cannot be recorded; use operators of tensorops"
+
 
 class Recorded:
     """An array of a step that is being recorded.
@@ -39,12 +41,13 @@ class Recorded:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape."""
-        return self.value.shape
+        return tuple(self.value.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype."""
-        return self.value.dtype
+        dtype: np.dtype[Any] = self.value.dtype
+        return dtype
 
     @property
     def ndim(self) -> int:
@@ -136,22 +139,18 @@ class Recorded:
     # ------------------------------------------------------------------ refusals
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise CaptureError("the step computes with NumPy, which cannot be recorded; use operators of tensorops")
+        raise CaptureError(f"the step computes with NumPy, {ADVICE}")
 
     def __array_function__(self, func: Any, *_: Any) -> NoReturn:
-        raise CaptureError(
-            f"the step calls numpy.{func.__name__}, which cannot be recorded; use operators of tensorops"
-        )
+        raise CaptureError(f"the step calls numpy.{func.__name__}, {ADVICE}")
 
     def __array_ufunc__(self, ufunc: Any, *_: Any, **__: Any) -> NoReturn:
-        raise CaptureError(
-            f"the step calls numpy.{ufunc.__name__}, which cannot be recorded; use operators of tensorops"
-        )
+        raise CaptureError(f"the step calls numpy.{ufunc.__name__}, {ADVICE}")
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise CaptureError(f"the step uses .{name} of an array, which cannot be recorded; use operators of tensorops")
+        raise CaptureError(f"the step uses .{name} of an array, {ADVICE}")
 
 
 def _refuse(name: str, what: str) -> Any:

@@ -34,6 +34,7 @@ class _Memory:
     array: np.ndarray[Any, Any]  # contiguous
     is_own: bool = False  # between calls: it goes to the arena
     argument: int | None = None
+    owner: int = -1  # the argument that has it
     first: int = 0  # the calls that write it first and read it last
     last: int = 0
     offset: int = 0  # in the arena
@@ -101,9 +102,9 @@ class Recorder:
 
     # --------------------------------------------------------------------- memory
 
-    def argument(self, number: int, array: np.ndarray[Any, Any]) -> Recorded:
-        """Make an argument of the step known."""
-        self._know(_Memory(array, argument=number))
+    def argument(self, number: int, owner: int, array: np.ndarray[Any, Any]) -> Recorded:
+        """Make an array known by its number among all of the arguments, and by the argument that it is in."""
+        self._know(_Memory(array, argument=number, owner=owner))
         return Recorded(array, self)
 
     def _know(self, memory: _Memory) -> _Memory:
@@ -190,12 +191,10 @@ class Recorder:
         for place in (*arguments, *results):
             place.memory.last = len(self.calls)
         for place in results:
-            argument = place.memory.argument
-            if argument is not None and argument not in self.written:
-                raise CaptureError(
-                    f"{operator}: the step writes to its argument {argument}, which is not among `donate`"
-                )
-            if argument is None and not place.memory.is_own:
+            memory = place.memory
+            if memory.argument is not None and memory.owner not in self.written:
+                raise CaptureError(f"{operator}: the step writes to argument {memory.owner}, which is not in `donate`")
+            if memory.argument is None and not memory.is_own:
                 raise CaptureError(f"{operator}: the step writes to an array that is not one of its arguments")
         self.calls.append(_Call(operator, handler, tuple(arguments), tuple(results), options))
 
@@ -260,10 +259,11 @@ class Recorder:
         self._current = "assignment"
         if not x.value.flags.c_contiguous:
             raise CaptureError("an assignment to a part of an array with strides cannot be recorded")
-        key = (*[slice(None)] * axis, indices.value)
+        key: Any = (*[slice(None)] * axis, indices.value)
         shape = x.value[key].shape
         new = self._fitting(new, shape, x.dtype)
         x.value[key] = new.value if isinstance(new, Recorded) else new
+        self._current = "assignment"
         outer, inner = int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis + 1 :]))
         parts = self.place(new, (outer, indices.size, inner))
         at = self.place(indices, (indices.size,))
@@ -298,7 +298,7 @@ class Recorder:
         made = self._own(np.concatenate(values, axis))
         begin, axis = 0, axis % made.ndim
         for value in values:
-            key = (*[slice(None)] * axis, slice(begin, begin + value.shape[axis]))
+            key: Any = (*[slice(None)] * axis, slice(begin, begin + value.shape[axis]))
             self._copy(value, made[key])
             begin += value.shape[axis]
         return Recorded(made, self)
@@ -314,7 +314,9 @@ class Recorder:
         if handler is None and name != "embedding":
             if not operator.calls:
                 raise CaptureError(f"{name} has no kernel that can be recorded")
-            return operator.compute(*args, **kwargs)
+            arguments = operator.bind(args, kwargs)
+            known = {key: self._as_recorded(value) for key, value in arguments.items()}
+            return operator.compute(**known)
         arguments = operator.canonical(*args, **kwargs)
         self._current = name
         if name == "embedding" or handler is None:
@@ -323,6 +325,12 @@ class Recorder:
             rows = self.take(arguments["weight"], flat, 0)
             return rows.reshape((*ids.shape, rows.shape[-1]))
         return self._record(operator, handler, arguments)
+
+    def _as_recorded(self, value: Any) -> Any:
+        """Return a constant as one of the step's arrays, as a body takes arrays of one library only."""
+        if not isinstance(value, np.ndarray):
+            return value
+        return Recorded(self._constant(value, None).value, self)
 
     def _record(self, operator: Operator[..., Any], handler: Handler, arguments: dict[str, Any]) -> Any:
         name = operator.__name__
@@ -382,8 +390,8 @@ class Recorder:
             return numbers[key]
 
         for call in self.calls:
-            every = [[number(place) for place in places] for places in (call.arguments, call.results)]
-            if not plan.add_call(call.handler, *every, list(call.options)):
+            read, written = ([number(place) for place in places] for places in (call.arguments, call.results))
+            if not plan.add_call(call.handler, read, written, list(call.options)):
                 raise CaptureError(f"{call.operator}: there is no handler {call.handler!r}")
         views = []
         for place in outputs:
