@@ -158,6 +158,11 @@ class Profile:
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
 
 
+def words_of(error: ValueError) -> str:
+    """Return what went wrong in a plan, without the number of the call."""
+    return str(error).partition(" ")[2].removeprefix("tensorops: ")
+
+
 def _size(count: int) -> str:
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:

@@ -15,7 +15,7 @@ from tensorops.backends import to_backend
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Settings, activate
 from tensorops.libraries import Backend, library_of
-from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics
+from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics, words_of
 
 Step = Callable[..., Any]
 SMALL = 65536
@@ -96,7 +96,8 @@ class NativeEngine:
         for x, owner, donated in zip(given, owners, self._donated, strict=True):
             if donated and not x.flags.c_contiguous:
                 raise CaptureError(f"argument {owner} is donated, so its arrays must be contiguous")
-            stays = donated or x.nbytes > SMALL
+            # The step runs on copies of what it may write.
+            stays = not donated and x.nbytes > SMALL
             self._kept.append(np.ascontiguousarray(x).reshape(x.shape) if stays else np.array(x, order="C"))
             recorded[id(x)] = recorder.argument(len(self._kept) - 1, owner, self._kept[-1])
         inside: Any = Settings(outer.backend, outer.providers, plans=Plans(recorder))  # type: ignore[arg-type]
@@ -154,9 +155,8 @@ class NativeEngine:
             return self._results()
 
     def _named(self, error: ValueError) -> ValueError:
-        number, _, words = str(error).partition(" ")
-        call = self._planned.calls[int(number)]
-        return ValueError(f"call {number}, {call.operator}: {words.removeprefix('tensorops: ')}")
+        number = str(error).partition(" ")[0]
+        return ValueError(f"call {number}, {self._planned.calls[int(number)].operator}: {words_of(error)}")
 
     def _results(self) -> Any:
         def found(x: Any) -> Any:

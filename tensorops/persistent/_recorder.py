@@ -18,7 +18,7 @@ from tensorops._operator import OPERATORS, Operator
 from tensorops.backends.settings import Settings
 from tensorops.kernels.cpu import _native
 from tensorops.kernels.cpu.handlers import HANDLERS, Handler
-from tensorops.persistent._captured import CapturedCall, CaptureError, Statistics
+from tensorops.persistent._captured import CapturedCall, CaptureError, Statistics, words_of
 from tensorops.persistent._recorded import Recorded
 
 _LINE = 64
@@ -337,17 +337,34 @@ class Recorder:
         if isinstance(arguments.get("rng"), np.random.Generator):
             raise CaptureError(f"{name}: numbers of a generator would stay the same; pass an array of them as `rng`")
         order, whole = _order(operator, handler, arguments)
-        places = [self.place(arguments[each]) for each in order]
+        given = arguments if handler.mixed else self._widened(arguments, order)
+        places = [self.place(given[each]) for each in order]
         values = {key: value.value if isinstance(value, Recorded) else value for key, value in arguments.items()}
         result = operator.apply(self._run_with(operator), values)
         several = result if isinstance(result, tuple) else (result,)
         made = [self._own(y) for y in several if y is not None]
         results = [self.place(Recorded(y, self)) for y in made]
         options = _numbers(handler, order, arguments, whole)
+        self._current = name
         self._add(name, handler.name(arguments) if handler.name else name, places, results, options)
+        _try(self.calls[-1])
         left = iter(made)
         recorded = tuple(None if y is None else Recorded(next(left), self) for y in several)
         return recorded if isinstance(result, tuple) else recorded[0]
+
+    def _widened(self, arguments: dict[str, Any], order: list[str]) -> dict[str, Any]:
+        """Return the arguments with parameters in a dtype that the handler takes."""
+        x = arguments[order[0]]
+        wide = np.dtype("float64" if x.dtype == np.float64 else "float32")
+        parameters = [name for name in order[1:] if arguments[name].shape != x.shape]
+        dtypes = {arguments[name].dtype for name in parameters}
+        if len(dtypes) <= 1 and dtypes <= {x.dtype, *([wide] if x.dtype.itemsize == 2 else [])}:
+            return arguments
+        changed = {}
+        for name in parameters:
+            p = arguments[name]
+            changed[name] = self.converted(p, wide) if isinstance(p, Recorded) else np.asarray(p, wide)
+        return arguments | changed
 
     def _run_with(self, operator: Operator[..., Any]) -> Callable[..., Any]:
         from tensorops.backends.settings import activate
@@ -454,6 +471,33 @@ def _arrange(blocks: list[_Memory]) -> int:
 
 def _padded(block: _Memory) -> int:
     return -(-block.array.nbytes // _LINE) * _LINE
+
+
+def _try(call: _Call) -> None:
+    """Run a call by itself, and compare its results with the operator's."""
+    plan = _native.Plan(1)
+    read = [plan.add_array(place.value, list(place.shape)) for place in call.arguments]
+    scratch = [np.empty_like(place.value) for place in call.results]
+    written = [plan.add_array(y, list(p.shape)) for y, p in zip(scratch, call.results, strict=True)]
+    if not plan.add_call(call.handler, read, written, list(call.options)):
+        raise CaptureError(f"{call.operator}: there is no handler {call.handler!r}")
+    try:
+        plan.run()
+    except ValueError as error:
+        raise CaptureError(f"{call.operator}: {words_of(error)}") from None
+    for y, place in zip(scratch, call.results, strict=True):
+        if not _agree(y, place.value):
+            raise CaptureError(f"{call.operator}: its kernel does not take these options")
+
+
+def _agree(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> bool:
+    if found.dtype.kind in "biu":
+        return bool(np.array_equal(found, expected))
+    with np.errstate(all="ignore"):
+        a, b = found.astype(np.float64), expected.astype(np.float64)
+        most = np.abs(b, where=np.isfinite(b), out=np.zeros_like(b)).max(initial=0)
+    eps = {2: 2.0**-7, 4: 2.0**-20, 8: 2.0**-44}[found.dtype.itemsize]
+    return bool(np.allclose(a, b, rtol=16 * eps, atol=16 * eps * most, equal_nan=True))
 
 
 def _order(

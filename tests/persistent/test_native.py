@@ -72,24 +72,19 @@ def test_every_operator_computes_the_same_as_without_a_plan(case, dtype):
     try:
         kernel.compile()
     except CaptureError as error:
-        assert "empty" in str(error)  # noqa: PT017
-        pytest.skip("an empty array")
-    except ValueError as error:
-        raise AssertionError(f"not recorded: {error}") from error
-    assert [call.operator for call in kernel.explain().calls if call.operator != "copy"][-1] in (
-        operator.__name__,
-        "embedding",
-    )
+        reason = str(error)
+        assert any(words in reason for words in ("empty", "does not take these options", "a kernel was given"))
+        pytest.skip(reason)
+    names = [call.operator for call in kernel.explain().calls if call.operator != "copy"]
+    assert names[-1] == operator.__name__
     poison(kernel)
-    try:
-        results = kernel(*arrays)
-    except ValueError as error:
-        pytest.fail(f"{error}")
+    results = kernel(*arrays)
     for got, wanted in zip(arrays_of(results), arrays_of(expected), strict=True):
         assert got.dtype == wanted.dtype
-        np.testing.assert_allclose(
-            got.astype(np.float64), wanted.astype(np.float64), rtol=1e-6 if dtype != "float64" else 1e-14, atol=1e-300
-        )
+        got, wanted = got.astype(np.float64), wanted.astype(np.float64)
+        # The kernels are the same, but attention may divide its keys in another way among threads.
+        eps, largest = {"float32": 2e-7, "float64": 2e-16}.get(dtype, 1e-2), np.abs(wanted[np.isfinite(wanted)])
+        np.testing.assert_allclose(got, wanted, rtol=16 * eps, atol=16 * eps * largest.max(initial=0))
 
 
 def poison(kernel):

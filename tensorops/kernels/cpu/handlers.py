@@ -23,11 +23,15 @@ class Handler(NamedTuple):
         Returns the handler's name for the operator's arguments, if it is not the operator's.
     rows
         Tells how axes correspond, if the operator does not declare it.
+    mixed
+        Whether it reads parameters in any dtype. Others need them in the dtype of the first array, or, beside a half
+        type, in float32.
     """
 
     options: tuple[str, ...] = ()
     name: Callable[[dict[str, Any]], str] | None = None
     rows: Callable[..., RowAxes] | None = None
+    mixed: bool = True
 
 
 def _rows_of_sample(logits: Any, temperature: float, rng: Any, **_: Any) -> RowAxes:
@@ -52,9 +56,9 @@ HANDLERS: dict[str, Handler] = {
     "leaky_relu": Handler(("negative_slope",)),
     "hard_sigmoid": Handler(("alpha", "beta")),
     "gelu": Handler(name=lambda given: "gelu" if given["approximate"] == "none" else "gelu_tanh"),
-    "rms_norm": Handler(("eps", "weight_offset")),
-    **dict.fromkeys(("add_rms_norm", "layer_norm", "l2_norm", "instance_norm"), Handler(("eps",))),
-    "group_norm": Handler(("eps", "num_groups")),
+    "rms_norm": Handler(("eps", "weight_offset"), mixed=False),
+    **dict.fromkeys(("add_rms_norm", "layer_norm", "l2_norm", "instance_norm"), Handler(("eps",), mixed=False)),
+    "group_norm": Handler(("eps", "num_groups"), mixed=False),
     "linear": Handler(),
     "quantized_linear": Handler(("bits", "group_size")),
     "dequantize": Handler(("bits", "group_size")),
