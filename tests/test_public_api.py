@@ -223,6 +223,7 @@ WHERE_LIBRARIES_ARE_NAMED = ("libraries", "kernels")
 EXCEPTIONS = {
     "hardware/__init__.py": "OpenCL tells of its devices through PyOpenCL",
     "hardware/opencl.py": "OpenCL tells of its devices through PyOpenCL",
+    "models/mesh.py": "a mesh is an object of JAX",
     "benchmarks/peers.py": "they are compared with",
     "benchmarks/busy.py": "torch's threads are a load",
     "benchmarks/_busy_child.py": "torch's threads are a load",

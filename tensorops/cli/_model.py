@@ -26,12 +26,15 @@ def default_backend() -> Backend:
     return resolve(llama.default_backend())
 
 
-def load(path: Path, backend: Backend) -> Llama:
-    """Load a model, compiled if the library compiles Python functions of arrays."""
+def load(path: Path, backend: Backend, ranks: int = 1) -> Llama:
+    """Load a model, or a rank's part, compiled if the library compiles Python functions of arrays."""
     try:
         from tensorops.models import Llama
+        from tensorops.models.mesh import mesh_of
 
-        return Llama.from_gguf(path, backend.name, compile=backend.library.jit)
+        mesh = mesh_of(backend.name, ranks) if ranks > 1 else None
+        world_size = ranks if mesh is None else 1
+        return Llama.from_gguf(path, backend.name, compile=backend.library.jit, mesh=mesh, world_size=world_size)
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
 

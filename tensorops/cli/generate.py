@@ -64,6 +64,13 @@ def divisor(context: click.Context, parameter: click.Parameter, value: float) ->
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Make sampling repeatable.")
 @click.option("--bodies", is_flag=True, help="Compute by the operators' generic bodies, without kernels.")
+@click.option(
+    "--tensor-parallel",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Share the model among N devices of JAX or, with NumPy arrays, N processes started by mpiexec -n N.",
+    metavar="N",
+)
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt.")
 @model_options
 def generate(
@@ -78,13 +85,14 @@ def generate(
     min_p: float | None,
     seed: int | None,
     bodies: bool,
+    tensor_parallel: int,
 ) -> None:
     """Continue PROMPT; the text streams to standard output, the speed goes to standard error."""
     require_configuration()
     chosen = backend or configured_backend() or _model.default_backend()
     require_available(chosen, option="--backend" if backend else "")
     with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext():
-        llama = _model.load(model_path(model), chosen)
+        llama = _model.load(model_path(model), chosen, tensor_parallel)
         assert llama.tokenizer is not None  # files without one are refused when they are read
         watch = _model.Stopwatch()
         try:
@@ -93,6 +101,9 @@ def generate(
             raise click.ClickException(str(error)) from None
         pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
         tokens = _model.generate(llama, ids, max_new_tokens=max_new_tokens, **pick)
+        if llama.mpi_rank:  # the first rank says the same
+            list(tokens)
+            return
         if not chat:
             click.echo(prompt, nl=False)
         for piece in llama.tokenizer.stream(watch.watch(tokens)):

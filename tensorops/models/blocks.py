@@ -15,11 +15,13 @@ The low nibbles of a block are its elements 0 to 15 and the high nibbles its ele
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+import tensorops as tp
 
 from ._errors import GGUFError, missing
 
@@ -73,6 +75,18 @@ class QuantizedWeight:
         rows, width = self.weight.shape
         return rows, width * 8 // self.bits
 
+    def part(self, axis: int, start: int, stop: int) -> QuantizedWeight:
+        """Return some rows (axis 0) or columns (axis 1, in whole groups), in host memory."""
+        length = self.shape[axis]
+
+        def some(array: Any) -> npt.NDArray[Any]:
+            wanted = slice(start * array.shape[axis] // length, stop * array.shape[axis] // length)
+            host = tp.to_backend(array, "numpy")
+            return np.ascontiguousarray(host[wanted] if axis == 0 else host[:, wanted])
+
+        biases = None if self.biases is None else some(self.biases)
+        return replace(self, weight=some(self.weight), scales=some(self.scales), biases=biases)
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -90,6 +104,10 @@ class Tensor:
         Where it is.
     start, nbytes : int
         Its first byte in the file, and its number of bytes.
+    stride : int, optional
+        The number of bytes from a row in the file to the next, of a part with some columns.
+    is_part : bool, optional
+        Whether it is a part of a tensor in the file.
     """
 
     name: str
@@ -98,11 +116,33 @@ class Tensor:
     file: OpenFile
     start: int
     nbytes: int
+    stride: int | None = None
+    is_part: bool = False
 
     @property
     def data(self) -> Bytes:
         """The stored bytes, read from the file again."""
-        return self.file.read(self.start, self.nbytes, f"tensor {self.name}")
+        if self.stride is None:
+            return self.file.read(self.start, self.nbytes, f"tensor {self.name}")
+        rows, width = self.shape[0], self.nbytes // self.shape[0]
+        starts = range(self.start, self.start + rows * self.stride, self.stride)
+        return np.concatenate([self.file.read(start, width, f"tensor {self.name}") for start in starts])
+
+    def part(self, axis: int, start: int, stop: int) -> Tensor:
+        """Return some rows (axis 0) or columns (axis 1, in whole groups) of a matrix, whose bytes alone are read."""
+        rows, columns = self.shape
+        row = self.nbytes // rows
+        if axis == 0:
+            shape, start, nbytes = (stop - start, columns), self.start + start * row, (stop - start) * row
+            return replace(self, is_part=True, shape=shape, start=start, nbytes=nbytes)
+        first, end = start * row // columns, stop * row // columns
+        shape, nbytes = (rows, stop - start), rows * (end - first)
+        return replace(self, is_part=True, shape=shape, start=self.start + first, nbytes=nbytes, stride=row)
+
+    @property
+    def group_size(self) -> int:
+        """The number of consecutive elements that are stored together."""
+        return GROUP_SIZE if self.is_quantized else 1
 
     @property
     def is_quantized(self) -> bool:

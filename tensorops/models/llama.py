@@ -18,6 +18,9 @@ from ._errors import GGUFError
 from .cache import KVCache, Slots, concat
 from .config import LlamaConfig
 from .gguf import open_gguf
+from .mesh import MeshRanks
+from .mpi import MPIRanks
+from .ranks import HEADS, WHOLE, Ranks, divide
 from .weights import Matrix, arrange, embed, linear
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ __all__ = ["Llama", "default_backend", "forward"]
 Array = Any
 Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
 FIRST_CAPACITY = 128
+ALONE = Ranks()
 CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
@@ -54,13 +58,14 @@ def forward(
     *,
     start: int | None = None,
     token: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Array, list[Array], list[Array]]:
     """Run the network on some tokens without reading values, so that a compiler may trace it.
 
     Parameters
     ----------
     config : LlamaConfig
-        The sizes.
+        The sizes, of several ranks those of one.
     weights : dict
         The result of `arrange`.
     ids, positions : array of int, shape (tokens,)
@@ -72,6 +77,8 @@ def forward(
         for which it would be a new constant for every token.
     token : int, optional
         The only element of `ids`, as a number; for this, too.
+    ranks : Ranks, optional
+        Which have parts of the weights and of the heads in `keys` and `values`, and compute the same at the same time.
 
     Returns
     -------
@@ -93,9 +100,11 @@ def forward(
         new_values.append(slots.place(old_values, v))
         seen_keys, seen_values = slots.used(new_keys[-1]), slots.used(new_values[-1])
         h = linear(_attend(xp, q, seen_keys, seen_values, slots.mask), w["attn_output"])
+        h = ranks.all_reduce(h)
         h, x = tp.add_rms_norm(h, x, w["ffn_norm"], config.eps)
         h = linear(h, w["ffn_gate_up"])
-        added = linear(tp.swiglu(h[:, : config.hidden_dim], h[:, config.hidden_dim :]), w["ffn_down"])
+        h = linear(tp.swiglu(h[:, : config.hidden_dim], h[:, config.hidden_dim :]), w["ffn_down"])
+        added = ranks.all_reduce(h)
     hidden, _ = _add_and_normalize(x, added, weights["norm"], config.eps)
     if type(hidden) is kind:
         return hidden, new_keys, new_values
@@ -137,9 +146,34 @@ def _attend(xp: Any, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
     return xp.reshape(xp.permute_dims(y, (0, 2, 1, 3)), (tokens, heads * head_dim))
 
 
-def _choose(options: tuple[tuple[str, Any], ...], hidden: Array, output: Matrix, rng: Any) -> Array:
+def _logits(vocabulary: int, ranks: Ranks, hidden: Array, output: Matrix) -> Array:
+    """Return the logits of features; those of the ranks' parts of the vocabulary are put side by side."""
+    logits = linear(hidden, output)
+    return logits if logits.shape[1] == vocabulary else ranks.all_gather(logits)
+
+
+def _choose(
+    options: tuple[tuple[str, Any], ...],
+    logits: Callable[[Array, Matrix], Array],
+    ranks: Ranks,
+    hidden: Array,
+    output: Matrix,
+    rng: Any,
+) -> Array:
     """Return the token that follows the only row of `hidden`, in an array."""
-    return tp.sample(linear(hidden, output), **dict(options), rng=rng)
+    # That of the first rank is everyone's: others may have other random numbers, and processors that round otherwise.
+    return ranks.first(tp.sample(logits(hidden, output), **dict(options), rng=rng))
+
+
+def _connect(mesh: Any, world_size: int, mpi_rank: int | None, backend: str) -> Ranks:
+    """Return the ranks that the arguments of `Llama` describe."""
+    if mesh is not None and (world_size != 1 or mpi_rank is not None):
+        raise ValueError("mesh is for JAX, world_size and mpi_rank are for MPI: give only one of them")
+    if mesh is not None:
+        return MeshRanks(mesh, backend)
+    if world_size < 1 or not 0 <= (mpi_rank or 0) < world_size:
+        raise ValueError(f"world_size is {world_size} and mpi_rank is {mpi_rank}, expected 0 <= mpi_rank < world_size")
+    return Ranks() if world_size == 1 else MPIRanks(world_size, mpi_rank, backend)
 
 
 def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,11 +205,38 @@ class Llama:
         A compiler for functions of arrays, such as ``jax.jit``, applied to the network and to the choice of tokens.
         One with a parameter `donate_argnums`, as that has, is asked to write new keys and values into the cache's
         arrays.
+    mesh : jax.sharding.Mesh, optional
+        The devices, along its only axis, that share the network: each has an equal number of heads and of hidden
+        features, and the same keys and values. They may belong to several processes, which then call the same
+        methods with the same arguments. The backend is ``jax`` unless another one is in force or given, and the
+        compiler is ``jax.jit``.
+    world_size : int, optional
+        The number of processes, started by ``mpiexec``, that share the network in the same way, with NumPy arrays. They
+        call the same methods with the same arguments, and get the same results. Needs the extra ``mpi``.
+    mpi_rank : int, optional
+        The number that this process must have among them; by default MPI's.
+
+    Attributes
+    ----------
+    world_size, mpi_rank : int
+        The number of devices or processes that share the network, and that of this one: of a mesh, of the first
+        device of this process.
 
     Raises
     ------
     ValueError
-        A weight is missing, unknown, or has the wrong shape.
+        A weight is missing, unknown, or has the wrong shape; or the ranks cannot have equal parts of the heads, the
+        hidden features, or the groups of quantised numbers, or differ from MPI's.
+    ImportError
+        `world_size` is more than 1, and mpi4py is not installed.
+
+    Notes
+    -----
+    A block needs two sums over the ranks (Megatron-LM, https://arxiv.org/abs/1909.08053). The number of ranks divides
+    the heads and the hidden features. It divides the heads of keys and values as well, or is a multiple of them: then
+    several ranks have the same one. The embedding is whole on every rank. The rows of the output matrix are divided if
+    the number of ranks divides the vocabulary; each token then needs all ranks' logits. A rank reads only its part of
+    a file.
     """
 
     def __init__(
@@ -186,18 +247,30 @@ class Llama:
         *,
         backend: str | None = None,
         compile: Compiler | None = None,  # noqa: A002
+        mesh: Any = None,
+        world_size: int = 1,
+        mpi_rank: int | None = None,
     ) -> None:
+        if mesh is not None and backend is None and tp.get_backend() == "auto":
+            backend = MeshRanks.BACKEND
         backend = backend or default_backend()
         self.config = config
         self.tokenizer = tokenizer
         self._active = tp.set_backend(backend)
         with self._active:
             self.backend = tp.get_backend()  # an alias's proper name
-        with self._scope():
-            self._weights, self._output = arrange(config, weights, backend)
-        network: Callable[..., Any] = partial(forward, config)
+        self._ranks = ranks = _connect(mesh, world_size, mpi_rank, backend)
+        self.world_size, self.mpi_rank = ranks.size, ranks.rank
+        self._part = divide(config, ranks.size)
+        with ranks.loading(), self._scope():
+            self._weights, self._output = arrange(config, weights, backend, ranks)
+        self._compile = compile = compile or ranks.compile
+        network: Callable[..., Any] = partial(forward, self._part, ranks=ranks)
+        network = ranks.spread(network, (self._weights, WHOLE, WHOLE, HEADS, HEADS), (WHOLE, HEADS, HEADS))
         self._network = _compiled_in_place(compile, network) if compile else network
-        self._compile = compile
+        self._logits_of_rank = partial(_logits, config.vocab_size, ranks)
+        logits = ranks.spread(self._logits_of_rank, (WHOLE, self._output), WHOLE)
+        self._logits = compile(logits) if compile else logits
         self._choosers: dict[tuple[Any, ...], Callable[..., Array]] = {}
 
     def __repr__(self) -> str:
@@ -214,6 +287,8 @@ class Llama:
         heads = f"{c.heads} ({c.kv_heads} of keys and values)"
         facts = {"blocks": c.blocks, "features": c.dim, "heads": heads, "vocabulary": c.vocab_size}
         facts |= {"context": c.context_length, "backend": self.backend}
+        if self.world_size > 1:
+            facts |= {"ranks": self.world_size}
         return tuple((name, str(value)) for name, value in facts.items())
 
     @classmethod
@@ -223,6 +298,9 @@ class Llama:
         backend: str | None = None,
         *,
         compile: Compiler | None = None,  # noqa: A002
+        mesh: Any = None,
+        world_size: int = 1,
+        mpi_rank: int | None = None,
     ) -> Llama:
         """Load a model and its tokenizer from a GGUF file.
 
@@ -236,6 +314,10 @@ class Llama:
             The backend that computes; see `Llama`.
         compile : callable, optional
             See `Llama`.
+        mesh : jax.sharding.Mesh, optional
+            See `Llama`.
+        world_size, mpi_rank : int, optional
+            See `Llama`.
 
         Returns
         -------
@@ -246,6 +328,8 @@ class Llama:
         ------
         GGUFError
             The file is damaged or needs an unsupported feature.
+        ValueError, ImportError
+            See `Llama`.
         """
         from .tokenizer import Tokenizer
 
@@ -254,15 +338,20 @@ class Llama:
         if misfit := config.find_misfit({name: tensor.shape for name, tensor in file.tensors.items()}):
             raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
         tokenizer = Tokenizer(file)
-        return cls(config, file.tensors, tokenizer, backend=backend, compile=compile)
+        ranks = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
+        return cls(config, file.tensors, tokenizer, backend=backend, compile=compile, **ranks)
 
     def new_cache(self) -> KVCache:
         """Return an empty cache, to be passed to successive calls."""
-        c = self.config
+        c = self._part
         shape = (1, c.kv_heads, FIRST_CAPACITY, c.head_dim)
         empty = [[np.zeros(shape, dtype=np.float32) for _ in range(c.blocks)] for _ in ("keys", "values")]
-        keys, values = tp.to_backend(empty, self.backend)
+        keys, values = self._move(empty, HEADS)
         return KVCache(keys, values, c.context_length)
+
+    def _move(self, tree: Any, axis: int = WHOLE) -> Any:
+        """Return a rank's arrays of NumPy in the backend's library."""
+        return self._ranks.place(lambda rank: tp.to_backend(tree, self.backend), axis)
 
     def __call__(self, ids: Sequence[int], cache: KVCache | None = None) -> Array:
         """Return the logits of the token that follows each of `ids`.
@@ -288,7 +377,7 @@ class Llama:
         """
         pieces = list(self._read(ids, self.new_cache() if cache is None else cache))
         with self._scope():
-            return linear(concat(pieces, axis=0), self._output)
+            return self._logits(concat(pieces, axis=0), self._output)
 
     def generate(self, prompt: str | Sequence[dict[str, str]], *, chat: bool = False, **options: Any) -> Iterator[str]:
         """Continue a text, piece by piece.
@@ -408,7 +497,7 @@ class Llama:
         with self._scope():
             cache.reserve(count)
             positions = np.arange(cache.length, cache.length + count, dtype=np.int32)
-            moved = tp.to_backend((ids, positions), self.backend)
+            moved = self._move((ids, positions)) if isinstance(ids, np.ndarray) else (ids, self._move(positions))
             options = {}
             if cache.is_writable and not self._compile:
                 options = {"start": cache.length, "token": int(ids[0]) if count == 1 else None}
@@ -421,13 +510,15 @@ class Llama:
         options = tuple((name, value) for name, value in pick.items() if name != "rng")
         with self._scope():
             hidden = hidden if hidden.shape[0] == 1 else hidden[-1:, :]
+            choose = partial(_choose, options, self._logits_of_rank, self._ranks)
             if self._compile is None:
-                return _choose(options, hidden, self._output, pick["rng"])
+                return choose(hidden, self._output, pick["rng"])
             if options not in self._choosers:
-                self._choosers[options] = self._compile(partial(_choose, options))
+                spread = self._ranks.spread(choose, (WHOLE, self._output, WHOLE), WHOLE)
+                self._choosers[options] = self._compile(spread)
             numbers = None
             if pick["temperature"] > 0:  # under a compiler, a generator's numbers would become constants
-                numbers = tp.to_backend(pick["rng"].random(1, dtype=np.float32), self.backend)
+                numbers = self._move(pick["rng"].random(1, dtype=np.float32))
             return self._choosers[options](hidden, self._output, numbers)
 
     def _scope(self) -> AbstractContextManager[None]:

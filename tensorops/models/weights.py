@@ -17,6 +17,7 @@ import tensorops as tp
 
 from .blocks import QuantizedWeight, Tensor
 from .cache import concat
+from .ranks import SHARED, WHOLE, Ranks, divide, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,7 +95,7 @@ def load(tensor: Tensor, backend: str) -> np.ndarray[Any, Any] | QuantizedWeight
     if len(tensor.shape) == 2 and tensor.is_quantized:
         quantized = tensor.quantized()
         if (kernel := _kernel_for(quantized, backend)) != "generic":
-            half = _with_half_scales(quantized)
+            half = quantized if _depends_on_values(tensor) else _with_half_scales(quantized)
             return half if _kernel_for(half, backend) == kernel else quantized
     return tensor.dequantize()
 
@@ -103,6 +104,11 @@ def _kernel_for(w: QuantizedWeight, backend: str) -> str:
     w = tp.to_backend(w, backend)
     x = tp.to_backend(np.zeros((1, w.shape[1]), dtype=np.float32), backend)
     return tp.quantized_linear.explain(x, w.weight, w.scales, w.biases, bits=w.bits, group_size=w.group_size).kernel
+
+
+def _depends_on_values(tensor: Tensor) -> bool:
+    """Return whether ranks that see only their parts could come to different formats: 8 times a half may be larger."""
+    return tensor.is_part and tensor.type.name == "Q4_0"
 
 
 def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:
@@ -114,7 +120,9 @@ def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:
     return replace(w, scales=scales, biases=biases) if exact else w
 
 
-def arrange(config: LlamaConfig, weights: Mapping[str, Weight], backend: str) -> tuple[dict[str, Any], Matrix]:
+def arrange(
+    config: LlamaConfig, weights: Mapping[str, Weight], backend: str, ranks: Ranks
+) -> tuple[dict[str, Any], Matrix]:
     """Arrange weights with the names of a GGUF file in the structure of the network.
 
     Parameters
@@ -125,6 +133,8 @@ def arrange(config: LlamaConfig, weights: Mapping[str, Weight], backend: str) ->
         The weights by name; they are moved to the backend if necessary, and tensors are read from their file.
     backend : str
         The backend that computes.
+    ranks : Ranks
+        Which have parts of the weights; only the parts of this process are read.
 
     Returns
     -------
@@ -132,7 +142,8 @@ def arrange(config: LlamaConfig, weights: Mapping[str, Weight], backend: str) ->
         ``embedding``, ``norm``, ``frequencies`` (or None) and ``blocks``, a list of dict by short name, or by the name
         in `TOGETHER` for several matrices.
     output : array or tuple
-        The output matrix; if the network has none, the embedding.
+        The output matrix; if the network has none, the embedding. Each of several ranks has an equal part of its rows
+        or, if there are none, all.
 
     Raises
     ------
@@ -143,24 +154,36 @@ def arrange(config: LlamaConfig, weights: Mapping[str, Weight], backend: str) ->
         raise ValueError(f"weight {misfit[0]}: {misfit[1]}")
     memory = Memory(sum(weight.nbytes for weight in weights.values() if isinstance(weight, Tensor)))
 
-    def take(*names: str) -> Any:
-        parts = _take(memory, [weights[name] for name in names], backend)
-        return parts[0] if len(parts) == 1 else parts
+    lengths = divide(config, ranks.size).block_shapes()
 
-    factors = take("rope_freqs.weight") if "rope_freqs.weight" in weights else None
+    def take(*names: str, axis: int = WHOLE, lengths: Sequence[int] = (0,)) -> Any:
+        def of_rank(rank: int) -> Any:
+            parts = zip(names, lengths, strict=True)
+            own = [part_of(weights[name], name, axis, length, rank, ranks.size) for name, length in parts]
+            found = _take(memory, own, backend)
+            return found[0] if len(found) == 1 else found
+
+        return ranks.place(of_rank, axis)
+
+    def of_block(block: int, name: str) -> Any:
+        parts = TOGETHER.get(name, (name,))
+        axis = SHARED.get(parts[0], WHOLE)
+        names = [f"blk.{block}.{part}.weight" for part in parts]
+        return take(*names, axis=axis, lengths=[lengths[part][axis] for part in parts])
+
+    embedding = take("token_embd.weight")
+    factors = weights.get("rope_freqs.weight")
     arranged = {
-        "embedding": take("token_embd.weight"),
+        "embedding": embedding,
         "norm": take("output_norm.weight"),
-        "frequencies": _frequencies(config, factors, backend),
-        "blocks": [
-            {
-                name: take(*(f"blk.{block}.{part}.weight" for part in TOGETHER.get(name, (name,))))
-                for name in _short_names(config)
-            }
-            for block in range(config.blocks)
-        ],
+        "frequencies": ranks.place(lambda rank: _frequencies(config, factors, backend), WHOLE),
+        "blocks": [{name: of_block(block, name) for name in _short_names(config)} for block in range(config.blocks)],
     }
-    return arranged, take("output.weight") if "output.weight" in weights else arranged["embedding"]
+    rows, left = divmod(config.vocab_size, ranks.size)
+    output = "output.weight" if "output.weight" in weights else "token_embd.weight"
+    if ranks.size > 1 and not left:
+        return arranged, take(output, axis=0, lengths=[rows])
+    return arranged, embedding if output == "token_embd.weight" else take(output)
 
 
 def _short_names(config: LlamaConfig) -> dict[str, None]:
@@ -237,11 +260,12 @@ def _format(matrix: tuple[Array, Array, Array | None], columns: int) -> tuple[in
     return 8 * weight.shape[1] // columns, columns // scales.shape[1]
 
 
-def _frequencies(config: LlamaConfig, factors: Array | None, backend: str) -> Array | None:
+def _frequencies(config: LlamaConfig, factors: Array | Tensor | None, backend: str) -> Array | None:
     """Return the scaled rotary frequencies, each divided by its factor in the file; None if those of the base apply."""
     if factors is None and not config.is_scaled:
         return None
     frequencies = config.rotation.freqs
     if factors is not None:
-        frequencies = frequencies / tp.to_backend(factors, "numpy")
+        own = load(factors, backend) if isinstance(factors, Tensor) else tp.to_backend(factors, "numpy")
+        frequencies = frequencies / own
     return tp.to_backend(frequencies.astype(np.float32), backend)

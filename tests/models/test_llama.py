@@ -9,7 +9,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +20,9 @@ pytest.importorskip("jinja2")
 
 import support
 import tensorops as tp
+from llama_reference import float64_logits
 from make_gguf import llama_arrays, llama_metadata, real_model, tokenizer_metadata, write_gguf, write_llama
 from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CONFIG = LlamaConfig(
     blocks=2, context_length=300, dim=64, hidden_dim=96, heads=4, kv_heads=2, head_dim=16, vocab_size=269,
@@ -45,54 +43,6 @@ def backend(request: pytest.FixtureRequest) -> str:
             tp.to_backend(np.zeros(1), request.param)
         pytest.skip(str(error.value))
     return str(request.param)
-
-
-# ---------------------------------------------------------------------- an oracle: no cache, no tensorops
-
-
-def float64_logits(
-    config: LlamaConfig,
-    weights: Mapping[str, np.ndarray],
-    ids: list[int],
-    factors: np.ndarray | None = None,
-    growth: float = 1.0,
-) -> np.ndarray:
-    """Evaluate the network on a whole text at once, in float64 and from its definition."""
-    w = {name.removesuffix(".weight"): np.asarray(array, np.float64) for name, array in weights.items()}
-
-    def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + config.eps) * weight
-
-    def rotate(x: np.ndarray) -> np.ndarray:
-        turned = x.copy()
-        for position in range(len(ids)):
-            for pair in range(config.head_dim // 2):
-                angle = position * config.rope_base ** (-2 * pair / config.head_dim)
-                angle /= 1.0 if factors is None else factors[pair]
-                a, b = x[position, :, 2 * pair].copy(), x[position, :, 2 * pair + 1].copy()
-                turned[position, :, 2 * pair] = a * np.cos(angle) - b * np.sin(angle)
-                turned[position, :, 2 * pair + 1] = a * np.sin(angle) + b * np.cos(angle)
-        return growth * turned
-
-    x = w["token_embd"][ids]
-    for i in range(config.blocks):
-        block = {name.removeprefix(f"blk.{i}."): array for name, array in w.items()}
-        h = norm(x, block["attn_norm"])
-        q = rotate((h @ block["attn_q"].T).reshape(len(ids), config.heads, config.head_dim))
-        k = rotate((h @ block["attn_k"].T).reshape(len(ids), config.kv_heads, config.head_dim))
-        v = (h @ block["attn_v"].T).reshape(len(ids), config.kv_heads, config.head_dim)
-        y = np.zeros_like(q)
-        for head in range(config.heads):
-            shared = head // (config.heads // config.kv_heads)
-            for t in range(len(ids)):
-                scores = k[: t + 1, shared] @ q[t, head] / np.sqrt(config.head_dim)
-                p = np.exp(scores - scores.max())
-                y[t, head] = (p / p.sum()) @ v[: t + 1, shared]
-        x = x + y.reshape(len(ids), -1) @ block["attn_output"].T
-        h = norm(x, block["ffn_norm"])
-        gate = h @ block["ffn_gate"].T
-        x = x + (gate / (1 + np.exp(-gate)) * (h @ block["ffn_up"].T)) @ block["ffn_down"].T
-    return norm(x, w["output_norm"]) @ w.get("output", w["token_embd"]).T
 
 
 def to_numpy(x: Any) -> np.ndarray:

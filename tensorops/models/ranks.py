@@ -1,0 +1,163 @@
+"""The ranks that share a network: the part of each weight that a rank has, and how their results come together.
+
+Shoeybi et al., "Megatron-LM", https://arxiv.org/abs/1909.08053: matrices that multiply the features of a token are
+divided by rows (heads, or hidden features), those that return to them by columns. A rank computes its heads and its
+hidden features without the others, so a block needs two sums over the ranks: after attention, and after the
+feed-forward layer. What has the length of a token's features is the same on all ranks.
+
+The network itself calls `Ranks.all_reduce` only. What carries the sums is exchangeable: nothing for a single rank, MPI
+for NumPy arrays in several processes, the collectives of a compiled program for several devices of JAX.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tensorops as tp
+
+from .blocks import QuantizedWeight, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .config import LlamaConfig
+
+__all__ = ["HEADS", "SHARED", "WHOLE", "Ranks", "Tree", "divide", "part_of"]
+
+Array = Any
+Tree = Any  # arrays in nested dicts, lists and tuples
+
+# The axis along which the ranks share a matrix of a block.
+SHARED = {"attn_q": 0, "attn_k": 0, "attn_v": 0, "attn_output": 1, "ffn_gate": 0, "ffn_up": 0, "ffn_down": 1}
+HEADS = 1  # that of a cache
+WHOLE = -1  # none: all ranks have the same
+
+
+def divide(config: LlamaConfig, size: int) -> LlamaConfig:
+    """Return the sizes of one rank's part of a network.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+        The sizes of the network.
+    size : int
+        The number of ranks.
+
+    Returns
+    -------
+    LlamaConfig
+        With the heads, the heads of keys and values, and the hidden features of one rank. If there are fewer heads of
+        keys and values than ranks, neighbouring ranks have the same one.
+
+    Raises
+    ------
+    ValueError
+        The ranks cannot have equal parts; the message lists the numbers of ranks that can.
+    """
+    if problem := _indivisible(config, size):
+        fitting = [n for n in range(1, config.heads + 1) if not _indivisible(config, n)]
+        raise ValueError(f"{problem}; possible numbers of ranks: {', '.join(map(str, fitting))}")
+    kv_heads = max(1, config.kv_heads // size)
+    return replace(config, heads=config.heads // size, kv_heads=kv_heads, hidden_dim=config.hidden_dim // size)
+
+
+def _indivisible(config: LlamaConfig, size: int) -> str:
+    """Return why a network cannot be divided among so many ranks, or an empty string."""
+    if config.heads % size:
+        return f"{config.heads} query heads cannot be divided among {size} ranks"
+    if config.kv_heads % size and size % config.kv_heads:
+        return f"{config.kv_heads} heads of keys and values can neither be divided among {size} ranks nor be repeated"
+    if config.hidden_dim % size:
+        return f"{config.hidden_dim} hidden features cannot be divided among {size} ranks"
+    return ""
+
+
+def part_of(weight: Any, name: str, axis: int, length: int, rank: int, size: int) -> Any:
+    """Return the part of a matrix that one rank has.
+
+    Parameters
+    ----------
+    weight : array, QuantizedWeight or Tensor
+        The matrix.
+    name : str
+        Its name, for messages.
+    axis : int
+        0 for some of its rows, 1 for some of its columns, `WHOLE` for all of it.
+    length : int
+        How many of them a rank has; if those of all ranks are more than there are, neighbours have the same.
+    rank, size : int
+        Whose part, of how many.
+
+    Returns
+    -------
+    array, QuantizedWeight or Tensor
+        The part: of a tensor, one that reads no other bytes of the file; of others, one in host memory.
+
+    Raises
+    ------
+    ValueError
+        A group of quantised numbers would be divided.
+    """
+    if axis == WHOLE or length == weight.shape[axis]:
+        return weight
+    group = weight.group_size if isinstance(weight, QuantizedWeight | Tensor) else 1
+    if axis == 1 and length % group:
+        raise ValueError(
+            f"weight {name}: each of {size} ranks has {length} of {weight.shape[1]} columns, which are not whole "
+            f"groups of {group} quantised numbers"
+        )
+    start = rank * weight.shape[axis] // size // length * length
+    if isinstance(weight, QuantizedWeight | Tensor):
+        return weight.part(axis, start, start + length)
+    host = tp.to_backend(weight, "numpy")
+    return host[start : start + length] if axis == 0 else np.ascontiguousarray(host[:, start : start + length])
+
+
+class Ranks:
+    """One rank, which has everything; and what others do in their own way.
+
+    Attributes
+    ----------
+    size : int
+        The number of ranks.
+    rank : int
+        That of this process, or of its first device.
+    compile : callable or None
+        The compiler without which the ranks cannot compute.
+    """
+
+    size = 1
+    rank = 0
+    compile: Callable[..., Any] | None = None
+
+    def all_reduce(self, x: Array) -> Array:
+        """Return the sum over the ranks; `x` may be overwritten."""
+        return x
+
+    def all_gather(self, x: Array) -> Array:
+        """Return the columns of all ranks, of which each has some."""
+        return x
+
+    def first(self, x: Array) -> Array:
+        """Return what the first rank has."""
+        return x
+
+    def place(self, part: Callable[[int], Tree], axis: int) -> Tree:
+        """Return arrays of which `part` returns those of a rank, all divided along an axis or `WHOLE`."""
+        return part(self.rank)
+
+    def spread(self, function: Callable[..., Any], arguments: Tree, results: Tree) -> Callable[..., Any]:
+        """Return a function that runs on every rank with its part of the arguments.
+
+        Arguments and results are described by axes, as for `place`, or by arrays from there.
+        """
+        return function
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Let no rank go on if one cannot read its part: it would wait for that one for ever."""
+        yield
