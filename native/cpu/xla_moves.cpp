@@ -1,5 +1,6 @@
 // What plans need besides operators: copies, single rows of arrays, conversions, simple arithmetic.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -118,7 +119,32 @@ void write(const std::vector<From>& values, const Buffer& y) {
     std::transform(values.begin(), values.end(), static_cast<T*>(y.data), [](From v) { return static_cast<T>(v); });
 }
 
-// Numbers to a dtype that holds them: integers to those of 32 and 64 bits, all to float32 and float64
+// The bits of the nearest number of a half type, ties to even
+template <int kExponentBits>
+std::uint16_t half_of(double value) {
+    constexpr int kFractionBits = 15 - kExponentBits, kBias = (1 << (kExponentBits - 1)) - 1;
+    constexpr int kLargest = (1 << kExponentBits) - 1;
+    const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+    const auto infinity = static_cast<std::uint16_t>(sign | kLargest << kFractionBits);
+    if (std::isnan(value)) return static_cast<std::uint16_t>(infinity | 1 << (kFractionBits - 1));
+    if (std::isinf(value)) return infinity;
+    if (value == 0) return sign;
+    int exponent;
+    const double magnitude = std::frexp(std::fabs(value), &exponent);
+    const int least = std::max(exponent - 1, 1 - kBias);  // of subnormal numbers, the smallest
+    const double units = std::nearbyint(std::ldexp(magnitude, exponent - least + kFractionBits));
+    // Adding the units to the exponent's bits also carries into the exponent, and from subnormal to normal numbers.
+    const double bits = std::ldexp(least + kBias - 1, kFractionBits) + units;
+    return bits >= std::ldexp(kLargest, kFractionBits) ? infinity
+                                                       : static_cast<std::uint16_t>(sign | static_cast<int>(bits));
+}
+
+template <int kExponentBits>
+void write_halves(const std::vector<double>& values, const Buffer& y) {
+    std::transform(values.begin(), values.end(), static_cast<std::uint16_t*>(y.data), half_of<kExponentBits>);
+}
+
+// Numbers to another dtype: integers to those of 32 and 64 bits, all to floating-point numbers, rounded once
 Wrong convert(const Call& call) {
     if (call.arguments() != 1 || call.frame.results.count != 1) return "another number of arrays";
     const Buffer &x = call.argument(0), &y = call.result();
@@ -128,6 +154,10 @@ Wrong convert(const Call& call) {
         write<float>(read_doubles(x), y);
     else if (y.dtype == kFloat64)
         write<double>(read_doubles(x), y);
+    else if (y.dtype == kFloat16)
+        write_halves<5>(read_doubles(x), y);
+    else if (y.dtype == kBFloat16)
+        write_halves<8>(read_doubles(x), y);
     else if (y.dtype == kInt32 && is_integer(x))
         write<std::int32_t>(read_integers(x), y);
     else if (y.dtype == kInt64 && is_integer(x))

@@ -66,6 +66,12 @@ class _Call:
     options: tuple[tuple[str, float], ...]
 
     @property
+    def alike(self) -> tuple[Any, ...]:
+        """Everything but the values: what calls have in common that their kernel computes in the same way."""
+        every = (*self.arguments, *self.results)
+        return self.handler, self.options, *((place.shape, place.value.dtype) for place in every)
+
+    @property
     def shown(self) -> CapturedCall:
         every = (*self.arguments, *self.results)
         shapes = tuple(f"{p.value.dtype.name}{list(p.shape)}" for p in every)
@@ -99,6 +105,7 @@ class Recorder:
     _blocks: list[_Memory] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _current: str = ""
+    _tried: set[Any] = field(default_factory=set)
 
     # --------------------------------------------------------------------- memory
 
@@ -218,9 +225,10 @@ class Recorder:
         """Return an array in another dtype."""
         self._current = "astype"
         whole = x.dtype.kind in "iu"
-        if dtype.name not in _ARITHMETIC or (dtype.kind == "i" and not whole):
+        if dtype.name not in (*_ARITHMETIC, "float16", "bfloat16") or (dtype.kind == "i" and not whole):
             raise CaptureError(f"astype from {x.dtype.name} to {dtype.name} cannot be recorded")
-        made = self._own(x.value.astype(dtype))
+        with np.errstate(all="ignore"):
+            made = self._own(x.value.astype(dtype))
         self._add("astype", "convert", [self.place(x)], [self.place(Recorded(made, self))])
         return Recorded(made, self)
 
@@ -347,7 +355,9 @@ class Recorder:
         options = _numbers(handler, order, arguments, whole)
         self._current = name
         self._add(name, handler.name(arguments) if handler.name else name, places, results, options)
-        _try(self.calls[-1])
+        if (alike := self.calls[-1].alike) not in self._tried:
+            _try(self.calls[-1])
+            self._tried.add(alike)
         left = iter(made)
         recorded = tuple(None if y is None else Recorded(next(left), self) for y in several)
         return recorded if isinstance(result, tuple) else recorded[0]
