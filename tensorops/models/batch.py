@@ -98,8 +98,8 @@ class Batch:
         checked = [int(token) for token in self.llama._check_ids(ids)]
         if (total := len(checked) + max_new_tokens) > self.max_seq_length:
             raise ValueError(
-                f"{len(checked)} tokens of prompt and {max_new_tokens} new ones make {total}, more than max_seq_length, "
-                f"which is {self.max_seq_length}"
+                f"{len(checked)} tokens of prompt and {max_new_tokens} new ones make {total}, more than max_seq_length "
+                f"({self.max_seq_length})"
             )
         request = _Request(self._count, checked, max_new_tokens, np.random.default_rng(self.seed))
         self._count += 1
@@ -226,7 +226,7 @@ class Batch:
         """Run a step for so many sequences."""
         llama, cache = self.llama, self.cache
         given = numbers if self.pick["temperature"] else None
-        args = (ids, positions, places, table, given, cache.keys, cache.values)
+        args: tuple[Any, ...] = (ids, positions, places, table, given, cache.keys, cache.values)
         step = partial(_decode, llama._part, self.pick)
         if llama._compile:  # a program gets weights as arguments; they would be constants in it
             args = (llama._weights, llama._output, *args)

@@ -195,8 +195,8 @@ class PagedKVCache:
         room = self.max_num_pages - len(this.pages) if self.evict else self.free_pages
         if needed > room:
             raise OutOfPagesError(
-                f"sequence {sequence} needs {needed} more of {self.max_num_pages} pages, and {self.free_pages} are free; "
-                f"{len(self._sequences) - 1} other sequences have pages"
+                f"sequence {sequence} needs {needed} more of {self.max_num_pages} pages, of which {self.free_pages} "
+                f"are free; {len(self._sequences) - 1} other sequences have pages"
             )
         while self.free_pages < needed:
             self.leave(next(n for n in self._sequences if n != sequence))
