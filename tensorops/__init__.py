@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from tensorops.libraries.mlx import MLXConfig
     from tensorops.libraries.numpy import CPUConfig
     from tensorops.libraries.pyopencl import OpenCLConfig
+    from tensorops.persistent import CaptureError, PersistentKernel
     from tensorops.testing.validate import ValidationReport, validate
 
 __version__ = "0.1.0"
@@ -94,6 +95,7 @@ __all__ = [
     "BackendUnavailableError",
     "CPUConfig",
     "CUDAConfig",
+    "CaptureError",
     "ConfigurationError",
     "Explanation",
     "Hardware",
@@ -104,6 +106,7 @@ __all__ = [
     "MemoryStats",
     "OpenCLConfig",
     "OptimalBackend",
+    "PersistentKernel",
     "Prepared",
     "Record",
     "Trace",
@@ -191,6 +194,7 @@ _LATER = {
     "libraries.mlx": "MLXConfig",
     "libraries.numpy": "CPUConfig",
     "libraries.pyopencl": "OpenCLConfig",
+    "persistent": "CaptureError PersistentKernel",
     "testing.validate": "ValidationReport validate",
 }
 _MODULE_OF = {name: f"tensorops.{module}" for module, names in _LATER.items() for name in names.split()}

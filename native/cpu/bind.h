@@ -93,6 +93,7 @@ void bind_linear(nb::module_& m);
 void bind_loss(nb::module_& m);
 void bind_moe(nb::module_& m);
 void bind_normalization(nb::module_& m);
+void bind_plan(nb::module_& m);
 void bind_positional(nb::module_& m);
 void bind_xla(nb::module_& m);
 void bind_panels(nb::module_& m);

@@ -92,6 +92,7 @@ NB_MODULE(_native, m) {
     bind_loss(m);
     bind_moe(m);
     bind_normalization(m);
+    bind_plan(m);
     bind_positional(m);
     bind_xla(m);
     bind_panels(m);

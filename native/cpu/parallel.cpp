@@ -22,6 +22,7 @@
 
 #include "help.h"
 #include "interruption.h"
+#include "lent_threads.h"
 #include "relax.h"
 
 namespace tensorops {
@@ -205,6 +206,8 @@ void parallel_region(int threads, Work work, const void* context) {
 void parallel_region(int, Work, const void*) {}
 #endif
 
+Team* lent_team = new Team;  // never deleted, as own_team
+
 // The threads that compute now, in calls that asked for more than one
 std::atomic<int> computing{0};
 
@@ -235,8 +238,20 @@ void on_team(int threads, Work work, const void* context) {
     computing.fetch_sub(threads, std::memory_order_relaxed);
 }
 
+Lender lent_threads(int most) {
+    Lender lent{};
+    lent.threads = static_cast<int>(std::thread::hardware_concurrency());
+    for (const int bound : {most, thread_bound.load(), processors.load()})
+        if (bound > 0) lent.threads = std::min<std::int64_t>(lent.threads, bound);
+    lent.run = [](const Lender&, int parts, Work work, const void* context) {
+        if (!lent_team->run(parts, work, context)) work(context, Member{0, 1});
+    };
+    return lent;
+}
+
 void use_own_threads() {
     own_team = new Team;
+    lent_team = new Team;
     computing = 0;
 }
 

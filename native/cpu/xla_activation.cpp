@@ -14,7 +14,8 @@ Wrong activation(const Call& call) {
     if (total == 0) return nullptr;
     Activation op{};
     op.function = kFunction;
-    op.alpha = call.number("alpha", 0);
+    op.alpha = call.number("alpha", call.number("negative_slope", 0));
+    op.beta = call.number("beta", 0);
     op.dtype = dtype_of(x);
     over_threads(call, total, 64, (1 + kArrays) * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
         Activation part = op;
@@ -58,6 +59,10 @@ Wrong softmax(const Call& call) {
 Handlers activation_handlers() {
     return {
         {"relu", handle<activation<Function::relu, 1>>},
+        {"relu_squared", handle<activation<Function::relu_squared, 1>>},
+        {"leaky_relu", handle<activation<Function::leaky_relu, 1>>},
+        {"hard_sigmoid", handle<activation<Function::hard_sigmoid, 1>>},
+        {"hard_swish", handle<activation<Function::hard_swish, 1>>},
         {"sigmoid", handle<activation<Function::sigmoid, 1>>},
         {"silu", handle<activation<Function::silu, 1>>},
         {"softplus", handle<activation<Function::softplus, 1>>},
@@ -69,6 +74,7 @@ Handlers activation_handlers() {
         {"selu", handle<activation<Function::selu, 1>>},
         {"swiglu", handle<activation<Function::swiglu, 2>>},
         {"geglu", handle<activation<Function::geglu, 2>>},
+        {"reglu", handle<activation<Function::reglu, 2>>},
         {"softmax", handle<softmax<Normalized::softmax>>},
         {"log_softmax", handle<softmax<Normalized::log_softmax>>},
         {"logsumexp", handle<softmax<Normalized::logsumexp>>},

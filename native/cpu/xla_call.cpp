@@ -268,7 +268,25 @@ Error* error(const CallFrame& frame, int code, const char* message) {
 
 }  // namespace
 
+namespace {
+
+void share_out_replaying(std::int64_t count, const void* op, void (*work)(const void*, std::int64_t)) {
+    const auto members = [count, op, work](Member member) {
+        one_thread = true;
+        for (std::int64_t part = member.index; part < count; part += member.count) work(op, part);
+        one_thread = false;
+    };
+    if (count < 2) return members(Member{0, 1});
+    replaying->run(
+        *replaying, static_cast<int>(count),
+        [](const void* context, Member member) { (*static_cast<const decltype(members)*>(context))(member); },
+        &members);
+}
+
+}  // namespace
+
 std::int64_t threads_of(const CallFrame& frame) {
+    if (replaying) return replaying->threads;
     if (frame.api->size < sizeof(Api)) return 1;
     std::int64_t threads = 1;
     NumThreadsArguments arguments{sizeof arguments, nullptr, frame.context, &threads};
@@ -276,6 +294,7 @@ std::int64_t threads_of(const CallFrame& frame) {
 }
 
 void share_out(const CallFrame& frame, std::int64_t count, const void* op, void (*work)(const void*, std::int64_t)) {
+    if (replaying) return share_out_replaying(count, op, work);
     const auto parts = std::make_shared<Parts>();
     parts->work = work;
     parts->op = op;
@@ -292,6 +311,10 @@ void share_out(const CallFrame& frame, std::int64_t count, const void* op, void 
 }
 
 Team::Team(const Call& call) : frame_(call.frame) {
+    if (replaying) {
+        lender = replaying;
+        return;
+    }
     threads = threads_of(frame_);
     run = [](const Lender& lent, int parts, void (*work)(const void*, Member), const void* context) {
         const auto part = [work, context, parts](std::int64_t i) { work(context, Member{static_cast<int>(i), parts}); };
@@ -322,6 +345,12 @@ Error* answer(CallFrame* frame, Wrong (*kernel)(const Call&)) {
     }
     if (!wrong) return nullptr;
     return error(*frame, kInvalidArgument, (std::string("tensorops: a kernel was given ") + wrong).c_str());
+}
+
+std::vector<Handlers> all_handlers() {
+    return {activation_handlers(), attention_handlers(),     experts_handlers(),    linear_handlers(),
+            loss_handlers(),       normalization_handlers(), positional_handlers(), quantization_handlers(),
+            sampling_handlers(),   selection_handlers(),     moves_handlers()};
 }
 
 }  // namespace tensorops::xla

@@ -54,8 +54,11 @@ Wrong check_parameters(const Call& call, std::int64_t arrays, std::int64_t axis)
 // The format of quantized weights
 Wrong check_format(int bits, std::int64_t group_size, bool biased, std::int64_t columns);
 
+// The threads of the plan that this thread runs, or nullptr: then the calls are XLA's
+inline thread_local const Lender* replaying = nullptr;
+
 std::int64_t threads_of(const CallFrame& frame);
-// Calls work(op, part) for each part, on this thread and on free threads of XLA.
+// Calls work(op, part) for each part, on this thread and on free threads of XLA or of the plan.
 void share_out(const CallFrame& frame, std::int64_t count, const void* op, void (*work)(const void*, std::int64_t));
 
 // Calls kernel(begin, end) for parts of `total` rows or elements; each part begins at a multiple of `unit`.
@@ -105,10 +108,14 @@ Handlers attention_handlers();
 Handlers experts_handlers();
 Handlers linear_handlers();
 Handlers loss_handlers();
+Handlers moves_handlers();  // of plans only
 Handlers normalization_handlers();
 Handlers positional_handlers();
 Handlers quantization_handlers();
 Handlers sampling_handlers();
 Handlers selection_handlers();
+
+// Those of all operators, by family; the last are of plans only.
+std::vector<Handlers> all_handlers();
 
 }  // namespace tensorops::xla

@@ -4,7 +4,6 @@ namespace tensorops::xla {
 
 namespace {
 
-// One row is divided by outputs, several by rows.
 Wrong quantized_linear(const Call& call) {
     if (call.arguments() < 3 || call.arguments() > 4 || call.frame.results.count != 1)
         return "another number of arrays";
@@ -38,25 +37,8 @@ Wrong quantized_linear(const Call& call) {
     op.y = data(y);
     op.x_dtype = dtype_of(x);
     op.scale_dtype = dtype_of(scales);
-    const std::int64_t bytes = elements(weight) * op.x.count;
-    if (op.x.count > 1) {
-        over_threads(call, op.x.count, 1, bytes, [&](std::int64_t begin, std::int64_t end) {
-            QuantizedLinear part = op;
-            take_part(part.x, begin, end);
-            part.y += begin * outputs * itemsize(y);
-            target().quantized_linear(part);
-        });
-        return nullptr;
-    }
-    over_threads(call, outputs, 16, bytes, [&](std::int64_t begin, std::int64_t end) {
-        QuantizedLinear part = op;
-        part.outputs = end - begin;
-        part.weight += begin * op.weight_stride;
-        part.scales += begin * op.scale_stride;
-        if (biased) part.biases += begin * op.bias_stride;
-        part.y += begin * itemsize(y);
-        target().quantized_linear(part);
-    });
+    const Team team(call);
+    target().quantized_linear(op);
     return nullptr;
 }
 

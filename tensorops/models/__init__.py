@@ -7,6 +7,7 @@ from ._errors import GGUFError
 from .config import LlamaConfig
 from .gguf import open_gguf
 from .llama import Llama
+from .pages import OutOfPagesError, PagedKVCache
 from .safetensors_files import load_safetensors, save_safetensors
 from .tokenizer import Tokenizer
 
@@ -14,6 +15,8 @@ __all__ = [
     "GGUFError",
     "Llama",
     "LlamaConfig",
+    "OutOfPagesError",
+    "PagedKVCache",
     "Tokenizer",
     "load_safetensors",
     "open_gguf",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from tensorops.persistent import PersistentKernel
+
     from .blocks import QuantizedWeight, Tensor
     from .tokenizer import Tokenizer
 
@@ -345,10 +347,21 @@ class Llama:
         ranks = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
         return cls(config, file.tensors, tokenizer, backend=backend, compile=compile, **ranks)
 
-    def new_cache(self) -> KVCache:
-        """Return an empty cache, to be passed to successive calls."""
+    def new_cache(self, capacity: int = FIRST_CAPACITY) -> KVCache:
+        """Return an empty cache, to be passed to successive calls.
+
+        Parameters
+        ----------
+        capacity : int
+            For how many tokens it has room; it grows when it is full.
+
+        Returns
+        -------
+        KVCache
+            The cache.
+        """
         c = self._part
-        shape = (1, c.kv_heads, FIRST_CAPACITY, c.head_dim)
+        shape = (1, c.kv_heads, capacity, c.head_dim)
         empty = [[np.zeros(shape, dtype=np.float32) for _ in range(c.blocks)] for _ in ("keys", "values")]
         keys, values = self._move(empty, HEADS)
         return KVCache(keys, values, c.context_length)
@@ -456,6 +469,169 @@ class Llama:
         rng = np.random.default_rng(seed)
         pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "rng": rng}
         return self._continue(ids, max_new_tokens, pick)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        max_batch: int = 8,
+        max_seq_length: int | None = None,
+        page_size: int = 32,
+        max_num_pages: int | None = None,
+        kv_dtype: str = "float32",
+    ) -> Iterator[tuple[int, int]]:
+        """Continue several sequences of tokens together: the weights are read once for all of them.
+
+        Sequences begin as others end. Each gets the tokens that `generate_ids` gives it, up to rounding.
+
+        Parameters
+        ----------
+        prompts : sequence of sequence of int
+            At least one token each.
+        max_new_tokens : int
+            The most tokens to add to each, 0 or more.
+        temperature, top_k, top_p, min_p, seed
+            As for `generate_ids`.
+        max_batch : int
+            The most sequences at a time.
+        max_seq_length : int, optional
+            The most tokens of a sequence; by default of the longest prompt and its new tokens.
+        page_size : int
+            How many tokens a page of the cache holds; see `PagedKVCache`.
+        max_num_pages : int, optional
+            How many pages there are; by default enough for `max_batch` sequences of `max_seq_length`. With fewer,
+            sequences wait, and the youngest may have to begin again.
+        kv_dtype : {"float32", "float16", "bfloat16"}
+            In which keys and values are kept.
+
+        Returns
+        -------
+        iterator of (int, int)
+            The number of a prompt and its next token, as it becomes known; not the one that ends the text.
+
+        Raises
+        ------
+        ValueError
+            A prompt is empty or too long, an id is not in the vocabulary, a number is out of range, or several ranks
+            share the network.
+        OutOfPagesError
+            While it runs: there are too few pages for a single sequence.
+        """
+        from .batch import Batch
+        from .pages import PagedKVCache
+
+        if self.world_size > 1:
+            raise ValueError("generate_batch needs the whole network on one rank")
+        for name, value in (("max_batch", max_batch), ("page_size", page_size)):
+            if isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}, expected at least 1")
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
+        longest = max((len(ids) for ids in prompts), default=0) + max_new_tokens
+        most = min(longest, self.config.context_length) if max_seq_length is None else max_seq_length
+        if not 0 < most <= self.config.context_length:
+            raise ValueError(
+                f"max_seq_length is {most}, expected 1 to the context length, {self.config.context_length}"
+            )
+        c = self._part
+        cache = PagedKVCache(
+            page_size,
+            max_batch * -(-most // page_size) if max_num_pages is None else max_num_pages,
+            blocks=c.blocks,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            dtype=kv_dtype,
+            backend=self.backend,
+        )
+        pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        batch = Batch(self, cache, max_batch, most, pick, seed)
+        for ids in prompts:
+            batch.add(ids, max_new_tokens)
+        return batch.run()
+
+    def persistent(
+        self,
+        *,
+        mode: str = "decode",
+        max_seq_length: int | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        num_workers: int | None = None,
+    ) -> PersistentKernel:
+        """Compile the step from one token to the next.
+
+        Parameters
+        ----------
+        mode : {"decode"}
+            One token after another.
+        max_seq_length : int, optional
+            The capacity of the cache; by default the context length.
+        temperature, top_k, top_p, min_p
+            As for `generate_ids`.
+        num_workers : int, optional
+            See `tensorops.PersistentKernel`.
+
+        Returns
+        -------
+        PersistentKernel
+            Its arguments are the last token and its position, arrays of int32 of shape (1,); keys and values, lists of
+            an array of float32 of shape (1, kv_heads, max_seq_length, head_dim) for each block, such as those of
+            ``new_cache(max_seq_length)``, which it overwrites; and, unless the temperature is 0, a uniform random
+            number, of float32 and shape (1,). It returns the next token, an array of shape (1,), keys and values.
+
+        Raises
+        ------
+        ValueError
+            A number is out of range, several ranks share the network, or the backend cannot replay steps.
+        """
+        from tensorops.persistent import PersistentKernel
+
+        from .steps import decode
+
+        capacity = self.config.context_length if max_seq_length is None else max_seq_length
+        if mode != "decode":
+            raise ValueError(f"mode is {mode!r}; a model's step has mode 'decode'")
+        if self.world_size > 1:
+            raise ValueError("persistent needs the whole network on one rank")
+        if not 0 < capacity <= self.config.context_length:
+            raise ValueError(
+                f"max_seq_length is {capacity}, expected 1 to the context length, {self.config.context_length}"
+            )
+        pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        config, kv_heads = self._part, self._part.kv_heads
+
+        def step(*args: Array) -> tuple[Array, list[Array], list[Array]]:
+            weights, output, (ids, positions, keys, values, *numbers) = (
+                (self._weights, self._output, args) if self._compile is None else (*args[:2], args[2:])
+            )
+            xp = tp.get_namespace(ids)
+            places = xp.arange(kv_heads, dtype=xp.int32) * capacity + positions
+            return decode(
+                config,
+                weights,
+                output,
+                pick,
+                ids,
+                positions,
+                places,
+                keys,
+                values,
+                numbers=numbers[0] if numbers else None,
+            )
+
+        cache = self.new_cache(capacity)
+        first = self._move([np.zeros(1, np.int32), np.zeros(1, np.int32)])
+        numbers = self._move([np.zeros(1, np.float32)]) if temperature else []
+        args = (*first, cache.keys, cache.values, *numbers)
+        return PersistentKernel(step, args, mode=mode, backend=self.backend, num_workers=num_workers, donate=[2, 3])
 
     def _continue(self, ids: list[int], count: int, pick: dict[str, Any]) -> Iterator[int]:
         if not count:

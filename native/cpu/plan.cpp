@@ -1,0 +1,118 @@
+#include "plan.h"
+
+#include <chrono>
+
+#include "interruption.h"
+#include "lent_threads.h"
+
+namespace tensorops {
+
+namespace xla {
+
+// In XLA's place, plans define what an error is.
+struct Error {
+    std::string message;
+};
+
+}  // namespace xla
+
+namespace {
+
+const xla::Api* api() {
+    static const xla::Api made = [] {
+        xla::Api all{};
+        all.size = sizeof all;
+        all.create_error = [](xla::ErrorArguments* given) { return new xla::Error{given->message}; };
+        all.destroy_error = [](xla::ErrorToDestroy* given) { delete given->error; };
+        return all;
+    }();
+    return &made;
+}
+
+xla::Handler* find_handler(const std::string& name) {
+    for (const xla::Handlers& family : xla::all_handlers())
+        for (const xla::NamedHandler& each : family)
+            if (name == each.name) return each.handler;
+    return nullptr;
+}
+
+// While this exists, calls of this thread use a team whose threads stay awake.
+class Replaying {
+  public:
+    explicit Replaying(int threads) : team_(lent_threads(threads)) { xla::replaying = &team_; }
+    ~Replaying() { xla::replaying = nullptr; }
+    Replaying(const Replaying&) = delete;
+    Replaying& operator=(const Replaying&) = delete;
+
+  private:
+    Lender team_;
+};
+
+}  // namespace
+
+std::int64_t Plan::add_array(int dtype, void* data, std::vector<std::int64_t> shape) {
+    auto made = std::make_unique<Array>();
+    made->shape = std::move(shape);
+    const auto rank = static_cast<std::int64_t>(made->shape.size());
+    made->buffer = {sizeof(xla::Buffer), nullptr, dtype, data, rank, made->shape.data()};
+    arrays_.push_back(std::move(made));
+    return static_cast<std::int64_t>(arrays_.size()) - 1;
+}
+
+std::vector<void*> Plan::buffers(const std::vector<std::int64_t>& arrays) {
+    std::vector<void*> found;
+    for (const std::int64_t array : arrays) found.push_back(&arrays_.at(static_cast<std::size_t>(array))->buffer);
+    return found;
+}
+
+bool Plan::add_call(const std::string& handler, const std::vector<std::int64_t>& arguments,
+                    const std::vector<std::int64_t>& results,
+                    const std::vector<std::pair<std::string, double>>& options) {
+    auto call = std::make_unique<Call>();
+    call->handler = find_handler(handler);
+    if (!call->handler) return false;
+    call->arguments = buffers(arguments);
+    call->results = buffers(results);
+    for (const auto& [name, value] : options) {
+        Option& option = call->options.emplace_back();
+        option.text = name;
+        option.value = value;
+        option.name = {option.text.data(), option.text.size()};
+        option.scalar = {xla::kFloat64, &option.value};
+        call->names.push_back(&option.name);
+        call->items.push_back(&option.scalar);
+        call->kinds.push_back(xla::kScalar);
+    }
+    const auto count = [](const std::vector<void*>& all) { return static_cast<std::int64_t>(all.size()); };
+    xla::CallFrame& frame = call->frame;
+    frame = {};
+    frame.size = sizeof frame;
+    frame.api = api();
+    frame.stage = xla::kExecute;
+    frame.arguments = {sizeof(xla::Buffers), nullptr, count(call->arguments), nullptr, call->arguments.data()};
+    frame.results = {sizeof(xla::Buffers), nullptr, count(call->results), nullptr, call->results.data()};
+    frame.attributes = {sizeof(xla::Attributes), nullptr,           count(call->items), call->kinds.data(),
+                        call->names.data(),      call->items.data()};
+    calls_.push_back(std::move(call));
+    return true;
+}
+
+std::size_t Plan::run(std::size_t begin, std::string& message, double* seconds) {
+    using Clock = std::chrono::steady_clock;
+    const Replaying team(threads_);
+    auto since = seconds ? Clock::now() : Clock::time_point{};
+    for (std::size_t i = begin; i < calls_.size(); ++i) {
+        if (const std::unique_ptr<xla::Error> error{calls_[i]->handler(&calls_[i]->frame)}) {
+            message = error->message;
+            return i;
+        }
+        if (interruption && interruption->happened()) return i;
+        if (!seconds) continue;
+        const auto now = Clock::now();
+        seconds[i] = std::chrono::duration<double>(now - since).count();
+        since = now;
+    }
+    return calls_.size();
+}
+
+}  // namespace tensorops

@@ -1,0 +1,264 @@
+// What plans need besides operators: copies, single rows of arrays, conversions, simple arithmetic.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "xla_call.h"
+
+namespace tensorops::xla {
+
+namespace {
+
+// The bytes of an element of any dtype
+std::int64_t width(const Buffer& b) {
+    switch (b.dtype) {
+        case kInt32:
+        case kUint32:
+            return 4;
+        case kInt64:
+        case kUint64:
+            return 8;
+        case kInt16:
+        case kUint16:
+            return 2;
+        case kBool:
+        case kInt8:
+        case kUint8:
+            return 1;
+        default:
+            return itemsize(b);
+    }
+}
+
+struct Strides {
+    std::int64_t bytes[8];
+};
+
+// Those given as options, or those of a contiguous array
+Strides strides_of(const Call& call, const Buffer& b, const char* name) {
+    Strides strides{};
+    std::int64_t step = width(b);
+    std::string option = std::string(name) + "_0";
+    for (std::int64_t d = b.rank - 1; d >= 0; --d) {
+        option.back() = static_cast<char>('0' + d);
+        strides.bytes[d] = static_cast<std::int64_t>(call.number(option.c_str(), static_cast<double>(step)));
+        step *= b.dims[d];
+    }
+    return strides;
+}
+
+void copy_axes(const Buffer& b, std::int64_t axis, const char* from, const Strides& of_from, char* to,
+               const Strides& of_to) {
+    if (axis == b.rank) {
+        std::memcpy(to, from, static_cast<std::size_t>(width(b)));
+        return;
+    }
+    const std::int64_t step_from = of_from.bytes[axis], step_to = of_to.bytes[axis];
+    if (axis == b.rank - 1 && step_from == width(b) && step_to == width(b)) {
+        std::memcpy(to, from, static_cast<std::size_t>(b.dims[axis] * width(b)));
+        return;
+    }
+    for (std::int64_t i = 0; i < b.dims[axis]; ++i)
+        copy_axes(b, axis + 1, from + i * step_from, of_from, to + i * step_to, of_to);
+}
+
+// An array into a result of the same shape; either may have strides, in bytes, as options from_0, …, to_0, ….
+Wrong copy(const Call& call) {
+    if (call.arguments() != 1 || call.frame.results.count != 1) return "another number of arrays";
+    const Buffer &x = call.argument(0), &y = call.result();
+    if (!same(x, y)) return "a result of another shape or dtype";
+    if (x.rank > 8) return "an array of more than 8 axes";
+    copy_axes(y, 0, data(x), strides_of(call, x, "from"), data(y), strides_of(call, y, "to"));
+    return nullptr;
+}
+
+// Parts of x (outer, n, inner) at indices along its second axis: (outer, indices, inner)
+Wrong take(const Call& call) {
+    if (call.arguments() != 2 || call.frame.results.count != 1) return "another number of arrays";
+    const Buffer &x = call.argument(0), &indices = call.argument(1), &y = call.result();
+    if (x.rank != 3 || y.rank != 3 || indices.rank != 1 || !is_integer(indices)) return "arrays without parts";
+    if (y.dtype != x.dtype || y.dims[0] != x.dims[0] || y.dims[1] != indices.dims[0] || y.dims[2] != x.dims[2])
+        return "a result of another shape or dtype";
+    const std::int64_t bytes = x.dims[2] * width(x);
+    const std::vector<std::int64_t> numbers = read_integers(indices);
+    for (const std::int64_t n : numbers)
+        if (n < 0 || n >= x.dims[1]) return "an index that is out of range";
+    char* to = data(y);
+    for (std::int64_t outer = 0; outer < x.dims[0]; ++outer)
+        for (const std::int64_t n : numbers) {
+            std::memcpy(to, data(x) + (outer * x.dims[1] + n) * bytes, static_cast<std::size_t>(bytes));
+            to += bytes;
+        }
+    return nullptr;
+}
+
+// The reverse: parts (outer, indices, inner) into the result (outer, n, inner)
+Wrong put(const Call& call) {
+    if (call.arguments() != 2 || call.frame.results.count != 1) return "another number of arrays";
+    const Buffer &parts = call.argument(0), &indices = call.argument(1), &y = call.result();
+    if (parts.rank != 3 || y.rank != 3 || indices.rank != 1 || !is_integer(indices)) return "arrays without parts";
+    if (y.dtype != parts.dtype || y.dims[0] != parts.dims[0] || parts.dims[1] != indices.dims[0] ||
+        y.dims[2] != parts.dims[2])
+        return "a result of another shape or dtype";
+    const std::int64_t bytes = y.dims[2] * width(y);
+    const std::vector<std::int64_t> numbers = read_integers(indices);
+    for (const std::int64_t n : numbers)
+        if (n < 0 || n >= y.dims[1]) return "an index that is out of range";
+    const char* from = data(parts);
+    for (std::int64_t outer = 0; outer < y.dims[0]; ++outer)
+        for (const std::int64_t n : numbers) {
+            std::memcpy(data(y) + (outer * y.dims[1] + n) * bytes, from, static_cast<std::size_t>(bytes));
+            from += bytes;
+        }
+    return nullptr;
+}
+
+template <class T, class From>
+void write(const std::vector<From>& values, const Buffer& y) {
+    std::transform(values.begin(), values.end(), static_cast<T*>(y.data), [](From v) { return static_cast<T>(v); });
+}
+
+// The bits of the nearest number of a half type, ties to even
+template <int kExponentBits>
+std::uint16_t half_of(double value) {
+    constexpr int kFractionBits = 15 - kExponentBits, kBias = (1 << (kExponentBits - 1)) - 1;
+    constexpr int kLargest = (1 << kExponentBits) - 1;
+    const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+    const auto infinity = static_cast<std::uint16_t>(sign | kLargest << kFractionBits);
+    if (std::isnan(value)) return static_cast<std::uint16_t>(infinity | 1 << (kFractionBits - 1));
+    if (std::isinf(value)) return infinity;
+    if (value == 0) return sign;
+    int exponent;
+    const double magnitude = std::frexp(std::fabs(value), &exponent);
+    const int least = std::max(exponent - 1, 1 - kBias);  // of subnormal numbers, the smallest
+    const double units = std::nearbyint(std::ldexp(magnitude, exponent - least + kFractionBits));
+    // Adding the units to the exponent's bits also carries into the exponent, and from subnormal to normal numbers.
+    const double bits = std::ldexp(least + kBias - 1, kFractionBits) + units;
+    return bits >= std::ldexp(kLargest, kFractionBits) ? infinity
+                                                       : static_cast<std::uint16_t>(sign | static_cast<int>(bits));
+}
+
+template <int kExponentBits>
+void write_halves(const std::vector<double>& values, const Buffer& y) {
+    std::transform(values.begin(), values.end(), static_cast<std::uint16_t*>(y.data), half_of<kExponentBits>);
+}
+
+// Numbers to another dtype: integers to those of 32 and 64 bits, all to floating-point numbers, rounded once
+Wrong convert(const Call& call) {
+    if (call.arguments() != 1 || call.frame.results.count != 1) return "another number of arrays";
+    const Buffer &x = call.argument(0), &y = call.result();
+    if (elements(x) != elements(y)) return "a result of another shape";
+    if (!is_integer(x) && dtype_of(x) == Dtype::other) return "a dtype that is not a number";
+    if (y.dtype == kFloat32)
+        write<float>(read_doubles(x), y);
+    else if (y.dtype == kFloat64)
+        write<double>(read_doubles(x), y);
+    else if (y.dtype == kFloat16)
+        write_halves<5>(read_doubles(x), y);
+    else if (y.dtype == kBFloat16)
+        write_halves<8>(read_doubles(x), y);
+    else if (y.dtype == kInt32 && is_integer(x))
+        write<std::int32_t>(read_integers(x), y);
+    else if (y.dtype == kInt64 && is_integer(x))
+        write<std::int64_t>(read_integers(x), y);
+    else
+        return "a dtype that it cannot convert to";
+    return nullptr;
+}
+
+template <class T, class F>
+void each(const Call& call, F f) {
+    const Buffer &a = call.argument(0), &b = call.argument(1), &y = call.result();
+    const T *p = static_cast<const T*>(a.data), *q = static_cast<const T*>(b.data);
+    const std::int64_t n = elements(y), step_a = elements(a) == 1 ? 0 : 1, step_b = elements(b) == 1 ? 0 : 1;
+    T* to = static_cast<T*>(y.data);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = f(p[i * step_a], q[i * step_b]);
+}
+
+template <class F>
+Wrong arithmetic(const Call& call, F f) {
+    if (call.arguments() != 2 || call.frame.results.count != 1) return "another number of arrays";
+    const Buffer& y = call.result();
+    for (std::int64_t i = 0; i < 2; ++i) {
+        const Buffer& x = call.argument(i);
+        if (x.dtype != y.dtype || (elements(x) != 1 && elements(x) != elements(y))) return "arrays that do not fit";
+    }
+    switch (y.dtype) {
+        case kFloat32:
+            each<float>(call, f);
+            return nullptr;
+        case kFloat64:
+            each<double>(call, f);
+            return nullptr;
+        case kInt32:  // unsigned: what does not fit wraps around
+            each<std::uint32_t>(call, f);
+            return nullptr;
+        case kInt64:
+            each<std::uint64_t>(call, f);
+            return nullptr;
+        default:
+            return "a dtype without arithmetic";
+    }
+}
+
+Wrong add(const Call& call) {
+    return arithmetic(call, [](auto a, auto b) { return a + b; });
+}
+Wrong subtract(const Call& call) {
+    return arithmetic(call, [](auto a, auto b) { return a - b; });
+}
+Wrong multiply(const Call& call) {
+    return arithmetic(call, [](auto a, auto b) { return a * b; });
+}
+
+// Rows of quantized weights
+Wrong dequantize(const Call& call) {
+    if (call.arguments() < 2 || call.arguments() > 3 || call.frame.results.count != 1)
+        return "another number of arrays";
+    const Buffer &weight = call.argument(0), &scales = call.argument(1), &y = call.result();
+    const auto bits = static_cast<int>(call.number("bits", 0));
+    const auto group_size = static_cast<std::int64_t>(call.number("group_size", 0));
+    const bool biased = call.arguments() == 3;
+    if (weight.dtype != kUint8 || weight.rank != 2 || y.rank != 2) return "weights without a kernel";
+    if (elements(weight) == 0) return "an empty array";
+    if (dtype_of(scales) == Dtype::other || y.dtype != scales.dtype) return "scales without a kernel";
+    const std::int64_t rows = weight.dims[0], columns = y.dims[1];
+    if (Wrong wrong = check_format(bits, group_size, biased, columns)) return wrong;
+    if (y.dims[0] != rows || weight.dims[1] != columns * bits / 8) return "a result of another shape";
+    if (!is_matrix(scales, rows, columns / group_size)) return "scales that do not fit";
+    if (biased && !same(scales, call.argument(2))) return "biases that do not fit";
+    Dequantize op{};
+    op.weight = data(weight);
+    op.weight_stride = weight.dims[1];
+    op.scales = data(scales);
+    op.scale_stride = op.bias_stride = columns / group_size * itemsize(scales);
+    op.biases = biased ? data(call.argument(2)) : nullptr;
+    op.columns = columns;
+    op.group_size = group_size;
+    op.bits = bits;
+    op.dtype = dtype_of(scales);
+    over_threads(call, rows, 1, bytes_of(y), [&](std::int64_t begin, std::int64_t end) {
+        Dequantize part = op;
+        part.rows = end - begin;
+        part.weight += begin * op.weight_stride;
+        part.scales += begin * op.scale_stride;
+        if (biased) part.biases += begin * op.bias_stride;
+        part.w = data(y) + begin * columns * itemsize(y);
+        target().dequantize(part);
+    });
+    return nullptr;
+}
+
+}  // namespace
+
+Handlers moves_handlers() {
+    return {
+        {"copy", handle<copy>},         {"take", handle<take>},
+        {"put", handle<put>},           {"convert", handle<convert>},
+        {"add", handle<add>},           {"subtract", handle<subtract>},
+        {"multiply", handle<multiply>}, {"dequantize", handle<dequantize>},
+    };
+}
+
+}  // namespace tensorops::xla

@@ -1,0 +1,274 @@
+"""Many sequences in one step: they join and leave between steps, and each gets the tokens that it would get alone.
+
+Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", 2022: sequences are batched
+for one step at a time. The weights are read once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tensorops as tp
+from tensorops.persistent import PersistentKernel
+
+from .pages import OutOfPagesError, PagedKVCache
+from .steps import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .config import LlamaConfig
+    from .llama import Llama
+    from .weights import Matrix
+
+__all__ = ["Batch"]
+
+Array = Any
+
+
+@dataclass(eq=False)
+class _Request:
+    number: int
+    ids: list[int]  # of the prompt, and the tokens that followed
+    left: int
+    rng: np.random.Generator
+    sequence: int = -1
+
+
+@dataclass(eq=False)
+class Batch:
+    """Sequences that are continued together.
+
+    Parameters
+    ----------
+    llama : Llama
+        The model; its arrays are NumPy's or JAX's.
+    cache : PagedKVCache
+        The pages of all sequences.
+    max_batch : int
+        The most sequences in one step. Others wait.
+    max_seq_length : int
+        The most tokens of a sequence.
+    pick : dict
+        Options of `tensorops.sample`.
+    seed : int or None
+        Makes sampling repeatable: each sequence draws the same numbers as it would alone.
+    """
+
+    llama: Llama
+    cache: PagedKVCache
+    max_batch: int
+    max_seq_length: int
+    pick: dict[str, Any]
+    seed: int | None
+    _waiting: deque[_Request] = field(default_factory=deque)
+    _running: list[_Request] = field(default_factory=list)
+    _steps: dict[int, Callable[..., Any]] = field(default_factory=dict)
+    _count: int = 0
+
+    def __post_init__(self) -> None:
+        tokenizer = self.llama.tokenizer
+        self._end_ids = tokenizer.end_ids if tokenizer else frozenset()
+
+    def add(self, ids: Sequence[int], max_new_tokens: int) -> int:
+        """Let a sequence wait for its turn.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            Its tokens.
+        max_new_tokens : int
+            The most tokens to add.
+
+        Returns
+        -------
+        int
+            Its number.
+
+        Raises
+        ------
+        ValueError
+            If there is no token, an id is not in the vocabulary, or the sequence would be too long.
+        """
+        checked = [int(token) for token in self.llama._check_ids(ids)]
+        if (total := len(checked) + max_new_tokens) > self.max_seq_length:
+            raise ValueError(
+                f"{len(checked)} tokens of prompt and {max_new_tokens} new ones make {total}, more than max_seq_length "
+                f"({self.max_seq_length})"
+            )
+        request = _Request(self._count, checked, max_new_tokens, np.random.default_rng(self.seed))
+        self._count += 1
+        if max_new_tokens:
+            self._waiting.append(request)
+        return request.number
+
+    def run(self) -> Iterator[tuple[int, int]]:
+        """Continue all sequences until the model ends them, or they have all their tokens.
+
+        Returns
+        -------
+        iterator of (int, int)
+            The number of a sequence and its next token, as it becomes known; not the token that ends a text.
+
+        Raises
+        ------
+        OutOfPagesError
+            If a sequence needs a page, and there is none, even if it is the only one.
+        """
+        while self._waiting or self._running:
+            while self._waiting and len(self._running) < self.max_batch:
+                request = self._waiting[0]
+                try:
+                    token = self._start(request)
+                except OutOfPagesError:
+                    if not self._running:
+                        raise
+                    break  # until another one leaves
+                self._waiting.popleft()
+                self._running.append(request)
+                yield from self._note([request], [token])
+            if self._running:
+                tokens = self._step()
+                yield from self._note(list(self._running), tokens)
+
+    def _note(self, requests: list[_Request], tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Add tokens to sequences, of which those that end leave."""
+        for request, token in zip(requests, tokens, strict=True):
+            if ends := token in self._end_ids:
+                request.left = 0
+            else:
+                request.ids.append(token)
+                request.left -= 1
+            if not request.left:
+                self._running.remove(request)
+                self.cache.leave(request.sequence)
+            if not ends:
+                yield request.number, token
+
+    # ------------------------------------------------------------------------------- a sequence begins
+
+    def _start(self, request: _Request) -> int:
+        """Read a prompt into pages, apart from what is in pages already, and return the token that follows."""
+        llama, ids = self.llama, request.ids
+        sequence, known = self.cache.join(ids)
+        try:
+            self.cache.append(sequence, ids[known:])
+        except OutOfPagesError:
+            self.cache.leave(sequence)
+            raise
+        request.sequence = sequence
+        alone = llama.new_cache()
+        alone.reserve(len(ids))
+        pages, offsets = self.cache.places(sequence, 0, len(ids))
+        if known:
+            self._copy_from_pages(alone, pages[:known], offsets[:known])
+        for hidden in llama._read(ids[known:], alone):
+            last = hidden
+        for paged, own in ((self.cache.keys, alone.keys), (self.cache.values, alone.values)):
+            for i, block in enumerate(own):
+                rows = np.asarray(block)[0, :, known : len(ids)].transpose(1, 0, 2)
+                paged[i] = _assigned(paged[i], (pages[known:], slice(None), offsets[known:]), rows)
+        return int(np.asarray(tp.to_backend(llama._pick(last, {**self.pick, "rng": request.rng}), "numpy"))[0])
+
+    def _copy_from_pages(self, alone: Any, pages: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> None:
+        count = len(pages)
+        for paged, own in ((self.cache.keys, alone.keys), (self.cache.values, alone.values)):
+            for i, block in enumerate(paged):
+                rows = np.asarray(block)[pages, :, offsets].astype(np.float32).transpose(1, 0, 2)
+                own[i] = _assigned(own[i], (0, slice(None), slice(0, count)), rows)
+        alone.length = count
+
+    # --------------------------------------------------------------------------------------- one step
+
+    def _step(self) -> list[int]:
+        """Return the next token of each running sequence."""
+        running = self._with_room()
+        size = 1 << (len(running) - 1).bit_length()  # each number of sequences would be compiled
+        cache, kv_heads, page_size = self.cache, self.llama._part.kv_heads, self.cache.page_size
+        spare = size - len(running)
+        ids = [request.ids[-1] for request in running] + [0] * spare
+        positions = [len(request.ids) - 1 for request in running] + [0] * spare
+        where = np.full((size, 2), (cache.max_num_pages, 0))
+        for row, request in zip(where, running, strict=False):
+            row[:] = [each[0] for each in cache.places(request.sequence, len(request.ids) - 1, len(request.ids))]
+        places = (where[:, :1] * kv_heads + np.arange(kv_heads)) * page_size + where[:, 1:]
+        table = cache.table([request.sequence for request in running], -(-self.max_seq_length // page_size))
+        table = np.concatenate([table, np.full((spare, table.shape[1]), cache.max_num_pages, np.int32)])
+        numbers = [request.rng.random(dtype=np.float32) for request in running] if self.pick["temperature"] else []
+        arrays = [np.asarray(a, np.int32) for a in (ids, positions, places.ravel(), table)]
+        arrays.append(np.asarray([*numbers, *[0.0] * (size - len(numbers))], np.float32))
+        tokens = self._run(size, *tp.to_backend(arrays, self.llama.backend))
+        return [int(token) for token in tokens[: len(running)]]
+
+    def _with_room(self) -> list[_Request]:
+        """Give each sequence a place for its last token; without pages, the youngest waits and begins again later."""
+        for request in list(self._running):
+            while request in self._running:
+                try:
+                    self.cache.append(request.sequence, request.ids[-1:])
+                except OutOfPagesError:
+                    youngest = self._running[-1]
+                    if youngest is self._running[0]:
+                        raise
+                    self._running.remove(youngest)
+                    self.cache.leave(youngest.sequence)
+                    self._waiting.appendleft(youngest)
+                else:
+                    break
+        return self._running
+
+    def _run(self, size: int, ids: Any, positions: Any, places: Any, table: Any, numbers: Any) -> np.ndarray[Any, Any]:
+        """Run a step for so many sequences."""
+        llama, cache = self.llama, self.cache
+        given = numbers if self.pick["temperature"] else None
+        args: tuple[Any, ...] = (ids, positions, places, table, given, cache.keys, cache.values)
+        step = partial(_decode, llama._part, self.pick)
+        if llama._compile:  # a program gets weights as arguments; they would be constants in it
+            args = (llama._weights, llama._output, *args)
+        else:
+            step = partial(step, llama._weights, llama._output)
+        with llama._scope():
+            if size not in self._steps:
+                self._steps[size] = _compiled(step, args, llama.backend)
+            tokens, cache.keys, cache.values = self._steps[size](*args)
+        return np.asarray(tp.to_backend(tokens, "numpy"))
+
+
+def _decode(
+    config: LlamaConfig,
+    pick: dict[str, Any],
+    weights: dict[str, Any],
+    output: Matrix,
+    ids: Array,
+    positions: Array,
+    places: Array,
+    table: Array,
+    numbers: Array | None,
+    keys: Sequence[Array],
+    values: Sequence[Array],
+) -> tuple[Array, list[Array], list[Array]]:
+    """Do what `decode` does, with the cache last."""
+    return decode(config, weights, output, pick, ids, positions, places, keys, values, table, numbers)
+
+
+def _compiled(step: Callable[..., Any], args: tuple[Any, ...], backend: str) -> Callable[..., Any]:
+    """Return a step that runs without Python, where that is possible."""
+    try:
+        kernel = PersistentKernel(step, args, backend=backend, donate=[len(args) - 2, len(args) - 1])
+        kernel.compile()
+    except ValueError:  # the backend cannot, or a body computes an operator
+        return step
+    return kernel
+
+
+def _assigned(old: Any, key: tuple[Any, ...], new: np.ndarray[Any, Any]) -> Any:
+    """Return an array with a part replaced, in place where that is possible."""
+    if hasattr(type(old), "at"):
+        return old.at[key].set(new)
+    old[key] = new
+    return old

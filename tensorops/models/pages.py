@@ -1,0 +1,319 @@
+"""Keys and values of many sequences in pages: given out as sequences grow, shared where they begin alike.
+
+Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
+https://arxiv.org/abs/2309.06180. `tensorops.scaled_dot_product_attention` reads the pages in place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tensorops as tp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["OutOfPagesError", "PagedKVCache"]
+
+Array = Any
+_ROOT = -1  # what comes before the first page
+
+
+class OutOfPagesError(RuntimeError):
+    """A sequence needs a page, and all pages are in use; the message says by how many sequences."""
+
+
+@dataclass
+class _Sequence:
+    tokens: list[int]  # those whose keys are in pages
+    pages: list[int] = field(default_factory=list)
+
+
+class PagedKVCache:
+    """Keys and values of many sequences in pages of equal size.
+
+    Parameters
+    ----------
+    page_size : int
+        How many tokens a page holds.
+    max_num_pages : int
+        How many pages there are.
+    blocks, kv_heads, head_dim : int
+        The sizes of the network.
+    dtype : {"float32", "float16", "bfloat16"}
+        Of keys and values.
+    backend : str, optional
+        The backend whose arrays they are; by default the one in force, or ``numpy``.
+    evict : bool
+        What happens when no page is free: if true, the oldest sequence other than the one that needs a page loses its
+        pages; else it is an error.
+
+    Attributes
+    ----------
+    keys, values : list of array, each of shape (max_num_pages + 1, kv_heads, page_size, head_dim)
+        The pages of every block. The last page belongs to no sequence: what is written there is never read.
+
+    Raises
+    ------
+    ValueError
+        If a number is less than 1, or there is no such dtype.
+
+    Notes
+    -----
+    Full pages are kept after their sequences have left, until they are needed: a sequence that begins with the same
+    tokens uses them again. Pages are never copied, as only full ones are shared.
+
+    Examples
+    --------
+    >>> from tensorops.models import PagedKVCache
+    >>> cache = PagedKVCache(4, 3, blocks=1, kv_heads=1, head_dim=8)
+    >>> first, known = cache.join([1, 2, 3, 4, 5, 6])
+    >>> cache.append(first, [1, 2, 3, 4, 5, 6])
+    >>> known, cache.free_pages
+    (0, 1)
+    >>> second, known = cache.join([1, 2, 3, 4, 9])
+    >>> known
+    4
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        max_num_pages: int,
+        *,
+        blocks: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: str = "float32",
+        backend: str | None = None,
+        evict: bool = False,
+    ) -> None:
+        sizes = {"page_size": page_size, "max_num_pages": max_num_pages}
+        for name, value in {**sizes, "blocks": blocks, "kv_heads": kv_heads, "head_dim": head_dim}.items():
+            if isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}, expected at least 1")
+        if dtype not in ("float32", "float16", "bfloat16"):
+            raise ValueError(f"dtype is {dtype!r}, expected 'float32', 'float16' or 'bfloat16'")
+        self.page_size, self.max_num_pages, self.evict = page_size, max_num_pages, evict
+        in_force = tp.get_backend()
+        backend = backend or ("numpy" if in_force == "auto" else in_force)
+        shape = (max_num_pages + 1, kv_heads, page_size, head_dim)
+        empty = [[np.zeros(shape, _numpy_dtype(dtype)) for _ in range(blocks)] for _ in ("keys", "values")]
+        self.keys, self.values = tp.to_backend(empty, backend)
+        self._sequences: OrderedDict[int, _Sequence] = OrderedDict()  # the oldest first
+        self._next = 0
+        self._never_used = list(range(max_num_pages - 1, -1, -1))
+        self._users = [0] * max_num_pages
+        self._idle: OrderedDict[int, None] = OrderedDict()  # full pages without a sequence, the longest unused first
+        self._known: dict[tuple[int, tuple[int, ...]], int] = {}  # by the page before it, and its own tokens
+        self._key_of: dict[int, tuple[int, tuple[int, ...]]] = {}
+
+    def __repr__(self) -> str:
+        used = self.max_num_pages - self.free_pages
+        return f"<PagedKVCache: {len(self._sequences)} sequences, {used} of {self.max_num_pages} pages in use>"
+
+    @property
+    def free_pages(self) -> int:
+        """How many pages no sequence uses."""
+        return len(self._never_used) + len(self._idle)
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """The sequences, the oldest first."""
+        return tuple(self._sequences)
+
+    def length(self, sequence: int) -> int:
+        """Return how many tokens of a sequence are in pages.
+
+        Raises
+        ------
+        KeyError
+            If there is no such sequence: it never joined, has left, or was evicted.
+        """
+        return len(self._find(sequence).tokens)
+
+    def _find(self, sequence: int) -> _Sequence:
+        try:
+            return self._sequences[sequence]
+        except KeyError:
+            raise KeyError(f"there is no sequence {sequence}: it has not joined, has left, or was evicted") from None
+
+    def join(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Let a sequence begin.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            Its first tokens.
+
+        Returns
+        -------
+        sequence : int
+            Its number.
+        known : int
+            How many of the tokens are in pages already. It is less than their number: the last one is always computed,
+            as its features choose the next.
+        """
+        made = _Sequence([])
+        before = _ROOT
+        for start in range(0, len(tokens) - self.page_size, self.page_size):
+            own = tuple(int(token) for token in tokens[start : start + self.page_size])
+            page = self._known.get((before, own))
+            if page is None:
+                break
+            self._use(page)
+            made.pages.append(page)
+            made.tokens += own
+            before = page
+        number, self._next = self._next, self._next + 1
+        self._sequences[number] = made
+        return number, len(made.tokens)
+
+    def append(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Give pages to tokens that a sequence goes on with; their keys and values are to be written.
+
+        Parameters
+        ----------
+        sequence : int
+            From `join`.
+        tokens : sequence of int
+            The tokens after those that are in pages.
+
+        Raises
+        ------
+        OutOfPagesError
+            If no page is free, and none may be taken from another sequence. Nothing has changed then.
+        KeyError
+            If there is no such sequence.
+        """
+        this = self._find(sequence)
+        needed = -(-(len(this.tokens) + len(tokens)) // self.page_size) - len(this.pages)
+        room = self.max_num_pages - len(this.pages) if self.evict else self.free_pages
+        if needed > room:
+            raise OutOfPagesError(
+                f"sequence {sequence} needs {needed} more of {self.max_num_pages} pages, of which {self.free_pages} "
+                f"are free; {len(self._sequences) - 1} other sequences have pages"
+            )
+        while self.free_pages < needed:
+            self.leave(next(n for n in self._sequences if n != sequence))
+        this.pages += [self._take() for _ in range(needed)]
+        for token in tokens:
+            this.tokens.append(int(token))
+            if len(this.tokens) % self.page_size == 0:
+                self._remember(this, len(this.tokens) // self.page_size - 1)
+
+    def leave(self, sequence: int) -> None:
+        """Take back the pages of a sequence; full ones stay known until they are needed.
+
+        Raises
+        ------
+        KeyError
+            If there is no such sequence.
+        """
+        this = self._find(sequence)
+        del self._sequences[sequence]
+        for page in reversed(this.pages):  # of a beginning, the end goes first
+            self._users[page] -= 1
+            if self._users[page]:
+                continue
+            if page in self._key_of:
+                self._idle[page] = None
+            else:
+                self._never_used.append(page)
+
+    def _use(self, page: int) -> None:
+        self._users[page] += 1
+        self._idle.pop(page, None)
+
+    def _take(self) -> int:
+        if self._never_used:
+            page = self._never_used.pop()
+        else:
+            page, _ = self._idle.popitem(last=False)
+            self._forget(page)
+        self._users[page] = 1
+        return page
+
+    def _remember(self, this: _Sequence, index: int) -> None:
+        """Let later sequences find a page that is now full."""
+        before = this.pages[index - 1] if index else _ROOT
+        own = tuple(this.tokens[index * self.page_size :])
+        page = this.pages[index]
+        if (before, own) not in self._known and (before == _ROOT or before in self._key_of):
+            self._known[before, own] = page
+            self._key_of[page] = (before, own)
+
+    def _forget(self, page: int) -> None:
+        """Let nobody find a page, nor the pages that follow it, which no sequence uses either."""
+        del self._known[self._key_of.pop(page)]
+        for following in [following for key, following in self._known.items() if key[0] == page]:
+            self._forget(following)
+            del self._idle[following]
+            self._never_used.append(following)
+
+    def table(self, sequences: Sequence[int], pages: int | None = None) -> np.ndarray[Any, Any]:
+        """Return the pages of some sequences, for `tensorops.scaled_dot_product_attention`.
+
+        Parameters
+        ----------
+        sequences : sequence of int
+            The sequences, one for each row.
+        pages : int, optional
+            The number of columns; by default the most pages that one of them has.
+
+        Returns
+        -------
+        numpy.ndarray of int32, shape (sequences, pages)
+            Where a sequence has no page, the one that belongs to none.
+
+        Raises
+        ------
+        ValueError
+            If a sequence has more pages.
+        KeyError
+            If there is no such sequence.
+        """
+        rows = [self._find(sequence).pages for sequence in sequences]
+        most = max(map(len, rows), default=0)
+        if pages is not None and pages < most:
+            raise ValueError(f"a sequence has {most} pages, more than {pages}")
+        table = np.full((len(rows), most if pages is None else pages), self.max_num_pages, np.int32)
+        for row, own in zip(table, rows, strict=True):
+            row[: len(own)] = own
+        return table
+
+    def places(self, sequence: int, start: int, stop: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return where some tokens of a sequence are.
+
+        Parameters
+        ----------
+        sequence : int
+            From `join`.
+        start, stop : int
+            The tokens' positions.
+
+        Returns
+        -------
+        pages, offsets : numpy.ndarray of int32, shape (stop - start,)
+            The page of each, and its place in it.
+
+        Raises
+        ------
+        KeyError
+            If there is no such sequence.
+        """
+        at = np.arange(start, stop)
+        pages = np.asarray(self._find(sequence).pages, np.int32)[at // self.page_size]
+        return pages, (at % self.page_size).astype(np.int32)
+
+
+def _numpy_dtype(name: str) -> Any:
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16

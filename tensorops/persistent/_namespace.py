@@ -1,0 +1,149 @@
+"""The functions of the Array API standard that can be recorded: views, copies, and simple arithmetic.
+
+Those that create arrays return NumPy's, which are constants of a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import array_api_compat.numpy as numpy
+import numpy as np
+from array_api_compat.numpy import (  # noqa: F401 - dtypes, constants and what creates arrays
+    arange,
+    bool,
+    e,
+    empty,
+    eye,
+    finfo,
+    float32,
+    float64,
+    full,
+    iinfo,
+    inf,
+    int8,
+    int16,
+    int32,
+    int64,
+    isdtype,
+    linspace,
+    nan,
+    newaxis,
+    ones,
+    pi,
+    result_type,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+    zeros,
+)  # fmt: skip
+
+from tensorops.persistent._captured import CaptureError
+from tensorops.persistent._recorded import Recorded
+
+
+def _first(*values: Any) -> Recorded:
+    return next(value for value in values if isinstance(value, Recorded))
+
+
+def asarray(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+    """Return an array as it is; anything else becomes a constant."""
+    if not isinstance(x, Recorded):
+        return numpy.asarray(x, dtype=dtype, **options)
+    return x if dtype is None else astype(x, dtype, copy=False)
+
+
+def astype(x: Any, dtype: Any, *, copy: Any = True, device: Any = None) -> Any:
+    """Convert an array."""
+    if not isinstance(x, Recorded):
+        return numpy.astype(x, dtype, copy=copy)
+    if x.dtype == np.dtype(dtype):
+        return x.recorder.copied(x) if copy else x
+    return x.recorder.converted(x, np.dtype(dtype))
+
+
+def reshape(x: Any, shape: Sequence[int], *, copy: Any = None) -> Any:
+    """Return the elements in another shape."""
+    return x.recorder.reshape(x, tuple(shape)) if isinstance(x, Recorded) else numpy.reshape(x, shape, copy=copy)
+
+
+def permute_dims(x: Any, axes: Sequence[int]) -> Any:
+    """Permute axes."""
+    return x.view(np.transpose(x.value, axes)) if isinstance(x, Recorded) else numpy.permute_dims(x, axes)
+
+
+def moveaxis(x: Any, source: Any, destination: Any) -> Any:
+    """Move axes."""
+    if not isinstance(x, Recorded):
+        return numpy.moveaxis(x, source, destination)
+    return x.view(np.moveaxis(x.value, source, destination))
+
+
+def matrix_transpose(x: Any) -> Any:
+    """Exchange the last two axes."""
+    return x.mT if isinstance(x, Recorded) else numpy.matrix_transpose(x)
+
+
+def expand_dims(x: Any, *, axis: int = 0) -> Any:
+    """Add an axis of length 1."""
+    return x.view(np.expand_dims(x.value, axis)) if isinstance(x, Recorded) else numpy.expand_dims(x, axis=axis)
+
+
+def squeeze(x: Any, axis: Any) -> Any:
+    """Remove axes of length 1."""
+    return x.view(np.squeeze(x.value, axis)) if isinstance(x, Recorded) else numpy.squeeze(x, axis)
+
+
+def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
+    """Repeat an array along axes."""
+    return x.view(np.broadcast_to(x.value, shape)) if isinstance(x, Recorded) else numpy.broadcast_to(x, shape)
+
+
+def take(x: Any, indices: Any, *, axis: int | None = None) -> Any:
+    """Return parts of an array by their indices along an axis."""
+    if not isinstance(x, Recorded) and not isinstance(indices, Recorded):
+        return numpy.take(x, indices, axis=axis)
+    return _first(x, indices).recorder.take(x, indices, 0 if axis is None else axis)
+
+
+def concat(arrays: Sequence[Any], *, axis: int | None = 0) -> Any:
+    """Join arrays along an axis."""
+    if not any(isinstance(a, Recorded) for a in arrays):
+        return numpy.concat(arrays, axis=axis)
+    return _first(*arrays).recorder.concat(list(arrays), axis)
+
+
+def stack(arrays: Sequence[Any], *, axis: int = 0) -> Any:
+    """Join arrays along a new axis."""
+    return concat([expand_dims(a, axis=axis) for a in arrays], axis=axis)
+
+
+def add(a: Any, b: Any) -> Any:
+    """Return the sum."""
+    return a + b
+
+
+def subtract(a: Any, b: Any) -> Any:
+    """Return the difference."""
+    return a - b
+
+
+def multiply(a: Any, b: Any) -> Any:
+    """Return the product."""
+    return a * b
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") or not hasattr(numpy, name):
+        raise AttributeError(name)
+    if not callable(getattr(numpy, name)):
+        return getattr(numpy, name)
+
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        raise CaptureError(
+            f"the step calls {name} of the namespace, which cannot be recorded; use operators of tensorops"
+        )
+
+    return refused

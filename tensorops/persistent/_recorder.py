@@ -1,0 +1,566 @@
+"""Records a step on NumPy arrays as a plan: calls of compiled handlers, with one arena for the arrays in between.
+
+The step runs once, for real. An array is known by its memory: that of an argument, of a result of a recorded call, or,
+if neither, of a constant. When the step has ended, results whose lives do not overlap are given the same memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tensorops._operator import OPERATORS, Operator
+from tensorops.backends.settings import Settings
+from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu.handlers import HANDLERS, Handler
+from tensorops.persistent._captured import CapturedCall, CaptureError, Statistics, words_of
+from tensorops.persistent._recorded import Recorded
+
+_LINE = 64
+_ARITHMETIC = ("float32", "float64", "int32", "int64")
+_NUMPY = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
+_FOREVER = 2**62
+
+
+@dataclass(eq=False)
+class _Memory:
+    """One block of memory that calls read or write."""
+
+    array: np.ndarray[Any, Any]  # contiguous
+    is_own: bool = False  # between calls: it goes to the arena
+    argument: int | None = None
+    owner: int = -1  # the argument that has it
+    first: int = 0  # the calls that write it first and read it last
+    last: int = 0
+    offset: int = 0  # in the arena
+
+    @property
+    def address(self) -> int:
+        return int(self.array.__array_interface__["data"][0])
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A contiguous array in a block of memory."""
+
+    memory: _Memory
+    value: np.ndarray[Any, Any]
+    shape: tuple[int, ...]  # for the handler
+
+    @property
+    def offset(self) -> int:
+        return int(self.value.__array_interface__["data"][0]) - self.memory.address
+
+
+@dataclass(frozen=True)
+class _Call:
+    operator: str
+    handler: str
+    arguments: tuple[_Place, ...]
+    results: tuple[_Place, ...]
+    options: tuple[tuple[str, float], ...]
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """Everything but the values: what calls have in common that their kernel computes in the same way."""
+        every = (*self.arguments, *self.results)
+        return self.handler, self.options, *((place.shape, place.value.dtype) for place in every)
+
+    @property
+    def shown(self) -> CapturedCall:
+        every = (*self.arguments, *self.results)
+        shapes = tuple(f"{p.value.dtype.name}{list(p.shape)}" for p in every)
+        return CapturedCall(self.operator, self.handler, shapes, sum(_moved(self, p) for p in every))
+
+
+def _moved(call: _Call, place: _Place) -> int:
+    """Return how many bytes a call moves of an array: of what it takes parts from or puts parts into, these parts."""
+    if call.handler == "take" and place is call.arguments[0]:
+        return int(call.results[0].value.nbytes)
+    if call.handler == "put" and place is call.results[0]:
+        return int(call.arguments[0].value.nbytes)
+    return int(place.value.nbytes)
+
+
+@dataclass(eq=False)
+class Recorder:
+    """What a step did so far.
+
+    Parameters
+    ----------
+    settings
+        Those in force around the step.
+    written
+        The arguments that it may write.
+    """
+
+    settings: Settings
+    written: frozenset[int]
+    calls: list[_Call] = field(default_factory=list)
+    _blocks: list[_Memory] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+    _current: str = ""
+    _tried: set[Any] = field(default_factory=set)
+
+    # --------------------------------------------------------------------- memory
+
+    def argument(self, number: int, owner: int, array: np.ndarray[Any, Any]) -> Recorded:
+        """Make an array known by its number among all of the arguments, and by the argument that it is in."""
+        self._know(_Memory(array, argument=number, owner=owner))
+        return Recorded(array, self)
+
+    def _know(self, memory: _Memory) -> _Memory:
+        at = bisect.bisect_left(self._starts, memory.address)
+        self._starts.insert(at, memory.address)
+        self._blocks.insert(at, memory)
+        return memory
+
+    def _find(self, value: np.ndarray[Any, Any]) -> _Memory | None:
+        start = int(value.__array_interface__["data"][0])
+        at = bisect.bisect_right(self._starts, start) - 1
+        if at < 0:
+            return None
+        memory = self._blocks[at]
+        return memory if start < memory.address + max(memory.array.nbytes, 1) else None
+
+    def _new(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
+        """Return new memory between calls."""
+        return self._own(np.empty(tuple(shape), dtype))
+
+    def _own(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if not value.flags.c_contiguous or value.base is not None:
+            value = np.array(value, order="C")
+        if not value.nbytes:
+            raise CaptureError(f"{self._current}: an empty array cannot be recorded")
+        self._know(_Memory(value, is_own=True, first=len(self.calls), last=len(self.calls)))
+        return value
+
+    def place(self, x: Any, shape: tuple[int, ...] | None = None) -> _Place:
+        """Return where an array is, contiguous; a copy is recorded of one that is not."""
+        if not isinstance(x, Recorded):
+            return self._constant(np.asarray(x), shape)
+        value = x.value if x.value.flags.c_contiguous else self._contiguous(x).value
+        memory = self._find(value)
+        assert memory is not None  # what is recorded has known memory
+        return _Place(memory, value, value.shape if shape is None else shape)
+
+    def _constant(self, value: np.ndarray[Any, Any], shape: tuple[int, ...] | None) -> _Place:
+        memory = self._find(value)
+        if memory is not None and (memory.is_own or memory.argument is not None):
+            raise CaptureError(
+                f"{self._current}: an array shares memory with one of the step, but was made outside of what can be "
+                "recorded"
+            )
+        if memory is None or not value.flags.c_contiguous:
+            value = np.ascontiguousarray(value).reshape(value.shape)
+            memory = self._know(_Memory(value)) if self._find(value) is None else self._find(value)
+        assert memory is not None
+        if value.nbytes > memory.array.nbytes:  # a larger view of memory that is known by a smaller one
+            at = self._blocks.index(memory)
+            self._blocks[at] = memory = _Memory(value)
+        return _Place(memory, value, value.shape if shape is None else shape)
+
+    def _contiguous(self, x: Recorded) -> Recorded:
+        made = self._new(x.shape, x.dtype)
+        made[...] = x.value
+        self._copy(x.value, made)
+        return Recorded(made, self)
+
+    def _copy(self, source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
+        """Record a copy between arrays with strides; the values have been copied."""
+        if source.ndim > 8:
+            raise CaptureError(f"{self._current}: an array of more than 8 axes cannot be copied")
+        options = []
+        for name, a in (("from", source), ("to", target)):
+            options += [(f"{name}_{axis}", float(step)) for axis, step in enumerate(a.strides)]
+        places = [self._strided(a) for a in (source, target)]
+        self._add(self._current or "copy", "copy", places[:1], places[1:], tuple(options))
+
+    def _strided(self, value: np.ndarray[Any, Any]) -> _Place:
+        memory = self._find(value)
+        if memory is None:
+            return self._constant(value, None)
+        return _Place(memory, value, value.shape)
+
+    def _add(
+        self,
+        operator: str,
+        handler: str,
+        arguments: Sequence[_Place],
+        results: Sequence[_Place],
+        options: tuple[tuple[str, float], ...] = (),
+    ) -> None:
+        for place in (*arguments, *results):
+            place.memory.last = len(self.calls)
+        for place in results:
+            memory = place.memory
+            if memory.argument is not None and memory.owner not in self.written:
+                raise CaptureError(f"{operator}: the step writes to argument {memory.owner}, which is not in `donate`")
+            if memory.argument is None and not memory.is_own:
+                raise CaptureError(f"{operator}: the step writes to an array that is not one of its arguments")
+        self.calls.append(_Call(operator, handler, tuple(arguments), tuple(results), options))
+
+    # ------------------------------------------------- what a step may do to arrays
+
+    def reshape(self, x: Recorded, shape: tuple[int, ...]) -> Recorded:
+        """Return the elements in another shape, of a copy if their order requires it."""
+        viewed = x.value.view()
+        try:
+            viewed.shape = tuple(int(n) for n in shape)
+        except AttributeError:
+            return x.view(self._contiguous(x).value.reshape(shape))
+        return x.view(viewed)
+
+    def copied(self, x: Recorded) -> Recorded:
+        """Return a copy."""
+        self._current = "copy"
+        return self._contiguous(x)
+
+    def converted(self, x: Recorded, dtype: np.dtype[Any]) -> Recorded:
+        """Return an array in another dtype."""
+        self._current = "astype"
+        whole = x.dtype.kind in "iu"
+        if dtype.name not in (*_ARITHMETIC, "float16", "bfloat16") or (dtype.kind == "i" and not whole):
+            raise CaptureError(f"astype from {x.dtype.name} to {dtype.name} cannot be recorded")
+        with np.errstate(all="ignore"):
+            made = self._own(x.value.astype(dtype))
+        self._add("astype", "convert", [self.place(x)], [self.place(Recorded(made, self))])
+        return Recorded(made, self)
+
+    def arithmetic(self, name: str, a: Any, b: Any) -> Recorded:
+        """Record a sum, difference or product of arrays of equal shape, or of one with a single element."""
+        self._current = name
+        dtype = next(x.dtype for x in (a, b) if isinstance(x, Recorded))
+        a, b = (x if isinstance(x, Recorded) else np.asarray(x, dtype) for x in (a, b))
+        if a.dtype != b.dtype or dtype.name not in _ARITHMETIC:
+            raise CaptureError(f"{name} of {a.dtype.name} and {b.dtype.name} cannot be recorded")
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        if any(x.shape != shape and x.size != 1 for x in (a, b)):
+            raise CaptureError(f"{name} of shapes {a.shape} and {b.shape} cannot be recorded: only equal ones")
+        values = [x.value if isinstance(x, Recorded) else x for x in (a, b)]
+        with np.errstate(all="ignore"):
+            made = self._own(np.asarray(_NUMPY[name](*values)).reshape(shape))
+        self._add(name, name, [self.place(a), self.place(b)], [self.place(Recorded(made, self))])
+        return Recorded(made, self)
+
+    def take(self, x: Any, indices: Any, axis: int) -> Recorded:
+        """Record parts of an array by their indices along an axis."""
+        self._current = self._current if self._current == "embedding" else "take"
+        value = x.value if isinstance(x, Recorded) else np.asarray(x)
+        numbers = indices.value if isinstance(indices, Recorded) else np.asarray(indices)
+        axis %= value.ndim
+        made = self._own(np.take(value, numbers, axis))
+        outer, inner = int(np.prod(value.shape[:axis])), int(np.prod(value.shape[axis + 1 :]))
+        source = self.place(x, (outer, value.shape[axis], inner))
+        at = self.place(indices, (numbers.size,))
+        target = self.place(Recorded(made, self), (outer, numbers.size, inner))
+        self._add(self._current, "take", [source, at], [target])
+        return Recorded(made, self)
+
+    def put(self, x: Recorded, indices: Recorded, axis: int, new: Any) -> None:
+        """Record the assignment of parts of an array, at indices along an axis."""
+        self._current = "assignment"
+        if not x.value.flags.c_contiguous:
+            raise CaptureError("an assignment to a part of an array with strides cannot be recorded")
+        key: Any = (*[slice(None)] * axis, indices.value)
+        shape = x.value[key].shape
+        new = self._fitting(new, shape, x.dtype)
+        x.value[key] = new.value if isinstance(new, Recorded) else new
+        self._current = "assignment"
+        outer, inner = int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis + 1 :]))
+        parts = self.place(new, (outer, indices.size, inner))
+        at = self.place(indices, (indices.size,))
+        self._add("assignment", "put", [parts, at], [self.place(x, (outer, x.shape[axis], inner))])
+
+    def write(self, x: Recorded, new: Any) -> None:
+        """Record the assignment of a view of an array."""
+        self._current = "assignment"
+        new = self._fitting(new, x.shape, x.dtype)
+        value = new.value if isinstance(new, Recorded) else new
+        if np.may_share_memory(value, x.value):
+            new = self.copied(new)
+            value = new.value
+        x.value[...] = value
+        self._copy(value, x.value)
+
+    def _fitting(self, new: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        if not isinstance(new, Recorded):
+            return np.array(np.broadcast_to(np.asarray(new, dtype), shape))
+        if new.dtype != dtype:
+            new = self.converted(new, dtype)
+        return new if new.shape == shape else new.view(np.broadcast_to(new.value, shape))
+
+    def concat(self, arrays: list[Any], axis: int | None) -> Recorded:
+        """Record a join of arrays."""
+        self._current = "concat"
+        if axis is None:
+            arrays, axis = [a.reshape(-1) for a in arrays], 0
+        values = [a.value if isinstance(a, Recorded) else np.asarray(a) for a in arrays]
+        if len({v.dtype for v in values}) > 1:
+            raise CaptureError("concat of several dtypes cannot be recorded")
+        made = self._own(np.concatenate(values, axis))
+        begin, axis = 0, axis % made.ndim
+        for value in values:
+            key: Any = (*[slice(None)] * axis, slice(begin, begin + value.shape[axis]))
+            self._copy(value, made[key])
+            begin += value.shape[axis]
+        return Recorded(made, self)
+
+    # ------------------------------------------------------------------- operators
+
+    def call(self, operator: Operator[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator and record it."""
+        if not any(isinstance(value, Recorded) for value in (*args, *kwargs.values())):
+            return NotImplemented  # of constants
+        name = operator.__name__
+        handler = HANDLERS.get(name)
+        if handler is None and name != "embedding":
+            if not operator.calls:
+                raise CaptureError(f"{name} has no kernel that can be recorded")
+            arguments = operator.bind(args, kwargs)
+            known = {key: self._as_recorded(value) for key, value in arguments.items()}
+            return operator.compute(**known)
+        arguments = operator.canonical(*args, **kwargs)
+        self._current = name
+        if name == "embedding" or handler is None:
+            ids = arguments["ids"]
+            flat = ids.reshape((-1,))
+            rows = self.take(arguments["weight"], flat, 0)
+            return rows.reshape((*ids.shape, rows.shape[-1]))
+        return self._record(operator, handler, arguments)
+
+    def _as_recorded(self, value: Any) -> Any:
+        """Return a constant as one of the step's arrays, as a body takes arrays of one library only."""
+        if not isinstance(value, np.ndarray):
+            return value
+        return Recorded(self._constant(value, None).value, self)
+
+    def _record(self, operator: Operator[..., Any], handler: Handler, arguments: dict[str, Any]) -> Any:
+        name = operator.__name__
+        if isinstance(arguments.get("rng"), np.random.Generator):
+            raise CaptureError(f"{name}: numbers of a generator would stay the same; pass an array of them as `rng`")
+        order, whole = _order(operator, handler, arguments)
+        given = arguments if handler.mixed else self._widened(arguments, order)
+        places = [self.place(given[each]) for each in order]
+        values = {key: value.value if isinstance(value, Recorded) else value for key, value in arguments.items()}
+        result = operator.apply(self._run_with(operator), values)
+        several = result if isinstance(result, tuple) else (result,)
+        made = [self._own(y) for y in several if y is not None]
+        results = [self.place(Recorded(y, self)) for y in made]
+        options = _numbers(handler, order, arguments, whole)
+        self._current = name
+        self._add(name, handler.name(arguments) if handler.name else name, places, results, options)
+        if (alike := self.calls[-1].alike) not in self._tried:
+            _try(self.calls[-1])
+            self._tried.add(alike)
+        left = iter(made)
+        recorded = tuple(None if y is None else Recorded(next(left), self) for y in several)
+        return recorded if isinstance(result, tuple) else recorded[0]
+
+    def _widened(self, arguments: dict[str, Any], order: list[str]) -> dict[str, Any]:
+        """Return the arguments with parameters in a dtype that the handler takes."""
+        x = arguments[order[0]]
+        wide = np.dtype("float64" if x.dtype == np.float64 else "float32")
+        parameters = [name for name in order[1:] if arguments[name].shape != x.shape]
+        dtypes = {arguments[name].dtype for name in parameters}
+        if len(dtypes) <= 1 and dtypes <= {x.dtype, *([wide] if x.dtype.itemsize == 2 else [])}:
+            return arguments
+        changed = {}
+        for name in parameters:
+            p = arguments[name]
+            changed[name] = self.converted(p, wide) if isinstance(p, Recorded) else np.asarray(p, wide)
+        return arguments | changed
+
+    def _run_with(self, operator: Operator[..., Any]) -> Callable[..., Any]:
+        from tensorops.backends.settings import activate
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with activate(self.settings):
+                return operator(*args, **kwargs)
+
+        return run
+
+    # ------------------------------------------------------------------------ plan
+
+    def plan(self, kept: Sequence[Recorded], threads: int) -> Planned:
+        """Make a plan of the calls; `kept` are the results of the step, in memory that stays."""
+        started = time.perf_counter()
+        outputs = [self.place(x) for x in kept]
+        for place in outputs:
+            place.memory.last = _FOREVER
+        used = {id(p.memory) for c in self.calls for p in (*c.arguments, *c.results)} | {id(p.memory) for p in outputs}
+        own = [m for m in self._blocks if m.is_own and id(m) in used]
+        size = _arrange(own)
+        arena = np.empty(size + _LINE, np.uint8)
+        arena = arena[-arena.__array_interface__["data"][0] % _LINE :][:size]
+        plan = _native.Plan(threads)
+        numbers: dict[Any, int] = {}
+        arguments: dict[int, list[tuple[int, int]]] = {}
+        constants = []
+
+        def number(place: _Place) -> int:
+            memory = place.memory
+            key = (id(memory), place.offset, place.shape, place.value.dtype)
+            if key not in numbers:
+                numbers[key] = made = plan.add_array(place.value, list(place.shape))
+                if memory.is_own:
+                    plan.move_array(made, arena, memory.offset + place.offset)
+                elif memory.argument is not None:
+                    arguments.setdefault(memory.argument, []).append((made, place.offset))
+                else:
+                    constants.append(memory.array)
+            return numbers[key]
+
+        for call in self.calls:
+            read, written = ([number(place) for place in places] for places in (call.arguments, call.results))
+            if not plan.add_call(call.handler, read, written, list(call.options)):
+                raise CaptureError(f"{call.operator}: there is no handler {call.handler!r}")
+        views = []
+        for place in outputs:
+            memory = place.memory
+            if memory.is_own:
+                start = memory.offset + place.offset
+                flat = arena[start : start + place.value.nbytes].view(place.value.dtype)
+                views.append(flat.reshape(place.value.shape))
+            else:
+                views.append(memory.argument if memory.argument is not None else place.value)
+        shown = tuple(call.shown for call in self.calls)
+        separate = sum(map(_padded, own))
+        seconds = time.perf_counter() - started
+        statistics = Statistics(seconds, len(shown), sum(c.bytes for c in shown), size, separate)
+        return Planned(plan, arena, arguments, constants, views, shown, statistics)
+
+
+@dataclass(eq=False)
+class Planned:
+    """A plan, with everything that it reads and writes.
+
+    Parameters
+    ----------
+    plan
+        The compiled object.
+    arena, constants
+        Memory that it keeps.
+    arguments
+        Which arrays of the plan are in an argument, and at which offset.
+    results
+        Views of the arena, or numbers of arguments that are returned.
+    """
+
+    plan: Any
+    arena: np.ndarray[Any, Any]
+    arguments: dict[int, list[tuple[int, int]]]
+    constants: list[np.ndarray[Any, Any]]
+    results: list[Any]
+    calls: tuple[CapturedCall, ...]
+    statistics: Statistics
+
+
+def _arrange(blocks: list[_Memory]) -> int:
+    """Give blocks whose lives overlap different places in the arena; return its size."""
+    placed: list[_Memory] = []
+    size = 0
+    for block in sorted(blocks, key=lambda m: -m.array.nbytes):
+        offset = 0
+        for other in placed:  # by offset
+            if other.last < block.first or block.last < other.first:
+                continue
+            if offset + _padded(block) <= other.offset:
+                break
+            offset = max(offset, other.offset + _padded(other))
+        block.offset = offset
+        bisect.insort(placed, block, key=lambda m: m.offset)
+        size = max(size, offset + _padded(block))
+    return max(size, _LINE)
+
+
+def _padded(block: _Memory) -> int:
+    return -(-block.array.nbytes // _LINE) * _LINE
+
+
+def _try(call: _Call) -> None:
+    """Run a call by itself, and compare its results with the operator's."""
+    plan = _native.Plan(1)
+    read = [plan.add_array(place.value, list(place.shape)) for place in call.arguments]
+    scratch = [np.empty_like(place.value) for place in call.results]
+    written = [plan.add_array(y, list(p.shape)) for y, p in zip(scratch, call.results, strict=True)]
+    if not plan.add_call(call.handler, read, written, list(call.options)):
+        raise CaptureError(f"{call.operator}: there is no handler {call.handler!r}")
+    try:
+        plan.run()
+    except ValueError as error:
+        raise CaptureError(f"{call.operator}: {words_of(error)}") from None
+    for y, place in zip(scratch, call.results, strict=True):
+        if not _agree(y, place.value):
+            raise CaptureError(f"{call.operator}: its kernel does not take these options")
+
+
+def _agree(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> bool:
+    if found.dtype.kind in "biu":
+        return bool(np.array_equal(found, expected))
+    with np.errstate(all="ignore"):
+        a, b = found.astype(np.float64), expected.astype(np.float64)
+        most = np.abs(b, where=np.isfinite(b), out=np.zeros_like(b)).max(initial=0)
+    eps = {2: 2.0**-7, 4: 2.0**-20, 8: 2.0**-44}[found.dtype.itemsize]
+    return bool(np.allclose(a, b, rtol=16 * eps, atol=16 * eps * most, equal_nan=True))
+
+
+def _order(
+    operator: Operator[..., Any], handler: Handler, arguments: dict[str, Any]
+) -> tuple[list[str], tuple[int, ...]]:
+    """Return the names of the arrays of a call in the handler's order, and the axes that make one row."""
+    if not handler.rows and not operator.divides:
+        return [name for name, value in arguments.items() if isinstance(value, Recorded | np.ndarray)], ()
+    rows = handler.rows(**arguments) if handler.rows else operator.rows(arguments)
+    return list(rows.arrays), rows.whole
+
+
+def _numbers(
+    handler: Handler, order: list[str], arguments: dict[str, Any], whole: tuple[int, ...]
+) -> tuple[tuple[str, float], ...]:
+    """Return what a handler is told besides the arrays; a tuple gives a number for each element."""
+    places = {name: place for place, name in enumerate(order) if place}
+    found: dict[str, Any] = {"axes": len(whole)} if len(whole) > 1 else {}
+    for name in handler.options:
+        value = places.get(name) if name in places else arguments.get(name)
+        if name in order or value is None or not isinstance(value, int | float | tuple):
+            if name in places:
+                found[name] = places[name]
+            continue
+        found |= {f"{name}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {name: value}
+    return tuple((name, float(value)) for name, value in found.items() if value is not None)
+
+
+class Plans:
+    """In place of the plans in settings: every call of an operator is recorded."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __getitem__(self, operator: Operator[..., Any]) -> _OfOperator:
+        return _OfOperator(self._recorder, operator)
+
+
+class _OfOperator:
+    def __init__(self, recorder: Recorder, operator: Operator[..., Any]) -> None:
+        self._recorder, self._operator = recorder, operator
+
+    def __getitem__(self, kind: type) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return self._recorder.call(self._operator, args, kwargs)
+            except TypeError as error:  # which the operator would take for a kernel that declines
+                raise CaptureError(str(error)) from error
+
+        return record
+
+    def __setitem__(self, kind: type, plan: Callable[..., Any]) -> None:
+        """Forget what constants would be computed with."""
+
+
+assert set(HANDLERS) <= set(OPERATORS) | {"logsumexp"}

@@ -1,0 +1,76 @@
+"""Steps that a library's own compiler compiles."""
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+from tensorops.persistent import CaptureError, PersistentKernel
+from tensorops.testing import REFERENCES
+
+X = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
+
+
+def silu_of_norm(x):
+    return REFERENCES["silu"](REFERENCES["rms_norm"](x).astype(np.float32))
+
+
+@pytest.mark.parametrize("library", ["jax", "mlx"])
+def test_a_step(library):
+    support.require(library)
+    (x,) = support.there([X], library)
+    kernel = PersistentKernel(
+        lambda x, n: (tp.silu(tp.rms_norm(x)), n + 1), [x, *support.there([np.int32([3])], library)]
+    )
+    assert kernel.backend == support.backend_of(library).name
+    assert kernel.compile().seconds > 0
+    y, n = kernel(2 * x, *support.there([np.int32([5])], library))
+    np.testing.assert_allclose(support.back(y), silu_of_norm(2 * X), rtol=1e-5, atol=1e-6)
+    assert support.back(n) == [6]
+    captured = kernel.explain()
+    assert captured.backend == kernel.backend
+    assert captured.in_python[0] == "the call itself"
+    with pytest.raises(ValueError, match="as one; use"):
+        kernel.profile(x)
+
+
+@pytest.mark.parametrize("library", ["jax", "mlx"])
+def test_a_value_that_decides(library):
+    support.require(library)
+    (x,) = support.there([X], library)
+    kernel = PersistentKernel(lambda x: x if x[0, 0] > 0 else tp.silu(x), [x])
+    with pytest.raises(CaptureError, match="the step cannot be compiled: "):
+        kernel.compile()
+
+
+@pytest.mark.parametrize("library", ["jax", "mlx"])
+def test_threads_are_the_library_s(library):
+    support.require(library)
+    with pytest.raises(ValueError, match=r"^num_workers: "):
+        PersistentKernel(tp.silu, support.there([X], library), num_workers=2).compile()
+
+
+def test_jax_writes_into_donated_arguments():
+    support.require("jax")
+    import jax
+
+    def step(cache, new):
+        return cache.at[:, 2].set(new), tp.silu(new)
+
+    (cache, new) = support.there([np.zeros((2, 8), np.float32), np.ones(2, np.float32)], "jax")
+    kernel = PersistentKernel(step, [cache, new], donate=[0])
+    kernel.compile()
+    assert not cache.is_deleted()  # compiling used a copy
+    updated, _ = kernel(cache, new)
+    assert cache.is_deleted()
+    assert support.back(updated)[:, 2].tolist() == [1, 1]
+    assert isinstance(updated, jax.Array)
+
+
+def test_the_program_of_xla_has_the_kernels():
+    support.require("jax")
+    support.require_provider("jax_ffi")
+    (x,) = support.there([X], "jax")
+    text = PersistentKernel(lambda x: tp.silu(tp.rms_norm(x)), [x]).explain().text
+    assert "tensorops.rms_norm" in text
+    assert "tensorops.silu" in text

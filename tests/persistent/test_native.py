@@ -1,0 +1,402 @@
+"""Steps on NumPy arrays as plans of compiled calls."""
+
+import itertools
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import support
+import tensorops as tp
+from tensorops._operator import OPERATORS
+from tensorops._trees import map_arrays
+from tensorops.kernels.cpu.handlers import HANDLERS
+from tensorops.testing import CASES, REFERENCES, assert_matches
+
+support.require_native()
+
+from tensorops.persistent import CaptureError, PersistentKernel  # noqa: E402
+from tensorops.persistent._recorder import _arrange, _Memory  # noqa: E402
+
+
+def f32(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def compiled(step, *args, **options):
+    return PersistentKernel(step, args, backend="cpu", **options)
+
+
+# --------------------------------------------------------------------------------------------------- values
+
+
+def recordable():
+    """The first cases of each operator in each dtype that can be recorded."""
+    for name in (*HANDLERS, "embedding"):
+        found = 0
+        for case, dtype in itertools.product(CASES[name], ("float32", "float16", "bfloat16", "float64")):
+            if dtype in case.dtypes:
+                found += 1
+                marks = () if found <= 4 else pytest.mark.exhaustive
+                yield pytest.param(case, dtype, marks=marks, id=f"{case}-{dtype}")
+
+
+def arrays_of(tree):
+    found = []
+    map_arrays(lambda x: found.append(x) or x, tree)
+    return found
+
+
+@pytest.mark.parametrize(("case", "dtype"), list(recordable()))
+def test_every_operator_computes_the_same_as_without_a_plan(case, dtype):
+    operator = OPERATORS[case.operator]
+    args, options = case.build(dtype_name=dtype)
+    with tp.set_backend("cpu", providers=["cpu", "generic"]):
+        if operator.explain(*args, **options).kernel != "cpu":
+            pytest.skip("the body computes it")
+        expected = operator(*args, **options)
+    names = [name for name, value in options.items() if isinstance(value, np.ndarray)]
+    places = [i for i, value in enumerate(args) if isinstance(value, np.ndarray)]
+
+    def step(*arrays):
+        given = list(args)
+        for i, place in enumerate(places):
+            given[place] = arrays[i]
+        return operator(*given, **options | dict(zip(names, arrays[len(places) :], strict=True)))
+
+    arrays = [args[i] for i in places] + [options[name] for name in names]
+    if any(isinstance(value, np.random.Generator) for value in (*args, *options.values())):
+        pytest.skip("a generator is not an array")
+    kernel = compiled(step, *arrays)
+    try:
+        kernel.compile()
+    except CaptureError as error:
+        reason = str(error)
+        assert any(words in reason for words in ("empty", "does not take these options", "a kernel was given"))
+        pytest.skip(reason)
+    names = [call.operator for call in kernel.explain().calls if call.operator != "copy"]
+    assert names[-1] == operator.__name__
+    poison(kernel)
+    results = kernel(*arrays)
+    for got, wanted in zip(arrays_of(results), arrays_of(expected), strict=True):
+        assert got.dtype == wanted.dtype
+        got, wanted = got.astype(np.float64), wanted.astype(np.float64)
+        # The kernels are the same, but attention may divide its keys in another way among threads.
+        eps, largest = {"float32": 2e-7, "float64": 2e-16}.get(dtype, 1e-2), np.abs(wanted[np.isfinite(wanted)])
+        np.testing.assert_allclose(got, wanted, rtol=16 * eps, atol=16 * eps * largest.max(initial=0))
+
+
+def poison(kernel):
+    """Fill the memory between calls, so that what is not written again would be seen."""
+    kernel._engine._planned.arena[...] = 0xFF
+
+
+def test_values_that_change_from_run_to_run():
+    weight = f32(8)
+
+    def step(x, positions):
+        y = tp.rope(tp.rms_norm(x, weight), positions)
+        return tp.softmax(y), positions + 1
+
+    kernel = compiled(step, f32(1, 2, 3, 8), np.arange(3))
+    for seed in (1, 2):
+        x, positions = f32(1, 2, 3, 8, seed=seed), np.arange(3) + 7 * seed
+        y, following = kernel(x, positions)
+        normed = REFERENCES["rms_norm"](x, weight)
+        rotated = REFERENCES["rope"](normed.astype(np.float32), positions)
+        assert_matches(y, REFERENCES["softmax"](rotated.astype(np.float32)), "float32", tolerance=64)
+        np.testing.assert_array_equal(following, positions + 1)
+
+
+def test_views_copies_and_arithmetic():
+    table, picked = f32(5, 4), np.asarray([3, 0])
+
+    def step(x, i):
+        xp = tp.get_namespace(x)
+        a, b = x[:, :4], x[:, 4:]
+        c = xp.concat([tp.silu(b), a], axis=1)
+        d = xp.permute_dims(xp.reshape(c, (2, 2, 4)), (1, 0, 2))
+        e = xp.take(xp.asarray(table), i, axis=0)
+        return d * 2.0 - 1, xp.astype(e, xp.float64), xp.stack([a, b]), xp.expand_dims(a.T, axis=0), 3 + i
+
+    x = f32(2, 8, seed=4)
+    kernel = compiled(step, f32(2, 8), np.asarray([1, 1]))
+    kernel.compile()
+    poison(kernel)
+    d, e, stacked, transposed, three = kernel(x, picked)
+    silu = REFERENCES["silu"](x[:, 4:]).astype(np.float32)
+    expected = np.concatenate([silu, x[:, :4]], 1).reshape(2, 2, 4).transpose(1, 0, 2) * np.float32(2) - 1
+    np.testing.assert_allclose(d, expected, rtol=1e-6)
+    np.testing.assert_array_equal(e, table[picked].astype(np.float64))
+    np.testing.assert_array_equal(stacked, np.stack([x[:, :4], x[:, 4:]]))
+    np.testing.assert_array_equal(transposed, x[:, :4].T[None])
+    np.testing.assert_array_equal(three, 3 + picked)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_conversions_to_half_types_round_to_even(dtype):
+    """All numbers between two neighbours of a half type round as NumPy's do."""
+    half = np.dtype(support.DTYPES[dtype])
+    every = np.arange(2**16, dtype=np.uint16).view(half)
+    with np.errstate(all="ignore"):
+        exact = every[np.isfinite(every)].astype(np.float64)
+        exact = np.unique(exact)
+        between = (exact[1:] + exact[:-1]) / 2
+        around = [between, np.nextafter(between, np.inf), np.nextafter(between, -np.inf), exact, exact * 1.5]
+        x = np.concatenate([*around, [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e300]])
+        wide = np.concatenate([x, -x])
+        single = wide.astype(np.float32) if dtype == "bfloat16" else wide
+        expected = single.astype(half)
+    kernel = compiled(lambda x: tp.get_namespace(x).astype(x, half), np.ones_like(single))
+    found = kernel(single)
+    nan = np.isnan(expected.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), nan)
+    np.testing.assert_array_equal(found[~nan].view(np.uint16), expected[~nan].view(np.uint16))
+
+
+def test_composed_operators_are_recorded_step_by_step():
+    x, gate, up = f32(3, 8), f32(12, 8, seed=1), f32(12, 8, seed=2)
+    kernel = compiled(lambda x: tp.gated_linear_unit(x, gate, up), x)
+    names = [call.operator for call in kernel.explain().calls]
+    assert "swiglu" in names
+    assert names.count("linear") == 2
+    assert_matches(kernel(x), REFERENCES["gated_linear_unit"](x, gate, up), "float32", tolerance=64)
+
+
+# --------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_results_whose_lives_overlap_share_no_memory(seed):
+    """A random program: each operation reads earlier results, and some of them are returned."""
+    rng = np.random.default_rng(seed)
+    operations = [(int(rng.integers(3)), *map(int, rng.integers(0, i + 1, 2))) for i in range(30)]
+    kept = sorted({int(n) for n in rng.integers(0, 31, 4)})
+
+    def program(x, add, silu, concat):
+        values = [x]
+        for kind, a, b in operations:
+            a, b = values[a], values[b]
+            if kind == 0:
+                values.append(silu(a))
+            elif kind == 1:
+                values.append(add(a, b))
+            else:
+                values.append(concat(a, b))
+        return [values[i] for i in kept]
+
+    def step(x):
+        xp = tp.get_namespace(x)
+        halves = lambda a, b: xp.concat([a[:, :3], b[:, 3:]], axis=1)  # noqa: E731
+        return program(x, lambda a, b: a + b, tp.silu, halves)
+
+    x = f32(2, 6, seed=seed)
+    kernel = compiled(step, f32(2, 6))
+    statistics = kernel.compile()
+    assert statistics.arena_bytes < statistics.separate_bytes
+    poison(kernel)
+    halves = lambda a, b: np.concatenate([a[:, :3], b[:, 3:]], 1)  # noqa: E731
+    expected = program(x.astype(np.float64), np.add, REFERENCES["silu"], halves)
+    for got, wanted in zip(kernel(x), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_memory_is_given_to_lives_that_do_not_overlap():
+    blocks = [_Memory(np.empty(n, np.uint8), first=first, last=last) for n, first, last in
+              [(100, 0, 3), (200, 1, 1), (64, 2, 5), (200, 4, 6), (10, 6, 9)]]  # fmt: skip
+    size = _arrange(blocks)
+    assert size < sum(-(-b.array.nbytes // 64) * 64 for b in blocks)
+    for a, b in itertools.combinations(blocks, 2):
+        together = a.first <= b.last and b.first <= a.last
+        apart = a.offset + a.array.nbytes <= b.offset or b.offset + b.array.nbytes <= a.offset
+        assert apart or not together
+        assert a.offset % 64 == 0
+        assert a.offset + a.array.nbytes <= size
+
+
+def test_a_cache_is_written_in_place():
+    def step(new, position, caches):
+        keys, values = caches["keys"], caches["values"]
+        keys[:, :, position, :] = new
+        values[..., position, :] = tp.silu(new)
+        return keys, tp.rms_norm(values)
+
+    def cache():
+        return {"keys": np.zeros((1, 2, 5, 4), np.float32), "values": np.zeros((1, 2, 5, 4), np.float32)}
+
+    new = f32(1, 2, 1, 4)
+    kernel = compiled(step, new, np.asarray([0]), cache(), donate=[2])
+    for place in (3, 4):  # of a new cache each time
+        mine = cache()
+        keys, _ = kernel(2 * new, np.asarray([place]), mine)
+        assert keys is mine["keys"]
+        expected = np.zeros((1, 2, 5, 4), np.float32)
+        expected[:, :, [place]] = 2 * new
+        np.testing.assert_array_equal(mine["keys"], expected)
+        silu = REFERENCES["silu"](2 * new)
+        np.testing.assert_allclose(mine["values"][:, :, [place]], silu, rtol=1e-5, atol=1e-6)
+
+
+def test_large_arguments_are_read_where_they_are():
+    kernel = compiled(lambda x: tp.silu(x), f32(200, 200))
+    for seed in (1, 2):
+        x = f32(200, 200, seed=seed)
+        np.testing.assert_array_equal(kernel(x), tp.silu(x))
+    before = kernel(x)
+    kernel(f32(200, 200, seed=3))
+    np.testing.assert_array_equal(before, tp.silu(x))  # a result is the caller's own
+
+
+def test_constants_are_kept_alive_and_read_where_they_are():
+    weight = f32(64)
+    kernel = compiled(lambda x: tp.rms_norm(x, weight), f32(2, 64))
+    kernel.compile()
+    weight *= 2
+    x = f32(2, 64, seed=1)
+    np.testing.assert_allclose(kernel(x), REFERENCES["rms_norm"](x, weight), rtol=1e-5, atol=1e-6)
+
+
+def test_threads_take_turns():
+    kernel = compiled(lambda x: tp.softmax(tp.silu(x)), f32(4, 1000))
+    inputs = [f32(4, 1000, seed=i) for i in range(4)]
+    expected = [kernel(x) for x in inputs]
+    wrong = []
+
+    def run(i):
+        wrong.extend(i for _ in range(200) if not np.array_equal(kernel(inputs[i]), expected[i]))
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_threads(workers):
+    weight = f32(3000, 500)
+    kernel = compiled(lambda x: tp.linear(x, weight), f32(1, 500), num_workers=workers)
+    x = f32(1, 500, seed=1)
+    np.testing.assert_allclose(kernel(x), x.astype(np.float64) @ weight.T.astype(np.float64), rtol=1e-3, atol=1e-4)
+
+
+# --------------------------------------------------------------------------------- what cannot be recorded
+
+X = np.ones((2, 4), np.float32)
+BROKEN = [
+    (lambda x: tp.silu(np.tanh(x)), "numpy.tanh"),
+    (lambda x: np.concatenate([x, x]), "numpy.concatenate"),
+    (lambda x: tp.silu(np.asarray(x)), "computes with NumPy"),
+    (lambda x: tp.silu(x[: int(x[0, 0])]), "reads a value of an array"),
+    (lambda x: x if x[0, 0] > 0 else tp.silu(x), "__gt__"),
+    (lambda x: x if x[0, 0] else tp.silu(x), "reads a value of an array"),
+    (lambda x: [tp.silu(row) for row in x], "reads a value of an array"),
+    (lambda x: tp.get_namespace(x).exp(x), "exp of the namespace"),
+    (lambda x: tp.silu(x) / 2, "__truediv__"),
+    (lambda x: x.sum(), r"\.sum of an array"),
+    (lambda x: tp.silu(x[[0, 1]]), "elements at"),
+    (lambda x: tp.sample(x, temperature=1.0, rng=np.random.default_rng(0)), "numbers of a generator"),
+    (lambda x: (tp.silu(x), np.ones(2)), "does not depend on its arguments"),
+    (lambda x: x.__setitem__(0, tp.silu(x[0])), "writes to argument 0, which is not in `donate`"),
+    (lambda x: tp.rms_norm(x, x), "weight has 2 dimensions"),
+    (lambda x: tp.to_backend(tp.silu(x), "numpy"), "moves an array to another library"),
+    (lambda x: tp.linear(x, X[:, :3]), "weight"),
+    (lambda x: tp.get_namespace(x).astype(tp.silu(x), np.int32), "astype from float32 to int32"),
+    (lambda x: tp.silu(x) + np.ones(4), r"add of shapes \(2, 4\) and \(4,\)"),
+]
+
+
+@pytest.mark.parametrize(("step", "words"), BROKEN, ids=[words for _, words in BROKEN])
+def test_what_cannot_be_recorded_is_named(step, words):
+    kernel = compiled(step, X)
+    with pytest.raises(ValueError, match=words):
+        kernel.compile()
+    with pytest.raises(ValueError, match=words):  # nor at the second try
+        kernel(X)
+
+
+def test_an_index_out_of_range_names_the_call():
+    table = f32(5, 4)
+    kernel = compiled(lambda ids: tp.silu(tp.embedding(ids, table)), np.asarray([1, 2]))
+    with pytest.raises(ValueError, match=r"^call 0, embedding: a kernel was given an index that is out of range$"):
+        kernel(np.asarray([1, 5]))
+    np.testing.assert_allclose(kernel(np.asarray([4, 0])), REFERENCES["silu"](table[[4, 0]]), rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_that_differ_in_more_than_values():
+    kernel = compiled(lambda x, n, other: tp.silu(x), X, 3, [X.copy()])
+    with pytest.raises(
+        ValueError, match=r"array 0 of the arguments was float32 \(2, 4\) when compiled, and is now float64"
+    ):
+        kernel(X.astype(np.float64), 3, [X])
+    for wrong in ((X, 4, [X]), (X, 3, (X,)), (X, 3, [X, X]), (X, 3)):
+        with pytest.raises(ValueError, match="differ from those when the step was compiled in more"):
+            kernel(*wrong)
+    assert kernel(X, 3, [X]).shape == X.shape
+
+
+def test_the_same_array_twice_is_refused():
+    with pytest.raises(CaptureError, match="among the arguments twice"):
+        compiled(lambda a, b: tp.swiglu(a, b), X, X).compile()
+
+
+def test_options():
+    for options, words in [
+        ({"mode": "training"}, "mode is 'training', expected one of decode, prefill, onepass"),
+        ({"num_workers": 0}, "num_workers is 0, expected at least 1"),
+        ({"donate": [1]}, "donate has 1, and there are 1 arguments"),
+        ({"donate": [0], "mode": "onepass"}, "donates nothing"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            compiled(tp.silu, X, **options)
+    with pytest.raises(TypeError, match="not one string"):
+        compiled(tp.silu, X, fallback_backends="jax")
+
+
+def test_the_order_of_choice():
+    with pytest.raises(
+        ValueError, match=r"no backend can replay this step: numpy: it has no compiled kernels.*; nki: "
+    ):
+        PersistentKernel(tp.silu, [X], backend="numpy", fallback_backends=["nki"])
+    assert PersistentKernel(tp.silu, [X], backend="numpy", fallback_backends=["nki", "cpu"]).backend == "cpu"
+    assert PersistentKernel(tp.silu, [X]).backend == "cpu"  # where the array is
+    with tp.set_backend("cpu"):
+        assert PersistentKernel(tp.silu, [X]).backend == "cpu"
+    with pytest.raises(ValueError, match="unknown backend 'cpuu'"):
+        PersistentKernel(tp.silu, [X], backend="cpuu")
+
+
+# ------------------------------------------------------------------------------------------ what it tells
+
+
+def test_what_was_captured():
+    weight = f32(4)
+    kernel = compiled(lambda x: tp.silu(tp.rms_norm(x, weight)), X)
+    assert repr(kernel) == "<PersistentKernel: decode on cpu, not yet compiled>"
+    captured = kernel.explain()
+    assert repr(kernel) == "<PersistentKernel: decode on cpu, compiled>"
+    assert [(call.operator, call.kernel, call.bytes) for call in captured.calls] == [
+        ("rms_norm", "rms_norm", 32 + 16 + 32),
+        ("silu", "silu", 64),
+    ]
+    assert captured.calls[0].shapes == ("float32[2, 4]", "float32[4]", "float32[2, 4]")
+    assert captured.statistics == kernel.compile()
+    assert captured.statistics.calls == 2
+    assert captured.statistics.bytes == 144
+    assert "copied in" in captured.in_python[0]
+    assert "rms_norm" in str(captured)
+    assert "<table>" in captured._repr_html_()
+
+
+def test_profile_and_trace(tmp_path):
+    kernel = compiled(lambda x: tp.silu(tp.rms_norm(x)), X)
+    profile = kernel.profile(X)
+    assert len(profile.seconds) == 2
+    assert all(seconds > 0 for seconds in profile.seconds)
+    assert "rms_norm" in str(profile)
+    profile.write_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events] == ["rms_norm", "silu"]
+    assert events[1]["ts"] == pytest.approx(events[0]["ts"] + events[0]["dur"])
