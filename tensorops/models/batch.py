@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tensorops as tp
-from tensorops.persistent import PersistentKernel
 
 from .pages import OutOfPagesError, PagedKVCache
 from .steps import decode
@@ -259,7 +258,7 @@ def _decode(
 def _compiled(step: Callable[..., Any], args: tuple[Any, ...], backend: str) -> Callable[..., Any]:
     """Return a step that runs without Python, where that is possible."""
     try:
-        kernel = PersistentKernel(step, args, backend=backend, donate=[len(args) - 2, len(args) - 1])
+        kernel = tp.PersistentKernel(step, args, backend=backend, donate=[len(args) - 2, len(args) - 1])
         kernel.compile()
     except ValueError:  # the backend cannot, or a body computes an operator
         return step

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from tensorops.persistent import PersistentKernel
-
     from .blocks import QuantizedWeight, Tensor
     from .tokenizer import Tokenizer
 
@@ -565,7 +563,7 @@ class Llama:
         top_p: float | None = None,
         min_p: float | None = None,
         num_workers: int | None = None,
-    ) -> PersistentKernel:
+    ) -> tp.PersistentKernel:
         """Compile the step from one token to the next.
 
         Parameters
@@ -592,8 +590,6 @@ class Llama:
         ValueError
             A number is out of range, several ranks share the network, or the backend cannot replay steps.
         """
-        from tensorops.persistent import PersistentKernel
-
         from .steps import decode
 
         capacity = self.config.context_length if max_seq_length is None else max_seq_length
@@ -631,7 +627,7 @@ class Llama:
         first = self._move([np.zeros(1, np.int32), np.zeros(1, np.int32)])
         numbers = self._move([np.zeros(1, np.float32)]) if temperature else []
         args = (*first, cache.keys, cache.values, *numbers)
-        return PersistentKernel(step, args, mode=mode, backend=self.backend, num_workers=num_workers, donate=[2, 3])
+        return tp.PersistentKernel(step, args, mode=mode, backend=self.backend, num_workers=num_workers, donate=[2, 3])
 
     def _continue(self, ids: list[int], count: int, pick: dict[str, Any]) -> Iterator[int]:
         if not count:

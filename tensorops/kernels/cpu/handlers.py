@@ -48,14 +48,13 @@ def _loss(arguments: dict[str, Any]) -> str:
 
 HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(
-        ("relu", "relu_squared", "hard_swish", "sigmoid", "silu", "softplus", "mish", "selu"),
-        Handler(),
+        ("relu", "relu_squared", "hard_swish", "sigmoid", "silu", "softplus", "mish", "selu"), Handler(mixed=False)
     ),
-    **dict.fromkeys(("swiglu", "geglu", "reglu", "softmax", "log_softmax", "logsumexp"), Handler()),
-    **dict.fromkeys(("quick_gelu", "elu"), Handler(("alpha",))),
-    "leaky_relu": Handler(("negative_slope",)),
-    "hard_sigmoid": Handler(("alpha", "beta")),
-    "gelu": Handler(name=lambda given: "gelu" if given["approximate"] == "none" else "gelu_tanh"),
+    **dict.fromkeys(("swiglu", "geglu", "reglu", "softmax", "log_softmax", "logsumexp"), Handler(mixed=False)),
+    **dict.fromkeys(("quick_gelu", "elu"), Handler(("alpha",), mixed=False)),
+    "leaky_relu": Handler(("negative_slope",), mixed=False),
+    "hard_sigmoid": Handler(("alpha", "beta"), mixed=False),
+    "gelu": Handler(name=lambda given: "gelu" if given["approximate"] == "none" else "gelu_tanh", mixed=False),
     "rms_norm": Handler(("eps", "weight_offset"), mixed=False),
     **dict.fromkeys(("add_rms_norm", "layer_norm", "l2_norm", "instance_norm"), Handler(("eps",), mixed=False)),
     "group_norm": Handler(("eps", "num_groups"), mixed=False),
@@ -64,7 +63,7 @@ HANDLERS: dict[str, Handler] = {
     "dequantize": Handler(("bits", "group_size")),
     "grouped_linear": Handler(),
     "grouped_quantized_linear": Handler(("bits", "group_size")),
-    "top_k": Handler(("largest",)),
+    "top_k": Handler(("largest",), mixed=False),
     "cross_entropy": Handler(("ignore_index", "label_smoothing", "z_loss"), _loss),
     "rope": Handler(
         ("base", "interleaved", "dims", "attention_factor"),

@@ -14,6 +14,7 @@ from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
 from tensorops.kernels._jax import partitioning, primitive
 from tensorops.kernels._jax.primitive import Call
+from tensorops.kernels.cpu.handlers import HANDLERS
 
 _PROVIDER = "jax_ffi"
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -22,15 +23,11 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64")
 def register(
     operator: Operator[..., Any],
     *,
-    handler: Callable[[dict[str, Any]], str] | None = None,
-    attributes: tuple[str, ...] = (),
     refuse: Callable[[dict[str, Any]], str | None] | None = None,
     rows: Callable[[dict[str, Any]], int] | None = None,
     most_rows: Callable[[dict[str, Any]], int] | None = None,
     batched: bool = False,
     several_axes: bool = False,
-    mixed: bool = False,
-    correspond: Callable[..., RowAxes] | None = None,
     draw: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> None:
     """Register the kernel of an operator that declares how its calls may be split.
@@ -39,10 +36,6 @@ def register(
     ----------
     operator
         An operator on rows along the last axis and on parameters of those rows.
-    handler
-        Returns the handler's name for given arguments, if it is not the operator's name.
-    attributes
-        The options that the kernel takes, and the arrays whose places it must be told because others may be left out.
     refuse
         Returns why the kernel does not support the arguments; replaces the check for rows and their parameters.
     rows
@@ -54,16 +47,13 @@ def register(
         Whether the first axis counts rows; see `Call`.
     several_axes
         Whether several of the last axes may be one row; the result may then have another dtype as well.
-    mixed
-        Whether the kernel reads parameters in any dtype; see `Call`.
-    correspond
-        Tells how axes correspond, if the operator does not declare it.
     draw
         Returns the arguments with numbers in place of a generator of them.
     """
+    handler = HANDLERS[operator.__name__]
 
     def prepare(arguments: dict[str, Any]) -> str | Call:
-        declared = correspond(**arguments) if correspond else operator.rows(arguments)
+        declared = handler.rows(**arguments) if handler.rows else operator.rows(arguments)
         reason = refuse(arguments) if refuse else _refuse_rows(arguments, declared, several_axes)
         most = most_rows(arguments) if most_rows and not reason else 0
         if most and primitive.row_count(arguments[next(iter(declared.arrays))]) > most:
@@ -76,13 +66,13 @@ def register(
         axes = len(declared.whole) if several_axes else 1
         if "axis" in options:
             options["axis"] = tuple(range(-axes, 0)) if axes > 1 else -1
-        name = handler(arguments) if handler else operator.__name__
+        name = handler.name(arguments) if handler.name else operator.__name__
         count = rows(arguments) if rows else declared.sharing
         names = tuple(declared.arrays)
         along = tuple(of[:1] == (0,) for of in declared.arrays.values()) if batched else ()
         options_of_call = tuple(options.items())
-        kernel = (attributes, axes, mixed, most, along, _PROVIDER)
-        return Call(operator, name, names, count, batched, options_of_call, *kernel, correspond=correspond)
+        kernel = (handler.options, axes, handler.mixed, most, along, _PROVIDER)
+        return Call(operator, name, names, count, batched, options_of_call, *kernel, correspond=handler.rows)
 
     primitive.register(operator, _PROVIDER, prepare, draw=draw)
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from tensorops._dtypes import FLOATING, INTEGER, is_floating
-from tensorops._row_axes import RowAxes, given
 from tensorops._typing import Array
 from tensorops.kernels.jax_ffi._launch import refuse_array
 
@@ -49,12 +48,6 @@ def _goes_with(a: Array, logits: Array) -> bool:
     return bool(a.dtype == logits.dtype or (a.dtype == np.float32 and logits.dtype.itemsize == 2))
 
 
-def loss_handler(arguments: dict[str, Any]) -> str:
-    """Return the handler of `cross_entropy`, which depends on how losses are combined."""
-    reduction = arguments["reduction"]
-    return "cross_entropy" if reduction == "mean" else f"cross_entropy_{reduction}"
-
-
 def rows_of_loss(arguments: dict[str, Any]) -> int:
     """Return how many arrays an axis may be added to: none if the losses of all rows are combined."""
     return 2 if arguments["reduction"] == "none" else 0
@@ -73,11 +66,6 @@ def refuse_rotation(arguments: dict[str, Any]) -> str | None:
     if 0 in x.shape:
         return "x is empty"
     return None if arguments["dims"] else "dims is 0"
-
-
-def rotation_handler(arguments: dict[str, Any]) -> str:
-    """Return the handler of `rope`, which depends on how angles are given."""
-    return "rope" if arguments["cos"] is None else "rope_by_tables"
 
 
 # ------------------------------------------------------------------------------------------------------ linear
@@ -150,13 +138,6 @@ def refuse_attention(arguments: dict[str, Any]) -> str | None:
 
 
 # ------------------------------------------------------------------------------------------------------ sample
-
-
-def rows_of_sample(logits: Array, temperature: float, rng: Any, **_: Any) -> RowAxes:
-    """Tell how the axes of the arrays of `sample` correspond; at temperature 0 it needs no numbers."""
-    every = tuple(range(logits.ndim))
-    drawn = given(rng=(rng if temperature > 0 else None, every[:-1]))
-    return RowAxes({"logits": every, **drawn}, every[:-1], every[-1:], sharing=1 + len(drawn), indices=(0,))
 
 
 def with_numbers(arguments: dict[str, Any]) -> dict[str, Any]:
