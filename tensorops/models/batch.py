@@ -225,14 +225,10 @@ class Batch:
         """Run a step for so many sequences."""
         llama, cache = self.llama, self.cache
         given = numbers if self.pick["temperature"] else None
-        args: tuple[Any, ...] = (ids, positions, places, table, given, cache.keys, cache.values)
-        step = partial(_decode, llama._part, self.pick)
-        if llama._compile:  # a program gets weights as arguments; they would be constants in it
-            args = (llama._weights, llama._output, *args)
-        else:
-            step = partial(step, llama._weights, llama._output)
+        args = (ids, positions, places, table, given, cache.keys, cache.values)
         with llama._scope():
             if size not in self._steps:
+                step = partial(_decode, llama._part, self.pick, llama._weights, llama._output)
                 self._steps[size] = _compiled(step, args, llama.backend)
             tokens, cache.keys, cache.values = self._steps[size](*args)
         return np.asarray(tp.to_backend(tokens, "numpy"))

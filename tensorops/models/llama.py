@@ -604,24 +604,13 @@ class Llama:
         pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         config, kv_heads = self._part, self._part.kv_heads
 
-        def step(*args: Array) -> tuple[Array, list[Array], list[Array]]:
-            weights, output, (ids, positions, keys, values, *numbers) = (
-                (self._weights, self._output, args) if self._compile is None else (*args[:2], args[2:])
-            )
+        def step(
+            ids: Array, positions: Array, keys: list[Array], values: list[Array], numbers: Array | None = None
+        ) -> tuple[Array, list[Array], list[Array]]:
             xp = tp.get_namespace(ids)
             places = xp.arange(kv_heads, dtype=xp.int32) * capacity + positions
-            return decode(
-                config,
-                weights,
-                output,
-                pick,
-                ids,
-                positions,
-                places,
-                keys,
-                values,
-                numbers=numbers[0] if numbers else None,
-            )
+            model = (config, self._weights, self._output, pick)
+            return decode(*model, ids, positions, places, keys, values, numbers=numbers)
 
         cache = self.new_cache(capacity)
         first = self._move([np.zeros(1, np.int32), np.zeros(1, np.int32)])

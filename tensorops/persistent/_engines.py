@@ -190,24 +190,25 @@ class JaxEngine:
             raise ValueError("num_workers: XLA chooses its threads; set it when JAX starts")
         started = time.perf_counter()
         self._backend, self._settings = backend, in_force()
-        self._compiled = jax.jit(step, donate_argnums=tuple(sorted(donate)))
         copied = tuple(
             jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, arg) if i in donate else arg
             for i, arg in enumerate(args)
         )
-        self._example = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if isinstance(x, jax.Array) else x,
-            args,
-        )
         try:
-            jax.block_until_ready(self._compiled(*copied))
+            self._constants, run = _without_constants(step, args)
+            self._compiled = jax.jit(run, donate_argnums=tuple(i + 1 for i in sorted(donate)))
+            jax.block_until_ready(self._compiled(self._constants, *copied))
         except jax.errors.JAXTypeError as error:  # a value decides, or leaves the program
             raise CaptureError(f"the step cannot be compiled: {describe_error(error)}") from error
+        self._example = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if isinstance(x, jax.Array) else x,
+            (self._constants, *args),
+        )
         self.statistics = Statistics(time.perf_counter() - started)
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run it once."""
-        return self._compiled(*args)
+        return self._compiled(self._constants, *args)
 
     def captured(self) -> Captured:
         """Return what it runs."""
@@ -219,6 +220,24 @@ class JaxEngine:
     def profile(self, args: tuple[Any, ...]) -> Profile:
         """Refuse: XLA's own profiler knows."""
         raise ValueError("XLA runs the program as one; use jax.profiler for the times within it")
+
+
+def _without_constants(step: Step, args: tuple[Any, ...]) -> tuple[list[Any], Step]:
+    """Return the arrays that a step closes over, and the step with a list of them as its first argument.
+
+    As constants, XLA would have copies of them in the program.
+    """
+    import jax
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+    closed, shapes = jax.make_jaxpr(step, return_shape=True)(*args)
+    results = jax.tree.structure(shapes)
+
+    def run(constants: list[Any], *args: Any) -> Any:
+        function = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, constants))
+        return jax.tree.unflatten(results, function(*jax.tree.leaves(args)))
+
+    return list(closed.consts), run
 
 
 class MlxEngine:

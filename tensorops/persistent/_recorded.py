@@ -144,7 +144,9 @@ class Recorded:
     def __array_function__(self, func: Any, *_: Any) -> NoReturn:
         raise CaptureError(f"the step calls numpy.{func.__name__}, {ADVICE}")
 
-    def __array_ufunc__(self, ufunc: Any, *_: Any, **__: Any) -> NoReturn:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Recorded:
+        if method == "__call__" and not options and ufunc.__name__ in ("add", "subtract", "multiply"):
+            return self.recorder.arithmetic(ufunc.__name__, *inputs)
         raise CaptureError(f"the step calls numpy.{ufunc.__name__}, {ADVICE}")
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -18,8 +18,8 @@ from tensorops.ops import (
     selection,
 )
 
-# `kernels.cpu.handlers` tells how calls are written. What XLA itself computes as fast as a copy is not among them: relu,
-# relu_squared, leaky_relu, hard_sigmoid, hard_swish and reglu.
+# `kernels.cpu.handlers` tells how calls are written. What XLA itself computes as fast as a copy is not among them:
+# relu, relu_squared, leaky_relu, hard_sigmoid, hard_swish and reglu.
 for _operator in (
     activation.sigmoid,
     activation.silu,

@@ -1,0 +1,321 @@
+"""Pages of keys and values, batches of sequences on them, and a model's step as a PersistentKernel."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+import support
+import tensorops as tp
+from llama_reference import float64_logits
+from make_gguf import llama_arrays, real_model
+from tensorops.models import Llama, LlamaConfig, OutOfPagesError, PagedKVCache
+
+CONFIG = LlamaConfig(
+    blocks=2, context_length=300, dim=64, hidden_dim=96, heads=4, kv_heads=2, head_dim=16, vocab_size=269,
+    eps=1e-5, rope_base=1000.0,
+)  # fmt: skip
+BACKENDS = ["cpu", "numpy", "jax"]
+
+
+def pages(page_size=4, max_num_pages=6, **options):
+    return PagedKVCache(page_size, max_num_pages, blocks=1, kv_heads=1, head_dim=2, **options)
+
+
+def model(backend, **options):
+    if backend not in tp.get_available_backends():
+        pytest.skip(f"backend {backend} is not available")
+    if backend == "jax":
+        options["compile"] = pytest.importorskip("jax").jit
+    return Llama(CONFIG, llama_arrays(), backend=backend, **options)
+
+
+# -------------------------------------------------------------------------------------------------- pages
+
+
+def test_pages_are_given_out_and_taken_back():
+    cache = pages()
+    first, known = cache.join([1, 2, 3, 4, 5])
+    assert known == 0
+    cache.append(first, [1, 2, 3, 4, 5])
+    second, _ = cache.join([9])
+    cache.append(second, [9])
+    assert cache.free_pages == 3
+    assert cache.length(first) == 5
+    table = cache.table([first, second], 3)
+    assert len({*table[0, :2], table[1, 0]}) == 3
+    assert table[0, 2] == table[1, 1] == 6  # the page of no sequence
+    np.testing.assert_array_equal(cache.places(first, 3, 5), [[table[0, 0], table[0, 1]], [3, 0]])
+    cache.leave(first)
+    assert cache.free_pages == 5
+    with pytest.raises(KeyError, match="there is no sequence 0: it has not joined, has left, or was evicted"):
+        cache.length(first)
+    assert cache.sequences == (second,)
+    assert repr(cache) == "<PagedKVCache: 1 sequences, 1 of 6 pages in use>"
+
+
+def test_sequences_that_begin_alike_share_full_pages():
+    cache = pages()
+    text = list(range(10))
+    first, _ = cache.join(text)
+    cache.append(first, text)
+    second, known = cache.join([*text[:9], 50, 51])
+    assert known == 8
+    cache.append(second, [8, 50, 51])
+    table = cache.table([first, second])
+    np.testing.assert_array_equal(table[0, :2], table[1, :2])
+    assert table[0, 2] != table[1, 2]
+    assert cache.free_pages == 2
+    cache.leave(first)
+    assert cache.free_pages == 3  # the shared ones are still in use
+    cache.leave(second)
+    assert cache.free_pages == 6
+    third, known = cache.join(text)  # pages are known after all have left
+    assert known == 8
+    assert cache.free_pages == 4
+    cache.leave(third)
+    assert cache.join(text[:8])[1] == 4  # the last token is always computed
+    assert cache.join([5, *text])[1] == 0  # the same tokens at other positions have other keys
+
+
+def test_pages_that_nobody_uses_are_forgotten_when_they_are_needed():
+    cache = pages(4, 4)
+    text = list(range(8))
+    first, _ = cache.join(text)
+    cache.append(first, text)
+    cache.leave(first)
+    second, _ = cache.join([90])
+    cache.append(second, list(range(90, 103)))  # four pages: all there are
+    assert cache.free_pages == 0
+    cache.leave(second)
+    assert cache.join(text)[1] == 0
+
+
+def test_a_page_that_is_forgotten_takes_those_after_it_along():
+    cache = pages(2, 4)
+    text = [1, 2, 3, 4, 5, 6, 7]
+    first, _ = cache.join(text)
+    cache.append(first, text[:6])
+    cache.leave(first)
+    cache._take()  # the one that was never used
+    cache._take()  # the last of the three: the beginning stays known
+    assert cache.join(text)[1] == 4
+
+
+def test_out_of_pages():
+    cache = pages(4, 3)
+    first, _ = cache.join([1])
+    cache.append(first, [1] * 8)
+    second, _ = cache.join([2])
+    message = "sequence 1 needs 2 more of 3 pages, of which 1 are free; 1 other sequences have pages"
+    with pytest.raises(OutOfPagesError, match=message):
+        cache.append(second, [2] * 5)
+    assert cache.length(second) == 0
+    assert cache.free_pages == 1
+    cache.append(second, [2] * 4)
+
+
+def test_the_oldest_is_evicted_if_that_is_asked_for():
+    cache = pages(4, 3, evict=True)
+    numbers = [cache.join([token])[0] for token in range(3)]
+    for number in numbers:
+        cache.append(number, [number])
+    cache.append(numbers[0], [7] * 4)
+    assert cache.sequences == (0, 2)
+    with pytest.raises(OutOfPagesError, match="needs 2 more of 3 pages"):
+        cache.append(0, [7] * 8)
+    assert cache.sequences == (0, 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_page_is_lost_or_given_out_twice(seed):
+    """Random joins, growth and leaves; each page in use belongs to sequences with the same beginning."""
+    rng = np.random.default_rng(seed)
+    cache, texts = pages(2, 12, evict=bool(seed % 2)), {}
+    for _ in range(400):
+        choice = rng.integers(3)
+        if choice == 0 or not texts:
+            text = [int(token) for token in rng.integers(0, 2, rng.integers(1, 9))]
+            number, known = cache.join(text)
+            assert known < len(text)
+            texts[number] = text[:known]
+            new = (number, text[known:])
+        elif choice == 1:
+            number = int(rng.choice(list(texts)))
+            new = (number, [int(token) for token in rng.integers(0, 2, rng.integers(1, 4))])
+        else:
+            number = int(rng.choice(list(texts)))
+            cache.leave(number)
+            del texts[number]
+            continue
+        try:
+            cache.append(*new)
+            texts[new[0]] = texts[new[0]] + new[1]
+        except OutOfPagesError:
+            pass
+        texts = {number: text for number, text in texts.items() if number in cache.sequences}
+        holding = {}
+        for number, text in texts.items():
+            assert cache.length(number) == len(text)
+            own = cache.table([number])[0]
+            assert len(own) == -(-len(text) // 2) or (len(text) == 0 and not len(own))
+            for i, page in enumerate(own):
+                holding.setdefault(int(page), set()).add(tuple(text[: 2 * i + 2]))
+        assert all(len(beginnings) == 1 for beginnings in holding.values())
+        assert cache.free_pages == 12 - len(holding)
+
+
+def test_wrong_sizes():
+    for options, words in [
+        ({"page_size": 0}, "page_size is 0, expected at least 1"),
+        ({"max_num_pages": True}, "max_num_pages is True, expected at least 1"),
+        ({"dtype": "int8"}, "dtype is 'int8', expected 'float32', 'float16' or 'bfloat16'"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            pages(**options)
+    cache = pages(4, 3)
+    number, _ = cache.join([1])
+    cache.append(number, [1] * 9)
+    with pytest.raises(ValueError, match="a sequence has 3 pages, more than 2"):
+        cache.table([number], 2)
+
+
+# ------------------------------------------------------------------------------------------------- batches
+
+PROMPTS = [[5], [1, 2, 3], [100, 7, 7, 250, 0, 268, 33, 12], list(range(40)), [*range(36), 9], [250] * 5]
+
+
+def together(llama, prompts, **options):
+    found = [[] for _ in prompts]
+    for number, token in llama.generate_batch(prompts, **options):
+        found[number].append(token)
+    return found
+
+
+def assert_likeliest(prompt, tokens):
+    """Assert that each token is the likeliest one in float64, up to rounding."""
+    text = [*prompt, *tokens]
+    logits = float64_logits(CONFIG, llama_arrays(), text[:-1])[len(prompt) - 1 :]
+    chosen = logits[np.arange(len(tokens)), tokens]
+    assert np.all(logits.max(axis=-1) - chosen < 1e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_batch_gives_the_likeliest_tokens(backend):
+    llama = model(backend)
+    found = together(llama, PROMPTS, max_new_tokens=9, max_batch=4, page_size=4)
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        assert len(tokens) == 9
+        assert_likeliest(prompt, tokens)
+
+
+def test_a_batch_gives_the_tokens_of_each_alone():
+    """Also with pages for hardly more than one sequence, where some begin again, and with random numbers."""
+    llama = model("cpu")
+    for options in ({}, {"temperature": 0.8, "top_k": 20, "seed": 3}):
+        alone = [list(llama.generate_ids(ids, max_new_tokens=12, **options)) for ids in PROMPTS]
+        for few in ({}, {"max_batch": 1}, {"page_size": 3, "max_num_pages": 19}, {"page_size": 64, "max_num_pages": 2}):
+            assert together(llama, PROMPTS, max_new_tokens=12, **options, **few) == alone
+
+
+@pytest.mark.parametrize("dtype", support.HALVES)
+def test_keys_and_values_in_half_precision(dtype):
+    llama = model("cpu")
+    found = together(llama, PROMPTS, max_new_tokens=4, kv_dtype=dtype)
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        logits = float64_logits(CONFIG, llama_arrays(), [*prompt, *tokens][:-1])[len(prompt) - 1 :]
+        lost = logits.max(axis=-1) - logits[np.arange(len(tokens)), tokens]
+        assert np.all(lost < 0.05 * np.abs(logits).max())
+
+
+def test_a_batch_on_the_cpu_runs_a_plan(monkeypatch):
+    from tensorops.models import batch
+
+    made = []
+    compiled = batch._compiled
+    monkeypatch.setattr(batch, "_compiled", lambda *args: made.append(compiled(*args)) or made[-1])
+    together(model("cpu"), PROMPTS[:3], max_new_tokens=3)
+    assert [type(step).__name__ for step in made] == ["PersistentKernel"]
+    operators = {call.operator for call in made[0].explain().calls}
+    assert {"scaled_dot_product_attention", "rope", "add_rms_norm", "linear", "swiglu", "sample"} <= operators
+
+
+def test_too_few_pages_for_one_sequence():
+    with pytest.raises(OutOfPagesError):
+        together(model("cpu"), PROMPTS, max_new_tokens=4, page_size=4, max_num_pages=5)
+
+
+def test_what_a_batch_refuses():
+    llama = model("cpu")
+    for options, words in [
+        ({"max_batch": 0}, "max_batch is 0, expected at least 1"),
+        ({"page_size": 0}, "page_size is 0, expected at least 1"),
+        ({"max_new_tokens": -1}, "max_new_tokens is -1, expected 0 or more"),
+        ({"max_seq_length": 301}, "max_seq_length is 301, expected 1 to the context length, 300"),
+        ({"max_seq_length": 41, "max_new_tokens": 2}, r"make 42, more than max_seq_length \(41\)"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            llama.generate_batch(PROMPTS, **options)
+    with pytest.raises(ValueError, match="non-empty sequence"):
+        llama.generate_batch([[]])
+    assert list(llama.generate_batch([])) == []
+    assert together(llama, PROMPTS, max_new_tokens=0) == [[] for _ in PROMPTS]
+
+
+# ----------------------------------------------------------------------------------------- a persistent step
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("backend", ["cpu", "jax"])
+def test_a_model_s_step(backend, temperature):
+    llama = model(backend)
+    kernel = llama.persistent(max_seq_length=64, temperature=temperature)
+    assert repr(kernel) == f"<PersistentKernel: decode on {backend}, not yet compiled>"
+    prompt, rng = PROMPTS[2], np.random.default_rng(1)
+    cache, text, found = llama.new_cache(64), list(prompt), []
+    keys, values = cache.keys, cache.values
+    for position in range(20):
+        token, place = (tp.to_backend(np.asarray([n], np.int32), backend) for n in (text[position], position))
+        last = position >= len(prompt) - 1
+        drawn = rng.random(1, dtype=np.float32) if last else np.zeros(1, np.float32)
+        numbers = [tp.to_backend(drawn, backend)] if temperature else []
+        following, keys, values = kernel(token, place, keys, values, *numbers)
+        if last:
+            found.append(int(tp.to_backend(following, "numpy")[0]))
+            text.append(found[-1])
+    expected = llama.generate_ids(prompt, max_new_tokens=len(found), temperature=temperature, seed=1)
+    assert found == list(expected)
+
+
+def test_a_model_s_step_on_the_cpu_is_all_kernels():
+    captured = model("cpu").persistent(max_seq_length=32).explain()
+    counts = {name: len(list(calls)) for name, calls in itertools.groupby(sorted(c.operator for c in captured.calls))}
+    assert counts["scaled_dot_product_attention"] == CONFIG.blocks
+    assert counts["assignment"] == 2 * CONFIG.blocks
+    assert captured.statistics.arena_bytes < captured.statistics.separate_bytes / 2
+
+
+def test_what_a_persistent_step_refuses():
+    for options, words in [
+        ({"mode": "prefill"}, "mode is 'prefill'; a model's step has mode 'decode'"),
+        ({"max_seq_length": 301}, "max_seq_length is 301, expected 1 to the context length, 300"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            model("cpu").persistent(**options)
+    with pytest.raises(ValueError, match="no backend can replay this step: numpy: it has no compiled kernels"):
+        model("numpy").persistent()
+
+
+@pytest.mark.costly
+def test_a_real_model_in_a_batch():
+    llama = Llama.from_gguf(real_model(), "cpu")
+    texts = ["The capital of France is", "Once upon a time", "Water boils at", "def fibonacci(n):"]
+    prompts = [llama.tokenizer.encode(text) for text in texts]
+    alone = [list(llama.generate_ids(ids, max_new_tokens=24)) for ids in prompts]
+    assert together(llama, prompts, max_new_tokens=24) == alone
