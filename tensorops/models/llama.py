@@ -211,10 +211,10 @@ class Llama:
         One with a parameter `donate_argnums`, as that has, is asked to write new keys and values into the cache's
         arrays.
     mesh : jax.sharding.Mesh, optional
-        The devices, along its only axis, that share the network: each has an equal number of heads and of hidden
-        features, and the same keys and values. They may belong to several processes, which then call the same
-        methods with the same arguments. The backend is ``jax`` unless another one is in force or given, and the
-        compiler is ``jax.jit``.
+        The devices, along its only axis, that share the network: each computes as many heads and hidden features as
+        the others, and keeps the weights, keys and values of these. They may belong to several processes, which then
+        call the same methods with the same arguments. The backend is then ``jax`` by default, and the compiler
+        ``jax.jit``.
     world_size : int, optional
         The number of processes, started by ``mpiexec``, that share the network in the same way, with NumPy arrays. They
         call the same methods with the same arguments, and get the same results. Needs the extra ``mpi``.
@@ -273,7 +273,7 @@ class Llama:
         self._network = _compiled_in_place(compile, network) if compile else network
         self._logits_of_rank = partial(_logits, config.vocab_size, ranks)
         logits = ranks.spread(self._logits_of_rank, (WHOLE, self._output), WHOLE)
-        self._logits = compile(logits) if compile else logits
+        self._logits = ranks.compile(logits) if ranks.compile else logits
         self._choosers: dict[tuple[Any, ...], Callable[..., Array]] = {}
 
     def __repr__(self) -> str:
