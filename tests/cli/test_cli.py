@@ -322,6 +322,30 @@ def test_generate_streams_what_the_model_says(model):
     assert "tokens/s" in result.stderr
 
 
+def test_generate_in_a_batch(model, tmp_path):
+    from tensorops.models import Llama
+
+    prompts = ["hello", "world", "a b c"]
+    (tmp_path / "prompts.txt").write_text("\n".join([prompts[0], "", *prompts[1:]]) + "\n")
+    result = run("generate", "--batch", tmp_path / "prompts.txt", "--model", model, "--max-new-tokens", "5")
+    llama = Llama.from_gguf(model)
+    for prompt, line in zip(prompts, result.stdout.splitlines(), strict=True):
+        found = json.loads(line)
+        assert found["prompt"] == prompt
+        assert found["text"] == "".join(llama.generate(prompt, max_new_tokens=5))
+        assert found["tokens"] == len(list(llama.generate_ids(llama.tokenizer.encode(prompt), max_new_tokens=5)))
+    assert "3 texts, " in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["hello", "--batch", __file__]])
+def test_generate_takes_a_prompt_or_a_file(arguments, model):
+    from tensorops.cli import app
+
+    result = CliRunner().invoke(app, ["generate", *arguments, "--model", str(model)])
+    assert result.exit_code == 2
+    assert "give either PROMPT or --batch" in result.output
+
+
 def test_generate_and_the_library_have_the_same_default(model):
     from tensorops.models import Llama
 
