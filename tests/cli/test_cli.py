@@ -339,7 +339,7 @@ def test_generate_in_a_batch(model, tmp_path):
 
 @pytest.mark.parametrize("arguments", [[], ["hello", "--batch", __file__]])
 def test_generate_takes_a_prompt_or_a_file(arguments, model):
-    from tensorops.cli import app
+    from tensorops.cli._app import app
 
     result = CliRunner().invoke(app, ["generate", *arguments, "--model", str(model)])
     assert result.exit_code == 2
