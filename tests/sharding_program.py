@@ -79,7 +79,13 @@ def _rows() -> Iterator[Row]:
         pairs = {name: a if isinstance(a, tuple) else (a, EVERY) for name, a in arrays.items()}
         needed = frozenset(collectives.split())
         return Row(
-            f"{operator}, {label}", operator, pairs, options or {}, result, operator if kernel is None else kernel, needed
+            f"{operator}, {label}",
+            operator,
+            pairs,
+            options or {},
+            result,
+            operator if kernel is None else kernel,
+            needed,
         )
 
     x, weight = normal(16, 32), normal(32)
@@ -95,7 +101,9 @@ def _rows() -> Iterator[Row]:
         yield row(name, "columns", () if name == "logsumexp" else split, "", "all-reduce", x=apart)
     yield row("softmax", "half", x=normal(16, 32, dtype="bfloat16"))
     for name in ("l2_norm", "rms_norm", "layer_norm"):
-        parameters = {"l2_norm": {}, "rms_norm": {"weight": every}, "layer_norm": {"weight": every, "bias": every}}[name]
+        parameters = {"l2_norm": {}, "rms_norm": {"weight": every}, "layer_norm": {"weight": every, "bias": every}}[
+            name
+        ]
         yield row(name, "rows", x=x, **parameters)
         yield row(name, "columns", split, "", "all-reduce", x=apart, **parameters)
     yield row("rms_norm", "rows and a weight in parts", x=x, weight=weight, collectives="all-gather")
@@ -127,9 +135,7 @@ def _rows() -> Iterator[Row]:
     yield row(attention, "keys", (), "", "all-reduce", q=(q, ()), k=(k, keys), v=(v, keys))
     mask, sinks, lengths = normal(16, 4, 4), normal(16), rng.integers(1, 5, 8)
     mixed = {"mask": (mask, ("b",)), "sinks": (sinks, ("b",)), "lengths": (lengths, ("a",))}
-    yield row(
-        attention, "all arguments", ("a", "b"), **{n: (a, ("a", "b")) for n, a in zip("qkv", (q, k, v))}, **mixed
-    )
+    yield row(attention, "all arguments", ("a", "b"), **{n: (a, ("a", "b")) for n, a in zip("qkv", (q, k, v))}, **mixed)
 
     positions = (np.arange(4), ())
     yield row("rope", "batch", x=q, positions=positions)
@@ -326,7 +332,9 @@ def chain(mesh: Any) -> None:
     specs = [(), (None, None, "b"), (None, "b")]
     there = _spread(x, ("a",), mesh), [_spread(a, s, mesh) for a, s in zip(weights, specs, strict=True)]
     compiled = jax.jit(network).lower(*there).compile()
-    assert sorted(_kernels(compiled)) == ["rms_norm", "rope", "scaled_dot_product_attention", "silu"], _kernels(compiled)
+    assert sorted(_kernels(compiled)) == ["rms_norm", "rope", "scaled_dot_product_attention", "silu"], _kernels(
+        compiled
+    )
     assert set(_COLLECTIVES.findall(compiled.as_text())) == {"all-reduce"}, _COLLECTIVES.findall(compiled.as_text())
     with tp.set_backend("jax", providers=["generic"]):
         expected = jax.jit(network)(jnp.asarray(x), [jnp.asarray(w) for w in weights])

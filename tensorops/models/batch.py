@@ -228,7 +228,7 @@ class Batch:
         args = (ids, positions, places, table, given, cache.keys, cache.values)
         with llama._scope():
             if size not in self._steps:
-                step = partial(_decode, llama._part, self.pick, llama._weights, llama._output)
+                step = partial(_decode, llama._part, llama._weights, llama._output, self.pick)
                 self._steps[size] = _compiled(step, args, llama.backend)
             tokens, cache.keys, cache.values = self._steps[size](*args)
         return np.asarray(tp.to_backend(tokens, "numpy"))
@@ -236,9 +236,9 @@ class Batch:
 
 def _decode(
     config: LlamaConfig,
-    pick: dict[str, Any],
     weights: dict[str, Any],
     output: Matrix,
+    pick: dict[str, Any],
     ids: Array,
     positions: Array,
     places: Array,
@@ -247,8 +247,9 @@ def _decode(
     keys: Sequence[Array],
     values: Sequence[Array],
 ) -> tuple[Array, list[Array], list[Array]]:
-    """Do what `decode` does, with the cache last."""
-    return decode(config, weights, output, pick, ids, positions, places, keys, values, table, numbers)
+    """Do what `decode` does with pages."""
+    where = {"table": table, "places": places}
+    return decode(config, weights, output, pick, ids, positions, keys, values, numbers, **where)
 
 
 def _compiled(step: Callable[..., Any], args: tuple[Any, ...], backend: str) -> Callable[..., Any]:

@@ -602,16 +602,7 @@ class Llama:
                 f"max_seq_length is {capacity}, expected 1 to the context length, {self.config.context_length}"
             )
         pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        config, kv_heads = self._part, self._part.kv_heads
-
-        def step(
-            ids: Array, positions: Array, keys: list[Array], values: list[Array], numbers: Array | None = None
-        ) -> tuple[Array, list[Array], list[Array]]:
-            xp = tp.get_namespace(ids)
-            places = xp.arange(kv_heads, dtype=xp.int32) * capacity + positions
-            model = (config, self._weights, self._output, pick)
-            return decode(*model, ids, positions, places, keys, values, numbers=numbers)
-
+        step = partial(decode, self._part, self._weights, self._output, pick)
         cache = self.new_cache(capacity)
         first = self._move([np.zeros(1, np.int32), np.zeros(1, np.int32)])
         numbers = self._move([np.zeros(1, np.float32)]) if temperature else []

@@ -30,11 +30,12 @@ def decode(
     pick: dict[str, Any],
     ids: Array,
     positions: Array,
-    places: Array,
     keys: Sequence[Array],
     values: Sequence[Array],
-    table: Array | None = None,
     numbers: Array | None = None,
+    *,
+    table: Array | None = None,
+    places: Array | None = None,
 ) -> tuple[Array, list[Array], list[Array]]:
     """Return the token that follows each of some sequences.
 
@@ -48,15 +49,15 @@ def decode(
         Options of `tensorops.sample`.
     ids, positions : array of int32, shape (batch,)
         The last token of each sequence, and its position.
-    places : array of int32, shape (batch * kv_heads,)
-        Where the key of each head goes among all keys of a block: ``keys`` without its last axis.
     keys, values : sequence of array, one for each block
         A cache of one sequence, (1, kv_heads, capacity, head_dim), or with a `table` pages of all sequences,
         (num_pages, kv_heads, page_size, head_dim).
-    table : array of int32, shape (batch, pages), optional
-        The pages of each sequence.
     numbers : array of float32, shape (batch,), optional
         Uniform random numbers, unless the temperature is 0.
+    table : array of int32, shape (batch, pages), optional
+        The pages of each sequence.
+    places : array of int32, shape (batch * kv_heads,), optional
+        With a `table`, where the key of each head goes among all keys of a block: ``keys`` without its last axis.
 
     Returns
     -------
@@ -83,8 +84,8 @@ def decode(
             interleaved=True,
             attention_factor=config.rotation.attention_factor,
         )
-        k = _put(xp, old_keys, places, rotated[:, heads:, :, :])
-        v = _put(xp, old_values, places, split[:, heads + kv_heads :, :, :])
+        k = _put(xp, old_keys, rotated[:, heads:, :, :], positions, places)
+        v = _put(xp, old_values, split[:, heads + kv_heads :, :, :], positions, places)
         q = xp.astype(rotated[:, :heads, :, :], dtype, copy=False)
         y = tp.scaled_dot_product_attention(q, k, v, lengths=lengths, page_table=table)
         y = xp.reshape(xp.astype(y, x.dtype, copy=False), (batch, heads * dim))
@@ -105,12 +106,19 @@ def _add_and_normalize(x: Array, added: Array | None, weight: Array, eps: float)
     return tp.add_rms_norm(added, x, weight, eps)
 
 
-def _put(xp: Any, old: Array, places: Array, new: Array) -> Array:
+def _put(xp: Any, old: Array, new: Array, positions: Array, places: Array | None) -> Array:
     """Return keys or values of a block with those of a step in their places."""
-    dim = old.shape[-1]
-    rows = xp.astype(xp.reshape(new, (places.shape[0], dim)), old.dtype, copy=False)
-    flat = xp.reshape(old, (-1, dim))
-    if hasattr(type(flat), "at"):
-        return xp.reshape(flat.at[places, :].set(rows, mode="promise_in_bounds", unique_indices=True), old.shape)
-    flat[places, :] = rows
+    new = xp.astype(new, old.dtype, copy=False)
+    if places is None:
+        return _assigned(old, (slice(None), slice(None), positions, slice(None)), new)
+    rows = xp.reshape(new, (places.shape[0], old.shape[-1]))
+    return xp.reshape(_assigned(xp.reshape(old, (-1, old.shape[-1])), (places, slice(None)), rows), old.shape)
+
+
+def _assigned(old: Array, key: tuple[Any, ...], new: Array) -> Array:
+    """Return an array with a part replaced: itself, if it can be written to."""
+    at = getattr(old, "at", None) if hasattr(type(old), "at") else None
+    if at is not None and hasattr(at[key], "set"):  # without these promises, indices would be compared with lengths
+        return at[key].set(new, mode="promise_in_bounds", unique_indices=True)
+    old[key] = new
     return old

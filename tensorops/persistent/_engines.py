@@ -161,7 +161,7 @@ class NativeEngine:
     def _results(self) -> Any:
         def found(x: Any) -> Any:
             y = self._planned.results[self._order[id(x)]]
-            return self._kept[y] if isinstance(y, int) else y.copy()
+            return y.copy() if isinstance(y, np.ndarray) else y.of(self._kept[y.number])
 
         return map_arrays(found, self._tree)
 

@@ -10,7 +10,7 @@ import bisect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -422,18 +422,34 @@ class Recorder:
                 raise CaptureError(f"{call.operator}: there is no handler {call.handler!r}")
         views = []
         for place in outputs:
-            memory = place.memory
+            memory, value = place.memory, place.value
             if memory.is_own:
                 start = memory.offset + place.offset
-                flat = arena[start : start + place.value.nbytes].view(place.value.dtype)
-                views.append(flat.reshape(place.value.shape))
+                views.append(arena[start : start + value.nbytes].view(value.dtype).reshape(value.shape))
+            elif memory.argument is None:
+                views.append(value)
             else:
-                views.append(memory.argument if memory.argument is not None else place.value)
+                views.append(PartOfArgument(memory.argument, place.offset, value.shape, value.dtype))
         shown = tuple(call.shown for call in self.calls)
         separate = sum(map(_padded, own))
         seconds = time.perf_counter() - started
         statistics = Statistics(seconds, len(shown), sum(c.bytes for c in shown), size, separate)
         return Planned(plan, arena, arguments, constants, views, shown, statistics)
+
+
+class PartOfArgument(NamedTuple):
+    """A result that is an argument, or a part of one."""
+
+    number: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def of(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the part of an array that the caller has passed."""
+        if self.shape == array.shape and self.dtype == array.dtype:
+            return array
+        return np.ndarray(self.shape, self.dtype, array, self.offset)
 
 
 @dataclass(eq=False)
@@ -449,7 +465,7 @@ class Planned:
     arguments
         Which arrays of the plan are in an argument, and at which offset.
     results
-        Views of the arena, or numbers of arguments that are returned.
+        Views of the arena, constants, or parts of arguments.
     """
 
     plan: Any

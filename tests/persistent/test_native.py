@@ -238,6 +238,21 @@ def test_a_cache_is_written_in_place():
         np.testing.assert_allclose(mine["values"][:, :, [place]], silu, rtol=1e-5, atol=1e-6)
 
 
+def test_a_part_of_a_donated_argument_is_returned_as_a_view():
+    def step(x, history):
+        history[1:3, :] = x
+        return history[2:3, :], history[:, 0], history
+
+    mine = np.zeros((4, 3), np.float32)
+    x = f32(2, 3)
+    row, column, whole = compiled(step, x, mine, donate=[1])(2 * x, mine)
+    np.testing.assert_array_equal(mine[1:3], 2 * x)
+    np.testing.assert_array_equal(row, mine[2:3])
+    assert np.shares_memory(row, mine)
+    np.testing.assert_array_equal(column, mine[:, 0])
+    assert whole is mine
+
+
 def test_large_arguments_are_read_where_they_are():
     kernel = compiled(lambda x: tp.silu(x), f32(200, 200))
     for seed in (1, 2):
