@@ -252,7 +252,13 @@ class MlxEngine:
             raise ValueError("num_workers: MLX chooses its threads")
         started = time.perf_counter()
         self._backend = backend
-        self._compiled = mx.compile(step)
+
+        def pure(*args: Any) -> Any:
+            """Run the step on other array objects in place of those that it may assign to; return no wrappers."""
+            given = (map_arrays(lambda x: x[...], arg) if i in donate else arg for i, arg in enumerate(args))
+            return map_arrays(backend.library.unwrap, step(*given))
+
+        self._compiled = mx.compile(pure)
         try:
             mx.eval(self._compiled(*args))
         except ValueError as error:  # a value is needed while it traces

@@ -67,6 +67,23 @@ def test_jax_writes_into_donated_arguments():
     assert isinstance(updated, jax.Array)
 
 
+def test_mlx_gives_arrays_with_assignments_done():
+    support.require("mlx")
+    import mlx.core as mx
+
+    def step(cache, new, position):
+        cache[:, position] = new
+        return cache, tp.get_namespace(new).reshape(tp.silu(new), (1, 2))
+
+    kernel = PersistentKernel(step, [mx.zeros((2, 8)), mx.ones((2, 1)), mx.array([0])], donate=[0])
+    cache = mx.zeros((2, 8))
+    for place in (2, 5):
+        cache, y = kernel(cache, place * mx.ones((2, 1)), mx.array([place]))
+    assert support.back(cache)[1].tolist() == [0, 0, 2, 0, 0, 5, 0, 0]
+    assert type(y) is mx.array
+    np.testing.assert_allclose(support.back(y), REFERENCES["silu"](np.full((1, 2), 5.0)), rtol=1e-5)
+
+
 def test_the_program_of_xla_has_the_kernels():
     support.require("jax")
     support.require_provider("jax_ffi")
