@@ -1,6 +1,5 @@
-// Tokens are computed in chunks in which every expert has so many rows on average that its weights are read no more
-// often than for all tokens together. What is kept between the steps therefore never takes much more memory than the
-// weights.
+// Tokens are computed in chunks in which every expert has so many rows on average that its weights are hardly read more
+// often than for all tokens together. What is kept between the steps therefore does not grow with the tokens.
 #include "moe_steps.h"
 
 #include <algorithm>
