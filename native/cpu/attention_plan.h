@@ -64,9 +64,10 @@ struct Plan {
         unit = static_cast<C>(1.0 / static_cast<double>(std::int64_t{1} << exponent));
     }
 
-    // A power of two, so that pages of usual sizes end where those ahead do
+    // A power of two, so that pages of usual sizes end where those ahead do. For half types at least a tile: all keys
+    // of the next one then arrive while the values of this one are added up, for which float32 has too many bytes.
     static std::int64_t ahead_for(std::int64_t key_and_value_bytes) {
-        std::int64_t n = 1;
+        std::int64_t n = sizeof(T) == 2 ? kTile : 1;
         while (n * key_and_value_bytes < 2 * kAheadBytes) n *= 2;
         return n;
     }

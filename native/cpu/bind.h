@@ -91,7 +91,6 @@ void bind_attention(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_loss(nb::module_& m);
-void bind_moe(nb::module_& m);
 void bind_normalization(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_positional(nb::module_& m);

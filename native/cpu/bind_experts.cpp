@@ -3,6 +3,7 @@
 #include "grouped_linear.h"
 #include "integers.h"
 #include "matrices.h"
+#include "moe_arguments.h"
 #include "targets.h"
 
 namespace tensorops {
@@ -151,9 +152,70 @@ nb::object grouped_quantized_linear(nb::handle x, nb::handle experts, nb::handle
     return y;
 }
 
+nb::object moe(const Given& given) {
+    MixtureOfExperts op{};
+    if (!refuse_moe(given, op).empty()) return nb::borrow(Py_NotImplemented);
+    nb::object y = empty_like(as_array(given.x));
+    op.y = PyArray_BYTES(as_array(y));
+    const std::int64_t bytes = PyArray_NBYTES(as_array(given.gate_up_proj)) + PyArray_NBYTES(as_array(given.down_proj));
+    compute(product(bytes / op.experts(), op.x.count * op.top_k), [&op] { mixture_of_experts(op); });
+    return y;
+}
+
+nb::object moe_supports(const Given& given) {
+    MixtureOfExperts op{};
+    return none_or(refuse_moe(given, op));
+}
+
+template <nb::object (*kCall)(const Given&)>
+void define_moe(nb::module_& m, const char* name) {
+    const nb::none none;
+    m.def(
+        name,
+        [](nb::handle x, nb::handle router_logits, nb::handle gate_up_proj, nb::handle down_proj,
+           nb::handle gate_up_scales, nb::handle gate_up_biases, nb::handle down_scales, nb::handle down_biases,
+           nb::handle e_score_correction_bias, nb::handle shared_gate_up_proj, nb::handle shared_down_proj,
+           nb::handle shared_gate_up_scales, nb::handle shared_gate_up_biases, nb::handle shared_down_scales,
+           nb::handle shared_down_biases, nb::handle shared_expert_gate, Integer top_k, Choice scoring_func,
+           Flag renormalize, Number routed_scaling_factor, Choice activation, Integer bits, Integer group_size) {
+            return kCall({x,
+                          router_logits,
+                          gate_up_proj,
+                          down_proj,
+                          gate_up_scales,
+                          gate_up_biases,
+                          down_scales,
+                          down_biases,
+                          e_score_correction_bias,
+                          shared_gate_up_proj,
+                          shared_down_proj,
+                          shared_gate_up_scales,
+                          shared_gate_up_biases,
+                          shared_down_scales,
+                          shared_down_biases,
+                          shared_expert_gate,
+                          top_k,
+                          scoring_func,
+                          renormalize,
+                          routed_scaling_factor,
+                          activation,
+                          bits,
+                          group_size});
+        },
+        "x"_a, "router_logits"_a, "gate_up_proj"_a, "down_proj"_a, nb::kw_only(), "gate_up_scales"_a = none,
+        "gate_up_biases"_a = none, "down_scales"_a = none, "down_biases"_a = none, "e_score_correction_bias"_a = none,
+        "shared_gate_up_proj"_a = none, "shared_down_proj"_a = none, "shared_gate_up_scales"_a = none,
+        "shared_gate_up_biases"_a = none, "shared_down_scales"_a = none, "shared_down_biases"_a = none,
+        "shared_expert_gate"_a = none, "top_k"_a.none(), "scoring_func"_a.none() = "softmax",
+        "renormalize"_a.none() = true, "routed_scaling_factor"_a.none() = 1.0, "activation"_a.none() = "swiglu",
+        "bits"_a.none() = 4, "group_size"_a.none() = 32);
+}
+
 }  // namespace
 
 void bind_experts(nb::module_& m) {
+    define_moe<moe>(m, "moe");
+    define_moe<moe_supports>(m, "moe_supports");
     m.def("grouped_linear", &grouped_linear, "x"_a, "experts"_a, "weight"_a, "bias"_a = nb::none());
     m.def(
         "grouped_linear_supports",

@@ -90,7 +90,6 @@ NB_MODULE(_native, m) {
     bind_experts(m);
     bind_linear(m);
     bind_loss(m);
-    bind_moe(m);
     bind_normalization(m);
     bind_plan(m);
     bind_positional(m);

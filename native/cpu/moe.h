@@ -1,5 +1,4 @@
-// The interface between the binding of a mixture of experts and its own kernels in moe.cpp, besides those of others
-// that it calls.
+// The interface between moe_steps.cpp and the kernels in moe.cpp.
 #pragma once
 
 #include "elements.h"
