@@ -19,13 +19,11 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-import dask
-import dask.array as da
 import numpy as np
-from distributed import Client, LocalCluster, wait
 
 import tensorops
 
+# Dask is imported in functions, as asv imports every file of this folder.
 BLOCKS = 6  # of each worker
 COLUMNS = 1024
 OUTPUTS = 128
@@ -84,16 +82,21 @@ def work(name: str, x: Any, weight: Any) -> Any:
 
 
 @contextmanager
-def two_workers() -> Iterator[Client]:
-    """Start two workers, and record there what they compute."""
+def two_workers() -> Iterator[Any]:
+    """Start two workers, record there what they compute, and return their client."""
+    from distributed import Client, LocalCluster
+
     options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": "2GiB", "dashboard_address": None}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         client.run(watch)
         yield client
 
 
-def measure(client: Client, name: str, mebibytes: int, seconds: float) -> tuple[float, float]:
+def measure(client: Any, name: str, mebibytes: int, seconds: float) -> tuple[float, float]:
     """Return the median time per block with one worker and with two."""
+    import dask.array as da
+    from distributed import wait
+
     rows = mebibytes * (1 << 20) // (4 * COLUMNS)
     workers = list(client.scheduler_info()["workers"])
 
@@ -125,6 +128,8 @@ def measure(client: Client, name: str, mebibytes: int, seconds: float) -> tuple[
 
 def report(seconds: float, sizes: list[int], say: Callable[[str], object]) -> None:
     """Measure every operator, each for so long."""
+    import dask
+
     say(f"{platform.machine()}, {os.cpu_count()} processors; dask {dask.__version__}, numpy {np.__version__}")
     say(f"float32, rows of {COLUMNS}; {BLOCKS} blocks for each worker; the median time of a call on one block")
     say(f"{'operator':12}{'MiB':>5}{'one worker':>12}{'GB/s':>8}{'two workers':>14}{'GB/s both':>11}{'scaling':>9}")

@@ -26,5 +26,7 @@ void vector_math_on_every_float(Test& t);
 
 // Whether work is distributed rightly, which no kernel is needed for.
 bool parallel();
+// Whether the handlers of XLA's foreign functions share out work rightly.
+bool xla_calls();
 
 }  // namespace tensorops::tests
