@@ -37,7 +37,7 @@ from tensorops.ops._sums import mean_along, sum_along
 
 # Losses are computed and summed in this unit, a power of two: neither a difference of logits nor a sum of losses
 # overflows. Values that underflow are negligible beside the logarithm of the sum.
-_UNIT = 2.0**-64
+UNIT = 2.0**-64
 
 
 def _check_options(
@@ -454,7 +454,7 @@ def _losses(
     label_smoothing: float,
     squares: Any,
 ) -> Array:
-    """Return the loss of each row of `x`, in `_UNIT`.
+    """Return the loss of each row of `x`, in `UNIT`.
 
     `targets` are class numbers or, in the dtype of `x`, probabilities; `own` are the weights of those class numbers;
     `squares` is the coefficient of the squared logarithm of the sum.
@@ -465,7 +465,7 @@ def _losses(
     last = (x.ndim - 1,)
     classes = x.shape[-1]
     largest = constant(xp.max(x, axis=-1, keepdims=True))  # the loss does not depend on it
-    most = _UNIT * xp.squeeze(largest, axis=-1)
+    most = UNIT * xp.squeeze(largest, axis=-1)
     counted: Any = 1.0  # the sum of the shares that classes have in the loss
     if is_floating(targets):
         shares = (1.0 - label_smoothing) * targets + label_smoothing / classes if label_smoothing else targets
@@ -473,7 +473,7 @@ def _losses(
         counted = sum_along(xp, shares, last)
         below = sum_along(xp, _product(xp, shares, _distances(x, largest)), last)
     else:
-        below = most - _UNIT * _chosen(xp, x, targets)
+        below = most - UNIT * _chosen(xp, x, targets)
         if own is not None:
             counted, below = own, _product(xp, own, below)
         if label_smoothing:
@@ -499,26 +499,26 @@ def losses_of_classes(
     number names.
     """
     counted: Any = 1.0
-    most = _UNIT * largest
-    below = most - _UNIT * chosen
+    most = UNIT * largest
+    below = most - UNIT * chosen
     if own is not None:
         counted, below = own, _product(xp, own, below)
     return _with_total(counted, below, most, log_total, squares)
 
 
 def _with_total(counted: Any, below: Array, most: Array, log_total: Array, squares: Any) -> Array:
-    log_total = _UNIT * log_total
+    log_total = UNIT * log_total
     losses = counted * log_total + below
     if squares is None:
         return losses
     in_units = log_total + most
-    return losses + in_units * squares * (in_units / _UNIT)
+    return losses + in_units * squares * (in_units / UNIT)
 
 
 def _distances(x: Array, largest: Array) -> Array:
-    """Return how far elements lie below the largest, in `_UNIT`."""
-    distances = -_UNIT * x
-    distances += _UNIT * largest
+    """Return how far elements lie below the largest, in `UNIT`."""
+    distances = -UNIT * x
+    distances += UNIT * largest
     return distances
 
 
@@ -544,11 +544,11 @@ def _product(xp: Namespace, factors: Array, losses: Array) -> Array:
 
 def _reduced(xp: Namespace, losses: Array, shares: Array, reduction: str) -> Array:
     if reduction == "none":
-        return losses / _UNIT
+        return losses / UNIT
     total = _sum_of_all(xp, losses)
     if reduction == "mean":
         total = total / _sum_of_all(xp, shares)
-    return total / _UNIT
+    return total / UNIT
 
 
 def _sum_of_all(xp: Namespace, x: Array) -> Array:

@@ -47,7 +47,9 @@ def padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def whole_rows(rows: int, length: int, itemsizes: Sequence[int], wide: int, generation: str) -> Blocks | None:
+def whole_rows(
+    rows: int, length: int, itemsizes: Sequence[int], wide: int, generation: str, *, numbered: bool = False
+) -> Blocks | None:
     """Divide arrays into blocks of whole rows; ``None`` if not even one tile of rows fits.
 
     Parameters
@@ -60,9 +62,13 @@ def whole_rows(rows: int, length: int, itemsizes: Sequence[int], wide: int, gene
         How many float32 values of each element the kernel holds at a time.
     generation
         A name in `VMEM`.
+    numbered
+        Whether each row comes with numbers: they are along the lanes if a block may have as many rows as there are.
     """
     tile = tile_rows(itemsizes)
     one = padded(length, LANES) * (2 * sum(itemsizes) + 4 * wide)
+    if numbered and one * LANES <= _ENOUGH:
+        tile = LANES
     if tile * one > _MOST * VMEM[generation]:
         return None
     several = max(_ENOUGH // one // tile * tile, tile)

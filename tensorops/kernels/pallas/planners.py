@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from tensorops._dtypes import name_of
+from tensorops._dtypes import is_floating, name_of
 from tensorops.kernels._jax.primitive import Reverse
 from tensorops.kernels.pallas import blocks
 
 Program: TypeAlias = Callable[..., list[Any]]
 Planner: TypeAlias = Callable[..., "Program | str"]
+Names: TypeAlias = tuple[str, ...]
+Arrays: TypeAlias = Sequence[Any]
 
 _DTYPES = ("bfloat16", "float32")
-_INTEGERS = ("int8", "int16", "int32", "uint8", "uint16")  # others are not always in the range of int32
 
 
 def rms_norm(
@@ -87,8 +88,8 @@ def cross_entropy(
     z_loss: float,
 ) -> Program | str:
     """Plan `tensorops.cross_entropy`."""
-    if name_of(targets.dtype) not in _INTEGERS:
-        return f"targets has dtype {name_of(targets.dtype)}, expected one of {', '.join(_INTEGERS)}"
+    if is_floating(targets):
+        return "targets are probabilities"
     if label_smoothing:
         return "label_smoothing is not 0"
     if reason := _refuse_rows(-1, {"logits": logits}, {"weight": weight}, [logits.dtype]):
@@ -160,16 +161,97 @@ PLANNERS: dict[str, Planner] = {
 WITH_STATISTICS: dict[str, Planner] = {}
 """Of operators whose `REVERSE` has statistics, the planners of programs that also return these."""
 
-REVERSE: dict[str, Reverse] = {}
-"""What the derivatives in reverse mode keep, by the name of the operator; see `kernels._jax.primitive`."""
 
-REVERSE_PLANNERS: dict[str, Planner] = {}
-"""The planners of these derivatives.
+def _rms_norm_reverse(
+    generation: str, wanted: Names, rest: Arrays, *, x: Any, weight: Any = None, **options: Any
+) -> Any:
+    arrays = ({"x": x, "dy": rest[0]}, {"weight": weight})
+    return _whole_rows_reverse(generation, "rms_norm", wanted, 6, *arrays, options)
+
+
+def _add_rms_norm_reverse(
+    generation: str, wanted: Names, rest: Arrays, *, x: Any, residual: Any, weight: Any = None, **options: Any
+) -> Any:
+    arrays = ({"x": x, "residual": residual, "dy": rest[0], "d_residual": rest[1]}, {"weight": weight})
+    return _whole_rows_reverse(generation, "add_rms_norm", wanted, 6, *arrays, options)
+
+
+def _layer_norm_reverse(
+    generation: str, wanted: Names, rest: Arrays, *, x: Any, weight: Any = None, bias: Any = None, **options: Any
+) -> Any:
+    arrays = ({"x": x, "dy": rest[0]}, {"weight": weight, "bias": bias})
+    return _whole_rows_reverse(generation, "layer_norm", wanted, 6, *arrays, options)
+
+
+def _softmax_reverse(name: str, generation: str, wanted: Names, rest: Arrays, *, x: Any, **options: Any) -> Any:
+    if options.get("where") is not None:
+        return "where is given"
+    return _whole_rows_reverse(generation, name, wanted, 5, {"x": x, "dy": rest[0]}, {}, options)
+
+
+def _logsumexp_reverse(generation: str, wanted: Names, rest: Arrays, *, x: Any, **options: Any) -> Any:
+    return _whole_rows_reverse(generation, "logsumexp", wanted, 3, {"x": x}, {}, options, numbers={"dy": rest[0]})
+
+
+def _cross_entropy_reverse(
+    generation: str, wanted: Names, rest: Arrays, *, logits: Any, targets: Any, weight: Any = None, **options: Any
+) -> Any:
+    if wanted != ("logits",):
+        return "the gradient is not that of logits alone"
+    reason = cross_entropy(generation, logits=logits, targets=targets, weight=weight, **options)
+    if isinstance(reason, str):
+        return reason
+    arrays = ({"logits": logits}, {"weight": weight})
+    return _whole_rows_reverse(generation, "cross_entropy", wanted, 4, *arrays, options | {"axis": -1}, numbers={})
+
+
+REVERSE_PLANNERS: dict[str, Planner] = {
+    "rms_norm": _rms_norm_reverse,
+    "add_rms_norm": _add_rms_norm_reverse,
+    "layer_norm": _layer_norm_reverse,
+    "softmax": functools.partial(_softmax_reverse, "softmax"),
+    "log_softmax": functools.partial(_softmax_reverse, "log_softmax"),
+    "logsumexp": _logsumexp_reverse,
+    "cross_entropy": _cross_entropy_reverse,
+}
+"""The planners of derivatives in reverse mode.
 
 They take the generation, the names of the arrays whose cotangents are wanted, what is kept followed by the cotangents
 of the results, and the canonical arguments by name. Their programs take the latter two as arrays and return the
 cotangents in the order of the names.
 """
+
+REVERSE: dict[str, Reverse] = dict.fromkeys(REVERSE_PLANNERS, Reverse())
+"""What the derivatives in reverse mode keep, by the name of the operator; see `kernels._jax.primitive`."""
+
+
+def _whole_rows_reverse(
+    generation: str,
+    name: str,
+    wanted: Names,
+    wide: int,
+    rows: dict[str, Any],
+    parameters: dict[str, Any],
+    options: dict[str, Any],
+    numbers: dict[str, Any] | None = None,
+) -> Program | str:
+    """Plan the derivative of a kernel on whole rows; the first of `rows` and its gradient have one shape and dtype."""
+    first = next(iter(rows.values()))
+    if reason := _refuse_rows(options["axis"], rows, parameters, []) or _refuse_arrays(numbers or {}):
+        return reason
+    sizes = [a.dtype.itemsize for a in (*rows.values(), first)]
+    numbered = numbers is not None
+    shape = (math.prod(first.shape[:-1]), first.shape[-1])
+    parts = blocks.whole_rows(*shape, sizes, wide, generation, numbered=numbered)
+    if parts is None:
+        return f"rows of {shape[1]} elements do not fit the vector memory of a TPU {generation}"
+
+    def program(rest: Sequence[Any], **arguments: Any) -> list[Any]:
+        from tensorops.kernels.pallas.gradients import KERNELS
+
+        return KERNELS[name](parts, generation, wanted, rest, **arguments, **options)
+
+    return program
 
 
 def _whole_rows(

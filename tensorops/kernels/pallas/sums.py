@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tensorops.kernels.pallas._call import call
 from tensorops.kernels.pallas.blocks import LANES, Blocks
+from tensorops.kernels.pallas.rows import as_column
 from tensorops.ops.loss import losses_of_classes, reduced_cross_entropy
 
 
@@ -69,7 +70,7 @@ def logsumexp(
 ) -> list[jax.Array]:
     """Compute `tensorops.logsumexp` along the last axis."""
     sums = sums_of_rows("logsumexp", blocks, generation, x)
-    y = (sums.log_total + _shift(sums.largest)).astype(dtype or x.dtype)
+    y = (sums.log_total + shift_of(sums.largest)).astype(dtype or x.dtype)
     return [jnp.expand_dims(y, -1) if keepdims else y]
 
 
@@ -79,14 +80,19 @@ def cross_entropy(
     """Compute `tensorops.cross_entropy` for class numbers, without label smoothing."""
 
     def losses_of(xp: Any, x: jax.Array, targets: jax.Array, _: Any, own: Any, squares: Any, __: Any) -> jax.Array:
-        sums = sums_of_rows("cross_entropy", blocks, generation, x, targets.astype(jnp.int32))
-        within = (targets >= 0) & (targets < x.shape[-1])
-        chosen = jnp.where(within, sums.chosen, jnp.nan)
+        numbers = as_int32(targets, x.shape[-1])
+        sums = sums_of_rows("cross_entropy", blocks, generation, x, numbers)
+        chosen = jnp.where(numbers >= 0, sums.chosen, jnp.nan)
         # Relative to an infinite logit there is no total: the loss is undefined.
         log_total = jnp.where(jnp.isfinite(sums.largest), sums.log_total, jnp.nan)
         return losses_of_classes(xp, sums.largest, log_total, chosen, own, squares)
 
     return [reduced_cross_entropy(losses_of, logits, targets, weight, **options)]
+
+
+def as_int32(targets: jax.Array, classes: int) -> jax.Array:
+    """Return class numbers as int32; those that no class has are -1."""
+    return jnp.where((targets >= 0) & (targets < classes), targets.astype(jnp.int32), -1)
 
 
 def _kernel(x_ref: Any, *references: Any, length: int) -> None:
@@ -109,12 +115,12 @@ def _kernel(x_ref: Any, *references: Any, length: int) -> None:
     x = jnp.where(columns < length, x, -jnp.inf)
     before = largest_ref[...]
     largest = jnp.maximum(before, jnp.max(x, axis=1, keepdims=True))
-    shift = _shift(largest)
-    kept = jnp.where(before == -jnp.inf, 1.0, jnp.exp(_shift(before) - shift))  # the sum of nothing is 0
+    shift = shift_of(largest)
+    kept = jnp.where(before == -jnp.inf, 1.0, jnp.exp(shift_of(before) - shift))  # the sum of nothing is 0
     total_ref[...] = total_ref[...] * kept + jnp.sum(jnp.exp(x - shift), axis=1, keepdims=True)
     largest_ref[...] = largest
     if numbers_ref is not None:
-        is_chosen = columns == _as_column(numbers_ref[...])
+        is_chosen = columns == as_column(numbers_ref[...])
         scratch[2][...] += jnp.sum(jnp.where(is_chosen, x, 0.0), axis=1, keepdims=True)
 
     @pl.when(part == pl.num_programs(1) - 1)  # type: ignore[untyped-decorator]
@@ -124,7 +130,7 @@ def _kernel(x_ref: Any, *references: Any, length: int) -> None:
             reference[...] = _as_row(value)
 
 
-def _shift(largest: jax.Array) -> jax.Array:
+def shift_of(largest: jax.Array) -> jax.Array:
     """Return what is subtracted before exponentials: nothing, if all elements are -inf or one is inf or NaN."""
     return jnp.where(jnp.abs(largest) < jnp.inf, largest, 0.0)
 
@@ -132,8 +138,3 @@ def _shift(largest: jax.Array) -> jax.Array:
 def _as_row(column: jax.Array) -> jax.Array:
     """Turn ``(n, 1)`` into ``(1, n)``."""
     return jnp.transpose(jnp.broadcast_to(column, (column.shape[0], LANES)))[:1]
-
-
-def _as_column(row: jax.Array) -> jax.Array:
-    """Turn ``(1, n)`` into ``(n, 1)``."""
-    return jnp.transpose(jnp.broadcast_to(row, (LANES, row.shape[1])))[:, :1]
