@@ -71,7 +71,14 @@ def _rows() -> Iterator[Row]:
     yield gradient("logsumexp", x=square, dy=width)
     classes = {"logits": (4096, 32000), "targets": ((4096,), jnp.int32)}
     yield gradient("cross_entropy", ("logits",), **classes, dy=())
+    yield row("softmax", "where", x=square, where=(square, jnp.bool_))
+    yield row("cross_entropy", "label_smoothing", {"label_smoothing": 0.1, "z_loss": 1e-4}, **classes)
+    yield row("cross_entropy", "probabilities", logits=(4096, 32000), targets=(4096, 32000))
     heads = (1, 32, 2048, 128)
+    at = {"x": heads, "positions": ((2048,), jnp.int32)}
+    yield row("rope", "interleaved", {"interleaved": True}, **at)
+    yield row("rope", "64 of 128 features", {"dims": 64}, **at)
+    yield row("rope", "tables and positions", **at, cos=(8192, 64), sin=(8192, 64))
     yield row("rope", "(1, 32, 2048, 128)", x=heads, positions=((2048,), jnp.int32))
     yield row("cross_entropy", "(4096, 32000)", logits=(4096, 32000), targets=((4096,), jnp.int32))
     few = (1, 8, 2048, 128)

@@ -466,47 +466,45 @@ def _losses(
     classes = x.shape[-1]
     largest = constant(xp.max(x, axis=-1, keepdims=True))  # the loss does not depend on it
     most = UNIT * xp.squeeze(largest, axis=-1)
-    counted: Any = 1.0  # the sum of the shares that classes have in the loss
     if is_floating(targets):
         shares = (1.0 - label_smoothing) * targets + label_smoothing / classes if label_smoothing else targets
         shares = shares if weight is None else shares * weight
-        counted = sum_along(xp, shares, last)
+        counted = sum_along(xp, shares, last)  # the sum of the shares that classes have in the loss
         below = sum_along(xp, _product(xp, shares, _distances(x, largest)), last)
     else:
+        everywhere: Any = 1.0
+        even: Any = 0.0
+        if label_smoothing and weight is None:
+            even = mean_along(xp, _distances(x, largest), last)
+        elif label_smoothing:
+            everywhere = mean_along(xp, weight, (0,))
+            even = sum_along(xp, _product(xp, weight / classes, _distances(x, largest)), last)
         below = most - UNIT * _chosen(xp, x, targets)
-        if own is not None:
-            counted, below = own, _product(xp, own, below)
-        if label_smoothing:
-            if weight is None:
-                everywhere: Any = 1.0
-                even = mean_along(xp, _distances(x, largest), last)
-            else:
-                everywhere = mean_along(xp, weight, (0,))
-                even = sum_along(xp, _product(xp, weight / classes, _distances(x, largest)), last)
-            below = (1.0 - label_smoothing) * below + label_smoothing * even
-            counted = (1.0 - label_smoothing) * counted + label_smoothing * everywhere
+        counted, below = blended(xp, below, own, label_smoothing, everywhere, even)
     x = x - largest
     log_total = xp.log(sum_along(xp, xp.exp(x), last))
-    return _with_total(counted, below, most, log_total, squares)
+    return losses_with_total(counted, below, most, log_total, squares)
 
 
-def losses_of_classes(
-    xp: Namespace, largest: Array, log_total: Array, chosen: Array, own: Array | None, squares: Any
-) -> Array:
-    """Return what `_losses` does of class numbers without label smoothing, from what is known of each row.
+def blended(
+    xp: Namespace, below: Array, own: Array | None, label_smoothing: float, everywhere: Any, even: Any
+) -> tuple[Any, Array]:
+    """Return the weight of each row, and how far its class, blended with all classes, lies below the largest logit.
 
-    That is its largest element, the logarithm of the sum of exponentials relative to it, and the element that the class
-    number names.
+    `below` is that distance for the class alone, in `UNIT`, and `own` its weight; `everywhere` is the mean of the
+    weights of all classes, `even` the mean of their weighted distances.
     """
     counted: Any = 1.0
-    most = UNIT * largest
-    below = most - UNIT * chosen
     if own is not None:
         counted, below = own, _product(xp, own, below)
-    return _with_total(counted, below, most, log_total, squares)
+    if label_smoothing:
+        below = (1.0 - label_smoothing) * below + label_smoothing * even
+        counted = (1.0 - label_smoothing) * counted + label_smoothing * everywhere
+    return counted, below
 
 
-def _with_total(counted: Any, below: Array, most: Array, log_total: Array, squares: Any) -> Array:
+def losses_with_total(counted: Any, below: Array, most: Array, log_total: Array, squares: Any) -> Array:
+    """Return losses in `UNIT`, as `below` and the largest logit `most`; the total is relative to the latter."""
     log_total = UNIT * log_total
     losses = counted * log_total + below
     if squares is None:

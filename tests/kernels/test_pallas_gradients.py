@@ -69,7 +69,7 @@ def arrays(name, shape, rng, dtype):
 
 def gradients(name, values, dys, wanted, options):
     """Return the gradients that the kernel computes."""
-    arguments = OPERATORS[name].canonical(*support.there(values, "jax"), **options)
+    arguments = OPERATORS[name].canonical(*support.there(values, "jax"), **support.there(options, "jax"))
     rest = support.there(dys, "jax")
     program = REVERSE_PLANNERS[name]("v5e", wanted, rest, **arguments)
     assert not isinstance(program, str), program
@@ -84,7 +84,7 @@ def expected(name, values, dys, wanted, options):
     with jax.enable_x64(True):
         operator = OPERATORS[name]
         wide = [jnp.asarray(v, np.float64 if v.dtype.kind not in "iu" else None) for v in values]
-        arguments = operator.canonical(*wide, **options)
+        arguments = operator.canonical(*wide, **support.there(options, "jax"))
 
         def results(*moved):
             return jax.tree.leaves(operator.generic(**{**arguments, **dict(zip(wanted, moved, strict=True))}))
@@ -94,7 +94,8 @@ def expected(name, values, dys, wanted, options):
 
 
 def check(name, values, dtype, rng, wanted, **options):
-    results = jax.eval_shape(lambda *xs: OPERATORS[name].generic(*xs, **options), *support.there(values, "jax"))
+    options_there = support.there(options, "jax")
+    results = jax.eval_shape(lambda *xs: OPERATORS[name].generic(*xs, **options_there), *support.there(values, "jax"))
     dys = [rng.standard_normal(y.shape).astype(DTYPES[dtype]) for y in jax.tree.leaves(results)]
     found = gradients(name, values, dys, wanted, options)
     for key, y, reference in zip(wanted, found, expected(name, values, dys, wanted, options), strict=True):
@@ -145,12 +146,15 @@ def test_options_of_the_softmax_family(steps, rng):
     x[0][1, 2], x[0][2, :29] = 1e30, -np.inf
     for name in ("softmax", "log_softmax"):
         check(name, x, "float32", rng, ("x",), axis=1)
+        where = rng.random((4, 30)) > 0.5
+        where[3] = False
+        check(name, x, "float32", rng, ("x",), where=where)
     check("logsumexp", x, "float32", rng, ("x",), keepdims=True)
     check("rms_norm", [*arrays("rms_norm", (4, 30), rng, "float32")], "float32", rng, ("x", "weight"),
           weight_offset=1.0)  # fmt: skip
 
 
-LOSSES = [{"z_loss": 0.1}, {"ignore_index": 3, "z_loss": 0.1}]
+LOSSES = [{"z_loss": 0.1, "label_smoothing": 0.2}, {"ignore_index": 3}]
 
 
 @pytest.mark.parametrize("weighted", short([False, True], True))
@@ -162,6 +166,20 @@ def test_losses(reduction, weighted, steps, rng):
         targets[:2] = 3
         weight = [rng.random(40).astype(np.float32)] if weighted else []
         check("cross_entropy", [logits, targets, *weight], "float32", rng, ("logits",), reduction=reduction, **options)
+
+
+@pytest.mark.parametrize("weighted", short([False, True], True))
+def test_losses_of_probabilities(weighted, steps, rng):
+    logits, targets = rng.standard_normal((6, 40)), rng.dirichlet(np.ones(40), 6)
+    weight = [rng.random(40)] if weighted else []
+    values = [v.astype(np.float32) for v in (logits, targets, *weight)]
+    check("cross_entropy", values, "float32", rng, ("logits",), z_loss=0.1, label_smoothing=0.2)
+
+
+@pytest.mark.parametrize("interleaved", short([False, True], True))
+def test_rotation_back(interleaved, steps, rng):
+    x, positions = rng.standard_normal((2, 8, 128)).astype(np.float32), np.arange(8, dtype=np.int32)
+    check("rope", [x, positions], "float32", rng, ("x",), interleaved=interleaved, dims=48, attention_factor=1.5)
 
 
 # --------------------------------------------------------------------------------------------- programs for TPUs
@@ -220,13 +238,14 @@ def test_compiling_for_a_generation():
 
 REFUSED = [
     ("cross_entropy", ("weight",), "the gradient is not that of logits alone"),
-    ("softmax", ("x",), "where is given"),
+    ("rope", ("cos",), "the gradient is not that of x alone"),
 ]
 
 
 @pytest.mark.parametrize(("name", "wanted", "reason"), REFUSED)
 def test_refusals(name, wanted, reason):
-    x = np.ones((4, 128), np.float32)
-    options = {"where": x > 0} if name == "softmax" else {"targets": np.zeros(4, np.int32)}
+    x = np.ones((1, 4, 128), np.float32)
+    table = np.ones((4, 64), np.float32)
+    options = {"cos": table, "sin": table} if name == "rope" else {"targets": np.zeros((1, 4), np.int32)}
     arguments = OPERATORS[name].canonical(x, **options)
     assert REVERSE_PLANNERS[name]("v5e", wanted, [x], **arguments) == reason

@@ -16,8 +16,14 @@ import jax
 import jax.numpy as jnp
 
 from tensorops.kernels.pallas.blocks import Blocks
-from tensorops.kernels.pallas.rows import over_rows, root_mean_square, scaled_to_one
-from tensorops.kernels.pallas.sums import as_int32, shift_of
+from tensorops.kernels.pallas.rows import (
+    mask_of,
+    over_rows,
+    root_mean_square,
+    scaled_to_one,
+    shifted_exponentials,
+)
+from tensorops.kernels.pallas.sums import as_int32, shares_of_classes, shift_of
 from tensorops.ops.loss import UNIT, reduced_cross_entropy
 
 Names = tuple[str, ...]
@@ -96,25 +102,30 @@ def layer_norm(
     return _gradients("layer_norm", compute, blocks, generation, wanted, [x, *rest], parameters)
 
 
-def softmax(blocks: Blocks, generation: str, wanted: Names, rest: Arrays, x: jax.Array, **_: Any) -> list[jax.Array]:
+def softmax(
+    blocks: Blocks, generation: str, wanted: Names, rest: Arrays, x: jax.Array, where: Any = None, **_: Any
+) -> list[jax.Array]:
     """Compute the gradient of `tensorops.softmax`."""
 
-    def compute(x: jax.Array, dy: jax.Array) -> dict[str, jax.Array]:
-        y = _shares(x)
+    def compute(x: jax.Array, dy: jax.Array, *where: jax.Array) -> dict[str, jax.Array]:
+        _, e, total = shifted_exponentials(x, *where)
+        y = e / total
         return {"x": y * (dy - jnp.sum(dy * y, axis=-1, keepdims=True))}
 
-    return _gradients("softmax", compute, blocks, generation, wanted, [x, *rest], {})
+    return _gradients("softmax", compute, blocks, generation, wanted, [x, *rest, *mask_of(where, x)], {})
 
 
 def log_softmax(
-    blocks: Blocks, generation: str, wanted: Names, rest: Arrays, x: jax.Array, **_: Any
+    blocks: Blocks, generation: str, wanted: Names, rest: Arrays, x: jax.Array, where: Any = None, **_: Any
 ) -> list[jax.Array]:
     """Compute the gradient of `tensorops.log_softmax`."""
 
-    def compute(x: jax.Array, dy: jax.Array) -> dict[str, jax.Array]:
-        return {"x": dy - _shares(x) * jnp.sum(dy, axis=-1, keepdims=True)}
+    def compute(x: jax.Array, dy: jax.Array, *where: jax.Array) -> dict[str, jax.Array]:
+        _, e, total = shifted_exponentials(x, *where)
+        of_x = dy - e / total * jnp.sum(dy, axis=-1, keepdims=True)
+        return {"x": jnp.where(where[0] != 0, of_x, 0.0) if where else of_x}
 
-    return _gradients("log_softmax", compute, blocks, generation, wanted, [x, *rest], {})
+    return _gradients("log_softmax", compute, blocks, generation, wanted, [x, *rest, *mask_of(where, x)], {})
 
 
 def logsumexp(blocks: Blocks, generation: str, wanted: Names, rest: Arrays, x: jax.Array, **_: Any) -> list[jax.Array]:
@@ -139,6 +150,7 @@ def cross_entropy(
     *,
     reduction: str,
     ignore_index: int,
+    label_smoothing: float,
     z_loss: float,
     **_: Any,
 ) -> list[jax.Array]:
@@ -148,29 +160,47 @@ def cross_entropy(
 
     def reduced(losses: jax.Array) -> jax.Array:
         def losses_of(_: Any, x: Any, numbers: jax.Array, weight: Any, own: Any, squares: Any, dtype: Any) -> jax.Array:
-            seen.update(numbers=numbers, own=own, squares=squares)
+            seen.update(targets=numbers, own=own, squares=squares)
             return losses
 
         options: dict[str, Any] = {"reduction": reduction, "ignore_index": ignore_index, "z_loss": z_loss}
         return reduced_cross_entropy(losses_of, logits, targets, weight, **options)
 
     reduced(losses)  # what it has seen under differentiation is of no use outside
-    numbers, own, squares = seen["numbers"], seen["own"], seen["squares"]
-    _, back = jax.vjp(reduced, losses)
-    slopes = back(rest[0])[0] * UNIT
-    of_total = slopes if own is None else slopes * own
-    factors = [of_total] if squares is None else [of_total, 2 * slopes * squares]
+    own, squares = seen["own"], seen["squares"]
+    named = seen["targets"]  # of those that are ignored, any class
+    slopes = jax.vjp(reduced, losses)[1](rest[0])[0] * UNIT
+    classes = logits.shape[-1]
+    probable = jnp.issubdtype(targets.dtype, jnp.floating)
+    shares_of = shares_of_classes(label_smoothing, classes, probable=probable)
+    numbers = {"slope": slopes}
+    if not probable:
+        numbers["target"] = as_int32(named, classes)
+    if own is not None:
+        numbers["own"] = own
+    if squares is not None:
+        numbers["of_square"] = 2 * slopes * squares
 
-    def compute(x: jax.Array, number: jax.Array, slope: jax.Array, of_square: Any = None) -> dict[str, jax.Array]:
+    def compute(x: jax.Array, *others: Any) -> dict[str, jax.Array]:
+        rows, weight = others[:probable], [] if others[-1] is None else [others[-1]]
+        each = dict(zip(numbers, others[probable:-1], strict=True))
+        shares = shares_of(x, *rows, *weight) if probable or label_smoothing else None
+        if not probable:
+            is_target = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) == each["target"]
+            own = jnp.where(is_target, each.get("own", 1.0), 0.0)
+            shares = own if shares is None else (1.0 - label_smoothing) * own + label_smoothing * shares
         largest = jnp.max(x, axis=-1, keepdims=True)
         e = jnp.exp(x - largest)
         total = jnp.sum(e, axis=-1, keepdims=True)
-        of_total = slope if of_square is None else slope + of_square * (jnp.log(total) + largest)
-        is_target = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) == number
-        return {"logits": of_total * (e / total) - jnp.where(is_target, slope, 0.0)}
+        of_total = each["slope"] * jnp.sum(shares, axis=-1, keepdims=True)
+        if "of_square" in each:
+            of_total += each["of_square"] * (jnp.log(total) + largest)
+        return {"logits": of_total * (e / total) - each["slope"] * shares}
 
-    rows = [as_int32(numbers, logits.shape[-1]), *factors]
-    return _gradients("cross_entropy", compute, blocks, generation, wanted, [logits], {}, numbers=rows)
+    rows = [logits, targets] if probable else [logits]
+    used = weight if probable or label_smoothing else None
+    of_rows = list(numbers.values())
+    return _gradients("cross_entropy", compute, blocks, generation, wanted, rows, {"weight": used}, numbers=of_rows)
 
 
 def _gradients(
@@ -219,11 +249,6 @@ def _normalized(x: jax.Array, eps: float, *, centred: bool = False) -> tuple[jax
 def _without(normal: jax.Array, slope: jax.Array) -> jax.Array:
     """Return slopes without their part along normalized rows."""
     return slope - normal * jnp.mean(slope * normal, axis=-1, keepdims=True)
-
-
-def _shares(x: jax.Array) -> jax.Array:
-    e = jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))
-    return e / jnp.sum(e, axis=-1, keepdims=True)
 
 
 KERNELS: dict[str, Callable[..., list[jax.Array]]] = {

@@ -52,10 +52,8 @@ def layer_norm(
 def _softmax(
     name: str, generation: str, *, x: Any, axis: int | tuple[int, ...], where: Any = None, dtype: Any = None
 ) -> Program | str:
-    if where is not None:
-        return "where is given"
     result = x.dtype if dtype is None else np.dtype(dtype)
-    found = _whole_rows(generation, name, axis, 3, {"x": x}, {}, [result])
+    found = _whole_rows(generation, name, axis, 3, {"x": x}, {}, [result], bytes_beside=0 if where is None else 1)
     return found if isinstance(found, str) else functools.partial(found, dtype=result)
 
 
@@ -88,15 +86,18 @@ def cross_entropy(
     z_loss: float,
 ) -> Program | str:
     """Plan `tensorops.cross_entropy`."""
-    if is_floating(targets):
-        return "targets are probabilities"
-    if label_smoothing:
-        return "label_smoothing is not 0"
-    if reason := _refuse_rows(-1, {"logits": logits}, {"weight": weight}, [logits.dtype]):
+    of_classes = {"targets": targets} if is_floating(targets) else {}
+    if reason := _refuse_rows(-1, {"logits": logits} | of_classes, {"weight": weight}, [logits.dtype]):
         return reason
     rows = math.prod(logits.shape[:-1])
-    parts = blocks.parts_of_rows(rows, logits.shape[-1], [logits.dtype.itemsize], 3, generation)
-    options = {"reduction": reduction, "ignore_index": ignore_index, "z_loss": z_loss}
+    sizes = [a.dtype.itemsize for a in (logits, *of_classes.values())]
+    parts = blocks.parts_of_rows(rows, logits.shape[-1], sizes, 3 + len(sizes), generation)
+    options: dict[str, Any] = {
+        "reduction": reduction,
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+    }
 
     def program(logits: Any, targets: Any, weight: Any = None) -> list[Any]:
         from tensorops.kernels.pallas import sums
@@ -118,18 +119,15 @@ def rope(
     interleaved: bool,
     dims: int,
     attention_factor: float,
+    back: bool = False,
 ) -> Program | str:
-    """Plan `tensorops.rope`."""
-    if interleaved:
-        return "interleaved is True"
-    if dims != x.shape[-1]:
-        return f"dims is {dims}, and heads have {x.shape[-1]} features"
+    """Plan `tensorops.rope`, or its rotation back, which is the derivative in reverse mode."""
+    if dims == 0:
+        return "dims is 0"
     if x.shape[-1] % blocks.LANES:
         return (
             f"heads have {x.shape[-1]} features, not a multiple of {blocks.LANES}: XLA would copy them for the kernel"
         )
-    if cos is not None and positions is not None:
-        return "cos and sin are looked up at positions"
     if reason := _refuse_arrays({"x": x, "freqs": freqs, "cos": cos, "sin": sin}):
         return reason
     *_, heads, sequence, features = x.shape
@@ -140,10 +138,20 @@ def rope(
     def program(x: Any, positions: Any = None, freqs: Any = None, cos: Any = None, sin: Any = None) -> list[Any]:
         from tensorops.kernels.pallas import positional
 
-        tables = positional.tables(x, positions, base, freqs, cos, sin, attention_factor)
-        return [positional.rotate(parts, generation, x, tables)]
+        pairs = positional.Pairs(dims, interleaved)
+        tables = positional.tables(x, pairs, positions, base, freqs, cos, sin, attention_factor)
+        return [positional.rotate(parts, generation, x, tables, pairs, back=back)]
 
     return program
+
+
+def _rope_reverse(generation: str, wanted: Names, rest: Arrays, *, x: Any, **options: Any) -> Program | str:
+    if wanted != ("x",):
+        return "the gradient is not that of x alone"
+    program = rope(generation, x=x, back=True, **options)
+    if isinstance(program, str):
+        return program
+    return lambda rest, x, **arrays: program(x=rest[0], **arrays)
 
 
 PLANNERS: dict[str, Planner] = {
@@ -183,10 +191,11 @@ def _layer_norm_reverse(
     return _whole_rows_reverse(generation, "layer_norm", wanted, 6, *arrays, options)
 
 
-def _softmax_reverse(name: str, generation: str, wanted: Names, rest: Arrays, *, x: Any, **options: Any) -> Any:
-    if options.get("where") is not None:
-        return "where is given"
-    return _whole_rows_reverse(generation, name, wanted, 5, {"x": x, "dy": rest[0]}, {}, options)
+def _softmax_reverse(
+    name: str, generation: str, wanted: Names, rest: Arrays, *, x: Any, where: Any = None, **options: Any
+) -> Any:
+    rows, of_mask = {"x": x, "dy": rest[0]}, 0 if where is None else 1
+    return _whole_rows_reverse(generation, name, wanted, 5, rows, {}, options, bytes_beside=of_mask)
 
 
 def _logsumexp_reverse(generation: str, wanted: Names, rest: Arrays, *, x: Any, **options: Any) -> Any:
@@ -201,8 +210,8 @@ def _cross_entropy_reverse(
     reason = cross_entropy(generation, logits=logits, targets=targets, weight=weight, **options)
     if isinstance(reason, str):
         return reason
-    arrays = ({"logits": logits}, {"weight": weight})
-    return _whole_rows_reverse(generation, "cross_entropy", wanted, 4, *arrays, options | {"axis": -1}, numbers={})
+    arrays = ({"logits": logits} | ({"targets": targets} if is_floating(targets) else {}), {"weight": weight})
+    return _whole_rows_reverse(generation, "cross_entropy", wanted, 5, *arrays, options | {"axis": -1}, numbers={})
 
 
 REVERSE_PLANNERS: dict[str, Planner] = {
@@ -213,6 +222,7 @@ REVERSE_PLANNERS: dict[str, Planner] = {
     "log_softmax": functools.partial(_softmax_reverse, "log_softmax"),
     "logsumexp": _logsumexp_reverse,
     "cross_entropy": _cross_entropy_reverse,
+    "rope": _rope_reverse,
 }
 """The planners of derivatives in reverse mode.
 
@@ -234,12 +244,14 @@ def _whole_rows_reverse(
     parameters: dict[str, Any],
     options: dict[str, Any],
     numbers: dict[str, Any] | None = None,
+    bytes_beside: int = 0,
 ) -> Program | str:
     """Plan the derivative of a kernel on whole rows; the first of `rows` and its gradient have one shape and dtype."""
     first = next(iter(rows.values()))
     if reason := _refuse_rows(options["axis"], rows, parameters, []) or _refuse_arrays(numbers or {}):
         return reason
     sizes = [a.dtype.itemsize for a in (*rows.values(), first)]
+    sizes += [bytes_beside] * (bytes_beside > 0)
     numbered = numbers is not None
     shape = (math.prod(first.shape[:-1]), first.shape[-1])
     parts = blocks.whole_rows(*shape, sizes, wide, generation, numbered=numbered)
@@ -262,12 +274,17 @@ def _whole_rows(
     rows: dict[str, Any],
     parameters: dict[str, Any],
     results: list[Any],
+    bytes_beside: int = 0,
 ) -> Program | str:
-    """Plan a kernel on whole rows, of whose elements so many float32 values are alive at a time."""
+    """Plan a kernel on whole rows, of whose elements so many float32 values are alive at a time.
+
+    A mask of the elements has `bytes_beside` them.
+    """
     if reason := _refuse_rows(axis, rows, parameters, results):
         return reason
     shape = next(iter(rows.values())).shape
     sizes = [a.dtype.itemsize for a in rows.values()] + [dtype.itemsize for dtype in results]
+    sizes += [bytes_beside] * (bytes_beside > 0)
     parts = blocks.whole_rows(math.prod(shape[:-1]), shape[-1], sizes, wide, generation)
     if parts is None:
         return f"rows of {shape[-1]} elements do not fit the vector memory of a TPU {generation}"

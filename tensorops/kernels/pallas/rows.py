@@ -62,24 +62,46 @@ def layer_norm(
     return over_rows("layer_norm", compute, blocks, generation, [x], [weight, bias], [x.dtype])
 
 
-def softmax(blocks: Blocks, generation: str, x: jax.Array, *, dtype: Any = None, **_: Any) -> list[jax.Array]:
+def softmax(
+    blocks: Blocks, generation: str, x: jax.Array, where: Any = None, *, dtype: Any = None, **_: Any
+) -> list[jax.Array]:
     """Compute `tensorops.softmax` along the last axis."""
 
-    def compute(x: jax.Array) -> tuple[jax.Array]:
-        e = jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))
-        return (e / jnp.sum(e, axis=-1, keepdims=True),)
+    def compute(x: jax.Array, *where: jax.Array) -> tuple[jax.Array]:
+        _, e, total = shifted_exponentials(x, *where)
+        return (e / total,)
 
-    return over_rows("softmax", compute, blocks, generation, [x], [], [dtype or x.dtype])
+    return over_rows("softmax", compute, blocks, generation, [x, *mask_of(where, x)], [], [dtype or x.dtype])
 
 
-def log_softmax(blocks: Blocks, generation: str, x: jax.Array, *, dtype: Any = None, **_: Any) -> list[jax.Array]:
+def log_softmax(
+    blocks: Blocks, generation: str, x: jax.Array, where: Any = None, *, dtype: Any = None, **_: Any
+) -> list[jax.Array]:
     """Compute `tensorops.log_softmax` along the last axis."""
 
-    def compute(x: jax.Array) -> tuple[jax.Array]:
-        shifted = x - jnp.max(x, axis=-1, keepdims=True)
-        return (shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=-1, keepdims=True)),)
+    def compute(x: jax.Array, *where: jax.Array) -> tuple[jax.Array]:
+        shifted, _, total = shifted_exponentials(x, *where)
+        return (shifted - jnp.log(total),)
 
-    return over_rows("log_softmax", compute, blocks, generation, [x], [], [dtype or x.dtype])
+    return over_rows("log_softmax", compute, blocks, generation, [x, *mask_of(where, x)], [], [dtype or x.dtype])
+
+
+def mask_of(where: jax.Array | None, x: jax.Array) -> list[jax.Array]:
+    """Return the mask of rows as bytes, if there is one: kernels read no bool."""
+    return [] if where is None else [jnp.broadcast_to(where, x.shape).astype(jnp.int8)]
+
+
+def shifted_exponentials(x: jax.Array, where: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return ``x - max``, its exponentials and their sums, of the elements where `where` is not 0."""
+    if where is not None:
+        x = jnp.where(where.astype(jnp.int32) != 0, x, -jnp.inf)
+    largest = jnp.max(x, axis=-1, keepdims=True)
+    if where is not None:  # without elements, the maximum is -inf
+        largest = jnp.where(largest == -jnp.inf, 0.0, largest)
+    shifted = x - largest
+    e = jnp.exp(shifted)
+    total = jnp.sum(e, axis=-1, keepdims=True)
+    return shifted, e, total if where is None else jnp.where(total == 0, 1.0, total)
 
 
 # ------------------------------------------------------------------------------------------- what they share
