@@ -227,6 +227,40 @@ def test_refusals(name, options, reason):
     assert found.startswith(reason)
 
 
+def test_blocks_can_be_overridden(steps, rng):
+    x = rng.standard_normal((70, 300)).astype(np.float32)
+    (there,) = support.there((x,), "jax")
+    with tp.set_backend("jax", providers=["pallas"]):
+        assert tp.softmax.explain(there).configuration == {"block_rows": 24, "block_columns": 300}
+        with tp.tune("softmax", "pallas", block_rows=3):  # a tile has 8
+            assert tp.softmax.explain(there).configuration["block_rows"] == 3
+            y = tp.softmax(there)
+        assert len(steps) == 9
+        steps.clear()
+        with tp.tune("logsumexp", "pallas", block_columns=100, block_rows=10**9):
+            z = tp.logsumexp(there)
+        assert len(steps) == 3
+    assert_matches(support.back(y), REFERENCES["softmax"](x), "float32", tolerance=16)
+    assert_matches(support.back(z), REFERENCES["logsumexp"](x), "float32", tolerance=16)
+
+
+@pytest.mark.parametrize("generation", blocks.VMEM)
+@pytest.mark.parametrize("wanted", [1, 100, 10**9])
+def test_overridden_blocks_fit(wanted, generation):
+    functions = (
+        lambda: blocks.whole_rows(10**6, 3000, [2, 2], 4, generation),
+        lambda: blocks.parts_of_rows(10**6, 30_000, [2], 3, generation),
+        lambda: blocks.heads_and_positions(1000, 10**5, 128, 2, generation),
+    )
+    for function in functions:
+        with blocks.choosing({"block_rows": wanted, "block_columns": wanted}) as choice:
+            found = function()
+        assert found == choice.found
+        assert found != function()
+        assert found.rows % 16 == 0
+        assert found.vmem < blocks.VMEM[generation]
+
+
 def test_rows_that_fit_no_vector_memory():
     x = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (16, 100_000), (0, 0))
     arguments = OPERATORS["rms_norm"].canonical(x)
