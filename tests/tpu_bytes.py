@@ -14,6 +14,7 @@ from __future__ import annotations
 
 # ruff: noqa: T201
 import argparse
+import inspect
 import math
 import re
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from tensorops._operator import OPERATORS
+from tensorops.kernels.pallas import compiling_for
 
 GENERATIONS = {"v5e": "v5e:2x2", "v6e": "v6e:2x2"}
 """Topologies by generation; a program is compiled for one of their chips."""
@@ -40,14 +42,19 @@ class Row(NamedTuple):
     label: str
     arrays: dict[str, tuple[tuple[int, ...], Any]]
     options: dict[str, Any]
+    wanted: tuple[str, ...] = ()  # gradients of these arrays, not the results; the last arrays are then cotangents
 
 
 def _rows() -> Iterator[Row]:
     half = jnp.bfloat16
 
     def row(operator: str, label: str, options: dict[str, Any] | None = None, **arrays: Any) -> Row:
-        shapes = {name: a if isinstance(a[0], tuple) else (a, half) for name, a in arrays.items()}
+        shapes = {name: a if a and isinstance(a[0], tuple) else (a, half) for name, a in arrays.items()}
         return Row(operator, label, shapes, options or {})
+
+    def gradient(operator: str, wanted: tuple[str, ...] = (), **arrays: Any) -> Row:
+        found = row(operator, f"gradient, {next(iter(arrays.values()))}", **arrays)
+        return found._replace(wanted=wanted or tuple(name for name in arrays if name != "dy"))
 
     square, width = (4096, 4096), (4096,)
     yield row("rms_norm", "(4096, 4096)", x=square, weight=width)
@@ -55,7 +62,23 @@ def _rows() -> Iterator[Row]:
     yield row("layer_norm", "(4096, 4096)", x=square, weight=width, bias=width)
     for name in ("softmax", "log_softmax", "logsumexp"):
         yield row(name, "(4096, 4096)", x=square)
+    yield gradient("rms_norm", x=square, weight=width, dy=square)
+    # The gradients of x and of the residual are the same array.
+    yield gradient("add_rms_norm", ("x", "weight"), x=square, residual=square, weight=width, dy=square, dr=square)
+    yield gradient("layer_norm", x=square, weight=width, bias=width, dy=square)
+    for name in ("softmax", "log_softmax"):
+        yield gradient(name, x=square, dy=square)
+    yield gradient("logsumexp", x=square, dy=width)
+    classes = {"logits": (4096, 32000), "targets": ((4096,), jnp.int32)}
+    yield gradient("cross_entropy", ("logits",), **classes, dy=())
+    yield row("softmax", "where", x=square, where=(square, jnp.bool_))
+    yield row("cross_entropy", "label_smoothing", {"label_smoothing": 0.1, "z_loss": 1e-4}, **classes)
+    yield row("cross_entropy", "probabilities", logits=(4096, 32000), targets=(4096, 32000))
     heads = (1, 32, 2048, 128)
+    at = {"x": heads, "positions": ((2048,), jnp.int32)}
+    yield row("rope", "interleaved", {"interleaved": True}, **at)
+    yield row("rope", "64 of 128 features", {"dims": 64}, **at)
+    yield row("rope", "tables and positions", **at, cos=(8192, 64), sin=(8192, 64))
     yield row("rope", "(1, 32, 2048, 128)", x=heads, positions=((2048,), jnp.int32))
     yield row("cross_entropy", "(4096, 32000)", logits=(4096, 32000), targets=((4096,), jnp.int32))
     few = (1, 8, 2048, 128)
@@ -92,10 +115,22 @@ def measured(row: Row, device: Any, *, bodies: bool = False, hbm: bool = False) 
     arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in row.arrays.values()]
     operator = OPERATORS[row.operator]
     compute = operator.generic if bodies else operator
+    names = tuple(row.arrays)
 
-    def function(*values: Any) -> Any:
-        return compute(**dict(zip(row.arrays, values, strict=True)), **row.options)
+    def call(*values: Any) -> Any:
+        return compute(**dict(zip(names, values, strict=False)), **row.options)
 
+    def gradients(*values: Any) -> Any:
+        places = [names.index(name) for name in row.wanted]
+
+        def of_wanted(*wanted: Any) -> tuple[Any, ...]:
+            every = dict(enumerate(values[:count])) | dict(zip(places, wanted, strict=True))
+            return tuple(jax.tree.leaves(call(*every.values())))
+
+        return jax.vjp(of_wanted, *(values[place] for place in places))[1](values[count:])
+
+    count = len(set(names) & set(inspect.signature(operator).parameters))
+    function = gradients if row.wanted else call
     compiled = jax.jit(function).lower(*arrays).compile(_NO_ROOM if hbm else None)
     results = jax.tree.leaves(jax.eval_shape(function, *arrays))
     ideal = sum(math.prod(a.shape) * a.dtype.itemsize for a in (*arrays, *results))
@@ -120,7 +155,10 @@ def main() -> None:
     for row in _rows():
         if not re.search(options.rows, f"{row.operator} {row.label}"):
             continue
-        found = [measured(row, device, bodies=options.bodies, hbm=options.hbm) for device in devices.values()]
+        found = []
+        for generation, device in devices.items():
+            with compiling_for(generation):
+                found.append(measured(row, device, bodies=options.bodies, hbm=options.hbm))
         cells = " | ".join(f"{m.ratio:.2f} | {m.temporary / 1e6:.1f} | {m.kernels or ''}" for m in found)
         print(f"| {row.operator} | {row.label} | {cells} |", flush=True)
 

@@ -37,7 +37,7 @@ from tensorops.ops._sums import mean_along, sum_along
 
 # Losses are computed and summed in this unit, a power of two: neither a difference of logits nor a sum of losses
 # overflows. Values that underflow are negligible beside the logarithm of the sum.
-_UNIT = 2.0**-64
+UNIT = 2.0**-64
 
 
 def _check_options(
@@ -454,7 +454,7 @@ def _losses(
     label_smoothing: float,
     squares: Any,
 ) -> Array:
-    """Return the loss of each row of `x`, in `_UNIT`.
+    """Return the loss of each row of `x`, in `UNIT`.
 
     `targets` are class numbers or, in the dtype of `x`, probabilities; `own` are the weights of those class numbers;
     `squares` is the coefficient of the squared logarithm of the sum.
@@ -465,60 +465,58 @@ def _losses(
     last = (x.ndim - 1,)
     classes = x.shape[-1]
     largest = constant(xp.max(x, axis=-1, keepdims=True))  # the loss does not depend on it
-    most = _UNIT * xp.squeeze(largest, axis=-1)
-    counted: Any = 1.0  # the sum of the shares that classes have in the loss
+    most = UNIT * xp.squeeze(largest, axis=-1)
     if is_floating(targets):
         shares = (1.0 - label_smoothing) * targets + label_smoothing / classes if label_smoothing else targets
         shares = shares if weight is None else shares * weight
-        counted = sum_along(xp, shares, last)
+        counted = sum_along(xp, shares, last)  # the sum of the shares that classes have in the loss
         below = sum_along(xp, _product(xp, shares, _distances(x, largest)), last)
     else:
-        below = most - _UNIT * _chosen(xp, x, targets)
-        if own is not None:
-            counted, below = own, _product(xp, own, below)
-        if label_smoothing:
-            if weight is None:
-                everywhere: Any = 1.0
-                even = mean_along(xp, _distances(x, largest), last)
-            else:
-                everywhere = mean_along(xp, weight, (0,))
-                even = sum_along(xp, _product(xp, weight / classes, _distances(x, largest)), last)
-            below = (1.0 - label_smoothing) * below + label_smoothing * even
-            counted = (1.0 - label_smoothing) * counted + label_smoothing * everywhere
+        everywhere: Any = 1.0
+        even: Any = 0.0
+        if label_smoothing and weight is None:
+            even = mean_along(xp, _distances(x, largest), last)
+        elif label_smoothing:
+            everywhere = mean_along(xp, weight, (0,))
+            even = sum_along(xp, _product(xp, weight / classes, _distances(x, largest)), last)
+        below = most - UNIT * _chosen(xp, x, targets)
+        counted, below = blended(xp, below, own, label_smoothing, everywhere, even)
     x = x - largest
     log_total = xp.log(sum_along(xp, xp.exp(x), last))
-    return _with_total(counted, below, most, log_total, squares)
+    return losses_with_total(counted, below, most, log_total, squares)
 
 
-def losses_of_classes(
-    xp: Namespace, largest: Array, log_total: Array, chosen: Array, own: Array | None, squares: Any
-) -> Array:
-    """Return what `_losses` does of class numbers without label smoothing, from what is known of each row.
+def blended(
+    xp: Namespace, below: Array, own: Array | None, label_smoothing: float, everywhere: Any, even: Any
+) -> tuple[Any, Array]:
+    """Return the weight of each row, and how far its class, blended with all classes, lies below the largest logit.
 
-    That is its largest element, the logarithm of the sum of exponentials relative to it, and the element that the class
-    number names.
+    `below` is that distance for the class alone, in `UNIT`, and `own` its weight; `everywhere` is the mean of the
+    weights of all classes, `even` the mean of their weighted distances.
     """
     counted: Any = 1.0
-    most = _UNIT * largest
-    below = most - _UNIT * chosen
     if own is not None:
         counted, below = own, _product(xp, own, below)
-    return _with_total(counted, below, most, log_total, squares)
+    if label_smoothing:
+        below = (1.0 - label_smoothing) * below + label_smoothing * even
+        counted = (1.0 - label_smoothing) * counted + label_smoothing * everywhere
+    return counted, below
 
 
-def _with_total(counted: Any, below: Array, most: Array, log_total: Array, squares: Any) -> Array:
-    log_total = _UNIT * log_total
+def losses_with_total(counted: Any, below: Array, most: Array, log_total: Array, squares: Any) -> Array:
+    """Return losses in `UNIT`, as `below` and the largest logit `most`; the total is relative to the latter."""
+    log_total = UNIT * log_total
     losses = counted * log_total + below
     if squares is None:
         return losses
     in_units = log_total + most
-    return losses + in_units * squares * (in_units / _UNIT)
+    return losses + in_units * squares * (in_units / UNIT)
 
 
 def _distances(x: Array, largest: Array) -> Array:
-    """Return how far elements lie below the largest, in `_UNIT`."""
-    distances = -_UNIT * x
-    distances += _UNIT * largest
+    """Return how far elements lie below the largest, in `UNIT`."""
+    distances = -UNIT * x
+    distances += UNIT * largest
     return distances
 
 
@@ -544,11 +542,11 @@ def _product(xp: Namespace, factors: Array, losses: Array) -> Array:
 
 def _reduced(xp: Namespace, losses: Array, shares: Array, reduction: str) -> Array:
     if reduction == "none":
-        return losses / _UNIT
+        return losses / UNIT
     total = _sum_of_all(xp, losses)
     if reduction == "mean":
         total = total / _sum_of_all(xp, shares)
-    return total / _UNIT
+    return total / UNIT
 
 
 def _sum_of_all(xp: Namespace, x: Array) -> Array:

@@ -112,6 +112,81 @@ def test_rotation(dtype, shape, of_positions, tables, steps, rng, monkeypatch):
     assert_matches(support.back(y), REFERENCES["rope"](*args, **options), dtype, tolerance=64)
 
 
+@pytest.mark.parametrize("tables", [False, True], ids=["angles", "tables"])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dims", [pytest.param(2, marks=pytest.mark.exhaustive), 48, 128])
+def test_pairs(dims, interleaved, tables, steps, rng):
+    x = rng.standard_normal((2, 3, 8, 128)).astype(np.float32)
+    x[0, 0, 0, dims:], x[0, 0, 0, dims - 1] = np.inf, 1e30  # features that do not rotate are in no product
+    positions = rng.integers(0, 30, (2, 8)).astype(np.int32)
+    options = {"dims": dims, "interleaved": interleaved, "attention_factor": 1.5}
+    if tables:
+        positions[1, 3] = -1
+        options |= dict(zip(("cos", "sin"), rng.standard_normal((2, 30, dims // 2)).astype(np.float32), strict=True))
+    there, at, options_there = support.there((x, positions, options), "jax")
+    with tp.set_backend("jax", providers=["pallas"]):
+        y = np.array(support.back(tp.rope(there, at, **options_there)))
+    assert steps
+    if tables:  # outside of the tables: NaN in all that rotates
+        assert np.isnan(y[1, :, 3, :dims]).all()
+        np.testing.assert_array_equal(y[1, :, 3, dims:], x[1, :, 3, dims:])
+        y[1, :, 3], x[1, :, 3], positions[1, 3] = 0, 0, 0
+    assert_matches(y, REFERENCES["rope"](x, positions, **options), "float32", tolerance=64)
+
+
+# What the shares of classes add to one pass over the logits: smoothing, weights and probabilities, in several parts.
+SHARED = [
+    {"label_smoothing": 0.3},
+    {"label_smoothing": 0.3, "weighted": True, "z_loss": 0.1},
+    {"probable": True, "label_smoothing": 0.3, "weighted": True},
+    {"probable": True, "z_loss": 0.1, "dtype": "bfloat16"},
+]
+
+
+@pytest.mark.parametrize("options", SHARED, ids=lambda options: "-".join(options))
+def test_shares_of_classes(options, steps, rng, monkeypatch):
+    monkeypatch.setattr(blocks, "_ENOUGH", 2**16)
+    dtype = options.get("dtype", "float32")
+    logits = (3 * rng.standard_normal((20, 300))).astype(DTYPES[dtype])
+    logits[3, 299], logits[4, 7] = 90.0, -np.inf  # larger than all before, and counting nothing
+    targets = rng.integers(0, 300, 20)
+    if "probable" in options:
+        targets = rng.dirichlet(np.ones(300), 20).astype(DTYPES[dtype])
+        targets[4, 7] = 0.0
+    weight = [rng.random(300).astype(np.float32)] if "weighted" in options else []
+    if weight:
+        weight[0][7] = 0.0
+    else:
+        logits[4, 7] = 0.0
+    options = {key: options[key] for key in ("label_smoothing", "z_loss") if key in options} | {"reduction": "none"}
+    there = support.there((logits, targets, *weight), "jax")
+    with tp.set_backend("jax", providers=["pallas"]):
+        y = support.back(tp.cross_entropy(*there, **options))
+    assert len(steps) > 1
+    assert not races()
+    assert_matches(y, REFERENCES["cross_entropy"](logits, targets, *weight, **options), dtype, tolerance=16)
+
+
+WIDE_AND_NARROW = ("int8", "uint16", "int64", "uint64")
+
+
+@pytest.mark.parametrize("index", ["uint32", *(pytest.param(i, marks=pytest.mark.exhaustive) for i in WIDE_AND_NARROW)])
+def test_class_numbers_of_every_dtype(index, rng):
+    logits, targets = rng.standard_normal((4, 5)).astype(np.float32), np.array([1, 0, 4, 2], index)
+    with jax.enable_x64(index.endswith("64")), interpreted():
+        there = support.there((logits, targets), "jax")
+        assert there[1].dtype == index
+        if index.endswith("64"):  # int32 would wrap it around to a class
+            there = (there[0], there[1].at[1].set(2**32 + 1))
+        with tp.set_backend("jax", providers=["pallas"]):
+            y = np.array(support.back(tp.cross_entropy(*there, reduction="none")))
+    expected = REFERENCES["cross_entropy"](logits, targets, reduction="none")
+    if index.endswith("64"):
+        assert np.isnan(y[1])
+        y[1] = expected[1]
+    assert_matches(y, expected, "float32", tolerance=16)
+
+
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "jit"])
 def test_refused_on_the_cpu(traced):
     x = jnp.ones((4, 128))
@@ -121,12 +196,10 @@ def test_refused_on_the_cpu(traced):
 
 
 REFUSED = [
-    ("rope", {"positions": np.zeros(4, int), "interleaved": True}, "interleaved is True"),
+    ("rope", {"positions": np.zeros(4, int), "dims": 0}, "dims is 0"),
     ("softmax", {"axis": 0}, "axis is not the last of x"),
-    ("softmax", {"where": np.ones((4, 128), bool)}, "where is given"),
     ("softmax", {"dtype": np.dtype("float16")}, "dtype is float16, and Pallas' compiler"),
-    ("cross_entropy", {"targets": np.zeros(4, np.int64)}, "targets has dtype int64"),
-    ("cross_entropy", {"targets": np.zeros(4, np.int32), "label_smoothing": 0.1}, "label_smoothing is not 0"),
+    ("cross_entropy", {"targets": np.zeros((4, 128), np.float16)}, "targets has dtype float16, and Pallas' compiler"),
 ]
 
 
@@ -136,6 +209,40 @@ def test_refusals(name, options, reason):
     found = PLANNERS[name]("v5e", **OPERATORS[name].canonical(x, **options))
     assert isinstance(found, str)
     assert found.startswith(reason)
+
+
+def test_blocks_can_be_overridden(steps, rng):
+    x = rng.standard_normal((70, 300)).astype(np.float32)
+    (there,) = support.there((x,), "jax")
+    with tp.set_backend("jax", providers=["pallas"]):
+        assert tp.softmax.explain(there).configuration == {"block_rows": 24, "block_columns": 300}
+        with tp.tune("softmax", "pallas", block_rows=3):  # a tile has 8
+            assert tp.softmax.explain(there).configuration["block_rows"] == 3
+            y = tp.softmax(there)
+        assert len(steps) == 9
+        steps.clear()
+        with tp.tune("logsumexp", "pallas", block_columns=100, block_rows=10**9):
+            z = tp.logsumexp(there)
+        assert len(steps) == 3
+    assert_matches(support.back(y), REFERENCES["softmax"](x), "float32", tolerance=16)
+    assert_matches(support.back(z), REFERENCES["logsumexp"](x), "float32", tolerance=16)
+
+
+@pytest.mark.parametrize("generation", blocks.VMEM)
+@pytest.mark.parametrize("wanted", [1, 100, 10**9])
+def test_overridden_blocks_fit(wanted, generation):
+    functions = (
+        lambda: blocks.whole_rows(10**6, 3000, [2, 2], 4, generation),
+        lambda: blocks.parts_of_rows(10**6, 30_000, [2], 3, generation),
+        lambda: blocks.heads_and_positions(1000, 10**5, 128, 2, generation),
+    )
+    for function in functions:
+        with blocks.choosing({"block_rows": wanted, "block_columns": wanted}) as choice:
+            found = function()
+        assert found == choice.found
+        assert found != function()
+        assert found.rows % 16 == 0
+        assert found.vmem < blocks.VMEM[generation]
 
 
 def test_rows_that_fit_no_vector_memory():

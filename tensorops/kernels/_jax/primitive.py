@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tensorops import _providers
+from tensorops._kernel import Configuration
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
@@ -91,6 +92,8 @@ class Call:
         Each computes a further result; see `Reverse`.
     correspond
         Tells how axes correspond, if the operator does not declare it.
+    tuned
+        Values that override what the kernel chooses; see `tensorops.tune`.
     """
 
     operator: Operator[..., Any]
@@ -108,6 +111,7 @@ class Call:
     reverse: Reverse | None = None
     statistics: tuple[Callable[..., Array], ...] = ()
     correspond: Callable[..., RowAxes] | None = None
+    tuned: tuple[tuple[str, int], ...] = ()
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
@@ -185,6 +189,7 @@ def register(
     *,
     draw: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     in_place: Callable[[Call], Callable[..., list[Array]] | None] = lambda call: None,
+    configuration: Configuration | None = None,
 ) -> None:
     """Register a provider's kernel of an operator.
 
@@ -200,6 +205,8 @@ def register(
         Returns the arguments with numbers in place of a generator of them.
     in_place
         Returns what computes a call instead of the primitive, if anything does.
+    configuration
+        What the kernel chooses, if `tensorops.tune` may override it.
     """
 
     @functools.wraps(operator)
@@ -209,6 +216,7 @@ def register(
 
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        tuned = tuple((name, kwargs.pop(name)) for name in parameters if name in kwargs) if parameters else ()
         arguments = operator.named(args, kwargs)
         if draw is not None:
             if isinstance(prepare(arguments), str):  # before a number is drawn
@@ -218,14 +226,16 @@ def register(
         found = known.get(metadata) or prepare(arguments)
         if isinstance(found, str):
             return NotImplemented
-        compute = in_place(found)
+        call = replace(found, tuned=tuned) if tuned else found
+        compute = in_place(call)
         if compute is None and metadata is not None and len(known) < _MOST_KNOWN:
             known[metadata] = found
-        results = (compute or _compiled(found))(*[arguments[name] for name in found.names])
+        results = (compute or _compiled(call))(*[arguments[name] for name in found.names])
         return tuple(results) if len(results) > 1 else results[0]
 
     known: dict[object, Call] = {}
-    operator.kernel(provider, supports=supports, declines=True)(kernel)
+    parameters = configuration.parameters if configuration else ()
+    operator.kernel(provider, supports=supports, declines=True, configuration=configuration)(kernel)
 
 
 def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from tensorops._kernel import Configuration
 from tensorops._operator import Operator
 from tensorops.hardware.accelerators import tpu_version
 from tensorops.kernels._jax import partitioning, primitive
 from tensorops.kernels._jax.primitive import Call
-from tensorops.kernels.pallas.blocks import UNKNOWN, VMEM
+from tensorops.kernels.pallas.blocks import PARAMETERS, UNKNOWN, VMEM, choosing
 from tensorops.kernels.pallas.planners import PLANNERS, REVERSE, REVERSE_PLANNERS, WITH_STATISTICS, Planner, Program
 
 _PROVIDER = "pallas"
@@ -78,7 +79,13 @@ def register(
         reverse = REVERSE.get(operator.__name__)
         return Call(*call, tuple(options.items()), mixed=True, along=along, provider=_PROVIDER, reverse=reverse)
 
-    primitive.register(operator, _PROVIDER, prepare, in_place=_interpreter)
+    def choose(*args: Any, **kwargs: Any) -> dict[str, int]:
+        with choosing({}) as choice:
+            planner(generation(), **operator.named(args, kwargs))
+        return {"block_rows": choice.found.rows, "block_columns": choice.found.columns} if choice.found else {}
+
+    configuration = Configuration(PARAMETERS, choose)
+    primitive.register(operator, _PROVIDER, prepare, in_place=_interpreter, configuration=configuration)
 
 
 def _refuse_arrays(arrays: dict[str, Any]) -> str | None:
@@ -98,7 +105,8 @@ def planned(call: Call, arrays: Sequence[Any]) -> Program | str:
     planner = WITH_STATISTICS.get(name) if call.statistics else PLANNERS.get(name)
     if planner is None:
         return f"there is no kernel for {name}"
-    program = planner(generation(), **dict(zip(call.names, arrays, strict=True)), **dict(call.options))
+    with choosing(dict(call.tuned)):
+        program = planner(generation(), **dict(zip(call.names, arrays, strict=True)), **dict(call.options))
     if isinstance(program, str):
         return program
     return lambda *arrays: program(**dict(zip(call.names, arrays, strict=True)))

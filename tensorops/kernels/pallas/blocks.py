@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import NamedTuple
 
 MIB = 2**20
@@ -43,6 +46,46 @@ class Blocks(NamedTuple):
     vmem: int
 
 
+@dataclass
+class Choice:
+    """What is wanted of the next blocks, by parameter, and the blocks that were found."""
+
+    wanted: dict[str, int]
+    found: Blocks | None = None
+
+
+PARAMETERS = {
+    "block_rows": "rows of a block, rounded up to whole tiles, as many as fit vector memory; of rope, positions",
+    "block_columns": "columns of a block where rows are divided, rounded up to 128; of rope, heads",
+}
+_choice: ContextVar[Choice | None] = ContextVar("tensorops_pallas_blocks", default=None)
+
+
+@contextlib.contextmanager
+def choosing(wanted: dict[str, int]) -> Iterator[Choice]:
+    """Override the blocks that are chosen here, and tell which ones were."""
+    choice = Choice(wanted)
+    token = _choice.set(choice)
+    try:
+        yield choice
+    finally:
+        _choice.reset(token)
+
+
+def _wanted(parameter: str, chosen: int, multiple: int, most: int) -> int:
+    """Return how many rows or columns a block has: what is wanted in its place, up to the most that fit."""
+    choice = _choice.get()
+    if choice is None or parameter not in choice.wanted:
+        return chosen
+    return min(padded(choice.wanted[parameter], multiple), max(most // multiple, 1) * multiple)
+
+
+def _found(blocks: Blocks) -> Blocks:
+    if choice := _choice.get():
+        choice.found = blocks
+    return blocks
+
+
 def tile_rows(itemsizes: Sequence[int]) -> int:
     """Return how many rows a tile of the narrowest of these elements has."""
     return 32 // min(itemsizes)
@@ -53,7 +96,9 @@ def padded(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def whole_rows(rows: int, length: int, itemsizes: Sequence[int], wide: int, generation: str) -> Blocks | None:
+def whole_rows(
+    rows: int, length: int, itemsizes: Sequence[int], wide: int, generation: str, *, numbered: bool = False
+) -> Blocks | None:
     """Divide arrays into blocks of whole rows; ``None`` if not even one tile of rows fits.
 
     Parameters
@@ -66,15 +111,19 @@ def whole_rows(rows: int, length: int, itemsizes: Sequence[int], wide: int, gene
         How many float32 values of each element the kernel holds at a time.
     generation
         A name in `VMEM`.
+    numbered
+        Whether each row comes with numbers: they are along the lanes if a block may have as many rows as there are.
     """
     tile = tile_rows(itemsizes)
     one = padded(length, LANES) * (2 * sum(itemsizes) + 4 * wide)
+    if numbered and one * LANES <= _ENOUGH:
+        tile = LANES
     if tile * one > _MOST * VMEM[generation]:
         return None
     several = max(_ENOUGH // one // tile * tile, tile)
     even = padded(-(-rows // _STEPS), tile)
-    count = min(several, even)
-    return Blocks(rows if count >= rows else count, length, padded(min(count, padded(rows, tile)), tile) * one)
+    count = _wanted("block_rows", min(several, even), tile, int(_MOST * VMEM[generation]) // one)
+    return _found(Blocks(rows if count >= rows else count, length, padded(min(count, padded(rows, tile)), tile) * one))
 
 
 def parts_of_rows(rows: int, length: int, itemsizes: Sequence[int], wide: int, generation: str) -> Blocks:
@@ -82,12 +131,15 @@ def parts_of_rows(rows: int, length: int, itemsizes: Sequence[int], wide: int, g
 
     The numbers of a block are neighbours in memory, so it has a multiple of as many rows as there are lanes, or all.
     """
-    count = min(padded(rows, tile_rows(itemsizes)), 2 * LANES)
     one = 2 * sum(itemsizes) + 4 * wide
+    limit = int(_MOST * VMEM[generation]) // one
+    chosen = min(padded(rows, tile_rows(itemsizes)), 2 * LANES)
+    count = min(_wanted("block_rows", chosen, LANES, limit // LANES), padded(rows, LANES))
     most = max(_ENOUGH // (count * one) // LANES * LANES, LANES)
     parts = -(-length // most)
-    columns = length if parts == 1 else padded(-(-length // parts), LANES)
-    return Blocks(rows if count >= rows else count, columns, count * padded(columns, LANES) * one)
+    even = length if parts == 1 else padded(-(-length // parts), LANES)
+    columns = min(_wanted("block_columns", even, LANES, limit // count), length)
+    return _found(Blocks(rows if count >= rows else count, columns, count * padded(columns, LANES) * one))
 
 
 def heads_and_positions(heads: int, positions: int, features: int, itemsize: int, generation: str) -> Blocks | None:
@@ -96,9 +148,11 @@ def heads_and_positions(heads: int, positions: int, features: int, itemsize: int
     one = padded(features, LANES) * (4 * itemsize + 12)
     if tile * one > _MOST * VMEM[generation]:
         return None
-    count = max(min(padded(positions, tile), _ENOUGH // one // tile * tile, 4 * LANES), tile)
-    several = max(min(heads, _ENOUGH // (count * one)), 1)
-    return Blocks(positions if count >= positions else count, several, count * several * one)
+    limit = int(_MOST * VMEM[generation]) // one
+    chosen = max(min(padded(positions, tile), _ENOUGH // one // tile * tile, 4 * LANES), tile)
+    count = min(_wanted("block_rows", chosen, tile, limit), padded(positions, tile))
+    several = min(_wanted("block_columns", max(min(heads, _ENOUGH // (count * one)), 1), 1, limit // count), heads)
+    return _found(Blocks(positions if count >= positions else count, several, count * several * one))
 
 
 class AttentionBlocks(NamedTuple):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from tensorops._dtypes import name_of
+from tensorops._dtypes import is_floating, name_of
 from tensorops.kernels._jax.primitive import Reverse
 from tensorops.kernels.pallas import blocks
 from tensorops.kernels.pallas.quantized_plans import quantized_linear
@@ -22,8 +22,8 @@ from tensorops.kernels.pallas.refusals import refuse_arrays as _refuse_arrays
 
 Program: TypeAlias = Callable[..., list[Any]]
 Planner: TypeAlias = Callable[..., "Program | str"]
-
-_INTEGERS = ("int8", "int16", "int32", "uint8", "uint16")  # others are not always in the range of int32
+Names: TypeAlias = tuple[str, ...]
+Arrays: TypeAlias = Sequence[Any]
 
 
 def rms_norm(
@@ -53,10 +53,8 @@ def layer_norm(
 def _softmax(
     name: str, generation: str, *, x: Any, axis: int | tuple[int, ...], where: Any = None, dtype: Any = None
 ) -> Program | str:
-    if where is not None:
-        return "where is given"
     result = x.dtype if dtype is None else np.dtype(dtype)
-    found = _whole_rows(generation, name, axis, 3, {"x": x}, {}, [result])
+    found = _whole_rows(generation, name, axis, 3, {"x": x}, {}, [result], bytes_beside=0 if where is None else 1)
     return found if isinstance(found, str) else functools.partial(found, dtype=result)
 
 
@@ -89,15 +87,18 @@ def cross_entropy(
     z_loss: float,
 ) -> Program | str:
     """Plan `tensorops.cross_entropy`."""
-    if name_of(targets.dtype) not in _INTEGERS:
-        return f"targets has dtype {name_of(targets.dtype)}, expected one of {', '.join(_INTEGERS)}"
-    if label_smoothing:
-        return "label_smoothing is not 0"
-    if reason := _refuse_rows(-1, {"logits": logits}, {"weight": weight}, [logits.dtype]):
+    of_classes = {"targets": targets} if is_floating(targets) else {}
+    if reason := _refuse_rows(-1, {"logits": logits} | of_classes, {"weight": weight}, [logits.dtype]):
         return reason
     rows = math.prod(logits.shape[:-1])
-    parts = blocks.parts_of_rows(rows, logits.shape[-1], [logits.dtype.itemsize], 3, generation)
-    options = {"reduction": reduction, "ignore_index": ignore_index, "z_loss": z_loss}
+    sizes = [a.dtype.itemsize for a in (logits, *of_classes.values())]
+    parts = blocks.parts_of_rows(rows, logits.shape[-1], sizes, 3 + len(sizes), generation)
+    options: dict[str, Any] = {
+        "reduction": reduction,
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+    }
 
     def program(logits: Any, targets: Any, weight: Any = None) -> list[Any]:
         from tensorops.kernels.pallas import sums
@@ -119,18 +120,15 @@ def rope(
     interleaved: bool,
     dims: int,
     attention_factor: float,
+    back: bool = False,
 ) -> Program | str:
-    """Plan `tensorops.rope`."""
-    if interleaved:
-        return "interleaved is True"
-    if dims != x.shape[-1]:
-        return f"dims is {dims}, and heads have {x.shape[-1]} features"
+    """Plan `tensorops.rope`, or its rotation back, which is the derivative in reverse mode."""
+    if dims == 0:
+        return "dims is 0"
     if x.shape[-1] % blocks.LANES:
         return (
             f"heads have {x.shape[-1]} features, not a multiple of {blocks.LANES}: XLA would copy them for the kernel"
         )
-    if cos is not None and positions is not None:
-        return "cos and sin are looked up at positions"
     if reason := _refuse_arrays({"x": x, "freqs": freqs, "cos": cos, "sin": sin}):
         return reason
     *_, heads, sequence, features = x.shape
@@ -141,8 +139,9 @@ def rope(
     def program(x: Any, positions: Any = None, freqs: Any = None, cos: Any = None, sin: Any = None) -> list[Any]:
         from tensorops.kernels.pallas import positional
 
-        tables = positional.tables(x, positions, base, freqs, cos, sin, attention_factor)
-        return [positional.rotate(parts, generation, x, tables)]
+        pairs = positional.Pairs(dims, interleaved)
+        tables = positional.tables(x, pairs, positions, base, freqs, cos, sin, attention_factor)
+        return [positional.rotate(parts, generation, x, tables, pairs, back=back)]
 
     return program
 
@@ -152,6 +151,15 @@ def scaled_dot_product_attention(generation: str, **arguments: Any) -> Program |
     from tensorops.kernels.pallas import attention_plans
 
     return attention_plans.plan_prefill(generation, **arguments)
+
+
+def _rope_reverse(generation: str, wanted: Names, rest: Arrays, *, x: Any, **options: Any) -> Program | str:
+    if wanted != ("x",):
+        return "the gradient is not that of x alone"
+    program = rope(generation, x=x, back=True, **options)
+    if isinstance(program, str):
+        return program
+    return lambda rest, x, **arrays: program(x=rest[0], **arrays)
 
 
 PLANNERS: dict[str, Planner] = {
@@ -171,16 +179,101 @@ PLANNERS: dict[str, Planner] = {
 WITH_STATISTICS: dict[str, Planner] = {}
 """Of operators whose `REVERSE` has statistics, the planners of programs that also return these."""
 
-REVERSE: dict[str, Reverse] = {}
-"""What the derivatives in reverse mode keep, by the name of the operator; see `kernels._jax.primitive`."""
 
-REVERSE_PLANNERS: dict[str, Planner] = {}
-"""The planners of these derivatives.
+def _rms_norm_reverse(
+    generation: str, wanted: Names, rest: Arrays, *, x: Any, weight: Any = None, **options: Any
+) -> Any:
+    arrays = ({"x": x, "dy": rest[0]}, {"weight": weight})
+    return _whole_rows_reverse(generation, "rms_norm", wanted, 6, *arrays, options)
+
+
+def _add_rms_norm_reverse(
+    generation: str, wanted: Names, rest: Arrays, *, x: Any, residual: Any, weight: Any = None, **options: Any
+) -> Any:
+    arrays = ({"x": x, "residual": residual, "dy": rest[0], "d_residual": rest[1]}, {"weight": weight})
+    return _whole_rows_reverse(generation, "add_rms_norm", wanted, 6, *arrays, options)
+
+
+def _layer_norm_reverse(
+    generation: str, wanted: Names, rest: Arrays, *, x: Any, weight: Any = None, bias: Any = None, **options: Any
+) -> Any:
+    arrays = ({"x": x, "dy": rest[0]}, {"weight": weight, "bias": bias})
+    return _whole_rows_reverse(generation, "layer_norm", wanted, 6, *arrays, options)
+
+
+def _softmax_reverse(
+    name: str, generation: str, wanted: Names, rest: Arrays, *, x: Any, where: Any = None, **options: Any
+) -> Any:
+    rows, of_mask = {"x": x, "dy": rest[0]}, 0 if where is None else 1
+    return _whole_rows_reverse(generation, name, wanted, 5, rows, {}, options, bytes_beside=of_mask)
+
+
+def _logsumexp_reverse(generation: str, wanted: Names, rest: Arrays, *, x: Any, **options: Any) -> Any:
+    return _whole_rows_reverse(generation, "logsumexp", wanted, 3, {"x": x}, {}, options, numbers={"dy": rest[0]})
+
+
+def _cross_entropy_reverse(
+    generation: str, wanted: Names, rest: Arrays, *, logits: Any, targets: Any, weight: Any = None, **options: Any
+) -> Any:
+    if wanted != ("logits",):
+        return "the gradient is not that of logits alone"
+    reason = cross_entropy(generation, logits=logits, targets=targets, weight=weight, **options)
+    if isinstance(reason, str):
+        return reason
+    arrays = ({"logits": logits} | ({"targets": targets} if is_floating(targets) else {}), {"weight": weight})
+    return _whole_rows_reverse(generation, "cross_entropy", wanted, 5, *arrays, options | {"axis": -1}, numbers={})
+
+
+REVERSE_PLANNERS: dict[str, Planner] = {
+    "rms_norm": _rms_norm_reverse,
+    "add_rms_norm": _add_rms_norm_reverse,
+    "layer_norm": _layer_norm_reverse,
+    "softmax": functools.partial(_softmax_reverse, "softmax"),
+    "log_softmax": functools.partial(_softmax_reverse, "log_softmax"),
+    "logsumexp": _logsumexp_reverse,
+    "cross_entropy": _cross_entropy_reverse,
+    "rope": _rope_reverse,
+}
+"""The planners of derivatives in reverse mode.
 
 They take the generation, the names of the arrays whose cotangents are wanted, what is kept followed by the cotangents
 of the results, and the canonical arguments by name. Their programs take the latter two as arrays and return the
 cotangents in the order of the names.
 """
+
+REVERSE: dict[str, Reverse] = dict.fromkeys(REVERSE_PLANNERS, Reverse())
+"""What the derivatives in reverse mode keep, by the name of the operator; see `kernels._jax.primitive`."""
+
+
+def _whole_rows_reverse(
+    generation: str,
+    name: str,
+    wanted: Names,
+    wide: int,
+    rows: dict[str, Any],
+    parameters: dict[str, Any],
+    options: dict[str, Any],
+    numbers: dict[str, Any] | None = None,
+    bytes_beside: int = 0,
+) -> Program | str:
+    """Plan the derivative of a kernel on whole rows; the first of `rows` and its gradient have one shape and dtype."""
+    first = next(iter(rows.values()))
+    if reason := _refuse_rows(options["axis"], rows, parameters, []) or _refuse_arrays(numbers or {}):
+        return reason
+    sizes = [a.dtype.itemsize for a in (*rows.values(), first)]
+    sizes += [bytes_beside] * (bytes_beside > 0)
+    numbered = numbers is not None
+    shape = (math.prod(first.shape[:-1]), first.shape[-1])
+    parts = blocks.whole_rows(*shape, sizes, wide, generation, numbered=numbered)
+    if parts is None:
+        return f"rows of {shape[1]} elements do not fit the vector memory of a TPU {generation}"
+
+    def program(rest: Sequence[Any], **arguments: Any) -> list[Any]:
+        from tensorops.kernels.pallas.gradients import KERNELS
+
+        return KERNELS[name](parts, generation, wanted, rest, **arguments, **options)
+
+    return program
 
 
 def _whole_rows(
@@ -191,12 +284,17 @@ def _whole_rows(
     rows: dict[str, Any],
     parameters: dict[str, Any],
     results: list[Any],
+    bytes_beside: int = 0,
 ) -> Program | str:
-    """Plan a kernel on whole rows, of whose elements so many float32 values are alive at a time."""
+    """Plan a kernel on whole rows, of whose elements so many float32 values are alive at a time.
+
+    A mask of the elements has `bytes_beside` them.
+    """
     if reason := _refuse_rows(axis, rows, parameters, results):
         return reason
     shape = next(iter(rows.values())).shape
     sizes = [a.dtype.itemsize for a in rows.values()] + [dtype.itemsize for dtype in results]
+    sizes += [bytes_beside] * (bytes_beside > 0)
     parts = blocks.whole_rows(math.prod(shape[:-1]), shape[-1], sizes, wide, generation)
     if parts is None:
         return f"rows of {shape[-1]} elements do not fit the vector memory of a TPU {generation}"

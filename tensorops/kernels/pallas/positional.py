@@ -1,4 +1,4 @@
-"""The kernel of rope on pairs of halves.
+"""The kernel of rope, whose rotation back is its derivative in reverse mode.
 
 Work: a step rotates some heads at some positions; the cosines and sines of the positions stay for all heads.
 Precision: float32 inside; angles as in the body.
@@ -7,8 +7,9 @@ Bytes: those of `x` and of the result, and float32 cosines and sines, which XLA 
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,23 +22,64 @@ from tensorops.kernels.pallas.blocks import Blocks
 from tensorops.ops.positional import frequencies
 
 
+class Pairs(NamedTuple):
+    """Which of the leading features rotate with each other: halves, or neighbours if they are interleaved."""
+
+    dims: int
+    interleaved: bool
+
+    def is_first(self, features: jax.Array) -> jax.Array:
+        """Return which of some numbers of features are the first of their pair."""
+        return features % 2 == 0 if self.interleaved else features < self.dims // 2
+
+    def other(self, x: jax.Array) -> jax.Array:
+        """Return the other of each pair, in a kernel; of features that do not rotate, anything."""
+        width, axis = x.shape[-1], x.ndim - 1
+        distance = 1 if self.interleaved else self.dims // 2
+        after = pltpu.roll(x, width - distance, axis=axis)
+        if 2 * distance == width:
+            return after
+        features = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis)
+        return jnp.where(self.is_first(features), after, pltpu.roll(x, distance, axis=axis))
+
+
 def tables(
-    x: jax.Array, positions: Any, base: float, freqs: Any, cos: Any, sin: Any, attention_factor: float
+    x: jax.Array, pairs: Pairs, positions: Any, base: float, freqs: Any, cos: Any, sin: Any, attention_factor: float
 ) -> jax.Array:
-    """Return float32 cosines and, beside them, sines of the pairs at each position, of shape (..., seq, features)."""
+    """Return float32 cosines in the places of first features of pairs, sines in those of second ones.
+
+    Their shape is (..., seq, features); of features that do not rotate, they are anything.
+    """
     if cos is None:
-        theta = frequencies(get_namespace(x), x, base, freqs, x.shape[-1], jnp.float32)
+        theta = frequencies(get_namespace(x), x, base, freqs, pairs.dims, jnp.float32)
+        theta = jnp.repeat(theta, 2) if pairs.interleaved else jnp.concatenate([theta, theta])
         # Cosines and sines of all angles are chosen from in one pass, which writes nothing else.
-        angles = positions.astype(jnp.float32)[..., None] * jnp.concatenate([theta, theta])
-        first = jax.lax.broadcasted_iota(jnp.int32, angles.shape, angles.ndim - 1) < theta.size
+        angles = positions.astype(jnp.float32)[..., None] * _with_all_features(theta, x)
+        first = pairs.is_first(jax.lax.broadcasted_iota(jnp.int32, angles.shape, angles.ndim - 1))
         found = jnp.where(first, jnp.cos(angles), jnp.sin(angles))
     else:
-        found = jnp.concatenate([cos, sin], axis=-1).astype(jnp.float32)
+        if positions is not None:
+            cos, sin = (_rows_at(table, positions) for table in (cos, sin))
+        join = jnp.stack if pairs.interleaved else jnp.concatenate
+        joined = jnp.reshape(join([cos, sin], axis=-1), (*cos.shape[:-1], pairs.dims))
+        found = _with_all_features(joined.astype(jnp.float32), x)
     return found * attention_factor if attention_factor != 1.0 else found
 
 
-def rotate(blocks: Blocks, generation: str, x: jax.Array, tables: jax.Array) -> jax.Array:
-    """Rotate pairs of halves of the last axis by angles of which `tables` has the cosines and sines."""
+def _rows_at(table: jax.Array, positions: jax.Array) -> jax.Array:
+    """Return rows of a table; one outside of it is NaN."""
+    inside = (positions >= 0) & (positions < table.shape[0])
+    return jnp.where(inside[..., None], jnp.take(table, positions, axis=0, mode="clip"), jnp.nan)
+
+
+def _with_all_features(a: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, x.shape[-1] - a.shape[-1])])
+
+
+def rotate(
+    blocks: Blocks, generation: str, x: jax.Array, tables: jax.Array, pairs: Pairs, *, back: bool = False
+) -> jax.Array:
+    """Rotate pairs of features by angles of which `tables` has the cosines and sines, or back."""
     shape = x.shape
     *batch, heads, sequence, features = shape
     count = math.prod(batch)
@@ -51,7 +93,7 @@ def rotate(blocks: Blocks, generation: str, x: jax.Array, tables: jax.Array) -> 
     of_positions = pl.BlockSpec((1, blocks.rows, features), lambda s, b, h: (b if of_batch else 0, s, 0))
     x = jnp.reshape(x, (count, heads, sequence, features))
     (y,) = call(
-        _kernel,
+        functools.partial(_kernel, pairs=pairs, back=back),
         (pl.cdiv(sequence, blocks.rows), count, pl.cdiv(heads, blocks.columns)),
         [(x, block), (tables, of_positions)],
         [(jax.ShapeDtypeStruct(x.shape, x.dtype), block)],
@@ -63,14 +105,14 @@ def rotate(blocks: Blocks, generation: str, x: jax.Array, tables: jax.Array) -> 
     return jnp.reshape(y, shape)
 
 
-def _kernel(x_ref: Any, tables_ref: Any, y_ref: Any) -> None:
-    x, cos_sin = x_ref[...].astype(jnp.float32), tables_ref[...]
-    sin_cos = _halves_swapped(cos_sin)
-    pairs = cos_sin.shape[-1] // 2
-    first = jax.lax.broadcasted_iota(jnp.int32, cos_sin.shape, cos_sin.ndim - 1) < pairs
-    cos, sin = jnp.where(first, cos_sin, sin_cos), jnp.where(first, -sin_cos, cos_sin)
-    y_ref[...] = (x * cos[:, None] + _halves_swapped(x) * sin[:, None]).astype(y_ref.dtype)
-
-
-def _halves_swapped(x: jax.Array) -> jax.Array:
-    return pltpu.roll(x, x.shape[-1] // 2, axis=x.ndim - 1)
+def _kernel(x_ref: Any, tables_ref: Any, y_ref: Any, *, pairs: Pairs, back: bool) -> None:
+    x, of_pairs = x_ref[...].astype(jnp.float32), tables_ref[...]
+    other = pairs.other(of_pairs)
+    features = jax.lax.broadcasted_iota(jnp.int32, of_pairs.shape, of_pairs.ndim - 1)
+    first = pairs.is_first(features)
+    cos, sin = jnp.where(first, of_pairs, other), jnp.where(first, other, of_pairs)
+    sin = jnp.where(first != back, -sin, sin)
+    y = x * cos[:, None] + pairs.other(x) * sin[:, None]
+    if pairs.dims < x.shape[-1]:
+        y = jnp.where((features < pairs.dims)[:, None], y, x)
+    y_ref[...] = y.astype(y_ref.dtype)

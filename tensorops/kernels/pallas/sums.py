@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tensorops.kernels.pallas._call import call
 from tensorops.kernels.pallas.blocks import LANES, Blocks
-from tensorops.ops.loss import losses_of_classes, reduced_cross_entropy
+from tensorops.kernels.pallas.rows import as_column
+from tensorops.ops.loss import UNIT, blended, losses_with_total, reduced_cross_entropy
 
 
 class Sums(NamedTuple):
@@ -33,35 +35,59 @@ class Sums(NamedTuple):
         The logarithm of the sum of the exponentials, relative to the largest element if that is finite.
     chosen
         The element that the row's number names; 0 if there is none.
+    counted
+        The sum of the shares of the elements.
+    below
+        The sum of their distances from the largest element times their shares, in `ops.loss.UNIT`.
     """
 
     largest: jax.Array
     log_total: jax.Array
-    chosen: jax.Array | None
+    chosen: jax.Array | None = None
+    counted: jax.Array | None = None
+    below: jax.Array | None = None
 
 
-def sums_of_rows(name: str, blocks: Blocks, generation: str, x: jax.Array, numbers: jax.Array | None = None) -> Sums:
-    """Reduce rows along the last axis; `numbers` are int32, one for each row."""
+def sums_of_rows(
+    name: str,
+    blocks: Blocks,
+    generation: str,
+    x: jax.Array,
+    numbers: jax.Array | None = None,
+    shares: Callable[..., jax.Array] | None = None,
+    rows_of_shares: Sequence[jax.Array] = (),
+    weight: jax.Array | None = None,
+) -> Sums:
+    """Reduce rows along the last axis.
+
+    `numbers` are int32, one for each row. `shares` computes what the elements count from arrays of the shape of `x` and
+    from the weight of every column, or 1.
+    """
     *leading, length = x.shape
-    rows = math.prod(leading)
-    grid = (pl.cdiv(rows, blocks.rows), pl.cdiv(length, blocks.columns))
+    count = math.prod(leading)
+    grid = (pl.cdiv(count, blocks.rows), pl.cdiv(length, blocks.columns))
     of_rows = pl.BlockSpec((1, blocks.rows), lambda i, j: (0, i))
-    inputs = [(jnp.reshape(x, (rows, length)), pl.BlockSpec((blocks.rows, blocks.columns), lambda i, j: (i, j)))]
+    block = pl.BlockSpec((blocks.rows, blocks.columns), lambda i, j: (i, j))
+    inputs = [(jnp.reshape(a, (count, length)), block) for a in (x, *rows_of_shares)]
+    if weight is not None and shares is not None:
+        inputs.append((jnp.reshape(weight, (1, length)), pl.BlockSpec((1, blocks.columns), lambda i, j: (0, j))))
+    named = ["largest", "log_total"]
     if numbers is not None:
-        inputs.append((jnp.reshape(numbers, (1, rows)), of_rows))
-    results = 2 if numbers is None else 3
+        inputs.append((jnp.reshape(numbers, (1, count)), of_rows))
+        named.append("chosen")
+    if shares is not None:
+        named += ["counted", "below"]
     found = call(
-        functools.partial(_kernel, length=length),
+        functools.partial(_kernel, length=length, named=named, shares=shares),
         grid,
         inputs,
-        [(jax.ShapeDtypeStruct((1, rows), jnp.float32), of_rows)] * results,
+        [(jax.ShapeDtypeStruct((1, count), jnp.float32), of_rows)] * len(named),
         name=name,
         vmem=blocks.vmem,
         generation=generation,
-        scratch=[pltpu.VMEM((blocks.rows, 1), jnp.float32)] * results,
+        scratch=[pltpu.VMEM((blocks.rows, 1), jnp.float32)] * len(named),
     )
-    largest, log_total, *chosen = (jnp.reshape(y, leading) for y in found)
-    return Sums(largest, log_total, chosen[0] if chosen else None)
+    return Sums(**{key: jnp.reshape(y, leading) for key, y in zip(named, found, strict=True)})
 
 
 def logsumexp(
@@ -69,62 +95,107 @@ def logsumexp(
 ) -> list[jax.Array]:
     """Compute `tensorops.logsumexp` along the last axis."""
     sums = sums_of_rows("logsumexp", blocks, generation, x)
-    y = (sums.log_total + _shift(sums.largest)).astype(dtype or x.dtype)
+    y = (sums.log_total + shift_of(sums.largest)).astype(dtype or x.dtype)
     return [jnp.expand_dims(y, -1) if keepdims else y]
 
 
 def cross_entropy(
-    blocks: Blocks, generation: str, logits: jax.Array, targets: jax.Array, weight: Any = None, **options: Any
+    blocks: Blocks,
+    generation: str,
+    logits: jax.Array,
+    targets: jax.Array,
+    weight: Any = None,
+    *,
+    label_smoothing: float,
+    **options: Any,
 ) -> list[jax.Array]:
-    """Compute `tensorops.cross_entropy` for class numbers, without label smoothing."""
+    """Compute `tensorops.cross_entropy`."""
+    probable = jnp.issubdtype(targets.dtype, jnp.floating)
 
-    def losses_of(xp: Any, x: jax.Array, targets: jax.Array, _: Any, own: Any, squares: Any, __: Any) -> jax.Array:
-        sums = sums_of_rows("cross_entropy", blocks, generation, x, targets.astype(jnp.int32))
-        within = (targets >= 0) & (targets < x.shape[-1])
-        chosen = jnp.where(within, sums.chosen, jnp.nan)
+    def losses_of(xp: Any, x: jax.Array, targets: jax.Array, weight: Any, own: Any, squares: Any, _: Any) -> jax.Array:
+        shares = shares_of_classes(label_smoothing, x.shape[-1], probable=probable)
+        of_sums = {"shares": shares if probable or label_smoothing else None, "weight": weight}
+        if probable:
+            sums = sums_of_rows("cross_entropy", blocks, generation, x, rows_of_shares=[targets], **of_sums)
+            counted, below = sums.counted, sums.below
+        else:
+            numbers = as_int32(targets, x.shape[-1])
+            sums = sums_of_rows("cross_entropy", blocks, generation, x, numbers, **of_sums)
+            distance = UNIT * sums.largest - UNIT * jnp.where(numbers >= 0, sums.chosen, jnp.nan)
+            counted, below = blended(xp, distance, own, label_smoothing, sums.counted, sums.below)
         # Relative to an infinite logit there is no total: the loss is undefined.
         log_total = jnp.where(jnp.isfinite(sums.largest), sums.log_total, jnp.nan)
-        return losses_of_classes(xp, sums.largest, log_total, chosen, own, squares)
+        return losses_with_total(counted, below, UNIT * sums.largest, log_total, squares)
 
     return [reduced_cross_entropy(losses_of, logits, targets, weight, **options)]
 
 
-def _kernel(x_ref: Any, *references: Any, length: int) -> None:
-    choosing = len(references) % 2 == 1  # numbers, three results, as many places in scratch memory
-    numbers_ref = references[0] if choosing else None
-    references = references[1:] if choosing else references
-    count = len(references) // 2
-    results, scratch = references[:count], references[count:]
-    largest_ref, total_ref = scratch[:2]
+def shares_of_classes(label_smoothing: float, classes: int, *, probable: bool) -> Callable[..., jax.Array]:
+    """Return what computes the shares of classes in the loss of probabilities, or those that are spread evenly."""
+
+    def shares(x: jax.Array, *rows_and_weight: jax.Array) -> jax.Array:
+        if not probable:
+            return jnp.broadcast_to(rows_and_weight[0] / classes if rows_and_weight else 1.0 / classes, x.shape)
+        probabilities, *weight = rows_and_weight
+        if label_smoothing:
+            probabilities = (1.0 - label_smoothing) * probabilities + label_smoothing / classes
+        return probabilities * weight[0] if weight else probabilities
+
+    return shares
+
+
+def as_int32(targets: jax.Array, classes: int) -> jax.Array:
+    """Return class numbers as int32; those that no class has are -1."""
+    return jnp.where((targets >= 0) & (targets < classes), targets.astype(jnp.int32), -1)
+
+
+def _kernel(*references: Any, length: int, named: Sequence[str], shares: Callable[..., jax.Array] | None) -> None:
+    inputs = references[: -2 * len(named)]
+    results = dict(zip(named, references[-2 * len(named) : -len(named)], strict=True))
+    so_far = dict(zip(named, references[-len(named) :], strict=True))
     part = pl.program_id(1)
 
     @pl.when(part == 0)  # type: ignore[untyped-decorator]
     def _() -> None:
-        largest_ref[...] = jnp.full_like(largest_ref, -jnp.inf)
-        for reference in scratch[1:]:
-            reference[...] = jnp.zeros_like(reference)
+        for name, reference in so_far.items():
+            reference[...] = jnp.full_like(reference, -jnp.inf if name == "largest" else 0.0)
 
-    x = x_ref[...].astype(jnp.float32)
+    x = inputs[0][...].astype(jnp.float32)
     columns = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) + part * x.shape[1]
     x = jnp.where(columns < length, x, -jnp.inf)
-    before = largest_ref[...]
+    before = so_far["largest"][...]
     largest = jnp.maximum(before, jnp.max(x, axis=1, keepdims=True))
-    shift = _shift(largest)
-    kept = jnp.where(before == -jnp.inf, 1.0, jnp.exp(_shift(before) - shift))  # the sum of nothing is 0
-    total_ref[...] = total_ref[...] * kept + jnp.sum(jnp.exp(x - shift), axis=1, keepdims=True)
-    largest_ref[...] = largest
-    if numbers_ref is not None:
-        is_chosen = columns == _as_column(numbers_ref[...])
-        scratch[2][...] += jnp.sum(jnp.where(is_chosen, x, 0.0), axis=1, keepdims=True)
+    shift = shift_of(largest)
+    kept = jnp.where(before == -jnp.inf, 1.0, jnp.exp(shift_of(before) - shift))  # the sum of nothing is 0
+    total = so_far["log_total"]
+    total[...] = total[...] * kept + jnp.sum(jnp.exp(x - shift), axis=1, keepdims=True)
+    so_far["largest"][...] = largest
+    if "chosen" in so_far:
+        is_chosen = columns == as_column(inputs[-1][...])
+        so_far["chosen"][...] += jnp.sum(jnp.where(is_chosen, x, 0.0), axis=1, keepdims=True)
+    if shares is not None:
+        of_shares = inputs[1 : len(inputs) - ("chosen" in so_far)]
+        here = shares(x, *(reference[...].astype(jnp.float32) for reference in of_shares))
+        here = jnp.where(columns < length, here, 0.0)
+        counted = so_far["counted"][...]
+        moved = _times(counted, UNIT * largest - UNIT * before)
+        below = jnp.sum(_times(here, UNIT * largest - UNIT * x), axis=1, keepdims=True)
+        so_far["below"][...] += jnp.where(counted == 0, 0.0, moved) + below
+        so_far["counted"][...] = counted + jnp.sum(here, axis=1, keepdims=True)
 
     @pl.when(part == pl.num_programs(1) - 1)  # type: ignore[untyped-decorator]
     def _() -> None:
-        found = [largest_ref[...], jnp.log(total_ref[...]), *(reference[...] for reference in scratch[2:])]
-        for reference, value in zip(results, found, strict=True):
-            reference[...] = _as_row(value)
+        for name, reference in results.items():
+            value = so_far[name][...]
+            reference[...] = _as_row(jnp.log(value) if name == "log_total" else value)
 
 
-def _shift(largest: jax.Array) -> jax.Array:
+def _times(shares: jax.Array, distances: jax.Array) -> jax.Array:
+    """Return products; an infinite distance that counts nothing gives 0."""
+    return shares * jnp.where((shares == 0) & (distances == jnp.inf), 0.0, distances)
+
+
+def shift_of(largest: jax.Array) -> jax.Array:
     """Return what is subtracted before exponentials: nothing, if all elements are -inf or one is inf or NaN."""
     return jnp.where(jnp.abs(largest) < jnp.inf, largest, 0.0)
 
@@ -132,8 +203,3 @@ def _shift(largest: jax.Array) -> jax.Array:
 def _as_row(column: jax.Array) -> jax.Array:
     """Turn ``(n, 1)`` into ``(1, n)``."""
     return jnp.transpose(jnp.broadcast_to(column, (column.shape[0], LANES)))[:1]
-
-
-def _as_column(row: jax.Array) -> jax.Array:
-    """Turn ``(1, n)`` into ``(n, 1)``."""
-    return jnp.transpose(jnp.broadcast_to(row, (LANES, row.shape[1])))[:, :1]
