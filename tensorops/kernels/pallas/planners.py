@@ -15,7 +15,8 @@ import numpy as np
 
 from tensorops._dtypes import name_of
 from tensorops.kernels._jax.primitive import Reverse
-from tensorops.kernels.pallas import blocks
+from tensorops.kernels.pallas import attention_plans, blocks
+from tensorops.ops.attention import log_totals
 
 Program: TypeAlias = Callable[..., list[Any]]
 Planner: TypeAlias = Callable[..., "Program | str"]
@@ -147,8 +148,6 @@ def rope(
 
 def scaled_dot_product_attention(generation: str, **arguments: Any) -> Program | str:
     """Plan `tensorops.scaled_dot_product_attention`: by the kernel for many queries."""
-    from tensorops.kernels.pallas import attention_plans
-
     return attention_plans.plan_prefill(generation, **arguments)
 
 
@@ -165,13 +164,15 @@ PLANNERS: dict[str, Planner] = {
 }
 """The planners by the name of their operator."""
 
-WITH_STATISTICS: dict[str, Planner] = {}
+WITH_STATISTICS: dict[str, Planner] = {
+    "scaled_dot_product_attention": functools.partial(attention_plans.plan_prefill, statistics=True)
+}
 """Of operators whose `REVERSE` has statistics, the planners of programs that also return these."""
 
-REVERSE: dict[str, Reverse] = {}
+REVERSE: dict[str, Reverse] = {"scaled_dot_product_attention": Reverse(results=(0,), statistics=(log_totals,))}
 """What the derivatives in reverse mode keep, by the name of the operator; see `kernels._jax.primitive`."""
 
-REVERSE_PLANNERS: dict[str, Planner] = {}
+REVERSE_PLANNERS: dict[str, Planner] = {"scaled_dot_product_attention": attention_plans.plan_gradients}
 """The planners of these derivatives.
 
 They take the generation, the names of the arrays whose cotangents are wanted, what is kept followed by the cotangents
