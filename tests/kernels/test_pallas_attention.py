@@ -21,7 +21,7 @@ import jax.numpy as jnp  # noqa: E402
 from pallas_support import exported, interpreting, races  # noqa: E402
 from tensorops.kernels.pallas._call import traffic  # noqa: E402
 from tensorops.kernels.pallas.attention import Layout, Rules  # noqa: E402
-from tensorops.kernels.pallas.planners import REVERSE_PLANNERS, WITH_STATISTICS  # noqa: E402
+from tensorops.kernels.pallas.planners import PLANNERS, REVERSE_PLANNERS, WITH_STATISTICS  # noqa: E402
 from tensorops.ops.attention import log_totals  # noqa: E402
 
 NAME = "scaled_dot_product_attention"
@@ -101,7 +101,8 @@ CASES = [
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Divide into blocks what is small enough for an interpreter."""
+    """Divide into blocks what is small enough for an interpreter, with this kernel."""
+    monkeypatch.setitem(PLANNERS, NAME, plan_prefill)
     monkeypatch.setattr(blocks, "_ROWS", 64)
     monkeypatch.setattr(blocks, "_KEYS", 128)
     monkeypatch.setattr(blocks, "_STREAMED", 128)
@@ -234,7 +235,7 @@ def test_hidden_blocks_do_not_move(left, right, length, moved):
 
 
 def arrays(dtype="bfloat16", dim=128, **shapes):
-    found = {"q": (2, 4, 64, dim), "k": (2, 2, 96, dim), "v": (2, 2, 96, dim)} | shapes
+    found = {"q": (2, 4, 160, dim), "k": (2, 2, 96, dim), "v": (2, 2, 96, dim)} | shapes
     return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, shape in found.items()}
 
 
@@ -251,7 +252,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_programs_for_tpus_have_the_kernel(options):
     found = arrays() | {
-        "mask": jax.ShapeDtypeStruct((2, 1, 64, 96), jnp.bool_),
+        "mask": jax.ShapeDtypeStruct((2, 1, 160, 96), jnp.bool_),
         "sinks": jax.ShapeDtypeStruct((4,), jnp.float32),
         "lengths": jax.ShapeDtypeStruct((2,), jnp.int32),
     }
@@ -273,7 +274,7 @@ def gradients(found, wanted, **options):
 
 
 def test_gradients_have_a_kernel():
-    found = arrays() | {"mask": jax.ShapeDtypeStruct((64, 96), jnp.float32)}
+    found = arrays() | {"mask": jax.ShapeDtypeStruct((160, 96), jnp.float32)}
     with compiling_for("v5e"):
         text = exported(gradients(found, "qkv", is_causal=True), *found.values())
         assert text.count("tpu_custom_call") == 2

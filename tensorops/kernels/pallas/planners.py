@@ -146,9 +146,18 @@ def rope(
     return program
 
 
+_OF_ATTENTION: tuple[Planner, ...] = (attention_plans.plan_prefill,)  # in the order in which they are asked
+
+
 def scaled_dot_product_attention(generation: str, **arguments: Any) -> Program | str:
-    """Plan `tensorops.scaled_dot_product_attention`: by the kernel for many queries."""
-    return attention_plans.plan_prefill(generation, **arguments)
+    """Plan `tensorops.scaled_dot_product_attention`."""
+    reasons = []
+    for plan in _OF_ATTENTION:
+        found = plan(generation, **arguments)
+        if not isinstance(found, str):
+            return found
+        reasons.append(found)
+    return "; ".join(reasons)
 
 
 PLANNERS: dict[str, Planner] = {
