@@ -241,16 +241,90 @@ def scaled_dot_product_attention(
            [2.]])
     """
     xp = get_namespace(q, k, v, mask, sinks, lengths, page_table)
+    scores, wide_v = _scores_and_values(
+        xp, q, k, v, mask, is_causal, scale, window, softcap, sinks, lengths, page_table
+    )
+    shape = (*q.shape[:3], v.shape[3])
+    if scores is None:
+        return xp.zeros(shape, dtype=q.dtype, device=creation_device(q))
+    e, total, _ = _exponentials(xp, scores)
+    y = xp.matmul(e / xp.where(total == 0, xp.ones_like(total), total), xp.expand_dims(wide_v, axis=2))
+    return narrow(xp, xp.reshape(y, shape), q)
+
+
+def log_totals(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Array | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Array | None = None,
+    lengths: Array | None = None,
+    page_table: Array | None = None,
+) -> Array:
+    """Return the logarithm of the sum by which the exponentials of each query's scores are divided.
+
+    Arguments are those of `scaled_dot_product_attention`, in canonical form; the shape is (batch, heads, queries), and
+    float32 the narrowest dtype. The logarithm is -inf where there are no scores. Kernels for derivatives keep it.
+    """
+    xp = get_namespace(q, k, v, mask, sinks, lengths, page_table)
+    scores, _ = _scores_and_values(xp, q, k, v, mask, is_causal, scale, window, softcap, sinks, lengths, page_table)
+    if scores is None:
+        return xp.full_like(widen(xp, q)[0][..., 0], -float("inf"))
+    _, total, largest = _exponentials(xp, scores)
+    return xp.reshape(largest / scores.unit + xp.log(total), q.shape[:3])
+
+
+class _Scores(NamedTuple):
+    """Scores of the axes (batch, key head, head of the group, query, key).
+
+    Parameters
+    ----------
+    values
+        In `unit`.
+    allowed
+        Which count; ``None`` if all.
+    sink
+        The logit without a key, in `unit`, if there is one.
+    unit
+        A power of two.
+    """
+
+    values: Array
+    allowed: Array | None
+    sink: Array | None
+    unit: Array
+
+
+def _scores_and_values(
+    xp: Namespace,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    is_causal: bool,
+    scale: Any,
+    window: Any,
+    softcap: float | None,
+    sinks: Array | None,
+    lengths: Array | None,
+    page_table: Array | None,
+) -> tuple[_Scores | None, Array]:
+    """Return the scores, ``None`` if there are none, and the values that they weight."""
     assert scale is not None
     assert window is None or isinstance(window, tuple)
     batch, heads, queries, dim = q.shape
-    kv_heads, value_dim, keys = k.shape[1], v.shape[3], _count_keys(k, page_table)
+    kv_heads, keys = k.shape[1], _count_keys(k, page_table)
     reach = _reach(xp, q, keys, lengths, window)
     if page_table is not None:
         table = _usable_table(xp, page_table, reach, k.shape[0], k.shape[2])
     group = heads // kv_heads if kv_heads else 1
-    if 0 in (batch, kv_heads, group, queries, keys):  # no scores: there are no values, or no queries
-        return xp.zeros((batch, heads, queries, value_dim), dtype=q.dtype, device=creation_device(q))
+    if 0 in (batch, kv_heads, group, queries, keys):  # there are no values, or no queries
+        return None, v
 
     if page_table is not None:
         k, v = _from_pages(xp, k, table), _from_pages(xp, v, table)
@@ -264,7 +338,7 @@ def scaled_dot_product_attention(
         keys -= reach.first
         reach = _Reach(0, keys)
     grouped_q = xp.reshape(wide_q, (batch, kv_heads, group, queries, dim))
-    scores, exponent = _scores(xp, grouped_q, xp.expand_dims(wide_k, axis=2), scale)
+    scores, exponent = _products(xp, grouped_q, xp.expand_dims(wide_k, axis=2), scale)
     unit = xp.pow(xp.full_like(exponent, 2.0), -exponent)  # of the scores
     if softcap is not None:
         scores = softcap * xp.tanh(scores / unit / softcap)
@@ -280,9 +354,7 @@ def scaled_dot_product_attention(
     sink = None
     if sinks is not None:
         sink = xp.reshape(xp.astype(sinks, scores.dtype, copy=False), (1, kv_heads, group, 1, 1)) * unit
-    weights = _masked_softmax(xp, scores, allowed, sink, unit)
-    y = xp.matmul(weights, xp.expand_dims(wide_v, axis=2))
-    return narrow(xp, xp.reshape(y, (batch, heads, queries, value_dim)), q)
+    return _Scores(scores, allowed, sink, unit), wide_v
 
 
 class _Reach(NamedTuple):
@@ -376,7 +448,7 @@ def _split_heads(xp: Namespace, mask: Array, kv_heads: int, group: int) -> Array
     return xp.reshape(mask, (batch, *split, queries, keys))
 
 
-def _scores(xp: Namespace, q: Array, k: Array, factor: float) -> tuple[Array, Array]:
+def _products(xp: Namespace, q: Array, k: Array, factor: float) -> tuple[Array, Array]:
     """Return ``2**-exponent * factor * q @ k.T`` and the exponent of each query, 0 except for enormous numbers.
 
     The factors of each product are scaled to about 1, and the exponent leaves room for the sums: finite inputs never
@@ -412,8 +484,12 @@ def _scale_to_one(xp: Namespace, x: Array, axis: int | tuple[int, ...]) -> tuple
     return x * xp.pow(xp.full_like(exponent, 2.0), -exponent), exponent
 
 
-def _masked_softmax(xp: Namespace, scores: Array, allowed: Array | None, sink: Array | None, unit: Array) -> Array:
-    """Softmax over the keys; scores and sink are given in `unit`. Rows without any key give 0."""
+def _exponentials(xp: Namespace, found: _Scores) -> tuple[Array, Array, Array]:
+    """Return exponentials relative to the largest score or sink, their sums over keys and sink, and the largest.
+
+    The largest, in the unit of the scores, is 0 for rows without any key; their sum is 0.
+    """
+    scores, allowed, sink, unit = found
     nothing = -float("inf")
     if allowed is not None:
         scores = xp.where(allowed, scores, xp.full_like(scores, nothing))
@@ -425,4 +501,4 @@ def _masked_softmax(xp: Namespace, scores: Array, allowed: Array | None, sink: A
     total = xp.sum(e, axis=-1, keepdims=True)
     if sink is not None:
         total = total + xp.exp((sink - largest) / unit)
-    return e / xp.where(total == 0, xp.ones_like(total), total)
+    return e, total, largest

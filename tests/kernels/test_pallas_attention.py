@@ -8,7 +8,7 @@ import pytest
 import support
 import tensorops as tp
 from tensorops._operator import OPERATORS
-from tensorops.kernels.pallas import blocks
+from tensorops.kernels.pallas import blocks, compiling_for
 from tensorops.kernels.pallas.attention_plans import plan_prefill
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
@@ -20,7 +20,9 @@ import jax.numpy as jnp  # noqa: E402
 
 from pallas_support import exported, interpreting, races  # noqa: E402
 from tensorops.kernels.pallas._call import traffic  # noqa: E402
-from tensorops.kernels.pallas.attention import Rules, _Layout  # noqa: E402
+from tensorops.kernels.pallas.attention import Layout, Rules  # noqa: E402
+from tensorops.kernels.pallas.planners import PLANNERS, REVERSE_PLANNERS, WITH_STATISTICS  # noqa: E402
+from tensorops.ops.attention import log_totals  # noqa: E402
 
 NAME = "scaled_dot_product_attention"
 RESIDENT, STREAMED = 0.7, 0.05  # of the vector memory of a v4: for all keys, for some hundred
@@ -83,23 +85,24 @@ def scale_of_zero(rng):
 
 
 CASES = [
-    (causal, RESIDENT, "bfloat16"),
+    pytest.param(causal, RESIDENT, "bfloat16", marks=pytest.mark.exhaustive),
     (causal, STREAMED, "float32"),
     (windows_of_lengths, RESIDENT, "float32"),
-    (windows_of_lengths, STREAMED, "bfloat16"),
+    pytest.param(windows_of_lengths, STREAMED, "bfloat16", marks=pytest.mark.exhaustive),
     (boolean_mask, STREAMED, "float32"),
-    (mask_of_keys, STREAMED, "float32"),
+    pytest.param(mask_of_keys, STREAMED, "float32", marks=pytest.mark.exhaustive),
     (added_mask, STREAMED, "float32"),
-    (enormous, RESIDENT, "float32"),
+    pytest.param(enormous, RESIDENT, "float32", marks=pytest.mark.exhaustive),
     (enormous, STREAMED, "float32"),
     (enormous_and_masked, STREAMED, "float32"),
-    (scale_of_zero, RESIDENT, "float32"),
+    pytest.param(scale_of_zero, RESIDENT, "float32", marks=pytest.mark.exhaustive),
 ]
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Divide into blocks what is small enough for an interpreter."""
+    """Divide into blocks what is small enough for an interpreter, with this kernel."""
+    monkeypatch.setitem(PLANNERS, NAME, plan_prefill)
     monkeypatch.setattr(blocks, "_ROWS", 64)
     monkeypatch.setattr(blocks, "_KEYS", 128)
     monkeypatch.setattr(blocks, "_STREAMED", 128)
@@ -121,6 +124,57 @@ def test_several_blocks(make, memory, dtype, steps, small_blocks, rng, monkeypat
     assert len(steps) >= 2 * math.ceil(300 / 128) if memory == STREAMED else len(steps) >= 2
     assert not races()
     assert_matches(support.back(y), REFERENCES[NAME](**arguments), dtype, tolerance=64 if dtype == "float32" else 8)
+
+
+def body_in_float64(arguments, wanted, dy):
+    """Return what derivatives keep, and the gradients, of the operator's body."""
+
+    def wide(a):
+        return a.astype(np.float64) if isinstance(a, np.ndarray) and a.dtype in DTYPES.values() else a
+
+    given = {name: wide(a) for name, a in arguments.items()}
+    with jax.enable_x64(True):
+        given = {n: jnp.asarray(a) if isinstance(a, np.ndarray) else a for n, a in given.items()}
+        given = {n: a for n, a in OPERATORS[NAME].canonical(**given).items() if a is not None}
+        function = lambda *xs: OPERATORS[NAME].compute(**given | dict(zip(wanted, xs, strict=True)))  # noqa: E731
+        y, back = jax.vjp(function, *(given[name] for name in wanted))
+        found = back(jnp.asarray(dy, jnp.float64))
+        return *map(np.asarray, (y, log_totals(**given))), dict(zip(wanted, map(np.asarray, found), strict=True))
+
+
+SLOPES = [
+    (windows_of_lengths, 0.07, "float32"),
+    (added_mask, RESIDENT, "float32"),
+    pytest.param(causal, RESIDENT, "bfloat16", marks=pytest.mark.exhaustive),
+    pytest.param(boolean_mask, RESIDENT, "float32", marks=pytest.mark.exhaustive),
+    pytest.param(added_mask, 0.07, "float32", marks=pytest.mark.exhaustive),
+]
+
+
+@pytest.mark.parametrize(("make", "memory", "dtype"), SLOPES, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_gradients(make, memory, dtype, steps, small_blocks, rng, monkeypatch):
+    monkeypatch.setattr(blocks, "_ROWS", 128)
+    monkeypatch.setattr(blocks, "_MOST_OF_ATTENTION", memory)
+    arguments = make(rng)
+    wanted = tuple(name for name in ("q", "k", "v", "sinks") if name in arguments)
+    arguments |= {name: arguments[name].astype(DTYPES[dtype]) for name in wanted}
+    dy = rng.standard_normal((*arguments["q"].shape[:3], arguments["v"].shape[3])).astype(DTYPES[dtype])
+    y, totals, expected = body_in_float64(arguments, wanted, dy)
+    there = OPERATORS[NAME].canonical(**support.there(arguments, "jax"))
+    arrays = {name: a for name, a in there.items() if isinstance(a, jax.Array)}
+    found = WITH_STATISTICS[NAME]("v4", **there)(**arrays)
+    np.testing.assert_allclose(np.asarray(found[1]), totals, rtol=1e-5, atol=1e-5)
+    assert_matches(support.back(found[0]), y, dtype, tolerance=64 if dtype == "float32" else 8)
+    before = len(steps)
+    rest = [*found, jnp.asarray(dy)]
+    slopes = REVERSE_PLANNERS[NAME]("v4", wanted, rest, **there)(rest, **arrays)
+    assert len(steps) > before
+    assert not races()
+    for name, slope in zip(wanted, slopes, strict=True):
+        assert slope.dtype == arrays[name].dtype
+        wide = support.back(slope).astype(np.float64)
+        scale = np.max(np.abs(expected[name]))
+        np.testing.assert_allclose(wide / scale, expected[name] / scale, atol=1e-5 if dtype == "float32" else 0.02)
 
 
 # ------------------------------------------------------------------------------------------------------ blocks
@@ -172,7 +226,7 @@ MOVED = [
 
 @pytest.mark.parametrize(("left", "right", "length", "moved"), MOVED)
 def test_hidden_blocks_do_not_move(left, right, length, moved):
-    layout = _Layout(blocks.AttentionBlocks(1, 64, 128, 128, 0), Rules(256, 512, left, right, 1.0, None))
+    layout = Layout(blocks.AttentionBlocks(1, 64, 128, 128, 0), Rules(256, 512, left, right, 1.0, None))
     lengths = [] if length is None else [np.array([length], np.int32)]
     assert traffic((1, 1, 4, 4), (1, 1, 512, 128), 2, layout.of_keys(128), lengths) == moved * 128 * 128 * 2
 
@@ -181,7 +235,7 @@ def test_hidden_blocks_do_not_move(left, right, length, moved):
 
 
 def arrays(dtype="bfloat16", dim=128, **shapes):
-    found = {"q": (2, 4, 64, dim), "k": (2, 2, 96, dim), "v": (2, 2, 96, dim)} | shapes
+    found = {"q": (2, 4, 160, dim), "k": (2, 2, 96, dim), "v": (2, 2, 96, dim)} | shapes
     return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for name, shape in found.items()}
 
 
@@ -198,7 +252,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_programs_for_tpus_have_the_kernel(options):
     found = arrays() | {
-        "mask": jax.ShapeDtypeStruct((2, 1, 64, 96), jnp.bool_),
+        "mask": jax.ShapeDtypeStruct((2, 1, 160, 96), jnp.bool_),
         "sinks": jax.ShapeDtypeStruct((4,), jnp.float32),
         "lengths": jax.ShapeDtypeStruct((2,), jnp.int32),
     }
@@ -210,6 +264,30 @@ def test_programs_for_tpus_have_the_kernel(options):
 def test_mapped_programs_have_the_kernel():
     several = [jax.ShapeDtypeStruct((3, *a.shape), a.dtype) for a in arrays().values()]
     assert exported(jax.vmap(attend(arrays())), *several).count("tpu_custom_call") == 1
+
+
+def gradients(found, wanted, **options):
+    def total(*xs):
+        return jnp.sum(attend(found, **options)(*xs).astype(jnp.float32))
+
+    return jax.grad(total, [list(found).index(name) for name in wanted])
+
+
+def test_gradients_have_a_kernel():
+    found = arrays() | {"mask": jax.ShapeDtypeStruct((160, 96), jnp.float32)}
+    with compiling_for("v5e"):
+        text = exported(gradients(found, "qkv", is_causal=True), *found.values())
+        assert text.count("tpu_custom_call") == 2
+        assert f'kernel_name = "{NAME}_gradients"' in text
+        of_mask = exported(gradients(found, ("mask",)), *found.values())
+        assert f'kernel_name = "{NAME}_gradients"' not in of_mask
+
+
+def test_mapped_gradients_have_a_kernel():
+    several = [jax.ShapeDtypeStruct((3, *a.shape), a.dtype) for a in arrays().values()]
+    with compiling_for("v5e"):
+        text = exported(jax.vmap(gradients(arrays(), "qkv")), *several)
+    assert text.count("tpu_custom_call") == 2
 
 
 REFUSED = [

@@ -28,6 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tensorops.kernels.pallas._call import Scalars, call
 from tensorops.kernels.pallas.blocks import AttentionBlocks
+from tensorops.kernels.pallas.sums import _as_row
 
 _LARGEST_EXPONENT = 124  # of scores in their unit, which leaves room for sums
 _LOG2_E = math.log2(math.e)
@@ -69,7 +70,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """Where the blocks of a step are; its grid is (batch, key head, queries of the group, block of keys)."""
 
     blocks: AttentionBlocks
@@ -77,10 +78,12 @@ class _Layout:
 
     @property
     def query_blocks(self) -> int:
+        """How many blocks of queries a head has."""
         return -(-self.rules.queries // self.blocks.queries)
 
     @property
     def key_blocks(self) -> int:
+        """How many blocks of keys there are."""
         return -(-self.rules.keys // self.blocks.keys)
 
     def part_of_group(self, step: Any) -> tuple[Any, Any]:
@@ -124,6 +127,28 @@ class _Layout:
 
         return pl.BlockSpec(tuple(1 if n == 1 else size for n, size in zip(shape, sizes, strict=True)), index)
 
+    def of_rows(self) -> pl.BlockSpec:
+        """Return the block of a number for each row, of shape (batch, key head, step, 1, row of the step)."""
+        return pl.BlockSpec(
+            (1, 1, 1, 1, self.blocks.heads * self.blocks.queries), lambda b, h, s, j, *_: (b, h, s, 0, 0)
+        )
+
+    def from_steps(self, x: jax.Array, heads: int) -> jax.Array:
+        """Turn (batch, key head, step, 1, row of the step) into (batch, heads, queries)."""
+        batch, kv_heads = x.shape[:2]
+        x = jnp.reshape(x, (batch, kv_heads, -1, self.query_blocks, self.blocks.heads, self.blocks.queries))
+        x = jnp.reshape(jnp.swapaxes(x, 3, 4), (batch, heads, self.query_blocks * self.blocks.queries))
+        return x[..., : self.rules.queries]
+
+    def in_steps(self, x: jax.Array, kv_heads: int) -> jax.Array:
+        """Turn (batch, heads, queries) into (batch, key head, step, 1, row of the step), with zeros for no query."""
+        count = self.query_blocks * self.blocks.queries
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, count - x.shape[2])))
+        x = jnp.reshape(x, (x.shape[0], kv_heads, -1, self.blocks.heads, self.query_blocks, self.blocks.queries))
+        return jnp.reshape(
+            jnp.swapaxes(x, 3, 4), (x.shape[0], kv_heads, -1, 1, self.blocks.heads * self.blocks.queries)
+        )
+
 
 def scaled_dot_product_attention(
     blocks: AttentionBlocks,
@@ -135,32 +160,29 @@ def scaled_dot_product_attention(
     mask: jax.Array | None = None,
     sinks: jax.Array | None = None,
     lengths: jax.Array | None = None,
-) -> jax.Array:
-    """Compute `tensorops.scaled_dot_product_attention`."""
+    *,
+    statistics: bool = False,
+) -> list[jax.Array]:
+    """Compute `tensorops.scaled_dot_product_attention`; with `statistics`, also `ops.attention.log_totals`."""
     batch, heads, queries, dim = q.shape
-    kv_heads, keys, value_dim = v.shape[1:]
+    kv_heads, _, value_dim = v.shape[1:]
     group = heads // kv_heads
-    layout = _Layout(blocks, rules)
-    inputs = {
-        "q": (jnp.reshape(q, (batch, kv_heads, group, queries, dim)), layout.of_queries(dim)),
-        "k": (k, layout.of_keys(dim)),
-        "v": (v, layout.of_keys(value_dim)),
-    }
-    if mask is not None:
-        mask = _by_group(mask, kv_heads, group)
-        inputs["allowed" if mask.dtype == bool else "added"] = (_readable(mask), layout.of_scores(mask.shape))
+    layout = Layout(blocks, rules)
+    inputs, scalars = arguments_of(layout, q, k, v, mask, lengths)
     if sinks is not None:
         sinks = jnp.reshape(sinks.astype(jnp.float32), (1, kv_heads, group, 1, 1))
         inputs["sinks"] = (sinks, layout.of_scores(sinks.shape))
-    scalars = []
-    if lengths is not None:
-        scalars.append(Scalars(jnp.clip(lengths, 0, keys).astype(jnp.int32), np.full(batch, keys)))
-    rows = blocks.heads * blocks.queries
-    (y,) = call(
-        functools.partial(_kernel, names=tuple(inputs), layout=layout, given=len(scalars)),
-        (batch, kv_heads, group // blocks.heads * layout.query_blocks, layout.key_blocks),
+    rows, steps = blocks.heads * blocks.queries, group // blocks.heads * layout.query_blocks
+    outputs = [
+        (jax.ShapeDtypeStruct((batch, kv_heads, group, queries, value_dim), q.dtype), layout.of_queries(value_dim))
+    ]
+    if statistics:
+        outputs.append((jax.ShapeDtypeStruct((batch, kv_heads, steps, 1, rows), jnp.float32), layout.of_rows()))
+    y, *totals = call(
+        functools.partial(_kernel, names=tuple(inputs), layout=layout, given=len(scalars), results=len(outputs)),
+        (batch, kv_heads, steps, layout.key_blocks),
         list(inputs.values()),
-        [(jax.ShapeDtypeStruct((batch, kv_heads, group, queries, value_dim), q.dtype), layout.of_queries(value_dim))],
+        outputs,
         name="scaled_dot_product_attention",
         vmem=blocks.vmem,
         generation=generation,
@@ -175,7 +197,26 @@ def scaled_dot_product_attention(
         parallel=2,
         scalars=scalars,
     )
-    return jnp.reshape(y, (batch, heads, queries, value_dim))
+    return [jnp.reshape(y, (batch, heads, queries, value_dim)), *(layout.from_steps(t, heads) for t in totals)]
+
+
+def arguments_of(
+    layout: Layout, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | None, lengths: jax.Array | None
+) -> tuple[dict[str, tuple[jax.Array, pl.BlockSpec]], list[Scalars]]:
+    """Return the arrays by the name that the kernel has for them, with their blocks, and the scalars."""
+    batch, heads, queries, dim = q.shape
+    kv_heads, keys, value_dim = v.shape[1:]
+    inputs = {
+        "q": (jnp.reshape(q, (batch, kv_heads, heads // kv_heads, queries, dim)), layout.of_queries(dim)),
+        "k": (k, layout.of_keys(dim)),
+        "v": (v, layout.of_keys(value_dim)),
+    }
+    if mask is not None:
+        mask = _by_group(mask, kv_heads, heads // kv_heads)
+        inputs["allowed" if mask.dtype == bool else "added"] = (_readable(mask), layout.of_scores(mask.shape))
+    if lengths is None:
+        return inputs, []
+    return inputs, [Scalars(jnp.clip(lengths, 0, keys).astype(jnp.int32), np.full(batch, keys))]
 
 
 def _by_group(mask: jax.Array, kv_heads: int, group: int) -> jax.Array:
@@ -218,11 +259,11 @@ class _State:
     largest_key: Any
 
 
-def _kernel(*references: Any, names: tuple[str, ...], layout: _Layout, given: int) -> None:
+def _kernel(*references: Any, names: tuple[str, ...], layout: Layout, given: int, results: int) -> None:
     lengths, references = references[:given], references[given:]
     inputs = dict(zip(names, references, strict=False))
-    y_ref, *scratch = references[len(names) :]
-    state = _State(*scratch)
+    y_ref, *totals_ref = references[len(names) : len(names) + results]
+    state = _State(*references[len(names) + results :])
     blocks, rules = layout.blocks, layout.rules
     step, block = pl.program_id(2), pl.program_id(3)
     end = lengths[0][pl.program_id(0)] if lengths else rules.keys
@@ -237,8 +278,7 @@ def _kernel(*references: Any, names: tuple[str, ...], layout: _Layout, given: in
             reference[...] = jnp.zeros_like(reference)
 
     at = block * blocks.keys
-    first_part = _quotient(jnp.clip(begin - at, 0, blocks.keys), blocks.part)
-    end_part = _quotient(jnp.clip(stop - at, 0, blocks.keys) + (blocks.part - 1), blocks.part)
+    first_part, end_part = parts_of(blocks, begin - at, stop - at)
 
     # Keys that stay are looked through once.
     @pl.when(step == 0 if layout.key_blocks == 1 else first_part < end_part)  # type: ignore[untyped-decorator]
@@ -249,7 +289,7 @@ def _kernel(*references: Any, names: tuple[str, ...], layout: _Layout, given: in
     def _() -> None:
         scores.choose_unit()
 
-    hidden = _Hidden(rules, blocks, first, end, begin, stop)
+    hidden = Hidden(rules, blocks, first, end, begin, stop)
     everywhere = rules.span(last, first, end)
 
     def attend(part: Any, _: None) -> None:
@@ -263,11 +303,14 @@ def _kernel(*references: Any, names: tuple[str, ...], layout: _Layout, given: in
 
     @pl.when(block == layout.key_blocks - 1)  # type: ignore[untyped-decorator]
     def _() -> None:
-        y_ref[0, 0] = jnp.reshape(scores.result(), y_ref.shape[2:]).astype(y_ref.dtype)
+        y, log_total = scores.result()
+        y_ref[0, 0] = jnp.reshape(y, y_ref.shape[2:]).astype(y_ref.dtype)
+        for reference in totals_ref:
+            reference[0, 0, 0] = _as_row(log_total)
 
 
 @dataclass(frozen=True)
-class _Hidden:
+class Hidden:
     """What lengths, causality and the window hide from the queries of a step, whose keys are `begin` to `stop`."""
 
     rules: Rules
@@ -337,7 +380,7 @@ class _Scores:
         """Attend to the part of the block's keys at `place`."""
         state = self.state
         k, v = self.inputs["k"][0, 0, place], self.inputs["v"][0, 0, place]
-        s = self._masked(_product(state.q[...], k, 1), place, allowed)
+        s = self._masked(product(state.q[...], k, 1), place, allowed)
         before = state.largest[...]
         largest = jnp.maximum(before, jnp.max(s, axis=1, keepdims=True))
         shift, factor = _shift(largest), self._factor()
@@ -345,10 +388,10 @@ class _Scores:
         weights = jnp.exp2((s - shift) * factor)
         state.largest[...] = largest
         state.total[...] = state.total[...] * kept + jnp.sum(weights, axis=1, keepdims=True)
-        state.y[...] = state.y[...] * kept + _product(weights.astype(v.dtype), visible(v), 0)
+        state.y[...] = state.y[...] * kept + product(weights.astype(v.dtype), visible(v), 0)
 
-    def result(self) -> jax.Array:
-        """Return the weighted means of values."""
+    def result(self) -> tuple[jax.Array, jax.Array]:
+        """Return the weighted means of values, and the logarithms of the sums of exponentials."""
         largest, total, y = self.state.largest[...], self.state.total[...], self.state.y[...]
         if "sinks" in self.inputs:
             heads, queries = self.inputs["q"].shape[2:4]
@@ -358,7 +401,9 @@ class _Scores:
             shift, factor = _shift(top), self._factor()
             kept = jnp.exp2((largest - shift) * factor)
             total, y = total * kept + jnp.exp2((sink - shift) * factor), y * kept
-        return y / jnp.where(total == 0, 1.0, total)
+            largest = top
+        log_total = _shift(largest) * (self._factor() / _LOG2_E) + jnp.log(total)
+        return y / jnp.where(total == 0, 1.0, total), log_total
 
     def _unit(self) -> jax.Array:
         """Return the unit; beyond this power, the exponential cannot tell a difference of scores from infinity."""
@@ -372,26 +417,40 @@ class _Scores:
 
     def _masked(self, s: jax.Array, place: Any, allowed: jax.Array | None) -> jax.Array:
         """Apply the rest of the scale, the cap and the masks to scores."""
-        softcap, shape = self.rules.softcap, s.shape
+        softcap = self.rules.softcap
         if not self.scaled_late:
             s = s * self.scale[0]
         if softcap is not None:
             s = softcap * jnp.tanh(s * (self._unit() / softcap))
-        s = jnp.reshape(s, (*self.inputs["q"].shape[2:4], shape[1]))
         if "added" in self.inputs:
-            added = self._part_of("added", place)
-            s = s + (added if softcap is not None else added * (1.0 / self._unit())[None])
-        if "allowed" in self.inputs:
-            of_mask = self._part_of("allowed", place) != 0
-            s = jnp.where(of_mask if allowed is None else of_mask & allowed[None], s, -jnp.inf)
-        elif allowed is not None:
-            s = jnp.where(allowed[None], s, -jnp.inf)
-        return jnp.reshape(s, shape)
+            added = part_of(self.inputs, "added", place)
+            s = s + (added if softcap is not None else added * (1.0 / self._unit()))
+        return hide(self.inputs, s, place, allowed)
 
-    def _part_of(self, name: str, place: Any) -> jax.Array:
-        mask = self.inputs[name]
-        found = mask[0, 0] if mask.shape[-1] == 1 else mask[0, 0, :, :, place]
-        return found.astype(jnp.float32)
+
+def parts_of(blocks: AttentionBlocks, begin: Any, stop: Any) -> tuple[Any, Any]:
+    """Return the first part of a block that has any of these keys, counted from the block's first, and the end."""
+    first = _quotient(jnp.clip(begin, 0, blocks.keys), blocks.part)
+    return first, _quotient(jnp.clip(stop, 0, blocks.keys) + (blocks.part - 1), blocks.part)
+
+
+def part_of(inputs: dict[str, Any], name: str, place: Any) -> jax.Array:
+    """Return a mask of some keys for each row, as float32."""
+    mask = inputs[name]
+    found = mask[0, 0] if mask.shape[-1] == 1 else mask[0, 0, :, :, place]
+    heads, queries = inputs["q"].shape[2:4]
+    found = jnp.broadcast_to(found.astype(jnp.float32), (heads, queries, found.shape[-1]))
+    return jnp.reshape(found, (heads * queries, found.shape[-1]))
+
+
+def hide(inputs: dict[str, Any], s: jax.Array, place: Any, allowed: jax.Array | None) -> jax.Array:
+    """Replace scores by -inf where the boolean mask, or `allowed` of each query and key, hides the key."""
+    if "allowed" in inputs:
+        s = jnp.where(part_of(inputs, "allowed", place) != 0, s, -jnp.inf)
+    if allowed is None:
+        return s
+    grouped = jnp.reshape(s, (*inputs["q"].shape[2:4], s.shape[1]))
+    return jnp.reshape(jnp.where(allowed[None], grouped, -jnp.inf), s.shape)
 
 
 def _quotient(x: Any, divisor: int) -> Any:
@@ -399,10 +458,10 @@ def _quotient(x: Any, divisor: int) -> Any:
     return jax.lax.div(x, jnp.int32(divisor))
 
 
-def _product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
-    """Multiply the rows of `a` and what lies along the axis of `b`, in float32."""
+def product(a: jax.Array, b: jax.Array, axis: int, axis_of_a: int = 1) -> jax.Array:
+    """Sum products along an axis of `a` and one of `b`, in float32."""
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    dimensions = (((1,), (axis,)), ((), ()))
+    dimensions = (((axis_of_a,), (axis,)), ((), ()))
     return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensorops._dtypes import name_of
@@ -28,8 +29,9 @@ def plan_prefill(
     sinks: Any = None,
     lengths: Any = None,
     page_table: Any = None,
+    statistics: bool = False,
 ) -> Program | str:
-    """Plan `tensorops.scaled_dot_product_attention` for many queries."""
+    """Plan `tensorops.scaled_dot_product_attention` for many queries; with `statistics`, also `log_totals`."""
     if page_table is not None:
         return "keys and values are in pages, which the kernel for many queries does not read"
     if reason := _refuse({"q": q, "k": k, "v": v, "mask": mask, "sinks": sinks, "lengths": lengths}):
@@ -48,7 +50,41 @@ def plan_prefill(
         from tensorops.kernels.pallas import attention
 
         rules = attention.Rules(queries, keys, left, right, scale, softcap)
-        return [attention.scaled_dot_product_attention(found, generation, rules, **arrays)]
+        return attention.scaled_dot_product_attention(found, generation, rules, **arrays, statistics=statistics)
+
+    return program
+
+
+def plan_gradients(
+    generation: str, wanted: tuple[str, ...], rest: Sequence[Any], *, q: Any, k: Any, v: Any, **options: Any
+) -> Program | str:
+    """Plan the derivative of `tensorops.scaled_dot_product_attention` in reverse mode, if its kernel was planned."""
+    if "mask" in wanted:
+        return "the gradient of a mask has as many elements as there are scores"
+    if isinstance(reason := plan_prefill(generation, q=q, k=k, v=v, **options), str):
+        return reason
+    _, heads, queries, dim = q.shape
+    kv_heads, keys, value_dim = v.shape[1:]
+    left, right = _sides(queries, keys, options["is_causal"], options.get("window"))
+    found = blocks.attention(
+        heads // kv_heads,
+        queries,
+        keys,
+        keys,
+        (dim, value_dim),
+        q.dtype.itemsize,
+        _of_mask(options.get("mask")),
+        generation,
+        gradients=True,
+    )
+    if found is None:
+        return f"{dim} and {value_dim} features do not fit the vector memory of a TPU {generation}"
+
+    def program(rest: Sequence[Any], **arrays: Any) -> list[Any]:
+        from tensorops.kernels.pallas import attention, attention_gradients
+
+        rules = attention.Rules(queries, keys, left, right, options["scale"], options.get("softcap"))
+        return attention_gradients.gradients(found, generation, rules, wanted, rest, **arrays)
 
     return program
 

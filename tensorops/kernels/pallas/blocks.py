@@ -188,8 +188,10 @@ def attention(
     itemsize: int,
     mask: tuple[int, bool, bool],
     generation: str,
+    *,
+    gradients: bool = False,
 ) -> AttentionBlocks | None:
-    """Divide attention into blocks; ``None`` if not even the smallest fit.
+    """Divide attention, or its derivative in reverse mode, into blocks; ``None`` if not even the smallest fit.
 
     Parameters
     ----------
@@ -207,11 +209,13 @@ def attention(
         The bytes of an element of the mask, 0 without one; whether it differs by head, and by query.
     generation
         A name in `VMEM`.
+    gradients
+        Whether the kernel is that of the derivative, which never has a smaller block of keys than fits.
     """
     part = _even(keys, _KEYS, LANES)
     dim, value_dim = (padded(width, LANES) for width in widths)
     mask_size, by_head, by_query = mask
-    rows = _ROWS
+    rows = _ROWS // 2 if gradients else _ROWS
     while rows >= _TILE:
         most = max(rows // min(padded(queries, _TILE), LANES), 1)
         heads = max(n for n in range(1, group + 1) if group % n == 0 and n <= most)
@@ -219,10 +223,13 @@ def attention(
         rows_of_mask = (heads if by_head else 1) * (of_head if by_query else _TILE)
         of_key = 2 * itemsize * (dim + value_dim) + 2 * mask_size * rows_of_mask
         of_row = itemsize * (3 * dim + 2 * value_dim) + 4 * (2 * value_dim + 2 * LANES) + _WIDE * part
+        if gradients:  # a result, a sum and a block for each operand, and twice as many values for each score
+            of_key += (2 * itemsize + 4) * (dim + value_dim)
+            of_row += 2 * itemsize * value_dim + 4 * (5 * dim + value_dim) + _WIDE * part
         rest = int(_MOST_OF_ATTENTION * VMEM[generation]) - heads * of_head * of_row
         fitting = rest // of_key // part * part
         if fitting > 0:
-            if fitting < keys or 2 * reached <= keys:  # blocks that no query attends to do not move
+            if not gradients and (fitting < keys or 2 * reached <= keys):  # blocks that no query attends to do not move
                 fitting = min(fitting, max(_STREAMED // part * part, part))
             count = _even(keys, fitting, part)
             return AttentionBlocks(heads, of_head, count, part, heads * of_head * of_row + count * of_key)

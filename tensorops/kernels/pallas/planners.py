@@ -15,10 +15,11 @@ import numpy as np
 
 from tensorops._dtypes import is_floating, name_of
 from tensorops.kernels._jax.primitive import Reverse
-from tensorops.kernels.pallas import blocks
+from tensorops.kernels.pallas import attention_plans, blocks
 from tensorops.kernels.pallas.quantized_plans import quantized_linear
 from tensorops.kernels.pallas.refusals import DTYPES as _DTYPES
 from tensorops.kernels.pallas.refusals import refuse_arrays as _refuse_arrays
+from tensorops.ops.attention import log_totals
 
 Program: TypeAlias = Callable[..., list[Any]]
 Planner: TypeAlias = Callable[..., "Program | str"]
@@ -146,11 +147,18 @@ def rope(
     return program
 
 
-def scaled_dot_product_attention(generation: str, **arguments: Any) -> Program | str:
-    """Plan `tensorops.scaled_dot_product_attention`: by the kernel for many queries."""
-    from tensorops.kernels.pallas import attention_plans
+_OF_ATTENTION: tuple[Planner, ...] = (attention_plans.plan_prefill,)  # in the order in which they are asked
 
-    return attention_plans.plan_prefill(generation, **arguments)
+
+def scaled_dot_product_attention(generation: str, **arguments: Any) -> Program | str:
+    """Plan `tensorops.scaled_dot_product_attention`."""
+    reasons = []
+    for plan in _OF_ATTENTION:
+        found = plan(generation, **arguments)
+        if not isinstance(found, str):
+            return found
+        reasons.append(found)
+    return "; ".join(reasons)
 
 
 def _rope_reverse(generation: str, wanted: Names, rest: Arrays, *, x: Any, **options: Any) -> Program | str:
@@ -176,7 +184,9 @@ PLANNERS: dict[str, Planner] = {
 }
 """The planners by the name of their operator."""
 
-WITH_STATISTICS: dict[str, Planner] = {}
+WITH_STATISTICS: dict[str, Planner] = {
+    "scaled_dot_product_attention": functools.partial(attention_plans.plan_prefill, statistics=True)
+}
 """Of operators whose `REVERSE` has statistics, the planners of programs that also return these."""
 
 
@@ -233,6 +243,7 @@ REVERSE_PLANNERS: dict[str, Planner] = {
     "logsumexp": _logsumexp_reverse,
     "cross_entropy": _cross_entropy_reverse,
     "rope": _rope_reverse,
+    "scaled_dot_product_attention": attention_plans.plan_gradients,
 }
 """The planners of derivatives in reverse mode.
 
@@ -241,7 +252,9 @@ of the results, and the canonical arguments by name. Their programs take the lat
 cotangents in the order of the names.
 """
 
-REVERSE: dict[str, Reverse] = dict.fromkeys(REVERSE_PLANNERS, Reverse())
+REVERSE: dict[str, Reverse] = dict.fromkeys(REVERSE_PLANNERS, Reverse()) | {
+    "scaled_dot_product_attention": Reverse(results=(0,), statistics=(log_totals,))
+}
 """What the derivatives in reverse mode keep, by the name of the operator; see `kernels._jax.primitive`."""
 
 
