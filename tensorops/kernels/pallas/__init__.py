@@ -24,5 +24,6 @@ PROVIDER = Provider(
         "rope",
         "cross_entropy",
         "quantized_linear",
+        "linear_cross_entropy",
     ),
 )

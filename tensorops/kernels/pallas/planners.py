@@ -15,14 +15,14 @@ import numpy as np
 
 from tensorops._dtypes import name_of
 from tensorops.kernels.pallas import blocks
+from tensorops.kernels.pallas.projected_loss_plans import linear_cross_entropy
 from tensorops.kernels.pallas.quantized_plans import quantized_linear
 from tensorops.kernels.pallas.refusals import DTYPES as _DTYPES
 from tensorops.kernels.pallas.refusals import refuse_arrays as _refuse_arrays
+from tensorops.kernels.pallas.refusals import refuse_targets
 
 Program: TypeAlias = Callable[..., list[Any]]
 Planner: TypeAlias = Callable[..., "Program | str"]
-
-_INTEGERS = ("int8", "int16", "int32", "uint8", "uint16")  # others are not always in the range of int32
 
 
 def rms_norm(
@@ -88,10 +88,8 @@ def cross_entropy(
     z_loss: float,
 ) -> Program | str:
     """Plan `tensorops.cross_entropy`."""
-    if name_of(targets.dtype) not in _INTEGERS:
-        return f"targets has dtype {name_of(targets.dtype)}, expected one of {', '.join(_INTEGERS)}"
-    if label_smoothing:
-        return "label_smoothing is not 0"
+    if reason := refuse_targets(targets, label_smoothing):
+        return reason
     if reason := _refuse_rows(-1, {"logits": logits}, {"weight": weight}, [logits.dtype]):
         return reason
     rows = math.prod(logits.shape[:-1])
@@ -156,6 +154,7 @@ PLANNERS: dict[str, Planner] = {
     "cross_entropy": cross_entropy,
     "rope": rope,
     "quantized_linear": quantized_linear,
+    "linear_cross_entropy": linear_cross_entropy,
 }
 """The planners by the name of their operator."""
 

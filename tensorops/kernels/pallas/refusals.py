@@ -8,6 +8,7 @@ from typing import Any
 from tensorops._dtypes import name_of
 
 DTYPES = ("bfloat16", "float32")
+_INTEGERS = ("int8", "int16", "int32", "uint8", "uint16")  # others are not always in the range of int32
 
 
 def refuse_arrays(arrays: dict[str, Any], dtypes: Sequence[str] = DTYPES) -> str | None:
@@ -22,3 +23,10 @@ def refuse_arrays(arrays: dict[str, Any], dtypes: Sequence[str] = DTYPES) -> str
         if 0 in a.shape:
             return f"{name} is empty"
     return None
+
+
+def refuse_targets(targets: Any, label_smoothing: float) -> str | None:
+    """Return why losses are not computed from a few numbers of each row of logits."""
+    if name_of(targets.dtype) not in _INTEGERS:
+        return f"targets has dtype {name_of(targets.dtype)}, expected one of {', '.join(_INTEGERS)}"
+    return "label_smoothing is not 0" if label_smoothing else None

@@ -80,23 +80,35 @@ def cross_entropy(
 
     def losses_of(xp: Any, x: jax.Array, targets: jax.Array, _: Any, own: Any, squares: Any, __: Any) -> jax.Array:
         sums = sums_of_rows("cross_entropy", blocks, generation, x, targets.astype(jnp.int32))
-        within = (targets >= 0) & (targets < x.shape[-1])
-        chosen = jnp.where(within, sums.chosen, jnp.nan)
-        # Relative to an infinite logit there is no total: the loss is undefined.
-        log_total = jnp.where(jnp.isfinite(sums.largest), sums.log_total, jnp.nan)
-        return losses_of_classes(xp, sums.largest, log_total, chosen, own, squares)
+        return losses_of_sums(xp, sums, targets, x.shape[-1], own, squares)
 
     return [reduced_cross_entropy(losses_of, logits, targets, weight, **options)]
 
 
+def losses_of_sums(xp: Any, sums: Sums, targets: jax.Array, classes: int, own: Any, squares: Any) -> jax.Array:
+    """Return the losses of rows of logits of which the class numbers were looked up; see `losses_of_classes`."""
+    within = (targets >= 0) & (targets < classes)
+    chosen = jnp.where(within, sums.chosen, jnp.nan)
+    # Relative to an infinite logit there is no total: the loss is undefined.
+    log_total = jnp.where(jnp.isfinite(sums.largest), sums.log_total, jnp.nan)
+    return losses_of_classes(xp, sums.largest, log_total, chosen, own, squares)
+
+
 def _kernel(x_ref: Any, *references: Any, length: int) -> None:
-    choosing = len(references) % 2 == 1  # numbers, three results, as many places in scratch memory
+    add_part(pl.program_id(1), pl.num_programs(1), x_ref[...].astype(jnp.float32), *references, length=length)
+
+
+def add_part(part: Any, parts: Any, x: jax.Array, *references: Any, length: int) -> None:
+    """Add a part of rows to what is known of them, which are the results after the last part.
+
+    References are to the numbers of elements that are looked up, if any, to the results, and to as much scratch memory.
+    """
+    choosing = len(references) % 2 == 1
     numbers_ref = references[0] if choosing else None
     references = references[1:] if choosing else references
     count = len(references) // 2
     results, scratch = references[:count], references[count:]
     largest_ref, total_ref = scratch[:2]
-    part = pl.program_id(1)
 
     @pl.when(part == 0)  # type: ignore[untyped-decorator]
     def _() -> None:
@@ -104,7 +116,6 @@ def _kernel(x_ref: Any, *references: Any, length: int) -> None:
         for reference in scratch[1:]:
             reference[...] = jnp.zeros_like(reference)
 
-    x = x_ref[...].astype(jnp.float32)
     columns = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) + part * x.shape[1]
     x = jnp.where(columns < length, x, -jnp.inf)
     before = largest_ref[...]
@@ -117,7 +128,7 @@ def _kernel(x_ref: Any, *references: Any, length: int) -> None:
         is_chosen = columns == _as_column(numbers_ref[...])
         scratch[2][...] += jnp.sum(jnp.where(is_chosen, x, 0.0), axis=1, keepdims=True)
 
-    @pl.when(part == pl.num_programs(1) - 1)  # type: ignore[untyped-decorator]
+    @pl.when(part == parts - 1)  # type: ignore[untyped-decorator]
     def _() -> None:
         found = [largest_ref[...], jnp.log(total_ref[...]), *(reference[...] for reference in scratch[2:])]
         for reference, value in zip(results, found, strict=True):

@@ -22,3 +22,4 @@ for _operator in (
     register(_operator, PLANNERS[_operator.__name__], lambda declared: declared.sharing)
 # A mapped axis would have to be added to the class numbers as well.
 register(loss.cross_entropy, PLANNERS["cross_entropy"], lambda _: 0)
+register(loss.linear_cross_entropy, PLANNERS["linear_cross_entropy"], lambda _: 0)
