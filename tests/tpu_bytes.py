@@ -81,6 +81,8 @@ def _rows() -> Iterator[Row]:
     yield row("rope", "tables and positions", **at, cos=(8192, 64), sin=(8192, 64))
     yield row("rope", "(1, 32, 2048, 128)", x=heads, positions=((2048,), jnp.int32))
     yield row("cross_entropy", "(4096, 32000)", logits=(4096, 32000), targets=((4096,), jnp.int32))
+    projected = {"x": square, "weight": (32000, 4096), "targets": ((4096,), jnp.int32)}
+    yield row("linear_cross_entropy", "4096 x 4096 -> 32000", **projected)
     few = (1, 8, 2048, 128)
     attention = "scaled_dot_product_attention"
     yield row(attention, "prefill, causal", {"is_causal": True}, q=heads, k=few, v=few)

@@ -190,10 +190,15 @@ def reduced_cross_entropy(
     reduction: str,
     ignore_index: int,
     z_loss: float,
+    classes: int | None = None,
 ) -> Array:
-    """Return `cross_entropy` from a function that computes the loss of each row as `_losses_of_logits` does."""
+    """Return `cross_entropy` from a function that computes the loss of each row as `_losses_of_logits` does.
+
+    If `classes` is given, `logits` are anything else that has these rows.
+    """
     xp = get_namespace(logits, targets, weight)
-    counted, numbers = _counted(xp, "cross_entropy", targets, ignore_index, logits.shape[-1])
+    classes = logits.shape[-1] if classes is None else classes
+    counted, numbers = _counted(xp, "cross_entropy", targets, ignore_index, classes)
     dtype = compute_dtype(xp, logits, weight, targets if counted is None else None)
     w = None if weight is None else xp.astype(weight, dtype, copy=False)
     zeros = xp.zeros_like(logits[..., 0], dtype=dtype)

@@ -328,7 +328,11 @@ CALLS = {
     "scaled_dot_product_attention": ((2, 4, 64, 128), (2, 2, 64, 128), (2, 2, 64, 128)),
     "quantized_linear": ((64, 256), (48, 128), (48, 8), (48, 8)),
 }
-INTEGERS = {"rope": (1, jnp.int32), "cross_entropy": (1, jnp.int32), "quantized_linear": (1, jnp.uint8)}
+INTEGERS = {
+    "rope": (1, jnp.int32),
+    "cross_entropy": (1, jnp.int32),
+    "quantized_linear": (1, jnp.uint8),
+}
 
 
 def arguments(name, dtype="bfloat16"):
@@ -338,7 +342,7 @@ def arguments(name, dtype="bfloat16"):
     ]
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", CALLS)
 def test_programs_for_tpus_have_the_kernel(name):
     text = exported(lambda *xs: OPERATORS[name](*xs), *arguments(name))
     assert text.count("tpu_custom_call") == 1

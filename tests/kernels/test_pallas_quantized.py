@@ -179,6 +179,17 @@ def test_refusals(changed, reason):
     assert found.startswith(reason)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_of_float32_are_in_full_precision(dtype):
+    """What the interpreter cannot tell: a matrix unit rounds factors to bfloat16 unless it is asked not to."""
+    call = metadata(4, 64, 8, x=dtype)
+    arrays = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in call.items() if isinstance(a, Like)}
+    program = PLANNERS["quantized_linear"]("v5e", **call)
+    text = str(jax.make_jaxpr(lambda *values: program(**dict(zip(arrays, values, strict=True))))(*arrays.values()))
+    assert text.count("dot_general") == 1
+    assert ("HIGHEST" in text) == (dtype == "float32")
+
+
 def test_programs_for_tpus_have_the_kernel():
     shapes = [((4, 64), jnp.bfloat16), ((40, 32), jnp.uint8), ((40, 2), jnp.float16), ((40, 2), jnp.float16)]
     arrays = [jax.ShapeDtypeStruct(*each) for each in shapes]

@@ -27,6 +27,7 @@ PROVIDER = Provider(
         "cross_entropy",
         "scaled_dot_product_attention",
         "quantized_linear",
+        "linear_cross_entropy",
     ),
 )
 

@@ -122,11 +122,13 @@ def _product(layout: Format, length: int, x_ref: Any, weights: _Weights, sorted_
 def _sorted(layout: Format, length: int, x_ref: Any, start: int, end: int) -> jax.Array:
     """Return columns of `x`, sorted within each part that belongs to a register of weights; beyond the last, zeros."""
     x = x_ref[:, start:end]
-    if end > length:
-        x = jnp.where(_lanes(x.shape) < length - start, x, jnp.zeros_like(x))
-    if layout.bits == 8:
+    if layout.bits == 8 and end <= length:
         return x
-    wide = x.astype(jnp.float32)
+    wide = x.astype(jnp.float32)  # the compiler selects and permutes no elements of half the size here
+    if end > length:
+        wide = jnp.where(_lanes(wide.shape) < length - start, wide, 0.0)
+    if layout.bits == 8:
+        return wide.astype(x.dtype)
     found = []
     for first in range(0, end - start, 2 * LANES):
         halves = wide[:, first : first + LANES], wide[:, first + LANES : first + 2 * LANES]

@@ -121,11 +121,8 @@ def cross_entropy(
         else:
             numbers = as_int32(targets, x.shape[-1])
             sums = sums_of_rows("cross_entropy", blocks, generation, x, numbers, **of_sums)
-            distance = UNIT * sums.largest - UNIT * jnp.where(numbers >= 0, sums.chosen, jnp.nan)
-            counted, below = blended(xp, distance, own, label_smoothing, sums.counted, sums.below)
-        # Relative to an infinite logit there is no total: the loss is undefined.
-        log_total = jnp.where(jnp.isfinite(sums.largest), sums.log_total, jnp.nan)
-        return losses_with_total(counted, below, UNIT * sums.largest, log_total, squares)
+            counted, below = shares_of_numbers(xp, sums, numbers, own, label_smoothing)
+        return losses_of_sums(counted, below, sums, squares)
 
     return [reduced_cross_entropy(losses_of, logits, targets, weight, **options)]
 
@@ -144,6 +141,18 @@ def shares_of_classes(label_smoothing: float, classes: int, *, probable: bool) -
     return shares
 
 
+def shares_of_numbers(xp: Any, sums: Sums, numbers: jax.Array, own: Any, label_smoothing: float) -> tuple[Any, Any]:
+    """Return what the classes count in each row whose class was looked up, and their distances times that."""
+    distance = UNIT * sums.largest - UNIT * jnp.where(numbers >= 0, sums.chosen, jnp.nan)
+    return blended(xp, distance, own, label_smoothing, sums.counted, sums.below)
+
+
+def losses_of_sums(counted: Any, below: Any, sums: Sums, squares: Any) -> jax.Array:
+    """Return the losses of rows; relative to an infinite logit there is no total, and the loss is undefined."""
+    log_total = jnp.where(jnp.isfinite(sums.largest), sums.log_total, jnp.nan)
+    return losses_with_total(counted, below, UNIT * sums.largest, log_total, squares)
+
+
 def as_int32(targets: jax.Array, classes: int) -> jax.Array:
     """Return class numbers as int32; those that no class has are -1."""
     return jnp.where((targets >= 0) & (targets < classes), targets.astype(jnp.int32), -1)
@@ -153,14 +162,45 @@ def _kernel(*references: Any, length: int, named: Sequence[str], shares: Callabl
     inputs = references[: -2 * len(named)]
     results = dict(zip(named, references[-2 * len(named) : -len(named)], strict=True))
     so_far = dict(zip(named, references[-len(named) :], strict=True))
-    part = pl.program_id(1)
+    of_shares = inputs[1 : len(inputs) - ("chosen" in so_far)]
+
+    def here(x: jax.Array) -> jax.Array:
+        assert shares is not None
+        return shares(x, *(reference[...].astype(jnp.float32) for reference in of_shares))
+
+    add_part(
+        pl.program_id(1),
+        pl.num_programs(1),
+        inputs[0][...].astype(jnp.float32),
+        results,
+        so_far,
+        length=length,
+        numbers_ref=inputs[-1],
+        shares=None if shares is None else here,
+    )
+
+
+def add_part(
+    part: Any,
+    parts: Any,
+    x: jax.Array,
+    results: dict[str, Any],
+    so_far: dict[str, Any],
+    *,
+    length: int,
+    numbers_ref: Any,
+    shares: Callable[[jax.Array], jax.Array] | None = None,
+) -> None:
+    """Add a part of rows to what is known of them, `so_far` in scratch memory; after the last part, it is the result.
+
+    Both are named as in `Sums`. `numbers_ref` has the numbers of the elements that are looked up, if they are wanted.
+    """
 
     @pl.when(part == 0)  # type: ignore[untyped-decorator]
     def _() -> None:
         for name, reference in so_far.items():
             reference[...] = jnp.full_like(reference, -jnp.inf if name == "largest" else 0.0)
 
-    x = inputs[0][...].astype(jnp.float32)
     columns = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) + part * x.shape[1]
     x = jnp.where(columns < length, x, -jnp.inf)
     before = so_far["largest"][...]
@@ -171,19 +211,17 @@ def _kernel(*references: Any, length: int, named: Sequence[str], shares: Callabl
     total[...] = total[...] * kept + jnp.sum(jnp.exp(x - shift), axis=1, keepdims=True)
     so_far["largest"][...] = largest
     if "chosen" in so_far:
-        is_chosen = columns == as_column(inputs[-1][...])
+        is_chosen = columns == as_column(numbers_ref[...])
         so_far["chosen"][...] += jnp.sum(jnp.where(is_chosen, x, 0.0), axis=1, keepdims=True)
     if shares is not None:
-        of_shares = inputs[1 : len(inputs) - ("chosen" in so_far)]
-        here = shares(x, *(reference[...].astype(jnp.float32) for reference in of_shares))
-        here = jnp.where(columns < length, here, 0.0)
+        here = jnp.where(columns < length, shares(x), 0.0)
         counted = so_far["counted"][...]
         moved = _times(counted, UNIT * largest - UNIT * before)
         below = jnp.sum(_times(here, UNIT * largest - UNIT * x), axis=1, keepdims=True)
         so_far["below"][...] += jnp.where(counted == 0, 0.0, moved) + below
         so_far["counted"][...] = counted + jnp.sum(here, axis=1, keepdims=True)
 
-    @pl.when(part == pl.num_programs(1) - 1)  # type: ignore[untyped-decorator]
+    @pl.when(part == parts - 1)  # type: ignore[untyped-decorator]
     def _() -> None:
         for name, reference in results.items():
             value = so_far[name][...]

@@ -24,3 +24,4 @@ for _operator in (
 register(loss.cross_entropy, PLANNERS["cross_entropy"], lambda _: 0)
 _attention = attention.scaled_dot_product_attention
 register(_attention, PLANNERS[_attention.__name__], lambda declared: declared.sharing, batched=True)
+register(loss.linear_cross_entropy, PLANNERS["linear_cross_entropy"], lambda _: 0)
