@@ -21,35 +21,19 @@ support.require_provider("pallas")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
-from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 
+from pallas_support import exported, interpreting, races  # noqa: E402
 from tensorops.kernels.pallas._call import traffic  # noqa: E402
-from tensorops.kernels.pallas._launch import interpreted  # noqa: E402
 from tensorops.kernels.pallas.planners import PLANNERS  # noqa: E402
 
 DTYPES_OF_KERNELS = ("bfloat16", "float32")
 SHORT = 1  # case of each operator, beside those with special values
-INTERPRETER = {"detect_races": True, "out_of_bounds_reads": "raise", "uninitialized_memory": "nan"}
 
 
 @pytest.fixture
 def steps():
-    """Run the kernels in the interpreter; the steps of their grids are listed."""
-    found = []
-
-    def record(token, *step):
-        found.append(step)
-        return token
-
-    with interpreted(**INTERPRETER, grid_point_recorder=record):
+    with interpreting() as found:
         yield found
-    pltpu.reset_tpu_interpret_mode_state()
-
-
-def races() -> bool:
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-
-    return interpret_pallas_call.races.races_found  # there is no public interface
 
 
 def as_in_jax(a):
@@ -225,11 +209,6 @@ def test_traffic(grid, shape, block, index_map, elements):
 # --------------------------------------------------------------------------------------------- programs for TPUs
 
 
-def exported(function, *args):
-    """Return the text of a program for TPUs, which this machine cannot run."""
-    return jax.export.export(jax.jit(function), platforms=["tpu"])(*args).mlir_module()
-
-
 CALLS = {
     "rms_norm": ((64, 256), (256,)),
     "add_rms_norm": ((64, 256), (64, 256), (256,)),
@@ -239,6 +218,7 @@ CALLS = {
     "logsumexp": ((64, 256),),
     "rope": ((2, 3, 64, 128), (64,)),
     "cross_entropy": ((64, 256), (64,)),
+    "scaled_dot_product_attention": ((2, 4, 64, 128), (2, 2, 64, 128), (2, 2, 64, 128)),
 }
 
 
@@ -254,7 +234,7 @@ def arguments(name, dtype="bfloat16"):
 def test_programs_for_tpus_have_the_kernel(name):
     text = exported(lambda *xs: OPERATORS[name](*xs), *arguments(name))
     assert text.count("tpu_custom_call") == 1
-    assert f'kernel_name = "{name}"' in text
+    assert f'kernel_name = "{name}' in text
     assert "tpu_custom_call" not in exported(lambda *xs: OPERATORS[name].generic(*xs), *arguments(name))
 
 

@@ -23,5 +23,6 @@ PROVIDER = Provider(
         "logsumexp",
         "rope",
         "cross_entropy",
+        "scaled_dot_product_attention",
     ),
 )

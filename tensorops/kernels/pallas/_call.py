@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -14,6 +15,21 @@ from jax.experimental.pallas import tpu as pltpu
 from tensorops.kernels.pallas.blocks import MIB, VMEM
 
 _LEAST_LIMIT = 16 * MIB  # every generation grants it
+
+
+class Scalars(NamedTuple):
+    """Integers in scalar memory from the start on, on whose values the places of blocks may depend.
+
+    Parameters
+    ----------
+    array
+        The integers, as int32.
+    costly
+        Values with which no fewer bytes move than with any others: the real ones are known to the TPU only.
+    """
+
+    array: jax.Array
+    costly: np.ndarray[Any, Any]
 
 
 def call(
@@ -27,13 +43,14 @@ def call(
     generation: str,
     scratch: Sequence[Any] = (),
     parallel: int = 1,
+    scalars: Sequence[Scalars] = (),
 ) -> list[jax.Array]:
     """Run a kernel for every step of a grid.
 
     Parameters
     ----------
     kernel
-        Takes references to a block of each input, of each output, and to the scratch memory.
+        Takes references to the scalars, to a block of each input, of each output, and to the scratch memory.
     grid
         How many steps along each axis; the last changes first.
     inputs, outputs
@@ -48,32 +65,48 @@ def call(
         Memory that steps share.
     parallel
         How many of the first axes may be divided over cores.
+    scalars
+        What the kernel and, after the step, the index maps of blocks also take.
     """
     semantics = ("parallel",) * parallel + ("arbitrary",) * (len(grid) - parallel)
     limit = min(max(_LEAST_LIMIT, 2 * vmem), VMEM[generation])
-    moved = sum(traffic(grid, a.shape, a.dtype.itemsize, spec) for a, spec in (*inputs, *outputs))
+    costly = [each.costly for each in scalars]
+    moved = sum(traffic(grid, a.shape, a.dtype.itemsize, spec, costly) for a, spec in (*inputs, *outputs))
+    moved += sum(4 * each.array.size for each in scalars)
     elements = sum(math.prod(a.shape) for a, _ in inputs)
     results: list[jax.Array] = pl.pallas_call(
         kernel,
-        grid=grid,
-        in_specs=[spec for _, spec in inputs],
-        out_specs=[spec for _, spec in outputs],
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=grid,
+            in_specs=[spec for _, spec in inputs],
+            out_specs=[spec for _, spec in outputs],
+            scratch_shapes=list(scratch),
+        ),
         out_shape=[shape for shape, _ in outputs],
-        scratch_shapes=list(scratch),
         compiler_params=pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit),
         cost_estimate=pl.CostEstimate(flops=8 * elements, transcendentals=elements, bytes_accessed=moved),
         name=name,
-    )(*(a for a, _ in inputs))
+    )(*(each.array for each in scalars), *(a for a, _ in inputs))
     return results
 
 
-def traffic(grid: tuple[int, ...], shape: Sequence[int], itemsize: int, spec: Any) -> int:
+def traffic(
+    grid: tuple[int, ...],
+    shape: Sequence[int],
+    itemsize: int,
+    spec: Any,
+    scalars: Sequence[np.ndarray[Any, Any]] = (),
+) -> int:
     """Return the bytes that the blocks of one array move: a block moves when the step has another one than the last.
 
-    Of a block that reaches beyond the array, the part inside moves.
+    Of a block that reaches beyond the array, the part inside moves. Where blocks depend on scalars, these are their
+    values.
     """
-    steps = np.indices(grid, dtype=np.int64).reshape(len(grid), -1)
-    blocks = [np.broadcast_to(index, steps.shape[1:]) for index in spec.index_map(*steps)]
+    steps = np.indices(grid, dtype=np.int32).reshape(len(grid), -1)
+    with jax.ensure_compile_time_eval():  # index maps compute with these, even while a program is traced
+        found = spec.index_map(*map(jnp.asarray, steps), *map(jnp.asarray, scalars))
+        blocks = [np.broadcast_to(np.asarray(index, np.int64), steps.shape[1:]) for index in found]
     moves = np.ones(steps.shape[1], bool)
     moves[1:] = np.any([index[1:] != index[:-1] for index in blocks], axis=0)
     inside = np.ones(steps.shape[1], np.int64)

@@ -39,8 +39,13 @@ def generation() -> str:
     return found if found in VMEM else UNKNOWN
 
 
-def register(operator: Operator[..., Any], planner: Planner, sharing: Callable[[Any], int]) -> None:
-    """Register the kernel of an operator; `sharing` tells how many arrays get more rows if a call is mapped."""
+def register(
+    operator: Operator[..., Any], planner: Planner, sharing: Callable[[Any], int], *, batched: bool = False
+) -> None:
+    """Register the kernel of an operator; `sharing` tells how many arrays get more rows if a call is mapped.
+
+    If it is `batched`, a mapped axis makes the first axis of arrays longer instead; see `Call`.
+    """
 
     def prepare(arguments: dict[str, Any]) -> str | Call:
         declared = operator.rows(arguments)
@@ -51,8 +56,9 @@ def register(operator: Operator[..., Any], planner: Planner, sharing: Callable[[
         options = {name: v for name, v in arguments.items() if name not in declared.arrays and v is not None}
         if "axis" in options:
             options["axis"] = -1
-        call = (operator, operator.__name__, tuple(declared.arrays), sharing(declared))
-        return Call(*call, options=tuple(options.items()), mixed=True, provider=_PROVIDER)
+        along = tuple(axes[:1] == (0,) for axes in declared.arrays.values()) if batched else ()
+        call = (operator, operator.__name__, tuple(declared.arrays), sharing(declared), batched)
+        return Call(*call, options=tuple(options.items()), mixed=True, along=along, provider=_PROVIDER)
 
     primitive.register(operator, _PROVIDER, prepare, in_place=_interpreter)
 

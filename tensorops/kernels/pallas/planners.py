@@ -144,6 +144,13 @@ def rope(
     return program
 
 
+def scaled_dot_product_attention(generation: str, **arguments: Any) -> Program | str:
+    """Plan `tensorops.scaled_dot_product_attention`: by the kernel for few queries."""
+    from tensorops.kernels.pallas import decoding_plans
+
+    return decoding_plans.plan_decode(generation, **arguments)
+
+
 PLANNERS: dict[str, Planner] = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
@@ -153,6 +160,7 @@ PLANNERS: dict[str, Planner] = {
     "logsumexp": logsumexp,
     "cross_entropy": cross_entropy,
     "rope": rope,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
 }
 """The planners by the name of their operator."""
 

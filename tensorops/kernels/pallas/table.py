@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tensorops.kernels.pallas._launch import register
 from tensorops.kernels.pallas.planners import PLANNERS
-from tensorops.ops import activation, loss, normalization, positional
+from tensorops.ops import activation, attention, loss, normalization, positional
 
 for _operator in (
     normalization.rms_norm,
@@ -21,3 +21,5 @@ for _operator in (
     register(_operator, PLANNERS[_operator.__name__], lambda declared: declared.sharing)
 # A mapped axis would have to be added to the class numbers as well.
 register(loss.cross_entropy, PLANNERS["cross_entropy"], lambda _: 0)
+_attention = attention.scaled_dot_product_attention
+register(_attention, PLANNERS[_attention.__name__], lambda declared: declared.sharing, batched=True)
