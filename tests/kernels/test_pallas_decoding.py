@@ -396,6 +396,12 @@ def test_programs_for_tpus_have_the_kernel(case):
     assert "tpu_custom_call" not in program(ATTEND.generic)
 
 
+def test_programs_have_the_kernel_where_jax_has_float64():
+    with support.holding("jax", "float64"):
+        given = shapes(**SMALL, sinks=(4,)) | {"lengths": jax.ShapeDtypeStruct((2,), jnp.int64)}
+        assert KERNEL in exported(lambda a: ATTEND(**a, is_causal=True, window=(100, None), softcap=3.0), given)
+
+
 def test_mapped_programs_have_the_kernel():
     given = shapes(**SMALL, lengths=(2,))
     several = {name: jax.ShapeDtypeStruct((5, *a.shape), a.dtype) for name, a in given.items()}

@@ -296,7 +296,10 @@ def _add(options: _Options, at: _References, k: jax.Array, v: jax.Array, allowed
     """Add the keys and values of a step to what is known of each row."""
     _multiply_queries(options, at, k)
 
-    @pl.when(jnp.logical_not(jnp.all(jnp.abs(at.scores[...]) < jnp.inf)))  # type: ignore[untyped-decorator]
+    scores = at.scores[...]
+    strange = jnp.where(jnp.abs(scores) < jnp.inf, jnp.zeros_like(scores), 1.0)
+
+    @pl.when(jnp.max(strange) > 0)  # type: ignore[untyped-decorator]
     def _() -> None:
         _change_unit(options, at, k)
         _multiply_queries(options, at, k)
