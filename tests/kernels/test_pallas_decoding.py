@@ -123,7 +123,7 @@ def test_heads_and_features(case, rng):
 
 
 # Several pages in a step, one that is not a whole tile, and pages that are divided.
-PAGES = {"several": (8, 40, 64), "odd": (5, 7, 128), "divided": (256, 2, 64), "whole": (128, 3, 128)}
+PAGES = {"several": (8, 20, 64), "odd": (5, 7, 128), "divided": (256, 2, 64), "whole": (128, 3, 128)}
 
 
 @pytest.mark.usefixtures("small_blocks")
