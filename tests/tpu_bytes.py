@@ -36,13 +36,14 @@ _NO_ROOM = {"xla_tpu_scoped_vmem_limit_kib": "130000"}  # for arrays between ope
 
 
 class Row(NamedTuple):
-    """One operator on one set of shapes."""
+    """One operator on one set of shapes; `read` has those of the part that is needed of an array."""
 
     operator: str
     label: str
     arrays: dict[str, tuple[tuple[int, ...], Any]]
     options: dict[str, Any]
     wanted: tuple[str, ...] = ()  # gradients of these arrays, not the results; the last arrays are then cotangents
+    read: dict[str, tuple[int, ...]] = {}  # noqa: RUF012 - never changed
 
 
 def _rows() -> Iterator[Row]:
@@ -87,10 +88,21 @@ def _rows() -> Iterator[Row]:
     attention = "scaled_dot_product_attention"
     yield row(attention, "prefill, causal", {"is_causal": True}, q=heads, k=few, v=few)
     yield row(attention, "prefill, causal, window 256", {"is_causal": True, "window": 256}, q=heads, k=few, v=few)
-    yield row(attention, "decode, 8192 keys", q=(1, 32, 1, 128), k=(1, 8, 8192, 128), v=(1, 8, 8192, 128))
+    one = (1, 32, 1, 128)
+    yield row(attention, "decode, 8192 keys", q=one, k=(1, 8, 8192, 128), v=(1, 8, 8192, 128))
+    yield row(attention, "decode, 8192 keys of 64", q=(1, 32, 1, 64), k=(1, 8, 8192, 64), v=(1, 8, 8192, 64))
+    several, lengths = (4, 32, 1, 128), ((4,), jnp.int32)
+    of_each = {"k": (4, 8, 8192, 128), "v": (4, 8, 8192, 128), "lengths": lengths}
+    yield row(attention, "decode, lengths to 8192", q=several, **of_each)
+    for size, count in ((16, 512), (128, 64)):
+        pool = (4 * count, 8, size, 128)
+        pages = {"k": pool, "v": pool, "lengths": lengths, "page_table": ((4, count), jnp.int32)}
+        yield row(attention, f"decode, lengths to 8192, pages of {size}", q=several, **pages)
     quantized = {"weight": ((14336, 2048), jnp.uint8), "scales": (14336, 128), "biases": (14336, 128)}
     for rows in (1, 512):
         yield row("quantized_linear", f"{rows} x 4096 -> 14336", x=(rows, 4096), **quantized)
+    looked_up = row("embedding", "4096 of (128256, 4096)", ids=((4096,), jnp.int32), weight=(128256, 4096))
+    yield looked_up._replace(read={"weight": square})
     for name in ("silu", "gelu"):
         yield row(name, "(4096, 4096)", x=square)
     yield row("swiglu", "(4096, 4096)", gate=square, up=square)
@@ -135,7 +147,9 @@ def measured(row: Row, device: Any, *, bodies: bool = False, hbm: bool = False) 
     function = gradients if row.wanted else call
     compiled = jax.jit(function).lower(*arrays).compile(_NO_ROOM if hbm else None)
     results = jax.tree.leaves(jax.eval_shape(function, *arrays))
-    ideal = sum(math.prod(a.shape) * a.dtype.itemsize for a in (*arrays, *results))
+    needed = [row.read.get(name, a.shape) for name, a in zip(row.arrays, arrays, strict=True)]
+    needed += [a.shape for a in results]
+    ideal = sum(math.prod(n) * a.dtype.itemsize for n, a in zip(needed, (*arrays, *results), strict=True))
     temporary = compiled.memory_analysis().temp_size_in_bytes
     kernels = compiled.as_text().count('custom_call_target="tpu_custom_call"')
     return Moved(compiled.cost_analysis()["bytes accessed"], ideal, temporary, kernels)

@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorops._dtypes import is_floating, name_of
 from tensorops.kernels._jax.primitive import Reverse
-from tensorops.kernels.pallas import attention_plans, blocks
+from tensorops.kernels.pallas import attention_plans, blocks, decoding_plans
 from tensorops.kernels.pallas.projected_loss_plans import linear_cross_entropy
 from tensorops.kernels.pallas.quantized_plans import quantized_linear
 from tensorops.kernels.pallas.refusals import DTYPES as _DTYPES
@@ -148,7 +148,10 @@ def rope(
     return program
 
 
-_OF_ATTENTION: tuple[Planner, ...] = (attention_plans.plan_prefill,)  # in the order in which they are asked
+_OF_ATTENTION: tuple[Planner, ...] = (
+    decoding_plans.plan_decode,
+    attention_plans.plan_prefill,
+)  # in the order in which they are asked
 
 
 def scaled_dot_product_attention(generation: str, **arguments: Any) -> Program | str:
