@@ -87,13 +87,13 @@ def scale_of_zero(rng):
 CASES = [
     pytest.param(causal, RESIDENT, "bfloat16", marks=pytest.mark.exhaustive),
     (causal, STREAMED, "float32"),
-    (windows_of_lengths, RESIDENT, "float32"),
+    pytest.param(windows_of_lengths, RESIDENT, "float32", marks=pytest.mark.exhaustive),
     pytest.param(windows_of_lengths, STREAMED, "bfloat16", marks=pytest.mark.exhaustive),
     (boolean_mask, STREAMED, "float32"),
     pytest.param(mask_of_keys, STREAMED, "float32", marks=pytest.mark.exhaustive),
     (added_mask, STREAMED, "float32"),
     pytest.param(enormous, RESIDENT, "float32", marks=pytest.mark.exhaustive),
-    (enormous, STREAMED, "float32"),
+    pytest.param(enormous, STREAMED, "float32", marks=pytest.mark.exhaustive),
     (enormous_and_masked, STREAMED, "float32"),
     pytest.param(scale_of_zero, RESIDENT, "float32", marks=pytest.mark.exhaustive),
 ]
