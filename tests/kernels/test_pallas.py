@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl  # noqa: E402
 
 from pallas_support import exported, interpreting, races  # noqa: E402
 from tensorops.kernels.pallas._call import traffic  # noqa: E402
+from tensorops.kernels.pallas._launch import interpreted  # noqa: E402
 from tensorops.kernels.pallas.planners import PLANNERS  # noqa: E402
 
 DTYPES_OF_KERNELS = ("bfloat16", "float32")
