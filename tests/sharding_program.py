@@ -411,8 +411,33 @@ def generators(mesh: Any) -> None:
     close(found, np.asarray(tp.sample(jnp.asarray(x), rng=np.random.default_rng(1))))
 
 
+def explicit_axes(mesh: Any) -> None:
+    """Calls whose types say how arrays are split: programs know it when they are traced."""
+    import jax
+
+    explicit = jax.make_mesh(
+        tuple(AXES.values()), tuple(AXES), axis_types=(jax.sharding.AxisType.Explicit,) * len(AXES)
+    )
+    for label in (
+        "rms_norm, rows and a weight in parts",
+        "rms_norm, columns",
+        "logsumexp, rows",
+        "cross_entropy, rows",  # JAX cannot type the body
+        "scaled_dot_product_attention, all arguments",
+        "linear, rows and outputs",
+        "quantized_linear, outputs",
+        "top_k, rows",
+    ):
+        check(ROWS[label], explicit)
+    there = _spread(_normal(16, 32), EVERY, explicit)
+    gradient = jax.jit(jax.grad(lambda x: tp.rms_norm(x).sum()))(there)
+    wanted = jax.grad(lambda x: tp.rms_norm.generic(x).sum())(jax.numpy.asarray(_normal(16, 32)))
+    np.testing.assert_allclose(gradient, wanted, atol=1e-5)
+
+
 CHECKS: dict[str, Callable[[Any], None]] = {
-    f.__name__: f for f in (shard_map, gradients, chain, divided_axes, transformations, explanations, generators)
+    f.__name__: f
+    for f in (shard_map, gradients, chain, divided_axes, transformations, explanations, generators, explicit_axes)
 }
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from tensorops.kernels._jax.primitive import Call
 
 Shape: TypeAlias = tuple[int, ...]
-Places: TypeAlias = np.ndarray[Any, Any]
-"""Which part of an axis each device holds, counted from 0."""
+Split: TypeAlias = tuple[Any, ...]
+"""How an axis is split: which part each device holds, counted from 0, or over which axes of a mesh."""
 
 
 def can_divide(platform: str) -> bool:
@@ -66,6 +67,8 @@ def lower(ctx: Any, *operands: Any, call: Call) -> Any:
     from jax.interpreters import mlir
 
     module = ctx.module_context
+    if _explicit_mesh(ctx.avals_in) is not None:
+        return mlir.lower_fun(functools.partial(_mapped, call, ctx.avals_out), multiple_results=True)(ctx, *operands)
     exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
     if exported or not hasattr(module.axis_context, "num_devices") or not can_divide(module.platforms[0]):
         return None
@@ -101,14 +104,12 @@ def _partition(
     count = len(call.names)
     arrays = [*operands[:count], *results]
     held = [_places(a.sharding, a.ndim) for a in arrays]
-    if correspondence.unsuitable([tuple(int(p.max()) + 1 for p in places) for places in held[:count]]):
+    if correspondence.unsuitable([tuple(max(place) + 1 for place in places) for places in held[:count]]):
         given = [a.sharding for a in arrays]
         return mesh, lambda *parts: list(parts[count:]), given[count:], (*given[:count], *given[count:])
 
-    wanted = correspondence.parts(held)
-    shardings = [
-        _sharding(a.sharding, places) for a, places in zip(arrays, correspondence.places(wanted, held), strict=True)
-    ]
+    devices = operands[0].sharding.num_devices
+    shardings = [_sharding(places, devices) for places in correspondence.split(held, _is_tiling, (0,) * devices)]
     unused = [a.sharding for a in operands[count:]]
 
     def kernel(*parts: Array) -> list[Array]:
@@ -199,33 +200,119 @@ class Correspondence(NamedTuple):
                     return i, axis
         return None
 
-    def parts(self, held: Sequence[Sequence[Places]]) -> dict[int, Places]:
-        """Return how what can be divided is divided: as in the results, then as in the first array that is."""
-        found: dict[int, Places] = {}
-        for i in (*range(self.arrays, len(held)), *range(self.arrays)):
-            for key, place in zip(self.keys[i], held[i], strict=True):
-                if key is None or key in self.whole or key in found or i in self.vectors or not place.any():
-                    continue
-                if all(map(_is_tiling, self.places({**found, key: place}, held))):
-                    found[key] = place
-        return found
+    def split(self, held: Sequence[Sequence[Split]], fits: Callable[[Sequence[Split]], bool], no: Split) -> list[Any]:
+        """Return how to split the axes of each array and result, `no` if not at all.
 
-    def places(self, wanted: dict[int, Places], held: Sequence[Sequence[Places]]) -> list[list[Places]]:
-        """Return where the parts of each array are."""
-        everywhere = np.zeros_like(next(place for places in held for place in places))
-        return [[everywhere if key is None else wanted.get(key, everywhere) for key in keys] for keys in self.keys]
+        Axes are split as in the results, then as in the first array in which they are, if this fits all arrays.
+        """
+        found: dict[int | None, Split] = {}
+
+        def of_arrays(found: dict[int | None, Split]) -> list[list[Split]]:
+            return [[found.get(key, no) for key in keys] for keys in self.keys]
+
+        for i in (*range(self.arrays, len(held)), *range(self.arrays)):
+            for key, split in zip(self.keys[i], held[i], strict=True):
+                fixed = key is None or key in self.whole or key in found or i in self.vectors
+                if not fixed and any(split) and all(map(fits, of_arrays({**found, key: split}))):
+                    found[key] = split
+        return of_arrays(found)
+
+
+# ----------------------------------------------------------------------------------------- shardings as a part of types
+
+
+def _explicit_mesh(avals: Sequence[Any]) -> Any:
+    """Return the mesh over whose axes types say how arrays are split, if all its axes are so."""
+    import jax
+
+    meshes = {a.sharding.mesh for a in avals if not a.sharding.mesh.empty}
+    explicit = getattr(getattr(jax.sharding, "AxisType", None), "Explicit", None)
+    mesh = meshes.pop() if len(meshes) == 1 else None
+    return mesh if mesh is not None and all(kind == explicit for kind in mesh.axis_types) else None
+
+
+def typed_results(call: Call, arrays: Sequence[Any]) -> list[Any] | None:
+    """Return the types of results that are split as types of arrays say, or ``None`` if the body tells them."""
+    import jax
+
+    mesh = _explicit_mesh(arrays)
+    if mesh is None:
+        return None
+    rows: list[RowAxes | None] = []
+
+    def body(*arrays: Array) -> list[Array]:
+        rows.append(call.row_axes(*arrays))
+        return call.body(*arrays)
+
+    results = jax.make_jaxpr(body)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays)).out_avals
+    specs = _specs(rows[0], mesh, arrays, results)
+    if specs is None:
+        return None
+    shardings = [jax.sharding.NamedSharding(mesh, spec) for spec in specs[len(arrays) :]]
+    return [y.update(sharding=sharding) for y, sharding in zip(results, shardings, strict=True)]
+
+
+def _mapped(call: Call, results: Sequence[Any], *arrays: Array) -> list[Array]:
+    """Return the results of the kernel on the parts that types tell, or of the body."""
+    import jax
+
+    from tensorops.kernels._jax.primitive import primitive
+
+    types = [jax.typeof(a) for a in arrays]
+    mesh = _explicit_mesh(types)
+    specs = _specs(call.row_axes(*arrays), mesh, types, results)
+    if specs is None:
+        return call.body(*arrays)
+    inputs, outputs = tuple(specs[: len(arrays)]), specs[len(arrays) :]
+
+    def kernel(*parts: Array) -> list[Array]:
+        return list(primitive().bind(*parts, call=call))
+
+    mapped = jax.shard_map(kernel, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+    shardings = [jax.sharding.NamedSharding(mesh, spec) for spec in inputs]
+    return list(mapped(*(jax.sharding.reshard(a, sharding) for a, sharding in zip(arrays, shardings, strict=True))))
+
+
+def _specs(rows: RowAxes | None, mesh: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any] | None:
+    """Return how to split arrays and results of which the arrays' types say how they are, or ``None`` for the body."""
+    import jax
+
+    if rows is None or any(0 in a.shape for a in arrays):
+        return None
+    held = [[_names(part) for part in a.sharding.spec] for a in arrays]
+    parts = [tuple(math.prod(mesh.shape[name] for name in names) for names in own) for own in held]
+    correspondence = Correspondence.of(rows, [tuple(a.shape) for a in (*arrays, *results)])
+    if correspondence.unsuitable(parts):
+        return None
+    held += [[()] * y.ndim for y in results]
+    return [
+        jax.sharding.PartitionSpec(*(names or None for names in own))
+        for own in correspondence.split(held, _are_distinct, ())
+    ]
+
+
+def _are_distinct(own: Sequence[Split]) -> bool:
+    """Return whether each axis of a mesh splits one axis of an array."""
+    names = [name for part in own for name in part]
+    return len(set(names)) == len(names)
+
+
+def _names(part: Any) -> Split:
+    """Return the axes of a mesh that one entry of a `PartitionSpec` names."""
+    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
 
 
 # --------------------------------------------------------------------------------------------------- XLA's shardings
 
 
-def _places(sharding: Any, ndim: int) -> list[Places]:
-    """Return where the parts of each axis are."""
+def _places(sharding: Any, ndim: int) -> list[Split]:
+    """Return which part of each axis every device holds."""
     found = sharding._to_xla_hlo_sharding(ndim)
     if found.is_replicated():
-        return [np.zeros(sharding.num_devices, np.int64)] * ndim
+        return [(0,) * sharding.num_devices] * ndim
     order = np.argsort(np.asarray(found.tile_assignment_devices()))
-    return list(np.unravel_index(order, found.tile_assignment_dimensions())[:ndim])
+    places = np.unravel_index(order, found.tile_assignment_dimensions())
+    return [tuple(place.tolist()) for place in places[:ndim]]
 
 
 def _any_devices(count: int) -> tuple[Any, ...]:
@@ -235,23 +322,23 @@ def _any_devices(count: int) -> tuple[Any, ...]:
     return (jax.local_devices()[0],) * count
 
 
-def _is_tiling(places: Sequence[Places]) -> bool:
+def _is_tiling(places: Sequence[Split]) -> bool:
     """Return whether equally many devices hold each combination of parts."""
-    counts = [int(p.max()) + 1 for p in places]
-    devices = np.bincount(np.ravel_multi_index(list(places), counts), minlength=math.prod(counts)) if places else [1]
-    return len(set(devices)) == 1
+    combinations = Counter(zip(*places, strict=True))
+    complete = len(combinations) == math.prod(max(place) + 1 for place in places)
+    return not places or (complete and len(set(combinations.values())) == 1)
 
 
-def _sharding(like: Any, places: Sequence[Places]) -> Any:
-    """Return the sharding with the parts of each axis at these places, over as many devices as another sharding."""
+def _sharding(places: Sequence[Split], devices: int) -> Any:
+    """Return the sharding over so many devices with the parts of each axis at these places."""
     from jax.extend import sharding
 
     wanted = sharding.get_op_sharding_from_serialized_proto(b"")
-    counts = [int(p.max()) + 1 for p in places]
+    counts = [max(place) + 1 for place in places]
     if any(count > 1 for count in counts):
-        same = like.num_devices // math.prod(counts)
+        same = devices // math.prod(counts)
         wanted.type = type(wanted).Type.OTHER
         wanted.tile_assignment_dimensions = [*counts, same] if same > 1 else counts
         wanted.tile_assignment_devices = np.lexsort(places[::-1]).tolist()
         wanted.replicate_on_last_tile_dim = same > 1
-    return sharding.GSPMDSharding(_any_devices(like.num_devices), wanted)
+    return sharding.GSPMDSharding(_any_devices(devices), wanted)

@@ -240,7 +240,7 @@ def _run_body(*arrays: Array, call: Call) -> list[Array]:
 def _abstract_results(*arrays: Any, call: Call) -> Any:
     import jax
 
-    return jax.make_jaxpr(call.body)(*arrays).out_avals
+    return partitioning.typed_results(call, arrays) or jax.make_jaxpr(call.body)(*arrays).out_avals
 
 
 def _lower(rule: Rule, ctx: Any, *operands: Any, call: Call) -> Any:
