@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 Shape: TypeAlias = tuple[int, ...]
 Split: TypeAlias = tuple[Any, ...]
 """How an axis is split: which part each device holds, counted from 0, or over which axes of a mesh."""
+Placement: TypeAlias = tuple[Any, tuple[Any, ...]]
+"""A mesh, and for each array a `PartitionSpec`."""
 
 
 def can_divide(platform: str) -> bool:
     """Return whether XLA can be told how to split a call.
 
-    Its compiler for TPUs asks nobody (https://github.com/jax-ml/jax/issues/38196), and GSPMD would need other rules
-    than Shardy.
+    Its compiler for TPUs asks nobody (https://github.com/jax-ml/jax/issues/38196): there, calls are split whose arrays
+    or types say how. GSPMD would need other rules than Shardy.
     """
     import jax
 
@@ -67,8 +69,9 @@ def lower(ctx: Any, *operands: Any, call: Call) -> Any:
     from jax.interpreters import mlir
 
     module = ctx.module_context
-    if _explicit_mesh(ctx.avals_in) is not None:
-        return mlir.lower_fun(functools.partial(_mapped, call, ctx.avals_out), multiple_results=True)(ctx, *operands)
+    if placement := call.placement or _typed_placement(ctx.avals_in):
+        mapped = functools.partial(_mapped, call, placement, ctx.avals_out)
+        return mlir.lower_fun(mapped, multiple_results=True)(ctx, *operands)
     exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
     if exported or not hasattr(module.axis_context, "num_devices") or not can_divide(module.platforms[0]):
         return None
@@ -218,25 +221,39 @@ class Correspondence(NamedTuple):
         return of_arrays(found)
 
 
-# ----------------------------------------------------------------------------------------- shardings as a part of types
+# ------------------------------------------------------------------------------------ shardings that are known before
 
 
-def _explicit_mesh(avals: Sequence[Any]) -> Any:
-    """Return the mesh over whose axes types say how arrays are split, if all its axes are so."""
+def placement_of(arrays: Sequence[Array]) -> Placement | None:
+    """Return how arrays that are not traced are split, if they are over one mesh."""
     import jax
 
-    meshes = {a.sharding.mesh for a in avals if not a.sharding.mesh.empty}
+    spread = [a.sharding for a in arrays if len(a.devices()) > 1]
+    if not spread or not all(isinstance(sharding, jax.sharding.NamedSharding) for sharding in spread):
+        return None
+    if len({sharding.mesh for sharding in spread}) > 1:
+        return None
+    return spread[0].mesh, tuple(getattr(a.sharding, "spec", ()) for a in arrays)
+
+
+def _typed_placement(types: Sequence[Any]) -> Placement | None:
+    """Return how types say that arrays are split, if they say it of all axes of one mesh."""
+    import jax
+
+    meshes = {a.sharding.mesh for a in types if not a.sharding.mesh.empty}
     explicit = getattr(getattr(jax.sharding, "AxisType", None), "Explicit", None)
     mesh = meshes.pop() if len(meshes) == 1 else None
-    return mesh if mesh is not None and all(kind == explicit for kind in mesh.axis_types) else None
+    if mesh is None or not all(kind == explicit for kind in mesh.axis_types):
+        return None
+    return mesh, tuple(a.sharding.spec for a in types)
 
 
 def typed_results(call: Call, arrays: Sequence[Any]) -> list[Any] | None:
     """Return the types of results that are split as types of arrays say, or ``None`` if the body tells them."""
     import jax
 
-    mesh = _explicit_mesh(arrays)
-    if mesh is None:
+    placement = _typed_placement(arrays)
+    if placement is None:
         return None
     rows: list[RowAxes | None] = []
 
@@ -245,41 +262,44 @@ def typed_results(call: Call, arrays: Sequence[Any]) -> list[Any] | None:
         return call.body(*arrays)
 
     results = jax.make_jaxpr(body)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays)).out_avals
-    specs = _specs(rows[0], mesh, arrays, results)
+    specs = _specs(rows[0], placement, arrays, results)
     if specs is None:
         return None
-    shardings = [jax.sharding.NamedSharding(mesh, spec) for spec in specs[len(arrays) :]]
+    shardings = [jax.sharding.NamedSharding(placement[0], spec) for spec in specs[len(arrays) :]]
     return [y.update(sharding=sharding) for y, sharding in zip(results, shardings, strict=True)]
 
 
-def _mapped(call: Call, results: Sequence[Any], *arrays: Array) -> list[Array]:
-    """Return the results of the kernel on the parts that types tell, or of the body."""
+def _mapped(call: Call, placement: Placement, results: Sequence[Any], *arrays: Array) -> list[Array]:
+    """Return the results of the kernel on parts that are known, or of the body."""
     import jax
 
     from tensorops.kernels._jax.primitive import primitive
 
-    types = [jax.typeof(a) for a in arrays]
-    mesh = _explicit_mesh(types)
-    specs = _specs(call.row_axes(*arrays), mesh, types, results)
+    specs = _specs(call.row_axes(*arrays), placement, arrays, results)
     if specs is None:
         return call.body(*arrays)
+    mesh = placement[0]
     inputs, outputs = tuple(specs[: len(arrays)]), specs[len(arrays) :]
+    if _typed_placement([jax.typeof(a) for a in arrays]):
+        shardings = [jax.sharding.NamedSharding(mesh, spec) for spec in inputs]
+        arrays = tuple(jax.sharding.reshard(a, sharding) for a, sharding in zip(arrays, shardings, strict=True))
 
     def kernel(*parts: Array) -> list[Array]:
-        return list(primitive().bind(*parts, call=call))
+        return list(primitive().bind(*parts, call=dataclasses.replace(call, placement=None)))
 
-    mapped = jax.shard_map(kernel, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
-    shardings = [jax.sharding.NamedSharding(mesh, spec) for spec in inputs]
-    return list(mapped(*(jax.sharding.reshard(a, sharding) for a, sharding in zip(arrays, shardings, strict=True))))
+    return list(jax.shard_map(kernel, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)(*arrays))
 
 
-def _specs(rows: RowAxes | None, mesh: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any] | None:
-    """Return how to split arrays and results of which the arrays' types say how they are, or ``None`` for the body."""
+def _specs(
+    rows: RowAxes | None, placement: Placement, arrays: Sequence[Any], results: Sequence[Any]
+) -> list[Any] | None:
+    """Return how to split arrays, and results of which nothing is known, or ``None`` for the body."""
     import jax
 
     if rows is None or any(0 in a.shape for a in arrays):
         return None
-    held = [[_names(part) for part in a.sharding.spec] for a in arrays]
+    mesh, specs = placement
+    held = [[*map(_names, spec), *[()] * (a.ndim - len(spec))] for a, spec in zip(arrays, specs, strict=True)]
     parts = [tuple(math.prod(mesh.shape[name] for name in names) for names in own) for own in held]
     correspondence = Correspondence.of(rows, [tuple(a.shape) for a in (*arrays, *results)])
     if correspondence.unsuitable(parts):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -59,6 +59,8 @@ class Call:
         Whose kernel was chosen.
     correspond
         Tells how axes correspond, if the operator does not declare it.
+    placement
+        How the arrays are spread over devices, if that is known.
     """
 
     operator: Operator[..., Any]
@@ -74,6 +76,7 @@ class Call:
     along: tuple[bool, ...] = ()
     provider: str = ""
     correspond: Callable[..., RowAxes] | None = None
+    placement: partitioning.Placement | None = None
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
@@ -148,12 +151,16 @@ def register(
                 return NotImplemented
             arguments = draw(arguments)
         metadata = _metadata(arguments)
-        found = known.get(metadata) or prepare(arguments)
+        remembered = known.get(metadata)
+        found = remembered or prepare(arguments)
         if isinstance(found, str):
             return NotImplemented
         compute = in_place(found)
-        if compute is None and metadata is not None and len(known) < _MOST_KNOWN:
-            known[metadata] = found
+        if compute is None and metadata is not None and remembered is None:
+            placement = partitioning.placement_of([arguments[name] for name in found.names])
+            found = replace(found, placement=placement)
+            if len(known) < _MOST_KNOWN:
+                known[metadata] = found
         results = (compute or _compiled(found))(*[arguments[name] for name in found.names])
         return tuple(results) if len(results) > 1 else results[0]
 
@@ -181,7 +188,7 @@ def refuse_device(name: str, x: Array, wanted: str) -> str | None:
         platform = jax.default_backend()
         return None if platform == wanted else f"{name} is traced, and the default platform is {platform}"
     devices = x.devices()
-    if len(devices) > 1 and not partitioning.can_divide(wanted):
+    if len(devices) > 1 and not (isinstance(x.sharding, jax.sharding.NamedSharding) or partitioning.can_divide(wanted)):
         return f"{name} is spread over {len(devices)} devices"
     device = next(iter(devices))  # one sharding has devices of one platform
     return None if device.platform == wanted else f"{name} is on {device.platform}"
