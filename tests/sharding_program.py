@@ -369,6 +369,8 @@ def divided_axes(mesh: Any) -> None:
     compiled = jax.jit(compute).lower(there).compile()
     assert sorted(_kernels(compiled)) == ["silu", "softmax"], _kernels(compiled)
     close(compiled(there), np.asarray(REFERENCES["silu"](REFERENCES["softmax"](x))))
+    with jax.set_mesh(mesh):
+        close(tp.softmax(there), np.asarray(REFERENCES["softmax"](x)))
 
 
 def transformations(mesh: Any) -> None:
@@ -435,9 +437,50 @@ def explicit_axes(mesh: Any) -> None:
     np.testing.assert_allclose(gradient, wanted, atol=1e-5)
 
 
+def manual_axes(mesh: Any) -> None:
+    """Where `jax.shard_map` leaves an axis of the mesh to XLA, XLA splits the body along it."""
+    import jax
+
+    spec, x = jax.sharding.PartitionSpec, _normal(16, 32)
+    mapped = jax.shard_map(tp.softmax, mesh=mesh, in_specs=spec("a"), out_specs=spec("a"), axis_names={"a"})
+    there = _spread(x, ("a", "b"), mesh)
+    compiled = jax.jit(mapped).lower(there).compile()
+    assert not _kernels(compiled), _kernels(compiled)
+    assert set(_COLLECTIVES.findall(compiled.as_text())) == {"all-reduce"}
+    close(compiled(there), np.asarray(REFERENCES["softmax"](x)))
+
+
+def for_tpus(mesh: Any) -> None:
+    """A program for TPUs has the Pallas kernel for a device's rows where types tell which these are."""
+    import jax
+
+    explicit = jax.make_mesh(
+        tuple(AXES.values()), tuple(AXES), axis_types=(jax.sharding.AxisType.Explicit,) * len(AXES)
+    )
+    for over, has_kernel in ((explicit, True), (mesh, False)):
+        x = _spread(_normal(64, 128), EVERY, over)
+        text = jax.jit(lambda x: tp.rms_norm(x)).trace(x).lower(lowering_platforms=("tpu",)).as_text()
+        assert ("@tpu_custom_call" in text) == has_kernel, text
+        assert "CustomSPMDPartitioning" not in text, text
+        assert not has_kernel or re.search(r"@tpu_custom_call\(.*\(tensor<8x128xf32>\) -> tensor<8x128xf32>", text), (
+            text
+        )
+
+
 CHECKS: dict[str, Callable[[Any], None]] = {
     f.__name__: f
-    for f in (shard_map, gradients, chain, divided_axes, transformations, explanations, generators, explicit_axes)
+    for f in (
+        shard_map,
+        gradients,
+        chain,
+        divided_axes,
+        transformations,
+        explanations,
+        generators,
+        explicit_axes,
+        manual_axes,
+        for_tpus,
+    )
 }
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """How a call is divided in a program that XLA splits over devices: the kernel runs on each device's part of the rows.
 
-XLA decides on shardings after a program is traced, so the program contains the body as well as a call that takes the
-arrays and the body's results. Once the shardings are known, the call becomes the kernel on the parts of the arrays,
-and XLA removes the body, which nothing uses. If an axis is split that the kernel needs whole, the call becomes the
-body's results: XLA has split the body, with a sum over devices where it reduces that axis.
+If arrays or their types tell how they are split, the call becomes a `jax.shard_map`, or the body if an axis is split
+that the kernel needs whole. Otherwise XLA decides after the program is traced, so the program contains the body as well
+as a call that takes the arrays and the body's results. Once the shardings are known, the call becomes the kernel on the
+parts of the arrays, and XLA removes the body, which nothing uses. If an axis is split that the kernel needs whole, the
+call becomes the body's results: XLA has split the body, with a sum over devices where it reduces that axis.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def lower(ctx: Any, *operands: Any, call: Call) -> Any:
     from jax.interpreters import mlir
 
     module = ctx.module_context
-    if placement := call.placement or _typed_placement(ctx.avals_in):
+    if placement := _of_context(call.placement) or _typed_placement(ctx.avals_in):
         mapped = functools.partial(_mapped, call, placement, ctx.avals_out)
         return mlir.lower_fun(mapped, multiple_results=True)(ctx, *operands)
     exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
@@ -107,7 +108,7 @@ def _partition(
     count = len(call.names)
     arrays = [*operands[:count], *results]
     held = [_places(a.sharding, a.ndim) for a in arrays]
-    if correspondence.unsuitable([tuple(max(place) + 1 for place in places) for places in held[:count]]):
+    if correspondence.unsuitable([tuple(max(place) + 1 for place in places) for places in held]):
         given = [a.sharding for a in arrays]
         return mesh, lambda *parts: list(parts[count:]), given[count:], (*given[:count], *given[count:])
 
@@ -195,11 +196,15 @@ class Correspondence(NamedTuple):
         ]
 
     def unsuitable(self, parts: Sequence[Shape]) -> tuple[int, int] | None:
-        """Return which axis of which array the kernel cannot have in so many parts, if there is one."""
+        """Return which axis the kernel cannot have in so many parts, if there is one, after the place of its array.
+
+        Results may be left out. Parts of unequal length would be filled with elements that no kernel expects.
+        """
         for i, (keys, counts) in enumerate(zip(self.keys, parts, strict=False)):
             for axis, (key, count) in enumerate(zip(keys, counts, strict=True)):
-                uneven = any(n % count for other, n in self._dimensions() if other == key)
-                if count > 1 and i not in self.vectors and (key is None or key in self.whole or uneven):
+                needed = i < self.arrays and i not in self.vectors and (key is None or key in self.whole)
+                uneven = key is not None and any(n % count for other, n in self._dimensions() if other == key)
+                if count > 1 and (needed or uneven):
                     return i, axis
         return None
 
@@ -234,6 +239,14 @@ def placement_of(arrays: Sequence[Array]) -> Placement | None:
     if len({sharding.mesh for sharding in spread}) > 1:
         return None
     return spread[0].mesh, tuple(getattr(a.sharding, "spec", ()) for a in arrays)
+
+
+def _of_context(placement: Placement | None) -> Placement | None:
+    """Return a placement unless `jax.set_mesh` has set another mesh, which `jax.shard_map` would not allow."""
+    import jax
+
+    context = jax.sharding.get_abstract_mesh()
+    return placement if placement and (context.empty or context == placement[0].abstract_mesh) else None
 
 
 def _typed_placement(types: Sequence[Any]) -> Placement | None:
@@ -328,7 +341,7 @@ def _names(part: Any) -> Split:
 def _places(sharding: Any, ndim: int) -> list[Split]:
     """Return which part of each axis every device holds."""
     found = sharding._to_xla_hlo_sharding(ndim)
-    if found.is_replicated():
+    if not found.is_tiled():
         return [(0,) * sharding.num_devices] * ndim
     order = np.argsort(np.asarray(found.tile_assignment_devices()))
     places = np.unravel_index(order, found.tile_assignment_dimensions())
