@@ -845,10 +845,10 @@ sharding = jax.sharding.NamedSharding(mesh, P("rows"))
 close(tp.rms_norm(x, w))
 assert has_kernel(lambda x, w: tp.rms_norm(x, w), x, w)
 
-# Without Shardy, XLA splits the body, and gathers nothing
+# Without Shardy, XLA splits the body in a traced program, and gathers nothing
 split = jax.device_put(x, sharding)
 jax.config.update("jax_use_shardy_partitioner", False)
-assert tp.rms_norm.explain(split, w).refused["jax_ffi"] == "x is spread over 2 devices"
+assert tp.rms_norm.explain(split, w).kernel == "jax_ffi"
 close(tp.rms_norm(split, w))
 compiled = jax.jit(lambda x, w: tp.rms_norm(x, w)).lower(split, w).compile()
 assert "tensorops.rms_norm" not in compiled.as_text() and "all-gather" not in compiled.as_text()

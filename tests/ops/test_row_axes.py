@@ -15,12 +15,12 @@ DIVIDED = [
 ]
 
 
-def in_two(array, own, axis):
-    """Return the two parts of an array along one of the declared axes; the whole twice, if it lacks it."""
-    if axis not in own or array.shape[own.index(axis)] == 1:  # or broadcasts along it
-        return array, array
-    length = array.shape[own.index(axis)]
-    return np.split(array, [length // 2], axis=own.index(axis))
+def in_two(array, own, axes):
+    """Return the two parts of an array along one of the declared axes that it has; the whole twice, if it has none."""
+    for place, axis in enumerate(own):
+        if axis in axes and array.shape[place] > 1:  # else it broadcasts along it
+            return np.split(array, [array.shape[place] // 2], axis=place)
+    return array, array
 
 
 @pytest.mark.parametrize(("operator", "case"), DIVIDED)
@@ -40,14 +40,17 @@ def test_parts_of_a_call(operator, case):
         for axis, length in zip(own, arguments[name].shape, strict=True)
         if length != 1
     }
-    for axis in every.keys() - set(rows.whole):
-        halves = {name: in_two(arguments[name], own, axis) for name, own in rows.arrays.items()}
+    groups = [group for group in rows.together if any(axis in every for axis in group)]
+    for axes in [*({axis} for axis in every.keys() - set(rows.whole)), *map(set, groups)]:
+        if len(axes) > 1 and any(every.get(axis, 2) % 2 for axis in axes):
+            continue  # they would not have equal parts
+        halves = {name: in_two(arguments[name], own, axes) for name, own in rows.arrays.items()}
         parts = []
         for i in range(2):
             result = operator(**arguments | {name: half[i] for name, half in halves.items()})
             parts.append(result if rows.results > 1 else (result,))
         assert len(parts[0]) == rows.results
-        where = rows.result.index(axis)
+        (where,) = (place for place, axis in enumerate(rows.result) if axis in axes)
         for j in range(rows.results):
             whole = expected[j] if rows.results > 1 else expected
             joined = np.concatenate([part[j] for part in parts], axis=where)

@@ -1,9 +1,10 @@
 """How a call is divided in a program that XLA splits over devices: the kernel runs on each device's part of the rows.
 
-XLA decides on shardings after a program is traced, so the program contains the body as well as a call that takes the
-arrays and the body's results. Once the shardings are known, the call becomes the kernel on the parts of the arrays,
-and XLA removes the body, which nothing uses. If an axis is split that the kernel needs whole, the call becomes the
-body's results: XLA has split the body, with a sum over devices where it reduces that axis.
+If arrays or their types tell how they are split, the call becomes a `jax.shard_map`, or the body if an axis is split
+that the kernel needs whole. Otherwise XLA decides after the program is traced, so the program contains the body as well
+as a call that takes the arrays and the body's results. Once the shardings are known, the call becomes the kernel on the
+parts of the arrays, and XLA removes the body, which nothing uses. If an axis is split that the kernel needs whole, the
+call becomes the body's results: XLA has split the body, with a sum over devices where it reduces that axis.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,15 +26,17 @@ if TYPE_CHECKING:
     from tensorops.kernels._jax.primitive import Call
 
 Shape: TypeAlias = tuple[int, ...]
-Places: TypeAlias = np.ndarray[Any, Any]
-"""Which part of an axis each device holds, counted from 0."""
+Split: TypeAlias = tuple[Any, ...]
+"""How an axis is split: which part each device holds, counted from 0, or over which axes of a mesh."""
+Placement: TypeAlias = tuple[Any, tuple[Any, ...]]
+"""A mesh, and for each array a `PartitionSpec`."""
 
 
 def can_divide(platform: str) -> bool:
     """Return whether XLA can be told how to split a call.
 
-    Its compiler for TPUs asks nobody (https://github.com/jax-ml/jax/issues/38196), and GSPMD would need other rules
-    than Shardy.
+    Its compiler for TPUs asks nobody (https://github.com/jax-ml/jax/issues/38196): there, calls are split whose arrays
+    or types say how. GSPMD would need other rules than Shardy.
     """
     import jax
 
@@ -65,10 +69,15 @@ def lower(ctx: Any, *operands: Any, call: Call) -> Any:
     """Return the results of a call in a program for several devices, or ``None`` for the body."""
     from jax.interpreters import mlir
 
+    if call.statistics:  # for kernels of derivatives, which have no rule here
+        return None
     module = ctx.module_context
+    if placement := _of_context(call.placement) or _typed_placement(ctx.avals_in):
+        mapped = functools.partial(_mapped, call, placement, ctx.avals_out)
+        return mlir.lower_fun(mapped, multiple_results=True)(ctx, *operands)
     exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
     is_for_some = hasattr(module.axis_context, "num_devices") and can_divide(module.platforms[0])
-    if exported or call.statistics or not is_for_some:
+    if exported or not is_for_some:
         return None
     # JAX does not say which devices it lowers for, and may use the program for several sets of them. Shardings that
     # count devices are enough.
@@ -102,14 +111,12 @@ def _partition(
     count = len(call.names)
     arrays = [*operands[:count], *results]
     held = [_places(a.sharding, a.ndim) for a in arrays]
-    if correspondence.unsuitable([tuple(int(p.max()) + 1 for p in places) for places in held[:count]]):
+    if correspondence.unsuitable([tuple(max(place) + 1 for place in places) for places in held]):
         given = [a.sharding for a in arrays]
         return mesh, lambda *parts: list(parts[count:]), given[count:], (*given[:count], *given[count:])
 
-    wanted = correspondence.parts(held)
-    shardings = [
-        _sharding(a.sharding, places) for a, places in zip(arrays, correspondence.places(wanted, held), strict=True)
-    ]
+    devices = operands[0].sharding.num_devices
+    shardings = [_sharding(places, devices) for places in correspondence.split(held, _is_tiling, (0,) * devices)]
     unused = [a.sharding for a in operands[count:]]
 
     def kernel(*parts: Array) -> list[Array]:
@@ -192,41 +199,156 @@ class Correspondence(NamedTuple):
         ]
 
     def unsuitable(self, parts: Sequence[Shape]) -> tuple[int, int] | None:
-        """Return which axis of which array the kernel cannot have in so many parts, if there is one."""
+        """Return which axis the kernel cannot have in so many parts, if there is one, after the place of its array.
+
+        Results may be left out. Parts of unequal length would be filled with elements that no kernel expects.
+        """
         for i, (keys, counts) in enumerate(zip(self.keys, parts, strict=False)):
             for axis, (key, count) in enumerate(zip(keys, counts, strict=True)):
-                uneven = any(n % count for other, n in self._dimensions() if other == key)
-                if count > 1 and i not in self.vectors and (key is None or key in self.whole or uneven):
+                needed = i < self.arrays and i not in self.vectors and (key is None or key in self.whole)
+                uneven = key is not None and any(n % count for other, n in self._dimensions() if other == key)
+                if count > 1 and (needed or uneven):
                     return i, axis
         return None
 
-    def parts(self, held: Sequence[Sequence[Places]]) -> dict[int, Places]:
-        """Return how what can be divided is divided: as in the results, then as in the first array that is."""
-        found: dict[int, Places] = {}
-        for i in (*range(self.arrays, len(held)), *range(self.arrays)):
-            for key, place in zip(self.keys[i], held[i], strict=True):
-                if key is None or key in self.whole or key in found or i in self.vectors or not place.any():
-                    continue
-                if all(map(_is_tiling, self.places({**found, key: place}, held))):
-                    found[key] = place
-        return found
+    def split(self, held: Sequence[Sequence[Split]], fits: Callable[[Sequence[Split]], bool], no: Split) -> list[Any]:
+        """Return how to split the axes of each array and result, `no` if not at all.
 
-    def places(self, wanted: dict[int, Places], held: Sequence[Sequence[Places]]) -> list[list[Places]]:
-        """Return where the parts of each array are."""
-        everywhere = np.zeros_like(next(place for places in held for place in places))
-        return [[everywhere if key is None else wanted.get(key, everywhere) for key in keys] for keys in self.keys]
+        Axes are split as in the results, then as in the first array in which they are, if this fits all arrays.
+        """
+        found: dict[int | None, Split] = {}
+
+        def of_arrays(found: dict[int | None, Split]) -> list[list[Split]]:
+            return [[found.get(key, no) for key in keys] for keys in self.keys]
+
+        for i in (*range(self.arrays, len(held)), *range(self.arrays)):
+            for key, split in zip(self.keys[i], held[i], strict=True):
+                fixed = key is None or key in self.whole or key in found or i in self.vectors
+                if not fixed and any(split) and all(map(fits, of_arrays({**found, key: split}))):
+                    found[key] = split
+        return of_arrays(found)
+
+
+# ------------------------------------------------------------------------------------ shardings that are known before
+
+
+def placement_of(arrays: Sequence[Array]) -> Placement | None:
+    """Return how arrays that are not traced are split, if they are over one mesh."""
+    import jax
+
+    spread = [a.sharding for a in arrays if len(a.devices()) > 1]
+    if not spread or not all(isinstance(sharding, jax.sharding.NamedSharding) for sharding in spread):
+        return None
+    if len({sharding.mesh for sharding in spread}) > 1:
+        return None
+    return spread[0].mesh, tuple(getattr(a.sharding, "spec", ()) for a in arrays)
+
+
+def _of_context(placement: Placement | None) -> Placement | None:
+    """Return a placement unless `jax.set_mesh` has set another mesh, which `jax.shard_map` would not allow."""
+    import jax
+
+    context = jax.sharding.get_abstract_mesh()
+    return placement if placement and (context.empty or context == placement[0].abstract_mesh) else None
+
+
+def _typed_placement(types: Sequence[Any]) -> Placement | None:
+    """Return how types say that arrays are split, if they say it of all axes of one mesh."""
+    import jax
+
+    meshes = {a.sharding.mesh for a in types if not a.sharding.mesh.empty}
+    explicit = getattr(getattr(jax.sharding, "AxisType", None), "Explicit", None)
+    mesh = meshes.pop() if len(meshes) == 1 else None
+    if mesh is None or not all(kind == explicit for kind in mesh.axis_types):
+        return None
+    return mesh, tuple(a.sharding.spec for a in types)
+
+
+def typed_results(call: Call, arrays: Sequence[Any]) -> list[Any] | None:
+    """Return the types of results that are split as types of arrays say, or ``None`` if the body tells them."""
+    import jax
+
+    placement = _typed_placement(arrays)
+    if placement is None:
+        return None
+    rows: list[RowAxes | None] = []
+
+    def body(*arrays: Array) -> list[Array]:
+        rows.append(call.row_axes(*arrays))
+        return call.body(*arrays)
+
+    results = jax.make_jaxpr(body)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays)).out_avals
+    specs = _specs(rows[0], placement, arrays, results)
+    if specs is None:
+        return None
+    shardings = [jax.sharding.NamedSharding(placement[0], spec) for spec in specs[len(arrays) :]]
+    return [y.update(sharding=sharding) for y, sharding in zip(results, shardings, strict=True)]
+
+
+def _mapped(call: Call, placement: Placement, results: Sequence[Any], *arrays: Array) -> list[Array]:
+    """Return the results of the kernel on parts that are known, or of the body."""
+    import jax
+
+    from tensorops.kernels._jax.primitive import primitive
+
+    specs = _specs(call.row_axes(*arrays), placement, arrays, results)
+    if specs is None:
+        return call.body(*arrays)
+    mesh = placement[0]
+    inputs, outputs = tuple(specs[: len(arrays)]), specs[len(arrays) :]
+    if _typed_placement([jax.typeof(a) for a in arrays]):
+        shardings = [jax.sharding.NamedSharding(mesh, spec) for spec in inputs]
+        arrays = tuple(jax.sharding.reshard(a, sharding) for a, sharding in zip(arrays, shardings, strict=True))
+
+    def kernel(*parts: Array) -> list[Array]:
+        return list(primitive().bind(*parts, call=dataclasses.replace(call, placement=None)))
+
+    return list(jax.shard_map(kernel, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)(*arrays))
+
+
+def _specs(
+    rows: RowAxes | None, placement: Placement, arrays: Sequence[Any], results: Sequence[Any]
+) -> list[Any] | None:
+    """Return how to split arrays, and results of which nothing is known, or ``None`` for the body."""
+    import jax
+
+    if rows is None or any(0 in a.shape for a in arrays):
+        return None
+    mesh, specs = placement
+    held = [[*map(_names, spec), *[()] * (a.ndim - len(spec))] for a, spec in zip(arrays, specs, strict=True)]
+    parts = [tuple(math.prod(mesh.shape[name] for name in names) for names in own) for own in held]
+    correspondence = Correspondence.of(rows, [tuple(a.shape) for a in (*arrays, *results)])
+    if correspondence.unsuitable(parts):
+        return None
+    held += [[()] * y.ndim for y in results]
+    return [
+        jax.sharding.PartitionSpec(*(names or None for names in own))
+        for own in correspondence.split(held, _are_distinct, ())
+    ]
+
+
+def _are_distinct(own: Sequence[Split]) -> bool:
+    """Return whether each axis of a mesh splits one axis of an array."""
+    names = [name for part in own for name in part]
+    return len(set(names)) == len(names)
+
+
+def _names(part: Any) -> Split:
+    """Return the axes of a mesh that one entry of a `PartitionSpec` names."""
+    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
 
 
 # --------------------------------------------------------------------------------------------------- XLA's shardings
 
 
-def _places(sharding: Any, ndim: int) -> list[Places]:
-    """Return where the parts of each axis are."""
+def _places(sharding: Any, ndim: int) -> list[Split]:
+    """Return which part of each axis every device holds."""
     found = sharding._to_xla_hlo_sharding(ndim)
-    if found.is_replicated():
-        return [np.zeros(sharding.num_devices, np.int64)] * ndim
+    if not found.is_tiled():
+        return [(0,) * sharding.num_devices] * ndim
     order = np.argsort(np.asarray(found.tile_assignment_devices()))
-    return list(np.unravel_index(order, found.tile_assignment_dimensions())[:ndim])
+    places = np.unravel_index(order, found.tile_assignment_dimensions())
+    return [tuple(place.tolist()) for place in places[:ndim]]
 
 
 def _any_devices(count: int) -> tuple[Any, ...]:
@@ -236,23 +358,23 @@ def _any_devices(count: int) -> tuple[Any, ...]:
     return (jax.local_devices()[0],) * count
 
 
-def _is_tiling(places: Sequence[Places]) -> bool:
+def _is_tiling(places: Sequence[Split]) -> bool:
     """Return whether equally many devices hold each combination of parts."""
-    counts = [int(p.max()) + 1 for p in places]
-    devices = np.bincount(np.ravel_multi_index(list(places), counts), minlength=math.prod(counts)) if places else [1]
-    return len(set(devices)) == 1
+    combinations = Counter(zip(*places, strict=True))
+    complete = len(combinations) == math.prod(max(place) + 1 for place in places)
+    return not places or (complete and len(set(combinations.values())) == 1)
 
 
-def _sharding(like: Any, places: Sequence[Places]) -> Any:
-    """Return the sharding with the parts of each axis at these places, over as many devices as another sharding."""
+def _sharding(places: Sequence[Split], devices: int) -> Any:
+    """Return the sharding over so many devices with the parts of each axis at these places."""
     from jax.extend import sharding
 
     wanted = sharding.get_op_sharding_from_serialized_proto(b"")
-    counts = [int(p.max()) + 1 for p in places]
+    counts = [max(place) + 1 for place in places]
     if any(count > 1 for count in counts):
-        same = like.num_devices // math.prod(counts)
+        same = devices // math.prod(counts)
         wanted.type = type(wanted).Type.OTHER
         wanted.tile_assignment_dimensions = [*counts, same] if same > 1 else counts
         wanted.tile_assignment_devices = np.lexsort(places[::-1]).tolist()
         wanted.replicate_on_last_tile_dim = same > 1
-    return sharding.GSPMDSharding(_any_devices(like.num_devices), wanted)
+    return sharding.GSPMDSharding(_any_devices(devices), wanted)

@@ -94,6 +94,8 @@ class Call:
         Tells how axes correspond, if the operator does not declare it.
     tuned
         Values that override what the kernel chooses; see `tensorops.tune`.
+    placement
+        How the arrays are spread over devices, if that is known.
     """
 
     operator: Operator[..., Any]
@@ -112,6 +114,7 @@ class Call:
     statistics: tuple[Callable[..., Array], ...] = ()
     correspond: Callable[..., RowAxes] | None = None
     tuned: tuple[tuple[str, int], ...] = ()
+    placement: partitioning.Placement | None = None
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
@@ -223,13 +226,17 @@ def register(
                 return NotImplemented
             arguments = draw(arguments)
         metadata = _metadata(arguments)
-        found = known.get(metadata) or prepare(arguments)
+        remembered = known.get(metadata)
+        found = remembered or prepare(arguments)
         if isinstance(found, str):
             return NotImplemented
         call = replace(found, tuned=tuned) if tuned else found
         compute = in_place(call)
-        if compute is None and metadata is not None and len(known) < _MOST_KNOWN:
-            known[metadata] = found
+        if compute is None and metadata is not None and remembered is None:
+            found = replace(found, placement=partitioning.placement_of([arguments[name] for name in found.names]))
+            call = replace(found, tuned=tuned) if tuned else found
+            if len(known) < _MOST_KNOWN:
+                known[metadata] = found
         results = (compute or _compiled(call))(*[arguments[name] for name in found.names])
         return tuple(results) if len(results) > 1 else results[0]
 
@@ -262,7 +269,7 @@ def refuse_device(name: str, x: Array, wanted: str) -> str | None:
     if target == wanted:  # beside traced arrays, others are constants of the program
         return None
     devices = x.devices()
-    if len(devices) > 1 and not partitioning.can_divide(wanted):
+    if len(devices) > 1 and not (isinstance(x.sharding, jax.sharding.NamedSharding) or partitioning.can_divide(wanted)):
         return f"{name} is spread over {len(devices)} devices"
     device = next(iter(devices))  # one sharding has devices of one platform
     return None if device.platform == wanted else f"{name} is on {device.platform}"
@@ -298,7 +305,7 @@ def primitive() -> Any:
     shared = Primitive("tensorops")
     shared.multiple_results = True
     shared.def_impl(_run_body)  # outside of a program, as under jax.disable_jit()
-    shared.def_abstract_eval(functools.partial(_abstract, _run_body))
+    shared.def_abstract_eval(_abstract_results)
     ad.primitive_jvps[shared] = _derivative
     batching.primitive_batchers[shared] = _map
     mlir.register_lowering(shared, mlir.lower_fun(_run_body, multiple_results=True))
@@ -322,6 +329,11 @@ def _abstract(compute: Callable[..., Any], *arrays: Any, **parameters: Any) -> A
     import jax
 
     return jax.make_jaxpr(functools.partial(compute, **parameters))(*arrays).out_avals
+
+
+def _abstract_results(*arrays: Any, call: Call) -> Any:
+    typed = None if call.statistics else partitioning.typed_results(call, arrays)
+    return typed or _abstract(_run_body, *arrays, call=call)
 
 
 def _lower(rule: Rule, ctx: Any, *operands: Any, body: Callable[..., Any] = _run_body, **parameters: Any) -> Any:

@@ -2,7 +2,7 @@
 
 A call is a barrier: XLA fuses an operator's body with the operations before and after it, but cannot fuse a kernel.
 Alone, kernels are faster; if you want fusion, use ``set_backend("jax", providers=["generic"])``. The bodies are used
-for programs for other platforms, exported programs, programs that XLA itself splits over devices, and derivatives.
+for programs for other platforms, exported programs, axes that XLA splits and kernels need whole, and derivatives.
 """
 
 from __future__ import annotations
