@@ -525,6 +525,11 @@ def _chosen(xp: Namespace, x: Array, targets: Array) -> Array:
     *rows, classes = x.shape
     within = (targets >= 0) & (targets < classes)  # libraries may read memory beyond the row
     nan = xp.full_like(x[..., 0], float("nan"))
+    if hasattr(xp, "take_along_axis"):  # XLA copies what it takes from if that is made flat, and in derivatives, too
+        index = xp.__array_namespace_info__().default_dtypes(device=creation_device(x))["indexing"]
+        places = xp.astype(xp.where(within, targets, xp.zeros_like(targets)), index, copy=False)
+        chosen = xp.squeeze(xp.take_along_axis(x, xp.expand_dims(places, axis=-1), axis=-1), axis=-1)
+        return xp.where(within, chosen, nan)
     if not prod(x.shape) < 2**31:  # too many for indices of some libraries, or unknown to Dask
         numbers = xp.arange(classes, dtype=targets.dtype, device=creation_device(x))
         is_target = xp.expand_dims(targets, axis=-1) == numbers
