@@ -222,7 +222,7 @@ def _losses_of_logits(
     """Return what `_losses` does, computed in a dtype that `weight` and `own` have."""
     wide = xp.astype(logits, dtype, copy=False)
     targets = xp.astype(targets, dtype, copy=False) if is_floating(targets) else targets
-    return _losses(xp, wide, targets, weight, own, label_smoothing, squares)
+    return _losses(xp, wide, targets, weight, own, label_smoothing, squares, logits)
 
 
 _BLOCK_BYTES = 64 * 1024 * 1024
@@ -453,8 +453,11 @@ def _losses(
     own: Array | None,
     label_smoothing: float,
     squares: Any,
+    source: Array | None = None,
 ) -> Array:
     """Return the loss of each row of `x`, in `UNIT`.
+
+    `source` has the elements of `x` in a narrower dtype, if that is at hand: XLA does not widen all to take a few.
 
     `targets` are class numbers or, in the dtype of `x`, probabilities; `own` are the weights of those class numbers;
     `squares` is the coefficient of the squared logarithm of the sum.
@@ -479,7 +482,7 @@ def _losses(
         elif label_smoothing:
             everywhere = mean_along(xp, weight, (0,))
             even = sum_along(xp, _product(xp, weight / classes, _distances(x, largest)), last)
-        below = most - UNIT * _chosen(xp, x, targets)
+        below = most - UNIT * xp.astype(_chosen(xp, x if source is None else source, targets), x.dtype, copy=False)
         counted, below = blended(xp, below, own, label_smoothing, everywhere, even)
     x = x - largest
     log_total = xp.log(sum_along(xp, xp.exp(x), last))
