@@ -227,7 +227,7 @@ def _losses_of_logits(
     """Return what `_losses` does, computed in a dtype that `weight` and `own` have."""
     wide = xp.astype(logits, dtype, copy=False)
     targets = xp.astype(targets, dtype, copy=False) if is_floating(targets) else targets
-    return _losses(xp, wide, targets, weight, own, label_smoothing, squares)
+    return _losses(xp, wide, targets, weight, own, label_smoothing, squares, logits)
 
 
 _BLOCK_BYTES = 64 * 1024 * 1024
@@ -458,8 +458,11 @@ def _losses(
     own: Array | None,
     label_smoothing: float,
     squares: Any,
+    source: Array | None = None,
 ) -> Array:
     """Return the loss of each row of `x`, in `UNIT`.
+
+    `source` has the elements of `x` in a narrower dtype, if that is at hand: XLA does not widen all to take a few.
 
     `targets` are class numbers or, in the dtype of `x`, probabilities; `own` are the weights of those class numbers;
     `squares` is the coefficient of the squared logarithm of the sum.
@@ -484,7 +487,7 @@ def _losses(
         elif label_smoothing:
             everywhere = mean_along(xp, weight, (0,))
             even = sum_along(xp, _product(xp, weight / classes, _distances(x, largest)), last)
-        below = most - UNIT * _chosen(xp, x, targets)
+        below = most - UNIT * xp.astype(_chosen(xp, x if source is None else source, targets), x.dtype, copy=False)
         counted, below = blended(xp, below, own, label_smoothing, everywhere, even)
     x = x - largest
     log_total = xp.log(sum_along(xp, xp.exp(x), last))
@@ -530,6 +533,11 @@ def _chosen(xp: Namespace, x: Array, targets: Array) -> Array:
     *rows, classes = x.shape
     within = (targets >= 0) & (targets < classes)  # libraries may read memory beyond the row
     nan = xp.full_like(x[..., 0], float("nan"))
+    if hasattr(xp, "take_along_axis"):  # XLA copies what it takes from if that is made flat, and in derivatives, too
+        index = xp.__array_namespace_info__().default_dtypes(device=creation_device(x))["indexing"]
+        places = xp.astype(xp.where(within, targets, xp.zeros_like(targets)), index, copy=False)
+        chosen = xp.squeeze(xp.take_along_axis(x, xp.expand_dims(places, axis=-1), axis=-1), axis=-1)
+        return xp.where(within, chosen, nan)
     if not prod(x.shape) < 2**31:  # too many for indices of some libraries, or unknown to Dask
         numbers = xp.arange(classes, dtype=targets.dtype, device=creation_device(x))
         is_target = xp.expand_dims(targets, axis=-1) == numbers
