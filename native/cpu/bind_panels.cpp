@@ -79,6 +79,17 @@ std::tuple<nb::object, nb::object, nb::object> unpack_panels(const WeightPanels&
     return {weight, scales, biases};
 }
 
+nb::object memory_of(nb::handle panels) {
+    const auto& held = nb::cast<const WeightPanels&>(panels);
+    const npy_intp shape[] = {static_cast<npy_intp>(held.bytes())};
+    nb::object bytes = nb::steal(PyArray_New(&PyArray_Type, 1, shape, NPY_UINT8, nullptr,
+                                             const_cast<char*>(held.data()), 0, NPY_ARRAY_C_CONTIGUOUS, nullptr));
+    if (!bytes.is_valid()) throw nb::python_error();
+    if (PyArray_SetBaseObject(as_array(bytes), nb::object(nb::borrow(panels)).release().ptr()) != 0)
+        throw nb::python_error();
+    return bytes;
+}
+
 Reason refuse_panel_linear(nb::handle x, const WeightPanels& panels) {
     if (Reason reason = refuse_factor(x); !reason.empty()) return reason;
     if (PyArray_SIZE(as_array(x)) == 0) return "x is empty";
@@ -104,6 +115,9 @@ void bind_panels(nb::module_& m) {
         .def_prop_ro("bits", [](const WeightPanels& p) { return p.format().bits; })
         .def_prop_ro("group_size", [](const WeightPanels& p) { return p.format().group_size; })
         .def_prop_ro("nbytes", &WeightPanels::bytes)
+        .def_prop_ro("scale_dtype", [](const WeightPanels& p) { return static_cast<int>(p.format().scale_dtype); })
+        .def_prop_ro("biased", [](const WeightPanels& p) { return p.format().has_biases; })
+        .def_prop_ro("memory", &memory_of, "The bytes of the panels, which it keeps.")
         .def("unpack", &unpack_panels, "The weight, scales and biases that it was made of, as new arrays.");
     m.def("pack_panels", &pack_panels, "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(),
           "bits"_a.none() = 4, "group_size"_a.none() = 32);

@@ -42,10 +42,35 @@ Wrong quantized_linear(const Call& call) {
     return nullptr;
 }
 
+// Weights in panels, as bytes; what they are is said by the options. Plans only.
+Wrong panel_linear(const Call& call) {
+    if (call.arguments() != 2 || call.frame.results.count != 1) return "another number of arrays";
+    const Buffer &x = call.argument(0), &panels = call.argument(1), &y = call.result();
+    if (Wrong wrong = check_arrays(call, 1)) return wrong;
+    const auto number = [&call](const char* name) { return static_cast<std::int64_t>(call.number(name, 0)); };
+    PanelFormat format{};
+    format.outputs = number("outputs");
+    format.inputs = length(x);
+    format.group_size = number("group_size");
+    format.bits = static_cast<int>(number("bits"));
+    format.has_biases = number("biased") != 0;
+    format.scale_dtype = static_cast<Dtype>(number("scale_dtype"));
+    if (elements(x) == 0 || dtype_of(x) == Dtype::float64) return "an array without a kernel";
+    if (Wrong wrong = check_format(format.bits, format.group_size, format.has_biases, format.inputs)) return wrong;
+    if (panels.dtype != kUint8 || panels.rank != 1 || panels.dims[0] != format.panels() * format.panel_bytes())
+        return "panels of another format";
+    if (y.dtype != x.dtype || elements(y) != elements(x) / length(x) * format.outputs)
+        return "a result of another shape or dtype";
+    const Team team(call);
+    target().panel_linear({rows_of(x), data(panels), format, data(y), dtype_of(x)});
+    return nullptr;
+}
+
 }  // namespace
 
 Handlers quantization_handlers() {
     return {
+        {"panel_linear", handle<panel_linear>},
         {"quantized_linear", handle<quantized_linear>},
     };
 }

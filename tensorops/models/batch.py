@@ -255,7 +255,8 @@ def _decode(
 def _compiled(step: Callable[..., Any], args: tuple[Any, ...], backend: str) -> Callable[..., Any]:
     """Return a step that runs without Python, where that is possible."""
     try:
-        kernel = tp.PersistentKernel(step, args, backend=backend, donate=[len(args) - 2, len(args) - 1])
+        donate = [len(args) - 2, len(args) - 1]
+        kernel = tp.PersistentKernel(step, args, backend=backend, donate=donate, repack=True)
         kernel.compile()
     except ValueError:  # the backend cannot, or a body computes an operator
         return step

@@ -70,7 +70,13 @@ class NativeEngine:
     """Steps on NumPy arrays: a plan that a team of threads runs without the interpreter."""
 
     def __init__(
-        self, step: Step, args: tuple[Any, ...], donate: frozenset[int], backend: Backend, workers: int | None
+        self,
+        step: Step,
+        args: tuple[Any, ...],
+        donate: frozenset[int],
+        backend: Backend,
+        workers: int | None,
+        repack: bool,
     ) -> None:
         from tensorops.libraries._known import learn_types
         from tensorops.persistent import _recorded
@@ -90,7 +96,7 @@ class NativeEngine:
         if len({id(x) for x in given}) < len(given):
             raise CaptureError("an array is among the arguments twice; later runs might have two")
         self._donated = [owner in donate for owner in owners]
-        recorder = Recorder(outer, frozenset(donate))
+        recorder = Recorder(outer, frozenset(donate), repack)
         recorded = {}
         self._kept: list[np.ndarray[Any, Any]] = []
         for x, owner, donated in zip(given, owners, self._donated, strict=True):
@@ -182,7 +188,13 @@ class JaxEngine:
     """Steps on JAX arrays: `jax.jit`, which writes results into donated arguments."""
 
     def __init__(
-        self, step: Step, args: tuple[Any, ...], donate: frozenset[int], backend: Backend, workers: int | None
+        self,
+        step: Step,
+        args: tuple[Any, ...],
+        donate: frozenset[int],
+        backend: Backend,
+        workers: int | None,
+        repack: bool,
     ) -> None:
         import jax
 
@@ -244,7 +256,13 @@ class MlxEngine:
     """Steps on MLX arrays: `mlx.core.compile`."""
 
     def __init__(
-        self, step: Step, args: tuple[Any, ...], donate: frozenset[int], backend: Backend, workers: int | None
+        self,
+        step: Step,
+        args: tuple[Any, ...],
+        donate: frozenset[int],
+        backend: Backend,
+        workers: int | None,
+        repack: bool,
     ) -> None:
         import mlx.core as mx
 

@@ -7,6 +7,7 @@ if neither, of a constant. When the step has ended, results whose lives do not o
 from __future__ import annotations
 
 import bisect
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import numpy as np
 
 from tensorops._operator import OPERATORS, Operator
 from tensorops.backends.settings import Settings
-from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu import _native, panels
 from tensorops.kernels.cpu.handlers import HANDLERS, Handler
 from tensorops.persistent._captured import CapturedCall, CaptureError, Statistics, words_of
 from tensorops.persistent._recorded import Recorded
@@ -25,6 +26,7 @@ _LINE = 64
 _ARITHMETIC = ("float32", "float64", "int32", "int64")
 _NUMPY = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
 _FOREVER = 2**62
+_LEAST_PACKED, _MOST_PACKED = 4, 64  # the rows of x for which panels were measured to be faster
 
 
 @dataclass(eq=False)
@@ -97,15 +99,19 @@ class Recorder:
         Those in force around the step.
     written
         The arguments that it may write.
+    repacks
+        Whether constant weights may be read in another order, from a copy.
     """
 
     settings: Settings
     written: frozenset[int]
+    repacks: bool = False
     calls: list[_Call] = field(default_factory=list)
     _blocks: list[_Memory] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _current: str = ""
     _tried: set[Any] = field(default_factory=set)
+    panels: dict[Any, Any] = field(default_factory=dict)
 
     # --------------------------------------------------------------------- memory
 
@@ -344,6 +350,8 @@ class Recorder:
         name = operator.__name__
         if isinstance(arguments.get("rng"), np.random.Generator):
             raise CaptureError(f"{name}: numbers of a generator would stay the same; pass an array of them as `rng`")
+        if self.repacks and name == "quantized_linear" and (packed := self._packed(arguments)) is not None:
+            return packed
         order, whole = _order(operator, handler, arguments)
         given = arguments if handler.mixed else self._widened(arguments, order)
         places = [self.place(given[each]) for each in order]
@@ -361,6 +369,30 @@ class Recorder:
         left = iter(made)
         recorded = tuple(None if y is None else Recorded(next(left), self) for y in several)
         return recorded if isinstance(result, tuple) else recorded[0]
+
+    def _packed(self, arguments: dict[str, Any]) -> Recorded | None:
+        """Record a product with constant weights in panels, or return ``None`` if these are not faster here."""
+        x, weights = arguments["x"], {name: arguments[name] for name in ("weight", "scales", "biases")}
+        rows = math.prod(x.shape[:-1])
+        if not _LEAST_PACKED <= rows <= _MOST_PACKED or any(isinstance(w, Recorded) for w in weights.values()):
+            return None
+        key = tuple(None if w is None else w.__array_interface__["data"][0] for w in weights.values())
+        if key not in self.panels:
+            found = panels.pack(**weights, bits=arguments["bits"], group_size=arguments["group_size"])
+            self.panels[key] = None if isinstance(found, str) else found.panels
+        packed = self.panels[key]
+        if packed is None:
+            return None
+        value = _native.panel_linear(x.value if x.value.flags.c_contiguous else np.ascontiguousarray(x.value), packed)
+        if value is NotImplemented:
+            return None
+        places = [self.place(x), self.place(packed.memory)]
+        made = self._own(value)
+        facts = ("bits", "group_size", "biased", "scale_dtype")
+        options = (("outputs", float(packed.shape[0])), *((name, float(getattr(packed, name))) for name in facts))
+        self._add("quantized_linear", "panel_linear", places, [self.place(Recorded(made, self))], options)
+        _try(self.calls[-1])
+        return Recorded(made, self)
 
     def _widened(self, arguments: dict[str, Any], order: list[str]) -> dict[str, Any]:
         """Return the arguments with parameters in a dtype that the handler takes."""

@@ -14,7 +14,7 @@ from tensorops._trees import map_arrays
 from tensorops.kernels.cpu.handlers import HANDLERS
 from tensorops.testing import CASES, REFERENCES, assert_matches
 
-support.require_native()
+NATIVE = support.require_native()
 
 from tensorops.persistent import CaptureError, PersistentKernel  # noqa: E402
 from tensorops.persistent._recorder import _arrange, _Memory  # noqa: E402
@@ -153,6 +153,22 @@ def test_conversions_to_half_types_round_to_even(dtype):
     nan = np.isnan(expected.astype(np.float32))
     np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), nan)
     np.testing.assert_array_equal(found[~nan].view(np.uint16), expected[~nan].view(np.uint16))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 9, 65])
+@pytest.mark.parametrize(("bits", "mode"), [(4, "affine"), (8, "affine"), (8, "symmetric")])
+def test_weights_in_another_order(bits, mode, rows):
+    weight, scales, biases = REFERENCES["quantize"](f32(40, 128), bits=bits, group_size=32, mode=mode)
+    packed = [weight, *(None if a is None else a.astype(np.float32) for a in (scales, biases))]
+    options = {"bits": bits, "group_size": 32}
+    kernel = compiled(lambda x: tp.quantized_linear(tp.silu(x), *packed, **options), f32(rows, 128), repack=True)
+    (*_, call) = kernel.explain().calls
+    helps = NATIVE.pack_panels_supports(*packed, **options) is None and 4 <= rows <= 64
+    assert (call.operator, call.kernel) == ("quantized_linear", "panel_linear" if helps else "quantized_linear")
+    x = f32(rows, 128, seed=1)
+    silu = REFERENCES["silu"](x).astype(np.float32)
+    poison(kernel)
+    assert_matches(kernel(x), REFERENCES["quantized_linear"](silu, *packed, **options), "float32", tolerance=256)
 
 
 def test_composed_operators_are_recorded_step_by_step():
