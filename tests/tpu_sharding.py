@@ -86,10 +86,9 @@ def _rows() -> Iterator[Row]:
         name = "scaled_dot_product_attention"
         arrays = {of: (shape, half, spec) for of, shape in shapes.items()}
         yield Row(name, label, arrays, name in PLANNERS, spec, options=(("is_causal", True),))
-    # The body looks a logit up for each row, by numbers that every device has.
     logits, targets = ((4096, 32000), half, ROWS), ((4096,), jnp.int32, ROWS)
-    found, none = frozenset({"all-gather", "all-reduce"}), (("reduction", "none"),)
-    yield Row("cross_entropy", "rows", {"logits": logits, "targets": targets}, True, ROWS, found, none)
+    none = (("reduction", "none"),)
+    yield Row("cross_entropy", "rows", {"logits": logits, "targets": targets}, True, ROWS, options=none)
     for label, of_x, of_weight in (("rows", ROWS, EVERY), ("outputs", EVERY, ROWS)):
         parts = {"weight": ((14336, 2048), jnp.uint8), "scales": ((14336, 128), half), "biases": ((14336, 128), half)}
         arrays = {"x": ((512, 4096), half, of_x), **{of: (*part, of_weight) for of, part in parts.items()}}

@@ -212,52 +212,13 @@ Wrong multiply(const Call& call) {
     return arithmetic(call, [](auto a, auto b) { return a * b; });
 }
 
-// Rows of quantized weights
-Wrong dequantize(const Call& call) {
-    if (call.arguments() < 2 || call.arguments() > 3 || call.frame.results.count != 1)
-        return "another number of arrays";
-    const Buffer &weight = call.argument(0), &scales = call.argument(1), &y = call.result();
-    const auto bits = static_cast<int>(call.number("bits", 0));
-    const auto group_size = static_cast<std::int64_t>(call.number("group_size", 0));
-    const bool biased = call.arguments() == 3;
-    if (weight.dtype != kUint8 || weight.rank != 2 || y.rank != 2) return "weights without a kernel";
-    if (elements(weight) == 0) return "an empty array";
-    if (dtype_of(scales) == Dtype::other || y.dtype != scales.dtype) return "scales without a kernel";
-    const std::int64_t rows = weight.dims[0], columns = y.dims[1];
-    if (Wrong wrong = check_format(bits, group_size, biased, columns)) return wrong;
-    if (y.dims[0] != rows || weight.dims[1] != columns * bits / 8) return "a result of another shape";
-    if (!is_matrix(scales, rows, columns / group_size)) return "scales that do not fit";
-    if (biased && !same(scales, call.argument(2))) return "biases that do not fit";
-    Dequantize op{};
-    op.weight = data(weight);
-    op.weight_stride = weight.dims[1];
-    op.scales = data(scales);
-    op.scale_stride = op.bias_stride = columns / group_size * itemsize(scales);
-    op.biases = biased ? data(call.argument(2)) : nullptr;
-    op.columns = columns;
-    op.group_size = group_size;
-    op.bits = bits;
-    op.dtype = dtype_of(scales);
-    over_threads(call, rows, 1, bytes_of(y), [&](std::int64_t begin, std::int64_t end) {
-        Dequantize part = op;
-        part.rows = end - begin;
-        part.weight += begin * op.weight_stride;
-        part.scales += begin * op.scale_stride;
-        if (biased) part.biases += begin * op.bias_stride;
-        part.w = data(y) + begin * columns * itemsize(y);
-        target().dequantize(part);
-    });
-    return nullptr;
-}
-
 }  // namespace
 
 Handlers moves_handlers() {
     return {
-        {"copy", handle<copy>},         {"take", handle<take>},
-        {"put", handle<put>},           {"convert", handle<convert>},
-        {"add", handle<add>},           {"subtract", handle<subtract>},
-        {"multiply", handle<multiply>}, {"dequantize", handle<dequantize>},
+        {"copy", handle<copy>},         {"take", handle<take>}, {"put", handle<put>},
+        {"convert", handle<convert>},   {"add", handle<add>},   {"subtract", handle<subtract>},
+        {"multiply", handle<multiply>},
     };
 }
 

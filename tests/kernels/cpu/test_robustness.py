@@ -128,6 +128,7 @@ TOO_LARGE = {
     "grouped_quantized_linear": lambda n: n.grouped_quantized_linear(
         wide(HALF, 2**61, 1), np.zeros(1, int), wide(BYTE, 1, 1, 1), *[wide(HALF, 1, 1, 1)] * 2, bits=8, group_size=1
     ),
+    "moe": lambda n: n.moe(*[wide(HALF, 2**61, 1)] * 2, wide(HALF, 1, 2, 1), wide(HALF, 1, 1, 1), top_k=1),
     "logsumexp": lambda n: n.logsumexp(wide(HALF, 2**61, 1), axis=-1),
     "quantize": lambda n: n.quantize(wide(HALF, 2**61, 1), bits=8, group_size=1),
     "quantized_linear": lambda n: n.quantized_linear(
