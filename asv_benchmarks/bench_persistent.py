@@ -2,17 +2,21 @@
 
     python -m asv_benchmarks.bench_persistent [MODEL.gguf]
 
-prints the same, timed in turns in one process, with the time that reading the weights takes, and many sequences in one
-step beside one after another. Without a file, ``$TENSOROPS_MODEL`` names one.
+prints the same, with the time that reading the weights takes, and many sequences in one step beside one after another.
+Each way has processes of its own, in turns: threads of one would be awake while the other computes. Without a file,
+``$TENSOROPS_MODEL`` names one.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +27,8 @@ from tensorops.benchmarks.model import read_bandwidth, weight_bytes
 
 POSITION = 64
 CAPACITY = 256
-ROUNDS = 7
-STEPS = 40  # at a time: threads of another way are awake for a moment
+ROUNDS = 3  # processes
+STEPS = 100
 BATCH = 8
 NEW_TOKENS = 64
 LIBRARIES = {"cpu": "numpy", "jax": "jax", "mlx": "mlx"}
@@ -84,10 +88,7 @@ def steps(path: str, backend: str) -> dict[str, Callable[[], object]]:
         token = llama._step(np.asarray([5], np.int32), beside, pick)
         return int(tensorops.to_backend(token, "numpy")[0])
 
-    ways: dict[str, Callable[[], object]] = {"persistent": persistent, "from Python": unrecorded}
-    for way in ways.values():
-        way()
-    return ways
+    return {"persistent": persistent, "from Python": unrecorded}
 
 
 class Decode:
@@ -101,21 +102,31 @@ class Decode:
         if not path or not tensorops.is_backend_available(backend):
             raise NotImplementedError("no model, or no such backend")
         self.way = steps(path, backend)[way]
+        self.way()
 
     def time_step(self, backend, way):
         self.way()
 
 
-def in_turns(ways: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Return the seconds of each way, several at a time, in turns."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
+def median_step(path: str, backend: str, way: str) -> float:
+    """Return the median seconds of a step."""
+    step = steps(path, backend)[way]
+    found = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def in_turns(path: str, backend: str) -> dict[str, float]:
+    """Return the median of the processes' medians, for each way."""
+    found: dict[str, list[float]] = {"persistent": [], "from Python": []}
     for _ in range(ROUNDS):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            for _ in range(STEPS):
-                way()
-            found[name].append((time.perf_counter() - start) / STEPS)
-    return found
+        for way, times in found.items():
+            command = [sys.executable, "-m", "asv_benchmarks.bench_persistent", path, backend, way]
+            times.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    return {way: statistics.median(times) for way, times in found.items()}
 
 
 def batch(path: str) -> tuple[float, float]:
@@ -139,17 +150,16 @@ def batch(path: str) -> tuple[float, float]:
 def main(path: str) -> None:
     """Print the times and their ratios."""
     x = np.ones(1, np.float32)
-    calls = {str(count): (lambda kernel: lambda: kernel(x))(chain(count)) for count in (1, 1001)}
-    times = {name: min(found) for name, found in in_turns(calls).items()}
-    print(f"a replay of one call      {times['1'] * 1e6:8.2f} µs")  # noqa: T201
-    print(f"each further call         {(times['1001'] - times['1']) / 1000 * 1e6:8.3f} µs")  # noqa: T201
+    chains = (chain(1), chain(1001))
+    times = [min(timeit.repeat(partial(kernel, x), number=10, repeat=50)) / 10 for kernel in chains]
+    print(f"a replay of one call      {times[0] * 1e6:8.2f} µs")  # noqa: T201
+    print(f"each further call         {(times[1] - times[0]) / 1000 * 1e6:8.3f} µs")  # noqa: T201
     bound = weight_bytes(Path(path)) / read_bandwidth()
     print(f"{Path(path).name}: the weights are read in {bound * 1e3:.2f} ms")  # noqa: T201
     for backend in LIBRARIES:
         if not tensorops.is_backend_available(backend):
             continue
-        found = in_turns(steps(path, backend))
-        persistent, python = (statistics.median(found[name]) for name in ("persistent", "from Python"))
+        persistent, python = in_turns(path, backend).values()
         of_bound = f", {bound / persistent:.2f} of the bound" if backend == "cpu" else ""
         print(  # noqa: T201
             f"{backend:4} persistent {persistent * 1e3:7.2f} ms, from Python {python * 1e3:7.2f} ms: "
@@ -161,4 +171,7 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else os.environ["TENSOROPS_MODEL"])
+    if len(sys.argv) == 4:
+        print(median_step(*sys.argv[1:]))  # noqa: T201
+    else:
+        main(sys.argv[1] if len(sys.argv) > 1 else os.environ["TENSOROPS_MODEL"])

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch"]
 
 Array = Any
+_MOST_STEPS = 16  # that a model keeps compiled
 
 
 @dataclass(eq=False)
@@ -67,7 +68,6 @@ class Batch:
     seed: int | None
     _waiting: deque[_Request] = field(default_factory=deque)
     _running: list[_Request] = field(default_factory=list)
-    _steps: dict[int, Callable[..., Any]] = field(default_factory=dict)
     _count: int = 0
 
     def __post_init__(self) -> None:
@@ -119,6 +119,14 @@ class Batch:
         OutOfPagesError
             If a sequence needs a page, and there is none, even if it is the only one.
         """
+        try:
+            yield from self._run_all()
+        finally:
+            for step in self.llama._batch_steps.values():
+                if isinstance(step, tp.PersistentKernel):
+                    step.release()
+
+    def _run_all(self) -> Iterator[tuple[int, int]]:
         while self._waiting or self._running:
             while self._waiting and len(self._running) < self.max_batch:
                 request = self._waiting[0]
@@ -227,10 +235,14 @@ class Batch:
         given = numbers if self.pick["temperature"] else None
         args = (ids, positions, places, table, given, cache.keys, cache.values)
         with llama._scope():
-            if size not in self._steps:
+            kind = (size, table.shape[1], cache.keys[0].shape, str(cache.keys[0].dtype), tuple(self.pick.items()))
+            steps = llama._batch_steps
+            if kind not in steps:
+                if len(steps) >= _MOST_STEPS:
+                    steps.clear()
                 step = partial(_decode, llama._part, llama._weights, llama._output, self.pick)
-                self._steps[size] = _compiled(step, args, llama.backend)
-            tokens, cache.keys, cache.values = self._steps[size](*args)
+                steps[kind] = _compiled(step, args, llama.backend)
+            tokens, cache.keys, cache.values = steps[kind](*args)
         return np.asarray(tp.to_backend(tokens, "numpy"))
 
 

@@ -275,6 +275,7 @@ class Llama:
         logits = ranks.spread(self._logits_of_rank, (WHOLE, self._output), WHOLE)
         self._logits = ranks.compile(logits) if ranks.compile else logits
         self._choosers: dict[tuple[Any, ...], Callable[..., Array]] = {}
+        self._batch_steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __repr__(self) -> str:
         return f"<Llama: {', '.join(f'{name} {value}' for name, value in self._facts())}>"

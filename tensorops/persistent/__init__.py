@@ -174,12 +174,18 @@ class PersistentKernel:
         """
         return self._compiled().profile(args)
 
+    def release(self) -> None:
+        """Let go of the arrays that were passed last; until then, large and donated ones are kept for the next run."""
+        if self._engine is not None:
+            self._engine.forget()
+
     def _compiled(self) -> Engine:
         if self._engine is None:
             engine = ENGINES[self._backend.library.name]
             with self._active:
                 options = (self._donate, self._backend, self._workers, self._repack)
                 self._engine = engine(self._step, self._args, *options)
+            self._args = ()  # the caller's, which need not stay
         return self._engine
 
 

@@ -36,6 +36,9 @@ class Engine(Protocol):
     def profile(self, args: tuple[Any, ...]) -> Profile:
         """Run it once, and return how long each call took."""
 
+    def forget(self) -> None:
+        """Let go of the caller's arrays."""
+
 
 def leaves(tree: Any) -> list[Any]:
     """Return the arrays in nested containers, in order, each once."""
@@ -98,7 +101,7 @@ class NativeEngine:
         self._donated = [owner in donate for owner in owners]
         recorder = Recorder(outer, frozenset(donate), repack)
         recorded = {}
-        self._kept: list[np.ndarray[Any, Any]] = []
+        self._kept: list[Any] = []
         for x, owner, donated in zip(given, owners, self._donated, strict=True):
             if donated and not x.flags.c_contiguous:
                 raise CaptureError(f"argument {owner} is donated, so its arrays must be contiguous")
@@ -110,16 +113,18 @@ class NativeEngine:
         traced = map_arrays(lambda x: recorded[id(x)], args)
         with activate(inside):
             result = step(*traced)
-        self._tree = result
         kept_results = leaves(result)
         if any(not isinstance(x, _recorded.Recorded) for x in kept_results):
             raise CaptureError("the step returns an array that does not depend on its arguments")
         self._planned = recorder.plan(kept_results, workers or 0)
-        self._order = {id(x): i for i, x in enumerate(kept_results)}
+        order = {id(x): np.asarray(i) for i, x in enumerate(kept_results)}
+        self._tree = map_arrays(lambda x: order[id(x)], result)  # of the results' numbers: the recorder need not stay
         facts = self._planned.statistics
         self.statistics = Statistics(
             time.perf_counter() - started, facts.calls, facts.bytes, facts.arena_bytes, facts.separate_bytes
         )
+        self._types = [(x.shape, x.dtype) for x in self._kept]
+        self._nbytes = [x.nbytes for x in self._kept]
         self._move(range(len(self._kept)))
 
     def _move(self, numbers: Sequence[int]) -> None:
@@ -139,8 +144,8 @@ class NativeEngine:
             kept = self._kept[i]
             if x is kept:
                 continue
-            if x.shape != kept.shape or x.dtype != kept.dtype:
-                was, now = (f"{a.dtype.name} {a.shape}" for a in (kept, x))
+            if (x.shape, x.dtype) != self._types[i]:
+                was, now = (f"{dtype.name} {shape}" for shape, dtype in (self._types[i], (x.shape, x.dtype)))
                 raise ValueError(f"array {i} of the arguments was {was} when compiled, and is now {now}")
             if not self._donated[i] and x.nbytes <= SMALL:
                 kept[...] = x
@@ -149,6 +154,14 @@ class NativeEngine:
             else:
                 self._kept[i] = x
                 self._move([i])
+
+    def forget(self) -> None:
+        """Let go of the caller's arrays."""
+        with self._lock:
+            self._kept = [
+                None if donated or nbytes > SMALL else kept
+                for kept, donated, nbytes in zip(self._kept, self._donated, self._nbytes, strict=True)
+            ]
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run it once."""
@@ -165,8 +178,8 @@ class NativeEngine:
         return ValueError(f"call {number}, {self._planned.calls[int(number)].operator}: {words_of(error)}")
 
     def _results(self) -> Any:
-        def found(x: Any) -> Any:
-            y = self._planned.results[self._order[id(x)]]
+        def found(number: Any) -> Any:
+            y = self._planned.results[int(number)]
             return y.copy() if isinstance(y, np.ndarray) else y.of(self._kept[y.number])
 
         return map_arrays(found, self._tree)
@@ -233,6 +246,9 @@ class JaxEngine:
         """Refuse: XLA's own profiler knows."""
         raise ValueError("XLA runs the program as one; use jax.profiler for the times within it")
 
+    def forget(self) -> None:
+        """Let go of the caller's arrays: there are none."""
+
 
 def _without_constants(step: Step, args: tuple[Any, ...]) -> tuple[list[Any], Step]:
     """Return the arrays that a step closes over, and the step with a list of them as its first argument.
@@ -295,6 +311,9 @@ class MlxEngine:
     def profile(self, args: tuple[Any, ...]) -> Profile:
         """Refuse: MLX runs the graph as one."""
         raise ValueError("MLX runs the graph as one; use mlx.core.metal.start_capture for the times within it")
+
+    def forget(self) -> None:
+        """Let go of the caller's arrays: there are none."""
 
 
 ENGINES: dict[str, type[Any]] = {"numpy": NativeEngine, "jax": JaxEngine, "mlx": MlxEngine}

@@ -246,6 +246,15 @@ def test_a_batch_on_the_cpu_runs_a_plan(monkeypatch):
     assert {"scaled_dot_product_attention", "rope", "add_rms_norm", "linear", "swiglu", "sample"} <= operators
 
 
+def test_steps_of_batches_are_compiled_once_and_keep_no_pages():
+    llama = model("cpu")
+    first = together(llama, PROMPTS[:3], max_new_tokens=3)
+    (step,) = llama._batch_steps.values()
+    assert all(x is None or x.nbytes <= 65536 for x in step._engine._kept)
+    assert together(llama, PROMPTS[:3], max_new_tokens=3) == first
+    assert list(llama._batch_steps.values()) == [step]
+
+
 def test_too_few_pages_for_one_sequence():
     with pytest.raises(OutOfPagesError):
         together(model("cpu"), PROMPTS, max_new_tokens=4, page_size=4, max_num_pages=5)

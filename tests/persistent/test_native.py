@@ -1,8 +1,10 @@
 """Steps on NumPy arrays as plans of compiled calls."""
 
+import gc
 import itertools
 import json
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -277,6 +279,20 @@ def test_large_arguments_are_read_where_they_are():
     before = kernel(x)
     kernel(f32(200, 200, seed=3))
     np.testing.assert_array_equal(before, tp.silu(x))  # a result is the caller's own
+
+
+def test_arrays_of_the_caller_are_let_go():
+    example, mine = f32(200, 200), f32(200, 200, seed=1)
+    watched = [weakref.ref(example), weakref.ref(mine)]
+    kernel = compiled(lambda x: tp.silu(x), example)
+    expected = tp.silu(mine)
+    np.testing.assert_array_equal(kernel(mine), expected)
+    kernel.release()
+    again = mine.copy()
+    del example, mine
+    gc.collect()
+    assert [reference() for reference in watched] == [None, None]
+    np.testing.assert_array_equal(kernel(again), expected)
 
 
 def test_constants_are_kept_alive_and_read_where_they_are():
