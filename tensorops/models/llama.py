@@ -21,6 +21,7 @@ from .gguf import open_gguf
 from .mesh import MeshRanks
 from .mpi import MPIRanks
 from .ranks import HEADS, WHOLE, Ranks, divide
+from .steps import add_and_normalize, decode
 from .weights import Matrix, arrange, embed, linear
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def forward(
     new_keys, new_values = [], []
     added = None  # the previous block's last result, which is still to be added to x
     for w, old_keys, old_values in zip(weights["blocks"], keys, values, strict=True):
-        h, x = _add_and_normalize(x, added, w["attn_norm"], config.eps)
+        h, x = add_and_normalize(x, added, w["attn_norm"], config.eps)
         q, k, v = _attention_inputs(xp, config, weights, linear(h, w["attn_qkv"]), positions)
         new_keys.append(slots.place(old_keys, k))
         new_values.append(slots.place(old_values, v))
@@ -105,19 +106,12 @@ def forward(
         h = linear(h, w["ffn_gate_up"])
         h = linear(tp.swiglu(h[:, : config.hidden_dim], h[:, config.hidden_dim :]), w["ffn_down"])
         added = ranks.all_reduce(h)
-    hidden, _ = _add_and_normalize(x, added, weights["norm"], config.eps)
+    hidden, _ = add_and_normalize(x, added, weights["norm"], config.eps)
     if type(hidden) is kind:
         return hidden, new_keys, new_values
     if start is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
         return tp.to_backend(hidden, tp.get_backend()), new_keys, new_values
     return tp.to_backend((hidden, new_keys, new_values), tp.get_backend())  # the caller's kind
-
-
-def _add_and_normalize(x: Array, added: Array | None, weight: Array, eps: float) -> tuple[Array, Array]:
-    """Return the norm of the sum, and the sum."""
-    if added is None:
-        return tp.rms_norm(x, weight, eps), x
-    return tp.add_rms_norm(added, x, weight, eps)
 
 
 def _attention_inputs(
@@ -591,8 +585,6 @@ class Llama:
         ValueError
             A number is out of range, several ranks share the network, or the backend cannot replay steps.
         """
-        from .steps import decode
-
         capacity = self.config.context_length if max_seq_length is None else max_seq_length
         if mode != "decode":
             raise ValueError(f"mode is {mode!r}; a model's step has mode 'decode'")

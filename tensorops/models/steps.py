@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .config import LlamaConfig
     from .weights import Matrix
 
-__all__ = ["decode"]
+__all__ = ["add_and_normalize", "decode"]
 
 Array = Any
 
@@ -74,7 +74,7 @@ def decode(
     added = None
     all_keys, all_values = [], []
     for w, old_keys, old_values in zip(weights["blocks"], keys, values, strict=True):
-        h, x = _add_and_normalize(x, added, w["attn_norm"], config.eps)
+        h, x = add_and_normalize(x, added, w["attn_norm"], config.eps)
         split = xp.reshape(linear(h, w["attn_qkv"]), (batch, heads + 2 * kv_heads, 1, dim))
         rotated = tp.rope(
             split[:, : heads + kv_heads, :, :],
@@ -94,12 +94,12 @@ def decode(
         added = linear(tp.swiglu(h[:, : config.hidden_dim], h[:, config.hidden_dim :]), w["ffn_down"])
         all_keys.append(k)
         all_values.append(v)
-    hidden, _ = _add_and_normalize(x, added, weights["norm"], config.eps)
+    hidden, _ = add_and_normalize(x, added, weights["norm"], config.eps)
     tokens = tp.sample(linear(hidden, output), **pick, rng=numbers)
     return xp.astype(tokens, ids.dtype, copy=False), all_keys, all_values
 
 
-def _add_and_normalize(x: Array, added: Array | None, weight: Array, eps: float) -> tuple[Array, Array]:
+def add_and_normalize(x: Array, added: Array | None, weight: Array, eps: float) -> tuple[Array, Array]:
     """Return the norm of the sum, and the sum."""
     if added is None:
         return tp.rms_norm(x, weight, eps), x
