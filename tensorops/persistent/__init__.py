@@ -14,7 +14,7 @@ from tensorops.persistent._captured import CapturedCall as CapturedCall
 from tensorops.persistent._captured import CaptureError as CaptureError
 from tensorops.persistent._captured import Profile as Profile
 from tensorops.persistent._captured import Statistics as Statistics
-from tensorops.persistent._engines import ENGINES, Engine, leaves, why_not
+from tensorops.persistent._engine import Engine, engine_of, leaves, why_not
 
 __all__ = ["CaptureError", "Captured", "CapturedCall", "PersistentKernel", "Profile", "Statistics"]
 
@@ -181,7 +181,8 @@ class PersistentKernel:
 
     def _compiled(self) -> Engine:
         if self._engine is None:
-            engine = ENGINES[self._backend.library.name]
+            engine = engine_of(self._backend.library.name)
+            assert engine is not None  # backends without one are not chosen
             with self._active:
                 options = (self._donate, self._backend, self._workers, self._repack)
                 self._engine = engine(self._step, self._args, *options)

@@ -1,0 +1,1 @@
+"""What replays steps on the arrays of each library: a file has its name."""

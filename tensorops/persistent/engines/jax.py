@@ -1,0 +1,87 @@
+"""Steps on JAX arrays: `jax.jit`, which writes results into donated arguments."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tensorops._messages import describe_error
+from tensorops.backends.process_default import in_force
+from tensorops.backends.settings import activate
+from tensorops.libraries import Backend
+from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics
+from tensorops.persistent._engine import Step
+
+
+class JaxEngine:
+    """Steps on JAX arrays: `jax.jit`, which writes results into donated arguments."""
+
+    def __init__(
+        self,
+        step: Step,
+        args: tuple[Any, ...],
+        donate: frozenset[int],
+        backend: Backend,
+        workers: int | None,
+        repack: bool,
+    ) -> None:
+        import jax
+
+        if workers is not None:
+            raise ValueError("num_workers: XLA chooses its threads; set it when JAX starts")
+        started = time.perf_counter()
+        self._backend, self._settings = backend, in_force()
+        copied = tuple(
+            jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, arg) if i in donate else arg
+            for i, arg in enumerate(args)
+        )
+        try:
+            self._constants, run = _without_constants(step, args)
+            self._compiled = jax.jit(run, donate_argnums=tuple(i + 1 for i in sorted(donate)))
+            jax.block_until_ready(self._compiled(self._constants, *copied))
+        except jax.errors.JAXTypeError as error:  # a value decides, or leaves the program
+            raise CaptureError(f"the step cannot be compiled: {describe_error(error)}") from error
+        self._example = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if isinstance(x, jax.Array) else x,
+            (self._constants, *args),
+        )
+        self.statistics = Statistics(time.perf_counter() - started)
+
+    def run(self, args: tuple[Any, ...]) -> Any:
+        """Run it once."""
+        return self._compiled(self._constants, *args)
+
+    def captured(self) -> Captured:
+        """Return what it runs."""
+        with activate(self._settings):
+            text = self._compiled.lower(*self._example).compile().as_text()
+        python = ("the call itself",)
+        return Captured(self._backend.name, "a program of XLA", (), self.statistics, python, text)
+
+    def profile(self, args: tuple[Any, ...]) -> Profile:
+        """Refuse: XLA's own profiler knows."""
+        raise ValueError("XLA runs the program as one; use jax.profiler for the times within it")
+
+    def forget(self) -> None:
+        """Let go of the caller's arrays: there are none."""
+
+
+def _without_constants(step: Step, args: tuple[Any, ...]) -> tuple[list[Any], Step]:
+    """Return the arrays that a step closes over, and the step with a list of them as its first argument.
+
+    As constants, XLA would have copies of them in the program.
+    """
+    import jax
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+    closed, shapes = jax.make_jaxpr(step, return_shape=True)(*args)
+    results = jax.tree.structure(shapes)
+
+    def run(constants: list[Any], *args: Any) -> Any:
+        function = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, constants))
+        return jax.tree.unflatten(results, function(*jax.tree.leaves(args)))
+
+    return list(closed.consts), run
+
+
+ENGINE = JaxEngine
