@@ -13,7 +13,7 @@ support.require_provider("pallas")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from pallas_support import exported, interpreting, races  # noqa: E402
+from pallas_support import exported, interpreting, races, text_of_kernel  # noqa: E402
 from tensorops.kernels.pallas import _call, blocks, compiling_for, lookup_plans  # noqa: E402
 from tensorops.kernels.pallas.lookup_plans import divided  # noqa: E402
 from tensorops.kernels.pallas.planners import PLANNERS  # noqa: E402
@@ -228,7 +228,10 @@ def test_programs_for_tpus_have_the_kernel(dtype, for_tpu):
 
 def test_programs_have_the_kernel_where_jax_has_float64(for_tpu):
     with jax.enable_x64(True):
-        assert KERNEL in exported(lambda *xs: tp.embedding(*xs), *shapes(index=jnp.int64))
+        ids, weight = shapes(index=jnp.int64)
+        assert KERNEL in exported(lambda *xs: tp.embedding(*xs), ids, weight)
+        program = PLANNERS["embedding"]("v5e", ids=ids, weight=weight)
+        assert "i64" not in text_of_kernel(lambda *xs: program(*xs), ids, weight)
 
 
 def test_ids_that_are_mapped_have_the_kernel_and_tables_the_body(for_tpu):

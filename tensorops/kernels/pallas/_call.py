@@ -92,24 +92,25 @@ def call(
     """
     semantics = ("parallel",) * parallel + ("arbitrary",) * (len(grid) - parallel)
     limit = min(max(_LEAST_LIMIT, 2 * vmem), VMEM[generation])
-    costly = [each.costly for each in scalars]
-    moved = sum(traffic(grid, a.shape, a.dtype.itemsize, spec, costly) for a, spec in (*inputs, *outputs))
-    moved += sum(4 * each.array.size for each in scalars) + sum(traffic_of_copies(grid, each) for each in copied)
-    elements = sum(math.prod(a.shape) for a, _ in inputs)
-    results: list[jax.Array] = pl.pallas_call(
-        kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(scalars),
-            grid=grid,
-            in_specs=[*(spec for _, spec in inputs), *(pl.BlockSpec(memory_space=pl.ANY) for _ in copied)],
-            out_specs=[spec for _, spec in outputs],
-            scratch_shapes=list(scratch),
-        ),
-        out_shape=[shape for shape, _ in outputs],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit),
-        cost_estimate=pl.CostEstimate(flops=8 * elements, transcendentals=elements, bytes_accessed=moved),
-        name=name,
-    )(*(each.array for each in scalars), *(a for a, _ in inputs), *(each.array for each in copied))
+    with jax.enable_x64(False):  # numbers in kernels and index maps would be int64, which the compiler does not have
+        costly = [each.costly for each in scalars]
+        moved = sum(traffic(grid, a.shape, a.dtype.itemsize, spec, costly) for a, spec in (*inputs, *outputs))
+        moved += sum(4 * each.array.size for each in scalars) + sum(traffic_of_copies(grid, each) for each in copied)
+        elements = sum(math.prod(a.shape) for a, _ in inputs)
+        results: list[jax.Array] = pl.pallas_call(
+            kernel,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=len(scalars),
+                grid=grid,
+                in_specs=[*(spec for _, spec in inputs), *(pl.BlockSpec(memory_space=pl.ANY) for _ in copied)],
+                out_specs=[spec for _, spec in outputs],
+                scratch_shapes=list(scratch),
+            ),
+            out_shape=[shape for shape, _ in outputs],
+            compiler_params=pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit),
+            cost_estimate=pl.CostEstimate(flops=8 * elements, transcendentals=elements, bytes_accessed=moved),
+            name=name,
+        )(*(each.array for each in scalars), *(a for a, _ in inputs), *(each.array for each in copied))
     return results
 
 
