@@ -33,3 +33,19 @@ def races() -> bool:
 def exported(function, *args):
     """Return the text of a program for TPUs, which this machine cannot run."""
     return jax.export.export(jax.jit(function), platforms=["tpu"])(*args).mlir_module()
+
+
+def text_of_kernel(function, *args):
+    """Return what JAX hands to the compiler of the only kernel in a program: its steps and the places of its blocks."""
+    (found,) = _kernels(jax.make_jaxpr(function)(*args).jaxpr)
+    return "\n".join(map(str, [found, *(each.index_map_jaxpr for each in found.params["grid_mapping"].block_mappings)]))
+
+
+def _kernels(jaxpr):
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            yield equation
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _kernels(inner)

@@ -5,9 +5,9 @@ As a program, it compiles the operators ahead of time and prints a table; .ci/tp
     python tests/tpu_bytes.py [--bodies] [--hbm] [--generations v5e,v6e] [regular expression for rows]
 
 Bytes are those that XLA's own analysis counts. For a Pallas call it counts what the call says of itself, and ours say
-what `tensorops.kernels.pallas._call.traffic` computes from the grid and the blocks. XLA keeps arrays of some megabytes
-in vector memory between operations, and also counts the accesses to these. With --hbm, it has no room for them: the
-figures are then those of large arrays.
+what `tensorops.kernels.pallas._call` computes from the grid, the blocks and the copies. XLA keeps arrays of some
+megabytes in vector memory between operations, and also counts the accesses to these. With --hbm, it has no room for
+them: the figures are then those of large arrays.
 """
 
 from __future__ import annotations
@@ -101,8 +101,10 @@ def _rows() -> Iterator[Row]:
     quantized = {"weight": ((14336, 2048), jnp.uint8), "scales": (14336, 128), "biases": (14336, 128)}
     for rows in (1, 512):
         yield row("quantized_linear", f"{rows} x 4096 -> 14336", x=(rows, 4096), **quantized)
-    looked_up = row("embedding", "4096 of (128256, 4096)", ids=((4096,), jnp.int32), weight=(128256, 4096))
-    yield looked_up._replace(read={"weight": square})
+    for label, dtype in (("", half), (" in float32", jnp.float32)):
+        table = ((128256, 4096), dtype)
+        looked_up = row("embedding", f"4096 of (128256, 4096){label}", ids=((4096,), jnp.int32), weight=table)
+        yield looked_up._replace(read={"weight": square})
     for name in ("silu", "gelu"):
         yield row(name, "(4096, 4096)", x=square)
     yield row("swiglu", "(4096, 4096)", gate=square, up=square)

@@ -135,6 +135,7 @@ def _embedding_cases() -> Iterator[Case]:
     yield case("scalar", lambda r: args(np.array(2), normal(r, 7, 4)))
     yield case("three_axes", lambda r: args(r.integers(0, 7, (2, 3, 2)), normal(r, 7, 4)))
     yield case("empty", lambda r: args(np.zeros((2, 0), dtype=np.int64), normal(r, 7, 4)), tags=EMPTY)
+    yield case("length_256", lambda r: args(r.integers(0, 11, 9), normal(r, 11, 256)))
     yield case("special", lambda r: args(np.array([5, 0, 1, 2, 3, 4]), SPECIAL_ROWS), tags=SPECIAL)
 
 

@@ -22,7 +22,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 
-from pallas_support import exported, interpreting, races  # noqa: E402
+from pallas_support import exported, interpreting, races, text_of_kernel  # noqa: E402
 from tensorops.kernels.pallas._call import traffic  # noqa: E402
 from tensorops.kernels.pallas._launch import interpreted  # noqa: E402
 from tensorops.kernels.pallas.planners import PLANNERS  # noqa: E402
@@ -349,6 +349,16 @@ def test_programs_for_tpus_have_the_kernel(name):
     assert text.count("tpu_custom_call") == 1
     assert f'kernel_name = "{name}' in text
     assert "tpu_custom_call" not in exported(lambda *xs: OPERATORS[name].generic(*xs), *arguments(name))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_have_no_int64(name):
+    """What the interpreter cannot tell: the compiler for TPUs refuses it, also where JAX has it."""
+    with jax.enable_x64(True):
+        given = OPERATORS[name].canonical(*arguments(name))
+        arrays = {key: a for key, a in given.items() if isinstance(a, jax.ShapeDtypeStruct)}
+        program = PLANNERS[name]("v5e", **given)
+        assert "i64" not in text_of_kernel(lambda arrays: program(**arrays), arrays)
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "softmax", "rope"])

@@ -28,6 +28,7 @@ PROVIDER = Provider(
         "scaled_dot_product_attention",
         "quantized_linear",
         "linear_cross_entropy",
+        "embedding",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Calls of Pallas kernels on rows, and the bytes that a grid moves."""
+"""Calls of Pallas kernels on rows, and the bytes that they move."""
 
 from __future__ import annotations
 
@@ -32,6 +32,24 @@ class Scalars(NamedTuple):
     costly: np.ndarray[Any, Any]
 
 
+class Copied(NamedTuple):
+    """An array that stays in the memory of the chip, of which the steps of a kernel themselves copy parts.
+
+    Parameters
+    ----------
+    array
+        The array.
+    part
+        The shape of a part.
+    count
+        How many parts a step copies. Like an index map, it takes the indices of the step.
+    """
+
+    array: jax.Array
+    part: tuple[int, ...]
+    count: Callable[..., Any]
+
+
 def call(
     kernel: Callable[..., None],
     grid: tuple[int, ...],
@@ -44,13 +62,15 @@ def call(
     scratch: Sequence[Any] = (),
     parallel: int = 1,
     scalars: Sequence[Scalars] = (),
+    copied: Sequence[Copied] = (),
 ) -> list[jax.Array]:
     """Run a kernel for every step of a grid.
 
     Parameters
     ----------
     kernel
-        Takes references to the scalars, to a block of each input, of each output, and to the scratch memory.
+        Takes references to the scalars, to a block of each input, to the arrays of which it copies parts, to a block
+        of each output, and to the scratch memory.
     grid
         How many steps along each axis; the last changes first.
     inputs, outputs
@@ -67,27 +87,30 @@ def call(
         How many of the first axes may be divided over cores.
     scalars
         What the kernel and, after the step, the index maps of blocks also take.
+    copied
+        Arrays of which the kernel copies parts.
     """
     semantics = ("parallel",) * parallel + ("arbitrary",) * (len(grid) - parallel)
     limit = min(max(_LEAST_LIMIT, 2 * vmem), VMEM[generation])
-    costly = [each.costly for each in scalars]
-    moved = sum(traffic(grid, a.shape, a.dtype.itemsize, spec, costly) for a, spec in (*inputs, *outputs))
-    moved += sum(4 * each.array.size for each in scalars)
-    elements = sum(math.prod(a.shape) for a, _ in inputs)
-    results: list[jax.Array] = pl.pallas_call(
-        kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(scalars),
-            grid=grid,
-            in_specs=[spec for _, spec in inputs],
-            out_specs=[spec for _, spec in outputs],
-            scratch_shapes=list(scratch),
-        ),
-        out_shape=[shape for shape, _ in outputs],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit),
-        cost_estimate=pl.CostEstimate(flops=8 * elements, transcendentals=elements, bytes_accessed=moved),
-        name=name,
-    )(*(each.array for each in scalars), *(a for a, _ in inputs))
+    with jax.enable_x64(False):  # numbers in kernels and index maps would be int64, which the compiler does not have
+        costly = [each.costly for each in scalars]
+        moved = sum(traffic(grid, a.shape, a.dtype.itemsize, spec, costly) for a, spec in (*inputs, *outputs))
+        moved += sum(4 * each.array.size for each in scalars) + sum(traffic_of_copies(grid, each) for each in copied)
+        elements = sum(math.prod(a.shape) for a, _ in inputs)
+        results: list[jax.Array] = pl.pallas_call(
+            kernel,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=len(scalars),
+                grid=grid,
+                in_specs=[*(spec for _, spec in inputs), *(pl.BlockSpec(memory_space=pl.ANY) for _ in copied)],
+                out_specs=[spec for _, spec in outputs],
+                scratch_shapes=list(scratch),
+            ),
+            out_shape=[shape for shape, _ in outputs],
+            compiler_params=pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit),
+            cost_estimate=pl.CostEstimate(flops=8 * elements, transcendentals=elements, bytes_accessed=moved),
+            name=name,
+        )(*(each.array for each in scalars), *(a for a, _ in inputs), *(each.array for each in copied))
     return results
 
 
@@ -113,3 +136,13 @@ def traffic(
     for n, size, index in zip(shape, spec.block_shape, blocks, strict=True):
         inside *= np.clip(n - index * size, 0, size)
     return int(inside[moves].sum()) * itemsize
+
+
+def traffic_of_copies(grid: tuple[int, ...], copied: Copied) -> int:
+    """Return the bytes of the parts that all steps copy."""
+    steps = np.indices(grid, dtype=np.int32).reshape(len(grid), -1)
+    with jax.ensure_compile_time_eval():
+        counts = np.asarray(copied.count(*map(jnp.asarray, steps)), np.int64)
+    parts = int(np.broadcast_to(counts, steps.shape[1:]).sum())
+    itemsize: int = copied.array.dtype.itemsize
+    return parts * math.prod(copied.part) * itemsize

@@ -13,6 +13,9 @@ MIB = 2**20
 VMEM = {"v4": 16 * MIB, "v5e": 128 * MIB, "v5p": 64 * MIB, "v6e": 128 * MIB, "v7": 64 * MIB}
 """The vector memory of a core by generation, in bytes."""
 
+CORES = {"v4": 2, "v5p": 2}
+"""The cores of a chip that is one device, where these are several."""
+
 UNKNOWN = "v4"
 """Whose blocks fit every generation: for programs that are exported, or compiled on another machine."""
 

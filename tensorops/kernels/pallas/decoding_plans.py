@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorops._dtypes import INTEGER, name_of
-from tensorops.kernels.pallas.blocks import LANES, MIB, VMEM, padded, tile_rows
+from tensorops.kernels.pallas.blocks import CORES, LANES, MIB, VMEM, padded, tile_rows
 
 if TYPE_CHECKING:
     from tensorops.kernels.pallas.planners import Program
@@ -20,7 +20,6 @@ _MOST_PAGES = 16  # in a step
 _MOST_NUMBERS = 2**16  # in scalar memory
 _MOST = 0.9  # of the vector memory
 _USUAL = (1e-30, 1e30)  # factors that float32 holds
-_CORES = {"v4": 2, "v5p": 2}  # of a chip that is one device; others have one
 _HALVES = ("bfloat16", "float16", "float32")
 _DTYPES = {"q": ("bfloat16", "float32"), "mask": ("bool", *_HALVES), "sinks": _HALVES} | dict.fromkeys(
     ("lengths", "page_table"), INTEGER
@@ -155,7 +154,7 @@ def divided(
     lines = [padded(n, tile if is_turned else LANES) for n, is_turned in zip((dim, value_dim), turned, strict=True)]
     one = sum(lines) * itemsize  # a key and its value
     each = 3 * one + 5 * 4 * rows  # bytes of vector memory
-    cores = min(_CORES.get(generation, 1), kv_heads) if batch == 1 else 1
+    cores = min(CORES.get(generation, 1), kv_heads) if batch == 1 else 1
     evenly = max(-(-all_keys // _LEAST_STEPS), _FEWEST_KEYS)
 
     for of_block in range(kv_heads // cores, 0, -1):

@@ -16,6 +16,7 @@ import numpy as np
 from tensorops._dtypes import is_floating, name_of
 from tensorops.kernels._jax.primitive import Reverse
 from tensorops.kernels.pallas import attention_plans, blocks, decoding_plans
+from tensorops.kernels.pallas.lookup_plans import embedding
 from tensorops.kernels.pallas.projected_loss_plans import linear_cross_entropy
 from tensorops.kernels.pallas.quantized_plans import quantized_linear
 from tensorops.kernels.pallas.refusals import DTYPES as _DTYPES
@@ -186,6 +187,7 @@ PLANNERS: dict[str, Planner] = {
     "scaled_dot_product_attention": scaled_dot_product_attention,
     "quantized_linear": quantized_linear,
     "linear_cross_entropy": linear_cross_entropy,
+    "embedding": embedding,
 }
 """The planners by the name of their operator."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tensorops.kernels.pallas._launch import register
 from tensorops.kernels.pallas.planners import PLANNERS
-from tensorops.ops import activation, attention, loss, normalization, positional, quantization
+from tensorops.ops import activation, attention, linear, loss, normalization, positional, quantization
 
 for _operator in (
     normalization.rms_norm,
@@ -18,6 +18,7 @@ for _operator in (
     activation.logsumexp,
     positional.rope,
     quantization.quantized_linear,
+    linear.embedding,
 ):
     register(_operator, PLANNERS[_operator.__name__], lambda declared: declared.sharing)
 # A mapped axis would have to be added to the class numbers as well.
