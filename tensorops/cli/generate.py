@@ -43,8 +43,12 @@ def divisor(context: click.Context, parameter: click.Parameter, value: float) ->
 
 
 def optional_text(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Do what `text` does if there is any."""
-    return None if value is None else text(context, parameter, value)
+    """Do what `text` does if there is any; the name of an argument that may be missing is in brackets otherwise."""
+    try:
+        return None if value is None else text(context, parameter, value)
+    except click.BadParameter as error:
+        error.param_hint = "'PROMPT'"
+        raise
 
 
 @click.command()

@@ -462,7 +462,7 @@ def _losses(
 ) -> Array:
     """Return the loss of each row of `x`, in `UNIT`.
 
-    `source` has the elements of `x` in a narrower dtype, if that is at hand: XLA does not widen all to take a few.
+    `source` has the elements of `x` as they were given, if they were: XLA does not widen all to take a few.
 
     `targets` are class numbers or, in the dtype of `x`, probabilities; `own` are the weights of those class numbers;
     `squares` is the coefficient of the squared logarithm of the sum.
@@ -487,7 +487,8 @@ def _losses(
         elif label_smoothing:
             everywhere = mean_along(xp, weight, (0,))
             even = sum_along(xp, _product(xp, weight / classes, _distances(x, largest)), last)
-        below = most - UNIT * xp.astype(_chosen(xp, x if source is None else source, targets), x.dtype, copy=False)
+        chosen = _chosen(xp, x if source is None else source, targets, stays=source is not None)
+        below = most - UNIT * xp.astype(chosen, x.dtype, copy=False)
         counted, below = blended(xp, below, own, label_smoothing, everywhere, even)
     x = x - largest
     log_total = xp.log(sum_along(xp, xp.exp(x), last))
@@ -528,12 +529,17 @@ def _distances(x: Array, largest: Array) -> Array:
     return distances
 
 
-def _chosen(xp: Namespace, x: Array, targets: Array) -> Array:
-    """Return the element of each row that its target names; NaN if there is none."""
+def _chosen(xp: Namespace, x: Array, targets: Array, *, stays: bool) -> Array:
+    """Return the element of each row that its target names; NaN if there is none.
+
+    `stays` says that `x` is in memory anyway: torch keeps what it takes from along an axis for the derivative.
+    """
     *rows, classes = x.shape
     within = (targets >= 0) & (targets < classes)  # libraries may read memory beyond the row
     nan = xp.full_like(x[..., 0], float("nan"))
-    if hasattr(xp, "take_along_axis"):  # XLA copies what it takes from if that is made flat, and in derivatives, too
+    if stays and hasattr(
+        xp, "take_along_axis"
+    ):  # XLA copies what it takes from if that is made flat, and in derivatives, too
         index = xp.__array_namespace_info__().default_dtypes(device=creation_device(x))["indexing"]
         places = xp.astype(xp.where(within, targets, xp.zeros_like(targets)), index, copy=False)
         chosen = xp.squeeze(xp.take_along_axis(x, xp.expand_dims(places, axis=-1), axis=-1), axis=-1)
