@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,10 +32,9 @@ BLOCKS = 8
 @pytest.fixture(scope="module")
 def cluster():
     options = {"n_workers": 2, "threads_per_worker": 1, "memory_limit": LIMIT, "dashboard_address": None}
-    with (
-        distributed.LocalCluster(**options, env={"TENSOROPS_NUM_THREADS": "1"}) as made,
-        distributed.Client(made) as client,
-    ):
+    with mock.patch.dict(os.environ):  # in which Dask sets OMP_NUM_THREADS and others, also for programs of later tests
+        made = distributed.LocalCluster(**options, env={"TENSOROPS_NUM_THREADS": "1"})
+    with made, distributed.Client(made) as client:
         yield client
 
 
