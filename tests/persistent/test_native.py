@@ -389,6 +389,19 @@ def test_the_same_array_twice_is_refused():
         compiled(lambda a, b: tp.swiglu(a, b), X, X).compile()
 
 
+def test_an_array_that_is_written_twice_is_refused_in_later_runs_as_well():
+    def step(a, b):
+        a[0, :], b[1, :] = tp.silu(b[0, :]), tp.silu(a[1, :])
+        return a, b
+
+    kernel = compiled(step, X.copy(), X.copy(), donate=[0, 1])
+    kernel(X.copy(), X.copy())
+    mine = X.copy()
+    with pytest.raises(ValueError, match="an array that the step writes to is among the arguments twice"):
+        kernel(mine, mine)
+    np.testing.assert_array_equal(mine, X)
+
+
 def test_options():
     for options, words in [
         ({"mode": "training"}, "mode is 'training', expected one of decode, prefill, onepass"),

@@ -92,6 +92,9 @@ class NativeEngine:
             flatten(arg, given, others)
         if len(given) != len(self._kept) or others != self._others:
             raise ValueError("the arguments differ from those when the step was compiled in more than values of arrays")
+        written = [id(x) for x, donated in zip(given, self._donated, strict=True) if donated]
+        if len(set(written)) < len(written):
+            raise ValueError("an array that the step writes to is among the arguments twice")
         for i, x in enumerate(given):
             kept = self._kept[i]
             if x is kept:
