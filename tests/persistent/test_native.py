@@ -50,6 +50,21 @@ def arrays_of(tree):
     return found
 
 
+def test_the_usual_case_of_every_operator_is_recorded():
+    """Others may be skipped: what the body computes, and what a kernel refuses in words."""
+    for name in (*HANDLERS, "embedding"):
+        args, options = CASES[name][0].build(dtype_name="float32")
+        arrays = [value for value in (*args, *options.values()) if isinstance(value, np.ndarray)]
+
+        def step(*given, name=name, args=args, options=options):
+            left = iter(given)
+            there = map_arrays(lambda _: next(left), [*args, *options.values()])
+            return OPERATORS[name](*there[: len(args)], **dict(zip(options, there[len(args) :], strict=True)))
+
+        calls = compiled(step, *arrays).explain().calls
+        assert calls[-1].operator == name
+
+
 @pytest.mark.parametrize(("case", "dtype"), list(recordable()))
 def test_every_operator_computes_the_same_as_without_a_plan(case, dtype):
     operator = OPERATORS[case.operator]
