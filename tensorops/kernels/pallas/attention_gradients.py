@@ -23,7 +23,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from tensorops.kernels.pallas._call import call
 from tensorops.kernels.pallas.attention import Hidden, Layout, Rules, arguments_of, hide, part_of, parts_of, product
-from tensorops.kernels.pallas.blocks import LANES, AttentionBlocks
+from tensorops.kernels.pallas.blocks import AttentionBlocks
+from tensorops.kernels.pallas.rows import as_column
 
 
 def gradients(
@@ -150,7 +151,7 @@ class _Sums:
         k, v = visible(self.inputs["k"][0, 0, place]), visible(self.inputs["v"][0, 0, place])
         s, slope = self._scores(product(q, k, 1), place, first)
         s = hide(self.inputs, s, place, allowed)
-        total = _as_column(self.inputs["totals"][0, 0, 0])
+        total = as_column(self.inputs["totals"][0, 0, 0])
         weights = jnp.exp(s - jnp.where(total == -jnp.inf, 0.0, total))
         mean = jnp.sum(dy.astype(jnp.float32) * y.astype(jnp.float32), axis=1, keepdims=True)
         ds = weights * (product(dy, v, 1) - mean)
@@ -177,8 +178,3 @@ class _Sums:
             added = part_of(self.inputs, "added", place)
             s = s + self._rows(jnp.reshape(added, (*self.inputs["q"].shape[2:4], added.shape[1])), first)
         return s, slope
-
-
-def _as_column(row: jax.Array) -> jax.Array:
-    """Turn ``(1, n)`` into ``(n, 1)``."""
-    return jnp.transpose(jnp.broadcast_to(row, (LANES, row.shape[1])))[:, :1]
