@@ -131,6 +131,12 @@ class Operator(Generic[P, R]):
                 result = NotImplemented
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
+        return self.unplanned(*args, **kwargs)
+
+    def unplanned(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do what `__call__` does if no plan settles the call; the compiled module does the rest itself."""
+        if not args and (first := self._by_position[0]) in kwargs:  # plans go by the type of the first position
+            return self(kwargs.pop(first), **kwargs)  # type: ignore[arg-type]
         return self._dispatch(in_force(), args, kwargs)
 
     def __repr__(self) -> str:

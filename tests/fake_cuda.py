@@ -6,8 +6,15 @@ The driver has two devices, of compute capabilities 9.0 and 7.5. Its functions t
 from __future__ import annotations
 
 import ctypes
+import functools
+import sys
 import types
 from typing import Any, NamedTuple
+
+import numpy as np
+
+import support
+from tensorops.kernels.cuda import _arrays, _driver, _launch
 
 ATTRIBUTES = {1: 1024, 8: 49152, 16: 132, 97: 232448}
 CAPABILITIES = ((9, 0), (7, 5))
@@ -22,6 +29,7 @@ class Launched(NamedTuple):
     stream: int
     parameters: list[bytes]  # with as many bytes each as `Driver.sizes` says
     context: int
+    function: int  # which differs between programs, whose kernels may have the same name
 
 
 class Driver:
@@ -44,7 +52,7 @@ class Driver:
     def __getattribute__(self, name: str) -> Any:
         """Return a function that notes that it is called."""
         found = object.__getattribute__(self, name)
-        if not name.startswith("cu") or name == "current":
+        if not name.startswith("cu") or name == "current" or isinstance(found, ctypes._CFuncPtr):
             return found
 
         def noted(*args: Any) -> int:
@@ -134,7 +142,8 @@ class Driver:
         values = [ctypes.string_at(at, size) for at, size in zip(parameters, self.sizes, strict=True)]
         grid, block = tuple(config.grid), tuple(config.block)
         name = self.names[function.value]
-        self.launches.append(Launched(name, grid, block, config.stream or 0, values, 100 + self.current()))
+        context = 100 + self.current()
+        self.launches.append(Launched(name, grid, block, config.stream or 0, values, context, function.value))
         assert (config.shared_bytes, config.attributes, config.attribute_count) == (0, None, 0)
         return 0
 
@@ -176,3 +185,41 @@ class Nvrtc:
         if self.error is not None:
             raise self.error
         return types.SimpleNamespace(cubin=f"{architecture}: {text}".encode())
+
+
+def installed(driver: Any, monkeypatch: Any) -> Any:
+    """Put a driver in place of NVIDIA's; nothing is left over from other tests."""
+    monkeypatch.setattr(_driver, "library", lambda: driver)
+    monkeypatch.setattr(_driver, "device", functools.cache(_driver.Device))
+    monkeypatch.setattr(_launch, "_kernel", functools.cache(_launch._kernel.__wrapped__))
+    owners: dict[type, Any] = {}
+    for module in (_arrays, _launch):
+        monkeypatch.setattr(module, "owners", owners)
+    return driver
+
+
+def take_tensors_for_cudas(monkeypatch: Any) -> Any:
+    """Let torch's tensors in host memory say that they are on CUDA device 0; return torch."""
+    torch = support.require("torch").xp and sys.modules["torch"]
+    own = _arrays.arrays_of(torch.Tensor)
+    monkeypatch.setattr(own, "device_type", 1)  # DLPack's number for the host
+    own.current = lambda: 0
+    own.stream = lambda device: 9000 + device
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0)
+    made_there = type(own).maker
+    on_host = lambda *args: functools.partial(made_there(*args), device="cpu")  # noqa: E731
+    monkeypatch.setattr(type(own), "maker", on_host)
+    monkeypatch.setattr(type(own), "put", lambda self, a, device: torch.from_numpy(a))
+    return torch
+
+
+def on_gpu(cupy: Any, a: Any, device: int = 0) -> Any:
+    """Return an array of the fake CuPy at a multiple of 16 bytes, as CuPy's pool has it."""
+    a = np.asarray(a)
+    memory = np.empty(a.nbytes + 16, np.uint8)
+    start = -memory.ctypes.data % 16
+    with cupy.cuda.Device(device):
+        made = cupy.asarray(memory[start : start + a.nbytes].view(a.dtype).reshape(a.shape))
+    made[...] = a
+    return made

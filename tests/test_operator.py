@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -16,13 +17,28 @@ import support
 import tensorops as tp
 from tensorops import KernelRefusedError, _providers
 from tensorops._kernel import Configuration
-from tensorops._operator import OPERATORS, operator
+from tensorops._operator import OPERATORS, Operator, operator
 from tensorops._providers import Provider
 from tensorops._typing import Array
+from tensorops.kernels.cpu import calls
 
 X = np.linspace(-2.0, 2.0, 8, dtype=np.float32).reshape(2, 4)
 W = np.linspace(0.5, 1.5, 4, dtype=np.float32)
 ZERO = np.zeros(3, dtype=np.float32)
+
+
+@pytest.fixture(params=["compiled", "python"], autouse=True)
+def path(request):
+    """Plans of calls are found by the compiled module, and by Python alone."""
+    called_by_python = Operator.__dict__["__call__"]
+    Operator.__call__ = called_by_python  # which replaces what the compiled module has put there
+    if request.param == "compiled":
+        if calls.native is None:
+            pytest.skip("there is no compiled module")
+        calls.compile_calls()
+    yield request.param
+    Operator.__call__ = called_by_python
+    calls.compile_calls()
 
 
 # --- choosing a kernel -------------------------------------------------------------------------------
@@ -199,7 +215,7 @@ def test_a_backend_brings_its_own_order(adder):
 
 def test_generic_calls_the_body_whatever_is_in_force(adder):
     adder.register(one=Fake(1.0))
-    assert adder.generic(np.zeros(1)) == 1000.0
+    assert adder.generic(np.zeros(1)) == adder.generic(x=np.zeros(1)) == 1000.0
     with tp.set_backend("numpy", providers=["one"]), tp.trace() as log:
         assert adder.generic(np.zeros(1)) == 1000.0
     assert log.kernels == {"adder": {"generic"}}
@@ -218,6 +234,31 @@ def test_a_kernel_that_declines_is_asked_once(adder):
         assert (one.questions, one.calls) == (2 + call, 4 + call)  # it declined, then selection asked why
     one.refuses = None
     assert adder(np.zeros(1)) == 1.0
+
+
+def test_a_plan_is_found_without_python(adder, path):
+    adder.register(one=Fake(1.0, declines=True))
+    adder(ZERO)
+    run = []
+    sys.setprofile(lambda frame, event, _: event == "call" and run.append(frame.f_code.co_qualname))
+    try:
+        results = [adder(ZERO), adder(np.ones(3, np.float32))]
+    finally:
+        sys.setprofile(None)
+    np.testing.assert_array_equal(results, [ZERO + 1, ZERO + 2])
+    assert (run.count("Operator.__call__"), run.count("Fake.__call__")) == (0 if path == "compiled" else 2, 2)
+
+
+def test_what_a_kernel_says_about_its_arguments_is_not_what_users_read(adder):
+    one = Fake(1.0, declines=True)
+    adder.register(one=one)
+    adder(ZERO)
+    one.raises = TypeError("incompatible function arguments")
+    one.refuses = "declines"
+    assert adder(ZERO)[0] == 1000.0
+    for args, kwargs in (((ZERO, ZERO), {}), ((ZERO,), {"y": 1}), ((), {})):
+        with pytest.raises(TypeError, match=r"^adder: "):
+            adder(*args, **kwargs)
 
 
 def test_a_kernel_that_does_not_decline_is_asked_every_time(adder):

@@ -88,10 +88,13 @@ inline int count_last_axes(nb::handle axis, int ndim) {
 
 void bind_activation(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_cuda_calls(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_loss(nb::module_& m);
 void bind_normalization(nb::module_& m);
+void bind_opencl_calls(nb::module_& m);
+void bind_operator(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_positional(nb::module_& m);
 void bind_xla(nb::module_& m);

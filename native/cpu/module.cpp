@@ -87,10 +87,13 @@ NB_MODULE(_native, m) {
 
     bind_activation(m);
     bind_attention(m);
+    bind_cuda_calls(m);
     bind_experts(m);
     bind_linear(m);
     bind_loss(m);
     bind_normalization(m);
+    bind_opencl_calls(m);
+    bind_operator(m);
     bind_plan(m);
     bind_positional(m);
     bind_xla(m);

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 import pyopencl.array
-from pyopencl import enqueue_nd_range_kernel
 
 from array_api_pyopencl import _dtypes, _launch, _layout
 from array_api_pyopencl import _registered as _objects
@@ -54,7 +53,7 @@ def unary(name: str, x: Any) -> _objects.Array:
         to, first = launch.buffers
         with device.lock:
             launch.set_buffers((to, buffer, first, x._buffer))
-            enqueue_nd_range_kernel(device.queue, launch.kernel, launch.global_size, launch.local_size)
+            device.enqueue(launch.kernel, launch.global_size, launch.local_size)
     return _objects.Array(buffer, layout, device)
 
 
@@ -102,7 +101,7 @@ def operator(name: str, x1: Any, x2: Any) -> _objects.Array:
         to, first, second = launch.buffers
         with device.lock:
             launch.set_buffers((to, buffer, first, x1._buffer, second, x2._buffer))
-            enqueue_nd_range_kernel(device.queue, launch.kernel, launch.global_size, launch.local_size)
+            device.enqueue(launch.kernel, launch.global_size, launch.local_size)
         return array(buffer, layout, device)
     scalar, x = (x2, x1) if type(x1) is array else (x1, x2)
     value = pack(scalar)
@@ -110,7 +109,7 @@ def operator(name: str, x1: Any, x2: Any) -> _objects.Array:
     with device.lock:
         launch.set_buffers((to, buffer, first, x._buffer))
         launch.set_values((launch.values[0], value))
-        enqueue_nd_range_kernel(device.queue, launch.kernel, launch.global_size, launch.local_size)
+        device.enqueue(launch.kernel, launch.global_size, launch.local_size)
     return array(buffer, layout, device)
 
 
@@ -181,6 +180,7 @@ def common_dtype(operands: tuple[Any, ...]) -> DType:
 def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
     """Return the device of the first array, and the operands there: arrays, and Python scalars unchanged.
 
+    A device that records goes before the one that it stands for.
     An array on another queue of the same context is copied to this one's queue.
 
     Raises
@@ -191,10 +191,10 @@ def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
         If two of the arrays are of different contexts.
     """
     operands = tuple(wrap(x) if isinstance(x, pyopencl.array.Array) else x for x in operands)
-    first = next((x for x in operands if isinstance(x, _objects.Array)), None)
-    if first is None:
+    devices = [x._device for x in operands if isinstance(x, _objects.Array)]
+    if not devices:
         raise TypeError(f"{name}: none of the arguments is an array of array_api_pyopencl")
-    device = first._device
+    device = next((d for d in devices if d.records), devices[0])
     result: list[Any] = []
     for x in operands:
         if isinstance(x, _objects.Array):
@@ -213,7 +213,7 @@ def meet(name: str, *operands: Any) -> tuple[Device, tuple[Any, ...]]:
 def _follow(name: str, device: Device, x: _objects.Array) -> _objects.Array:
     other = x._device
     if other == device:
-        return x
+        return _objects.Array(x._buffer, x._layout, device)
     if other.context != device.context:
         raise ValueError(
             f"{name}: the arrays are of different OpenCL contexts, on {device!r} and {other!r}; "
@@ -242,6 +242,7 @@ def in_place(name: str, x: Any, other: Any) -> _objects.Array:
         If the result is of another type, or of another shape.
     """
     device, operands = meet(name, x, other)
+    device.before_write(x._buffer)
     dtype = result_dtype(name, meeting_dtype(name, device, common_dtype(operands)))
     if dtype != x.dtype:
         raise TypeError(f"{name} in place: the result is {dtype.name}, which an array of {x.dtype.name} cannot hold")

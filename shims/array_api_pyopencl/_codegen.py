@@ -20,6 +20,8 @@ VALUE = "value"  # a Python scalar, passed by value
 INDIRECT = "indirect"  # strided, offset by the first operand's value
 
 NAMES = "abc"
+NOWHERE = "LONG_MIN"
+"""An offset at which there is no element: NaN or 0 is read there, and nothing is written."""
 
 
 class Operand(NamedTuple):
@@ -76,12 +78,17 @@ def elementwise_source(spec: Spec) -> str:
         else:
             arguments += [f"__global const {c_type}* p_{name}", f"idx start_{name}"]
         loaded = f"value_{name}" if operand.kind == VALUE else f"p_{name}[start_{name}{_index(name, operand.kind)}]"
+        if operand.kind == INDIRECT:
+            missing = "NAN" if operand.dtype.kind in "fc" else "0"
+            loaded = f"(a == {NOWHERE} ? ({C_TYPES[operand.dtype]})({missing}) : {loaded})"
         body.append(f"  {C_TYPES[operand.meet]} {name} = {convert(loaded, operand.dtype, operand.meet)};")
     arguments += [f"idx n{d}" for d in range(spec.dimensions)]
     sides = zip(("out", *NAMES), (spec.out, *spec.operands), strict=False)
     steps = {name: side.inner for name, side in sides if side.has_strides}
     arguments += [f"idx s_{name}{d}" for name in steps for d in range(spec.dimensions)]
     value = convert(f"({spec.expression})", spec.computes, spec.out.dtype)
+    if spec.out.kind == INDIRECT:
+        body.append(f"  if (a == {NOWHERE}) return;")
     body.append(f"  out[start{_index('out', spec.out.kind)}] = {value};")
     types = [spec.out.dtype, spec.computes, *(d for o in spec.operands for d in (o.dtype, o.meet))]
     meet = spec.operands[0].meet if spec.operands else spec.computes

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from functools import cache, cached_property
+from collections.abc import Callable
+from functools import cache, cached_property, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -36,12 +37,16 @@ class Device:
         which some drivers' queues do not keep alive.
     """
 
-    __slots__ = ("__dict__", "cl_device", "context", "lock", "plans", "pool", "queue")
+    __slots__ = ("__dict__", "_queue", "cl_device", "context", "enqueue", "lock", "plans", "pool", "queue")
+
+    records = False
+    """Whether calls are only recorded: by a subclass, which then stands for an equal device."""
 
     def __init__(self, queue: cl.CommandQueue) -> None:
         if queue.properties & cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
             raise ValueError("the command queue executes out of order; array_api_pyopencl needs an in-order queue")
-        self.queue = queue
+        self._queue = self.queue = queue
+        self.enqueue: Callable[..., Any] = partial(cl.enqueue_nd_range_kernel, queue)
         try:
             self.context = queue.context
         except cl.LogicError as error:
@@ -55,13 +60,13 @@ class Device:
         self.lock = threading.Lock()  # arguments are set and a kernel enqueued as one step
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Device) and self.queue == other.queue
+        return isinstance(other, Device) and self._queue == other._queue
 
     def __hash__(self) -> int:
-        return hash(self.queue)
+        return hash(self._queue)
 
     def __repr__(self) -> str:
-        return f"Device({self.cl_device.name.strip()!r}, queue {self.queue.int_ptr:#x})"
+        return f"Device({self.cl_device.name.strip()!r}, queue {self._queue.int_ptr:#x})"
 
     @cached_property
     def dtypes(self) -> frozenset[DType]:
@@ -83,6 +88,11 @@ class Device:
     def default_complex(self) -> DType:
         """The type of Python complex numbers: complex128 where the device has it."""
         return _dtypes.complex_of(self.default_float)
+
+    @property
+    def origin(self) -> Device:
+        """The device that this one stands for: itself, unless it `records`."""
+        return self
 
     def as_dtype(self, dtype: Any) -> DType:
         """Return a caller's argument as a data type; Python's number types mean the device's default types.
@@ -197,6 +207,13 @@ class Device:
             warnings.simplefilter("ignore", cl.CompilerWarning)  # remarks on generated code; errors are raised
             return cl.Program(self.context, source).build(self.build_options, devices=[self.cl_device])
 
+    def kernel(self, source: str, name: str) -> Any:
+        """Return a new kernel object of a function in the program of `source`."""
+        return cl.Kernel(self.program(source), name)
+
+    def before_write(self, buffer: Any) -> None:
+        """Do what is due before an existing array in this buffer is assigned to: nothing."""
+
     def read(self, buffer: Any, start: int, count: int, dtype: DType) -> np.ndarray[Any, Any]:
         """Return `count` elements from the element `start` on, after waiting for them."""
         host = np.empty(count, dtype)
@@ -210,6 +227,10 @@ class Device:
         if host.nbytes:
             cl.enqueue_copy(self.queue, buffer, host)
         return buffer
+
+    def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Any:
+        """Return a new buffer of uniform float32 numbers in [0, 1)."""
+        return self.write(np.asarray(generator.random(shape, dtype=np.float32)))
 
     def synchronize(self) -> None:
         """Wait until everything that was enqueued has been computed."""

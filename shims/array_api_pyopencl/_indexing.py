@@ -60,6 +60,9 @@ def _getitem(x: Any, keys: Sequence[Any]) -> _objects.Array:
     arrays = [k for k in keys if isinstance(k, _objects.Array)]
     if not arrays:
         return basic(x, keys)
+    for index in arrays:
+        if index._device.records:
+            x = _calls.meet("__getitem__", index, x)[1][1]
     if _is_mask(keys, arrays):
         offsets = _offsets_of_mask(x, arrays[0])
         return gather(x, offsets, x._layout.strides[arrays[0].ndim :], x.shape[arrays[0].ndim :])
@@ -71,8 +74,11 @@ def _getitem(x: Any, keys: Sequence[Any]) -> _objects.Array:
 def setitem(x: Any, key: Any, value: Any) -> None:
     """Do ``x[key] = value``."""
     keys = key if isinstance(key, tuple) else (key,)
-    value = _as_value(x, value)
     arrays = [k for k in keys if isinstance(k, _objects.Array)]
+    for y in (x, value, *arrays):
+        if isinstance(y, _objects.Array):
+            y._device.before_write(x._buffer)
+    value = _as_value(x, value)
     if not arrays:
         _set(getitem(x, keys), value)
         return
@@ -217,13 +223,20 @@ def offsets_of(device: Device, indices: Sequence[tuple[Any, int, int]]) -> _obje
     Raises
     ------
     IndexError
-        If an index is out of bounds; finding out waits for the queue.
+        If an index is out of bounds; finding out waits for the queue. While calls are only recorded, the offset is
+        ``NOWHERE`` instead.
     """
     arrays = [_calls.meet("__getitem__", index)[1][0].to_device(device) for index, _, _ in indices]
     shape = _layout.broadcast_shapes(*(index.shape for index in arrays))
     result = _calls.empty(device, _dtypes.int64, shape)
     if result.size == 0:
         return result
+    key = ("offsets", *((index._buffer, index._layout, n, s) for index, (_, n, s) in zip(arrays, indices, strict=True)))
+    if device.records:  # as long as no index changes, offsets stay what they are
+        if key in device.plans:
+            known: _objects.Array = device.plans[key]
+            return known
+        _launch.remember(device, key, result)
     flag = device.write(np.zeros(1, np.int32))
     for number, index in enumerate(arrays):
         flat = _calls.compute("copy", (_broadcast(index, shape),))
@@ -233,7 +246,7 @@ def offsets_of(device: Device, indices: Sequence[tuple[Any, int, int]]) -> _obje
         _launch.launch(device, source, "offsets", arguments, (result.size,)).run(
             device, result._buffer, flat._buffer, flag
         )
-    if device.read(flag, 0, 1, np.dtype(np.int32))[0]:
+    if not device.records and device.read(flag, 0, 1, np.dtype(np.int32))[0]:
         lengths = ", ".join(str(length) for _, length, _ in indices)
         raise IndexError(f"an index array has an index out of bounds for a dimension of length {lengths}")
     return result
@@ -250,10 +263,11 @@ def _offsets_source(dtype: DType, first: bool) -> str:
         "  long i = (long)index[at];",
         f"  if (i < -length || {bad}) {{",
         "    *flag = 1;",
-        "    i = 0;",
+        f"    out[at] = {_codegen.NOWHERE};",
+        "    return;",
         "  }",
         "  if (i < 0) i += length;",
-        f"  out[at] {'=' if first else '+='} i * stride;",
+        "  out[at] = i * stride;" if first else f"  if (out[at] != {_codegen.NOWHERE}) out[at] += i * stride;",
         "}",
     )
     return "\n".join(lines)

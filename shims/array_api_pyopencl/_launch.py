@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyopencl as cl
-from pyopencl import enqueue_nd_range_kernel
 
 from array_api_pyopencl import _codegen, _layout
 from array_api_pyopencl._codegen import CONTIGUOUS, INDIRECT, SINGLE, STRIDED, VALUE, Operand, Spec
@@ -45,8 +43,8 @@ class Launch:
         self.local_size = local_size
         self.buffers: list[int] = []  # the positions of the arguments that each call sets: buffers
         self.values: list[int] = []  # and Python scalars, as bytes
-        self.set_buffers = _setter(kernel, "_set_arg_multi")
-        self.set_values = _setter(kernel, "_set_arg_buf_multi")
+        self.set_buffers = setter(kernel, "_set_arg_multi")
+        self.set_values = setter(kernel, "_set_arg_buf_multi")
 
     def run(self, device: Device, *arguments: Any) -> None:
         """Enqueue the kernel on `device` with buffers and packed scalars, in the order of its arguments."""
@@ -58,14 +56,14 @@ class Launch:
             self.set_buffers(_interleaved(self.buffers, buffers))
             if values:
                 self.set_values(_interleaved(self.values, values))
-            enqueue_nd_range_kernel(device.queue, self.kernel, self.global_size, self.local_size)
+            device.enqueue(self.kernel, self.global_size, self.local_size)
 
 
 def _interleaved(slots: Sequence[int], values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(v for pair in zip(slots, values, strict=True) for v in pair)
 
 
-def _setter(kernel: Any, name: str) -> Any:
+def setter(kernel: Any, name: str) -> Any:
     """Return a function that sets several arguments at once, given as alternating positions and values.
 
     `Kernel.set_arg` tries buffers first, and takes ten times as long for the bytes of a number.
@@ -94,7 +92,7 @@ def launch(
     In its arguments, ``None`` means a buffer and `Value` a Python scalar, both set by each call; numbers are set now.
     `size` is rounded up to whole groups; the kernel itself skips the excess work-items.
     """
-    kernel = cl.Kernel(device.program(source), name)
+    kernel = device.kernel(source, name)
     group = plain_group(device, size[0]) if group is None else group
     whole = tuple(-(-n // g) * g for n, g in zip(size, group, strict=True))
     made = Launch(kernel, whole if min(size) > 0 else None, group)

@@ -128,7 +128,7 @@ def common_library(*arrays: Array | None) -> Library:
 def creation_device(x: Array) -> Any:
     """Return the device on which to create arrays to combine with `x`; ``None`` for the default."""
     row = library_of(x)
-    return None if row is None else row.device(row.unwrap(x))
+    return None if row is None else row.device(x)
 
 
 def has_host_values(x: Array) -> bool:

@@ -26,6 +26,10 @@ def attribute(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def _itself(x: Array) -> Array:
+    return x
+
+
 @dataclass(frozen=True, eq=False)
 class Library:
     """One array library, seen through the Array API standard.
@@ -112,7 +116,7 @@ class Library:
     host_values: Callable[[Array], bool] = lambda x: False
     lazy: bool = False
     sums_in_order: bool = False
-    constant: Callable[[Array], Array] = lambda x: x
+    constant: Callable[[Array], Array] = _itself
     recomputed: Callable[[Callable[..., Array]], Callable[..., Array]] = lambda function: function
     over_blocks: Callable[..., Array] | None = None
     runtime: str = "tensorops.libraries:Runtime"
@@ -158,7 +162,9 @@ class Library:
 
     def in_form_of(self, x: Any, function: Callable[[Array], Array]) -> Any:
         """Return a function of the array in `x`, in a wrapper if `x` is one."""
-        return self.wrap(function(self.unwrapped(x))) if isinstance(x, self._wrapper_type) else function(x)
+        if function is _itself or not isinstance(x, self._wrapper_type):
+            return function(x)
+        return self.wrap(function(self.unwrapped(x)))
 
     def is_installed(self) -> bool:
         """Return whether the library can be found, without importing it."""

@@ -34,6 +34,11 @@ def _from_numpy(a: np.ndarray[Any, Any], device: Any) -> Array:
     return xp.asarray(a, device=device).cl_array
 
 
+def _device(x: Array) -> Any:
+    # What is created while a wrapper's calls are only recorded does not depend on them.
+    return x.queue if hasattr(x, "queue") else x.device.origin
+
+
 def _wait(arrays: list[Any]) -> None:
     # The runtime searches all objects for queues, which takes longer than most operators.
     for array in arrays:
@@ -50,7 +55,7 @@ LIBRARY = Library(
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,
     runtime="tensorops.libraries.pyopencl:PyopenclRuntime",
-    device=lambda x: x.queue,
+    device=_device,
     wait=_wait,
     sums_in_order=True,
     extra="opencl",

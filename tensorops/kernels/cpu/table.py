@@ -29,7 +29,7 @@ from tensorops._kernel import Configuration
 from tensorops.backends import probing
 from tensorops.backends.registry import resolve
 from tensorops.hardware import usable_processors
-from tensorops.kernels.cpu import _native, panels
+from tensorops.kernels.cpu import _native, calls, panels  # noqa: F401 - the import of `calls` has an effect
 from tensorops.ops import (
     activation,
     attention,

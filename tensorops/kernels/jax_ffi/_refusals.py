@@ -83,7 +83,7 @@ def refuse_linear(arguments: dict[str, Any]) -> str | None:
 def most_rows_of_linear(arguments: dict[str, Any]) -> int:
     """Return up to how many rows the kernel is faster than XLA, which widens half types for its product.
 
-    ``docs/architecture.md`` has the measurements.
+    ``docs/kernels-under-libraries.md`` has the measurements.
     """
     return 32 if arguments["x"].dtype == arguments["weight"].dtype == np.float32 else 256
 

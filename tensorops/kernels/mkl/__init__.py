@@ -9,7 +9,7 @@ PROVIDER = Provider(
     libraries=("numpy",),
     kernels="tensorops.kernels.mkl.table",
     summary="MKL's products of matrices, by name",
-    by_name=True,  # others were as fast or faster, except for 512 rows of half types on AVX2: see docs/architecture.md
+    by_name=True,  # others were mostly as fast: see docs/design-decisions.md
     operators=("linear",),
     distribution="mkl",
 )

@@ -6,8 +6,8 @@ A fake driver records launches; what kernels compute is tested on OpenCL devices
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import dataclasses
-import functools
 import itertools
 import sys
 
@@ -18,6 +18,7 @@ import fake_cuda
 import gpu_compiled
 import support
 import tensorops as tp
+from fake_cuda import installed, on_gpu, take_tensors_for_cudas
 from tensorops import _providers
 from tensorops.backends.settings import Settings, activate
 from tensorops.kernels._gpu import normalization
@@ -40,21 +41,30 @@ def nvrtc(monkeypatch, tmp_path):
     return fake
 
 
+PATHS = ("compiled", "python")
+
+
+@pytest.fixture(params=PATHS)
+def path(request, monkeypatch):
+    """Calls are looked up by the compiled module, and by Python alone."""
+    if request.param == "python":
+        monkeypatch.setattr(_launch, "compiled", None)
+    elif _launch.compiled is None:
+        pytest.skip("there is no compiled module")
+    return request.param
+
+
+def both_paths(name, values):
+    """Parametrize a test so that a short run has every value with each path."""
+    pairs = [(path, value) for path in PATHS for value in values]
+    ids = [f"{path}-{value}" for path, value in pairs]
+    return pytest.mark.parametrize(("path", name), pairs, ids=ids, indirect=["path"])
+
+
 @pytest.fixture
-def driver(cupy, nvrtc, monkeypatch):
+def driver(cupy, nvrtc, monkeypatch, path):
     """A fake driver in place of NVIDIA's, for arrays of a fake CuPy."""
     return installed(fake_cuda.Driver(lambda: cupy.current), monkeypatch)
-
-
-def installed(driver, monkeypatch):
-    """Put a driver in place of NVIDIA's; nothing is left over from other tests."""
-    monkeypatch.setattr(_driver, "library", lambda: driver)
-    monkeypatch.setattr(_driver, "device", functools.cache(_driver.Device))
-    monkeypatch.setattr(_launch, "_kernel", functools.cache(_launch._kernel.__wrapped__))
-    owners = {}
-    for module in (_arrays, _launch):
-        monkeypatch.setattr(module, "owners", owners)
-    return driver
 
 
 @pytest.fixture
@@ -87,17 +97,6 @@ def rms_norm(kernel_of, driver):
     return kernel_of(tp.rms_norm, normalization.rms_norm)
 
 
-def on_gpu(cupy, a, device=0):
-    """Return an array of the fake CuPy at a multiple of 16 bytes, as CuPy's pool has it."""
-    a = np.asarray(a)
-    memory = np.empty(a.nbytes + 16, np.uint8)
-    start = -memory.ctypes.data % 16
-    with cupy.cuda.Device(device):
-        made = cupy.asarray(memory[start : start + a.nbytes].view(a.dtype).reshape(a.shape))
-    made[...] = a
-    return made
-
-
 def operand(x):
     """The metadata of an array of the fake CuPy, written anew."""
     alignment = next(n for n in (16, 8, 4, 2, 1) if x.data.ptr % n == 0)
@@ -108,10 +107,31 @@ def expected_parameters(launch, pointers):
     return [pointers[a].to_bytes(8, sys.byteorder) if isinstance(a, str) else a.tobytes() for a in launch.arguments]
 
 
+def in_c(driver, monkeypatch):
+    """Make the fake's launch a function of C, as NVIDIA's driver has; return a list of the streams that it gets."""
+    launch, streams = driver.cuLaunchKernelEx, []
+    kind = ctypes.CFUNCTYPE(
+        ctypes.c_int,
+        ctypes.POINTER(_driver._Config),
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_void_p,
+    )
+
+    @kind
+    def function_of_c(config, function, parameters, extra):
+        streams.append(config.contents.stream)
+        at = [parameters[i] for i in range(len(driver.sizes))]
+        return launch(ctypes.byref(config.contents), ctypes.c_void_p(function), at, extra)
+
+    monkeypatch.setattr(driver, "cuLaunchKernelEx", function_of_c, raising=False)
+    return streams
+
+
 # --- what is launched ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", [np.s_[:], np.s_[::2, 1:], np.s_[::-1, 4:], np.s_[:, ::3], np.s_[0]], ids=str)
+@both_paths("index", [np.s_[:], np.s_[::2, 1:], np.s_[::-1, 4:], np.s_[:, ::3], np.s_[0]])
 def test_arguments_are_packed_as_planned(rms_norm, driver, cupy, index):
     x = on_gpu(cupy, np.ones((6, 40), np.float32))[index]
     weight = on_gpu(cupy, np.ones(x.shape[-1], np.float32))
@@ -210,7 +230,10 @@ def test_no_rows_launch_nothing(rms_norm, driver, cupy):
 
 
 def test_arrays_of_another_device_are_computed_there(rms_norm, driver, nvrtc, cupy):
-    x, weight = on_gpu(cupy, np.ones((2, 8), np.float32), 1), on_gpu(cupy, np.ones(8, np.float32), 1)
+    x, weight = (
+        on_gpu(cupy, np.ones((2, 8), np.float32), 1),
+        on_gpu(cupy, np.ones(8, np.float32), 1),
+    )
     y = rms_norm.function(x, weight)
     assert (y.on, cupy.current) == (1, 0)
     (launched,) = driver.launches
@@ -252,8 +275,11 @@ def test_a_failed_launch_is_an_error(rms_norm, driver, cupy):
         rms_norm.function(x, weight)
 
 
-def test_threads_launch_their_own_arrays(rms_norm, driver, cupy):
+@both_paths("language", ["c", "python"])
+def test_threads_launch_their_own_arrays(language, rms_norm, driver, cupy, monkeypatch):
     calls = 200
+    if language == "c":
+        in_c(driver, monkeypatch)
     weight = on_gpu(cupy, np.ones(8, np.float32))
     rms_norm.function(on_gpu(cupy, np.ones((2, 8), np.float32)), weight)
     driver.launches.clear()
@@ -268,6 +294,109 @@ def test_threads_launch_their_own_arrays(rms_norm, driver, cupy):
     pairs = {(x.data.ptr, y.data.ptr) for x, y in zip(arrays, results, strict=True)}
     launched = {tuple(int.from_bytes(p.parameters[i], sys.byteorder) for i in (0, 12)) for p in driver.launches}
     assert (launched, len(driver.launches)) == (pairs, calls)
+
+
+# --- by which path -----------------------------------------------------------------------------------------
+
+
+def parts(launched, pointer):
+    """What a launch is but for where its result is: an address that must be among its parameters, once."""
+    result = pointer.to_bytes(8, sys.byteorder)
+    assert launched.parameters.count(result) == 1
+    parameters = [None if p == result else p for p in launched.parameters]
+    return launched._replace(parameters=parameters)
+
+
+@pytest.fixture
+def signed(monkeypatch):
+    """How often Python has read the metadata of a call's arguments."""
+    count = []
+    for arrays in (_arrays.CupyArrays, _arrays.TorchTensors):
+        sign = arrays.sign
+        monkeypatch.setattr(arrays, "sign", lambda *args, sign=sign: count.append(1) or sign(*args))
+    return count
+
+
+def test_usual_calls_are_looked_up_by_the_compiled_module(rms_norm, driver, cupy, path, signed):
+    x, weight = on_gpu(cupy, np.ones((2, 8), np.float32)), on_gpu(cupy, np.ones(8, np.float32))
+    rms_norm.function(x, weight)  # the first array of a type: Python finds its library
+    del signed[:]
+    calls = [((x, weight), {}), ((x,), {"weight": weight, "eps": 0.5})]
+    calls += [((x[::2], weight), {}), ((x, weight), {"axis": -1})]
+    for args, kwargs in calls * 2:
+        y = rms_norm.function(*args, **kwargs)
+        parts(driver.launches[-1], y.data.ptr)
+        assert y.shape == args[0].shape
+    assert len(signed) == (0 if path == "compiled" else 8)
+
+
+def test_calls_that_differ_in_anything_are_different(rms_norm, driver, cupy):
+    """What only an option, a name, a dtype, a stride, a shape, an address or the order of arguments tells apart."""
+    a, b = on_gpu(cupy, np.ones((4, 4), np.float32)), on_gpu(cupy, np.ones((4, 4), np.float16))
+    row, memory = on_gpu(cupy, np.ones(4, np.float32)), on_gpu(cupy, np.ones(17, np.float32))
+    calls = [
+        ((a, row), {}), ((b, row), {}), ((a, row), {"eps": 0.25}), ((a, row), {"weight_offset": 0.25}),
+        ((a.T, row), {}), ((a[:2], row), {}), ((a[:4:2], row), {}), ((memory[1:17].reshape(4, 4), row), {}),
+        ((a, a[1]), {}), ((a, memory[:8:2]), {}), ((a, memory[1:5]), {}), ((a, row), {"eps": 1}), ((a, row, 0.5), {}),
+    ]  # fmt: skip
+
+    def launched(args, kwargs):
+        y = rms_norm.function(*args, **kwargs)
+        return parts(driver.launches[-1], y.data.ptr)
+
+    alone = []
+    for call in calls:
+        _launch.forget_calls()
+        alone.append(launched(*call))
+    assert all(a != b for a, b in itertools.combinations(alone, 2))
+    _launch.forget_calls()
+    assert [launched(*call) for call in [*calls, *calls]] == [*alone, *alone]
+
+
+@both_paths("library", ["cupy", "torch"])
+def test_a_function_of_c_is_launched_as_one_of_python(library, kernel_of, driver, cupy, path, request, monkeypatch):
+    """The compiled module calls NVIDIA's driver itself; what that gets is what Python gives it."""
+    in_python = []
+
+    def runner(*args):
+        run = short_runner(*args)
+        return lambda places: (in_python.append(places), run(places))[1]
+
+    short_runner = _launch._short_runner
+    monkeypatch.setattr(_launch, "_short_runner", runner)
+    kernel = kernel_of(tp.rms_norm, normalization.rms_norm)
+    if library == "torch":
+        torch = take_tensors_for_cudas(monkeypatch)
+        arrays = [torch.ones(2, 8), torch.ones(8)]
+        pointer = torch.Tensor.data_ptr
+    else:
+        arrays = [on_gpu(cupy, np.ones((2, 8), np.float32)), on_gpu(cupy, np.ones(8, np.float32))]
+        pointer = lambda x: x.data.ptr  # noqa: E731
+    y = kernel.function(*arrays, eps=0.25)
+    expected = parts(driver.launches[-1], pointer(y))
+    in_python.clear()
+    _launch.forget_calls()
+    driver.launches.clear()
+    streams = in_c(driver, monkeypatch)
+    results = [kernel.function(*arrays, eps=0.25) for _ in range(2)]
+    for y, launched in zip(results, driver.launches, strict=True):
+        assert parts(launched, pointer(y)) == expected
+    assert streams == [driver.launches[0].stream] * 2
+    assert len(in_python) == (0 if path == "compiled" else 2)
+    if library == "cupy":  # which must make the result on the device of the arguments, and launch there
+        del driver.launches[:]
+        there = [on_gpu(cupy, np.ones(shape, np.float32), 1) for shape in ((2, 8), 8)]
+        for _ in range(2):
+            assert kernel.function(*there, eps=0.25).on == 1
+        assert [(launched.context, launched.stream) for launched in driver.launches] == [(101, 7001)] * 2
+    del driver.launches[:]
+    times = 2 if path == "compiled" else 1  # what fails in C is tried again in Python
+    driver.statuses = [201] * times  # the thread has not used the device
+    kernel.function(*arrays, eps=0.25)
+    assert (len(driver.launches), driver.entered) == (1, [100])
+    driver.statuses = [719] * times
+    with pytest.raises(RuntimeError, match=r"^CUDA error 719: something happened$"):
+        kernel.function(*arrays, eps=0.25)
 
 
 # --- what is compiled and kept ---------------------------------------------------------------------------
@@ -345,21 +474,6 @@ def test_wrong_arguments_get_the_operators_words(rms_norm, driver, cupy):
 # --- torch's tensors -----------------------------------------------------------------------------------------
 
 
-def take_tensors_for_cudas(monkeypatch):
-    """Let torch's tensors in host memory say that they are on CUDA device 0; return torch."""
-    torch = support.require("torch").xp and sys.modules["torch"]
-    own = _arrays.arrays_of(torch.Tensor)
-    own.current = lambda: 0
-    own.stream = lambda device: 9000 + device
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0)
-    made_there = type(own).maker
-    on_host = lambda *args: functools.partial(made_there(*args), device="cpu")  # noqa: E731
-    monkeypatch.setattr(type(own), "maker", on_host)
-    monkeypatch.setattr(type(own), "put", lambda self, a, device: torch.from_numpy(a))
-    return torch
-
-
 @pytest.fixture
 def torch(rms_norm, monkeypatch):
     """Torch, whose tensors in host memory say that they are on CUDA device 0; other kernels have none."""
@@ -367,7 +481,7 @@ def torch(rms_norm, monkeypatch):
     return take_tensors_for_cudas(monkeypatch)
 
 
-def test_tensors_are_launched_as_they_are(torch, driver):
+def test_tensors_are_launched_as_they_are(torch, driver, path, signed):
     base = torch.ones(4, 6, 32, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.ones(32), requires_grad=False)
     for x in (base, base[1:, ::2], base.transpose(0, 1), base[:1].expand(5, 6, 32)):
@@ -384,6 +498,10 @@ def test_tensors_are_launched_as_they_are(torch, driver):
         pointers = dict(zip(("x", "weight", "y"), places, strict=True))
         assert launched.parameters == expected_parameters(plan.launches[0], pointers)
     assert tp.rms_norm.explain(base).kernel == "cuda"
+    del signed[:]
+    for x in (base, base[1:, ::2], base.reshape(-1)):
+        tp.rms_norm(x)
+    assert len(signed) == (0 if path == "compiled" else 3)
 
 
 def test_what_torch_must_see_gets_the_body(torch, driver):
@@ -425,7 +543,7 @@ UNLIKE_THEIR_METADATA = {  # or without such
 
 
 @pytest.mark.filterwarnings("ignore:(Sparse CSR|The PyTorch API of nested)")
-@pytest.mark.parametrize("kind", UNLIKE_THEIR_METADATA)
+@both_paths("kind", UNLIKE_THEIR_METADATA)
 def test_tensors_that_are_not_what_their_metadata_say(torch, driver, kind):
     kernel, x = tp.rms_norm._kernels["cuda"], UNLIKE_THEIR_METADATA[kind](torch)
     kernel.function(torch.ones(2, 8))  # has the same metadata, so its plan is known
