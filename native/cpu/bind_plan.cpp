@@ -1,6 +1,9 @@
 // Plans of recorded calls; tensorops/persistent makes them.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
+
+#include <optional>
 
 #include "bind.h"
 #include "plan.h"
@@ -53,17 +56,24 @@ void move_array(Plan& plan, std::int64_t array, nb::handle to, std::int64_t offs
     plan.move_array(array, PyArray_BYTES(as_array(to)) + offset);
 }
 
-void run(Plan& plan, std::size_t begin, double* seconds) {
+// Where a part of a plan ends, which is at the last call if nobody says where
+std::size_t end_of(const Plan& plan, std::size_t begin, std::optional<std::size_t> end) {
+    const std::size_t found = end.value_or(plan.calls());
+    if (begin > found || found > plan.calls()) throw nb::index_error("a plan has no such calls");
+    return found;
+}
+
+void run(Plan& plan, std::size_t begin, std::size_t end, double* seconds) {
     std::string message;
     std::size_t done = 0;
-    const auto all = [&] { done = plan.run(begin, message, seconds); };
+    const auto all = [&] { done = plan.run(begin, end, message, seconds); };
     if (on_main_thread()) {
         compute_interruptibly(all);
     } else {
         nb::gil_scoped_release released;
         all();
     }
-    if (done < plan.calls()) throw nb::value_error((std::to_string(done) + " " + message).c_str());
+    if (done < end) throw nb::value_error((std::to_string(done) + " " + message).c_str());
 }
 
 }  // namespace
@@ -76,16 +86,21 @@ void bind_plan(nb::module_& m) {
         .def("add_call", &Plan::add_call, "handler"_a, "arguments"_a, "results"_a, "options"_a,
              "Add a call; return whether there is such a handler.")
         .def(
-            "run", [](Plan& plan, std::size_t begin) { run(plan, begin, nullptr); }, "begin"_a = 0,
-            "Run the calls from one on. The message of an error begins with the number of the call.")
+            "run",
+            [](Plan& plan, std::size_t begin, std::optional<std::size_t> end) {
+                run(plan, begin, end_of(plan, begin, end), nullptr);
+            },
+            "begin"_a = 0, "end"_a = nb::none(),
+            "Run the calls from one to before another one. The message of an error begins with the number of the call.")
         .def(
             "profile",
-            [](Plan& plan) {
-                std::vector<double> seconds(plan.calls());
-                run(plan, 0, seconds.data());
+            [](Plan& plan, std::size_t begin, std::optional<std::size_t> end) {
+                const std::size_t found = end_of(plan, begin, end);
+                std::vector<double> seconds(found - begin);
+                run(plan, begin, found, seconds.data());
                 return seconds;
             },
-            "Run the calls; return how many seconds each took.");
+            "begin"_a = 0, "end"_a = nb::none(), "Run calls as `run` does; return how many seconds each took.");
 }
 
 }  // namespace tensorops

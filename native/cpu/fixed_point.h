@@ -135,12 +135,10 @@ inline Vec<float> products_of_block(U32 weights, const Block<kBits>& x) {
         const __m512i nibble = _mm512_set1_epi8(15);
         const __m512i low = _mm512_and_si512(packed, nibble);
         const __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble);
-        const __m512i zero = _mm512_setzero_si512();
-        const __m512i a = dot(dot(zero, low, x.digits[0][0]), high, x.digits[0][1]);
-        const __m512i b = dot(dot(zero, low, x.digits[1][0]), high, x.digits[1][1]);
-        const __m512i c = dot(dot(zero, low, x.digits[2][0]), high, x.digits[2][1]);
-        const __m512i upper = _mm512_add_epi32(_mm512_slli_epi32(a, 8), b);
-        return reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(upper, 8), c)));
+        __m512i sum = dot(dot(_mm512_setzero_si512(), low, x.digits[0][0]), high, x.digits[0][1]);
+        sum = dot(dot(_mm512_slli_epi32(sum, 8), low, x.digits[1][0]), high, x.digits[1][1]);
+        sum = dot(dot(_mm512_slli_epi32(sum, 8), low, x.digits[2][0]), high, x.digits[2][1]);
+        return reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(sum));
     } else {
         if (kSigned) packed = _mm512_xor_si512(packed, _mm512_set1_epi8(-128));  // adds 128
         const auto start = [&x](int d) { return kSigned ? _mm512_loadu_si512(x.start[d]) : _mm512_setzero_si512(); };

@@ -36,11 +36,21 @@ xla::Handler* find_handler(const std::string& name) {
     return nullptr;
 }
 
+// Threads of the team wait for the next call, and begin within a fraction of a microsecond. Attention to 65 tokens in
+// SmolLM2-135M, whose keys and values are 100 KiB from memory, took 6.3 µs on two threads and 9.1 on one.
+constexpr std::int64_t kAwakeBytesPerThread = 32 * 1024;
+
 // While this exists, calls of this thread use a team whose threads stay awake.
 class Replaying {
   public:
-    explicit Replaying(int threads) : team_(lent_threads(threads)) { xla::replaying = &team_; }
-    ~Replaying() { xla::replaying = nullptr; }
+    explicit Replaying(int threads) : team_(lent_threads(threads)) {
+        xla::replaying = &team_;
+        bytes_per_thread = kAwakeBytesPerThread;
+    }
+    ~Replaying() {
+        xla::replaying = nullptr;
+        bytes_per_thread = kBytesPerThread;
+    }
     Replaying(const Replaying&) = delete;
     Replaying& operator=(const Replaying&) = delete;
 
@@ -97,11 +107,11 @@ bool Plan::add_call(const std::string& handler, const std::vector<std::int64_t>&
     return true;
 }
 
-std::size_t Plan::run(std::size_t begin, std::string& message, double* seconds) {
+std::size_t Plan::run(std::size_t begin, std::size_t end, std::string& message, double* seconds) {
     using Clock = std::chrono::steady_clock;
     const Replaying team(threads_);
     auto since = seconds ? Clock::now() : Clock::time_point{};
-    for (std::size_t i = begin; i < calls_.size(); ++i) {
+    for (std::size_t i = begin; i < end; ++i) {
         if (const std::unique_ptr<xla::Error> error{calls_[i]->handler(&calls_[i]->frame)}) {
             message = error->message;
             return i;
@@ -109,10 +119,10 @@ std::size_t Plan::run(std::size_t begin, std::string& message, double* seconds) 
         if (interruption && interruption->happened()) return i;
         if (!seconds) continue;
         const auto now = Clock::now();
-        seconds[i] = std::chrono::duration<double>(now - since).count();
+        seconds[i - begin] = std::chrono::duration<double>(now - since).count();
         since = now;
     }
-    return calls_.size();
+    return end;
 }
 
 }  // namespace tensorops

@@ -32,9 +32,10 @@ class Plan {
     bool add_call(const std::string& handler, const std::vector<std::int64_t>& arguments,
                   const std::vector<std::int64_t>& results, const std::vector<std::pair<std::string, double>>& options);
 
-    // Runs all calls in order, or those from `begin` on. Returns how many have been run, which is less if one failed or
-    // the run was interrupted; what went wrong is then in `message`. With `seconds`, the time of each call is stored.
-    std::size_t run(std::size_t begin, std::string& message, double* seconds);
+    // Runs the calls from `begin` to before `end` in order. Returns where it stopped, which is less than `end` if one
+    // failed or the run was interrupted; what went wrong is then in `message`. With `seconds`, the time of each call is
+    // stored, that of the first one at the beginning.
+    std::size_t run(std::size_t begin, std::size_t end, std::string& message, double* seconds);
 
     std::size_t calls() const { return calls_.size(); }
 

@@ -16,6 +16,7 @@
 
 #include "dot_tiles.h"
 #include "fixed_point.h"
+#include "lanes.h"
 #include "linear.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -227,8 +228,27 @@ struct ScaleOfLane {
     }
 };
 
+#if defined(__AVX512F__)
+// The sums of the lanes of four vectors, in the order of sum_of_lanes: halves first.
+inline void store_sums_of_lanes(Vec<float> a, Vec<float> b, Vec<float> c, Vec<float> d, float* y) {
+    const auto halves = [](__m512 v, __m512 w) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(v, w, 0x44), _mm512_shuffle_f32x4(v, w, 0xee));
+    };
+    const __m512 ab = halves(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b));
+    const __m512 cd = halves(reinterpret_cast<__m512>(c), reinterpret_cast<__m512>(d));
+    __m512 v = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    v = _mm512_add_ps(v, _mm512_permute_ps(v, 0x4e));
+    v = _mm512_add_ps(v, _mm512_permute_ps(v, 0xb1));
+    _mm_storeu_ps(y, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, v)));
+}
+#else
+inline void store_sums_of_lanes(Vec<float> a, Vec<float> b, Vec<float> c, Vec<float> d, float* y) {
+    for (const Vec<float>& v : {a, b, c, d}) *y++ = sum_of_lanes<float>(v);
+}
+#endif
+
 // How many bytes ahead weights are fetched. Their rows are short, and processors prefetch only within a page.
-inline constexpr std::int64_t kAhead = 2048;
+inline constexpr std::int64_t kAhead = 4096;
 
 // The numbers that are the same for all outputs
 template <int kBits>
@@ -246,70 +266,104 @@ struct Lengths {
           last(groups) {}
 };
 
-// One output for some rows.
-template <int kRows, int kBits, bool kSigned, class S>
-inline void one_output(const QuantizedLinear& op, const Lengths<kBits>& lengths, const FixedRow<kBits>* x,
-                       std::int64_t index, float (*y)[kOutputs]) {
-    constexpr std::int64_t per_chunk = kChunk / kBlockWeights<kBits>, block_bytes = kVectorBytes;
-    const Output o = output(op, index);
-    const S *scales = reinterpret_cast<const S*>(o.scales), *biases = reinterpret_cast<const S*>(o.biases);
-    const std::int64_t bytes = lengths.bytes, groups = lengths.groups;
-    for (std::int64_t i = 0; i < bytes; i += 64) fetch(o.weight + kAhead + i);
-    const std::int64_t scale_bytes = groups * static_cast<std::int64_t>(sizeof(S));
+// The number of outputs that are computed together for one row of x if rows of weights are short: each needs the row's
+// digits again. Rows of 288 bytes that came from memory took 0.85 of the time, but rows of 576 and 768 bytes 1.1.
+inline constexpr int kOutputsOfOneRow = kMasks ? 4 : 1;
+inline constexpr std::int64_t kShortRow = 512;  // bytes
+
+// Always inlined for the same reason as `fetch`.
+template <int kBits, class S>
+inline __attribute__((always_inline)) void fetch_ahead(const QuantizedLinear& op, const Lengths<kBits>& lengths,
+                                                       const Output& o) {
+    const std::int64_t scale_bytes = lengths.groups * static_cast<std::int64_t>(sizeof(S));
+    for (std::int64_t i = 0; i < lengths.bytes; i += 64) fetch(o.weight + lengths.rows_ahead * op.weight_stride + i);
     for (std::int64_t i = 0; i < scale_bytes; i += 64) {
         fetch(o.scales + lengths.rows_ahead * op.scale_stride + i);
-        if (!kSigned) fetch(o.biases + lengths.rows_ahead * op.bias_stride + i);
+        if (o.biases) fetch(o.biases + lengths.rows_ahead * op.bias_stride + i);
     }
-    Vec<float> sum[kRows] = {};
-    const auto add = [&](U32 packed, std::int64_t block, Vec<float> scale) {
-        for (int r = 0; r < kRows; ++r) {
+}
+
+// Some neighbouring outputs for some rows. Sums are `long` if they are taken in blocks. What is of one output or row
+// has an index that is known when this is compiled: otherwise it would not stay in registers.
+template <int kRows, int kCount, bool kLong, int kBits, bool kSigned, class S>
+inline __attribute__((always_inline)) void outputs_together(const QuantizedLinear& op, const Lengths<kBits>& lengths,
+                                                            const FixedRow<kBits>* x, std::int64_t index,
+                                                            float (*y)[kOutputs]) {
+    constexpr std::int64_t per_chunk = kChunk / kBlockWeights<kBits>, block_bytes = kVectorBytes;
+    const std::int64_t bytes = lengths.bytes, groups = lengths.groups;
+    const auto each_output = [](auto f) { for_each<kCount>(f); };
+    const auto each_row = [](auto f) { for_each<kRows>(f); };
+    Output of[kCount];
+    each_output([&](auto i) {
+        of[i] = output(op, index + static_cast<std::int64_t>(i));
+        fetch_ahead<kBits, S>(op, lengths, of[i]);
+    });
+    const auto scales = [&of](auto i) { return reinterpret_cast<const S*>(of[i].scales); };
+    const auto biases = [&of](auto i) { return reinterpret_cast<const S*>(of[i].biases); };
+    Vec<float> sum[kCount][kRows] = {}, s[kCount];
+    const auto add = [&](auto i, U32 packed, std::int64_t block, Vec<float> scale) {
+        each_row([&](auto r) {
             const Block<kBits>& b = x[r].blocks[block];
             // In this order: the product of two small scales could be below the normal numbers.
-            sum[r] += (products_of_block<kBits, kSigned>(packed, b) * load(b.scales)) * scale;
-        }
+            sum[i][r] += (products_of_block<kBits, kSigned>(packed, b) * load(b.scales)) * scale;
+        });
     };
-    Total<float> total[kRows];
+    Total<float> total[kLong ? kCount : 1][kRows];
     const auto end_block_of_sums = [&] {
-        for (int r = 0; r < kRows; ++r) {
-            total[r].add(sum[r]);
-            sum[r] = Vec<float>{};
-        }
+        each_output([&](auto i) {
+            each_row([&](auto r) {
+                total[i][r].add(sum[i][r]);
+                sum[i][r] = Vec<float>{};
+            });
+        });
     };
     std::int64_t block = 0, group = 0;
     const std::int64_t in_vector = kMasks ? lengths.groups_of_chunk : kLanes<float>;
     for (; group + in_vector <= groups; group += lengths.groups_of_chunk) {
-        if (block % (kAddedPlainly * per_chunk) == 0 && block > 0) end_block_of_sums();
-        const Vec<float> s = load_first(scales + group, in_vector);
+        if constexpr (kLong)
+            if (block % (kAddedPlainly * per_chunk) == 0 && block > 0) end_block_of_sums();
+        each_output([&](auto i) { s[i] = load_first(scales(i) + group, in_vector); });
 #pragma GCC unroll 8
         for (std::int64_t b = 0; b < per_chunk; ++b, ++block)
-            add(load_bits<U32>(o.weight + block_bytes * block), block, chosen(s, lengths.lanes.index[b]));
+            each_output([&](auto i) {
+                add(i, load_bits<U32>(of[i].weight + block_bytes * block), block, chosen(s[i], lengths.lanes.index[b]));
+            });
     }
     const std::int64_t begin = kMasks ? group : lengths.last.begin;
     if (group < groups) {  // the last vector of scales
-        const Vec<float> s = load_first(scales + begin, groups - begin);
+        each_output([&](auto i) { s[i] = load_first(scales(i) + begin, groups - begin); });
         for (; group < groups; group += lengths.groups_of_chunk) {
             const I32 shift = I32{} + static_cast<std::int32_t>(group - begin);
-            for (std::int64_t b = 0; b < per_chunk && block_bytes * block < bytes; ++b, ++block) {
-                const U32 packed = load_packed(o.weight + block_bytes * block, bytes - block_bytes * block);
-                const I32 lane = lengths.lanes.index[b];
-                add(packed, block, chosen(s, kMasks ? lane : lane + shift));
-            }
+            for (std::int64_t b = 0; b < per_chunk && block_bytes * block < bytes; ++b, ++block)
+                each_output([&](auto i) {
+                    const U32 packed = load_packed(of[i].weight + block_bytes * block, bytes - block_bytes * block);
+                    const I32 lane = lengths.lanes.index[b];
+                    add(i, packed, block, chosen(s[i], kMasks ? lane : lane + shift));
+                });
         }
     }
     if constexpr (!kSigned) {
-        const auto add_biases = [&](Vec<float> b, std::int64_t g) {
-            for (int r = 0; r < kRows; ++r) sum[r] += b * load(x[r].sums + g);
+        const auto add_biases = [&](auto i, Vec<float> b, std::int64_t g) {
+            each_row([&](auto r) { sum[i][r] += b * load(x[r].sums + g); });
         };
         std::int64_t g = 0;
         for (; g + kLanes<float> <= groups; g += kLanes<float>) {
-            if (g % (kAddedPlainly * kLanes<float>) == 0 && g > 0) end_block_of_sums();
-            add_biases(load(biases + g), g);
+            if constexpr (kLong)
+                if (g % (kAddedPlainly * kLanes<float>) == 0 && g > 0) end_block_of_sums();
+            each_output([&](auto i) { add_biases(i, load(biases(i) + g), g); });
         }
-        if (g < groups) add_biases(load_first(biases + lengths.last.begin, groups - lengths.last.begin), g);
+        const std::int64_t last = lengths.last.begin;
+        if (g < groups) each_output([&](auto i) { add_biases(i, load_first(biases(i) + last, groups - last), g); });
     }
-    const bool in_blocks = op.x.length > kAddedPlainly * kChunk;
-    if (in_blocks) end_block_of_sums();
-    for (int r = 0; r < kRows; ++r) y[r][0] = in_blocks ? total[r].value() : sum_of_lanes<float>(sum[r]);
+    if constexpr (kLong) end_block_of_sums();
+    each_row([&](auto r) {
+        if constexpr (kLong)
+            each_output([&](auto i) { y[r][i] = total[i][r].value(); });
+        else if constexpr (kCount == 4)
+            store_sums_of_lanes(sum[0][r], sum[1][r], sum[2][r], sum[3][r], y[r]);
+        else
+            each_output([&](auto i) { y[r][i] = sum_of_lanes<float>(sum[i][r]); });
+    });
 }
 
 inline bool takes_few(const QuantizedLinear& op) { return op.group_size % kFixed == 0 && kChunk % op.group_size == 0; }
@@ -340,9 +394,19 @@ struct Way {
         return make_fixed<kBits, kSigned>(x, op.x.length, blocks, count);
     }
 
+    // Outputs for kRows rows: `width` of them, from the `first` row of W on.
     template <int kRows, class S>
-    void compute(const Row* rows, std::int64_t index, float (*y)[kOutputs]) const {
-        one_output<kRows, kBits, kSigned, S>(op, lengths, rows, index, y);
+    void compute(const Row* rows, std::int64_t first, std::int64_t width, float (*y)[kOutputs]) const {
+        constexpr int kCount = kRows == 1 ? kOutputsOfOneRow : 1;
+        const auto at = [y](std::int64_t i) { return reinterpret_cast<float (*)[kOutputs]>(&y[0][i]); };
+        const bool is_long = op.x.length > kAddedPlainly * kChunk;
+        std::int64_t i = 0;
+        if (!is_long && lengths.bytes <= kShortRow)
+            for (; i + kCount <= width; i += kCount)
+                outputs_together<kRows, kCount, false, kBits, kSigned, S>(op, lengths, rows, first + i, at(i));
+        for (; i < width; ++i)
+            is_long ? outputs_together<kRows, 1, true, kBits, kSigned, S>(op, lengths, rows, first + i, at(i))
+                    : outputs_together<kRows, 1, false, kBits, kSigned, S>(op, lengths, rows, first + i, at(i));
     }
 };
 
@@ -352,8 +416,7 @@ struct Way {
 template <int kRows, class T, class S, class W>
 void some_outputs(const W& way, const typename W::Row* rows, T* const* y, std::int64_t first, std::int64_t width) {
     float sums[kRows][kOutputs];
-    for (std::int64_t i = 0; i < width; ++i)
-        way.template compute<kRows, S>(rows, first + i, reinterpret_cast<float (*)[kOutputs]>(&sums[0][i]));
+    way.template compute<kRows, S>(rows, first, width, sums);
     for (int r = 0; r < kRows; ++r) store_outputs(y[r], sums[r], nullptr, width);
 }
 

@@ -393,9 +393,10 @@ inline auto load_some(const T* p, std::int64_t n) {
     return n == kLanes<T> ? load(p) : load_part(p, n);
 }
 
-// ---- fetch: prefetch into the first-level cache; any address is valid
+// ---- fetch: prefetch into the first-level cache; any address is valid. Always inlined: GCC takes a function that only
+// prefetches for one without effects, and drops calls of it that it has not inlined by then.
 
-inline void fetch(const void* p) { __builtin_prefetch(p); }
+inline __attribute__((always_inline)) void fetch(const void* p) { __builtin_prefetch(p); }
 
 // ---- a row of n results: f(i, k) returns the vector from i on, of which k elements are stored
 

@@ -1,5 +1,5 @@
-// The lengths and pages of a program are known only when it runs, and a program cannot raise an error of its own: those
-// out of range are clamped, as the operator's body does.
+// The lengths and pages of a program are known only when it runs. A program of XLA cannot raise an error of its own, so
+// those out of range are clamped, as the operator's body does; a plan reports them.
 #include <algorithm>
 #include <cstring>
 
@@ -9,12 +9,11 @@ namespace tensorops::xla {
 
 namespace {
 
-// The integers of an array, of which those below 0 count as 0, and those beyond `most` as that.
-std::vector<std::int64_t> read_clamped(const Buffer& b, std::int64_t most) {
-    std::vector<std::int64_t> numbers = read_integers(b);
-    const std::int64_t negative = b.dtype == kUint64 ? most : 0;  // those beyond int64
-    for (std::int64_t& n : numbers) n = n < 0 ? negative : std::min(n, most);
-    return numbers;
+// Lets an integer of an array be one from 0 to `most`. Returns whether it was.
+bool clamp(std::int64_t& n, const Buffer& b, std::int64_t most) {
+    if (n >= 0 && n <= most) return true;
+    n = n >= 0 || b.dtype == kUint64 ? most : 0;  // those of uint64 beyond int64 are negative here
+    return false;
 }
 
 // A call as the kernel takes it, and the integers that it points to.
@@ -70,7 +69,7 @@ Wrong read_pages(const Call& call, Bound& bound) {
     if (!table) return k.dims[0] == op.batch ? nullptr : "keys of another batch size";
     if (table->rank != 2 || table->dims[0] != op.batch || elements(*table) == 0) return "a table that does not fit";
     if (!is_integer(*table)) return "a table without integers";
-    bound.pages = read_clamped(*table, k.dims[0] - 1);
+    bound.pages = read_integers(*table);
     op.pages = bound.pages.data();
     op.page_size = k.dims[2];
     op.pages_each = table->dims[1];
@@ -84,8 +83,27 @@ Wrong read_lengths(const Call& call, Bound& bound) {
     if (!lengths) return nullptr;
     if (!is_vector(*lengths, bound.op.batch)) return "lengths that do not fit";
     if (!is_integer(*lengths)) return "lengths that are not integers";
-    bound.lengths = read_clamped(*lengths, bound.op.keys);
+    bound.lengths = read_integers(*lengths);
+    for (std::int64_t& n : bound.lengths)
+        if (!clamp(n, *lengths, bound.op.keys) && replaying) return "a length that is out of range";
     bound.op.lengths = bound.lengths.data();
+    return nullptr;
+}
+
+// Those of keys that no query attends to may be anything; before a window, they are not told from others here.
+Wrong limit_pages(const Call& call, Bound& bound) {
+    const Attention& op = bound.op;
+    if (bound.pages.empty()) return nullptr;
+    const Buffer& table = *named(call, "page_table");
+    for (std::int64_t b = 0; b < op.batch; ++b) {
+        const std::int64_t keys = op.lengths ? op.lengths[b] : op.keys;
+        for (std::int64_t i = 0; i < op.pages_each; ++i) {
+            const bool known = clamp(bound.pages[static_cast<std::size_t>(b * op.pages_each + i)], table,
+                                     call.argument(1).dims[0] - 1);
+            if (!known && replaying && op.left == kUnbounded && i * op.page_size < keys)
+                return "a page that is out of range";
+        }
+    }
     return nullptr;
 }
 
@@ -143,6 +161,7 @@ Wrong attention(const Call& call) {
     op.softcap = call.number("softcap", 0);
     op.left = side(call, "window_0");
     op.right = call.number("is_causal", 0) != 0 ? 0 : side(call, "window_1");
+    if (Wrong wrong = limit_pages(call, bound)) return wrong;
     const double keys = keys_of(op);
     if (keys == 0) {
         std::memset(op.y, 0, static_cast<std::size_t>(bytes_of(y)));

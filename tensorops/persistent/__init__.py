@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tensorops.backends import get_backend, set_backend, to_backend
@@ -14,9 +15,12 @@ from tensorops.persistent._captured import CapturedCall as CapturedCall
 from tensorops.persistent._captured import CaptureError as CaptureError
 from tensorops.persistent._captured import Profile as Profile
 from tensorops.persistent._captured import Statistics as Statistics
-from tensorops.persistent._engine import Engine, engine_of, leaves, why_not
+from tensorops.persistent._engine import Engine, Options, engine_of, leaves, why_not
+from tensorops.persistent._limits import Limits, Watch
+from tensorops.persistent.ranks import all_reduce as all_reduce
+from tensorops.persistent.ranks import compiling_for, connect
 
-__all__ = ["CaptureError", "Captured", "CapturedCall", "PersistentKernel", "Profile", "Statistics"]
+__all__ = ["CaptureError", "Captured", "CapturedCall", "PersistentKernel", "Profile", "Statistics", "all_reduce"]
 
 MODES = ("decode", "prefill", "onepass")
 
@@ -33,24 +37,43 @@ class PersistentKernel:
     example_args : sequence
         Arguments of one run. They are moved to the backend, and the step runs on them once while it is compiled.
     mode : {"decode", "prefill", "onepass"}
-        What the step is: one token after another, many tokens at once, or a whole computation without a cache, which
-        donates nothing.
+        What the step is: one token of each sequence, where attention to a cache (with `lengths` or a `page_table`)
+        has one query; many tokens of each; or a whole computation without a cache, which reads no pages and donates
+        nothing.
     backend : str, optional
         The backend that computes. By default the one in force; if none was chosen, where the first array is.
     fallback_backends : sequence of str
         Backends to use instead, in this order.
     num_workers : int, optional
         The number of threads, where it can be chosen.
+    world_size : int
+        The number of processes, started by ``mpiexec``, that share the step: each compiles and runs it at the same
+        time, with its own part of the weights, and the step sums over all by `tensorops.persistent.all_reduce`. Needs
+        NumPy arrays and the extra ``mpi``.
+    mpi_rank : int, optional
+        The number that this process must have among them; by default MPI's.
+    max_seq_length : int, optional
+        How many keys of each sequence `scaled_dot_product_attention` must have room for. Like the next two, it is a
+        promise that is verified when the step is compiled.
+    page_size, max_num_pages : int, optional
+        How many keys are in a page of the cache, and how many pages there must be at least, where attention has a
+        `page_table`.
     donate : sequence of int
         The places of the arguments whose arrays the step may overwrite, such as a cache.
     repack : bool
         On NumPy arrays, let constant weights of `quantized_linear` with 4 to 64 rows be read from a copy in another
         order, where that is faster: it takes as much memory again.
+    profile : bool
+        Measure each call of each run, which `profile` then tells. A library that runs a compiled step as a whole cannot
+        do it: that is a reason to use the next of the `fallback_backends`, or an error.
 
     Raises
     ------
     ValueError
-        If none of the backends can replay a step here, with the reason of each, or an option is not valid.
+        If none of the backends can replay a step here, with the reason of each, or an option is not valid, or the ranks
+        are not those of MPI.
+    ImportError
+        If `world_size` is more than 1, and mpi4py is not installed.
     CaptureError
         From `compile`: the step does what cannot be run again; the message names it.
 
@@ -58,7 +81,9 @@ class PersistentKernel:
     -----
     On NumPy arrays, calls of operators are recorded as a plan of compiled functions, which share one block of memory
     and a team of threads. Views, copies, ``take``, ``concat``, conversions, sums and products are recorded, too;
-    everything else is an error. On JAX arrays the step is a program of XLA, on MLX arrays a compiled graph.
+    everything else is an error. Torch tensors in the host's memory share it with such arrays. On JAX arrays the step is
+    a program of XLA, on MLX arrays a compiled graph, in the memory of an NVIDIA GPU a CUDA graph. On PyOpenCL arrays,
+    all launches of kernels are recorded and then enqueued from one place.
 
     Examples
     --------
@@ -82,8 +107,14 @@ class PersistentKernel:
         backend: str | None = None,
         fallback_backends: Sequence[str] = (),
         num_workers: int | None = None,
+        world_size: int = 1,
+        mpi_rank: int | None = None,
+        max_seq_length: int | None = None,
+        page_size: int | None = None,
+        max_num_pages: int | None = None,
         donate: Sequence[int] = (),
         repack: bool = False,
+        profile: bool = False,
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
@@ -96,18 +127,25 @@ class PersistentKernel:
                 raise ValueError(f"donate has {place}, and there are {len(example_args)} arguments")
         if mode == "onepass" and donate:
             raise ValueError("mode 'onepass' keeps nothing from run to run, so it donates nothing")
+        self._limits = Limits(mode, max_seq_length, page_size, max_num_pages)
         self.mode = mode
-        self._step, self._workers, self._repack = step, num_workers, repack
-        self._donate = frozenset(donate)
-        self._backend = _choose(backend, fallback_backends, example_args)
-        self._active = set_backend(self._backend.name)
-        self._args = tuple(to_backend(list(example_args), self._backend.name))
+        self._step = step
+        wanted = {"donate": frozenset(donate), "workers": num_workers, "repack": repack, "profile": profile}
+        wanted["world_size"] = world_size
+        self._options = _choose(backend, fallback_backends, example_args, wanted)
+        self._ranks = connect(world_size, mpi_rank, self.backend)
+        with self._ranks.together("begin"):
+            pass  # all of them have the ranks that they must have
+        self._active = set_backend(self.backend)
+        self._args = tuple(to_backend(list(example_args), self.backend))
         self._engine: Engine | None = None
+        self._described: tuple[str, ...] = ()
+        self._profile: Profile | None = None
 
     @property
     def backend(self) -> str:
         """The name of the backend that computes."""
-        return self._backend.name
+        return self._options.backend.name
 
     def __repr__(self) -> str:
         state = "compiled" if self._engine else "not yet compiled"
@@ -148,19 +186,18 @@ class PersistentKernel:
             call.
         """
         engine = self._compiled()
-        return engine.run(args)
+        if not self._options.profile:
+            return engine.run(args)
+        result, self._profile = engine.profiled(args)
+        return result
 
     def explain(self) -> Captured:
         """Tell what was captured: kernels in order with their arrays and bytes, and what is left to Python."""
-        return self._compiled().captured()
+        captured = self._compiled().captured()
+        return replace(captured, step=self._described)
 
-    def profile(self, *args: Any) -> Profile:
-        """Run the step once and tell how long each call took.
-
-        Parameters
-        ----------
-        *args
-            As for a run.
+    def profile(self) -> Profile:
+        """Tell how long each call of the last run took.
 
         Returns
         -------
@@ -170,9 +207,13 @@ class PersistentKernel:
         Raises
         ------
         ValueError
-            If the library runs a compiled step as a whole.
+            If runs are not measured, or there has been none.
         """
-        return self._compiled().profile(args)
+        if not self._options.profile:
+            raise ValueError("runs are not measured: make the PersistentKernel with profile=True")
+        if self._profile is None:
+            raise ValueError("there has been no run yet whose times could be told")
+        return self._profile
 
     def release(self) -> None:
         """Let go of the arrays that were passed last; until then, large and donated ones are kept for the next run."""
@@ -181,33 +222,39 @@ class PersistentKernel:
 
     def _compiled(self) -> Engine:
         if self._engine is None:
-            engine = engine_of(self._backend.library.name)
+            engine = engine_of(self._options.backend.library.name)
             assert engine is not None  # backends without one are not chosen
-            with self._active:
-                options = (self._donate, self._backend, self._workers, self._repack)
-                self._engine = engine(self._step, self._args, *options)
+            with self._ranks.together("compile its step"), compiling_for(self._ranks), self._active:
+                watch = Watch()
+                compiled = engine(watch(self._step), self._args, self._options)
+                self._limits.check(watch.seen)
+            if (other := self._ranks.first_that_differs(compiled.exchanges)) is not None:
+                raise CaptureError(
+                    f"the step of rank {other} does not sum arrays like those of rank 0, in the same order"
+                )
+            self._engine, self._described = compiled, watch.described(self.mode)
             self._args = ()  # the caller's, which need not stay
         return self._engine
 
 
-def _choose(backend: str | None, fallback: Sequence[str], args: Sequence[Any]) -> Backend:
-    """Return the first backend that can replay steps here."""
-    names = [backend or get_backend(), *fallback]
+def _choose(backend: str | None, fallback: Sequence[str], args: Sequence[Any], wanted: dict[str, Any]) -> Options:
+    """Return the options with the first backend that can replay steps with them here."""
     reasons = []
-    for name in names:
-        found = _of_arrays(args) if name == "auto" else resolve(name)
-        if found is None:
+    for name in (backend or get_backend(), *fallback):
+        candidates = _of_arrays(args) if name == "auto" else [resolve(name)]
+        if not candidates:
             reasons.append("auto: no backend replays steps on these arguments")
-        elif reason := unavailable_reason(found) or why_not(found):
-            reasons.append(f"{found.name}: {reason}")
-        else:
-            return found
+        for candidate in candidates:
+            options = Options(candidate, **wanted)
+            reason = unavailable_reason(candidate) or why_not(options)
+            if not reason:
+                return options
+            reasons.append(f"{candidate.name}: {reason}")
     raise ValueError(f"no backend can replay this step: {'; '.join(reasons)}")
 
 
-def _of_arrays(args: Sequence[Any]) -> Backend | None:
-    """Return the first backend that replays steps on the arrays of some arguments."""
+def _of_arrays(args: Sequence[Any]) -> list[Backend]:
+    """Return the backends that compute where the first array is."""
     arrays = leaves(list(args))
     library = library_of(arrays[0]) if arrays else None
-    candidates = (b for b in BACKENDS.values() if b.library is library and not b.missing)
-    return next((b for b in candidates if not why_not(b) and not unavailable_reason(b)), None)
+    return [b for b in BACKENDS.values() if b.library is library and not b.missing]

@@ -76,6 +76,8 @@ class Captured:
         What is left to Python in each run.
     text : str
         The program, where a library's compiler makes one.
+    step : tuple of str
+        What the step is: its mode, and the attention that it calls.
     """
 
     backend: str
@@ -84,11 +86,12 @@ class Captured:
     statistics: Statistics
     in_python: tuple[str, ...]
     text: str = ""
+    step: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return a table."""
         s = self.statistics
-        lines = [f"{self.backend}: {self.mechanism}"]
+        lines = [f"{self.backend}: {self.mechanism}", *self.step]
         if self.calls:
             lines.append(
                 f"{s.calls} calls of kernels on {_size(s.bytes)}; {_size(s.arena_bytes)} for the arrays in between, "
@@ -161,6 +164,11 @@ class Profile:
 def words_of(error: ValueError) -> str:
     """Return what went wrong in a plan, without the number of the call."""
     return str(error).partition(" ")[2].removeprefix("tensorops: ")
+
+
+def times(count: int) -> str:
+    """Return how often, in words."""
+    return "once" if count == 1 else f"{count} times"
 
 
 def _size(count: int) -> str:

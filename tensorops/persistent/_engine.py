@@ -5,31 +5,101 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from tensorops._trees import map_arrays
-from tensorops.libraries import Backend
+from tensorops.libraries import Backend, library_of
 from tensorops.persistent._captured import Captured, Profile, Statistics
 
 Step: TypeAlias = Callable[..., Any]
 
 
-class Engine(Protocol):
-    """A compiled step."""
+@dataclass(frozen=True)
+class Options:
+    """How a step is to be compiled.
+
+    Parameters
+    ----------
+    backend : Backend
+        Where it computes.
+    donate : frozenset of int
+        The places of the arguments that it may overwrite.
+    workers : int or None
+        The number of threads, if it was chosen.
+    repack : bool
+        Whether constant weights may be read in another order, from a copy.
+    profile : bool
+        Whether `Engine.profiled` will be called instead of `Engine.run`.
+    world_size : int
+        The number of ranks.
+    """
+
+    backend: Backend
+    donate: frozenset[int] = frozenset()
+    workers: int | None = None
+    repack: bool = False
+    profile: bool = False
+    world_size: int = 1
+
+
+class Engine:
+    """A compiled step.
+
+    Parameters
+    ----------
+    step : callable
+        The function.
+    args : tuple
+        Example arguments, on the backend.
+    options : Options
+        None that `refusal` has refused.
+
+    Attributes
+    ----------
+    statistics : Statistics
+        What compiling gave.
+    exchanges : tuple
+        What ranks exchange in a run, in order; it must be the same on all of them.
+    no_workers, no_profile, no_ranks : str
+        Why the number of threads cannot be chosen, calls cannot be measured one by one, or a step cannot be shared by
+        several ranks; empty if they can.
+    """
 
     statistics: Statistics
+    exchanges: tuple[Any, ...] = ()
+    no_workers = ""
+    no_profile = ""
+    no_ranks = "MPI sends NumPy arrays only"
+
+    def __init__(self, step: Step, args: tuple[Any, ...], options: Options) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def refusal(cls, options: Options) -> str:
+        """Return which option cannot be honoured, and why; or an empty string."""
+        if options.workers is not None and cls.no_workers:
+            return f"num_workers: {cls.no_workers}"
+        if options.profile and cls.no_profile:
+            return f"profile: {cls.no_profile}"
+        if options.world_size > 1 and cls.no_ranks:
+            return f"world_size: {cls.no_ranks}"
+        return ""
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run it once."""
+        raise NotImplementedError
+
+    def profiled(self, args: tuple[Any, ...]) -> tuple[Any, Profile]:
+        """Run it once; return its results, and how long each call took. Needed unless there is `no_profile`."""
+        raise NotImplementedError
 
     def captured(self) -> Captured:
         """Return what it runs."""
-
-    def profile(self, args: tuple[Any, ...]) -> Profile:
-        """Run it once, and return how long each call took."""
+        raise NotImplementedError
 
     def forget(self) -> None:
-        """Let go of the caller's arrays."""
+        """Let go of the caller's arrays, if any are kept."""
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -39,19 +109,41 @@ def leaves(tree: Any) -> list[Any]:
     return list(found.values())
 
 
-def engine_of(library: str) -> type[Any] | None:
+def flatten(tree: Any, arrays: list[Any], others: list[Any], kinds: tuple[type, ...] = ()) -> None:
+    """Append the arrays in lists, tuples and dicts to one list, and what else tells a call from another to the other.
+
+    An array that occurs more than once is appended as often. Arrays of these `kinds` are found faster than others.
+    """
+    kind = type(tree)
+    if kind in kinds:
+        arrays.append(tree)
+    elif kind is list or kind is tuple:
+        others.append((kind, len(tree)))
+        for value in tree:
+            flatten(value, arrays, others, kinds)
+    elif kind is dict:
+        others.append((kind, *tree))
+        for value in tree.values():
+            flatten(value, arrays, others, kinds)
+    elif library_of(tree) is not None:
+        arrays.append(tree)
+    else:
+        others.append(tree)
+
+
+def engine_of(library: str) -> type[Engine] | None:
     """Return the engine for the arrays of a library, if there is one."""
     module = f"tensorops.persistent.engines.{library}"
     if importlib.util.find_spec(module) is None:
         return None
-    engine: type[Any] = importlib.import_module(module).ENGINE
+    engine: type[Engine] = importlib.import_module(module).ENGINE
     return engine
 
 
-def why_not(backend: Backend) -> str:
-    """Return why a backend cannot replay steps, or an empty string."""
-    if backend.library.name == "numpy" and "cpu" not in (backend.providers or ()):
+def why_not(options: Options) -> str:
+    """Return why a step cannot be replayed with these options, or an empty string."""
+    library = options.backend.library.name
+    if library == "numpy" and "cpu" not in (options.backend.providers or ()):
         return "it has no compiled kernels, whose calls could be recorded"
-    if engine_of(backend.library.name) is None:
-        return f"there is no way yet to replay steps on {backend.library.name} arrays"
-    return ""
+    engine = engine_of(library)
+    return f"there is no way yet to replay steps on {library} arrays" if engine is None else engine.refusal(options)

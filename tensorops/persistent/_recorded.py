@@ -149,6 +149,14 @@ class Recorded:
             return self.recorder.arithmetic(ufunc.__name__, *inputs)
         raise CaptureError(f"the step calls numpy.{ufunc.__name__}, {ADVICE}")
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Recorded:
+        name = {"add": "add", "sub": "subtract", "mul": "multiply"}.get(func.__name__)
+        if name and not kwargs and len(args) == 2:
+            recorder: Recorder = next(x.recorder for x in args if isinstance(x, Recorded))
+            return recorder.arithmetic(name, *args)
+        raise CaptureError(f"the step calls torch.{func.__name__}, {ADVICE}")
+
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -16,9 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorops._operator import OPERATORS, Operator
+from tensorops._trees import map_arrays
+from tensorops.backends import to_backend
 from tensorops.backends.settings import Settings
 from tensorops.kernels.cpu import _native, panels
 from tensorops.kernels.cpu.handlers import HANDLERS, Handler
+from tensorops.libraries import library_of
+from tensorops.persistent._arena import arrange, padded
 from tensorops.persistent._captured import CapturedCall, CaptureError, Statistics, words_of
 from tensorops.persistent._recorded import Recorded
 
@@ -40,6 +44,10 @@ class _Memory:
     first: int = 0  # the calls that write it first and read it last
     last: int = 0
     offset: int = 0  # in the arena
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
 
     @property
     def address(self) -> int:
@@ -66,6 +74,7 @@ class _Call:
     arguments: tuple[_Place, ...]
     results: tuple[_Place, ...]
     options: tuple[tuple[str, float], ...]
+    exchange: Callable[..., Any] | None = None  # in Python, instead of a handler
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -149,7 +158,7 @@ class Recorder:
     def place(self, x: Any, shape: tuple[int, ...] | None = None) -> _Place:
         """Return where an array is, contiguous; a copy is recorded of one that is not."""
         if not isinstance(x, Recorded):
-            return self._constant(np.asarray(x), shape)
+            return self._constant(np.asarray(_on_host(x)), shape)
         value = x.value if x.value.flags.c_contiguous else self._contiguous(x).value
         memory = self._find(value)
         assert memory is not None  # what is recorded has known memory
@@ -200,16 +209,20 @@ class Recorder:
         arguments: Sequence[_Place],
         results: Sequence[_Place],
         options: tuple[tuple[str, float], ...] = (),
+        exchange: Callable[..., Any] | None = None,
     ) -> None:
         for place in (*arguments, *results):
             place.memory.last = len(self.calls)
         for place in results:
-            memory = place.memory
-            if memory.argument is not None and memory.owner not in self.written:
-                raise CaptureError(f"{operator}: the step writes to argument {memory.owner}, which is not in `donate`")
-            if memory.argument is None and not memory.is_own:
-                raise CaptureError(f"{operator}: the step writes to an array that is not one of its arguments")
-        self.calls.append(_Call(operator, handler, tuple(arguments), tuple(results), options))
+            self._require_writable(operator, place.memory)
+        self.calls.append(_Call(operator, handler, tuple(arguments), tuple(results), options, exchange))
+
+    def _require_writable(self, operator: str, memory: _Memory | None) -> None:
+        assert memory is not None  # what is recorded has known memory
+        if memory.argument is not None and memory.owner not in self.written:
+            raise CaptureError(f"{operator}: the step writes to argument {memory.owner}, which is not in `donate`")
+        if memory.argument is None and not memory.is_own:
+            raise CaptureError(f"{operator}: the step writes to an array that is not one of its arguments")
 
     # ------------------------------------------------- what a step may do to arrays
 
@@ -219,6 +232,7 @@ class Recorder:
         try:
             viewed.shape = tuple(int(n) for n in shape)
         except AttributeError:
+            self._current = "reshape"
             return x.view(self._contiguous(x).value.reshape(shape))
         return x.view(viewed)
 
@@ -273,6 +287,7 @@ class Recorder:
         self._current = "assignment"
         if not x.value.flags.c_contiguous:
             raise CaptureError("an assignment to a part of an array with strides cannot be recorded")
+        self._require_writable(self._current, self._find(x.value))
         key: Any = (*[slice(None)] * axis, indices.value)
         shape = x.value[key].shape
         new = self._fitting(new, shape, x.dtype)
@@ -286,6 +301,7 @@ class Recorder:
     def write(self, x: Recorded, new: Any) -> None:
         """Record the assignment of a view of an array."""
         self._current = "assignment"
+        self._require_writable(self._current, self._find(x.value))
         new = self._fitting(new, x.shape, x.dtype)
         value = new.value if isinstance(new, Recorded) else new
         if np.may_share_memory(value, x.value):
@@ -317,12 +333,26 @@ class Recorder:
             begin += value.shape[axis]
         return Recorded(made, self)
 
+    def exchange(self, name: str, function: Callable[..., Any], x: Recorded, shape: tuple[int, ...]) -> Recorded:
+        """Record that ranks exchange an array: a function that reads it and fills another one, in Python in each run.
+
+        Nothing is sent now, so that no rank waits for another one while it compiles.
+        """
+        self._current = name
+        source = self.place(x)
+        if not source.memory.is_own:
+            source = self.place(self._contiguous(x))
+        made = self._own(np.resize(x.value, shape))
+        self._add(name, "Python", [source], [self.place(Recorded(made, self))], exchange=function)
+        return Recorded(made, self)
+
     # ------------------------------------------------------------------- operators
 
     def call(self, operator: Operator[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and record it."""
         if not any(isinstance(value, Recorded) for value in (*args, *kwargs.values())):
             return NotImplemented  # of constants
+        args, kwargs = map_arrays(_on_host, (args, kwargs))
         name = operator.__name__
         handler = HANDLERS.get(name)
         if handler is None and name != "embedding":
@@ -427,7 +457,7 @@ class Recorder:
             place.memory.last = _FOREVER
         used = {id(p.memory) for c in self.calls for p in (*c.arguments, *c.results)} | {id(p.memory) for p in outputs}
         own = [m for m in self._blocks if m.is_own and id(m) in used]
-        size = _arrange(own)
+        size = arrange(own, _LINE)
         arena = np.empty(size + _LINE, np.uint8)
         arena = arena[-arena.__array_interface__["data"][0] % _LINE :][:size]
         plan = _native.Plan(threads)
@@ -448,25 +478,48 @@ class Recorder:
                     constants.append(memory.array)
             return numbers[key]
 
-        for call in self.calls:
+        native: list[int] = []
+        exchanges: list[Exchange] = []
+        for index, call in enumerate(self.calls):
+            if call.exchange is not None:
+                given, made = (_in_arena(arena, place) for place in (*call.arguments, *call.results))
+                exchanges.append(Exchange(len(native), index, call.exchange, given, made))
+                continue
+            native.append(index)
             read, written = ([number(place) for place in places] for places in (call.arguments, call.results))
             if not plan.add_call(call.handler, read, written, list(call.options)):
                 raise CaptureError(f"{call.operator}: there is no handler {call.handler!r}")
-        views = []
+        views: list[Any] = []
         for place in outputs:
             memory, value = place.memory, place.value
             if memory.is_own:
-                start = memory.offset + place.offset
-                views.append(arena[start : start + value.nbytes].view(value.dtype).reshape(value.shape))
+                views.append(_in_arena(arena, place))
             elif memory.argument is None:
                 views.append(value)
             else:
                 views.append(PartOfArgument(memory.argument, place.offset, value.shape, value.dtype))
         shown = tuple(call.shown for call in self.calls)
-        separate = sum(map(_padded, own))
+        separate = sum(padded(memory, _LINE) for memory in own)
         seconds = time.perf_counter() - started
-        statistics = Statistics(seconds, len(shown), sum(c.bytes for c in shown), size, separate)
-        return Planned(plan, arena, arguments, constants, views, shown, statistics)
+        statistics = Statistics(seconds, len(native), sum(c.bytes for c in shown), size, separate)
+        return Planned(plan, arena, arguments, constants, views, shown, statistics, native, exchanges)
+
+
+def _in_arena(arena: np.ndarray[Any, Any], place: _Place) -> np.ndarray[Any, Any]:
+    start, value = place.memory.offset + place.offset, place.value
+    found: np.ndarray[Any, Any] = arena[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """What ranks do together between two calls of a plan."""
+
+    before: int  # which of the plan's calls
+    index: int  # among all calls, with exchanges
+    function: Callable[..., Any]
+    given: np.ndarray[Any, Any]
+    made: np.ndarray[Any, Any]
 
 
 class PartOfArgument(NamedTuple):
@@ -498,6 +551,10 @@ class Planned:
         Which arrays of the plan are in an argument, and at which offset.
     results
         Views of the arena, constants, or parts of arguments.
+    native
+        The places of the plan's calls among all calls.
+    exchanges
+        What happens between them in Python.
     """
 
     plan: Any
@@ -507,28 +564,8 @@ class Planned:
     results: list[Any]
     calls: tuple[CapturedCall, ...]
     statistics: Statistics
-
-
-def _arrange(blocks: list[_Memory]) -> int:
-    """Give blocks whose lives overlap different places in the arena; return its size."""
-    placed: list[_Memory] = []
-    size = 0
-    for block in sorted(blocks, key=lambda m: -m.array.nbytes):
-        offset = 0
-        for other in placed:  # by offset
-            if other.last < block.first or block.last < other.first:
-                continue
-            if offset + _padded(block) <= other.offset:
-                break
-            offset = max(offset, other.offset + _padded(other))
-        block.offset = offset
-        bisect.insort(placed, block, key=lambda m: m.offset)
-        size = max(size, offset + _padded(block))
-    return max(size, _LINE)
-
-
-def _padded(block: _Memory) -> int:
-    return -(-block.array.nbytes // _LINE) * _LINE
+    native: list[int]
+    exchanges: list[Exchange]
 
 
 def _try(call: _Call) -> None:
@@ -556,6 +593,11 @@ def _agree(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> bool:
         most = np.abs(b, where=np.isfinite(b), out=np.zeros_like(b)).max(initial=0)
     eps = {2: 2.0**-7, 4: 2.0**-20, 8: 2.0**-44}[found.dtype.itemsize]
     return bool(np.allclose(a, b, rtol=16 * eps, atol=16 * eps * most, equal_nan=True))
+
+
+def _on_host(x: Any) -> Any:
+    """Return a constant of another library as an array of NumPy, with the same memory where that is possible."""
+    return x if isinstance(x, Recorded | np.ndarray) else to_backend(x, "numpy") if library_of(x) is not None else x
 
 
 def _order(

@@ -5,6 +5,7 @@ import itertools
 import json
 import threading
 import weakref
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from tensorops.testing import CASES, REFERENCES, assert_matches
 NATIVE = support.require_native()
 
 from tensorops.persistent import CaptureError, PersistentKernel  # noqa: E402
-from tensorops.persistent._recorder import _arrange, _Memory  # noqa: E402
+from tensorops.persistent._arena import arrange  # noqa: E402
+from tensorops.persistent._recorder import _Memory  # noqa: E402
+from tensorops.persistent.engines.numpy import SMALL  # noqa: E402
 
 
 def f32(*shape, seed=0):
@@ -85,7 +88,7 @@ def test_every_operator_computes_the_same_as_without_a_plan(case, dtype):
     arrays = [args[i] for i in places] + [options[name] for name in names]
     if any(isinstance(value, np.random.Generator) for value in (*args, *options.values())):
         pytest.skip("a generator is not an array")
-    kernel = compiled(step, *arrays)
+    kernel = compiled(step, *arrays, mode="prefill")  # attention to a cache may have several queries
     try:
         kernel.compile()
     except CaptureError as error:
@@ -102,6 +105,13 @@ def test_every_operator_computes_the_same_as_without_a_plan(case, dtype):
         # The kernels are the same, but attention may divide its keys in another way among threads.
         eps, largest = {"float32": 2e-7, "float64": 2e-16}.get(dtype, 1e-2), np.abs(wanted[np.isfinite(wanted)])
         np.testing.assert_allclose(got, wanted, rtol=16 * eps, atol=16 * eps * largest.max(initial=0))
+
+
+def test_arguments_may_be_passed_by_name():
+    x = f32(2, 8)
+    kernel = compiled(lambda x: tp.silu(x=x), x)
+    np.testing.assert_array_equal(kernel(x), tp.silu(x))
+    assert [call.operator for call in kernel.explain().calls] == ["silu"]
 
 
 def poison(kernel):
@@ -238,7 +248,7 @@ def test_results_whose_lives_overlap_share_no_memory(seed):
 def test_memory_is_given_to_lives_that_do_not_overlap():
     blocks = [_Memory(np.empty(n, np.uint8), first=first, last=last) for n, first, last in
               [(100, 0, 3), (200, 1, 1), (64, 2, 5), (200, 4, 6), (10, 6, 9)]]  # fmt: skip
-    size = _arrange(blocks)
+    size = arrange(blocks, 64)
     assert size < sum(-(-b.array.nbytes // 64) * 64 for b in blocks)
     for a, b in itertools.combinations(blocks, 2):
         together = a.first <= b.last and b.first <= a.last
@@ -294,6 +304,31 @@ def test_large_arguments_are_read_where_they_are():
     before = kernel(x)
     kernel(f32(200, 200, seed=3))
     np.testing.assert_array_equal(before, tp.silu(x))  # a result is the caller's own
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_results_come_in_the_containers_of_the_step():
+    def step(x, mine):
+        a, b = tp.silu(x), tp.gelu(x)
+        mine[:, :] = x
+        return [a, mine, b], {"a": a, "none": None, "pair": Pair(b, [a])}, (), [b], "text"
+
+    mine = f32(2, 3)
+    x = f32(2, 3, seed=1)
+    many, named, nothing, one, text = kernel_results = compiled(step, x, mine, donate=[1])(x, mine)
+    assert (type(kernel_results), type(many), type(named["pair"])) == (tuple, list, Pair)
+    assert many[1] is mine
+    assert (nothing, named["none"], text) == ((), None, "text")
+    np.testing.assert_array_equal(many[0], tp.silu(x))
+    np.testing.assert_array_equal(many[2], tp.gelu(x))
+    np.testing.assert_array_equal(named["pair"].first, many[2])
+    # An array that the step returns more than once is also one here.
+    assert named["a"] is many[0] is named["pair"].second[0]
+    assert one[0] is many[2]
 
 
 def test_arrays_of_the_caller_are_let_go():
@@ -377,6 +412,34 @@ def test_what_cannot_be_recorded_is_named(step, words):
         kernel.compile()
     with pytest.raises(ValueError, match=words):  # nor at the second try
         kernel(X)
+
+
+@pytest.mark.parametrize("rows", [2, 4000])  # which are copied in, or read where they are
+def test_arguments_that_are_returned_are_copies_unless_donated(rows):
+    x, y = f32(rows, 8), f32(rows, 8, seed=1)
+    expected, cache = x.copy(), f32(3, 4)
+    kernel = compiled(lambda x, cache: (tp.silu(x), x, x[:1], cache), x.copy(), cache.copy(), donate=[1])
+    _, whole, part, given = kernel(x, cache)
+    assert given is cache
+    kernel(y, cache)
+    x[...] = 0
+    np.testing.assert_array_equal(whole, expected)
+    np.testing.assert_array_equal(part, expected[:1])
+
+
+@pytest.mark.parametrize("at", ["a slice", "indices"])
+def test_an_argument_that_is_not_donated_stays_as_it_is(at):
+    x = f32(40, 1000)
+    assert x.nbytes > SMALL  # smaller ones are copied
+    given, places = x.copy(), np.asarray([3])
+
+    def step(x, places):
+        x[slice(1) if at == "a slice" else places, :] = tp.silu(x[:1])
+        return x
+
+    with pytest.raises(CaptureError, match="assignment: the step writes to argument 0, which is not in `donate`"):
+        compiled(step, given, places).compile()
+    np.testing.assert_array_equal(given, x)
 
 
 def test_an_index_out_of_range_names_the_call():
@@ -466,8 +529,12 @@ def test_what_was_captured():
 
 
 def test_profile_and_trace(tmp_path):
-    kernel = compiled(lambda x: tp.silu(tp.rms_norm(x)), X)
-    profile = kernel.profile(X)
+    step = lambda x: tp.silu(tp.rms_norm(x))  # noqa: E731
+    kernel = compiled(step, X, profile=True)
+    with pytest.raises(ValueError, match="there has been no run yet"):
+        kernel.profile()
+    np.testing.assert_array_equal(kernel(2 * X), step(2 * X))
+    profile = kernel.profile()
     assert len(profile.seconds) == 2
     assert all(seconds > 0 for seconds in profile.seconds)
     assert "rms_norm" in str(profile)
@@ -475,3 +542,5 @@ def test_profile_and_trace(tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [event["name"] for event in events] == ["rms_norm", "silu"]
     assert events[1]["ts"] == pytest.approx(events[0]["ts"] + events[0]["dur"])
+    with pytest.raises(ValueError, match="make the PersistentKernel with profile=True"):
+        compiled(step, X).profile()

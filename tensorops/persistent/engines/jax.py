@@ -8,29 +8,23 @@ from typing import Any
 from tensorops._messages import describe_error
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import activate
-from tensorops.libraries import Backend
-from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics
-from tensorops.persistent._engine import Step
+from tensorops.persistent._captured import Captured, CaptureError, Statistics
+from tensorops.persistent._engine import Engine, Options, Step
 
 
-class JaxEngine:
+class JaxEngine(Engine):
     """Steps on JAX arrays: `jax.jit`, which writes results into donated arguments."""
 
-    def __init__(
-        self,
-        step: Step,
-        args: tuple[Any, ...],
-        donate: frozenset[int],
-        backend: Backend,
-        workers: int | None,
-        repack: bool,
-    ) -> None:
+    no_workers = "XLA chooses its threads; set their number when JAX starts"
+    no_profile = "XLA runs the program as one; use jax.profiler for the times within it"
+    no_ranks = "MPI sends NumPy arrays only; in a step for JAX, use the collectives of jax.shard_map"
+
+    def __init__(self, step: Step, args: tuple[Any, ...], options: Options) -> None:
         import jax
 
-        if workers is not None:
-            raise ValueError("num_workers: XLA chooses its threads; set it when JAX starts")
         started = time.perf_counter()
-        self._backend, self._settings = backend, in_force()
+        donate, self._settings = options.donate, in_force()
+        self._name = options.backend.name
         copied = tuple(
             jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, arg) if i in donate else arg
             for i, arg in enumerate(args)
@@ -56,14 +50,7 @@ class JaxEngine:
         with activate(self._settings):
             text = self._compiled.lower(*self._example).compile().as_text()
         python = ("the call itself",)
-        return Captured(self._backend.name, "a program of XLA", (), self.statistics, python, text)
-
-    def profile(self, args: tuple[Any, ...]) -> Profile:
-        """Refuse: XLA's own profiler knows."""
-        raise ValueError("XLA runs the program as one; use jax.profiler for the times within it")
-
-    def forget(self) -> None:
-        """Let go of the caller's arrays: there are none."""
+        return Captured(self._name, "a program of XLA", (), self.statistics, python, text)
 
 
 def _without_constants(step: Step, args: tuple[Any, ...]) -> tuple[list[Any], Step]:

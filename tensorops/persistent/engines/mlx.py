@@ -7,34 +7,26 @@ from typing import Any
 
 from tensorops._messages import describe_error
 from tensorops._trees import map_arrays
-from tensorops.libraries import Backend
-from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics
-from tensorops.persistent._engine import Step
+from tensorops.persistent._captured import Captured, CaptureError, Statistics
+from tensorops.persistent._engine import Engine, Options, Step
 
 
-class MlxEngine:
+class MlxEngine(Engine):
     """Steps on MLX arrays: `mlx.core.compile`."""
 
-    def __init__(
-        self,
-        step: Step,
-        args: tuple[Any, ...],
-        donate: frozenset[int],
-        backend: Backend,
-        workers: int | None,
-        repack: bool,
-    ) -> None:
+    no_workers = "MLX chooses its threads"
+    no_profile = "MLX runs the graph as one; use mlx.core.metal.start_capture for the times within it"
+
+    def __init__(self, step: Step, args: tuple[Any, ...], options: Options) -> None:
         import mlx.core as mx
 
-        if workers is not None:
-            raise ValueError("num_workers: MLX chooses its threads")
         started = time.perf_counter()
-        self._backend = backend
+        self._name, unwrap = options.backend.name, options.backend.library.unwrap
 
         def pure(*args: Any) -> Any:
             """Run the step on other array objects in place of those that it may assign to; return no wrappers."""
-            given = (map_arrays(lambda x: x[...], arg) if i in donate else arg for i, arg in enumerate(args))
-            return map_arrays(backend.library.unwrap, step(*given))
+            given = (map_arrays(lambda x: x[...], arg) if i in options.donate else arg for i, arg in enumerate(args))
+            return map_arrays(unwrap, step(*given))
 
         self._compiled = mx.compile(pure)
         try:
@@ -50,14 +42,7 @@ class MlxEngine:
     def captured(self) -> Captured:
         """Return what it runs."""
         python = ("the call itself", "MLX starts its kernels one after another when a result is read")
-        return Captured(self._backend.name, "a graph compiled by MLX", (), self.statistics, python)
-
-    def profile(self, args: tuple[Any, ...]) -> Profile:
-        """Refuse: MLX runs the graph as one."""
-        raise ValueError("MLX runs the graph as one; use mlx.core.metal.start_capture for the times within it")
-
-    def forget(self) -> None:
-        """Let go of the caller's arrays: there are none."""
+        return Captured(self._name, "a graph compiled by MLX", (), self.statistics, python)
 
 
 ENGINE = MlxEngine

@@ -190,6 +190,17 @@ def test_dtypes_of_x_and_scales(target, form, dtype, scale_dtype, rng):
         assert_quantized(y, x, parts, options)
 
 
+@pytest.mark.parametrize("inputs", [64, 576, 1024, 1536])
+@pytest.mark.parametrize("form", ["4", "8"])
+def test_outputs_computed_together_have_the_bits_of_each_alone(target, form, inputs, rng):
+    (weight, scales, biases), options = quantized(rng, 71, inputs, form)
+    x = normal(rng, 1, inputs)
+    together = _native.quantized_linear(x, weight, scales, biases, **options)
+    rows = [slice(i, i + 1) for i in range(71)]
+    alone = [_native.quantized_linear(x, weight[i], scales[i], biases[i], **options) for i in rows]
+    np.testing.assert_array_equal(bits(together), bits(np.concatenate(alone, 1)))
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_quantized_weights_of_any_layout(target, form, rng):
     (weight, scales, biases), options = quantized(rng, 60, 192, form)
