@@ -132,6 +132,8 @@ def generate(
         if prompt is None:
             options = {"max_new_tokens": max_new_tokens, "max_batch": max_batch, **pick}
             count = sum(_write_batch(llama, prompts, encoded, options))
+            if llama.mpi_rank:  # the first rank says the same
+                return
             seconds = time.perf_counter() - watch.started
             rate = f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s with the prompts"
             messages.print(f"[dim]{name}: {len(prompts)} texts, {rate}[/]")
@@ -173,6 +175,7 @@ def _write_batch(llama: Llama, prompts: list[str], encoded: list[list[int]], opt
     except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
     for prompt, added in zip(prompts, tokens, strict=True):
-        text = "".join(llama.tokenizer.stream(iter(added)))
-        click.echo(json.dumps({"prompt": prompt, "text": text, "tokens": len(added)}, ensure_ascii=False))
+        if not llama.mpi_rank:
+            text = "".join(llama.tokenizer.stream(iter(added)))
+            click.echo(json.dumps({"prompt": prompt, "text": text, "tokens": len(added)}, ensure_ascii=False))
         yield len(added)

@@ -24,6 +24,6 @@ class GGUFError(ValueError):
         super().__init__(f"{path}: {field}: {problem}")
 
 
-def missing(package: str, extra: str = "models") -> ImportError:
+def missing(package: str) -> ImportError:
     """Return the error for an optional dependency that is not installed."""
-    return ImportError(f"tensorops.models needs the package {package!r}: pip install 'tensorops[{extra}]'")
+    return ImportError(f"tensorops.models needs the package {package!r}: pip install 'tensorops[models]'")

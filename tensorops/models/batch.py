@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import tensorops as tp
+from tensorops.persistent.ranks import OtherRankError
 
 from .pages import OutOfPagesError, PagedKVCache
-from .steps import decode
+from .persistent import StepOptions, persistent, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .config import LlamaConfig
     from .llama import Llama
-    from .weights import Matrix
 
 __all__ = ["Batch"]
 
@@ -47,7 +45,7 @@ class Batch:
     Parameters
     ----------
     llama : Llama
-        The model; its arrays are NumPy's or JAX's.
+        The model; its arrays are NumPy's, JAX's or PyOpenCL's.
     cache : PagedKVCache
         The pages of all sequences.
     max_batch : int
@@ -178,7 +176,7 @@ class Batch:
             last = hidden
         for paged, own in ((self.cache.keys, alone.keys), (self.cache.values, alone.values)):
             for i, block in enumerate(own):
-                rows = np.asarray(block)[0, :, known : len(ids)].transpose(1, 0, 2)
+                rows = tp.to_backend(block, "numpy")[0, :, known : len(ids)].transpose(1, 0, 2)
                 paged[i] = _assigned(paged[i], (pages[known:], slice(None), offsets[known:]), rows)
         return int(np.asarray(tp.to_backend(llama._pick(last, {**self.pick, "rng": request.rng}), "numpy"))[0])
 
@@ -186,7 +184,7 @@ class Batch:
         count = len(pages)
         for paged, own in ((self.cache.keys, alone.keys), (self.cache.values, alone.values)):
             for i, block in enumerate(paged):
-                rows = np.asarray(block)[pages, :, offsets].astype(np.float32).transpose(1, 0, 2)
+                rows = tp.to_backend(block, "numpy")[pages, :, offsets].astype(np.float32).transpose(1, 0, 2)
                 own[i] = _assigned(own[i], (0, slice(None), slice(0, count)), rows)
         alone.length = count
 
@@ -196,19 +194,13 @@ class Batch:
         """Return the next token of each running sequence."""
         running = self._with_room()
         size = 1 << (len(running) - 1).bit_length()  # each number of sequences would be compiled
-        cache, kv_heads, page_size = self.cache, self.llama._part.kv_heads, self.cache.page_size
-        spare = size - len(running)
-        ids = [request.ids[-1] for request in running] + [0] * spare
-        positions = [len(request.ids) - 1 for request in running] + [0] * spare
-        where = np.full((size, 2), (cache.max_num_pages, 0))
-        for row, request in zip(where, running, strict=False):
-            row[:] = [each[0] for each in cache.places(request.sequence, len(request.ids) - 1, len(request.ids))]
-        places = (where[:, :1] * kv_heads + np.arange(kv_heads)) * page_size + where[:, 1:]
-        table = cache.table([request.sequence for request in running], -(-self.max_seq_length // page_size))
-        table = np.concatenate([table, np.full((spare, table.shape[1]), cache.max_num_pages, np.int32)])
-        numbers = [request.rng.random(dtype=np.float32) for request in running] if self.pick["temperature"] else []
-        arrays = [np.asarray(a, np.int32) for a in (ids, positions, places.ravel(), table)]
-        arrays.append(np.asarray([*numbers, *[0.0] * (size - len(numbers))], np.float32))
+        spare = [0] * (size - len(running))
+        pages = -(-self.max_seq_length // self.cache.page_size)
+        positions, table, places = self.cache.step([request.sequence for request in running], pages, size)
+        arrays = [np.asarray([*(request.ids[-1] for request in running), *spare], np.int32), positions, table, places]
+        if self.pick["temperature"]:
+            drawn = [request.rng.random(dtype=np.float32) for request in running]
+            arrays.append(np.asarray([*drawn, *spare], np.float32))
         tokens = self._run(size, *tp.to_backend(arrays, self.llama.backend))
         return [int(token) for token in tokens[: len(running)]]
 
@@ -229,55 +221,37 @@ class Batch:
                     break
         return self._running
 
-    def _run(self, size: int, ids: Any, positions: Any, places: Any, table: Any, numbers: Any) -> np.ndarray[Any, Any]:
+    def _run(self, size: int, ids: Any, positions: Any, *others: Any) -> np.ndarray[Any, Any]:
         """Run a step for so many sequences."""
-        llama, cache = self.llama, self.cache
-        given = numbers if self.pick["temperature"] else None
-        args = (ids, positions, places, table, given, cache.keys, cache.values)
-        with llama._scope():
-            kind = (size, table.shape[1], cache.keys[0].shape, str(cache.keys[0].dtype), tuple(self.pick.items()))
-            steps = llama._batch_steps
+        cache, steps = self.cache, self.llama._batch_steps
+        kind = (size, self.max_seq_length, cache.page_size, cache.max_num_pages, cache.dtype, tuple(self.pick.items()))
+        with self.llama._scope():
             if kind not in steps:
                 if len(steps) >= _MOST_STEPS:
                     steps.clear()
-                step = partial(_decode, llama._part, llama._weights, llama._output, self.pick)
-                steps[kind] = _compiled(step, args, llama.backend)
-            tokens, cache.keys, cache.values = steps[kind](*args)
+                steps[kind] = self._compiled(size)
+            tokens, cache.keys, cache.values = steps[kind](ids, positions, cache.keys, cache.values, *others)
         return np.asarray(tp.to_backend(tokens, "numpy"))
 
-
-def _decode(
-    config: LlamaConfig,
-    weights: dict[str, Any],
-    output: Matrix,
-    pick: dict[str, Any],
-    ids: Array,
-    positions: Array,
-    places: Array,
-    table: Array,
-    numbers: Array | None,
-    keys: Sequence[Array],
-    values: Sequence[Array],
-) -> tuple[Array, list[Array], list[Array]]:
-    """Do what `decode` does with pages."""
-    where = {"table": table, "places": places}
-    return decode(config, weights, output, pick, ids, positions, keys, values, numbers, **where)
-
-
-def _compiled(step: Callable[..., Any], args: tuple[Any, ...], backend: str) -> Callable[..., Any]:
-    """Return a step that runs without Python, where that is possible."""
-    try:
-        donate = [len(args) - 2, len(args) - 1]
-        kernel = tp.PersistentKernel(step, args, backend=backend, donate=donate, repack=True)
-        kernel.compile()
-    except ValueError:  # the backend cannot, or a body computes an operator
-        return step
-    return kernel
+    def _compiled(self, size: int) -> Callable[..., Any]:
+        """Return a step that runs without Python, where that is possible."""
+        cache = self.cache
+        sizes = (None, self.max_seq_length, cache.page_size, cache.max_num_pages)
+        options = StepOptions("decode", size, *sizes, cache.dtype, self.pick)
+        try:
+            kernel = persistent(self.llama, options, repack=True)
+            kernel.compile()
+        except (ValueError, OtherRankError):  # the backend cannot, or a body computes an operator
+            return step_of(self.llama, options)
+        return kernel
 
 
 def _assigned(old: Any, key: tuple[Any, ...], new: np.ndarray[Any, Any]) -> Any:
     """Return an array with a part replaced, in place where that is possible."""
     if hasattr(type(old), "at"):
         return old.at[key].set(new)
-    old[key] = new
+    xp = tp.get_namespace(old)
+    shared = xp.asarray(old)  # of a kind that can be indexed by arrays
+    there = tuple(xp.asarray(part) if isinstance(part, np.ndarray) else part for part in key)
+    shared[there] = xp.astype(xp.asarray(new), shared.dtype, copy=False)
     return old

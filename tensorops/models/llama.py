@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 import tensorops as tp
+from tensorops.persistent.ranks import Ranks, connect
 
 from ._errors import GGUFError
 from .cache import KVCache, Slots, concat
 from .config import LlamaConfig
 from .gguf import open_gguf
 from .mesh import MeshRanks
-from .mpi import MPIRanks
-from .ranks import HEADS, WHOLE, Ranks, divide
-from .steps import add_and_normalize, decode
-from .weights import Matrix, arrange, embed, linear
+from .pages import PagedKVCache
+from .persistent import StepOptions, persistent
+from .ranks import HEADS, WHOLE, divide
+from .steps import ALONE, choose, logits_of, run_blocks
+from .weights import Matrix, arrange
 
 if TYPE_CHECKING:
     import os
@@ -37,7 +39,7 @@ __all__ = ["Llama", "default_backend", "forward"]
 Array = Any
 Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
 FIRST_CAPACITY = 128
-ALONE = Ranks()
+LOAD = "load its part of the network"  # which is what ranks do together
 CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
@@ -90,60 +92,21 @@ def forward(
     """
     xp, kind = tp.get_namespace(ids), type(ids)
     ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
-    x = embed(ids, weights["embedding"], config.dim, token)
     slots = Slots(positions, keys[0].shape[2], start)
-    new_keys, new_values = [], []
-    added = None  # the previous block's last result, which is still to be added to x
-    for w, old_keys, old_values in zip(weights["blocks"], keys, values, strict=True):
-        h, x = add_and_normalize(x, added, w["attn_norm"], config.eps)
-        q, k, v = _attention_inputs(xp, config, weights, linear(h, w["attn_qkv"]), positions)
-        new_keys.append(slots.place(old_keys, k))
-        new_values.append(slots.place(old_values, v))
-        seen_keys, seen_values = slots.used(new_keys[-1]), slots.used(new_values[-1])
-        h = linear(_attend(xp, q, seen_keys, seen_values, slots.mask), w["attn_output"])
-        h = ranks.all_reduce(h)
-        h, x = tp.add_rms_norm(h, x, w["ffn_norm"], config.eps)
-        h = linear(h, w["ffn_gate_up"])
-        h = linear(tp.swiglu(h[:, : config.hidden_dim], h[:, config.hidden_dim :]), w["ffn_down"])
-        added = ranks.all_reduce(h)
-    hidden, _ = add_and_normalize(x, added, weights["norm"], config.eps)
+    new_keys, new_values = list(keys), list(values)
+
+    def attend(number: int, q: Array, k: Array, v: Array) -> Array:
+        new_keys[number] = slots.place(keys[number], k)
+        new_values[number] = slots.place(values[number], v)
+        seen = (slots.used(new[number]) for new in (new_keys, new_values))
+        return tp.scaled_dot_product_attention(q, *seen, mask=slots.mask)
+
+    hidden = run_blocks(config, weights, ids, positions, attend, token=token, ranks=ranks)
     if type(hidden) is kind:
         return hidden, new_keys, new_values
     if start is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
         return tp.to_backend(hidden, tp.get_backend()), new_keys, new_values
     return tp.to_backend((hidden, new_keys, new_values), tp.get_backend())  # the caller's kind
-
-
-def _attention_inputs(
-    xp: Any, config: LlamaConfig, weights: dict[str, Any], qkv: Array, positions: Array
-) -> tuple[Array, Array, Array]:
-    """Return queries, keys and values, each (1, heads, tokens, head_dim), from features of all of them."""
-    tokens, heads, kv_heads = qkv.shape[0], config.heads, config.kv_heads
-    split = xp.reshape(qkv, (1, tokens, heads + 2 * kv_heads, config.head_dim))
-    split = xp.permute_dims(split, (0, 2, 1, 3))
-    # GGUF files hold the heads of this architecture with the features of a pair next to each other.
-    rotated = tp.rope(
-        split[:, : heads + kv_heads, :, :],
-        positions,
-        base=config.rope_base,
-        freqs=weights["frequencies"],
-        interleaved=True,
-        attention_factor=config.rotation.attention_factor,
-    )
-    return rotated[:, :heads, :, :], rotated[:, heads:, :, :], split[:, heads + kv_heads :, :, :]
-
-
-def _attend(xp: Any, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
-    """Return (tokens, heads * head_dim) from queries and slots of keys and values, each (1, heads, …)."""
-    _, heads, tokens, head_dim = q.shape
-    y = tp.scaled_dot_product_attention(q, k, v, mask=mask)
-    return xp.reshape(xp.permute_dims(y, (0, 2, 1, 3)), (tokens, heads * head_dim))
-
-
-def _logits(vocabulary: int, ranks: Ranks, hidden: Array, output: Matrix) -> Array:
-    """Return the logits of features; those of the ranks' parts of the vocabulary are put side by side."""
-    logits = linear(hidden, output)
-    return logits if logits.shape[1] == vocabulary else ranks.all_gather(logits)
 
 
 def _choose(
@@ -155,8 +118,7 @@ def _choose(
     rng: Any,
 ) -> Array:
     """Return the token that follows the only row of `hidden`, in an array."""
-    # That of the first rank is everyone's: others may have other random numbers, and processors that round otherwise.
-    return ranks.first(tp.sample(logits(hidden, output), **dict(options), rng=rng))
+    return choose(logits(hidden, output), dict(options), ranks, rng)
 
 
 def _default_backend(mesh: Any) -> str:
@@ -170,9 +132,7 @@ def _connect(mesh: Any, world_size: int, mpi_rank: int | None, backend: str) -> 
         raise ValueError("mesh is for JAX, world_size and mpi_rank are for MPI: give only one of them")
     if mesh is not None:
         return MeshRanks(mesh, backend)
-    if world_size < 1 or not 0 <= (mpi_rank or 0) < world_size:
-        raise ValueError(f"world_size is {world_size} and mpi_rank is {mpi_rank}, expected 0 <= mpi_rank < world_size")
-    return Ranks() if world_size == 1 else MPIRanks(world_size, mpi_rank, backend)
+    return connect(world_size, mpi_rank, backend)
 
 
 def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,13 +219,13 @@ class Llama:
         self._ranks = ranks = _connect(mesh, world_size, mpi_rank, backend)
         self.world_size, self.mpi_rank = ranks.size, ranks.rank
         self._part = divide(config, ranks.size)
-        with ranks.loading(), self._scope():
+        with ranks.together(LOAD), self._scope():
             self._weights, self._output = arrange(config, weights, backend, ranks)
         self._compile = compile = compile or ranks.compile
         network: Callable[..., Any] = partial(forward, self._part, ranks=ranks)
         network = ranks.spread(network, (self._weights, WHOLE, WHOLE, HEADS, HEADS), (WHOLE, HEADS, HEADS))
         self._network = _compiled_in_place(compile, network) if compile else network
-        self._logits_of_rank = partial(_logits, config.vocab_size, ranks)
+        self._logits_of_rank = partial(logits_of, config.vocab_size, ranks)
         logits = ranks.spread(self._logits_of_rank, (WHOLE, self._output), WHOLE)
         self._logits = ranks.compile(logits) if ranks.compile else logits
         self._choosers: dict[tuple[Any, ...], Callable[..., Array]] = {}
@@ -331,7 +291,7 @@ class Llama:
         """
         from .tokenizer import Tokenizer
 
-        with _connect(mesh, world_size, mpi_rank, backend or _default_backend(mesh)).loading():
+        with _connect(mesh, world_size, mpi_rank, backend or _default_backend(mesh)).together(LOAD):
             file = open_gguf(path)
             config = LlamaConfig.from_gguf(file)
             if misfit := config.find_misfit({name: tensor.shape for name, tensor in file.tensors.items()}):
@@ -511,16 +471,13 @@ class Llama:
         Raises
         ------
         ValueError
-            A prompt is empty or too long, an id is not in the vocabulary, a number is out of range, or several ranks
-            share the network.
+            A prompt is empty or too long, an id is not in the vocabulary, a number is out of range, or the devices of a
+            mesh share the network.
         OutOfPagesError
             While it runs: there are too few pages for a single sequence.
         """
         from .batch import Batch
-        from .pages import PagedKVCache
 
-        if self.world_size > 1:
-            raise ValueError("generate_batch needs the whole network on one rank")
         for name, value in (("max_batch", max_batch), ("page_size", page_size)):
             if isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected at least 1")
@@ -532,16 +489,8 @@ class Llama:
             raise ValueError(
                 f"max_seq_length is {most}, expected 1 to the context length, {self.config.context_length}"
             )
-        c = self._part
-        cache = PagedKVCache(
-            page_size,
-            max_batch * -(-most // page_size) if max_num_pages is None else max_num_pages,
-            blocks=c.blocks,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            dtype=kv_dtype,
-            backend=self.backend,
-        )
+        number = max_batch * -(-most // page_size) if max_num_pages is None else max_num_pages
+        cache = self.new_paged_cache(page_size, number, dtype=kv_dtype)
         pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         batch = Batch(self, cache, max_batch, most, pick, seed)
         for ids in prompts:
@@ -552,55 +501,104 @@ class Llama:
         self,
         *,
         mode: str = "decode",
+        batch: int = 1,
+        length: int | None = None,
         max_seq_length: int | None = None,
+        page_size: int | None = None,
+        max_num_pages: int | None = None,
+        kv_dtype: str = "float32",
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
         num_workers: int | None = None,
+        repack: bool = False,
+        profile: bool = False,
     ) -> tp.PersistentKernel:
-        """Compile the step from one token to the next.
+        """Compile a step of this model.
 
         Parameters
         ----------
-        mode : {"decode"}
-            One token after another.
+        mode : {"decode", "prefill", "onepass"}
+            From one token of each sequence to the next; from many tokens of one sequence to the next; from many tokens
+            to the logits after each, without a cache.
+        batch : int
+            The number of sequences, in pages if there are several.
+        length : int, optional
+            How many tokens a run of mode "prefill" or "onepass" has.
         max_seq_length : int, optional
-            The capacity of the cache; by default the context length.
+            The most tokens of a sequence; by default the context length.
+        page_size, max_num_pages : int, optional
+            Keep keys and values in pages of so many tokens, as `new_paged_cache` makes them; by default, there are
+            enough for `batch` sequences.
+        kv_dtype : {"float32", "float16", "bfloat16"}
+            In which pages keep keys and values.
         temperature, top_k, top_p, min_p
             As for `generate_ids`.
-        num_workers : int, optional
+        num_workers, repack, profile
             See `tensorops.PersistentKernel`.
 
         Returns
         -------
         PersistentKernel
-            Its arguments are the last token and its position, arrays of int32 of shape (1,); keys and values, lists of
-            an array of float32 of shape (1, kv_heads, max_seq_length, head_dim) for each block, such as those of
-            ``new_cache(max_seq_length)``, which it overwrites; and, unless the temperature is 0, a uniform random
-            number, of float32 and shape (1,). It returns the next token, an array of shape (1,), keys and values.
+            A run with a position that is not in the cache is a ValueError. With the temperature not 0, uniform random
+            numbers of float32 and shape (batch,) are the last argument. The others are
+
+            * ``(ids, positions, keys, values)`` of mode "decode": the last token and its position, arrays of int32 of
+              shape (1,); keys and values, lists of an array of float32 of shape (1, kv_heads, max_seq_length, head_dim)
+              for each block, such as those of ``new_cache(max_seq_length)``, which the step overwrites. It returns the
+              next token, keys and values.
+            * ``(ids, positions, keys, values, table, places)`` with pages: those of `PagedKVCache`, and what its
+              method `step` returns. It returns the next token of each sequence, keys and values.
+            * ``(ids, start, count, keys, values)`` of mode "prefill": tokens of shape (length,), the position of the
+              first one, how many of them there are, and the cache of mode "decode". Tokens after the first `count` have
+              no effect, but the cache has places for them. It returns the token that follows, keys and values.
+            * ``(ids,)`` of mode "onepass": tokens of shape (length,). It returns logits of shape (length, vocab_size),
+              which do not depend on later tokens.
 
         Raises
         ------
         ValueError
-            A number is out of range, several ranks share the network, or the backend cannot replay steps.
+            A number is out of range, options do not belong together, or the backend cannot replay steps.
         """
-        capacity = self.config.context_length if max_seq_length is None else max_seq_length
-        if mode != "decode":
-            raise ValueError(f"mode is {mode!r}; a model's step has mode 'decode'")
-        if self.world_size > 1:
-            raise ValueError("persistent needs the whole network on one rank")
-        if not 0 < capacity <= self.config.context_length:
-            raise ValueError(
-                f"max_seq_length is {capacity}, expected 1 to the context length, {self.config.context_length}"
-            )
         pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        step = partial(decode, self._part, self._weights, self._output, pick)
-        cache = self.new_cache(capacity)
-        first = self._move([np.zeros(1, np.int32), np.zeros(1, np.int32)])
-        numbers = self._move([np.zeros(1, np.float32)]) if temperature else []
-        args = (*first, cache.keys, cache.values, *numbers)
-        return tp.PersistentKernel(step, args, mode=mode, backend=self.backend, num_workers=num_workers, donate=[2, 3])
+        sizes = (length, max_seq_length, page_size, max_num_pages)
+        options = StepOptions(mode, batch, *sizes, kv_dtype, pick)
+        return persistent(self, options, num_workers=num_workers, repack=repack, profile=profile)
+
+    def new_paged_cache(
+        self, page_size: int, max_num_pages: int, *, dtype: str = "float32", evict: bool = False
+    ) -> PagedKVCache:
+        """Return empty pages for keys and values of many sequences.
+
+        Parameters
+        ----------
+        page_size, max_num_pages, dtype, evict
+            See `PagedKVCache`.
+
+        Returns
+        -------
+        PagedKVCache
+            The pages, of this rank's heads.
+
+        Raises
+        ------
+        ValueError
+            A number is out of range, or the devices of a mesh share the network.
+        """
+        if isinstance(self._ranks, MeshRanks):
+            raise ValueError("the devices of a mesh share no pages: they take a sequence at a time")
+        c = self._part
+        return PagedKVCache(
+            page_size,
+            max_num_pages,
+            blocks=c.blocks,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            dtype=dtype,
+            backend=self.backend,
+            evict=evict,
+        )
 
     def _continue(self, ids: list[int], count: int, pick: dict[str, Any]) -> Iterator[int]:
         if not count:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tensorops as tp
+from tensorops.persistent.ranks import Ranks, Tree
 
-from .ranks import WHOLE, Ranks, Tree
+from .ranks import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -99,6 +99,7 @@ class PagedKVCache:
         if dtype not in ("float32", "float16", "bfloat16"):
             raise ValueError(f"dtype is {dtype!r}, expected 'float32', 'float16' or 'bfloat16'")
         self.page_size, self.max_num_pages, self.evict = page_size, max_num_pages, evict
+        self.dtype, self._heads = dtype, kv_heads
         in_force = tp.get_backend()
         backend = backend or ("numpy" if in_force == "auto" else in_force)
         shape = (max_num_pages + 1, kv_heads, page_size, head_dim)
@@ -309,6 +310,69 @@ class PagedKVCache:
         at = np.arange(start, stop)
         pages = np.asarray(self._find(sequence).pages, np.int32)[at // self.page_size]
         return pages, (at % self.page_size).astype(np.int32)
+
+    def nowhere(self, batch: int, pages: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return a table and places, as `step` does, of sequences that have no pages.
+
+        Parameters
+        ----------
+        batch, pages : int
+            The number of sequences, and of columns.
+
+        Returns
+        -------
+        table, places : numpy.ndarray of int32
+            They name the page that belongs to no sequence.
+        """
+        table = np.full((batch, pages), self.max_num_pages, np.int32)
+        return table, self._places(np.full(batch, self.max_num_pages), np.zeros(batch, np.int32))
+
+    def step(
+        self, sequences: Sequence[int], pages: int, batch: int | None = None
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return where the last token of each of some sequences is, for a step of `Llama.persistent`.
+
+        Parameters
+        ----------
+        sequences : sequence of int
+            The sequences, one for each row.
+        pages : int
+            The most pages of a sequence: its most tokens by the size of a page, rounded up.
+        batch : int, optional
+            The number of rows; those without a sequence write to the page that belongs to none. By default, there are
+            none of these.
+
+        Returns
+        -------
+        positions, table, places : numpy.ndarray of int32
+            The positions of the tokens, the pages of each sequence, and the places of keys and values.
+
+        Raises
+        ------
+        ValueError
+            If a sequence has no token or more pages, or there are more sequences than rows.
+        KeyError
+            If there is no such sequence.
+        """
+        batch = len(sequences) if batch is None else batch
+        if len(sequences) > batch:
+            raise ValueError(f"there are {len(sequences)} sequences, more than {batch}")
+        table, _ = self.nowhere(batch, pages)
+        table[: len(sequences)] = self.table(sequences, pages)
+        positions, offsets = np.zeros((2, batch), np.int32)
+        own = np.full(batch, self.max_num_pages)
+        for row, sequence in enumerate(sequences):
+            if not (length := self.length(sequence)):
+                raise ValueError(f"sequence {sequence} has no token yet")
+            positions[row] = length - 1
+            ((own[row],), (offsets[row],)) = self.places(sequence, length - 1, length)
+        return positions, table, self._places(own, offsets)
+
+    def _places(self, pages: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the places of each head's key among all keys of a block."""
+        heads = pages[:, None] * self._heads + np.arange(self._heads)
+        found: np.ndarray[Any, Any] = (heads * self.page_size + offsets[:, None]).ravel().astype(np.int32)
+        return found
 
 
 def _numpy_dtype(name: str) -> Any:

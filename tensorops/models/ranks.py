@@ -1,17 +1,15 @@
-"""The ranks that share a network: the part of each weight that a rank has, and how their results come together.
+"""The ranks that share a network: the part of each weight that a rank has.
 
 Shoeybi et al., "Megatron-LM", https://arxiv.org/abs/1909.08053: matrices that multiply the features of a token are
 divided by rows (heads, or hidden features), those that return to them by columns. A rank computes its heads and its
 hidden features without the others, so a block needs two sums over the ranks: after attention, and after the
 feed-forward layer. What has the length of a token's features is the same on all ranks.
 
-The network itself calls `Ranks.all_reduce` only. What carries the sums is exchangeable: nothing for a single rank, MPI
-for NumPy arrays in several processes, the collectives of a compiled program for several devices of JAX.
+How their results come together, `tensorops.persistent.ranks` says.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +20,9 @@ import tensorops as tp
 from .blocks import QuantizedWeight, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from .config import LlamaConfig
 
-__all__ = ["HEADS", "SHARED", "WHOLE", "Ranks", "Tree", "divide", "part_of"]
-
-Array = Any
-Tree = Any  # arrays in nested dicts, lists and tuples
+__all__ = ["HEADS", "SHARED", "WHOLE", "divide", "part_of"]
 
 # The axis along which the ranks share a matrix of a block.
 SHARED = {"attn_q": 0, "attn_k": 0, "attn_v": 0, "attn_output": 1, "ffn_gate": 0, "ffn_up": 0, "ffn_down": 1}
@@ -115,49 +108,3 @@ def part_of(weight: Any, name: str, axis: int, length: int, rank: int, size: int
         return weight.part(axis, start, start + length)
     host = tp.to_backend(weight, "numpy")
     return host[start : start + length] if axis == 0 else np.ascontiguousarray(host[:, start : start + length])
-
-
-class Ranks:
-    """One rank, which has everything; and what others do in their own way.
-
-    Attributes
-    ----------
-    size : int
-        The number of ranks.
-    rank : int
-        That of this process, or of its first device.
-    compile : callable or None
-        The compiler without which the ranks cannot compute.
-    """
-
-    size = 1
-    rank = 0
-    compile: Callable[..., Any] | None = None
-
-    def all_reduce(self, x: Array) -> Array:
-        """Return the sum over the ranks; `x` may be overwritten."""
-        return x
-
-    def all_gather(self, x: Array) -> Array:
-        """Return the columns of all ranks, of which each has some."""
-        return x
-
-    def first(self, x: Array) -> Array:
-        """Return what the first rank has."""
-        return x
-
-    def place(self, part: Callable[[int], Tree], axis: int) -> Tree:
-        """Return arrays of which `part` returns those of a rank, all divided along an axis or `WHOLE`."""
-        return part(self.rank)
-
-    def spread(self, function: Callable[..., Any], arguments: Tree, results: Tree) -> Callable[..., Any]:
-        """Return a function that runs on every rank with its part of the arguments.
-
-        Arguments and results are described by axes, as for `place`, or by arrays from there.
-        """
-        return function
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Let no rank go on if one cannot read its part: it would wait for that one for ever."""
-        yield

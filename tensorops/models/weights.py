@@ -17,10 +17,12 @@ import tensorops as tp
 
 from .blocks import QuantizedWeight, Tensor
 from .cache import concat
-from .ranks import SHARED, WHOLE, Ranks, divide, part_of
+from .ranks import SHARED, WHOLE, divide, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from tensorops.persistent.ranks import Ranks
 
     from .config import LlamaConfig
 

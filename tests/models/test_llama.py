@@ -468,7 +468,10 @@ def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
 def test_models_use_the_public_interface_only() -> None:
     for path in (Path(tp.__file__).parent / "models").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level < 2:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tensorops.persistent"):
+                names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+                assert not any(name.startswith("_") for name in names), f"{path.name} imports {names}"
+            elif isinstance(node, ast.ImportFrom) and node.level < 2:
                 assert not (node.module or "").startswith("tensorops"), f"{path.name} imports {node.module}"
             elif isinstance(node, ast.ImportFrom):
                 pytest.fail(f"{path.name} imports from above the package")

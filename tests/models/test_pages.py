@@ -234,15 +234,15 @@ def test_keys_and_values_in_half_precision(dtype):
         assert np.all(lost < 0.05 * np.abs(logits).max())
 
 
-def test_a_batch_on_the_cpu_runs_a_plan(monkeypatch):
-    from tensorops.models import batch
-
-    made = []
-    compiled = batch._compiled
-    monkeypatch.setattr(batch, "_compiled", lambda *args: made.append(compiled(*args)) or made[-1])
-    together(model("cpu"), PROMPTS[:3], max_new_tokens=3)
-    assert [type(step).__name__ for step in made] == ["PersistentKernel"]
-    operators = {call.operator for call in made[0].explain().calls}
+def test_a_batch_on_the_cpu_runs_a_plan():
+    llama = model("cpu")
+    together(llama, PROMPTS[:3], max_new_tokens=3)
+    (step,) = llama._batch_steps.values()
+    assert isinstance(step, tp.PersistentKernel)
+    captured = step.explain()
+    operators = {call.operator for call in captured.calls}
+    pages = "a query of each sequence to at most 32 keys in 9 pages of 32"
+    assert captured.step == ("mode decode", f"attention of {pages}, 2 times")
     assert {"scaled_dot_product_attention", "rope", "add_rms_norm", "linear", "swiglu", "sample"} <= operators
 
 
@@ -312,13 +312,124 @@ def test_a_model_s_step_on_the_cpu_is_all_kernels():
 
 def test_what_a_persistent_step_refuses():
     for options, words in [
-        ({"mode": "prefill"}, "mode is 'prefill'; a model's step has mode 'decode'"),
+        ({"mode": "train"}, "mode is 'train', expected one of decode, prefill, onepass"),
+        ({"mode": "prefill"}, "mode 'prefill' needs length, the number of tokens in a run"),
+        ({"length": 8}, "length is the number of tokens of modes 'prefill' and 'onepass'; 'decode' has one"),
+        ({"mode": "prefill", "length": 9, "max_seq_length": 8}, "length is 9, but a sequence has at most 8"),
+        ({"mode": "prefill", "length": 9, "page_size": 8}, "page_size is for mode 'decode'; mode 'prefill' has no"),
+        ({"mode": "onepass", "length": 9, "max_seq_length": 9}, "mode 'onepass' has no cache and chooses no token"),
+        ({"mode": "onepass", "length": 9, "temperature": 1.0}, "mode 'onepass' has no cache and chooses no token"),
+        ({"batch": 2}, "batch is 2, which needs pages: give page_size"),
+        ({"max_num_pages": 2}, "max_num_pages is 2, which needs pages: give page_size"),
+        ({"kv_dtype": "float16"}, "kv_dtype is 'float16', which needs pages: give page_size"),
+        ({"page_size": 0}, "page_size is 0, expected at least 1"),
         ({"max_seq_length": 301}, "max_seq_length is 301, expected 1 to the context length, 300"),
     ]:
         with pytest.raises(ValueError, match=words):
             model("cpu").persistent(**options)
     with pytest.raises(ValueError, match="no backend can replay this step: numpy: it has no compiled kernels"):
         model("numpy").persistent()
+
+
+def there(backend, *numbers):
+    return [tp.to_backend(np.asarray(n, np.int32), backend) for n in numbers]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "jax", "mlx"])
+def test_a_prompt_in_pieces_and_then_decoding(backend):
+    """Whatever is after the count, and before in the cache, has no effect."""
+    llama, prompt = model(backend), [*range(19, 5, -1), 250, 7, 268]
+    first = llama.persistent(mode="prefill", length=8, max_seq_length=32)
+    then = llama.persistent(max_seq_length=32)
+    expected = list(llama.generate_ids(prompt, max_new_tokens=9))
+    assert_likeliest(prompt, expected)
+    for padding, stale in ((0, 0.0), (268, 1e4)):
+        cache = llama.new_cache(32)
+        keys, values = ([x + stale for x in each] for each in (cache.keys, cache.values))
+        for start in range(0, len(prompt), 8):
+            piece = prompt[start : start + 8]
+            ids = [*piece, *[padding] * (8 - len(piece))]
+            token, keys, values = first(*there(backend, ids, [start], [len(piece)]), keys, values)
+        found = [int(tp.to_backend(token, "numpy")[0])]
+        for position in range(len(prompt), 25):
+            token, keys, values = then(token, np.asarray([position], np.int32), keys, values)
+            found.append(int(tp.to_backend(token, "numpy")[0]))
+        assert found == expected
+
+
+@pytest.mark.parametrize("backend", ["cpu", "jax", "mlx"])
+def test_logits_in_one_pass(backend):
+    llama = model(backend)
+    kernel = llama.persistent(mode="onepass", length=12)
+    for prompt in (list(range(12)), [268, 0, 7, 7, 9, 250, 3, 3, 3, 1, 2, 0]):
+        logits = tp.to_backend(kernel(*there(backend, prompt)), "numpy")
+        expected = float64_logits(CONFIG, llama_arrays(), prompt)
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    prompt[8:] = [5, 6, 7, 8]
+    changed = tp.to_backend(kernel(*there(backend, prompt)), "numpy")
+    np.testing.assert_allclose(changed[:8], logits[:8], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("backend", ["cpu", "jax", "mlx"])
+def test_a_model_s_step_on_pages(backend, dtype):
+    llama = model(backend)
+    cache = llama.new_paged_cache(4, 7, dtype=dtype)
+    kernel = llama.persistent(batch=3, page_size=4, max_num_pages=7, max_seq_length=14, kv_dtype=dtype)
+    texts = [[5], [100, 7, 7, 250, 0]]
+    sequences = [cache.join(text)[0] for text in texts]
+    for position in range(12):
+        for text, sequence in zip(texts, sequences, strict=True):
+            cache.append(sequence, text[position : position + 1])
+        positions, table, places = cache.step(sequences, pages=4, batch=3)
+        ids = [*(text[position] for text in texts), 0]
+        where = there(backend, table, places)
+        tokens, cache.keys, cache.values = kernel(*there(backend, ids), positions, cache.keys, cache.values, *where)
+        for text, token in zip(texts, tp.to_backend(tokens, "numpy"), strict=False):
+            if len(text) == position + 1:
+                text.append(int(token))
+    for text, count in zip(texts, (1, 5), strict=True):
+        logits = float64_logits(CONFIG, llama_arrays(), text[:-1])[count - 1 :]
+        lost = logits.max(axis=-1) - logits[np.arange(len(text) - count), text[count:]]
+        assert np.all(lost < (1e-3 if dtype == "float32" else 0.05 * np.abs(logits).max()))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "jax"])
+def test_a_position_past_the_cache(backend):
+    llama = model(backend)
+    one = there(backend, [1])
+    cache = llama.new_cache(16)
+    decoding = llama.persistent(max_seq_length=16)
+    for position in (16, -1):
+        for given in (there(backend, [position])[0], np.asarray([position], np.int32)):
+            with pytest.raises(ValueError, match=f"position {position} is not in the cache, which has 16 places"):
+                decoding(*one, given, cache.keys, cache.values)
+    filling, ids = llama.persistent(mode="prefill", length=8, max_seq_length=16), there(backend, [1] * 8)
+    for start, count, words in [
+        (9, 3, "8 tokens from position 9 on are not in the cache, which has 16 places; those after the count need"),
+        (-1, 3, "8 tokens from position -1 on are not in the cache"),
+        (0, 0, "count is 0, expected 1 to 8, the length of a run"),
+        (0, 9, "count is 9, expected 1 to 8"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            filling(*ids, *there(backend, [start], [count]), cache.keys, cache.values)
+    token, *_ = filling(*ids, *there(backend, [8], [8]), cache.keys, cache.values)
+    assert 0 <= int(tp.to_backend(token, "numpy")[0]) < 269
+
+
+def test_where_a_step_puts_keys():
+    cache = PagedKVCache(4, 6, blocks=1, kv_heads=2, head_dim=2)
+    number, _ = cache.join([1])
+    with pytest.raises(ValueError, match="sequence 0 has no token yet"):
+        cache.step([number], 2)
+    cache.append(number, [1] * 6)
+    positions, table, places = cache.step([number], pages=2, batch=2)
+    (first, second) = cache.table([number])[0]
+    np.testing.assert_array_equal(positions, [5, 0])
+    np.testing.assert_array_equal(table, [[first, second], [6, 6]])
+    np.testing.assert_array_equal(places, [second * 8 + 1, second * 8 + 5, 48, 52])
+    with pytest.raises(ValueError, match="there are 1 sequences, more than 0"):
+        cache.step([number], 2, 0)
 
 
 @pytest.mark.costly

@@ -11,8 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +24,7 @@ pytest.importorskip("jinja2")
 import tensorops as tp
 from llama_reference import float64_logits
 from make_gguf import llama_metadata, real_model, tokenizer_metadata, write_gguf, write_llama
+from mpi_threads import World, world_of
 from tensorops.models import Llama, LlamaConfig, open_gguf
 from tensorops.models.ranks import divide, part_of
 
@@ -142,73 +141,9 @@ def test_neighbouring_ranks_have_the_same_keys_if_there_are_too_few() -> None:
 # ----------------------------------------------------------------------------------- MPI's contract, among threads
 
 
-class World:
-    """What the network uses of MPI's communicator; a thread is a rank."""
-
-    def __init__(self, size: int) -> None:
-        self.calls: list[str] = []
-        self._size = size
-        self._own = threading.local()
-        self._given: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size, timeout=120)
-
-    def run(self, function: Callable[[int], Any]) -> list[Any]:
-        """Return what the function returns or raises on every rank."""
-        found: list[Any] = [None] * self._size
-
-        def on_rank(rank: int) -> None:
-            self._own.rank = rank
-            try:
-                found[rank] = function(rank)
-            except Exception as error:
-                found[rank] = error
-
-        threads = [threading.Thread(target=on_rank, args=(rank,)) for rank in range(self._size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
-
-    def _all(self, given: Any, call: str) -> list[Any]:
-        if self.Get_rank() == 0:
-            self.calls.append(call)
-        self._given[self.Get_rank()] = given
-        self._barrier.wait()
-        everyones = list(self._given)
-        self._barrier.wait()
-        return everyones
-
-    def Get_size(self) -> int:
-        return self._size
-
-    def Get_rank(self) -> int:
-        return self._own.rank
-
-    def Allreduce(self, in_place: str, x: np.ndarray) -> None:
-        assert in_place == "in place"
-        x[...] = sum(self._all(x.copy(), "Allreduce"))
-
-    def Allgather(self, x: np.ndarray, everyones: np.ndarray) -> None:
-        everyones[...] = self._all(x, "Allgather")
-
-    def Bcast(self, x: np.ndarray) -> None:
-        x[...] = self._all(x.copy(), "Bcast")[0]
-
-    def allgather(self, value: object) -> list[Any]:
-        return self._all(value, "allgather")
-
-
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], World]:
-    def of(size: int) -> World:
-        made = World(size)
-        module = types.ModuleType("mpi4py")
-        module.MPI = types.SimpleNamespace(COMM_WORLD=made, IN_PLACE="in place")  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "mpi4py", module)
-        return made
-
-    return of
+    return lambda size: world_of(monkeypatch, size)
 
 
 def tokens(model: Llama, count: int = 5, **options: Any) -> list[int]:
@@ -247,6 +182,42 @@ def test_a_block_has_two_sums_and_a_token_one_exchange_of_logits(world: Callable
     assert ranks.run(on_rank) == [2, 2]
     step = ["Allreduce"] * 2 * CONFIG.blocks + ["Allgather", "Bcast"]
     assert ranks.calls == ["allgather", *step, *step]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_plans_of_ranks_give_the_tokens_of_one(world: Callable[[int], World], size: int) -> None:
+    arrays, ranks, count = random_arrays(CONFIG), world(size), 6
+    prompts = [IDS[:5], IDS[20:29]]
+    alone = Llama(CONFIG, arrays, backend="cpu")
+
+    def on_rank(rank: int) -> Any:
+        model = Llama(CONFIG, arrays, backend="cpu", world_size=size, mpi_rank=rank)
+        first = model.persistent(mode="prefill", length=8, max_seq_length=16)
+        then = model.persistent(max_seq_length=16, profile=True)
+        whole = model.persistent(mode="onepass", length=8)
+        logits = whole(np.asarray(IDS[:8], np.int32))
+        cache = model.new_cache(16)
+        start, length = (np.asarray([n], np.int32) for n in (0, 5))
+        token, keys, values = first(np.asarray([*IDS[:5], 0, 0, 0], np.int32), start, length, cache.keys, cache.values)
+        found = [int(token[0])]
+        for position in range(5, 4 + count):
+            token, keys, values = then(token, np.asarray([position], np.int32), keys, values)
+            found.append(int(token[0]))
+        together: list[list[int]] = [[], []]
+        for number, each in model.generate_batch(prompts, max_new_tokens=count):
+            together[number].append(each)
+        assert all(isinstance(step, tp.PersistentKernel) for step in model._batch_steps.values())
+        return found, together, logits, then.explain().in_python, [call.operator for call in then.profile().calls]
+
+    expected = [list(alone.generate_ids(ids, max_new_tokens=count)) for ids in prompts]
+    for found, together, logits, python, calls in ranks.run(on_rank):
+        assert found == expected[0]
+        assert together == expected
+        np.testing.assert_allclose(logits, reference(CONFIG, arrays, IDS[:8]), rtol=1e-4, atol=1e-4)
+        assert f"all_reduce over the ranks, {2 * CONFIG.blocks} times a run" in python
+        assert "broadcast over the ranks, once a run" in python
+        assert calls.count("all_reduce") == 2 * CONFIG.blocks
+        assert calls.count("all_gather") == 1
 
 
 def test_a_vocabulary_that_does_not_divide_is_whole_on_every_rank(world: Callable[[int], World]) -> None:
@@ -330,16 +301,37 @@ def mpiexec(count: int, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(start, capture_output=True, text=True, check=False, timeout=300, env=environment)
 
 
-OVER_MPI = """
+REPLAYED = """
+import numpy as np
+
+def replayed(model, ids, count):
+    # The same tokens by persistent steps: a prompt in one piece, then one after another
+    first = model.persistent(mode="prefill", length=128, max_seq_length=256)
+    then = model.persistent(max_seq_length=256)
+    cache, start = model.new_cache(256), np.zeros(1, np.int32)
+    token, keys, values = first(np.asarray(ids, np.int32), start, start + len(ids), cache.keys, cache.values)
+    found = [int(np.asarray(token)[0])]
+    for position in range(len(ids), len(ids) + count - 1):
+        ids = np.asarray([found[-1]], np.int32)
+        token, keys, values = then(ids, np.asarray([position], np.int32), keys, values)
+        found.append(int(np.asarray(token)[0]))
+    return found
+"""
+
+OVER_MPI = (
+    REPLAYED
+    + """
 import json, sys
 from tensorops.models import Llama, LlamaConfig, open_gguf
 job = json.loads(sys.argv[1])
 model = Llama(LlamaConfig(**job["config"]), open_gguf(job["path"]).tensors, world_size=job["size"])
 seed = model.mpi_rank  # that of the first applies
 found = [list(model.generate_ids(job["ids"], max_new_tokens=5, seed=seed, **pick)) for pick in ({}, job["sampling"])]
+found.append(replayed(model, job["ids"], 5))
 with open(f"{job['path']}.{model.mpi_rank}", "w") as file:
     json.dump(found, file)
 """
+)
 
 
 def test_two_processes_of_mpi_give_the_tokens_of_one(tmp_path: Path) -> None:
@@ -350,7 +342,7 @@ def test_two_processes_of_mpi_give_the_tokens_of_one(tmp_path: Path) -> None:
     alone = Llama(CONFIG, open_gguf(path).tensors)
     for rank in range(2):
         found = json.loads(Path(f"{path}.{rank}").read_text())
-        assert found == [tokens(alone), tokens(alone, seed=0, **SAMPLING)]
+        assert found == [tokens(alone), tokens(alone, seed=0, **SAMPLING), tokens(alone)]
 
 
 def test_the_command_says_it_once_under_mpi(tmp_path: Path) -> None:
@@ -364,11 +356,18 @@ def test_the_command_says_it_once_under_mpi(tmp_path: Path) -> None:
     expected = "".join(Llama.from_gguf(path, "cpu").generate("hello", max_new_tokens=5))
     assert done.stdout == f"hello{expected}\n"
     assert done.stderr.count("tokens/s") == 1
+    (lines := tmp_path / "lines.txt").write_text("hello\n")
+    done = mpiexec(2, "-m", "tensorops", "generate", "--batch", str(lines), *options, "--tensor-parallel", "2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"prompt": "hello", "text": expected, "tokens": 5}
+    assert done.stderr.count("tokens/s") == 1
 
 
 # ----------------------------------------------------------------------------------------------- a mesh of JAX
 
-OVER_MESH = """
+OVER_MESH = (
+    REPLAYED
+    + """
 import json, re, sys
 import jax, numpy as np
 job = json.loads(sys.argv[1])
@@ -390,6 +389,13 @@ with tp.trace() as log:
 found["kernels"] = sorted({record.kernel for record in log if record.operator == "quantized_linear"})
 options = {"max_new_tokens": 5, "seed": job.get("process", 0)}
 found["tokens"] = [list(model.generate_ids(job["ids"], **options, **pick)) for pick in ({}, job["sampling"])]
+found["tokens"].append(replayed(model, job["ids"], 5))
+ids = np.asarray(job["ids"][:9], np.int32)
+found["whole"] = np.asarray(model.persistent(mode="onepass", length=9)(ids)).tolist()
+try:
+    model.persistent(page_size=4)
+except ValueError as error:
+    found["pages"] = str(error)
 
 cache = model.new_cache()
 model(job["ids"], cache)
@@ -414,6 +420,7 @@ found["chooser"] = collectives(choose, hidden, model._output, None)
 with open(job["result"], "w") as file:
     json.dump(found, file)
 """.replace("\\\\", "\\")
+)
 
 
 def over_mesh(path: Path, devices: int, processes: int = 1) -> list[dict[str, Any]]:
@@ -447,7 +454,9 @@ def check_mesh(found: dict[str, Any], path: Path, size: int) -> None:
     assert found["ranks"][0] == size
     np.testing.assert_allclose(found["logits"], reference(CONFIG, values(file), IDS[:9]), rtol=1e-4, atol=1e-4)
     alone = Llama(CONFIG, file.tensors)
-    assert found["tokens"] == [tokens(alone), tokens(alone, seed=0, **SAMPLING)]
+    assert found["tokens"] == [tokens(alone), tokens(alone, seed=0, **SAMPLING), tokens(alone)]
+    np.testing.assert_allclose(found["whole"], found["logits"], rtol=1e-4, atol=1e-4)
+    assert found["pages"] == "the devices of a mesh share no pages: they take a sequence at a time"
     kv_heads = max(1, CONFIG.kv_heads // size)
     assert found["deleted"]
     assert found["capacity"] == 256

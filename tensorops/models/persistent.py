@@ -1,0 +1,201 @@
+"""Steps of a model as `tensorops.PersistentKernel`: their arguments, and what is checked before each run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tensorops as tp
+from tensorops.persistent import MODES
+from tensorops.persistent.ranks import MPIRanks
+
+from .ranks import HEADS, WHOLE
+from .steps import decode, onepass, prefill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .llama import Llama
+
+__all__ = ["ModelStep", "StepOptions", "persistent"]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """The arguments of `Llama.persistent` that say what the step is."""
+
+    mode: str
+    batch: int
+    length: int | None
+    max_seq_length: int | None
+    page_size: int | None
+    max_num_pages: int | None
+    kv_dtype: str
+    pick: dict[str, Any]
+
+    def check(self, context_length: int) -> None:
+        """Raise ValueError if they contradict each other or the model."""
+        if self.mode not in MODES:
+            raise ValueError(f"mode is {self.mode!r}, expected one of {', '.join(MODES)}")
+        numbers = ("batch", "length", "max_seq_length", "page_size", "max_num_pages")
+        for name in numbers:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or value < 1):
+                raise ValueError(f"{name} is {value!r}, expected at least 1")
+        if self.capacity(context_length) > context_length:
+            raise ValueError(
+                f"max_seq_length is {self.max_seq_length}, expected 1 to the context length, {context_length}"
+            )
+        self._check_mode(context_length)
+        if self.page_size is None and (self.batch > 1 or self.max_num_pages or self.kv_dtype != "float32"):
+            name = "batch" if self.batch > 1 else "max_num_pages" if self.max_num_pages else "kv_dtype"
+            raise ValueError(f"{name} is {getattr(self, name)!r}, which needs pages: give page_size")
+
+    def _check_mode(self, context_length: int) -> None:
+        if self.mode == "decode":
+            if self.length is not None:
+                raise ValueError("length is the number of tokens of modes 'prefill' and 'onepass'; 'decode' has one")
+            return
+        if self.length is None:
+            raise ValueError(f"mode {self.mode!r} needs length, the number of tokens in a run")
+        if self.page_size is not None:
+            raise ValueError(f"page_size is for mode 'decode'; mode {self.mode!r} has no pages")
+        if self.length > self.capacity(context_length):
+            raise ValueError(f"length is {self.length}, but a sequence has at most {self.capacity(context_length)}")
+        if self.mode == "onepass" and (self.max_seq_length is not None or any(self.pick.values())):
+            raise ValueError("mode 'onepass' has no cache and chooses no token: max_seq_length and options of sampling "
+                             "are for the other modes")  # fmt: skip
+
+    def capacity(self, context_length: int) -> int:
+        """Return the most tokens of a sequence."""
+        return context_length if self.max_seq_length is None else self.max_seq_length
+
+    def pages(self, capacity: int) -> int:
+        """Return how many pages there are; by default, enough for all sequences."""
+        return self.max_num_pages or self.batch * -(-capacity // (self.page_size or 1))
+
+
+class ModelStep(tp.PersistentKernel):
+    """A step of a model, whose positions are checked before each run.
+
+    Parameters
+    ----------
+    capacity : int
+        The most tokens of a sequence.
+    length : int
+        How many tokens a run has.
+    move : callable or None
+        Returns an array of NumPy where the model's are, if that is elsewhere.
+    *args, **options
+        As for `tensorops.PersistentKernel`.
+    """
+
+    def __init__(
+        self, capacity: int, length: int, move: Callable[[Any], Any] | None, *args: Any, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._capacity, self._length, self._move = capacity, length, move
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the step.
+
+        Parameters
+        ----------
+        *args
+            See `Llama.persistent`. Those that are not in lists may be arrays of NumPy with any backend. Of positions
+            and counts, they are better than others: nothing waits for a device to check them.
+
+        Returns
+        -------
+        same as the step's
+            See `Llama.persistent`.
+
+        Raises
+        ------
+        ValueError
+            If the cache has no place for a token, or as for `tensorops.PersistentKernel`.
+        """
+        if self.mode == "decode" and len(args) > 1:
+            self._check_positions(_on_host(args[1]))
+        elif self.mode == "prefill" and len(args) > 2:
+            self._check_piece(_on_host(args[1]), _on_host(args[2]))
+        if self._move is not None:
+            args = tuple(self._move(x) if isinstance(x, np.ndarray) else x for x in args)
+        return super().__call__(*args)
+
+    def _check_positions(self, positions: list[int]) -> None:
+        for position in positions:
+            if not 0 <= position < self._capacity:
+                raise ValueError(f"position {position} is not in the cache, which has {self._capacity} places")
+
+    def _check_piece(self, start: list[int], count: list[int]) -> None:
+        for first, number in zip(start, count, strict=False):
+            if not 1 <= number <= self._length:
+                raise ValueError(f"count is {number}, expected 1 to {self._length}, the length of a run")
+            if first < 0 or first + self._length > self._capacity:
+                raise ValueError(
+                    f"{self._length} tokens from position {first} on are not in the cache, which has {self._capacity} "
+                    "places; those after the count need places, too"
+                )
+
+
+def _on_host(x: Any) -> list[int]:
+    found: list[int] = np.ravel(x if isinstance(x, np.ndarray) else tp.to_backend(x, "numpy")).tolist()
+    return found
+
+
+def step_of(llama: Llama, options: StepOptions) -> Callable[..., Any]:
+    """Return a step as a function of its arguments."""
+    ranks, sizes = llama._ranks, (llama._part, llama.config.vocab_size, llama._ranks)
+    given, axes = (llama._weights, llama._output), [llama._weights, llama._output]
+    numbers = [WHOLE] if options.pick["temperature"] else []
+    results: Any = (WHOLE, HEADS, HEADS)
+    if options.mode == "onepass":
+        step: Callable[..., Any] = partial(onepass, *sizes)
+        return partial(ranks.spread(step, (*axes, WHOLE), WHOLE), *given)
+    if options.mode == "prefill":
+        step, own = partial(prefill, *sizes, options.pick), [WHOLE, WHOLE, WHOLE, HEADS, HEADS, *numbers]
+    else:
+        paged = options.page_size is not None
+        step = partial(decode, *sizes, options.pick, paged=paged)
+        own = [WHOLE, WHOLE, HEADS, HEADS, *[WHOLE] * 2 * paged, *numbers]
+    return partial(ranks.spread(step, (*axes, *own), results), *given)
+
+
+def persistent(llama: Llama, options: StepOptions, **others: Any) -> ModelStep:
+    """Return the step of a model; see `Llama.persistent`."""
+    options.check(llama.config.context_length)
+    capacity, ranks = options.capacity(llama.config.context_length), llama._ranks
+    if isinstance(ranks, MPIRanks):
+        others |= {"world_size": ranks.size, "mpi_rank": ranks.rank}
+    if options.mode != "onepass":
+        others["max_seq_length"] = capacity
+    if options.page_size is not None:
+        others |= {"page_size": options.page_size, "max_num_pages": options.pages(capacity)}
+    args = _example(llama, options, capacity)
+    donate = [place for place, arg in enumerate(args) if isinstance(arg, list)]  # keys and values
+    move = None if isinstance(args[0], np.ndarray) else llama._move
+    others |= {"mode": options.mode, "backend": llama.backend, "donate": donate}
+    return ModelStep(capacity, options.length or 1, move, step_of(llama, options), args, **others)
+
+
+def _example(llama: Llama, options: StepOptions, capacity: int) -> list[Any]:
+    """Return arguments of one run; keys and values are lists."""
+
+    def integers(*arrays: Any) -> list[Any]:
+        return list(llama._move([np.asarray(a, np.int32) for a in arrays]))
+
+    numbers = llama._move([np.zeros(options.batch, np.float32)]) if options.pick["temperature"] else []
+    tokens = np.zeros(options.length or options.batch)
+    if options.mode == "onepass":
+        return integers(tokens)
+    if options.page_size is not None:
+        pages = llama.new_paged_cache(options.page_size, options.pages(capacity), dtype=options.kv_dtype)
+        nowhere = pages.nowhere(options.batch, -(-capacity // options.page_size))
+        return [*integers(tokens, tokens), pages.keys, pages.values, *integers(*nowhere), *numbers]
+    cache = llama.new_cache(capacity)
+    where = [[0], [1]] if options.mode == "prefill" else [[0]]
+    return [*integers(tokens, *where), cache.keys, cache.values, *numbers]
