@@ -1,18 +1,17 @@
 """Activations, elementwise and along rows."""
 
-from tensorops.benchmarks.asv import Benchmark, family, implementations
-from tensorops.benchmarks.workloads import workload
+from tensorops.benchmarks.asv import DTYPES, Benchmark, family, implementations
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPERATORS = family("activation")
 
 
 class Activation(Benchmark):
-    params = (OPERATORS, implementations(OPERATORS), BENCHMARK_SHAPES, ["float32", "bfloat16"])
+    params = (OPERATORS, implementations(OPERATORS), BENCHMARK_SHAPES, DTYPES)
     param_names = ("operator", "implementation", "shape", "dtype")
 
     def setup(self, operator, implementation, shape, dtype):
-        self.prepare(operator, implementation, workload(operator, *shape, dtype).args)
+        self.prepare_workload(operator, implementation, shape, dtype)
 
     def time_activation(self, operator, implementation, shape, dtype):
         self.call()

@@ -7,7 +7,7 @@ import numpy as np
 
 from tensorops import scaled_dot_product_attention
 from tensorops._providers import GENERIC
-from tensorops.benchmarks.asv import Benchmark, family, implementations, normal, speed_in_turns
+from tensorops.benchmarks.asv import DTYPES, Benchmark, family, implementations, normal, speed_in_turns
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPERATORS = family("attention")
@@ -18,7 +18,7 @@ LONGEST_OF_THE_BODY = 128  # the body holds all scores: the square of this, for 
 
 
 class Attention(Benchmark):
-    params = (OPERATORS, implementations(OPERATORS), ["one", "all"], BENCHMARK_SHAPES, ["float32", "bfloat16"])
+    params = (OPERATORS, implementations(OPERATORS), ["one", "all"], BENCHMARK_SHAPES, DTYPES)
     param_names = ("operator", "implementation", "queries", "shape", "dtype")
 
     def setup(self, operator, implementation, queries, shape, dtype):

@@ -1,6 +1,6 @@
 """Contraction: small and large products of two arrays, and chains whose order counts."""
 
-from tensorops.benchmarks.asv import Benchmark, implementations, normal
+from tensorops.benchmarks.asv import DTYPES, Benchmark, implementations, normal
 
 CONTRACTIONS = {
     "ij,jk->ik": [(8, 8)] * 2,
@@ -12,11 +12,12 @@ CONTRACTIONS = {
 
 
 class Contraction(Benchmark):
-    params = (list(CONTRACTIONS), implementations(["einsum"]))
-    param_names = ("subscripts", "implementation")
+    params = (list(CONTRACTIONS), implementations(["einsum"]), DTYPES)
+    param_names = ("subscripts", "implementation", "dtype")
 
-    def setup(self, subscripts, implementation):
-        self.prepare("einsum", implementation, [subscripts, *(normal(*shape) for shape in CONTRACTIONS[subscripts])])
+    def setup(self, subscripts, implementation, dtype):
+        operands = (normal(*shape, dtype=dtype) for shape in CONTRACTIONS[subscripts])
+        self.prepare("einsum", implementation, [subscripts, *operands])
 
-    def time_contraction(self, subscripts, implementation):
+    def time_contraction(self, subscripts, implementation, dtype):
         self.call()

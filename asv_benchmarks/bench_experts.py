@@ -1,11 +1,11 @@
-"""Mixture of experts, beside the products of its experts' rows, one after another."""
+"""Operators of experts; and mixture of experts beside the products of its experts' rows, one after another."""
 
 import numpy as np
 
 from tensorops import linear, moe, quantize, quantized_linear
-from tensorops.benchmarks.asv import Benchmark, normal, speed_in_turns
-from tensorops.testing import DTYPES
+from tensorops.benchmarks.asv import DTYPES, Benchmark, family, implementations, normal, speed_in_turns
 
+OPERATORS = family("experts")
 FORMAT = {"bits": 4, "group_size": 32}
 # experts, experts of a token, features, hidden: between Mixtral and Phi-3.5-MoE in kind, and OLMoE
 LAYERS = {"8 top 2": (8, 2, 2048, 4096), "64 top 8": (64, 8, 2048, 1024)}
@@ -17,7 +17,7 @@ def stacks(experts, features, hidden, weights):
     arrays = {}
     for prefix, (outputs, inputs) in zip(PREFIXES, ((2 * hidden, features), (features, hidden)), strict=True):
         matrix = normal(outputs, inputs) * np.float32(inputs**-0.5)
-        parts = quantize(matrix, **FORMAT) if weights == "4 bits" else [matrix.astype(DTYPES[weights])]
+        parts = quantize(matrix, **FORMAT) if weights == "4 bits" else [matrix.astype(normal(1, dtype=weights).dtype)]
         for what, part in zip(("proj", "scales", "biases"), parts, strict=False):
             arrays[f"{prefix}_{what}"] = np.stack([part] * experts)
     return arrays
@@ -49,6 +49,19 @@ def products(x, chosen, arrays, hidden):
             product(*args)
 
     return call
+
+
+class ExpertOperators(Benchmark):
+    """The rows of a shape are the tokens, each of which has experts of its own."""
+
+    params = (OPERATORS, implementations(OPERATORS), [(1, 1024), (16, 1024), (128, 1024)], DTYPES)
+    param_names = ("operator", "implementation", "shape", "dtype")
+
+    def setup(self, operator, implementation, shape, dtype):
+        self.prepare_workload(operator, implementation, shape, dtype)
+
+    def time_expert_operators(self, operator, implementation, shape, dtype):
+        self.call()
 
 
 class Experts(Benchmark):

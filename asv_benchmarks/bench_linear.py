@@ -3,7 +3,7 @@
 import numpy as np
 
 from tensorops import gated_linear_unit, linear, swiglu
-from tensorops.benchmarks.asv import Benchmark, implementations, normal
+from tensorops.benchmarks.asv import DTYPES, Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 VOCABULARY = 8192
@@ -12,7 +12,7 @@ FEW_ROWS = [shape for shape in BENCHMARK_SHAPES if shape[0] <= 128]
 
 
 class Linear(Benchmark):
-    params = (implementations(["linear"]), FEW_ROWS, ["float32", "bfloat16"])
+    params = (implementations(["linear"]), FEW_ROWS, DTYPES)
     param_names = ("implementation", "shape", "dtype")
 
     def setup(self, implementation, shape, dtype):
@@ -24,6 +24,17 @@ class Linear(Benchmark):
 
 
 class GatedLinearUnit(Benchmark):
+    params = (implementations(["gated_linear_unit"]), FEW_ROWS, DTYPES)
+    param_names = ("implementation", "shape", "dtype")
+
+    def setup(self, implementation, shape, dtype):
+        self.prepare_workload("gated_linear_unit", implementation, shape, dtype)
+
+    def time_gated_linear_unit(self, implementation, shape, dtype):
+        self.call()
+
+
+class GatedLinearUnitSteps(Benchmark):
     """The operator on NumPy arrays, beside its steps and beside those with both matrices as one."""
 
     params = ([1, 32, 512], ["float32", "bfloat16"], ["gated_linear_unit", "steps", "joint matrix"])
@@ -45,12 +56,12 @@ class GatedLinearUnit(Benchmark):
         }[what]
         self.call()
 
-    def time_gated_linear_unit(self, rows, dtype, what):
+    def time_gated_linear_unit_steps(self, rows, dtype, what):
         self.call()
 
 
 class Embedding(Benchmark):
-    params = (implementations(["embedding"]), BENCHMARK_SHAPES, ["float32", "bfloat16"])
+    params = (implementations(["embedding"]), BENCHMARK_SHAPES, DTYPES)
     param_names = ("implementation", "shape", "dtype")
 
     def setup(self, implementation, shape, dtype):

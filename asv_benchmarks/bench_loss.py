@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from tensorops.benchmarks.asv import Benchmark, implementations, normal
+from tensorops.benchmarks.asv import DTYPES, Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPERATORS = ["cross_entropy"]
 
 
 class Loss(Benchmark):
-    params = (OPERATORS, implementations(OPERATORS), BENCHMARK_SHAPES, ["float32", "bfloat16"])
+    params = (OPERATORS, implementations(OPERATORS), BENCHMARK_SHAPES, DTYPES)
     param_names = ("operator", "implementation", "shape", "dtype")
 
     def setup(self, operator, implementation, shape, dtype):
@@ -23,7 +23,7 @@ class Loss(Benchmark):
 class LinearLoss(Benchmark):
     """A vocabulary of 8192 classes for hidden states of 576 features, those of a small language model."""
 
-    params = (implementations(["linear_cross_entropy"]), [1, 8, 512], ["float32", "bfloat16"])
+    params = (implementations(["linear_cross_entropy"]), [1, 8, 512], DTYPES)
     param_names = ("implementation", "rows", "dtype")
 
     def setup(self, implementation, rows, dtype):

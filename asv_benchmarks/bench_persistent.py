@@ -4,7 +4,7 @@
 
 prints the same, with the time that reading the weights takes, and many sequences in one step beside one after another.
 Each way has processes of its own, in turns: threads of one would be awake while the other computes. Without a file,
-``$TENSOROPS_MODEL`` names one.
+it is that of ``$TENSOROPS_MODEL``, or the one that `tensorops generate` has downloaded.
 """
 
 from __future__ import annotations
@@ -23,84 +23,71 @@ from typing import Any
 import numpy as np
 
 import tensorops
+from tensorops.benchmarks.asv import Prepared
+from tensorops.benchmarks.decode import steps
 from tensorops.benchmarks.model import read_bandwidth, weight_bytes
 
-POSITION = 64
-CAPACITY = 256
 ROUNDS = 3  # processes
 STEPS = 100
 BATCH = 8
 NEW_TOKENS = 64
-LIBRARIES = {"cpu": "numpy", "jax": "jax", "mlx": "mlx"}
+LIBRARIES = {"cpu": "numpy", "jax": "jax", "mlx": "mlx", "opencl": "pyopencl"}
+CHAINS = ("cpu", "opencl")  # whose replays are calls one by one
 
 
-def chain(count: int) -> tensorops.PersistentKernel:
-    """Return a compiled step of so many additions of one number, whose kernels do nearly nothing."""
+def chain(count: int, backend: str = "cpu") -> Callable[[], object]:
+    """Return a run of a compiled step of so many additions of one number, whose kernels do nearly nothing."""
 
     def step(x: Any) -> Any:
         for _ in range(count):
             x = x + 1
         return x
 
-    kernel = tensorops.PersistentKernel(step, [np.ones(1, np.float32)], backend="cpu")
+    from tensorops.libraries import LIBRARIES as ROWS
+
+    x = tensorops.to_backend(np.ones(1, np.float32), backend)
+    kernel = tensorops.PersistentKernel(step, [x], backend=backend)
     kernel.compile()
-    return kernel
+    wait = ROWS[LIBRARIES[backend]].wait
+    return partial(kernel, x) if wait is None else lambda: wait([kernel(x)])
 
 
-class Replay:
+class Replay(Prepared):
     """A replay by itself."""
 
-    params = ([1, 1001],)
-    param_names = ("calls",)
+    params = ([1, 1001], list(CHAINS))
+    param_names = ("calls", "backend")
 
-    def setup(self, calls):
-        try:
-            self.kernel = chain(calls)
-        except ValueError as error:
-            raise NotImplementedError(str(error)) from None
-        self.x = np.ones(1, np.float32)
+    def setup(self, calls, backend):
+        if not tensorops.is_backend_available(backend):
+            raise NotImplementedError(f"no backend {backend}")
+        self.replay = chain(calls, backend)
+        self.replay()
 
-    def time_replay(self, calls):
-        self.kernel(self.x)
-
-
-def steps(path: str, backend: str) -> dict[str, Callable[[], object]]:
-    """Return a step from a token to the next as a persistent kernel, and as models call it, at the same position."""
-    from tensorops.libraries import LIBRARIES as ROWS
-    from tensorops.models import Llama
-
-    compiler = ROWS[LIBRARIES[backend]].jit
-    llama = Llama.from_gguf(path, backend, compile=compiler)
-    kernel = llama.persistent(max_seq_length=CAPACITY)
-    cache = llama.new_cache(CAPACITY)
-    there = [tensorops.to_backend(np.asarray([n], np.int32), backend) for n in (5, POSITION)]
-    state = {"keys": cache.keys, "values": cache.values}
-    beside = llama.new_cache(CAPACITY)
-
-    def persistent() -> object:
-        token, state["keys"], state["values"] = kernel(*there, state["keys"], state["values"])
-        return int(tensorops.to_backend(token, "numpy")[0])
-
-    pick = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "rng": None}
-
-    def unrecorded() -> object:
-        beside.length = POSITION
-        token = llama._step(np.asarray([5], np.int32), beside, pick)
-        return int(tensorops.to_backend(token, "numpy")[0])
-
-    return {"persistent": persistent, "from Python": unrecorded}
+    def time_replay(self, calls, backend):
+        self.replay()
 
 
-class Decode:
+def model_path() -> str:
+    """Return the model's file: that of ``$TENSOROPS_MODEL``, or the one that `tensorops generate` has downloaded."""
+    from tensorops.models.download import cached_model_path
+
+    path = os.environ.get("TENSOROPS_MODEL") or str(cached_model_path())
+    if not Path(path).is_file():
+        raise NotImplementedError(f"there is no model {path}; `tensorops generate` downloads it")
+    return path
+
+
+class Decode(Prepared):
     """A step of a model from a token to the next."""
 
     params = (list(LIBRARIES), ["persistent", "from Python"])
     param_names = ("backend", "way")
 
     def setup(self, backend, way):
-        path = os.environ.get("TENSOROPS_MODEL")
-        if not path or not tensorops.is_backend_available(backend):
-            raise NotImplementedError("no model, or no such backend")
+        path = model_path()
+        if not tensorops.is_backend_available(backend):
+            raise NotImplementedError(f"{backend} does not compute here")
         self.way = steps(path, backend)[way]
         self.way()
 
@@ -149,11 +136,12 @@ def batch(path: str) -> tuple[float, float]:
 
 def main(path: str) -> None:
     """Print the times and their ratios."""
-    x = np.ones(1, np.float32)
-    chains = (chain(1), chain(1001))
-    times = [min(timeit.repeat(partial(kernel, x), number=10, repeat=50)) / 10 for kernel in chains]
-    print(f"a replay of one call      {times[0] * 1e6:8.2f} µs")  # noqa: T201
-    print(f"each further call         {(times[1] - times[0]) / 1000 * 1e6:8.3f} µs")  # noqa: T201
+    for backend in CHAINS:
+        if tensorops.is_backend_available(backend):
+            one, many = (min(timeit.repeat(chain(n, backend), number=10, repeat=50)) / 10 for n in (1, 1001))
+            print(  # noqa: T201
+                f"{backend:6} a replay of one call {one * 1e6:8.2f} µs, each further call {(many - one) * 1e3:8.3f} µs"
+            )
     bound = weight_bytes(Path(path)) / read_bandwidth()
     print(f"{Path(path).name}: the weights are read in {bound * 1e3:.2f} ms")  # noqa: T201
     for backend in LIBRARIES:
@@ -162,16 +150,16 @@ def main(path: str) -> None:
         persistent, python = in_turns(path, backend).values()
         of_bound = f", {bound / persistent:.2f} of the bound" if backend == "cpu" else ""
         print(  # noqa: T201
-            f"{backend:4} persistent {persistent * 1e3:7.2f} ms, from Python {python * 1e3:7.2f} ms: "
+            f"{backend:6} persistent {persistent * 1e3:7.2f} ms, from Python {python * 1e3:7.2f} ms: "
             f"x {python / persistent:.2f}{of_bound}"
         )
     alone, together = batch(path)
     speeds = f"one after another {alone:.0f} tokens/s, together {together:.0f}: x {together / alone:.2f}"
-    print(f"cpu  {BATCH} sequences {speeds}")  # noqa: T201
+    print(f"cpu    {BATCH} sequences {speeds}")  # noqa: T201
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 4:
         print(median_step(*sys.argv[1:]))  # noqa: T201
     else:
-        main(sys.argv[1] if len(sys.argv) > 1 else os.environ["TENSOROPS_MODEL"])
+        main(sys.argv[1] if len(sys.argv) > 1 else model_path())

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tensorops.benchmarks.asv import Benchmark, family, implementations, normal
+from tensorops.benchmarks.asv import DTYPES, Benchmark, family, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPERATORS = family("positional")
@@ -10,7 +10,7 @@ HEAD_DIM = 64
 
 
 class Positional(Benchmark):
-    params = (OPERATORS, implementations(OPERATORS), BENCHMARK_SHAPES, ["float32", "bfloat16"])
+    params = (OPERATORS, implementations(OPERATORS), BENCHMARK_SHAPES, DTYPES)
     param_names = ("operator", "implementation", "shape", "dtype")
 
     def setup(self, operator, implementation, shape, dtype):

@@ -3,7 +3,7 @@
 import functools
 
 from tensorops import prepare, quantize, quantized_linear
-from tensorops.benchmarks.asv import Benchmark, implementations, normal
+from tensorops.benchmarks.asv import DTYPES, Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 FORMAT = {"group_size": 32}
@@ -12,29 +12,29 @@ FEW_ROWS = [shape for shape in BENCHMARK_SHAPES if shape[0] <= 16]
 
 
 class Quantize(Benchmark):
-    params = (["quantize", "dequantize"], implementations(["quantize", "dequantize"]), BENCHMARK_SHAPES, [4, 8])
-    param_names = ("operator", "implementation", "shape", "bits")
+    params = (["quantize", "dequantize"], implementations(["quantize", "dequantize"]), BENCHMARK_SHAPES, DTYPES, [4, 8])
+    param_names = ("operator", "implementation", "shape", "dtype", "bits")
 
-    def setup(self, operator, implementation, shape, bits):
-        args = [normal(*shape)]
+    def setup(self, operator, implementation, shape, dtype, bits):
+        args = [normal(*shape, dtype=dtype)]
         if operator == "dequantize":
             args = list(quantize(*args, bits=bits, **FORMAT))
         self.prepare(operator, implementation, args, bits=bits, **FORMAT)
 
-    def time_quantize(self, operator, implementation, shape, bits):
+    def time_quantize(self, operator, implementation, shape, dtype, bits):
         self.call()
 
 
 class QuantizedLinear(Benchmark):
-    params = (implementations(["quantized_linear"]), FEW_ROWS, [4, 8])
-    param_names = ("implementation", "shape", "bits")
+    params = (implementations(["quantized_linear"]), FEW_ROWS, DTYPES, [4, 8])
+    param_names = ("implementation", "shape", "dtype", "bits")
 
-    def setup(self, implementation, shape, bits):
+    def setup(self, implementation, shape, dtype, bits):
         features = shape[1]
-        packed = quantize(normal(features, features), bits=bits, **FORMAT)
-        self.prepare("quantized_linear", implementation, [normal(*shape), *packed], bits=bits, **FORMAT)
+        packed = quantize(normal(features, features, dtype=dtype), bits=bits, **FORMAT)
+        self.prepare("quantized_linear", implementation, [normal(*shape, dtype=dtype), *packed], bits=bits, **FORMAT)
 
-    def time_quantized_linear(self, implementation, shape, bits):
+    def time_quantized_linear(self, implementation, shape, dtype, bits):
         self.call()
 
 

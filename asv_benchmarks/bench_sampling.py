@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tensorops.benchmarks.asv import Benchmark, implementations, normal
+from tensorops.benchmarks.asv import DTYPES, Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPTIONS = {
@@ -16,12 +16,12 @@ FEW_ROWS = [shape for shape in BENCHMARK_SHAPES if shape[0] <= 128]
 
 
 class Sampling(Benchmark):
-    params = (list(OPTIONS), implementations(["sample"]), FEW_ROWS)
-    param_names = ("options", "implementation", "shape")
+    params = (list(OPTIONS), implementations(["sample"]), FEW_ROWS, DTYPES)
+    param_names = ("options", "implementation", "shape", "dtype")
 
-    def setup(self, options, implementation, shape):
+    def setup(self, options, implementation, shape, dtype):
         uniform = np.random.default_rng(0).random(shape[0], dtype=np.float32)
-        self.prepare("sample", implementation, [normal(*shape)], rng=uniform, **OPTIONS[options])
+        self.prepare("sample", implementation, [normal(*shape, dtype=dtype)], rng=uniform, **OPTIONS[options])
 
-    def time_sampling(self, options, implementation, shape):
+    def time_sampling(self, options, implementation, shape, dtype):
         self.call()

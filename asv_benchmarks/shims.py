@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import click
@@ -103,6 +103,7 @@ def _normal(number: int, *shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(number).standard_normal(shape, dtype=np.float32)
 
 
+@lru_cache(1)  # asv asks before every sample
 def opencl_task(name: str) -> Task:
     """Return one of `OPENCL_SHAPES`, by the shim and by hand."""
     import array_api_pyopencl as xp

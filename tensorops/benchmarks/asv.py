@@ -6,8 +6,9 @@ here.
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,12 @@ from tensorops._providers import GENERIC, serving, serving_library
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
 from tensorops.benchmarks.measuring import Call, Contender, in_rounds, prepare_call
+from tensorops.benchmarks.workloads import workload
 from tensorops.libraries import LIBRARIES, Library
-from tensorops.testing import DTYPES
+from tensorops.testing import DTYPES as NUMPY_DTYPES
+
+DTYPES = list(NUMPY_DTYPES)
+"""The names of the dtypes that every operator is measured in."""
 
 
 def family(name: str) -> list[str]:
@@ -38,9 +43,19 @@ def implementations(operators: list[str]) -> list[str]:
     return names
 
 
+def computing_backends() -> dict[str, str]:
+    """Return a backend for each library whose arrays are in memory, by the library."""
+    found: dict[str, str] = {}
+    for backend in sorted(BACKENDS.values(), key=lambda backend: bool(backend.needs)):  # first those for any machine
+        row = backend.library
+        if not (backend.missing or row.missing or row.lazy or row.extra == "test"):
+            found.setdefault(row.name, backend.name)
+    return found
+
+
 def normal(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
     """Return standard normal numbers; equal shapes give equal numbers."""
-    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(DTYPES[dtype])
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(NUMPY_DTYPES[dtype])
 
 
 def speed_in_turns(call: Call, other: Call, seconds: float = 0.5) -> float:
@@ -53,17 +68,47 @@ def speed_in_turns(call: Call, other: Call, seconds: float = 0.5) -> float:
     return others / own
 
 
-class Benchmark:
+class Prepared:
+    """Keeps what ``setup`` makes: asv calls it before every sample, and making arrays may take longer than samples."""
+
+    _made_for: tuple[Any, ...] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "setup" in vars(cls):
+            cls.setup = _once(cls.setup)  # type: ignore[attr-defined]
+
+    def again(self) -> None:
+        """Do what is left to do of a setup when everything is made."""
+
+
+def _once(setup: Callable[..., None]) -> Callable[..., None]:
+    """Return a setup that does something for new parameters only."""
+
+    @functools.wraps(setup)  # asv reads the source
+    def kept(self: Prepared, *params: Any) -> None:
+        if self._made_for == params:
+            self.again()
+        else:
+            self._made_for = None  # if it fails
+            setup(self, *params)
+            self._made_for = params
+
+    return kept
+
+
+class Benchmark(Prepared):
     """Calls an operator on arrays of a library; the time includes waiting for the result.
 
     `setup` of a subclass calls `prepare`; its ``time_…`` method calls ``self.call()``.
     """
 
     timeout = 300
-    # There are over two thousand benchmarks: half a second each in one process, not asv's twenty seconds in two.
+    # There are thousands of benchmarks: half a second each in one process, not asv's twenty seconds in two.
     rounds = 1
     repeat = (3, 10, 0.5)
     warmup_time = 0.05
+    _choice: tuple[str, list[str]] | None = None
 
     def prepare(self, operator: str, implementation: str, args: Iterable[Any], **options: Any) -> None:
         """Make ``self.call``; NumPy arrays in `args` and `options` are transferred to the library."""
@@ -73,14 +118,28 @@ class Benchmark:
         args = [self._move(value, row) for value in args]
         options = {name: self._move(value, row) for name, value in options.items()}
         op = OPERATORS[operator]
-        if provider != GENERIC:
-            self._scope = set_backend(backend, providers=[provider, GENERIC])
-            self._scope.__enter__()
-            if reason := op.explain(*args, **options).refused.get(provider):
-                self.teardown()
-                raise NotImplementedError(f"{operator} has no kernel of {provider} here: {reason}")
+        self._choice = None if provider == GENERIC else (backend, [provider, GENERIC])
+        self.again()
+        if provider != GENERIC and (reason := op.explain(*args, **options).refused.get(provider)):
+            self.teardown()
+            raise NotImplementedError(f"{operator} has no kernel of {provider} here: {reason}")
         self.call = prepare_call(op.generic if provider == GENERIC else op, args, options, row)
         self.call()  # compiles, and touches the memory
+
+    def prepare_workload(self, operator: str, implementation: str, shape: tuple[int, int], dtype: str) -> None:
+        """Make ``self.call`` of an operator on its usual arguments of a size."""
+        try:
+            work = workload(operator, *shape, dtype)
+        except ValueError as error:  # not of this size
+            raise NotImplementedError(str(error)) from None
+        self.prepare(operator, implementation, work.args, **work.options)
+
+    def again(self) -> None:
+        """Enter the scope of the backend, if the implementation needs one."""
+        if self._choice is not None:
+            backend, providers = self._choice
+            self._scope = set_backend(backend, providers=providers)
+            self._scope.__enter__()
 
     def teardown(self, *_: Any) -> None:
         """Leave the backend's scope."""

@@ -13,6 +13,7 @@ from tensorops._operator import OPERATORS
 from tensorops._providers import GENERIC
 from tensorops.backends.registry import resolve
 from tensorops.benchmarks.measuring import Contender, in_rounds, is_unsteady, median_and_quartiles, prepare_call
+from tensorops.benchmarks.peers import prepare_copy
 from tensorops.benchmarks.workloads import Workload, workload
 from tensorops.libraries import Backend
 from tensorops.testing._libraries import arrays_in
@@ -37,6 +38,7 @@ class Measurement:
     calls_per_round: int = 0
     bytes: int | None = None
     gigabytes_per_second: float | None = None
+    copy_gigabytes_per_second: float | None = None
     speedup: float | None = None
     speedup_over_body: float | None = None
     reason: str | None = None
@@ -124,10 +126,16 @@ def prepare(found: Measurement, work: Workload) -> Contender:
 
 
 def _fill_in(timed: list[tuple[Measurement, Contender]], seconds: float) -> None:
-    for (found, contender), samples in zip(timed, in_rounds([one for _, one in timed], seconds), strict=True):
+    contenders = [one for _, one in timed]
+    if moved := max(found.bytes or 0 for found, _ in timed):  # what no implementation can be faster than
+        contenders.append(Contender(prepare_copy(moved // 2), BASELINE))
+    times = in_rounds(contenders, seconds)
+    copy = median_and_quartiles(times.pop())[0] if moved else None
+    for (found, contender), samples in zip(timed, times, strict=True):
         found.seconds, found.quartiles = median_and_quartiles(samples)
         found.rounds, found.calls_per_round = len(samples), contender.calls
         found.gigabytes_per_second = (found.bytes or 0) / found.seconds / 1e9
+        found.copy_gigabytes_per_second = moved / copy / 1e9 if copy else None
     baseline = next((found.seconds for found, _ in timed if found.backend == BASELINE), None)
     bodies = {found.backend: found.seconds for found, _ in timed if found.body}
     for found, _ in timed:

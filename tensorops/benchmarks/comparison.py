@@ -31,6 +31,8 @@ class Line:
         Times of the operator, the copy and the peers, by name.
     missing : dict of str to str
         Why a peer was not timed; empty for a peer that has no form of the task.
+    bytes : int
+        How many must be read and written: as many as the copy reads and writes.
     """
 
     task: str
@@ -40,6 +42,7 @@ class Line:
     quickest: dict[str, float] = field(default_factory=dict)
     quartiles: dict[str, tuple[float, float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    bytes: int = 0
 
     def __str__(self) -> str:
         return f"{self.task} {self.shape}"
@@ -89,6 +92,7 @@ def compare(name: str, task: peers.Task, rows: int, features: int, dtype: str, s
         line = Line(name, describe_shapes(args, task), operator.explain(*args, **task.options).kernel)
         ours = operator(*args, **task.options)
     copied = int(task.copies * max(a.nbytes for a in args))
+    line.bytes = 2 * copied
     calls = {OURS: lambda: operator(*args, **task.options), COPY: peers.prepare_copy(copied)}
     for peer in peers.PEERS:
         try:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 import tensorops
 from tensorops._display import printable
-from tensorops.benchmarks import busy, comparison, model, peers
+from tensorops.benchmarks import busy, comparison, decode, model, peers
 from tensorops.benchmarks.backends import Measurement
 from tensorops.benchmarks.comparison import Line
 from tensorops.benchmarks.measuring import processors, threads
@@ -29,7 +29,8 @@ METHOD = (
     "seconds: median over interleaved rounds, each of which times every candidate once; the result is waited for, "
     "and nothing moves. bytes: what a call must read of its inputs, and its result. "
     "speedup, x numpy: seconds of NumPy's generic body in the same rounds / seconds; x body: those of the operator's "
-    "generic body on the same backend. jax runs under jax.jit."
+    "generic body on the same backend. jax runs under jax.jit. The JSON and pictures add a copy of as many bytes into "
+    "existing memory."
 )
 METHOD_BESIDE_PEERS = (
     "seconds: median over interleaved rounds, each of which times every contender once, in one process. of copy: "
@@ -42,6 +43,11 @@ METHOD_UNDER_LOADS = (
     "passive waits: OMP_WAIT_POLICY=passive. one thread: TENSOROPS_NUM_THREADS=1, for NumPy OPENBLAS_NUM_THREADS=1. "
     "Several Python threads: wall time / their calls; x 1 caller: their calls per second / those of one Python thread. "
     f"~: fewer than {busy.FEW} calls."
+)
+METHOD_OF_DECODING = (
+    f"Each way has {decode.ROUNDS} processes of its own, in turns; speed: 1 / the median time of a step with "
+    f"{decode.POSITION} tokens in the cache, from a token to the next, which is read. persistent: Llama.persistent(); "
+    "from Python: as generate calls the operators, compiled where the library compiles."
 )
 
 
@@ -221,10 +227,34 @@ def _speeds(line: ModelLine) -> Table:
     return table
 
 
+def _bytes_of_bound(weights: int, bandwidth: float) -> str:
+    read, speed = f"{weights / 1e6:.0f} MB", f"{bandwidth / 1e9:.1f} GB/s"
+    return f"bound: {read} of weights for each token, read at {speed}: {bandwidth / weights:.0f} tokens per second."
+
+
 def _bound(line: ModelLine) -> list[str]:
-    read, speed = f"{line.weight_bytes / 1e6:.0f} MB", f"{line.read_bandwidth / 1e9:.1f} GB/s"
-    said = f"bound: {read} of weights for each token, read at {speed}: {line.bound:.0f} tokens per second."
+    said = _bytes_of_bound(line.weight_bytes, line.read_bandwidth)
     return [said, f"{model.NOTE}."] if model.LLAMA_CPP in line.decode else [said]
+
+
+# --- decoding ----------------------------------------------------------------------------------------
+
+
+def of_decoding(found: decode.Decoding, backends: Sequence[Backend], seconds: float) -> Report:
+    """Return the report on the steps of a model."""
+    table = _table(f"{escape(printable(found.model))}, tokens per second", ("backend", "way"), ("speed", "of bound"))
+    timed = [speed for speed in found.speeds if speed.tokens_per_second is not None]
+    for speed in timed:
+        table.add_row(speed.backend, speed.way, f"{speed.tokens_per_second:.1f}", f"{speed.of_bound:.0%}")
+    return Report(
+        circumstances(backends, "float32", seconds) | {"method": METHOD_OF_DECODING},
+        {"decode": found.to_dict()},
+        [table],
+        [f"{speed}: {speed.reason}" for speed in found.speeds if speed.reason],
+        [_bytes_of_bound(found.weight_bytes, found.read_bandwidth), METHOD_OF_DECODING],
+        [str(speed) for speed in timed if speed.unsteady],
+        timed=bool(timed),
+    )
 
 
 # --- under loads -------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ _MODES = {
     "--dtype": ("", "--peers"),
     "--bodies": ("",),
     "--section": ("--peers",),
-    "--model": ("--peers", "--busy"),
+    "--model": ("--peers", "--busy", "--decode"),
     "--scenario": ("--busy",),
 }
 
@@ -46,7 +46,7 @@ Sizes = tuple[tuple[int, int], ...]
 CPU = "cpu"  # whose kernels are compared with peers
 SECTIONS = ("rows", "attention", "model")
 WIDTH = 120
-SECONDS, SECONDS_BESIDE_PEERS, SECONDS_UNDER_LOADS = 0.3, 0.15, 0.35
+SECONDS, SECONDS_BESIDE_PEERS, SECONDS_UNDER_LOADS, SECONDS_TO_DECODE = 0.3, 0.15, 0.35, 1.5
 
 
 # --- options -----------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def _tasks(sections: tuple[str, ...], operators: tuple[str, ...], sizes: Sizes, 
 
 def _require_sense(mode: str, named: tuple[Backend, ...], given: dict[str, object]) -> None:
     """Refuse options that have no meaning in a mode: "--peers", "--busy" or "" without these."""
-    if mode and any(backend.name != CPU for backend in named):
+    if mode in ("--peers", "--busy") and any(backend.name != CPU for backend in named):
         raise click.UsageError(f"{mode} times the kernels of the backend {CPU} only: leave out {mode} or --backend")
     for name, value in given.items():
         if value and mode not in _MODES[name]:
@@ -139,6 +139,13 @@ def _require_sense(mode: str, named: tuple[Backend, ...], given: dict[str, objec
     help="Time the compiled kernels on NumPy arrays on an idle and on a busy machine, with all threads, with passive "
     "waits and with one thread instead.",
 )
+@click.option(
+    "--decode",
+    is_flag=True,
+    is_eager=True,
+    help="Time a language model's step from a token to the next on every backend, as a persistent kernel and from "
+    "Python, beside the time that reading the weights takes, instead.",
+)
 @click.option("--backend", "named", multiple=True, callback=backend_names, metavar="NAME", help="May be repeated.")
 @click.option("--bodies", is_flag=True, help="Time the generic bodies on each backend, too.")
 @click.option(
@@ -155,7 +162,7 @@ def _require_sense(mode: str, named: tuple[Backend, ...], given: dict[str, objec
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     help=f"For each figure; by default {SECONDS}, with --peers {SECONDS_BESIDE_PEERS}, with --busy "
-    f"{SECONDS_UNDER_LOADS}.",
+    f"{SECONDS_UNDER_LOADS}, with --decode {SECONDS_TO_DECODE}.",
 )
 @click.option(
     "--section",
@@ -168,8 +175,8 @@ def _require_sense(mode: str, named: tuple[Backend, ...], given: dict[str, objec
 @click.option(
     "--model",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A GGUF file; with --peers to run beside llama.cpp, with --busy to decode, by default SmolLM2-135M-Instruct "
-    "if it has been downloaded.",
+    help="A GGUF file; with --peers to run beside llama.cpp, with --busy or --decode to decode, by default "
+    "SmolLM2-135M-Instruct if it has been downloaded.",
 )
 @click.option(
     "--scenario",
@@ -182,10 +189,25 @@ def _require_sense(mode: str, named: tuple[Backend, ...], given: dict[str, objec
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file, too.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw a picture, an .svg, .png or .html file: bytes per second over size below those of a copy, or tokens per "
+    "second below the bound. By default for six sizes from 1x64 to 8192x4096.",
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --plot: draw what this file of an earlier --output says, and time nothing.",
+)
 def bench(
     operators: tuple[str, ...],
     peers: bool,
     busy: bool,
+    decode: bool,
     named: tuple[Backend, ...],
     bodies: bool,
     sizes: Sizes,
@@ -196,6 +218,8 @@ def bench(
     scenarios: tuple[str, ...],
     as_json: bool,
     output: Path | None,
+    plot: Path | None,
+    source: Path | None,
 ) -> None:
     """Time OPERATORS, by default all, on every backend that computes here, beside NumPy's generic bodies.
 
@@ -206,11 +230,19 @@ def bench(
     With --busy, time the compiled kernels beside other programs and under other loads: OPERATORS may include decode,
     one token of a model, and all of it takes about three minutes on two processors.
 
+    With --decode, time a model's step from a token to the next on every backend. It takes no OPERATORS.
+
     The exit code is 1 if nothing could be timed.
     """
-    if peers and busy:
-        raise click.UsageError("--peers and --busy exclude each other")
-    mode = "--peers" if peers else "--busy" if busy else ""
+    if plot is not None:
+        _require_drawable(plot, busy)
+    if source is not None:
+        _draw_again(source, plot)
+        return
+    modes = [name for name, given in (("--peers", peers), ("--busy", busy), ("--decode", decode)) if given]
+    if len(modes) > 1:
+        raise click.UsageError(f"{' and '.join(modes)} exclude each other")
+    mode = modes[0] if modes else ""
     given = {"--size": sizes, "--dtype": dtype != "float32", "--section": sections, "--model": model}
     _require_sense(mode, named, given | {"--scenario": scenarios, "--bodies": bodies})
     require_configuration()
@@ -219,11 +251,17 @@ def bench(
     if peers:
         tasks = _tasks(sections, operators, sizes, model)
         report = _beside_peers(tasks, sizes, dtype, seconds or SECONDS_BESIDE_PEERS, model)
+    elif decode:
+        report = _of_decoding(operators, named, seconds or SECONDS_TO_DECODE, model)
     elif busy:
         report = _under_loads(operators, scenarios, seconds or SECONDS_UNDER_LOADS, model)
     else:
+        if plot is not None and not sizes:
+            sizes = _all_sizes()
         report = _on_backends(operators, named, sizes, dtype, seconds or SECONDS, bodies)
     _hand_over(report, as_json, output)
+    if plot is not None and report.timed:
+        _draw(report.to_dict(), plot)
     if not report.timed:
         raise SystemExit(1)
 
@@ -243,6 +281,12 @@ def _on_backends(
     sizes = sizes or (SIZES["decode"], SIZES["prefill"])
     measured = _run(backends.jobs(operators or tuple(WORKLOADS), chosen, sizes, dtype, seconds, bodies))
     return reports.on_backends([row for rows in measured for row in rows], chosen, dtype, seconds)
+
+
+def _all_sizes() -> Sizes:
+    from tensorops.testing import BENCHMARK_SHAPES
+
+    return BENCHMARK_SHAPES
 
 
 def _available() -> tuple[Backend, ...]:
@@ -282,6 +326,21 @@ def _under_loads(operators: tuple[str, ...], scenarios: tuple[str, ...], seconds
         raise click.UsageError(f"--model needs {busy.DECODE} among the OPERATORS")
     found = _run(busy.jobs(scenarios or tuple(busy.SCENARIOS), operators, seconds, model))
     return reports.under_loads(found, cpu, seconds, missing)
+
+
+def _of_decoding(operators: tuple[str, ...], named: tuple[Backend, ...], seconds: float, model: Path | None) -> Report:
+    from tensorops.benchmarks import decode, reports
+
+    if operators:
+        raise click.UsageError("--decode takes no OPERATORS")
+    for backend in named:
+        require_available(backend, option="--backend")
+    path, reason = _model_to_decode(model)
+    if path is None:
+        raise click.ClickException(reason)
+    chosen = named or tuple(backend for backend in _available() if not backend.library.lazy)
+    found = _run(decode.jobs(path, chosen, seconds))[-1]
+    return reports.of_decoding(found, chosen, seconds)
 
 
 def _model_to_decode(given: Path | None) -> tuple[Path | None, str]:
@@ -331,6 +390,44 @@ def _hand_over(report: Report, as_json: bool, output: Path | None) -> None:
         click.echo(text, nl=False)
     else:
         _print(report)
+
+
+def _require_drawable(plot: Path, busy: bool) -> None:
+    """Refuse a picture that cannot be drawn before anything is timed for it."""
+    from tensorops.benchmarks import pictures
+
+    if busy:
+        raise click.UsageError("--plot has no meaning with --busy")
+    if not plot.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {plot.absolute().parent}", param_hint="--plot")
+    try:
+        pictures.require_drawable(plot)
+    except pictures.CannotDrawError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _draw_again(source: Path, plot: Path | None) -> None:
+    """Draw a report that was written to a file."""
+    if plot is None:
+        raise click.UsageError("--from needs --plot")
+    try:
+        report = json.loads(source.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise click.ClickException(f"{source} is not JSON: {error}") from None
+    if not isinstance(report, dict):
+        raise click.ClickException(f"{source} is not a report of `tensorops bench --output`")
+    _draw(report, plot)
+
+
+def _draw(report: dict[str, Any], plot: Path) -> None:
+    from tensorops.benchmarks import pictures
+
+    try:
+        write_atomically(plot, pictures.draw(report, plot))
+    except pictures.CannotDrawError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"{plot} cannot be written: {error}") from None
 
 
 def _print(report: Report) -> None:

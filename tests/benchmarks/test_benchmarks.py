@@ -195,6 +195,34 @@ def test_a_kernel_that_refuses_is_no_figure():
     assert tp.get_backend() == before
 
 
+def test_a_setup_makes_its_arrays_once():
+    """asv calls it before every sample; the scope of the backend is entered anew each time."""
+    support.require_provider("cpu")
+    made, before = [], tp.get_backend()
+
+    class Counted(asv.Benchmark):
+        def setup(self, *params):
+            made.append(params)
+            if params == ("fails",):
+                raise NotImplementedError
+            self.prepare("rms_norm", "numpy/cpu", [np.ones((2, 8), dtype="float32")])
+
+    benchmark = Counted()
+    for params in ((1,), (1,), (2,), (2,)):
+        benchmark.setup(*params)
+        assert tp.get_backend() == "cpu"
+        with tp.trace() as log:
+            benchmark.call()
+        assert [record.kernel for record in log] == ["cpu"]
+        benchmark.teardown()
+        assert tp.get_backend() == before
+    assert made == [(1,), (2,)]
+    for _ in range(2):  # what failed is tried again
+        with pytest.raises(NotImplementedError):
+            benchmark.setup("fails")
+    assert made == [(1,), (2,), ("fails",), ("fails",)]
+
+
 def test_every_implementation_is_found():
     found = asv.implementations(asv.family("quantization"))
     assert {"numpy/cpu", "numpy/generic", "mlx/mlx", "mlx/generic"} <= set(found)

@@ -1,0 +1,178 @@
+"""A model's step from a token to the next on several backends, and the bound that reading the weights sets.
+
+Each way has processes of its own, in turns: threads of one would be awake while the other computes.
+
+    python -m tensorops.benchmarks.decode MODEL.gguf BACKEND WAY SECONDS
+
+is such a process; it prints the seconds of each step as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tensorops
+from tensorops.backends.registry import resolve
+from tensorops.benchmarks.measuring import is_unsteady, median_and_quartiles
+from tensorops.benchmarks.model import read_bandwidth, weight_bytes
+from tensorops.libraries import Backend
+
+PERSISTENT, FROM_PYTHON = "persistent", "from Python"
+WAYS = (PERSISTENT, FROM_PYTHON)
+POSITION = 64  # tokens in the cache
+CAPACITY = 256
+ROUNDS = 3  # processes
+
+
+@dataclass
+class Speed:
+    """The speed of a way to decode on a backend, or the reason for which there is none."""
+
+    backend: str
+    way: str
+    tokens_per_second: float | None = None
+    seconds: float | None = None
+    quartiles: tuple[float, float] | None = None
+    steps: int = 0
+    of_bound: float | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return f"decode on {self.backend}, {self.way}"
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether the times vary much between steps."""
+        return self.quartiles is not None and is_unsteady(self.quartiles)
+
+
+@dataclass
+class Decoding:
+    """A model, what it reads for each token, and the speeds."""
+
+    model: str
+    weight_bytes: int
+    read_bandwidth: float
+    position: int = POSITION
+    speeds: list[Speed] = field(default_factory=list)
+
+    @property
+    def bound(self) -> float:
+        """Tokens per second if reading the weights were the only work."""
+        return self.read_bandwidth / self.weight_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON, including the bound."""
+        return vars(self) | {"bound": self.bound, "speeds": [vars(speed) for speed in self.speeds]}
+
+
+def steps(path: str, backend: str) -> dict[str, Callable[[], object]]:
+    """Return a step as a persistent kernel, and as models call it, at the same position; each prepared when asked."""
+    from tensorops.models import Llama
+
+    llama = Llama.from_gguf(path, backend, compile=resolve(backend).library.jit)
+    kernel = llama.persistent(max_seq_length=CAPACITY)
+    cache = llama.new_cache(CAPACITY)
+    there = [tensorops.to_backend(np.asarray([n], np.int32), backend) for n in (5, POSITION)]
+    state = {"keys": cache.keys, "values": cache.values}
+
+    def persistent() -> object:
+        token, state["keys"], state["values"] = kernel(*there, state["keys"], state["values"])
+        return int(tensorops.to_backend(token, "numpy")[0])
+
+    return {PERSISTENT: persistent, FROM_PYTHON: from_python(llama)}
+
+
+def from_python(llama: Any) -> Callable[[], object]:
+    """Return a step as models call it."""
+    cache = llama.new_cache(CAPACITY)
+    pick = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "rng": None}
+
+    def step() -> object:
+        cache.length = POSITION
+        token = llama._step(np.asarray([5], np.int32), cache, pick)
+        return int(tensorops.to_backend(token, "numpy")[0])
+
+    return step
+
+
+def prepare(path: str, backend: str, way: str) -> Callable[[], object]:
+    """Return one way alone: a backend that cannot replay steps can still be called."""
+    if way == PERSISTENT:
+        return steps(path, backend)[way]
+    from tensorops.models import Llama
+
+    return from_python(Llama.from_gguf(path, backend, compile=resolve(backend).library.jit))
+
+
+def time_steps(step: Callable[[], object], seconds: float) -> list[float]:
+    """Return the times of steps for so many seconds, after two that compile and touch the memory."""
+    for _ in range(2):
+        step()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 2 or time.perf_counter() < end:
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def jobs(path: Path, backends: Sequence[Backend], seconds: float) -> dict[str, Callable[[], Decoding]]:
+    """Return functions, by readable label, that time every way on every backend in turns; each returns the same."""
+    found = Decoding(path.name, weight_bytes(path), 0.0)
+    found.speeds = [Speed(backend.name, way) for backend in backends for way in WAYS]
+    times: dict[int, list[float]] = {i: [] for i in range(len(found.speeds))}
+
+    def bound() -> Decoding:
+        found.read_bandwidth = read_bandwidth()
+        return found
+
+    def measure(index: int) -> Decoding:
+        speed = found.speeds[index]
+        if speed.reason is None:
+            add(speed, times[index], path, seconds / ROUNDS, found.bound)
+        return found
+
+    wanted: dict[str, Callable[[], Decoding]] = {"reading the weights": bound}
+    for number in range(1, ROUNDS + 1):
+        wanted |= {f"{speed}, {number}": partial(measure, i) for i, speed in enumerate(found.speeds)}
+    return wanted
+
+
+def add(speed: Speed, times: list[float], path: Path, seconds: float, bound: float) -> None:
+    """Time a way in a process of its own, and fill in its speed by all processes so far."""
+    command = [sys.executable, "-m", __name__, str(path), speed.backend, speed.way, str(seconds)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this module
+    if child.returncode:
+        speed.reason = (child.stderr.strip().splitlines() or [f"it ended with {child.returncode}"])[-1]
+        return
+    times += json.loads(child.stdout)
+    speed.seconds, speed.quartiles = median_and_quartiles(times)
+    speed.steps = len(times)
+    speed.tokens_per_second = 1 / speed.seconds
+    speed.of_bound = speed.tokens_per_second / bound
+
+
+def main(path: str, backend: str, way: str, seconds: str) -> None:
+    """Print the seconds of each step; on standard error, why there are none."""
+    try:
+        step = prepare(path, backend, way)
+        times = time_steps(step, float(seconds))
+    except Exception as error:  # a backend may lack anything: the report says what
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    print(json.dumps(times))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

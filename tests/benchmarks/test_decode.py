@@ -1,0 +1,71 @@
+"""``tensorops bench --decode``: a model's steps on backends, each way in processes of its own, and the bound."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import support
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+pytest.importorskip("gguf")
+
+from click.testing import CliRunner
+
+from make_gguf import write_llama
+from tensorops.benchmarks import decode
+from tensorops.benchmarks.model import weight_bytes
+from tensorops.cli._app import app
+from tensorops.models import Llama
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_llama(path)
+    return path
+
+
+def test_speeds_beside_the_bound(model):
+    support.require_provider("cpu")
+    arguments = [
+        "bench",
+        "--decode",
+        "--backend=cpu",
+        "--backend=numpy",
+        f"--model={model}",
+        "--seconds=0.01",
+        "--json",
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["decode"]
+    assert found["model"] == "tiny.gguf"
+    assert found["weight_bytes"] == weight_bytes(model)
+    assert found["bound"] == pytest.approx(found["read_bandwidth"] / found["weight_bytes"])
+    speeds = {(speed["backend"], speed["way"]): speed for speed in found["speeds"]}
+    assert set(speeds) == {(backend, way) for backend in ("cpu", "numpy") for way in decode.WAYS}
+    refused = speeds.pop(("numpy", "persistent"))
+    assert refused["tokens_per_second"] is None
+    assert "no backend can replay this step: numpy" in refused["reason"]
+    for speed in speeds.values():
+        assert speed["reason"] is None
+        assert speed["tokens_per_second"] == pytest.approx(1 / speed["seconds"])
+        assert speed["of_bound"] == pytest.approx(speed["tokens_per_second"] / found["bound"])
+        assert speed["quartiles"][0] <= speed["seconds"] <= speed["quartiles"][1]
+        assert speed["steps"] >= 2 * decode.ROUNDS
+
+
+def test_both_ways_give_the_token_that_the_model_gives(model):
+    """What is timed is the step: at the position of the benchmark, after a cache of zeros."""
+    support.require_provider("cpu")
+    llama = Llama.from_gguf(model, "cpu")
+    cache = llama.new_cache(decode.CAPACITY)
+    cache.length = decode.POSITION
+    expected = int(np.argmax(np.asarray(llama([5], cache))[-1]))
+    assert {way: decode.prepare(str(model), "cpu", way)() for way in decode.WAYS} == dict.fromkeys(
+        decode.WAYS, expected
+    )
