@@ -41,7 +41,7 @@ def operator_link(name: str) -> nodes.reference:
     return nodes.reference("", "", code(name), internal=True, refuri=f"api.html#tensorops.{name}")
 
 
-def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> nodes.table:
+def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], name: str = "") -> nodes.table:
     def row(cells: Sequence[Cell]) -> nodes.row:
         made = nodes.row()
         for cell in cells:
@@ -53,23 +53,46 @@ def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> nodes.table:
     group += [nodes.colspec(colwidth=1) for _ in head]
     group += nodes.thead("", row(head))
     group += nodes.tbody("", *[row(cells) for cells in rows])
-    return nodes.table("", group)
+    return nodes.table("", group, classes=["colwidths-auto", *name.split()])
 
 
 class Operators(Directive):
-    """Every operator, and the providers that have a kernel for it."""
+    """Every operator, and the providers that have a kernel for it; those not loaded here in parentheses."""
 
     def run(self) -> list[nodes.Node]:
+        reasons = {name: _providers.load(name) for name in _providers.PROVIDERS}
+        kernels = {name: operators_of(name, loaded=not reason) for name, reason in reasons.items()}
+        ticks = {name: "(✓)" if reason else "✓" for name, reason in reasons.items()}
         rows = [
-            [operator_link(name), "✓", *("✓" if p in op.kernels else "–" for p in _providers.PROVIDERS)]
-            for name, op in sorted(OPERATORS.items())
+            [operator_link(name), *(ticks[p] if name in kernels[p] else "–" for p in kernels)]
+            for name in sorted(OPERATORS)
         ]
-        made: list[nodes.Node] = [table(["Operator", "generic body", *map(code, _providers.PROVIDERS)], rows)]
-        for provider in _providers.PROVIDERS:
-            if reason := _providers.load(provider):  # its column is empty because it is not loaded
-                text = f"The provider {provider!r} could not be loaded where this page was built: {reason}"
-                made.append(nodes.warning("", nodes.paragraph("", text)))
-        return made
+        head = ["Operator", *(code(name) for name in kernels)]
+        return [table(head, rows, "matrix"), *self.note({p: why for p, why in reasons.items() if why})]
+
+    @staticmethod
+    def note(reasons: dict[str, str]) -> list[nodes.Node]:
+        if not reasons:
+            return []
+        said = nodes.paragraph(
+            "", "(✓): the kernel exists, but its provider could not be loaded where this page was built."
+        )
+        items = [
+            nodes.list_item("", nodes.paragraph("", "", code(name), nodes.Text(f": {reason}")))
+            for name, reason in reasons.items()
+        ]
+        return [nodes.note("", said, nodes.bullet_list("", *items))]
+
+
+def operators_of(provider: str, *, loaded: bool) -> set[str]:
+    """Return the names of the operators that a provider has kernels for, even if it could not be loaded."""
+    if loaded:
+        return {name for name, operator in OPERATORS.items() if provider in operator.kernels}
+    if provider == "cuda":  # its kernels are those that have a planner
+        from tensorops.kernels._gpu.planners import PLANNERS
+
+        return {operator.__name__ for operator in PLANNERS}
+    return set(_providers.PROVIDERS[provider].operators)
 
 
 class Libraries(Directive):

