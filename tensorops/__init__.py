@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from tensorops.persistent import CaptureError, PersistentKernel
     from tensorops.testing.validate import ValidationReport, validate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BackendFallbackWarning",

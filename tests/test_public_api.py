@@ -17,7 +17,7 @@ from tensorops.libraries import LIBRARIES
 from tensorops.testing import REFERENCES
 
 PACKAGE = pathlib.Path(tp.__file__).parent
-PUBLIC_MODULES = {"models", "rope_scaling"}
+PUBLIC_MODULES = {"models", "persistent", "rope_scaling"}
 
 NORMS = {name for name, op in OPERATORS.items() if op.__module__ == "tensorops.ops.normalization"}
 POSITIONAL_OPTIONS = {key: ["eps"] for key in NORMS} | {"group_norm": ["num_groups", "eps"], "top_k": ["k"]}
@@ -204,7 +204,9 @@ def test_models_use_the_public_interface_only(path):
         if module == "tensorops":
             assert name is None or name in tp.__all__ or name in PUBLIC_MODULES, f"{name} is not public"
         else:
-            assert module.split(".")[1] == "models", f"{module} is private to the library"
+            _, package, *inner = module.split(".")
+            is_public = package == "persistent" and not any(each.startswith("_") for each in (*inner, name or ""))
+            assert package == "models" or is_public, f"{module} is private to the library"
     names = {alias for alias in ("tensorops", "tp") if re.search(rf"\b{alias}\b", path.read_text())}
     for node in ast.walk(ast.parse(path.read_text())):
         if (

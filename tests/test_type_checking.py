@@ -43,7 +43,7 @@ def cases():
     """Yield the name of a user's file, the library that it needs, and its text."""
     for file, library in OTHERS.items():
         yield file, library, (HERE / f"{file}.py").read_text(encoding="utf-8")
-    page = (HERE.parents[1] / "docs" / "index.md").read_text(encoding="utf-8")
+    page = (HERE.parents[1] / "docs" / "types.md").read_text(encoding="utf-8")
     (snippet,) = re.findall(r"^```python\n(from typing import assert_type\n.*?)^```", page, re.M | re.S)
     yield "documentation", "numpy", snippet
     for file in ("shape_kept", "shape_changed"):

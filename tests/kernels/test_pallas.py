@@ -346,9 +346,9 @@ def arguments(name, dtype="bfloat16"):
 @pytest.mark.parametrize("name", CALLS)
 def test_programs_for_tpus_have_the_kernel(name):
     text = exported(lambda *xs: OPERATORS[name](*xs), *arguments(name))
-    assert text.count("tpu_custom_call") == 1
+    assert text.count("@tpu_custom_call") == 1
     assert f'kernel_name = "{name}' in text
-    assert "tpu_custom_call" not in exported(lambda *xs: OPERATORS[name].generic(*xs), *arguments(name))
+    assert "@tpu_custom_call" not in exported(lambda *xs: OPERATORS[name].generic(*xs), *arguments(name))
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -367,7 +367,7 @@ def test_mapped_programs_have_the_kernel(name):
     several = jax.ShapeDtypeStruct((5, *first.shape), first.dtype)
     mapped = jax.vmap(lambda *xs: OPERATORS[name](*xs), in_axes=(0, *[None] * len(others)))
     text = exported(mapped, several, *others)
-    assert text.count("tpu_custom_call") == 1
+    assert text.count("@tpu_custom_call") == 1
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "cross_entropy"])
@@ -377,8 +377,8 @@ def test_derivatives_are_those_of_the_body(name):
     def total(x, *xs):
         return jnp.sum(OPERATORS[name](x, *xs))
 
-    assert "tpu_custom_call" not in exported(jax.grad(total), first, *others)
+    assert "@tpu_custom_call" not in exported(jax.grad(total), first, *others)
 
 
 def test_float16_is_left_to_the_body():
-    assert "tpu_custom_call" not in exported(lambda *xs: tp.rms_norm(*xs), *arguments("rms_norm", "float16"))
+    assert "@tpu_custom_call" not in exported(lambda *xs: tp.rms_norm(*xs), *arguments("rms_norm", "float16"))

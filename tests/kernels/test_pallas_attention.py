@@ -257,13 +257,13 @@ def test_programs_for_tpus_have_the_kernel(options):
         "lengths": jax.ShapeDtypeStruct((2,), jnp.int32),
     }
     text = exported(attend(found, **options), *found.values())
-    assert text.count("tpu_custom_call") == 1
+    assert text.count("@tpu_custom_call") == 1
     assert f'kernel_name = "{NAME}"' in text
 
 
 def test_mapped_programs_have_the_kernel():
     several = [jax.ShapeDtypeStruct((3, *a.shape), a.dtype) for a in arrays().values()]
-    assert exported(jax.vmap(attend(arrays())), *several).count("tpu_custom_call") == 1
+    assert exported(jax.vmap(attend(arrays())), *several).count("@tpu_custom_call") == 1
 
 
 def gradients(found, wanted, **options):
@@ -277,7 +277,7 @@ def test_gradients_have_a_kernel():
     found = arrays() | {"mask": jax.ShapeDtypeStruct((160, 96), jnp.float32)}
     with compiling_for("v5e"):
         text = exported(gradients(found, "qkv", is_causal=True), *found.values())
-        assert text.count("tpu_custom_call") == 2
+        assert text.count("@tpu_custom_call") == 2
         assert f'kernel_name = "{NAME}_gradients"' in text
         of_mask = exported(gradients(found, ("mask",)), *found.values())
         assert f'kernel_name = "{NAME}_gradients"' not in of_mask
@@ -287,7 +287,7 @@ def test_mapped_gradients_have_a_kernel():
     several = [jax.ShapeDtypeStruct((3, *a.shape), a.dtype) for a in arrays().values()]
     with compiling_for("v5e"):
         text = exported(jax.vmap(gradients(arrays(), "qkv")), *several)
-    assert text.count("tpu_custom_call") == 2
+    assert text.count("@tpu_custom_call") == 2
 
 
 REFUSED = [

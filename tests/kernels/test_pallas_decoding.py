@@ -391,9 +391,9 @@ def test_programs_for_tpus_have_the_kernel(case):
         return exported(lambda a: function(**a, is_causal=True, window=(100, None), softcap=3.0), given)
 
     text = program(ATTEND)
-    assert text.count("tpu_custom_call") == 1
+    assert text.count("@tpu_custom_call") == 1
     assert KERNEL in text
-    assert "tpu_custom_call" not in program(ATTEND.generic)
+    assert "@tpu_custom_call" not in program(ATTEND.generic)
 
 
 def test_programs_have_the_kernel_where_jax_has_float64():
@@ -406,10 +406,10 @@ def test_mapped_programs_have_the_kernel():
     given = shapes(**SMALL, lengths=(2,))
     several = {name: jax.ShapeDtypeStruct((5, *a.shape), a.dtype) for name, a in given.items()}
     text = exported(jax.vmap(lambda a: ATTEND(**a)), several)
-    assert text.count("tpu_custom_call") == 1
+    assert text.count("@tpu_custom_call") == 1
     assert KERNEL in text
 
 
 def test_derivatives_are_those_of_the_body():
     text = exported(jax.grad(lambda a: jnp.sum(ATTEND(**a))), shapes(**SMALL))
-    assert "tpu_custom_call" not in text
+    assert "@tpu_custom_call" not in text

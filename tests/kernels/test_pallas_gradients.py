@@ -205,7 +205,7 @@ def test_programs_have_the_kernels(name, rng):
         text = exported(jax.value_and_grad(loss(name), places), *values)
         assert f'kernel_name = "{name}"' in text
         assert f'kernel_name = "{name}_gradient"' in text
-        assert text.count("tpu_custom_call") == 2
+        assert text.count("@tpu_custom_call") == 2
     # This process has no TPU: without the context, the gradient is that of the body.
     assert f'kernel_name = "{name}_gradient"' not in exported(jax.grad(loss(name)), *values)
 
@@ -224,7 +224,7 @@ def test_compiling_for_a_generation():
     kernels = {}
     for generation in ("v4", "v5e"):
         with compiling_for(generation):
-            kernels[generation] = exported(lambda x: tp.rms_norm(x), x).count("tpu_custom_call")
+            kernels[generation] = exported(lambda x: tp.rms_norm(x), x).count("@tpu_custom_call")
     assert kernels == {"v4": 0, "v5e": 1}
     with (
         pytest.raises(ValueError, match="unknown generation 'v1'; valid names: v4, v5e, v5p, v6e, v7"),

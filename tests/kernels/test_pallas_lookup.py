@@ -220,10 +220,10 @@ def for_tpu():
 @pytest.mark.parametrize("dtype", BITS)
 def test_programs_for_tpus_have_the_kernel(dtype, for_tpu):
     text = exported(lambda *xs: tp.embedding(*xs), *shapes(dtype=dtype))
-    assert text.count("tpu_custom_call") == 1
+    assert text.count("@tpu_custom_call") == 1
     assert KERNEL in text
-    assert "tpu_custom_call" not in exported(lambda *xs: tp.embedding.generic(*xs), *shapes(dtype=dtype))
-    assert "tpu_custom_call" not in exported(lambda *xs: tp.embedding(*xs), *shapes(dtype=jnp.float16))
+    assert "@tpu_custom_call" not in exported(lambda *xs: tp.embedding.generic(*xs), *shapes(dtype=dtype))
+    assert "@tpu_custom_call" not in exported(lambda *xs: tp.embedding(*xs), *shapes(dtype=jnp.float16))
 
 
 def test_programs_have_the_kernel_where_jax_has_float64(for_tpu):
@@ -236,9 +236,9 @@ def test_programs_have_the_kernel_where_jax_has_float64(for_tpu):
 
 def test_ids_that_are_mapped_have_the_kernel_and_tables_the_body(for_tpu):
     text = exported(jax.vmap(lambda *xs: tp.embedding(*xs), in_axes=(0, None)), *shapes())
-    assert text.count("tpu_custom_call") == 1
+    assert text.count("@tpu_custom_call") == 1
     mapped = jax.vmap(lambda *xs: tp.embedding(*xs), in_axes=(None, 0))
-    assert "tpu_custom_call" not in exported(mapped, *shapes(weight=(4, 51, 128)))
+    assert "@tpu_custom_call" not in exported(mapped, *shapes(weight=(4, 51, 128)))
 
 
 def test_derivatives_are_those_of_the_body(for_tpu):
@@ -246,5 +246,5 @@ def test_derivatives_are_those_of_the_body(for_tpu):
         return jnp.sum(tp.embedding(ids, weight))
 
     text = exported(jax.grad(total, argnums=1), *shapes(dtype=jnp.float32))
-    assert "tpu_custom_call" not in text
+    assert "@tpu_custom_call" not in text
     assert "scatter" in text

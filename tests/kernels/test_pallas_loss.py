@@ -148,9 +148,9 @@ def test_programs_for_tpus_have_the_kernel(monkeypatch):
     shapes = [((64, 32), jnp.bfloat16), ((100, 32), jnp.bfloat16), ((64,), jnp.int32)]
     arrays = [jax.ShapeDtypeStruct(*each) for each in shapes]
     text = exported(lambda *xs: tp.linear_cross_entropy(*xs), *arrays)
-    assert text.count("tpu_custom_call") == 1
+    assert text.count("@tpu_custom_call") == 1
     assert 'kernel_name = "linear_cross_entropy"' in text
     assert "64x100x" not in text  # the logits
-    assert "tpu_custom_call" not in exported(lambda *xs: tp.linear_cross_entropy.generic(*xs), *arrays)
+    assert "@tpu_custom_call" not in exported(lambda *xs: tp.linear_cross_entropy.generic(*xs), *arrays)
     gradient = jax.grad(lambda *xs: tp.linear_cross_entropy(*xs), argnums=(0, 1))
-    assert "tpu_custom_call" not in exported(gradient, *arrays)
+    assert "@tpu_custom_call" not in exported(gradient, *arrays)

@@ -194,9 +194,9 @@ def test_programs_for_tpus_have_the_kernel():
     shapes = [((4, 64), jnp.bfloat16), ((40, 32), jnp.uint8), ((40, 2), jnp.float16), ((40, 2), jnp.float16)]
     arrays = [jax.ShapeDtypeStruct(*each) for each in shapes]
     text = exported(lambda *xs: tp.quantized_linear(*xs), *arrays)
-    assert text.count("tpu_custom_call") == 1
+    assert text.count("@tpu_custom_call") == 1
     assert 'kernel_name = "quantized_linear"' in text
     several = jax.ShapeDtypeStruct((3, 4, 64), jnp.bfloat16)
     mapped = jax.vmap(lambda *xs: tp.quantized_linear(*xs), in_axes=(0, None, None, None))
-    assert exported(mapped, several, *arrays[1:]).count("tpu_custom_call") == 1
-    assert "tpu_custom_call" not in exported(lambda *xs: OPERATORS["quantized_linear"].generic(*xs), *arrays)
+    assert exported(mapped, several, *arrays[1:]).count("@tpu_custom_call") == 1
+    assert "@tpu_custom_call" not in exported(lambda *xs: OPERATORS["quantized_linear"].generic(*xs), *arrays)
