@@ -162,4 +162,7 @@ if __name__ == "__main__":
     if len(sys.argv) == 4:
         print(median_step(*sys.argv[1:]))  # noqa: T201
     else:
-        main(sys.argv[1] if len(sys.argv) > 1 else model_path())
+        try:
+            main(sys.argv[1] if len(sys.argv) > 1 else model_path())
+        except NotImplementedError as error:
+            sys.exit(str(error))

@@ -103,7 +103,10 @@ def load(tensor: Tensor, backend: str) -> np.ndarray[Any, Any] | QuantizedWeight
 
 
 def _kernel_for(w: QuantizedWeight, backend: str) -> str:
-    w = tp.to_backend(w, backend)
+    try:
+        w = tp.to_backend(w, backend)
+    except TypeError:  # there are no such numbers, as float16 on some OpenCL devices
+        return "generic"
     x = tp.to_backend(np.zeros((1, w.shape[1]), dtype=np.float32), backend)
     return tp.quantized_linear.explain(x, w.weight, w.scales, w.biases, bits=w.bits, group_size=w.group_size).kernel
 

@@ -131,6 +131,24 @@ def test_weights_stay_quantized_exactly_where_a_kernel_takes_them(backend: str, 
     assert used == (set() if choice.kernel == "generic" else {choice.kernel})
 
 
+def test_scales_are_wider_where_an_opencl_device_has_no_float16(
+    platform: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from array_api_pyopencl import default_device
+
+    device = default_device()
+    lacking = frozenset(dtype for dtype in device.dtypes if dtype.name != "float16")
+    monkeypatch.setitem(vars(device), "dtypes", lacking)
+    with pytest.raises(TypeError, match="has no float16"):
+        tp.to_backend(np.zeros(1, np.float16), "opencl")
+    path = write_llama(tmp_path / "model.gguf", "Q4_1")
+    weights = {name: tensor.dequantize() for name, tensor in open_gguf(path).tensors.items()}
+    with tp.trace() as log:
+        logits = to_numpy(Llama.from_gguf(path, "opencl")(PROMPTS[2]))
+    assert {record.kernel for record in log if record.operator == "quantized_linear"} == {"opencl"}
+    np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, PROMPTS[2]), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.costly
 def test_quantized_weights_may_be_given_directly(backend: str, tmp_path: Path) -> None:
     tensors = open_gguf(write_llama(tmp_path / "model.gguf", "Q4_1")).tensors
