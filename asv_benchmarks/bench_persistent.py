@@ -25,6 +25,7 @@ import numpy as np
 import tensorops
 from tensorops.benchmarks.asv import Prepared
 from tensorops.benchmarks.decode import steps
+from tensorops.benchmarks.measuring import threads
 from tensorops.benchmarks.model import read_bandwidth, weight_bytes
 
 ROUNDS = 3  # processes
@@ -142,7 +143,7 @@ def main(path: str) -> None:
             print(  # noqa: T201
                 f"{backend:6} a replay of one call {one * 1e6:8.2f} µs, each further call {(many - one) * 1e3:8.3f} µs"
             )
-    bound = weight_bytes(Path(path)) / read_bandwidth()
+    bound = weight_bytes(Path(path)) / read_bandwidth(threads())
     print(f"{Path(path).name}: the weights are read in {bound * 1e3:.2f} ms")  # noqa: T201
     for backend in LIBRARIES:
         if not tensorops.is_backend_available(backend):

@@ -15,6 +15,7 @@
 #include <cmath>
 
 #include "dot_tiles.h"
+#include "lanes.h"
 #include "vector_math.h"
 
 namespace tensorops::TENSOROPS_TARGET {
@@ -49,69 +50,78 @@ void arrange(const T* x, int bits, std::int64_t n, float* to) {
     }
 }
 
-inline bool is_moderate(const float* x, std::int64_t n) {
-    bool moderate = true;
-    for (std::int64_t i = 0; i < n; ++i) moderate &= std::fabs(x[i]) <= kLargestFixed;
-    return moderate;
+// The largest magnitude of some numbers, in whole vectors; NaN if one is NaN. As integers, the bits of magnitudes have
+// the order of the numbers, and those of NaN are above all.
+template <class T>
+float largest_magnitude(const T* x, std::int64_t n) {
+    I32 m{};
+    for (std::int64_t i = 0; i < n; i += kLanes<float>) {
+        const I32 bits = reinterpret_cast<I32>(absolute(load(x + i)));
+        m = bits > m ? bits : m;
+    }
+    std::int32_t largest = m[0];
+#if defined(__AVX512F__)
+    largest = _mm512_reduce_max_epi32(reinterpret_cast<__m512i>(m));
+#elif defined(__AVX2__)
+    const __m256i all = reinterpret_cast<__m256i>(m);
+    __m128i v = _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+    largest = _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+#else
+    for (std::size_t k = 1; k < sizeof m / sizeof largest; ++k) largest = m[k] > largest ? m[k] : largest;
+#endif
+    float magnitude;
+    std::memcpy(&magnitude, &largest, sizeof magnitude);
+    return magnitude;
 }
 
-inline float largest_magnitude(const float* x, std::int64_t n) {
-    Vec<float> m{};
-    for (std::int64_t i = 0; i < n; i += kLanes<float>) m = larger_ignoring_nan(m, absolute(load(x + i)));
-    return largest_of_lanes(m);
-}
+// Whether numbers with this largest magnitude have a scale; those that are all 0 have any.
+inline bool has_scale(float largest) { return largest == 0 || (largest >= kSmallestFixed && largest <= kLargestFixed); }
 
 #if defined(__AVX512VNNI__)
-
-// A row of x in the order that `store_fixed` expects
-inline constexpr bool kNibblesApart = true;
-template <class T>
-void arrange_for_products(const T* x, int bits, std::int64_t n, float* to) {
-    arrange(x, bits, n, to);
-}
 
 // A block of x, multiplied by a vector of packed integers.
 template <int kBits>
 struct Block {
-    std::int8_t digits[3][8 / kBits][64];  // by significance, low and high nibbles
-    std::int32_t start[3][16];             // the initial sums of products: signed weights have 128 added
-    float scales[16];                      // of the sums of each lane
+    static constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
+    std::int8_t digits[3][8 / kBits][64];                     // by significance, low and high nibbles
+    std::int32_t start[3][16];  // the initial sums of products: signed weights have 128 added
+    float scales[16];           // of the sums of each lane
 };
 
 // Fixed-point numbers of the given scale: three digits of each of 16.
 inline void store_digits(Vec<float> x, float per_unit, std::int8_t* high, std::int8_t* middle, std::int8_t* low) {
-    __m512i q = _mm512_cvtps_epi32(reinterpret_cast<__m512>(x * per_unit));
-    for (std::int8_t* digit : {low, middle, high}) {
-        const __m128i bytes = _mm512_cvtepi32_epi8(q);
-        std::memcpy(digit, &bytes, sizeof bytes);
-        q = _mm512_srai_epi32(_mm512_sub_epi32(q, _mm512_cvtepi8_epi32(bytes)), 8);
-    }
+    // When 128 is added to each digit, none is negative, so that they are the number's bytes.
+    const __m512i more = _mm512_set1_epi32(0x808080);
+    const __m512i q = _mm512_cvtps_epi32(reinterpret_cast<__m512>(x * per_unit));
+    const __m512i bytes = _mm512_xor_si512(_mm512_add_epi32(q, more), more);
+    // Those of four neighbours that have the same place, then those of all.
+    const __m128i by_place = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i of_four = _mm512_shuffle_epi8(bytes, _mm512_broadcast_i32x4(by_place));
+    const __m512i digits =
+        _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), of_four);
+    const auto store_16 = [](std::int8_t* to, __m128i v) { std::memcpy(to, &v, sizeof v); };
+    store_16(low, _mm512_castsi512_si128(digits));
+    store_16(middle, _mm512_extracti32x4_epi32(digits, 1));
+    store_16(high, _mm512_extracti32x4_epi32(digits, 2));
 }
 
-// The `index`th 32 neighbours of a row of n, arranged: their digits, and the scale. False if they are too small for
-// a scale.
-template <int kBits>
-bool store_fixed(const float* x, std::int64_t n, std::int64_t index, Block<kBits>* blocks) {
-    constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
-    const float* first = x + (kBits == 4 ? 16 : 32) * index;
-    const Vec<float> a = load(first), b = load(first + (kBits == 4 ? n / 2 : 16));
-    const Vec<float> of_a = absolute(a), of_b = absolute(b);
-    const float largest = _mm512_reduce_max_ps(reinterpret_cast<__m512>(of_a > of_b ? of_a : of_b));
-    if (largest == 0) return true;  // the initial state of all blocks
-    const float per_unit = kUnits / largest;
-    constexpr std::int64_t per_block = kBlockWeights<kBits> / kFixed, lanes = 16 / per_block;
-    Block<kBits>& block = blocks[index / per_block];
-    const std::int64_t place = index % per_block;
-    auto& d = block.digits;
+// The digits of the `index`th 32 neighbours of a row.
+template <int kBits, class T>
+void store_neighbours(const T* x, float per_unit, std::int64_t index, Block<kBits>* blocks) {
+    constexpr std::size_t per_block = kBlockWeights<kBits> / kFixed;
+    auto& d = blocks[static_cast<std::size_t>(index) / per_block].digits;
+    const std::size_t place = static_cast<std::size_t>(index) % per_block;
+    const Vec<float> a = load(x), b = load(x + 16);
     if constexpr (kBits == 4) {
-        store_digits(a, per_unit, d[0][0] + 16 * place, d[1][0] + 16 * place, d[2][0] + 16 * place);
-        store_digits(b, per_unit, d[0][1] + 16 * place, d[1][1] + 16 * place, d[2][1] + 16 * place);
+        const auto lane = std::make_index_sequence<16>{};
+        const Vec<float> of_low = even_lanes(a, b, lane), of_high = odd_lanes(a, b, lane);
+        store_digits(of_low, per_unit, d[0][0] + 16 * place, d[1][0] + 16 * place, d[2][0] + 16 * place);
+        store_digits(of_high, per_unit, d[0][1] + 16 * place, d[1][1] + 16 * place, d[2][1] + 16 * place);
     } else {
         store_digits(a, per_unit, d[0][0] + 32 * place, d[1][0] + 32 * place, d[2][0] + 32 * place);
         store_digits(b, per_unit, d[0][0] + 32 * place + 16, d[1][0] + 32 * place + 16, d[2][0] + 32 * place + 16);
     }
-    for (std::int64_t i = 0; i < lanes; ++i) block.scales[lanes * place + i] = largest / kUnits;
-    return largest >= kSmallestFixed;
 }
 
 // The excess of signed weights, to which 128 is added
@@ -156,28 +166,18 @@ inline Vec<float> products_of_block(U32 weights, const Block<kBits>& x) {
 typedef std::int16_t I16 __attribute__((vector_size(kVectorBytes)));
 typedef std::uint16_t Words __attribute__((vector_size(kVectorBytes)));
 
-inline constexpr bool kNibblesApart = false;
-template <class T>
-void arrange_for_products(const T* x, int, std::int64_t n, float* to) {
-    convert(x, to, n);
-}
-
 // A block of x, multiplied by a vector of packed integers with several in each 16-bit word.
 template <int kBits>
 struct Block {
+    static constexpr float kUnits = 2047 * 4096 + 2046;  // the largest is one more, which rounding must not exceed
     static constexpr std::int64_t kParts = 16 / kBits;
     std::int16_t digits[2][kParts][kVectorBytes / 2];  // by significance and position in a word
     float scales[kFloats];                             // of the sums of each lane
 };
 
-// The `index`th 32 neighbours of a row: their digits, and the scale. False if they are too small for a scale.
-template <int kBits>
-bool store_fixed(const float* x, std::int64_t, std::int64_t index, Block<kBits>* blocks) {
-    constexpr float kUnits = 2047 * 4096 + 2046;  // the largest is one more, which rounding must not exceed
-    x += kFixed * index;
-    const float largest = largest_magnitude(x, kFixed);
-    if (largest == 0) return true;  // the initial state of all blocks
-    const float per_unit = kUnits / largest;
+// The digits of the `index`th 32 neighbours of a row.
+template <int kBits, class T>
+void store_neighbours(const T* x, float per_unit, std::int64_t index, Block<kBits>* blocks) {
     std::int32_t low[kFixed], high[kFixed];
     for (std::int64_t i = 0; i < kFixed; i += kLanes<float>) {
         const Vec<float> v = load(x + i) * per_unit;
@@ -196,10 +196,7 @@ bool store_fixed(const float* x, std::int64_t, std::int64_t index, Block<kBits>*
                 block.digits[0][part][to] = static_cast<std::int16_t>(high[from]);
                 block.digits[1][part][to] = static_cast<std::int16_t>(low[from]);
             }
-        for (std::int64_t i = 0; i < kStep / kLaneWeights<kBits>; ++i)
-            block.scales[first / kLaneWeights<kBits> + i] = largest / kUnits;
     }
-    return largest >= kSmallestFixed;
 }
 
 template <int kBits>
@@ -246,8 +243,9 @@ inline Vec<float> products_of_block(U32 weights, const Block<kBits>& x) {
 
 template <>
 struct Block<4> {
-    std::int8_t digits[3][2][32];  // by significance, low and high nibbles
-    float scales[8];               // of the sums of each lane
+    static constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
+    std::int8_t digits[3][2][32];                             // by significance, low and high nibbles
+    float scales[8];                                          // of the sums of each lane
 };
 
 // Bytes from the vectors of 32 integers: those at even places, then those at odd ones.
@@ -259,17 +257,12 @@ inline __m256i even_and_odd_bytes(const __m256i (&q)[4]) {
     return _mm256_permute4x64_epi64(apart, 0xd8);
 }
 
-template <>
-inline bool store_fixed<4>(const float* x, std::int64_t, std::int64_t index, Block<4>* blocks) {
-    constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
-    x += kFixed * index;
-    const float largest = largest_magnitude(x, kFixed);
-    if (largest == 0) return true;  // the initial state of all blocks
+template <class T>
+void store_neighbours(const T* x, float per_unit, std::int64_t index, Block<4>* blocks) {
     Block<4>& block = blocks[index / 2];
     const std::int64_t place = index % 2;
     __m256i q[4], digit[4];
-    for (int i = 0; i < 4; ++i)
-        q[i] = _mm256_cvtps_epi32(reinterpret_cast<__m256>(load(x + 8 * i) * (kUnits / largest)));
+    for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(reinterpret_cast<__m256>(load(x + 8 * i) * per_unit));
     for (int d = 2; d >= 0; --d) {
         for (int i = 0; i < 4; ++i) {
             digit[i] = _mm256_srai_epi32(_mm256_slli_epi32(q[i], 24), 24);
@@ -280,8 +273,6 @@ inline bool store_fixed<4>(const float* x, std::int64_t, std::int64_t index, Blo
         std::memcpy(block.digits[d][0] + 16 * place, &of_low, sizeof of_low);
         std::memcpy(block.digits[d][1] + 16 * place, &of_high, sizeof of_high);
     }
-    for (std::int64_t i = 0; i < 4; ++i) block.scales[4 * place + i] = largest / kUnits;
-    return largest >= kSmallestFixed;
 }
 
 template <>
@@ -304,5 +295,21 @@ inline Vec<float> products_of_block<4, false>(U32 weights, const Block<4>& x) {
 #endif
 
 #endif
+
+// The `index`th 32 neighbours of a row: their digits, and the scale. False if they have none. Adds them to `sum`.
+template <int kBits, class T>
+inline __attribute__((always_inline)) bool store_fixed(const T* x, std::int64_t index, Block<kBits>* blocks,
+                                                       Vec<float>& sum) {
+    constexpr std::size_t lanes = kFloats, count = kFixed / kLaneWeights<kBits>;
+    constexpr float kUnits = Block<kBits>::kUnits;
+    x += kFixed * index;
+    for (std::size_t i = 0; i < kFixed; i += lanes) sum += load(x + i);
+    const float largest = largest_magnitude(x, kFixed);
+    if (!has_scale(largest)) return false;
+    store_neighbours(x, largest > 0 ? kUnits / largest : 0, index, blocks);
+    const std::size_t first = count * static_cast<std::size_t>(index);
+    for (std::size_t i = first; i < first + count; ++i) blocks[i / lanes].scales[i % lanes] = largest / kUnits;
+    return true;
+}
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -19,21 +19,19 @@ void products(const GroupedQuantizedLinear& grouped) {
     const std::int64_t n = op.x.length, line = whole_lines(n * static_cast<std::int64_t>(sizeof(float)));
     const Extent extent = extent_of(grouped.groups, op.outputs, n, kBits / 8.0);
     const int threads = threads_for(extent.experts * ((op.outputs + kOutputs - 1) / kOutputs), extent.work);
-    const std::int64_t rows = std::min(kChunkRows, op.x.count), room = takes_few(op) ? way.room() : 0;
-    const Scratch scratch((line + room) * rows + line * kBlockOutputs * threads);
-    const auto arranged = [&](std::int64_t place) { return scratch.at<float>((line + room) * place); };
+    const bool takes = takes_few(op);
+    const std::int64_t room = takes ? std::max(line, way.room()) : line;  // of a row, for either method
+    const std::int64_t rows = std::min(kChunkRows, op.x.count) * room;
+    const Scratch scratch(rows + line * kBlockOutputs * threads);
+    const auto arranged = [&](std::int64_t place) { return scratch.at<float>(room * place); };
     const auto x = [&op](std::int64_t row) { return reinterpret_cast<const T*>(op.x.row(row)); };
     T* const y = reinterpret_cast<T*>(op.y);
     typename Way<kBits, kSigned>::Row fixed[kChunkRows];
     bool is_fixed[kChunkRows];  // for the first row of a segment, whether all of them are
-    const auto make_fixed_row = [&](std::int64_t row, std::int64_t place) {
-        float* const to = arranged(place);
-        arrange_for_products(x(row), kBits, n, to);
-        return is_moderate(to, n) && way.make_row(to, reinterpret_cast<char*>(to) + line, fixed[place]);
-    };
     const auto prepare = [&](const Segment& s) {
-        bool few = room > 0 && s.count <= kFewRows;
-        for (std::int64_t r = 0; few && r < s.count; ++r) few = make_fixed_row(s.rows[r], s.place + r);
+        bool few = takes && s.count <= kFewRows;
+        for (std::int64_t r = 0, place = s.place; few && r < s.count; ++r, ++place)
+            few = way.make_row(x(s.rows[r]), scratch.at<char>(room * place), fixed[place]);
         for (std::int64_t r = 0; !few && r < s.count; ++r) arrange(x(s.rows[r]), kBits, n, arranged(s.place + r));
         is_fixed[s.place] = few;
     };
@@ -54,9 +52,8 @@ void products(const GroupedQuantizedLinear& grouped) {
                 some_outputs<T, S>(s.count, way, fixed + s.place, index + done, some, to);
             else
                 outputs_of_rows<float, float>(
-                    s.count, n, index + done, some, dequantized,
-                    scratch.at<char>((line + room) * rows + line * kBlockOutputs * member), line,
-                    [&](std::int64_t r) { return arranged(s.place + r); },
+                    s.count, n, index + done, some, dequantized, scratch.at<char>(rows + line * kBlockOutputs * member),
+                    line, [&](std::int64_t r) { return arranged(s.place + r); },
                     [&](std::int64_t r, const float* sums) { store_outputs(to(r), sums, nullptr, some); });
         }
     };

@@ -18,6 +18,12 @@ inline V pick(V a, V b, std::index_sequence<kIndex...>) {
 #endif
 }
 
+// 0, 1, 2 …
+template <std::size_t... k>
+inline I32 numbers_of_lanes(std::index_sequence<k...>) {
+    return I32{static_cast<std::int32_t>(k)...};
+}
+
 template <class V, std::size_t... k>
 inline V even_lanes(V a, V b, std::index_sequence<k...>) {
     return pick(a, b, std::index_sequence<2 * k...>{});

@@ -82,9 +82,8 @@ void multiply_floats(const PanelFormat& format, const float* x, const char* pane
 template <int kBits, bool kBiases>
 bool make_fixed(const float* x, Fixed& to) {
     constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
-    if (!is_moderate(x, kFixed)) return false;
     const float largest = largest_magnitude(x, kFixed);
-    if (largest > 0 && largest < kSmallestFixed) return false;
+    if (!has_scale(largest)) return false;
     const float per_unit = largest > 0 ? kUnits / largest : 0;
     for (int half = 0; half < 2; ++half) {
         Vec<float> v = load(x + 16 * half);

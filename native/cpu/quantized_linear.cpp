@@ -21,19 +21,15 @@ void many_rows(const QuantizedLinear& op, int threads) {
 template <int kBits, bool kSigned, class T, class S>
 bool few_rows(const QuantizedLinear& op, int threads) {
     const Way<kBits, kSigned> way(op);
-    const std::int64_t n = op.x.length, count = op.x.count;
-    const std::int64_t line = whole_lines(n * static_cast<std::int64_t>(sizeof(float)));
-    const Scratch scratch(count * (line + way.room()));
+    const Scratch scratch(op.x.count * way.room());
     typename Way<kBits, kSigned>::Row rows[kFewRows];
-    for (std::int64_t r = 0; r < count; ++r) {
-        float* x = scratch.at<float>(r * (line + way.room()));
-        arrange_for_products(reinterpret_cast<const T*>(op.x.row(r)), kBits, n, x);
-        if (!is_moderate(x, n) || !way.make_row(x, reinterpret_cast<char*>(x) + line, rows[r])) return false;
-    }
+    for (std::int64_t r = 0; r < op.x.count; ++r)
+        if (!way.make_row(reinterpret_cast<const T*>(op.x.row(r)), scratch.at<char>(r * way.room()), rows[r]))
+            return false;
     T* y = reinterpret_cast<T*>(op.y);
     over_shares(threads, op.outputs, kOutputUnit, [&](Share share) {
         for (std::int64_t begin = share.begin; begin < share.end; begin += kOutputs)
-            some_outputs<T, S>(count, way, rows, begin, std::min(kOutputs, share.end - begin),
+            some_outputs<T, S>(op.x.count, way, rows, begin, std::min(kOutputs, share.end - begin),
                                [&](std::int64_t r) { return y + r * op.outputs + begin; });
     });
     return true;

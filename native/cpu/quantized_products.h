@@ -8,8 +8,8 @@
 //   used for rows with infinities, NaN or extreme numbers, because only it multiplies by the weights themselves, and
 //   for groups that no vector of scales fits.
 //
-// Four bits: a row of x is reordered first, the elements of low nibbles, then those of high ones, so that the weights
-//   need not be.
+// Four bits: x is reordered, the elements of low nibbles, then those of high ones, so that the weights need not be; in
+//   the first method 32 neighbours, in the second a row.
 // Biases: the sum of x over each group, times the group's bias, in float32.
 // Bytes: the weights, scales and biases once; a few rows are memory-bound.
 #pragma once
@@ -156,21 +156,6 @@ struct LastGroups {
     }
 };
 
-// The sums of x over the groups, for the biases; `x` is arranged. They are in the order in which biases are read, and 0
-// for those that are read again.
-inline void sum_groups(const float* x, const QuantizedLinear& op, float* sums) {
-    constexpr std::int64_t lanes = kFloats;
-    const int parts = kNibblesApart ? 8 / op.bits : 1;
-    const std::int64_t per_part = op.group_size / parts, n = op.x.length;
-    const LastGroups last(n / op.group_size);
-    for (std::int64_t g = 0; g < n / op.group_size; ++g) {
-        Vec<float> sum{};
-        for (int part = 0; part < parts; ++part)
-            for (std::int64_t i = 0; i < per_part; i += lanes) sum += load(x + part * (n / 2) + g * per_part + i);
-        sums[g < last.first ? g : g + last.first - last.begin] = sum_of_lanes<float>(sum);
-    }
-}
-
 inline constexpr std::int64_t kChunk = 32 * kLanes<float>;  // weights, whose scales fit a vector
 
 // A row of x for the first method.
@@ -179,15 +164,6 @@ struct FixedRow {
     const Block<kBits>* blocks;
     const float* sums;
 };
-
-template <int kBits, bool kSigned>
-bool make_fixed(const float* x, std::int64_t n, Block<kBits>* blocks, std::int64_t count) {
-    std::memset(static_cast<void*>(blocks), 0, static_cast<std::size_t>(count) * sizeof *blocks);
-    for (std::int64_t g = 0; g < n / kFixed; ++g)
-        if (!store_fixed<kBits>(x, n, g, blocks)) return false;
-    for (std::int64_t b = 0; kSigned && b < count; ++b) finish_block(blocks[b]);
-    return true;
-}
 
 // The first n bytes, at most a vector of them and in multiples of 16, and 0 for the others.
 inline U32 load_packed(const std::uint8_t* p, std::int64_t n) {
@@ -221,10 +197,15 @@ template <int kBits>
 struct ScaleOfLane {
     I32 index[kChunk / kBlockWeights<kBits>];
 
+    // The size of a group divides a chunk, so that it is a power of two; of others, nothing is used.
     explicit ScaleOfLane(std::int64_t group_size) {
-        for (std::int64_t b = 0; b < kChunk / kBlockWeights<kBits>; ++b)
-            for (std::int64_t i = 0; i < kLanes<float>; ++i)
-                index[b][i] = static_cast<std::int32_t>((kLanes<float> * b + i) * kLaneWeights<kBits> / group_size);
+        constexpr int kLog2 = kBits == 4 ? 3 : 2;  // of kLaneWeights
+        const int log2 = std::clamp(__builtin_ctzll(static_cast<unsigned long long>(group_size)), kLog2, 31);
+        I32 lane = numbers_of_lanes(std::make_index_sequence<kLanes<float>>{});
+        for (I32& each : index) {
+            each = lane >> (log2 - kLog2);
+            lane += static_cast<std::int32_t>(kLanes<float>);
+        }
     }
 };
 
@@ -384,14 +365,26 @@ struct Way {
 
     std::int64_t room() const { return blocks_bytes + sums_bytes; }
 
-    // Converts an arranged row; false if some x is too small for a scale.
-    bool make_row(const float* x, char* memory, Row& row) const {
+    // Converts a row; false if some x is too large or too small for a scale.
+    template <class T>
+    bool make_row(const T* x, char* memory, Row& row) const {
         auto* blocks = reinterpret_cast<Block<kBits>*>(memory);
         auto* sums = reinterpret_cast<float*>(memory + blocks_bytes);
-        std::memset(sums, 0, static_cast<std::size_t>(sums_bytes));  // sums without a group are also multiplied
-        if (!kSigned) sum_groups(x, op, sums);
         row = {blocks, sums};
-        return make_fixed<kBits, kSigned>(x, op.x.length, blocks, count);
+        if (count > 0)
+            std::memset(static_cast<void*>(blocks + count - 1), 0, sizeof *blocks);  // it may be in part used
+        std::memset(sums, 0, static_cast<std::size_t>(sums_bytes));  // sums without a group are also multiplied
+        const std::int64_t in_group = op.group_size / kFixed;
+        const LastGroups& last = lengths.last;
+        for (std::int64_t g = 0; g < lengths.groups; ++g) {
+            Vec<float> sum{};
+            for (std::int64_t i = in_group * g; i < in_group * (g + 1); ++i)
+                if (!store_fixed<kBits>(x, i, blocks, sum)) return false;
+            // In the order in which biases are read, and 0 for those that are read again.
+            if (!kSigned) sums[g < last.first ? g : g + last.first - last.begin] = sum_of_lanes<float>(sum);
+        }
+        for (std::int64_t b = 0; kSigned && b < count; ++b) finish_block(blocks[b]);
+        return true;
     }
 
     // Outputs for kRows rows: `width` of them, from the `first` row of W on.

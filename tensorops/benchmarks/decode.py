@@ -23,7 +23,7 @@ import numpy as np
 
 import tensorops
 from tensorops.backends.registry import resolve
-from tensorops.benchmarks.measuring import is_unsteady, median_and_quartiles
+from tensorops.benchmarks.measuring import is_unsteady, median_and_quartiles, threads
 from tensorops.benchmarks.model import read_bandwidth, weight_bytes
 from tensorops.libraries import Backend
 
@@ -135,7 +135,7 @@ def jobs(path: Path, backends: Sequence[Backend], seconds: float) -> dict[str, C
     times: dict[int, list[float]] = {i: [] for i in range(len(found.speeds))}
 
     def bound() -> Decoding:
-        found.read_bandwidth = read_bandwidth()
+        found.read_bandwidth = read_bandwidth(threads())
         return found
 
     def measure(index: int) -> Decoding:

@@ -6,6 +6,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,7 @@ def compare_model(llama: Llama, path: Path, threads: int) -> ModelLine:
     prompt = llama.tokenizer.encode(TEXT)[: context // 2]
     new_tokens, prefill = min(NEW_TOKENS, context - len(prompt)), min(PREFILL, context - 1)
     long = np.random.default_rng(0).integers(0, llama.config.vocab_size, prefill).tolist()
-    line = ModelLine(path.name, weight_bytes(path), read_bandwidth(), new_tokens, prefill)
+    line = ModelLine(path.name, weight_bytes(path), read_bandwidth(threads), new_tokens, prefill)
     with Process(path, context, threads) as process:
         runners: dict[str, Runner] = {OURS: lambda ids, count: run(llama, ids, count)}
         if process.problem:
@@ -137,14 +138,19 @@ def weight_bytes(path: Path) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def read_bandwidth() -> float:
-    """Return how many bytes the machine reads per second, measured by a BLAS dot product of a long vector."""
+def read_bandwidth(threads: int) -> float:
+    """Return how many bytes per second so many threads read, measured by dot products of parts of a long vector.
+
+    A single product would not do: on some processors, BLAS computes it on one thread.
+    """
     x = np.ones(BANDWIDTH_BYTES // 4, dtype=np.float32)
+    parts = np.array_split(x, threads)
     quickest = float("inf")
-    for _ in range(8):
-        start = time.perf_counter()
-        np.dot(x, x)
-        quickest = min(quickest, time.perf_counter() - start)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for _ in range(8):
+            start = time.perf_counter()
+            list(pool.map(np.dot, parts, parts))
+            quickest = min(quickest, time.perf_counter() - start)
     return x.nbytes / quickest
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 
 from make_gguf import write_llama
 from tensorops.benchmarks import decode
-from tensorops.benchmarks.model import weight_bytes
+from tensorops.benchmarks.model import read_bandwidth, weight_bytes
 from tensorops.cli._app import app
 from tensorops.models import Llama
 
@@ -27,6 +28,20 @@ def model(tmp_path):
     path = tmp_path / "tiny.gguf"
     write_llama(path)
     return path
+
+
+def test_all_threads_read_at_once(monkeypatch):
+    together, sizes = threading.Barrier(2, timeout=60), []
+
+    def dot(part, same):
+        assert part is same
+        sizes.append(part.nbytes)
+        together.wait()  # breaks, and raises, unless there are two
+
+    monkeypatch.setattr(np, "dot", dot)
+    monkeypatch.setattr("tensorops.benchmarks.model.BANDWIDTH_BYTES", 1 << 16)
+    assert read_bandwidth(2) > 0
+    assert set(sizes) == {1 << 15}
 
 
 def test_speeds_beside_the_bound(model):
