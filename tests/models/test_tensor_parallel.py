@@ -444,6 +444,7 @@ def over_mesh(path: Path, devices: int, processes: int = 1) -> list[dict[str, An
     finally:
         for each in started:
             each.kill()
+            each.communicate()  # a pipe left open would be reported by the next test
     assert [each.returncode for each in started] == [0] * processes, "\n".join(said)[-4000:]
     return [json.loads(Path(f"{path}.{process}").read_text()) for process in range(processes)]
 
