@@ -110,7 +110,7 @@ BACKENDS = (
         "cuda",
         LIBRARY,
         "CuPy on an NVIDIA GPU; not yet run on one",
-        aliases=("nvidia",),
+        aliases=("nvidia", "cupy"),
         needs="cuda",
         suits=("cuda",),
         options=CUDAConfig,
