@@ -115,7 +115,7 @@ BACKENDS = (
         suits=("cuda",),
         options=CUDAConfig,
         remedy="install NVIDIA's driver, so that nvidia-smi lists a GPU, and the CuPy of its CUDA version: "
-        "pip install 'tensorops[cuda]'",
+        "pip install cupy-cuda13x for CUDA 13",
     ),
     planned("cudnn", LIBRARY, "cuDNN's attention on CuPy", NOT_WRITTEN, "use 'cuda'"),
     planned("cusparselt", LIBRARY, "2:4 sparse linear maps", NOT_WRITTEN, "use 'cuda'"),
