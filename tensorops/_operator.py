@@ -495,7 +495,7 @@ class Operator(Generic[P, R]):
                 assert home is not None
                 raise TypeError(
                     f"{self.__name__}: {first} is an array of {home.name}, but {name} of {row.name}; convert "
-                    f"one of them, or name a backend to take them all to: tensorops.set_backend({home.name!r})"
+                    f"one of them, or take them all to a backend: with tensorops.set_backend({home.name!r}): …"
                 )
 
     def _take_there(self, name: str, value: Any, source: Library, target: Library, device: Any) -> Any:

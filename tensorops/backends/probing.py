@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tensorops import _hooks
 from tensorops._display import printable
-from tensorops._messages import describe_error
+from tensorops._messages import describe_error, installing
 from tensorops._providers import PROVIDERS
 from tensorops.backends.config_file import CHOICES, CONFIG, Configuration
 from tensorops.backends.options import apply_configured
@@ -45,6 +45,9 @@ _PLUGIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tensorops.backends.probing import load_plugin; load_plugin(*sys.argv[2:])"
 )
+REQUIREMENTS = ("array_api_compat", "ml_dtypes", "opt_einsum")
+"""Packages that tensorops cannot compute without, beside NumPy; a source tree without an installation may lack them."""
+
 _UNKNOWN = 3  # the child's exit status for a backend that only this process has registered
 _NO_ANSWER = 2**31  # not a valid exit status
 
@@ -176,12 +179,10 @@ def _try(backend: Backend, configured: Configuration | None = None) -> Probe:
         return Probe(f"looking for {package} failed with {describe_error(error)}", backend.remedy)
     if not installed:
         extra = backend.library.extra
-        return Probe(
-            f"{package} is not installed", f"pip install 'tensorops[{extra}]'" if extra else f"pip install {package}"
-        )
+        return Probe(f"{package} is not installed", installing(extra) if extra else f"pip install {package}")
     if backend.requires in PROVIDERS and not PROVIDERS[backend.requires].is_installed():
         distribution = PROVIDERS[backend.requires].distribution
-        return Probe(f"{distribution} is not installed", f"pip install 'tensorops[{distribution}]'")
+        return Probe(f"{distribution} is not installed", installing(distribution))
     # That the array library is in use says nothing about the library that a required provider loads.
     if backend.isolated and (backend.requires or package not in sys.modules):
         with _lock_of(f"library {backend.library.name}"):  # a TPU refuses a second process at the same time
@@ -246,6 +247,8 @@ def _compute(backend: Backend, configured: Configuration | None) -> Probe:
         raise
     except BaseException as error:  # a broken installation may raise anything: it becomes the reason
         reason = f"{_what_is_tried(backend)} failed with {describe_error(error)}"
+        if isinstance(error, ModuleNotFoundError) and error.name in REQUIREMENTS:
+            return Probe(reason, f"pip install {error.name}")
     if reason:
         variable = "TENSOROPS_CPU_TARGET"
         return Probe(reason, f"unset {variable}" if f"environment variable {variable}" in reason else backend.remedy)

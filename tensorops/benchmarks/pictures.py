@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tensorops._messages import installing
+
 SUFFIXES = (".svg", ".png", ".html")
 TEXT = "#787878"
 # Okabe and Ito's colours, made lighter or darker where needed: for people who confuse red and green as well.
@@ -106,7 +108,7 @@ def require_drawable(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise CannotDrawError(f"pictures need matplotlib: pip install 'tensorops[plot]' ({error})") from None
+        raise CannotDrawError(f"pictures need matplotlib: {installing('plot')} ({error})") from None
 
 
 def draw(report: dict[str, Any], path: Path) -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from tensorops._messages import installing
+
 INTERRUPTED = 130  # the exit code of shells after Ctrl-C
 
 
@@ -12,7 +14,7 @@ def main() -> None:
     try:
         from tensorops.cli._app import app
     except ImportError as error:
-        print(f"tensorops: {error}; pip install 'tensorops[cli]'", file=sys.stderr)  # noqa: T201
+        print(f"tensorops: {error}; {installing('cli')}", file=sys.stderr)  # noqa: T201
         raise SystemExit(2) from None
     except KeyboardInterrupt:  # importing takes most of the time before the command runs
         print("Interrupted.", file=sys.stderr)  # noqa: T201

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tensorops import __version__
+from tensorops._messages import installing
 from tensorops.cli import INTERRUPTED
 
 COMMANDS = {
@@ -38,7 +39,7 @@ class _Group(click.Group):
         try:
             module = import_module(f"tensorops.cli.{cmd_name}")
         except ImportError as error:
-            raise _MissingPackageError(f"{error}; pip install 'tensorops[cli]'") from None
+            raise _MissingPackageError(f"{error}; {installing('cli')}") from None
         command: click.Command = getattr(module, cmd_name)
         return command
 
@@ -49,6 +50,12 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            from tensorops.backends.probing import REQUIREMENTS
+
+            if error.name in REQUIREMENTS:
+                raise _MissingPackageError(f"{error}; pip install {error.name}") from None
+            raise
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)

@@ -176,6 +176,7 @@ def model_options(command: C) -> C:
         "--model",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         envvar="TENSOROPS_MODEL",
+        show_envvar=True,  # in errors as well
         help="A GGUF file; by default SmolLM2-135M-Instruct, downloaded once.",
     )(command)
 
@@ -184,8 +185,10 @@ def model_path(given: Path | None) -> Path:
     """Return the model to run: the one given, or the default one, downloaded with a progress bar if necessary."""
     if given is not None:
         return given
-    from tensorops.models.download import DownloadError, cached_model_path, fetch_model
-
+    try:
+        from tensorops.models.download import DownloadError, cached_model_path, fetch_model
+    except ImportError as error:  # an installation without the extra
+        raise click.ClickException(str(error)) from None
     try:
         if cached_model_path().is_file():
             return fetch_model()  # checks it

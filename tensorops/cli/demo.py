@@ -82,6 +82,8 @@ def demo(prompt: str, named: tuple[Backend, ...], everything: bool, model: Path 
     found = probe_best_first()
     print_backends(console, had_here(found))
     available = [backend for backend, probed in found if not probed.reason]
+    if not available:
+        raise click.ClickException("no backend can compute here; `tensorops doctor` says why")
     path = model_path(model)
     file = escape(click.format_filename(path.name))
     console.print(f"\nContinuing [bold]{escape(repr(prompt))}[/] with {file}, greedily:\n")

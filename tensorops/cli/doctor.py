@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from tensorops._messages import describe_error
+from tensorops._messages import describe_error, installed_from
 from tensorops.backends import config_file, registry
 from tensorops.backends.config_file import AUTO, CONFIG, VARIABLES, Configuration
-from tensorops.backends.probing import Probe
+from tensorops.backends.probing import REQUIREMENTS, Probe
 from tensorops.backends.registry import resolve
 from tensorops.cli._options import apply_configuration, say
 from tensorops.cli.backends import had_here, print_hidden, print_unavailable, probe_best_first
@@ -35,21 +35,20 @@ def doctor(everything: bool, as_json: bool) -> None:
 
     The exit code is 0 if the configuration is valid, the backend that it names works, and the compiled kernels load.
     """
-    from tensorops.backends.ranking import get_optimal_backend
     from tensorops.hardware import detect_hardware
 
     problems: list[dict[str, str]] = []
+    examine_requirements(problems)
     configured = examine_configuration(problems)
     native = examine_native(problems)
     found = probe_best_first()
     hardware = detect_hardware()
-    optimal = get_optimal_backend()
     report = {
         "versions": versions(),
         "installation": examine_installation(),
         "native": native,
         "hardware": hardware.to_dict(),
-        "optimal": {"name": optimal.name, "reasons": list(optimal.reasons)},
+        "optimal": best_here(),
         "configuration": configured,
         "plugins": plugins(),
         "backends": [_row(backend, probed) for backend, probed in found],
@@ -86,21 +85,35 @@ def versions() -> dict[str, str]:
 
 def examine_installation() -> dict[str, Any]:
     """Return where tensorops was imported from, and how it was installed."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
     import tensorops
 
     folder = Path(tensorops.__file__).parent
     source_tree = (folder.parent / "native" / "CMakeLists.txt").exists()
-    try:
-        origin = json.loads(distribution("tensorops").read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:
-        installed = "not installed"
-    else:
-        installed = "installed, editable" if origin.get("dir_info", {}).get("editable") else "installed"
+    origin = installed_from()
+    installed = "not installed" if origin is None else "installed, editable" if origin else "installed"
     if source_tree and installed != "installed, editable":
         installed += ", but imported from its source tree"
     return {"folder": str(folder), "source_tree": source_tree, "state": installed}
+
+
+def examine_requirements(problems: list[dict[str, str]]) -> None:
+    """Add the packages that tensorops requires and that are missing, as in a source tree without an installation."""
+    from importlib.util import find_spec
+
+    if missing := [name for name in REQUIREMENTS if find_spec(name) is None]:
+        said = f"tensorops cannot compute without packages that are not installed: {', '.join(missing)}"
+        problems.append({"problem": said, "remedy": f"pip install {' '.join(missing)}"})
+
+
+def best_here() -> dict[str, Any]:
+    """Return the backend that suits this machine best, and why; the name is ``None`` if none computes."""
+    from tensorops.backends.ranking import get_optimal_backend
+
+    try:
+        best = get_optimal_backend()
+    except registry.BackendUnavailableError as error:
+        return {"name": None, "reasons": [str(error)]}
+    return {"name": best.name, "reasons": list(best.reasons)}
 
 
 def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
@@ -113,7 +126,10 @@ def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
     except Exception as error:  # an invalid setting
         reason = describe_error(error)
     if reason:
-        remedy = probe(resolve("cpu")).remedy
+        cpu = resolve("cpu")
+        remedy = probe(cpu).remedy if "environment variable" in reason else cpu.remedy
+        if installed_from() is None:
+            remedy = "pip install --editable ."
         problems.append({"problem": f"the compiled kernels do not load: {reason}", "remedy": remedy})
         return {"loaded": False, "reason": reason}
     from tensorops.kernels.cpu import _native
@@ -265,7 +281,7 @@ def print_report(report: dict[str, Any], hardware: str, shown: set[str]) -> None
     section("Versions", *(f"{name} {version}" for name, version in report["versions"].items()))
     section("Installation", f"{installation['state']}: {installation['folder']}", _native_line(native))
     section("Hardware", *hardware.splitlines())
-    section("Best backend here", optimal["name"], *optimal["reasons"])
+    section("Best backend here", optimal["name"] or "none", *optimal["reasons"])
     section("Configuration", *_configuration_lines(report["configuration"]))
     if report["plugins"]:
         section("Plug-ins", *map(_plugin_line, report["plugins"]))

@@ -118,7 +118,10 @@ def _available() -> tuple[Backend, ...]:
     from tensorops.backends.listing import get_available_backends
 
     with messages.status("Probing backends ..."):
-        return tuple(map(resolve, get_available_backends()))
+        names = get_available_backends()
+    if not names:  # nothing would be tested, and no result is wrong
+        raise click.ClickException("no backend can compute here; `tensorops doctor` says why")
+    return tuple(map(resolve, names))
 
 
 def describe_quick(backends: tuple[Backend, ...]) -> str:

@@ -117,7 +117,7 @@ def common_library(*arrays: Array | None) -> Library:
         if found is not None and row is not found:
             raise TypeError(
                 f"arrays of several libraries in one call: {found.name} and {row.name}; convert one of them, or "
-                f"choose a backend to move them all to: tensorops.set_backend({found.name!r})"
+                f"move them all: tensorops.to_backend(arrays, {found.name!r})"
             )
         found = row
     if found is None:

@@ -46,7 +46,7 @@ BACKENDS = (
         "array_api_strict",
         LIBRARY,
         "the standard at its strictest, for tests",
-        remedy="pip install --upgrade 'tensorops[test]'",
+        remedy="pip install --upgrade array-api-strict",
         tested=ON_EVERY_CHANGE,
         isolated=False,
         for_tests=True,

@@ -65,7 +65,7 @@ BACKENDS = (
         "dask",  # importing it imports CuPy as well, where that is installed
         LIBRARY,
         "Dask arrays: chunked, lazy, larger than memory",
-        remedy="pip install --upgrade 'tensorops[dask]'",
+        remedy="pip install --upgrade 'dask[array]'",
         tested=ON_EVERY_CHANGE,
     ),
 )

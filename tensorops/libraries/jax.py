@@ -239,7 +239,7 @@ BACKENDS = (
         "JAX on its default device",
         suits=("tpu",),
         options=JAXConfig,
-        remedy="pip install --upgrade 'tensorops[jax]'",
+        remedy="pip install --upgrade jax",
         tested=ON_EVERY_CHANGE,
     ),
     Backend(

@@ -192,7 +192,7 @@ BACKENDS = (
         aliases=("mps",),
         suits=("apple",),
         options=MLXConfig,
-        remedy="pip install --upgrade 'tensorops[mlx]'",
+        remedy="pip install --upgrade 'mlx[cpu]'",
         tested=ON_EVERY_CHANGE,
     ),
 )

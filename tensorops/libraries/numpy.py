@@ -133,7 +133,7 @@ BACKENDS = (
         aliases=("mkldnn",),
         providers=("onednn", "cpu"),
         requires="onednn",
-        remedy="pip install --force-reinstall 'tensorops[onednn]'",
+        remedy="pip install --force-reinstall onednn",
         tested=ON_EVERY_CHANGE,
     ),
     Backend(
@@ -142,7 +142,7 @@ BACKENDS = (
         "NumPy with MKL for linear, else as cpu",
         providers=("mkl", "cpu"),
         requires="mkl",
-        remedy="pip install --force-reinstall 'tensorops[mkl]'",
+        remedy="pip install --force-reinstall mkl",
         tested=ON_EVERY_CHANGE,
     ),
     planned(

@@ -92,6 +92,7 @@ BACKENDS = (
         "opencl",
         LIBRARY,
         "PyOpenCL arrays",
+        aliases=("pyopencl",),
         suits=("rocm", "opencl"),
         options=OpenCLConfig,
         remedy="install the OpenCL driver of your device; one for CPUs: pip install pocl-binary-distribution; for a "

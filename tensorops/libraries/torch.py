@@ -181,7 +181,7 @@ BACKENDS = (
         "torch",
         LIBRARY,
         "PyTorch tensors",
-        remedy="pip install --upgrade 'tensorops[torch]'",
+        remedy="pip install --upgrade torch",
         tested=ON_EVERY_CHANGE,
     ),
     planned(

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tensorops._messages import installing
 from tensorops.backends import to_backend
 from tensorops.persistent._captured import CaptureError
 from tensorops.persistent._recorded import Recorded
@@ -95,9 +96,7 @@ class MPIRanks(Ranks):
         try:
             from mpi4py import MPI
         except ImportError as error:
-            raise ImportError(
-                f"world_size is {size}, which needs the package 'mpi4py': pip install 'tensorops[mpi]'"
-            ) from error
+            raise ImportError(f"world_size is {size}, which needs the package 'mpi4py': {installing('mpi')}") from error
         self._world = MPI.COMM_WORLD
         self.size, self.rank = self._world.Get_size(), self._world.Get_rank()
         if self.size != size:

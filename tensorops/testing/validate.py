@@ -12,6 +12,7 @@ import numpy as np
 from tensorops._display import Displayed, Table
 from tensorops._messages import nearest
 from tensorops._trees import map_arrays
+from tensorops._validation import shown
 from tensorops.backends.registry import BackendUnavailableError, resolve
 from tensorops.libraries import Backend
 
@@ -179,7 +180,7 @@ def validate(
     from tensorops.testing._libraries import arrays_in, back
 
     if not callable(fn):
-        raise TypeError(f"validate: expected a function, such as tensorops.rms_norm, got {fn!r}")
+        raise TypeError(f"validate: expected a function, such as tensorops.rms_norm, got {shown(fn)}")
     chosen, wanted = _backends(backends), _dtypes(dtypes)
     name = getattr(fn, "__name__", type(fn).__name__)
     reference, described = _reference(fn, name, reference)

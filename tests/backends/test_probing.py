@@ -15,8 +15,8 @@ import support
 import tensorops as tp
 from tensorops.backends import probing
 from tensorops.backends.probing import probe, probe_all, probe_here
-from tensorops.backends.registry import BACKENDS
-from tensorops.libraries import LIBRARIES, Backend
+from tensorops.backends.registry import BACKENDS, resolve
+from tensorops.libraries import FILES, LIBRARIES, Backend
 
 # A fake optional package: it has the name of a real one, is found first, and is broken in its own way.
 HANGS = "import time\ntime.sleep(3600)"
@@ -147,6 +147,12 @@ def test_every_row_of_the_promised_table_is_there():
     }  # fmt: skip
     for name, aliases in promised.items():
         assert aliases <= set(BACKENDS[name].aliases)
+
+
+def test_the_name_of_a_library_is_that_of_a_backend():
+    """Errors name libraries, and say what to call with that name."""
+    for file in FILES:
+        assert resolve(file.LIBRARY.name).library is file.LIBRARY
 
 
 @pytest.mark.parametrize(

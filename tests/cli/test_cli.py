@@ -67,6 +67,9 @@ def test_help_imports_nothing_but_what_it_prints(arguments):
     assert commands == {"tensorops.cli._app"}
 
 
+WITHOUT_REQUIREMENTS = "import sys; sys.modules |= dict.fromkeys(['array_api_compat', 'ml_dtypes', 'opt_einsum'])"
+
+
 @pytest.mark.parametrize("package", ["click", "rich"])
 def test_without_its_packages_it_says_what_to_install(package):
     code = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['tensorops', 'backends']\n"
@@ -74,6 +77,33 @@ def test_without_its_packages_it_says_what_to_install(package):
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert result.stderr.endswith("pip install 'tensorops[cli]'\n")
+
+
+@pytest.mark.parametrize("command", ["demo", "generate"])
+def test_without_the_packages_of_models_it_says_what_to_install(command):
+    pytest.importorskip("rich")
+    arguments = ["--backend", "numpy"] if command == "demo" else ["--backend", "numpy", "a prompt"]
+    code = f"import sys; sys.modules['gguf'] = None; sys.argv = ['tensorops', {command!r}, *{arguments!r}]\n"
+    result = support.python(code + "from tensorops.cli import main; main()")
+    assert result.returncode == 1
+    assert result.stderr == "Error: tensorops.models needs the package 'gguf': pip install 'tensorops[models]'\n"
+
+
+def test_without_a_requirement_no_command_ends_in_a_traceback():
+    """As in a source tree that was never installed, with a command line that happens to have its packages."""
+    pytest.importorskip("rich")
+    for arguments, status in ((["doctor"], 1), (["bench", "rms_norm"], 2)):
+        code = f"{WITHOUT_REQUIREMENTS}; sys.argv = ['tensorops', *{arguments!r}]\n"
+        result = support.python(code + "from tensorops.cli import main; main()", JAX_PLATFORMS="cpu")
+        assert result.returncode == status, result.stderr
+        assert "Traceback" not in result.stderr
+    assert result.stderr.endswith("; pip install ml_dtypes\n")
+
+
+def test_a_model_that_the_environment_names_and_that_is_missing():
+    result = run("generate", "a prompt", TENSOROPS_MODEL="/none.gguf")
+    assert result.returncode == 2
+    assert "'--model' (env var: 'TENSOROPS_MODEL'): File '/none.gguf' does not exist." in result.stderr
 
 
 def test_help_of_one_command_imports_no_other():

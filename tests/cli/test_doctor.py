@@ -2,7 +2,10 @@
 
 import json
 import platform
+import re
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +19,9 @@ pytest.importorskip("rich")
 from click.testing import CliRunner
 
 import tensorops as tp
-from tensorops import _providers
-from tensorops.backends import probing, registry
+from tensorops import _hooks, _providers
+from tensorops._messages import installing
+from tensorops.backends import probing, ranking, registry
 from tensorops.cli import doctor as module
 from tensorops.cli._app import app
 from tensorops.hardware import CPU, Hardware, OpenCLDevice, detect_hardware
@@ -186,6 +190,82 @@ def test_a_target_that_this_processor_lacks():
     assert "environment variable TENSOROPS_CPU_TARGET is z80" in problem
     row = next(row for row in report["backends"] if row["name"] == "cpu")
     assert remedy == row["remedy"] == "unset TENSOROPS_CPU_TARGET"
+
+
+def test_a_requirement_that_is_missing(doctor, monkeypatch):
+    """Everything fails without it, and no compiler would mend that."""
+    monkeypatch.setitem(sys.modules, "array_api_compat", None)
+    wrong = ModuleNotFoundError("No module named 'array_api_compat'", name="array_api_compat")
+    monkeypatch.setattr(_hooks, "wrong_result", [raising(wrong)])
+    monkeypatch.setattr(probing, "_probes", {})
+    code, report = doctor()
+    assert code == 1
+    said = "tensorops cannot compute without packages that are not installed: array_api_compat"
+    assert (said, "pip install array_api_compat") in problems(report)
+    rows = {row["name"]: row for row in report["backends"]}
+    assert {rows[name]["remedy"] for name in ("cpu", "numpy")} == {"pip install array_api_compat"}
+    monkeypatch.setattr(ranking, "_unavailable_reason", lambda name: "nothing computes")
+    _, text = doctor(json_wanted=False)
+    assert "Best backend here\n  none\n  no backend can compute here; " in text
+
+
+def test_the_requirements_are_those_of_the_package():
+    required = metadata.requires("tensorops") or []
+    names = {re.split(r"[^\w.-]", row)[0].replace("-", "_") for row in required if "extra ==" not in row}
+    assert names == {"numpy", *probing.REQUIREMENTS}
+
+
+def raising(error):
+    def fail(*arguments):
+        raise error
+
+    return fail
+
+
+def test_a_source_tree_that_was_never_installed(doctor, monkeypatch):
+    def not_there(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", not_there)
+    monkeypatch.setitem(_providers._reasons, "cpu", "it holds no compiled module")
+    monkeypatch.setattr(probing, "_probes", {})
+    _, report = doctor()
+    assert ("the compiled kernels do not load: it holds no compiled module", "pip install --editable .") in problems(
+        report
+    )
+    assert installing("jax") == "pip install --editable '.[jax]'"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("in place", "installed without its compiled module"),
+        ("of another tree", "imported from its source tree"),
+        ("as a copy", "imported from its source tree"),
+        ("not at all", "imported from its source tree"),
+    ],
+)
+def test_without_compiled_kernels_the_reason_depends_on_the_installation(how, said):
+    """After an installation in place without a compiler, starting Python in another folder would not help."""
+    tree = Path(tp.__file__).parents[1]
+    if not (tree / "native" / "CMakeLists.txt").exists():
+        pytest.skip("tensorops is not imported from its source tree")
+    url = tree.as_uri() if how == "in place" else "file:///elsewhere"
+    origin = json.dumps({"url": url, "dir_info": {"editable": how != "as a copy"}})
+    code = f"""
+import sys
+from importlib import metadata
+sys.modules["tensorops.kernels.cpu._native"] = None
+def distribution(name):
+    if {how!r} == "not at all":
+        raise metadata.PackageNotFoundError(name)
+    return type("Found", (), {{"read_text": lambda self, name: {origin!r}}})()
+metadata.distribution = distribution
+from tensorops import _providers
+print(_providers.load("cpu"))
+"""
+    result = support.python(code)
+    assert result.stdout.startswith(f"tensorops was {said}"), result.stderr
 
 
 class _Point:

@@ -70,6 +70,13 @@ def test_every_available_backend_runs_by_default(monkeypatch):
     assert result.exit_code == 1  # a backend that passed nothing is not all right
 
 
+def test_where_nothing_computes_nothing_is_right(monkeypatch):
+    monkeypatch.setattr("tensorops.backends.listing.get_available_backends", lambda: ())
+    result = run()
+    assert result.exit_code == 1
+    assert result.stderr == "Error: no backend can compute here; `tensorops doctor` says why\n"
+
+
 def test_json_counts_implementations():
     support.require_provider("cpu")
     result = run("--backend", "cpu", "--json")

@@ -200,6 +200,8 @@ def test_unknown_names_are_errors_before_anything_runs(options, kind, message):
 def test_a_name_is_no_function():
     with pytest.raises(TypeError, match=r"^validate: expected a function, such as tensorops.rms_norm, got 'rms_norm'$"):
         validate("rms_norm", X, backends=["numpy"])
+    with pytest.raises(TypeError, match=r"such as tensorops.rms_norm, got numpy.ndarray$"):  # on one line
+        validate(X, X)
 
 
 @pytest.mark.parametrize(("args", "options"), [((), {}), ((1.0, [2, None]), {"x": "text"})])

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from tensorops._display import shortened
+from tensorops._messages import installed_from
 
 try:
     import tensorops.kernels.cpu._native  # noqa: F401 - first, to distinguish its absence from other errors
 except ModuleNotFoundError as error:
-    if (Path(__file__).parents[3] / "native" / "CMakeLists.txt").exists():
+    tree = Path(__file__).parents[3]
+    if (tree / "native" / "CMakeLists.txt").exists() and installed_from() != tree.as_uri():
         reason = (
             "tensorops was imported from its source tree, which holds no compiled module; start Python in another "
             "folder, or install with: pip install --editable . (it needs a C++ compiler; Debian: apt-get install g++)"
