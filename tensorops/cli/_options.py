@@ -176,6 +176,7 @@ def model_options(command: C) -> C:
         "--model",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         envvar="TENSOROPS_MODEL",
+        show_envvar=True,
         help="A GGUF file; by default SmolLM2-135M-Instruct, downloaded once.",
     )(command)
 
