@@ -25,7 +25,11 @@ def publish(target: Path) -> str:
         return "this page was built outside of the git repository, whose history asv shows"
     command = [sys.executable, "-m", "asv", "publish", "--no-pull", "--html-dir", str(target)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else f"asv publish failed: {(done.stderr or done.stdout).strip()[-2000:]}"
+    if done.returncode:
+        return f"asv publish failed: {(done.stderr or done.stdout).strip()[-2000:]}"
+    if not (target / "graphs").is_dir():  # asv leaves out results of commits that it does not find, and says nothing
+        return "no committed result is of a commit in the history of main where this page was built"
+    return ""
 
 
 def excuse(target: Path, reason: str) -> None:

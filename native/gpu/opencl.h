@@ -103,7 +103,6 @@ INLINE vec with_neighbours_swapped(vec v) {
 #define STORE_PAST_CACHES(type, x, p)
 #endif
 
-#define float_of_bits(x) as_float(x)
 INLINE void load_words_1(const GLOBAL uint* p, uint* words) { *words = *p; }
 INLINE void load_words_2(const GLOBAL uint* p, uint* words) { vstore2(vload2(0, p), 0, words); }
 INLINE void load_words_4(const GLOBAL uint* p, uint* words) { vstore4(vload4(0, p), 0, words); }

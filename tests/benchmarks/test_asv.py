@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -186,17 +187,34 @@ def asv_page():
         sys.path.pop(0)
 
 
+def git(*arguments):
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 def test_the_committed_results_are_published(asv_page, tmp_path):
     pytest.importorskip("asv")
-    has_main = ["git", "rev-parse", "--verify", "--quiet", "main"]
-    if not (ROOT / ".git").exists() or subprocess.run(has_main, cwd=ROOT, capture_output=True, check=False).returncode:
+    if not (ROOT / ".git").exists() or git("rev-parse", "--verify", "--quiet", "main").returncode:
         pytest.skip("not a git repository with the branch main")
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() == "true":
+        pytest.skip("a clone without history, in which asv finds no commit")
     assert asv_page.publish(tmp_path / "asv") == ""
     index = json.loads((tmp_path / "asv" / "index.json").read_text())
     machines = {path.parent.name for path in (FOLDER / "results").glob("*/machine.json")}
     assert machines
     assert set(index["params"]["machine"]) == machines
     assert any(name.startswith("bench_dispatch.") for name in index["benchmarks"])
+
+
+def test_results_of_commits_that_are_not_in_the_history_are_missed(asv_page, tmp_path, monkeypatch):
+    """Such as after a rebase, or in a shallow clone: asv then writes a page without a single figure."""
+    pytest.importorskip("asv")
+    shutil.copytree(FOLDER / "results", tmp_path / "asv_benchmarks" / "results")
+    shutil.copy(ROOT / "asv.conf.json", tmp_path)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q", "-b", "main"], [*author, "commit", "-q", "--allow-empty", "-m", "unrelated"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    monkeypatch.setattr(asv_page, "ROOT", tmp_path)
+    assert "no committed result is of a commit in the history" in asv_page.publish(tmp_path / "asv")
 
 
 def test_without_asv_the_page_says_so(asv_page, tmp_path, monkeypatch):
