@@ -570,12 +570,6 @@ def test_without_network_and_cache_the_message_says_how_to_point_to_a_file(tmp_p
     assert not list(tmp_path.rglob("*.gguf"))
 
 
-def test_a_model_that_is_not_there_may_be_named_by_the_environment(tmp_path):
-    result = run("generate", "hello", TENSOROPS_MODEL=str(tmp_path / "none.gguf"))
-    assert result.returncode == 2
-    assert "'--model' (env var: 'TENSOROPS_MODEL')" in result.stderr
-
-
 class TestUnpacking:
     """A download from the index is accepted only if its checksum is right."""
 
