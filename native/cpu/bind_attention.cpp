@@ -110,8 +110,9 @@ Reason read_window(nb::handle h, Attention* op) {
         return usual ? Reason{} : "window is not a pair of usual integers from -1 on";
     }
     const std::int64_t width = read_integer(h);
+    if (width < 1 || width > kUnbounded) return "window is not a usual positive integer";
     op->left = op->right = width - 1;
-    return width >= 1 && width <= kUnbounded ? Reason{} : "window is not a usual positive integer";
+    return {};
 }
 
 // Also finds how many keys a sequence may have.
