@@ -43,7 +43,12 @@ STRICTEST = {
 
 def dtypes_of(library: str) -> tuple[str, ...]:
     """Return the floating dtypes that a library supports within `holding`; all of them if it is not installed."""
-    return tuple(DTYPES) if why_not(library) else _libraries.dtypes_held(LIBRARIES[library])
+    if why_not(library):
+        return tuple(DTYPES)
+    held = _libraries.dtypes_held
+    if library == "pyopencl":  # of the device that is the default now: tests of several drivers change it
+        held = held.__wrapped__
+    return held(LIBRARIES[library])
 
 
 def holding(library: str, dtype: str) -> contextlib.AbstractContextManager[None]:

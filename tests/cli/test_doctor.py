@@ -374,10 +374,10 @@ def test_it_needs_no_array_library_but_numpy():
 import sys
 from importlib.machinery import PathFinder
 
-class Hidden:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        return None if name.partition(".")[0] in {hidden!r} else PathFinder.find_spec(name, path, target)
+class Hidden(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {hidden!r} else super().find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hidden
 sys.argv = ["tensorops", "doctor", "--json"]

@@ -37,10 +37,9 @@ def test_a_step_runs_in_kernels_and_only_the_token_leaves_the_device(platform, t
             read.append(target.size)
         return copy(queue, target, source, **options)
 
-    monkeypatch.setattr(cl, "enqueue_copy", enqueue_copy)
-    with tp.trace() as log:
+    with monkeypatch.context() as patched, tp.trace() as log:
+        patched.setattr(cl, "enqueue_copy", enqueue_copy)
         found += [next(tokens), next(tokens)]
-    monkeypatch.undo()
     assert found + list(tokens) == expected
     assert read == [1, 1]
     ran = {(record.operator, record.kernel) for record in log if record.operator in OPERATORS}
