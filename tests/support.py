@@ -23,6 +23,7 @@ import pytest
 import tensorops as tp
 from tensorops import _providers
 from tensorops._operator import OPERATORS, Operator
+from tensorops._trees import map_arrays
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
 from tensorops.libraries import LIBRARIES, Backend, Library
@@ -112,6 +113,29 @@ def implementations(operator: Operator[..., Any], row: Library) -> tuple[str, ..
 def there(tree: Any, library: str) -> Any:
     """Transfer the NumPy arrays in nested containers to a library; float64 becomes float32 if it lacks float64."""
     return _libraries.there(tree, backend_of(library))
+
+
+def on_opencl(tree: Any) -> Any:
+    """Transfer NumPy arrays to the default OpenCL device; every device stores float16, as `cla.to_device` shows.
+
+    Unlike `there`, which refuses what the device cannot compute with: kernels convert float16 when they load it.
+    """
+    import pyopencl.array as cla
+
+    xp = LIBRARIES["pyopencl"].xp
+
+    def move(a: Any) -> Any:
+        if a.dtype == np.float16:
+            return xp.asarray(cla.to_device(xp.default_device().queue, a))
+        return there(a, "pyopencl")
+
+    return map_arrays(move, tree)
+
+
+def on_opencl_held(*dtypes: str) -> None:
+    """Skip the test unless the default OpenCL device stores arrays of these dtypes."""
+    for lacking in {*dtypes} - {"float16", *dtypes_of("pyopencl")}:
+        pytest.skip(f"the device holds no {lacking}")
 
 
 def with_argument(

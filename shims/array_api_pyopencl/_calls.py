@@ -161,8 +161,17 @@ def _plan(name: str, device: Device, operands: tuple[Any, ...], out: Any) -> Pla
     shapes = [x.shape for x in operands if isinstance(x, _objects.Array)]
     layout = _layout.contiguous(computes, _layout.broadcast_shapes(*shapes)) if out is None else out._layout
     sides = [x._layout if isinstance(x, _objects.Array) else Value(dtype) for x in operands]
-    launch = _launch.elementwise(device, text, computes, layout, sides, [meets] * len(sides))
+    if name == "copy" and _dtypes.float16 not in device.dtypes and layout.dtype == dtype == _dtypes.float16:
+        launch = _copy_of_bits(device, layout, operands[0]._layout)
+    else:
+        launch = _launch.elementwise(device, text, computes, layout, sides, [meets] * len(sides))
     return Plan(launch, layout, _launch.packer(dtype) if launch.values else None)
+
+
+def _copy_of_bits(device: Device, out: Layout, x: Layout) -> _launch.Launch:
+    """Copy float16 on a device that cannot compute with it, as integers: every device stores it."""
+    out, x = (_layout.layout(_dtypes.uint16, y.shape, y.strides, y.offset) for y in (out, x))
+    return _launch.elementwise(device, expression("copy", out.dtype), out.dtype, out, [x], [x.dtype])
 
 
 def common_dtype(operands: tuple[Any, ...]) -> DType:

@@ -49,7 +49,7 @@ def attend_there(*args, **options):
 
 
 def attend(*args, **options):
-    there = support.there((args, options), "pyopencl")
+    there = support.on_opencl((args, options))
     return attend_there(*there[0], **there[1])
 
 
@@ -156,8 +156,7 @@ def test_what_no_query_attends_to_is_not_read(units, queries, rng):
 @pytest.mark.parametrize(("d", "dv"), [(5, 7), (300, 40)])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_features_that_fill_no_vector(geometry, queries, d, dv, dtype, rng):
-    if dtype not in support.dtypes_of("pyopencl"):
-        pytest.skip(f"the device holds no {dtype}")
+    support.on_opencl_held(dtype)
     for keys in (1, 33, 150):
         assert_right(qkv(rng, hq=1, tq=queries, tk=keys, d=d, dv=dv, dtype=dtype), dtype)
 

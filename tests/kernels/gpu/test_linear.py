@@ -14,7 +14,7 @@ pytestmark = pytest.mark.dimensions
 
 
 def check(arrays, views=lambda *a: a, dtype="float32"):
-    device = views(*support.there(list(arrays), "pyopencl"))
+    device = views(*support.on_opencl(list(arrays)))
     explained = tp.linear.explain(*device)
     assert explained.kernel == "opencl", explained
     y = support.back(tp.linear(*device))
@@ -41,8 +41,7 @@ def test_rows_that_are_not_adjacent(geometry, rows):
 @pytest.mark.parametrize("x_dtype", ["float32", "float64"])
 @pytest.mark.parametrize("weight_dtype", ["float16", "float32", "float64"])
 def test_weights_of_another_dtype(geometry, x_dtype, weight_dtype):
-    if not {x_dtype, weight_dtype} <= {*support.dtypes_of("pyopencl")}:
-        pytest.skip("the device does not hold both")
+    support.on_opencl_held(x_dtype, weight_dtype)
     rng = np.random.default_rng(2)
     x, w = support.normal(rng, 3, 72, dtype=x_dtype), support.normal(rng, 9, 72, dtype=weight_dtype)
     check((x, w, support.normal(rng, 9)), dtype=x_dtype)

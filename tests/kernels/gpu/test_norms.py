@@ -22,9 +22,9 @@ def put(geometry):
 
     def onto(a):
         if a is None or a.flags.c_contiguous:
-            return None if a is None else xp.asarray(a)
+            return None if a is None else xp.asarray(support.on_opencl(a))
         order = sorted(range(a.ndim), key=lambda axis: -abs(a.strides[axis]))
-        return xp.permute_dims(xp.asarray(np.ascontiguousarray(a.transpose(order))), tuple(np.argsort(order)))
+        return xp.permute_dims(support.on_opencl(np.ascontiguousarray(a.transpose(order))), tuple(np.argsort(order)))
 
     return onto
 
@@ -45,8 +45,7 @@ def each(y):
 def check(put, name, arrays, *options, scale_axis=-1, **kwargs):
     """Compare a norm of arrays, of which some may be None, with the reference in float64."""
     dtype = arrays[0].dtype.name
-    if dtype not in support.dtypes_of("pyopencl"):
-        pytest.skip(f"the device holds no {dtype}")
+    support.on_opencl_held(dtype)
     expected = REFERENCES[name](*arrays, *options, **kwargs)
     actual = result(getattr(tp, name), *map(put, arrays), *options, **kwargs)
     for y, right in zip(each(actual), each(expected), strict=True):
@@ -118,8 +117,7 @@ def test_an_axis_may_be_anywhere_and_arrays_in_any_order(put, dtype, rng):
 @pytest.mark.parametrize("shape", [(1, 300, 70), (3, 100, 64), (5, 1000, 17)], ids=str)
 def test_rows_across_memory(put, monkeypatch, shape, dtype, rng):
     """Each lane of a thread has a row; the last vector may be less than filled, and rows need not be alike."""
-    if dtype not in support.dtypes_of("pyopencl"):
-        pytest.skip(f"the device holds no {dtype}")
+    support.on_opencl_held(dtype)
     asked = set()
     _launch.forget_calls()
     monkeypatch.setattr(sources, "program", _noting(sources.program, asked, "WIDTH"))
@@ -165,8 +163,7 @@ def test_rows_far_apart_are_left_to_the_body_on_a_processor(put, geometry):
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_parameters_may_be_float32(put, dtype, rng):
-    if dtype not in support.dtypes_of("pyopencl"):
-        pytest.skip(f"the device holds no {dtype}")
+    support.on_opencl_held(dtype)
     x = normal(rng, 5, 200, dtype=dtype)
     weight, bias = parameters(rng, 200, "float32")
     check(put, "rms_norm", (x, weight))
@@ -175,8 +172,7 @@ def test_parameters_may_be_float32(put, dtype, rng):
 
 
 def test_wider_parameters_are_left_to_the_body(put, rng):
-    if "float64" not in support.dtypes_of("pyopencl"):
-        pytest.skip("the device holds no float64")
+    support.on_opencl_held("float64")
     x, weight = put(normal(rng, 5, 20)), put(normal(rng, 20, dtype="float64"))
     assert tp.rms_norm.explain(x, weight).refused["opencl"] == "weight has dtype float64, and x a narrower one"
 

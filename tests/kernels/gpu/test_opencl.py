@@ -385,6 +385,19 @@ def test_float16_needs_no_arithmetic_in_it(queue, lacking):
         tp.rms_norm.generic(x, w)
 
 
+def test_float16_is_copied_without_arithmetic_in_it(queue, lacking):
+    """Views are read and copied on devices without cl_khr_fp16 as well, as integers."""
+    host = np.arange(60, dtype=np.uint16).view(np.float16).reshape(3, 20)  # subnormals
+    x = row.xp.asarray(cla.to_device(queue, host))
+    lacking("float16")
+    for index in (np.s_[:], np.s_[:, ::3], np.s_[::-1, 4:]):
+        view = row.xp.asarray(x[index], copy=True)
+        support.assert_identical(x[index].numpy(), host[index])
+        support.assert_identical(view.numpy(), host[index])
+    with pytest.raises(TypeError, match="has no float16"):
+        x + x
+
+
 def test_float64_needs_a_device_that_computes_in_it(queue, lacking):
     x = cla.to_device(queue, X.astype(np.float64)) if row.xp.float64 in _devices.device_of_queue(queue).dtypes else None
     if x is None:

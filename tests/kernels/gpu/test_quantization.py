@@ -29,7 +29,7 @@ def computed(operator, arrays, options):
 
 
 def there(*arrays):
-    return support.there(list(arrays), "pyopencl")
+    return support.on_opencl(list(arrays))
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,6 @@ def test_dequantize_every_size(geometry, bits, group_size, symmetric):
 @pytest.mark.parametrize(("columns", "group_size"), [(96, 32), (2592, 32), (2304, 64), (1152, 16)])
 def test_half_scales(geometry, columns, group_size):
     """Rows with fewer groups than a vector, with one block of chunks and more, and with a last vector that overlaps."""
-    if "float16" not in support.dtypes_of("pyopencl"):
-        pytest.skip("the device holds no float16")
     rng = np.random.default_rng(4)
     weight, scales, biases = quantized(rng, 5, columns, 4, group_size)
     arrays = (support.normal(rng, 1, columns), weight, scales.astype(np.float16), biases.astype(np.float16))

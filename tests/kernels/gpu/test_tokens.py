@@ -20,7 +20,7 @@ VOCABULARY = 128256
 
 
 def there(a):
-    return support.LIBRARIES["pyopencl"].xp.asarray(np.asarray(a))
+    return support.on_opencl(np.asarray(a))
 
 
 def back(y):
@@ -51,8 +51,6 @@ def test_an_id_outside_of_the_table_names_a_row_of_nan(geometry, dtype):
 
 @pytest.mark.parametrize("features", [36, 37])
 def test_halves_are_copied_bit_by_bit(geometry, features):
-    if "float16" not in support.dtypes_of("pyopencl"):
-        pytest.skip("the device holds no float16")
     table = np.arange(50 * features, dtype=np.uint16).view(np.float16).reshape(50, features)  # subnormals, for the most
     y = computed(tp.embedding, np.asarray([49, 50, 0, -1, 7]), table)
     np.testing.assert_array_equal(y[[0, 2, 4]].view(np.uint16), table[[49, 0, 7]].view(np.uint16))
@@ -110,8 +108,7 @@ def test_no_position_loses_digits(geometry, dtype, interleaved):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_given_frequencies_lose_none_either(geometry, dtype):
-    if dtype not in support.dtypes_of("pyopencl"):
-        pytest.skip(f"the device holds no {dtype}")
+    support.on_opencl_held(dtype)
     frequencies = np.asarray([1.0, 0.3, -0.7, 12.5, 1e-4, 0.0, 100.0, 6e-8], dtype)
     positions = np.asarray([2**20, 999999, -77, 3], np.int32)
     x = np.random.default_rng(3).standard_normal((1, 2, 4, 16)).astype(np.float32)
