@@ -92,7 +92,7 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--batch",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Continue every line of a text file instead, several at a time; writes a line of JSON for each.",
+    help="Continue every line of a text file instead, several at a time; writes a line of JSON for each, in order.",
 )
 @click.option("--max-batch", type=click.IntRange(min=1), default=8, show_default=True, help="How many lines at a time.")
 @model_options
@@ -164,18 +164,21 @@ def _lines(path: Path | None) -> list[str]:
 
 
 def _write_batch(llama: Llama, prompts: list[str], encoded: list[list[int]], options: dict[str, Any]) -> Iterator[int]:
-    """Write a line of JSON for each prompt in their order; yield its number of tokens."""
+    """Write a line of JSON for each prompt in their order, as soon as its turn has come; yield its number of tokens."""
     assert llama.tokenizer is not None
     if empty := [number for number, ids in enumerate(encoded, 1) if not ids]:
         raise click.ClickException(f"prompt {empty[0]} has no character in the model's vocabulary")
     tokens: list[list[int]] = [[] for _ in prompts]
+    ended: set[int] = set()
     try:
-        for number, token in llama.generate_batch(encoded, **options):
-            tokens[number].append(token)
+        steps = llama.generate_batch(encoded, on_end=ended.add, **options)
+        for turn, (prompt, added) in enumerate(zip(prompts, tokens, strict=True)):
+            while turn not in ended and (step := next(steps, None)) is not None:
+                number, token = step
+                tokens[number].append(token)
+            if not llama.mpi_rank:
+                text = "".join(llama.tokenizer.stream(iter(added)))
+                click.echo(json.dumps({"prompt": prompt, "text": text, "tokens": len(added)}, ensure_ascii=False))
+            yield len(added)
     except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
-    for prompt, added in zip(prompts, tokens, strict=True):
-        if not llama.mpi_rank:
-            text = "".join(llama.tokenizer.stream(iter(added)))
-            click.echo(json.dumps({"prompt": prompt, "text": text, "tokens": len(added)}, ensure_ascii=False))
-        yield len(added)

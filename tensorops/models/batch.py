@@ -56,6 +56,8 @@ class Batch:
         Options of `tensorops.sample`.
     seed : int or None
         Makes sampling repeatable: each sequence draws the same numbers as it would alone.
+    on_end : callable, optional
+        Called with the number of each sequence that has ended, after its last token was handed over.
     """
 
     llama: Llama
@@ -64,6 +66,7 @@ class Batch:
     max_seq_length: int
     pick: dict[str, Any]
     seed: int | None
+    on_end: Callable[[int], object] | None = None
     _waiting: deque[_Request] = field(default_factory=deque)
     _running: list[_Request] = field(default_factory=list)
     _count: int = 0
@@ -100,8 +103,7 @@ class Batch:
             )
         request = _Request(self._count, checked, max_new_tokens, np.random.default_rng(self.seed))
         self._count += 1
-        if max_new_tokens:
-            self._waiting.append(request)
+        self._waiting.append(request)
         return request.number
 
     def run(self) -> Iterator[tuple[int, int]]:
@@ -128,6 +130,10 @@ class Batch:
         while self._waiting or self._running:
             while self._waiting and len(self._running) < self.max_batch:
                 request = self._waiting[0]
+                if not request.left:
+                    self._waiting.popleft()
+                    self._end(request)
+                    continue
                 try:
                     token = self._start(request)
                 except OutOfPagesError:
@@ -154,6 +160,12 @@ class Batch:
                 self.cache.leave(request.sequence)
             if not ends:
                 yield request.number, token
+            if not request.left:
+                self._end(request)
+
+    def _end(self, request: _Request) -> None:
+        if self.on_end is not None:
+            self.on_end(request.number)
 
     # ------------------------------------------------------------------------------- a sequence begins
 

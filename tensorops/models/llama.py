@@ -438,6 +438,7 @@ class Llama:
         page_size: int = 32,
         max_num_pages: int | None = None,
         kv_dtype: str = "float32",
+        on_end: Callable[[int], object] | None = None,
     ) -> Iterator[tuple[int, int]]:
         """Continue several sequences of tokens together: the weights are read once for all of them.
 
@@ -462,6 +463,8 @@ class Llama:
             sequences wait, and the youngest may have to begin again.
         kv_dtype : {"float32", "float16", "bfloat16"}
             In which keys and values are kept.
+        on_end : callable, optional
+            Called with the number of each prompt whose text is complete, after its last token.
 
         Returns
         -------
@@ -492,7 +495,7 @@ class Llama:
         number = max_batch * -(-most // page_size) if max_num_pages is None else max_num_pages
         cache = self.new_paged_cache(page_size, number, dtype=kv_dtype)
         pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        batch = Batch(self, cache, max_batch, most, pick, seed)
+        batch = Batch(self, cache, max_batch, most, pick, seed, on_end)
         for ids in prompts:
             batch.add(ids, max_new_tokens)
         return batch.run()

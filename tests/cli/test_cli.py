@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,7 @@ pytest.importorskip("gguf")
 
 from click.testing import CliRunner
 
+from tensorops.cli import generate
 from tensorops.libraries import LIBRARIES
 
 
@@ -365,6 +367,24 @@ def test_generate_in_a_batch(model, tmp_path):
         assert found["text"] == "".join(llama.generate(prompt, max_new_tokens=5))
         assert found["tokens"] == len(list(llama.generate_ids(llama.tokenizer.encode(prompt), max_new_tokens=5)))
     assert "3 texts, " in result.stderr
+
+
+def test_a_batch_that_is_interrupted_has_written_what_was_complete(capsys):
+    class Interrupted:
+        mpi_rank, tokenizer = 0, SimpleNamespace(stream=lambda tokens: map(str, tokens))
+
+        def generate_batch(self, prompts, on_end):
+            yield 1, 5
+            on_end(1)  # the second text: it waits for the first one
+            yield 0, 7
+            on_end(0)
+            yield 2, 8
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(generate._write_batch(Interrupted(), ["a", "b", "c"], [[1], [2], [3]], {}))
+    written = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert written == [{"prompt": "a", "text": "7", "tokens": 1}, {"prompt": "b", "text": "5", "tokens": 1}]
 
 
 @pytest.mark.parametrize("arguments", [[], ["hello", "--batch", __file__]])

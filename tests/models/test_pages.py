@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -273,6 +274,33 @@ def test_what_a_batch_refuses():
             llama.generate_batch(PROMPTS, **options)
     with pytest.raises(ValueError, match="non-empty sequence"):
         llama.generate_batch([[]])
+
+
+def test_a_batch_says_when_a_text_ends():
+    """After its last token, also if another text goes on, if the model ends it, and if it gets no token."""
+    llama = model("cpu")
+    alone = [list(llama.generate_ids(ids, max_new_tokens=9)) for ids in PROMPTS]
+    llama.tokenizer = SimpleNamespace(end_ids={alone[2][4]})
+    expected = [list(llama.generate_ids(ids, max_new_tokens=9)) for ids in PROMPTS]
+    found, ended, so_far = [[] for _ in PROMPTS], {}, []
+
+    def end(number):
+        ended[number] = len(found[number])
+        so_far.append(sum(map(len, found)))
+
+    for number, token in llama.generate_batch(PROMPTS, max_new_tokens=9, max_batch=2, on_end=end):
+        assert number not in ended
+        found[number].append(token)
+    assert found == expected
+    assert ended == {number: len(tokens) for number, tokens in enumerate(expected)}
+    assert so_far[0] < so_far[-1]  # not all of them at last
+    ended.clear()
+    assert list(llama.generate_batch(PROMPTS, max_new_tokens=0, on_end=end)) == []
+    assert list(ended) == [*range(len(PROMPTS))]
+
+
+def test_a_batch_of_nothing():
+    llama = model("cpu")
     assert list(llama.generate_batch([])) == []
     assert together(llama, PROMPTS, max_new_tokens=0) == [[] for _ in PROMPTS]
 
