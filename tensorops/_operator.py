@@ -493,9 +493,13 @@ class Operator(Generic[P, R]):
             if row is not home:
                 assert row is not None
                 assert home is not None
+                remedy = "convert one of them"
+                if home.lazy or row.lazy:  # a scope would compute the graph, now or when its result is taken back
+                    remedy += " with tensorops.to_backend"
+                else:
+                    remedy += f", or take them all to a backend: with tensorops.set_backend({home.name!r}): …"
                 raise TypeError(
-                    f"{self.__name__}: {first} is an array of {home.name}, but {name} of {row.name}; convert "
-                    f"one of them, or take them all to a backend: with tensorops.set_backend({home.name!r}): …"
+                    f"{self.__name__}: {first} is an array of {home.name}, but {name} of {row.name}; {remedy}"
                 )
 
     def _take_there(self, name: str, value: Any, source: Library, target: Library, device: Any) -> Any:

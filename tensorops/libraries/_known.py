@@ -109,7 +109,10 @@ def common_library(*arrays: Array | None) -> Library:
             continue
         row = library_of(x)
         if row is None:
-            raise TypeError(f"expected an array, got {describe_type(x)}")
+            raise TypeError(
+                f"expected an array of {', '.join(n.name for n in LIBRARIES.copy().values() if not n.missing)}; "
+                f"got {describe_type(x)}"
+            )
         if row.missing:
             raise TypeError(f"{row.name} arrays cannot be used: {row.missing}")
         if reason := row.unfit(x):
