@@ -44,8 +44,8 @@ def rope(
         (len(across),),
         None,
         {name: _broadcast(a, across[:-1], name) for name, a in each.items() if a is not None},
-        x=_heads_together(x, across, together, count),
-        y=_heads_together(y.operand, across, together, count),
+        x=_heads_together(x, across, together),
+        y=_heads_together(y.operand, across, together),
     )
     if isinstance(rows, str):
         return rows
@@ -75,7 +75,7 @@ def rope(
     )
     whole = all(n % geometry.vec == 0 for n in (count, x.shape[-1] - dims))  # so that all parts of a row are vectors
     in_line = all(step * ITEM_SIZES[x.dtype] % 16 == 0 for step in head_steps)
-    rows = replace(rows, aligned=rows.aligned and whole and in_line)
+    rows = replace(rows, length=count, aligned=rows.aligned and whole and in_line)
     launch = rows.launch(device, "rope", "rope", x.dtype, defines, tuple(arrays), options, geometry=geometry)
     return Plan({"y": y}, (launch,), constants=constants)
 
@@ -98,11 +98,11 @@ def _geometry(device: Device, positions: int, heads: int, count: int, itemsize: 
     return Rows(threads, per_block, base.vec, kept, each, -(-rows // (per_block * each))), together
 
 
-def _heads_together(a: Operand, across: tuple[int, ...], together: int, count: int) -> Operand:
+def _heads_together(a: Operand, across: tuple[int, ...], together: int) -> Operand:
     """Return the metadata of rows across positions and groups of heads, along features."""
     head, position, feature = a.strides[-3:]
     strides = (*a.strides[:-3], position, together * head, feature)
-    return Operand(a.dtype, (*across, count), strides, a.offset, a.aligned)
+    return Operand(a.dtype, (*across, a.shape[-1]), strides, a.offset, a.aligned)
 
 
 def _broadcast(a: Operand, positions: tuple[int, ...], name: str) -> Operand:

@@ -147,6 +147,20 @@ def test_odd_shapes_of_permuted_arrays(geometry, heads, length, features, dims):
     np.testing.assert_allclose(back(tp.rope(view, there(positions), dims=dims)), expected, rtol=0, atol=16 * EPS)
 
 
+@pytest.mark.parametrize("step", [2, -1])
+@pytest.mark.parametrize(
+    ("features", "dims", "interleaved"), [(2, 2, False), (5, 2, False), (5, 2, True), (9, 6, False)]
+)
+def test_features_that_are_apart(geometry, features, dims, interleaved, step):
+    """Also of a single pair: its elements are as far apart as those of many."""
+    x = np.random.default_rng(16).standard_normal((2, 3, abs(step) * features)).astype(np.float32)
+    view, positions = there(x)[..., ::step], np.arange(3)
+    options = {"dims": dims, "interleaved": interleaved}
+    assert tp.rope.explain(view, there(positions), **options).kernel == "opencl"
+    expected = tables.REFERENCES["rope"](x[..., ::step], positions, **options)
+    np.testing.assert_allclose(back(tp.rope(view, there(positions), **options)), expected, rtol=0, atol=16 * EPS)
+
+
 @pytest.mark.parametrize("base", [10000.0, 500000.0, 0.5, 1e-9])
 def test_turns_are_exact(base):
     """To a 2^-64th of a turn; 2π is given here to 60 digits."""
