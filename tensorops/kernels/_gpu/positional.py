@@ -75,6 +75,7 @@ def rope(
     )
     whole = all(n % geometry.vec == 0 for n in (count, x.shape[-1] - dims))  # so that all parts of a row are vectors
     in_line = all(step * ITEM_SIZES[x.dtype] % 16 == 0 for step in head_steps)
+    # Rows of all features: of one pair alone, each operand would have a single element and so any step.
     rows = replace(rows, length=count, aligned=rows.aligned and whole and in_line)
     launch = rows.launch(device, "rope", "rope", x.dtype, defines, tuple(arrays), options, geometry=geometry)
     return Plan({"y": y}, (launch,), constants=constants)
