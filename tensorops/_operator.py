@@ -39,7 +39,7 @@ from tensorops._row_axes import RowAxes
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Settings, activate, current
 from tensorops.backends.trace import Record, Transfer
-from tensorops.libraries import LIBRARIES, Library, creation_device, dtype_there, library_of, move
+from tensorops.libraries import Library, creation_device, dtype_there, known_names, library_of, move
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -482,8 +482,7 @@ class Operator(Generic[P, R]):
                 value is None and self._signature.parameters[parameter].default is None
             ):
                 raise TypeError(
-                    f"{self.__name__}: {name} is {describe_type(value)}, expected an array of "
-                    f"{', '.join(n.name for n in LIBRARIES.copy().values() if not n.missing)}"
+                    f"{self.__name__}: {name} is {describe_type(value)}, expected an array of {known_names()}"
                 )
 
     def _require_one_library(self, inputs: dict[str, Any]) -> None:

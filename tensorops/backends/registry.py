@@ -69,11 +69,9 @@ def resolve(name: object) -> Backend:
     ------
     ValueError
         If there is none: the valid names are listed, and the nearest is suggested.
-    TypeError
-        If it is a module, such as the library itself.
     """
     if isinstance(name, ModuleType):
-        raise TypeError(f"a backend is given by its name, such as 'numpy', not as the module {name.__name__}")
+        raise ValueError(f"a backend is given by its name, such as 'numpy', not as the module {name.__name__}")
     backend = _by_any_name.get(name) if isinstance(name, str) else None
     if backend is None:
         load_plugins()

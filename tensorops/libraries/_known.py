@@ -95,6 +95,11 @@ def _find_among_known(x: object) -> Library | None:
     return None
 
 
+def known_names() -> str:
+    """Return the names of the libraries whose arrays operators take, for messages."""
+    return ", ".join(row.name for row in LIBRARIES.copy().values() if not row.missing)
+
+
 def common_library(*arrays: Array | None) -> Library:
     """Return the row of the one library that all `arrays` belong to; ``None`` entries are ignored.
 
@@ -109,10 +114,7 @@ def common_library(*arrays: Array | None) -> Library:
             continue
         row = library_of(x)
         if row is None:
-            raise TypeError(
-                f"expected an array of {', '.join(n.name for n in LIBRARIES.copy().values() if not n.missing)}; "
-                f"got {describe_type(x)}"
-            )
+            raise TypeError(f"expected an array of {known_names()}; got {describe_type(x)}")
         if row.missing:
             raise TypeError(f"{row.name} arrays cannot be used: {row.missing}")
         if reason := row.unfit(x):

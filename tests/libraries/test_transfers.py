@@ -288,7 +288,7 @@ def test_get_namespace_without_backend_is_that_of_numpy():
 
 
 def test_a_module_is_no_name_of_a_backend():
-    with pytest.raises(TypeError, match=r"given by its name, such as 'numpy', not as the module numpy$"):
+    with pytest.raises(ValueError, match=r"given by its name, such as 'numpy', not as the module numpy$"):
         tp.set_backend(np)
 
 
