@@ -6,6 +6,7 @@ extra × floating dtypes) and ``backends``. No list is kept by hand, so none can
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -38,7 +39,13 @@ def codes(names: Iterable[str]) -> nodes.inline:
 
 
 def operator_link(name: str) -> nodes.reference:
-    return nodes.reference("", "", code(name), internal=True, refuri=f"api.html#tensorops.{name}")
+    """Return a link to an operator, whose name may be broken after underscores: the column is narrow on a phone."""
+    cell = nodes.literal(name)
+    for part in re.findall("[^_]*_?", name):
+        if cell.children and part:
+            cell += nodes.raw("", "<wbr>", format="html")
+        cell += nodes.Text(part)
+    return nodes.reference("", "", cell, internal=True, refuri=f"api.html#tensorops.{name}")
 
 
 def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], name: str = "") -> nodes.table:
