@@ -60,8 +60,9 @@ LAYOUTS = ("dense", "shifted", "strided", "hostile")
 accessed that should not be is checked then."""
 
 _ROWS = 3
-_FEATURES = (4096, 10240, 20480, 36864)
-"""Lengths of rows beyond those of conformance cases: of several warps, in registers and beyond them."""
+_LONG = ((_ROWS, 4096), (_ROWS, 10240), (_ROWS, 20480), (_ROWS, 36864), (1, 2**17))
+"""Numbers and lengths of rows beyond those of conformance cases: of several warps, in registers and beyond them; and
+one so long that several blocks may share it."""
 _MOST_BYTES = 2**22
 
 
@@ -116,21 +117,21 @@ def cases_of(name: str, dtype: str) -> list[Case]:
 def _long_cases(name: str, dtype: str) -> Iterator[Case]:
     """Yield an operator's workload with long rows, if it is small all the same."""
     everyday = CASES[name][0]
-    short, longer = (_bytes(_workload(name, dtype, features)) for features in (256, 512))
-    for features in _FEATURES:
+    short, longer = (_bytes(_workload(name, dtype, _ROWS, features)) for features in (256, 512))
+    for rows, features in _LONG:
         growth = features / 512 if longer < 3 * short else (features / 512) ** 2  # with matrices, the square
         if longer * growth <= _MOST_BYTES:
-            call = _workload(name, dtype, features)
+            call = _workload(name, dtype, rows, features)
             make = functools.partial(_same, call)
-            yield dataclasses.replace(everyday, name=f"{features} features", arguments=make, scale_axis=-1)
+            yield dataclasses.replace(everyday, name=f"{rows}x{features}", arguments=make, scale_axis=-1)
 
 
-def _workload(name: str, dtype: str, features: int) -> Arguments:
-    made = WORKLOADS[name](Maker(_ROWS, features, dtype))
+def _workload(name: str, dtype: str, rows: int, features: int) -> Arguments:
+    made = WORKLOADS[name](Maker(rows, features, dtype))
     if name != "quantize":
         return made.args, made.options
     # Between levels, rounding a scale changes codes; those whose levels are exact show all the same what long rows do.
-    exact = quantization.on_levels(np.random.default_rng(0), _ROWS, features, made.options["bits"])
+    exact = quantization.on_levels(np.random.default_rng(0), rows, features, made.options["bits"])
     return (exact.astype(made.args[0].dtype),), made.options
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tensorops.kernels._gpu.geometry import MAX_ROW_DIMS, joined_rows, refuse_row, rows_geometry
 from tensorops.kernels._gpu.plans import Device, Operand, contiguous_strides
 from tensorops.kernels._gpu.rows import rows_of
+from tensorops.kernels._gpu.selection import longest_share, shares_of_rows
 
 PROCESSOR = Device("cpu", units=4, lanes=0, local_bytes=2**18, max_block=4096, float64=True)
 NVIDIA = Device("gpu", units=108, lanes=32, local_bytes=48 * 1024, max_block=1024, float64=True)
@@ -220,6 +221,24 @@ def test_vectors_are_whole_only_if_rows_consist_of_them(length, dtype, aligned):
     assert elsewhere.launch(NVIDIA, "rms_norm", "rms_norm", dtype, {}, (rows.arguments["x"],)).defines["ALIGNED"] == 0
     sparse = rows_of((1,), x=Operand(dtype, (10, length), (2 * length, 2)))
     assert sparse.launch(NVIDIA, "rms_norm", "rms_norm", dtype, {}, (rows.arguments["x"],)).defines["DENSE"] == 0
+
+
+def first_of_share(length, share, shares):
+    """first_of_share of top_k.cl."""
+    return length if share == shares else length // 16 * share // shares * 16
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("length", [1, 2**14, 2**16, 2**17 - 1, 2**17, 2**20 + 1, 2**24])
+@pytest.mark.parametrize("rows", [0, 1, 2, 50, 2**31])
+def test_shares_of_a_long_row_are_the_row(device, length, rows):
+    shares = shares_of_rows(device, rows, length)
+    assert 1 <= shares <= device.units
+    assert shares == 1 or (rows * shares <= device.units and length >= 2**14 * shares)
+    bounds = np.asarray([first_of_share(length, share, shares) for share in range(shares + 1)])
+    assert (bounds[0], bounds[-1]) == (0, length)
+    assert np.diff(bounds).min() >= min(length, 64)  # as many as are sought, at most
+    assert np.diff(bounds).max() <= longest_share(length, shares)
 
 
 def test_only_a_processor_writes_past_its_caches_and_only_large_results():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -10,7 +11,7 @@ import pytest
 
 import support
 import tensorops as tp
-from tensorops.kernels._gpu import loss, positional
+from tensorops.kernels._gpu import loss, positional, selection
 from tensorops.kernels._gpu.plans import Device, Operand, contiguous_strides
 from tensorops.testing import tables
 
@@ -312,7 +313,7 @@ def test_a_draw_reads_nothing_back(geometry, monkeypatch):
 
 
 @pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize(("length", "k"), [(5000, 64), (40, 40), (3, 3)])
+@pytest.mark.parametrize(("length", "k"), [(5000, 64), (128, 50), (40, 40), (3, 3)])
 def test_the_best_of_ties_zeros_and_nan(geometry, length, k, largest):
     r = np.random.default_rng(16)
     x = r.choice(np.asarray([-0.0, 0.0, 1.5, -2.0, np.nan, np.inf, -np.inf], np.float32), (3, length))
@@ -335,6 +336,45 @@ def test_the_best_that_are_neighbours(geometry, length, largest):
     order = np.argsort(-x if largest else x, axis=-1)[:, :k]
     np.testing.assert_array_equal(indices, order)
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, axis=-1))
+
+
+@pytest.fixture
+def five_units(geometry, monkeypatch):
+    """The device with five cores or multiprocessors."""
+    from tensorops.kernels.opencl import _launch
+
+    facts = dataclasses.replace(geometry, units=5)
+    monkeypatch.setattr(_launch, "facts_of", lambda device: facts)
+    _launch.forget_calls()
+    yield facts
+    _launch.forget_calls()
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize(("rows", "shares"), [(1, 5), (2, 2)])
+@pytest.mark.parametrize("choices", ["numbers", "ties", "columns"])
+def test_few_long_rows_are_divided(five_units, choices, rows, shares, largest):
+    """The best of the shares of a row are the row's, equal ones in the order of their indices."""
+    r = np.random.default_rng(18)
+    length = 5 * 2**16 + 37
+    x = r.standard_normal((rows, length)).astype(np.float32)
+    if choices == "ties":
+        x = r.choice(np.asarray([-0.0, 0.0, 1.5, -2.0, np.nan, np.inf, -np.inf], np.float32), (rows, length))
+        x[0] = np.nan
+        x[0, [7, -1]] = -1, np.inf
+    strides = (1, rows) if choices == "columns" else (length, 1)
+    x_operand = Operand("float32", x.shape, strides)
+    plan = selection.top_k(five_units, x_operand, 50, axis=1, largest=largest)
+    assert len(plan.launches) == 2
+    assert plan.temporaries["shares_values"].shape == (rows, shares * 50)
+    view = there(x)
+    if choices == "columns":
+        view = support.LIBRARIES["pyopencl"].xp.permute_dims(there(x.T.copy()), (1, 0))
+    assert tp.top_k.explain(view, 50, largest=largest).kernel == "opencl"
+    values, indices = (back(y) for y in tp.top_k(view, 50, largest=largest))
+    order = np.argsort(-x if largest else x, axis=-1, kind="stable")[:, :50]
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(values.view(np.uint32), np.take_along_axis(x, order, axis=-1).view(np.uint32))
 
 
 def test_more_than_passes_can_find_are_refused(geometry):
