@@ -22,19 +22,19 @@ from tensorops.testing._libraries import dtypes_there, there, unreachable
 from tensorops.testing._running import check_result, run_generic
 from tensorops.testing.conformance import subjects
 
+# Bodies whose cases take these libraries several times as long as those of other dtypes
+SLOW_BODIES = {"dask": ("float16", "bfloat16"), "jax": ("float16", "bfloat16")}
+
 
 def every_implementation():
     for operator in OPERATORS.values():
         for row in LIBRARIES.values():
             for dtype in support.dtypes_of(row.name):
                 for implementation in support.implementations(operator, row):
-                    yield pytest.param(
-                        operator,
-                        row,
-                        dtype,
-                        implementation,
-                        id=f"{operator.__name__}-{row.name}-{dtype}-{implementation}",
-                    )
+                    label = f"{operator.__name__}-{row.name}-{dtype}-{implementation}"
+                    slow = implementation == "generic" and dtype in SLOW_BODIES.get(row.name, ())
+                    marks = pytest.mark.exhaustive if slow else ()
+                    yield pytest.param(operator, row, dtype, implementation, id=label, marks=marks)
 
 
 def cases_of(operator, dtype):

@@ -72,6 +72,7 @@ def collected(*arguments):
     return {line for line in lines if line.startswith("tests/")}, run.stdout
 
 
+@pytest.mark.exhaustive
 def test_what_is_left_out_is_said_and_can_be_run():
     file = "tests/ops/test_arrays_refused.py"
     short, said = collected(file)

@@ -277,7 +277,14 @@ def words_and_commands(text):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["backends"], ["backends", "--all"], ["doctor"], ["doctor", "--all"], ["config"], ["selftest", "--backend=numpy"]],
+    [
+        ["backends"],
+        ["backends", "--all"],
+        ["doctor"],
+        ["doctor", "--all"],
+        ["config"],
+        pytest.param(["selftest", "--backend=numpy"], marks=pytest.mark.exhaustive),
+    ],
 )
 def test_sixty_columns_cut_no_word_and_no_command(arguments):
     wide = run_here(*arguments, columns=400)
@@ -562,6 +569,7 @@ def test_demo_runs_the_same_tokens_everywhere(model):
     assert "The same 4 tokens on all" in result.stdout
 
 
+@pytest.mark.exhaustive
 def test_demo_runs_the_named_backends_only(model):
     arguments = ("demo", "--model", model, "--max-new-tokens", "2", "--prompt", "hello")
     result = run(*arguments, "--backend", "python", "--backend", "array_api_strict", "--backend", "numpy")

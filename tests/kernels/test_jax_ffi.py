@@ -658,6 +658,7 @@ def test_positions_outside_the_tables_give_nan(dtype, rng):
     assert_matches(y[:, [0, 3]], expected, dtype, tolerance=4, scale_axis=-1)
 
 
+@pytest.mark.exhaustive
 def test_transformations_of_rope(rng):
     x, *tables = (rng.standard_normal(s).astype(np.float32) for s in ((3, 2, 4, 5, 8), (5, 4), (5, 4)))
     x, cos, sin = support.there((x, *tables), "jax")

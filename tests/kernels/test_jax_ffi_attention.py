@@ -107,6 +107,7 @@ def test_attention_that_threads_share(dtype, rng):
     check(qkv(rng, b=3, hq=4, hkv=1, tq=1, tk=3000, d=32, dv=32, dtype=dtype), dtype, lengths=lengths, is_causal=True)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("integer", INTEGER)
 def test_lengths_of_every_dtype_are_clamped(integer, rng):
     """A traced number cannot raise an error, and must not lead beyond the keys."""

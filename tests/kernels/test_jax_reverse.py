@@ -138,6 +138,7 @@ def test_programs_in_reverse_mode_have_the_kernel(kept, rng):
     assert not has_kernel(jax.grad(loss(called(None))), x, w)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kept", KEPT)
 def test_maps(kept, rng):
     """Rows are added for the kernel, unless a parameter of every row gets a gradient for each of them."""
@@ -179,6 +180,7 @@ for kept in t.KEPT.values():
 """
 
 
+@pytest.mark.exhaustive
 def test_shards_sum_the_gradient_of_a_parameter_they_share():
     folders = [str(Path(file).parent) for file in (support.__file__, __file__)]
     done = support.python(SHARDS.format(folders=folders), XLA_FLAGS="--xla_force_host_platform_device_count=2")

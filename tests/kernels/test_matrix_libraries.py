@@ -409,6 +409,7 @@ import tensorops as tp
 """
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(sys.platform != "linux", reason="the wheels are used on Linux only")
 @pytest.mark.parametrize("name", NAMES)
 def test_without_the_wheel_the_remedy_is_named(name):

@@ -68,6 +68,7 @@ def test_values(case, dtype, steps):
     check_result(result, REFERENCES[case.operator](*args, **options), case, row, dtype, call)
 
 
+@pytest.mark.costly
 # Several blocks of rows with an incomplete last one, and parts of rows with an incomplete last one.
 @pytest.mark.parametrize("name", ["layer_norm", "softmax", "logsumexp", "cross_entropy"])
 def test_several_blocks(name, steps, rng, monkeypatch):
@@ -113,6 +114,7 @@ def test_rotation(dtype, shape, of_positions, tables, steps, rng, monkeypatch):
     assert_matches(support.back(y), REFERENCES["rope"](*args, **options), dtype, tolerance=64)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tables", [False, True], ids=["angles", "tables"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dims", [pytest.param(2, marks=pytest.mark.exhaustive), 48, 128])
@@ -144,6 +146,7 @@ SHARED = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", SHARED, ids=lambda options: "-".join(options))
 def test_shares_of_classes(options, steps, rng, monkeypatch):
     monkeypatch.setattr(blocks, "_ENOUGH", 2**16)

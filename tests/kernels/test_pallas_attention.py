@@ -108,6 +108,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blocks, "_STREAMED", 128)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("make", "memory", "dtype"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_several_blocks(make, memory, dtype, steps, small_blocks, rng, monkeypatch):
     monkeypatch.setattr(blocks, "_MOST_OF_ATTENTION", memory)
@@ -151,6 +152,7 @@ SLOPES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("make", "memory", "dtype"), SLOPES, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_gradients(make, memory, dtype, steps, small_blocks, rng, monkeypatch):
     monkeypatch.setattr(blocks, "_ROWS", 128)

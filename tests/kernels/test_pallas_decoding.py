@@ -113,6 +113,7 @@ HEADS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=() if c == "several-blocks" else pytest.mark.exhaustive) for c in HEADS]
@@ -127,7 +128,7 @@ PAGES = {"several": (8, 20, 64), "odd": (5, 7, 128), "divided": (256, 2, 64), "w
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("window", [None, (2, 0)], ids=["all", "window"])
+@pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.exhaustive), (2, 0)], ids=["all", "window"])
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=() if c == "several" else pytest.mark.exhaustive) for c in PAGES]
 )
@@ -154,6 +155,7 @@ def test_a_mask_of_keys_in_pages(rng):
     attention((q, k, v), mask=added(rng, 2, 320), page_table=table, lengths=lengths, window=(200, None))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_blocks")
 def test_what_no_query_attends_to_may_be_anything(rng):
     q, k, v = qkv(rng)
@@ -171,6 +173,7 @@ def test_what_is_not_finite_stays_in_its_row(rng):
     assert np.argwhere(np.isnan(y).any(-1)).tolist() == [[0, 1, 1]]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("softcap", [None, pytest.param(4.0, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])

@@ -110,6 +110,7 @@ def every_array(name):
     return names.get(name, ("x", "weight", "bias")[: sum(ARRAYS[name])])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", short(["bfloat16", "float32"], "bfloat16"))
 @pytest.mark.parametrize("name", ARRAYS)
 def test_values(name, dtype, steps, rng):
@@ -117,6 +118,7 @@ def test_values(name, dtype, steps, rng):
     assert steps
 
 
+@pytest.mark.exhaustive
 # Several blocks, the last of them incomplete: it must add nothing to the gradients of parameters.
 @pytest.mark.parametrize("name", short(ARRAYS, "layer_norm", "cross_entropy"))
 def test_several_blocks(name, steps, rng, monkeypatch):
@@ -125,6 +127,7 @@ def test_several_blocks(name, steps, rng, monkeypatch):
     assert len(steps) > 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", short(["rms_norm", "add_rms_norm", "layer_norm"], "add_rms_norm"))
 def test_some_of_the_gradients(name, steps, rng):
     values = arrays(name, (4, 30), rng, "float32")
@@ -134,6 +137,7 @@ def test_some_of_the_gradients(name, steps, rng):
     check(name, values[: ARRAYS[name][0]], "float32", rng, names[:1], eps=0.5)  # without parameters
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", short(["rms_norm", "layer_norm"], "rms_norm"))
 def test_rows_of_any_magnitude(name, steps, rng):
     x, *parameters = arrays(name, (4, 30), rng, "float32")
@@ -141,6 +145,7 @@ def test_rows_of_any_magnitude(name, steps, rng):
     check(name, [x * sizes[:, None], *parameters], "float32", rng, every_array(name))
 
 
+@pytest.mark.exhaustive
 def test_options_of_the_softmax_family(steps, rng):
     x = arrays("softmax", (4, 30), rng, "float32")
     x[0][1, 2], x[0][2, :29] = 1e30, -np.inf
@@ -157,6 +162,7 @@ def test_options_of_the_softmax_family(steps, rng):
 LOSSES = [{"z_loss": 0.1, "label_smoothing": 0.2}, {"ignore_index": 3}]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("weighted", short([False, True], True))
 @pytest.mark.parametrize("reduction", short(["none", "mean", "sum"], "mean"))
 def test_losses(reduction, weighted, steps, rng):
@@ -168,6 +174,7 @@ def test_losses(reduction, weighted, steps, rng):
         check("cross_entropy", [logits, targets, *weight], "float32", rng, ("logits",), reduction=reduction, **options)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("weighted", short([False, True], True))
 def test_losses_of_probabilities(weighted, steps, rng):
     logits, targets = rng.standard_normal((6, 40)), rng.dirichlet(np.ones(40), 6)
@@ -176,6 +183,7 @@ def test_losses_of_probabilities(weighted, steps, rng):
     check("cross_entropy", values, "float32", rng, ("logits",), z_loss=0.1, label_smoothing=0.2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("interleaved", short([False, True], True))
 def test_rotation_back(interleaved, steps, rng):
     x, positions = rng.standard_normal((2, 8, 128)).astype(np.float32), np.arange(8, dtype=np.int32)

@@ -89,6 +89,7 @@ INDICES = ["int8", "uint8", "uint32", "int64", "uint64", *(pytest.param(i, marks
            for i in ("int16", "uint16"))]  # fmt: skip
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("index", INDICES)
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.exhaustive)])
 def test_ids_of_every_dtype(dtype, index, rng):

@@ -39,6 +39,7 @@ def arguments(rng, rows, features, classes, dtype="float32", weight_dtype=None):
     return x, weight, rng.integers(0, classes, rows).astype(np.int32)
 
 
+@pytest.mark.costly
 # Rows and classes in several blocks, of which the last are incomplete, and several products in a block of rows.
 @pytest.mark.parametrize("memory", [2**20 * 9 // 4, 2**20 * 16], ids=["several blocks of rows", "one block of rows"])
 def test_several_blocks(memory, rng, monkeypatch):
@@ -55,6 +56,7 @@ def test_several_blocks(memory, rng, monkeypatch):
     assert_matches(y, expected, "float32", tolerance=32)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("weight_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.exhaustive)])

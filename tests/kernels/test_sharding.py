@@ -85,6 +85,7 @@ def in_processes():
             second.kill()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("label", BETWEEN_PROCESSES)
 def test_processes(label, in_processes):
     for found in in_processes:

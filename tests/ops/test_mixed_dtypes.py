@@ -168,6 +168,7 @@ def test_bodies_compute_in_float32(name, pair):
 # --- under transformations ---------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("name", CALLS)
 def test_jax_jit_and_gradients(name, half):

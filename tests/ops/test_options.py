@@ -103,12 +103,17 @@ def options_of(operator):
 EVERY = [(operator, name) for operator in OPERATORS.values() for name in options_of(operator)]
 
 
+COMPOSED = ("moe", "multi_head_attention")  # whose graphs take Dask many seconds
+
+
 def every_option_of_every_implementation():
     for operator, name in EVERY:
         for row in LIBRARIES.values():
             for implementation in support.implementations(operator, row):
                 label = f"{operator.__name__}-{name}-{row.name}-{implementation}"
-                yield pytest.param(operator, name, row, implementation, id=label)
+                slow = row.name == "dask" and operator.__name__ in COMPOSED
+                marks = pytest.mark.exhaustive if slow else ()
+                yield pytest.param(operator, name, row, implementation, id=label, marks=marks)
 
 
 def wrong_values(operator, name, row):
