@@ -4,6 +4,9 @@
 #include "quantized_products.h"
 
 namespace tensorops::TENSOROPS_TARGET {
+
+TENSOROPS_COMPUTE_EACH()
+
 namespace {
 
 template <int kBits, bool kSigned, class T, class S>

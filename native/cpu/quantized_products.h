@@ -387,49 +387,70 @@ struct Way {
         return true;
     }
 
-    // Outputs for kRows rows: `width` of them, from the `first` row of W on.
+    // Outputs for at most kTogether rows: `width` of them, from the `first` row of W on.
+    template <class S>
+    void compute(std::int64_t count, const Row* rows, std::int64_t first, std::int64_t width,
+                 float (*y)[kOutputs]) const;
+
+  private:
     template <int kRows, class S>
-    void compute(const Row* rows, std::int64_t first, std::int64_t width, float (*y)[kOutputs]) const {
-        constexpr int kCount = kRows == 1 ? kOutputsOfOneRow : 1;
-        const auto at = [y](std::int64_t i) { return reinterpret_cast<float (*)[kOutputs]>(&y[0][i]); };
-        const bool is_long = op.x.length > kAddedPlainly * kChunk;
-        std::int64_t i = 0;
-        if (!is_long && lengths.bytes <= kShortRow)
-            for (; i + kCount <= width; i += kCount)
-                outputs_together<kRows, kCount, false, kBits, kSigned, S>(op, lengths, rows, first + i, at(i));
-        for (; i < width; ++i)
-            is_long ? outputs_together<kRows, 1, true, kBits, kSigned, S>(op, lengths, rows, first + i, at(i))
-                    : outputs_together<kRows, 1, false, kBits, kSigned, S>(op, lengths, rows, first + i, at(i));
-    }
+    void compute_rows(const Row* rows, std::int64_t first, std::int64_t width, float (*y)[kOutputs]) const;
 };
+
+template <int kBits, bool kSigned>
+template <int kRows, class S>
+void Way<kBits, kSigned>::compute_rows(const Row* rows, std::int64_t first, std::int64_t width,
+                                       float (*y)[kOutputs]) const {
+    constexpr int kCount = kRows == 1 ? kOutputsOfOneRow : 1;
+    const auto at = [y](std::int64_t i) { return reinterpret_cast<float (*)[kOutputs]>(&y[0][i]); };
+    const bool is_long = op.x.length > kAddedPlainly * kChunk;
+    std::int64_t i = 0;
+    if (!is_long && lengths.bytes <= kShortRow)
+        for (; i + kCount <= width; i += kCount)
+            outputs_together<kRows, kCount, false, kBits, kSigned, S>(op, lengths, rows, first + i, at(i));
+    for (; i < width; ++i)
+        is_long ? outputs_together<kRows, 1, true, kBits, kSigned, S>(op, lengths, rows, first + i, at(i))
+                : outputs_together<kRows, 1, false, kBits, kSigned, S>(op, lengths, rows, first + i, at(i));
+}
+
+template <int kBits, bool kSigned>
+template <class S>
+void Way<kBits, kSigned>::compute(std::int64_t count, const Row* rows, std::int64_t first, std::int64_t width,
+                                  float (*y)[kOutputs]) const {
+    static_assert(kTogether == 4);
+    if (count == 1) return compute_rows<1, S>(rows, first, width, y);
+    if (count == 2) return compute_rows<2, S>(rows, first, width, y);
+    if (count == 3) return compute_rows<3, S>(rows, first, width, y);
+    compute_rows<4, S>(rows, first, width, y);
+}
+
+// Compiled by quantized_linear.cpp: nothing else takes as long.
+#define TENSOROPS_COMPUTE(keyword, bits, is_signed, S)                                                        \
+    keyword template void Way<bits, is_signed>::compute<S>(std::int64_t, const FixedRow<bits>*, std::int64_t, \
+                                                           std::int64_t, float (*)[kOutputs]) const;
+#define TENSOROPS_COMPUTE_EACH(keyword)            \
+    TENSOROPS_COMPUTE(keyword, 4, false, float)    \
+    TENSOROPS_COMPUTE(keyword, 4, false, Float16)  \
+    TENSOROPS_COMPUTE(keyword, 4, false, BFloat16) \
+    TENSOROPS_COMPUTE(keyword, 8, false, float)    \
+    TENSOROPS_COMPUTE(keyword, 8, false, Float16)  \
+    TENSOROPS_COMPUTE(keyword, 8, false, BFloat16) \
+    TENSOROPS_COMPUTE(keyword, 8, true, float)     \
+    TENSOROPS_COMPUTE(keyword, 8, true, Float16)   \
+    TENSOROPS_COMPUTE(keyword, 8, true, BFloat16)
+TENSOROPS_COMPUTE_EACH(extern)
 
 // ------------------------------------------------------------------------------------------------------ the choice
 
-// Some outputs for at most kTogether rows, from the `first` row of W on; y points to where each row's go.
-template <int kRows, class T, class S, class W>
-void some_outputs(const W& way, const typename W::Row* rows, T* const* y, std::int64_t first, std::int64_t width) {
-    float sums[kRows][kOutputs];
-    way.template compute<kRows, S>(rows, first, width, sums);
-    for (int r = 0; r < kRows; ++r) store_outputs(y[r], sums[r], nullptr, width);
-}
-
-// The same for any number of rows, where to(r) points to where the outputs of row r go.
+// Some outputs for any number of rows, from the `first` row of W on, where to(r) points to where those of row r go.
 template <class T, class S, class W, class To>
 void some_outputs(std::int64_t count, const W& way, const typename W::Row* rows, std::int64_t first, std::int64_t width,
                   To to) {
-    static_assert(kTogether == 4);
-    for (std::int64_t r = 0; r < count; r += kTogether, rows += kTogether) {
+    for (std::int64_t r = 0; r < count; r += kTogether) {
         const std::int64_t together = std::min(kTogether, count - r);
-        T* y[kTogether];
-        for (std::int64_t i = 0; i < together; ++i) y[i] = to(r + i);
-        if (together == 1)
-            some_outputs<1, T, S>(way, rows, y, first, width);
-        else if (together == 2)
-            some_outputs<2, T, S>(way, rows, y, first, width);
-        else if (together == 3)
-            some_outputs<3, T, S>(way, rows, y, first, width);
-        else
-            some_outputs<4, T, S>(way, rows, y, first, width);
+        float sums[kTogether][kOutputs];
+        way.template compute<S>(together, rows + r, first, width, sums);
+        for (std::int64_t i = 0; i < together; ++i) store_outputs<T>(to(r + i), sums[i], nullptr, width);
     }
 }
 
