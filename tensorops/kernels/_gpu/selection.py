@@ -48,7 +48,9 @@ def top_k(device: Device, x: Operand, k: int, *, axis: int, largest: bool) -> Pl
         "shares_values": Result(x.dtype, (rows.count, shares * k)),
         "shares_indices": Result("int64", (rows.count, shares * k)),
     }
-    of_shares = {name: (f"shares_{name}", np.int64(0), np.int64(1), np.int64(k), *_NO_AXES) for name in results}
+    of_shares: dict[str, Arguments] = {
+        name: (f"shares_{name}", np.int64(0), np.int64(1), np.int64(k), *_NO_AXES) for name in results
+    }
     divided = (np.int32(rows.length), np.int32(shares))
     first = _launch(device, each, rows.arguments["x"], of_shares, options + divided, x.dtype, SHARED=1)
     of_row = replace(rows, length=shares * k, dense=True, aligned=shares * k * ITEM_SIZES[x.dtype] % 16 == 0)
