@@ -68,8 +68,8 @@ def test_values(case, dtype, steps):
     check_result(result, REFERENCES[case.operator](*args, **options), case, row, dtype, call)
 
 
-@pytest.mark.costly
 # Several blocks of rows with an incomplete last one, and parts of rows with an incomplete last one.
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["layer_norm", "softmax", "logsumexp", "cross_entropy"])
 def test_several_blocks(name, steps, rng, monkeypatch):
     monkeypatch.setattr(blocks, "_ENOUGH", 2**18)

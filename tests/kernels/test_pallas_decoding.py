@@ -115,9 +115,7 @@ HEADS = {
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c == "several-blocks" else pytest.mark.exhaustive) for c in HEADS]
-)
+@pytest.mark.parametrize("case", HEADS)
 def test_heads_and_features(case, rng):
     lengths = None if case == "one-key" else np.asarray([130] * HEADS[case].get("b", 2), np.int32)
     attention(qkv(rng, **HEADS[case]), least_steps=1, lengths=lengths, is_causal=True)
@@ -175,8 +173,8 @@ def test_what_is_not_finite_stays_in_its_row(rng):
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("softcap", [None, pytest.param(4.0, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("softcap", [None, 4.0])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_finite_numbers_of_any_magnitude(dtype, softcap, rng):
     """Scores beyond the range come in the second of three blocks of keys; other rows have usual ones."""
     q, k, v = qkv(rng, b=1, dtype=dtype)

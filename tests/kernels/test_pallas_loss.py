@@ -39,8 +39,8 @@ def arguments(rng, rows, features, classes, dtype="float32", weight_dtype=None):
     return x, weight, rng.integers(0, classes, rows).astype(np.int32)
 
 
-@pytest.mark.costly
 # Rows and classes in several blocks, of which the last are incomplete, and several products in a block of rows.
+@pytest.mark.costly
 @pytest.mark.parametrize("memory", [2**20 * 9 // 4, 2**20 * 16], ids=["several blocks of rows", "one block of rows"])
 def test_several_blocks(memory, rng, monkeypatch):
     monkeypatch.setitem(blocks.VMEM, blocks.UNKNOWN, memory)
