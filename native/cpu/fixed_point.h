@@ -86,7 +86,6 @@ struct Block {
     static constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
     std::int8_t digits[3][8 / kBits][64];                     // by significance, low and high nibbles
     std::int32_t start[3][16];  // the initial sums of products: signed weights have 128 added
-    float scales[16];           // of the sums of each lane
 };
 
 // Fixed-point numbers of the given scale: three digits of each of 16.
@@ -172,7 +171,6 @@ struct Block {
     static constexpr float kUnits = 2047 * 4096 + 2046;  // the largest is one more, which rounding must not exceed
     static constexpr std::int64_t kParts = 16 / kBits;
     std::int16_t digits[2][kParts][kVectorBytes / 2];  // by significance and position in a word
-    float scales[kFloats];                             // of the sums of each lane
 };
 
 // The digits of the `index`th 32 neighbours of a row.
@@ -245,7 +243,6 @@ template <>
 struct Block<4> {
     static constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
     std::int8_t digits[3][2][32];                             // by significance, low and high nibbles
-    float scales[8];                                          // of the sums of each lane
 };
 
 // Bytes from the vectors of 32 integers: those at even places, then those at odd ones.
@@ -296,19 +293,17 @@ inline Vec<float> products_of_block<4, false>(U32 weights, const Block<4>& x) {
 
 #endif
 
-// The `index`th 32 neighbours of a row: their digits, and the scale. False if they have none. Adds them to `sum`.
+// The `index`th 32 neighbours of a row: their digits, and their scale. False if they have none. Adds them to `sum`.
 template <int kBits, class T>
 inline __attribute__((always_inline)) bool store_fixed(const T* x, std::int64_t index, Block<kBits>* blocks,
-                                                       Vec<float>& sum) {
-    constexpr std::size_t lanes = kFloats, count = kFixed / kLaneWeights<kBits>;
+                                                       float& scale, Vec<float>& sum) {
     constexpr float kUnits = Block<kBits>::kUnits;
     x += kFixed * index;
-    for (std::size_t i = 0; i < kFixed; i += lanes) sum += load(x + i);
+    for (std::size_t i = 0; i < kFixed; i += kFloats) sum += load(x + i);
     const float largest = largest_magnitude(x, kFixed);
     if (!has_scale(largest)) return false;
     store_neighbours(x, largest > 0 ? kUnits / largest : 0, index, blocks);
-    const std::size_t first = count * static_cast<std::size_t>(index);
-    for (std::size_t i = first; i < first + count; ++i) blocks[i / lanes].scales[i % lanes] = largest / kUnits;
+    scale = largest / kUnits;
     return true;
 }
 

@@ -39,6 +39,9 @@ inline V alternate(V a, V b, std::index_sequence<k...>) {
     return pick(a, b, std::index_sequence<kHalf*(n / 2) + k / 2 + k % 2 * n...>{});
 }
 
+// For lambdas that must not become functions, because what they capture would then be in memory.
+#define TENSOROPS_INLINED __attribute__((always_inline))
+
 // f(0), f(1) … f(N - 1) with constant indices: an array of vectors then stays in registers.
 template <class F, std::size_t... k>
 inline __attribute__((always_inline)) void for_each(std::index_sequence<k...>, F f) {

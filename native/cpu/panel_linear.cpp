@@ -21,7 +21,7 @@ constexpr std::int64_t kRowsOfChunk = 64;  // whose digits stay in the second-le
 constexpr int kTogether = 4;               // rows that are multiplied at once
 constexpr int kVectors = kPanelOutputs / static_cast<int>(kFloats);
 constexpr std::int64_t kWordBytes = 4 * kPanelOutputs;  // one word of each output
-constexpr std::int64_t kAhead = 2048;                   // how many bytes ahead weights are fetched
+constexpr std::int64_t kAhead = 8192;                   // how many bytes ahead weights are fetched
 // 32 neighbours of x as integers with three digits of base 256.
 struct Fixed {
     std::int8_t digits[3][32];  // by significance; those that multiply the same word, low nibbles first, side by side
@@ -253,7 +253,7 @@ void products(const PanelLinear& op) {
                 rows[r] = make_row<kBits, kBiases>(format, reinterpret_cast<const T*>(op.x.row(begin + r)),
                                                    scratch.at<char>(r * line));
         });
-        over_pieces(threads, format.panels(), [&](std::int64_t panel, int) {
+        over_stretches(threads, format.panels(), [&](std::int64_t panel) {
             const std::int64_t first = panel * kPanelOutputs;
             const std::int64_t width = std::min(kPanelOutputs, format.outputs - first);
             if (leaves(at, matrix_work(count, width, n, kBits / 8.0))) return;

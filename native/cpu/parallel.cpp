@@ -60,7 +60,10 @@ class Team {
         int mine = 0;
         for (Member member; claim(member); ++mine) work(context, member);
         const int others = parts - mine;
-        if (asked) refrain(others == 0);
+        if (others > 0)
+            in_vain_ = calls_to_refrain_ = 0;
+        else if (asked)
+            refrain();
         await(finished_, others);
         taken_.store(false, std::memory_order_release);
         return true;
@@ -106,8 +109,9 @@ class Team {
             return false;
         }
         {
-            const std::lock_guard lock(mutex_);
-        }  // whoever counted itself as sleeping does sleep by now
+            const std::lock_guard lock(mutex_);  // whoever counted itself as sleeping does sleep by now
+            ++asked_;
+        }
         if (helpers == 1)
             opened_.notify_one();
         else
@@ -115,8 +119,8 @@ class Team {
         return true;
     }
 
-    void refrain(bool in_vain) {
-        in_vain_ = in_vain ? std::min(in_vain_ + 1, 6) : 0;
+    void refrain() {
+        in_vain_ = std::min(in_vain_ + 1, 6);
         calls_to_refrain_ = (1 << in_vain_) - 1;
     }
 
@@ -134,7 +138,9 @@ class Team {
             }
             std::unique_lock lock(mutex_);
             sleeping_.fetch_add(1);
-            opened_.wait(lock, [this] { return State::of(state_.load()).is_open(); });
+            // Waking takes longer than a short call: who comes too late for it is awake for the next ones.
+            opened_.wait(lock,
+                         [this, asked = asked_] { return asked_ != asked || State::of(state_.load()).is_open(); });
             sleeping_.fetch_sub(1);
         }
     }
@@ -146,7 +152,7 @@ class Team {
     std::atomic<int> finished_{0}, sleeping_{0};
     Work work_ = nullptr;
     const void* context_ = nullptr;
-    std::uint32_t calls_ = 0;
+    std::uint32_t calls_ = 0, asked_ = 0;
     int started_ = 0, in_vain_ = 0, calls_to_refrain_ = 0;
     std::mutex mutex_;
     std::condition_variable opened_;

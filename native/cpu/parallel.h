@@ -92,6 +92,40 @@ void over_pieces(int threads, std::int64_t count, const F& f) {
     });
 }
 
+// Calls f(i) for 0 to count - 1. Each thread begins with its share and goes through it in order, as memory is read
+// fastest; who has finished takes from the end of another's.
+template <class F>
+void over_stretches(int threads, std::int64_t count, const F& f) {
+    constexpr int kMost = 64;
+    struct alignas(64) Stretch {
+        std::atomic<std::uint64_t> state;  // the first that is left, and in the upper half the end
+
+        std::int64_t take(bool first) {
+            std::uint64_t old = state.load(std::memory_order_relaxed);
+            for (;;) {
+                const std::uint64_t begin = old & 0xffffffff, end = old >> 32;
+                if (begin >= end) return -1;
+                const std::uint64_t left = first ? old + 1 : old - (std::uint64_t{1} << 32);
+                if (state.compare_exchange_weak(old, left, std::memory_order_relaxed))
+                    return static_cast<std::int64_t>(first ? begin : end - 1);
+            }
+        }
+    };
+    if (threads == 1 || threads > kMost || count > 0xffffffff)
+        return over_shares(threads, count, 1, [&f](Share share) {
+            for (std::int64_t i = share.begin; i < share.end; ++i) f(i);
+        });
+    Stretch stretches[kMost];
+    for (int k = 0; k < threads; ++k) {
+        const auto begin = static_cast<std::uint64_t>(count * k / threads);
+        stretches[k].state = begin | static_cast<std::uint64_t>(count * (k + 1) / threads) << 32;
+    }
+    on_team(threads, [&](Member member) {
+        for (int k = 0; k < threads; ++k)
+            for (std::int64_t i; (i = stretches[(member.index + k) % threads].take(k == 0)) >= 0;) f(i);
+    });
+}
+
 // Gives up OpenMP and the present threads. For a child of fork(), which has no threads but one.
 void use_own_threads();
 

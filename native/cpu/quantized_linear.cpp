@@ -9,6 +9,8 @@ TENSOROPS_COMPUTE_EACH()
 
 namespace {
 
+std::int64_t units_of_outputs(const QuantizedLinear& op) { return (op.outputs + kOutputUnit - 1) / kOutputUnit; }
+
 template <int kBits, bool kSigned, class T, class S>
 void many_rows(const QuantizedLinear& op, int threads) {
     products_with_rows<T, float>(
@@ -30,10 +32,10 @@ bool few_rows(const QuantizedLinear& op, int threads) {
         if (!way.make_row(reinterpret_cast<const T*>(op.x.row(r)), scratch.at<char>(r * way.room()), rows[r]))
             return false;
     T* y = reinterpret_cast<T*>(op.y);
-    over_shares(threads, op.outputs, kOutputUnit, [&](Share share) {
-        for (std::int64_t begin = share.begin; begin < share.end; begin += kOutputs)
-            some_outputs<T, S>(op.x.count, way, rows, begin, std::min(kOutputs, share.end - begin),
-                               [&](std::int64_t r) { return y + r * op.outputs + begin; });
+    over_stretches(threads, units_of_outputs(op), [&](std::int64_t unit) {
+        const std::int64_t begin = unit * kOutputUnit;
+        some_outputs<T, S>(op.x.count, way, rows, begin, std::min(kOutputUnit, op.outputs - begin),
+                           [&](std::int64_t r) { return y + r * op.outputs + begin; });
     });
     return true;
 }
@@ -41,7 +43,7 @@ bool few_rows(const QuantizedLinear& op, int threads) {
 template <int kBits, bool kSigned, class T, class S>
 void products(const QuantizedLinear& op) {
     const std::int64_t work = matrix_work(op.x.count, op.outputs, op.x.length, kBits / 8.0);
-    const int threads = threads_for((op.outputs + kOutputUnit - 1) / kOutputUnit, work);
+    const int threads = threads_for(units_of_outputs(op), work);
     if (op.x.count > kFewRows || !takes_few(op) || !few_rows<kBits, kSigned, T, S>(op, threads))
         many_rows<kBits, kSigned, T, S>(op, threads);
 }

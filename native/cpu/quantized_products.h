@@ -158,28 +158,49 @@ struct LastGroups {
 
 inline constexpr std::int64_t kChunk = 32 * kLanes<float>;  // weights, whose scales fit a vector
 
-// A row of x for the first method.
+// A row of x for the first method: integers, a scale for each kFixed of them in the order of ChunkScales, and the sums
+// over groups. The scales and sums are multiplied by a power of two, so that the largest scale is about 1, and products
+// with tiny scales of weights are not below the normal numbers; so are the outputs, until they are multiplied by
+// `back`.
 template <int kBits>
 struct FixedRow {
     const Block<kBits>* blocks;
-    const float* sums;
+    const float *scales, *sums;
+    float back;
+    const float *small_scales, *small_sums;  // the same times kSmall, for outputs that would overflow
+
+    static constexpr float kSmall = 0x1p-64f;
+
+    FixedRow small() const { return {blocks, small_scales, small_sums, back / kSmall, nullptr, nullptr}; }
 };
 
 // The first n bytes, at most a vector of them and in multiples of 16, and 0 for the others.
 inline U32 load_packed(const std::uint8_t* p, std::int64_t n) {
-    if (n >= static_cast<std::int64_t>(kVectorBytes)) return load_bits<U32>(p);
 #if defined(__AVX512BW__)
-    return reinterpret_cast<U32>(_mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p));
-#elif defined(__AVX2__)
+    const auto mask = _bzhi_u64(~std::uint64_t{0}, static_cast<unsigned>(std::min<std::int64_t>(n, kVectorBytes)));
+    return reinterpret_cast<U32>(_mm512_maskz_loadu_epi8(mask, p));
+#else
+    if (n >= static_cast<std::int64_t>(kVectorBytes)) return load_bits<U32>(p);
+#if defined(__AVX2__)
     return reinterpret_cast<U32>(_mm256_zextsi128_si256(load_bits<__m128i>(p)));
 #else
     U32 packed{};
     std::memcpy(&packed, p, static_cast<std::size_t>(n));
     return packed;
 #endif
+#endif
 }
 
-// For each lane, the element given by `index`; with 128-bit registers all lanes have the same index.
+// Indices of lanes as `chosen` takes them; a constant added to each is multiplied by kIndexUnit.
+#if defined(__AVX2__)
+inline constexpr std::int32_t kIndexUnit = 1;
+inline I32 index_of(I32 lane) { return lane; }
+#else
+inline constexpr std::int32_t kIndexUnit = 0x04040404;  // the positions of four bytes
+inline I32 index_of(I32 lane) { return lane * kIndexUnit + 0x03020100; }
+#endif
+
+// For each lane, the element given by `index`.
 inline Vec<float> chosen(Vec<float> v, I32 index) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Vec<float>>(
@@ -187,24 +208,55 @@ inline Vec<float> chosen(Vec<float> v, I32 index) {
 #elif defined(__AVX2__)
     return reinterpret_cast<Vec<float>>(
         _mm256_permutevar8x32_ps(reinterpret_cast<__m256>(v), reinterpret_cast<__m256i>(index)));
+#elif defined(__SSSE3__)
+    return reinterpret_cast<Vec<float>>(
+        _mm_shuffle_epi8(reinterpret_cast<__m128i>(v), reinterpret_cast<__m128i>(index)));
+#elif defined(__aarch64__)
+    return reinterpret_cast<Vec<float>>(
+        vqtbl1q_u8(reinterpret_cast<uint8x16_t>(v), reinterpret_cast<uint8x16_t>(index)));
 #else
-    return Vec<float>{} + v[index[0]];
+    Vec<float> found;
+    for (std::size_t k = 0; k < kFloats; ++k) found[k] = v[index[k] / 4 % 4];
+    return found;
 #endif
 }
 
-// The scale of a chunk that belongs to each lane of each block.
+// In each four lanes, the one of them with this number, four times.
+template <std::size_t kNumber, std::size_t... k>
+inline Vec<float> one_of_four(Vec<float> v, std::index_sequence<k...>) {
+    return pick(v, v, std::index_sequence<(k / 4 * 4 + kNumber)...>{});
+}
+
+// The scales of a chunk, in an order in which those of a block are found by one_of_four: lane 4 j + b of vector v
+// belongs to the lanes from 4 j on of block 4 v + b. Several neighbouring lanes have the same scale of x, and several
+// of these the same scale of weights.
 template <int kBits>
-struct ScaleOfLane {
-    I32 index[kChunk / kBlockWeights<kBits>];
+struct ChunkScales {
+    static constexpr std::int64_t kBlocks = kChunk / kBlockWeights<kBits>, kVectors = kBlocks / 4;
+    static constexpr std::int64_t kFours = kFloats / 4;                                // of lanes in a vector
+    static constexpr std::int64_t kFoursOfScale = kFixed / (4 * kLaneWeights<kBits>);  // with the same scale of x
+
+    I32 group[kVectors];  // which scale of weights belongs to a lane
+    I32 first_of_four = index_of(numbers_of_lanes(std::make_index_sequence<kFloats>{}) / 4 * 4);
 
     // The size of a group divides a chunk, so that it is a power of two; of others, nothing is used.
-    explicit ScaleOfLane(std::int64_t group_size) {
-        constexpr int kLog2 = kBits == 4 ? 3 : 2;  // of kLaneWeights
-        const int log2 = std::clamp(__builtin_ctzll(static_cast<unsigned long long>(group_size)), kLog2, 31);
-        I32 lane = numbers_of_lanes(std::make_index_sequence<kLanes<float>>{});
-        for (I32& each : index) {
-            each = lane >> (log2 - kLog2);
-            lane += static_cast<std::int32_t>(kLanes<float>);
+    explicit ChunkScales(std::int64_t group_size) {
+        const int log2 = __builtin_ctzll(static_cast<unsigned long long>(group_size | std::int64_t{1} << 31));
+        const std::int64_t shift = std::clamp(log2 - 5, 0, 31);
+        for (std::int64_t four = 0; four < kBlocks * kFours; ++four)
+            group[four / kFours / 4][four % kFours * 4 + four / kFours % 4] =
+                static_cast<std::int32_t>(four / kFoursOfScale >> shift);
+        for (I32& each : group) each = index_of(each);
+    }
+
+    static std::int64_t floats(std::int64_t scales) { return (scales + kFloats - 1) / kFloats * kVectors * kFloats; }
+
+    // Stores the scale of the `index`th kFixed numbers of a row.
+    static void store(float scale, std::int64_t index, float* scales) {
+        scales += index / kFloats * kVectors * kFloats;
+        for (std::int64_t i = 0; i < kFoursOfScale; ++i) {
+            const std::int64_t four = index % kFloats * kFoursOfScale + i, block = four / kFours;
+            scales[block / 4 * kFloats + four % kFours * 4 + block % 4] = scale;
         }
     }
 };
@@ -229,40 +281,34 @@ inline void store_sums_of_lanes(Vec<float> a, Vec<float> b, Vec<float> c, Vec<fl
 #endif
 
 // How many bytes ahead weights are fetched. Their rows are short, and processors prefetch only within a page.
-inline constexpr std::int64_t kAhead = 4096;
+inline constexpr std::int64_t kAhead = 8192;
 
 // The numbers that are the same for all outputs
 template <int kBits>
 struct Lengths {
-    std::int64_t bytes, groups, groups_of_chunk, rows_ahead;
-    ScaleOfLane<kBits> lanes;
+    std::int64_t bytes, groups, groups_of_chunk;
+    std::int64_t ahead, scales_ahead, biases_ahead;  // bytes from what is read to what is fetched, whole rows
+    ChunkScales<kBits> scales;
     LastGroups last;
 
     explicit Lengths(const QuantizedLinear& op)
         : bytes(op.x.length * kBits / 8),
           groups(op.x.length / op.group_size),
           groups_of_chunk(kChunk / op.group_size),
-          rows_ahead(bytes > 0 ? kAhead / bytes + 1 : 0),
-          lanes(op.group_size),
+          ahead(rows_ahead(bytes) * op.weight_stride),
+          scales_ahead(rows_ahead(bytes) * op.scale_stride),
+          biases_ahead(rows_ahead(bytes) * op.bias_stride),
+          scales(op.group_size),
           last(groups) {}
+
+    static std::int64_t rows_ahead(std::int64_t bytes) { return bytes > 0 ? kAhead / bytes + 1 : 0; }
 };
 
-// The number of outputs that are computed together for one row of x if rows of weights are short: each needs the row's
-// digits again. Rows of 288 bytes that came from memory took 0.85 of the time, but rows of 576 and 768 bytes 1.1.
-inline constexpr int kOutputsOfOneRow = kMasks ? 4 : 1;
+// The number of outputs that are computed together for one row of x if rows of weights are short: its digits are then
+// loaded once for all. Longer rows come from memory a little faster one after another (288 bytes: 0.8 of the time, 576
+// and 768 bytes: 1.1).
+inline constexpr int kOutputsOfOneRow = kMasks ? 4 : 2;
 inline constexpr std::int64_t kShortRow = 512;  // bytes
-
-// Always inlined for the same reason as `fetch`.
-template <int kBits, class S>
-inline __attribute__((always_inline)) void fetch_ahead(const QuantizedLinear& op, const Lengths<kBits>& lengths,
-                                                       const Output& o) {
-    const std::int64_t scale_bytes = lengths.groups * static_cast<std::int64_t>(sizeof(S));
-    for (std::int64_t i = 0; i < lengths.bytes; i += 64) fetch(o.weight + lengths.rows_ahead * op.weight_stride + i);
-    for (std::int64_t i = 0; i < scale_bytes; i += 64) {
-        fetch(o.scales + lengths.rows_ahead * op.scale_stride + i);
-        if (o.biases) fetch(o.biases + lengths.rows_ahead * op.bias_stride + i);
-    }
-}
 
 // Some neighbouring outputs for some rows. Sums are `long` if they are taken in blocks. What is of one output or row
 // has an index that is known when this is compiled: otherwise it would not stay in registers.
@@ -270,80 +316,110 @@ template <int kRows, int kCount, bool kLong, int kBits, bool kSigned, class S>
 inline __attribute__((always_inline)) void outputs_together(const QuantizedLinear& op, const Lengths<kBits>& lengths,
                                                             const FixedRow<kBits>* x, std::int64_t index,
                                                             float (*y)[kOutputs]) {
-    constexpr std::int64_t per_chunk = kChunk / kBlockWeights<kBits>, block_bytes = kVectorBytes;
+    using Scales = ChunkScales<kBits>;
+    constexpr std::int64_t block_bytes = kVectorBytes;
+    constexpr auto lanes = std::make_index_sequence<kFloats>{};
     const std::int64_t bytes = lengths.bytes, groups = lengths.groups;
-    const auto each_output = [](auto f) { for_each<kCount>(f); };
-    const auto each_row = [](auto f) { for_each<kRows>(f); };
+    const auto each_output = [](auto f) TENSOROPS_INLINED { for_each<kCount>(f); };
+    const auto each_row = [](auto f) TENSOROPS_INLINED { for_each<kRows>(f); };
     Output of[kCount];
-    each_output([&](auto i) {
-        of[i] = output(op, index + static_cast<std::int64_t>(i));
-        fetch_ahead<kBits, S>(op, lengths, of[i]);
-    });
-    const auto scales = [&of](auto i) { return reinterpret_cast<const S*>(of[i].scales); };
-    const auto biases = [&of](auto i) { return reinterpret_cast<const S*>(of[i].biases); };
+    each_output([&](auto i) TENSOROPS_INLINED { of[i] = output(op, index + static_cast<std::int64_t>(i)); });
+    const auto scales = [&of](auto i) TENSOROPS_INLINED { return reinterpret_cast<const S*>(of[i].scales); };
+    const auto biases = [&of](auto i) TENSOROPS_INLINED { return reinterpret_cast<const S*>(of[i].biases); };
     Vec<float> sum[kCount][kRows] = {}, s[kCount];
-    const auto add = [&](auto i, U32 packed, std::int64_t block, Vec<float> scale) {
-        each_row([&](auto r) {
-            const Block<kBits>& b = x[r].blocks[block];
-            // In this order: the product of two small scales could be below the normal numbers.
-            sum[i][r] += (products_of_block<kBits, kSigned>(packed, b) * load(b.scales)) * scale;
-        });
-    };
     Total<float> total[kLong ? kCount : 1][kRows];
-    const auto end_block_of_sums = [&] {
-        each_output([&](auto i) {
-            each_row([&](auto r) {
+    const auto end_block_of_sums = [&]() TENSOROPS_INLINED {
+        each_output([&](auto i) TENSOROPS_INLINED {
+            each_row([&](auto r) TENSOROPS_INLINED {
                 total[i][r].add(sum[i][r]);
                 sum[i][r] = Vec<float>{};
             });
         });
     };
-    std::int64_t block = 0, group = 0;
-    const std::int64_t in_vector = kMasks ? lengths.groups_of_chunk : kLanes<float>;
-    for (; group + in_vector <= groups; group += lengths.groups_of_chunk) {
+    // The scales of four blocks: those of x times those of weights, of which the chunk's first is at `shift` in s.
+    using ScalesOfBlocks = Vec<float>[kCount][kRows];
+    const auto scales_of_blocks = [&](auto v, std::int64_t chunk, std::int32_t shift,
+                                      ScalesOfBlocks& to) TENSOROPS_INLINED {
+        const std::int64_t place = (chunk * Scales::kVectors + static_cast<std::int64_t>(v)) * kLanes<float>;
+        each_output([&](auto i) TENSOROPS_INLINED {
+            const Vec<float> of_weights = chosen(s[i], lengths.scales.group[v] + shift * kIndexUnit);
+            each_row([&](auto r) TENSOROPS_INLINED { to[i][r] = of_weights * load(x[r].scales + place); });
+        });
+    };
+    const auto add = [&](auto i, U32 packed, std::int64_t block, auto scale) TENSOROPS_INLINED {
+        each_row([&](auto r) TENSOROPS_INLINED {
+            sum[i][r] += products_of_block<kBits, kSigned>(packed, x[r].blocks[block]) * scale(r);
+        });
+    };
+    const auto load_scales = [&](std::int64_t group, std::int64_t count) TENSOROPS_INLINED {
+        each_output([&](auto i) TENSOROPS_INLINED {
+            s[i] = load_first(scales(i) + group, count);
+            fetch(reinterpret_cast<const char*>(scales(i) + group) + lengths.scales_ahead);
+        });
+    };
+    ScalesOfBlocks scale;
+    std::int64_t chunk = 0, group = 0;
+    for (; group + lengths.groups_of_chunk <= groups; group += lengths.groups_of_chunk, ++chunk) {
         if constexpr (kLong)
-            if (block % (kAddedPlainly * per_chunk) == 0 && block > 0) end_block_of_sums();
-        each_output([&](auto i) { s[i] = load_first(scales(i) + group, in_vector); });
-#pragma GCC unroll 8
-        for (std::int64_t b = 0; b < per_chunk; ++b, ++block)
-            each_output([&](auto i) {
-                add(i, load_bits<U32>(of[i].weight + block_bytes * block), block, chosen(s[i], lengths.lanes.index[b]));
-            });
-    }
-    const std::int64_t begin = kMasks ? group : lengths.last.begin;
-    if (group < groups) {  // the last vector of scales
-        each_output([&](auto i) { s[i] = load_first(scales(i) + begin, groups - begin); });
-        for (; group < groups; group += lengths.groups_of_chunk) {
-            const I32 shift = I32{} + static_cast<std::int32_t>(group - begin);
-            for (std::int64_t b = 0; b < per_chunk && block_bytes * block < bytes; ++b, ++block)
-                each_output([&](auto i) {
-                    const U32 packed = load_packed(of[i].weight + block_bytes * block, bytes - block_bytes * block);
-                    const I32 lane = lengths.lanes.index[b];
-                    add(i, packed, block, chosen(s[i], kMasks ? lane : lane + shift));
+            if (chunk % kAddedPlainly == 0 && chunk > 0) end_block_of_sums();
+        const std::int64_t begin = kMasks ? group : std::min(group, lengths.last.begin);
+        load_scales(begin, kMasks ? lengths.groups_of_chunk : groups - begin);
+        for_each<Scales::kVectors>([&](auto v) TENSOROPS_INLINED {
+            scales_of_blocks(v, chunk, kMasks ? 0 : static_cast<std::int32_t>(group - begin), scale);
+            for_each<4>([&](auto b) TENSOROPS_INLINED {
+                const std::int64_t block = chunk * Scales::kBlocks + static_cast<std::int64_t>(4 * v + b);
+                each_output([&](auto i) TENSOROPS_INLINED {
+                    const std::uint8_t* weights = of[i].weight + block_bytes * block;
+                    fetch(weights + lengths.ahead);
+                    add(i, load_bits<U32>(weights), block,
+                        [&](auto r) TENSOROPS_INLINED { return one_of_four<b>(scale[i][r], lanes); });
                 });
-        }
+            });
+        });
+    }
+    if (group < groups) {  // a part of a chunk
+        const std::int64_t begin = kMasks ? group : lengths.last.begin;
+        load_scales(begin, groups - begin);
+        std::int64_t block = chunk * Scales::kBlocks;
+        for_each<Scales::kVectors>([&](auto v) TENSOROPS_INLINED {
+            if (block_bytes * block >= bytes) return;
+            scales_of_blocks(v, chunk, static_cast<std::int32_t>(group - begin), scale);
+            I32 of_block = lengths.scales.first_of_four;
+            for (int b = 0; b < 4 && block_bytes * block < bytes; ++b, ++block, of_block += kIndexUnit)
+                each_output([&](auto i) TENSOROPS_INLINED {
+                    const std::uint8_t* weights = of[i].weight + block_bytes * block;
+                    fetch(weights + lengths.ahead);
+                    add(i, load_packed(weights, bytes - block_bytes * block), block,
+                        [&](auto r) TENSOROPS_INLINED { return chosen(scale[i][r], of_block); });
+                });
+        });
     }
     if constexpr (!kSigned) {
-        const auto add_biases = [&](auto i, Vec<float> b, std::int64_t g) {
-            each_row([&](auto r) { sum[i][r] += b * load(x[r].sums + g); });
+        const auto add_biases = [&](auto i, Vec<float> b, std::int64_t g) TENSOROPS_INLINED {
+            each_row([&](auto r) TENSOROPS_INLINED { sum[i][r] += b * load(x[r].sums + g); });
         };
         std::int64_t g = 0;
         for (; g + kLanes<float> <= groups; g += kLanes<float>) {
             if constexpr (kLong)
                 if (g % (kAddedPlainly * kLanes<float>) == 0 && g > 0) end_block_of_sums();
-            each_output([&](auto i) { add_biases(i, load(biases(i) + g), g); });
+            each_output([&](auto i) TENSOROPS_INLINED {
+                add_biases(i, load(biases(i) + g), g);
+                fetch(reinterpret_cast<const char*>(biases(i) + g) + lengths.biases_ahead);
+            });
         }
         const std::int64_t last = lengths.last.begin;
-        if (g < groups) each_output([&](auto i) { add_biases(i, load_first(biases(i) + last, groups - last), g); });
+        if (g < groups)
+            each_output([&](auto i)
+                            TENSOROPS_INLINED { add_biases(i, load_first(biases(i) + last, groups - last), g); });
     }
     if constexpr (kLong) end_block_of_sums();
-    each_row([&](auto r) {
+    each_row([&](auto r) TENSOROPS_INLINED {
         if constexpr (kLong)
-            each_output([&](auto i) { y[r][i] = total[i][r].value(); });
+            each_output([&](auto i) TENSOROPS_INLINED { y[r][i] = total[i][r].value(); });
         else if constexpr (kCount == 4)
             store_sums_of_lanes(sum[0][r], sum[1][r], sum[2][r], sum[3][r], y[r]);
         else
-            each_output([&](auto i) { y[r][i] = sum_of_lanes<float>(sum[i][r]); });
+            each_output([&](auto i) TENSOROPS_INLINED { y[r][i] = sum_of_lanes<float>(sum[i][r]); });
     });
 }
 
@@ -354,36 +430,53 @@ struct Way {
     using Row = FixedRow<kBits>;
     const QuantizedLinear& op;
     const Lengths<kBits> lengths;
-    const std::int64_t count, blocks_bytes, sums_bytes;
+    const std::int64_t count, blocks_bytes, scales_bytes, sums_bytes;
 
     explicit Way(const QuantizedLinear& op_)
         : op(op_),
           lengths(op),
           count((op.x.length + kBlockWeights<kBits> - 1) / kBlockWeights<kBits>),
           blocks_bytes(whole_lines(count * static_cast<std::int64_t>(sizeof(Block<kBits>)))),
+          scales_bytes(
+              whole_lines(ChunkScales<kBits>::floats(op.x.length / kFixed) * static_cast<std::int64_t>(sizeof(float)))),
           sums_bytes(whole_lines((op.x.length / op.group_size + 16) * static_cast<std::int64_t>(sizeof(float)))) {}
 
-    std::int64_t room() const { return blocks_bytes + sums_bytes; }
+    std::int64_t room() const { return blocks_bytes + 2 * (scales_bytes + sums_bytes); }
 
     // Converts a row; false if some x is too large or too small for a scale.
     template <class T>
     bool make_row(const T* x, char* memory, Row& row) const {
         auto* blocks = reinterpret_cast<Block<kBits>*>(memory);
-        auto* sums = reinterpret_cast<float*>(memory + blocks_bytes);
-        row = {blocks, sums};
+        auto* scales = reinterpret_cast<float*>(memory + blocks_bytes);
+        auto* sums = reinterpret_cast<float*>(memory + blocks_bytes + scales_bytes);
         if (count > 0)
             std::memset(static_cast<void*>(blocks + count - 1), 0, sizeof *blocks);  // it may be in part used
-        std::memset(sums, 0, static_cast<std::size_t>(sums_bytes));  // sums without a group are also multiplied
+        // Scales and sums without a group are also multiplied.
+        std::memset(scales, 0, static_cast<std::size_t>(scales_bytes + sums_bytes));
         const std::int64_t in_group = op.group_size / kFixed;
         const LastGroups& last = lengths.last;
+        float largest = 0;
         for (std::int64_t g = 0; g < lengths.groups; ++g) {
             Vec<float> sum{};
-            for (std::int64_t i = in_group * g; i < in_group * (g + 1); ++i)
-                if (!store_fixed<kBits>(x, i, blocks, sum)) return false;
+            for (std::int64_t i = in_group * g; i < in_group * (g + 1); ++i) {
+                float scale;
+                if (!store_fixed<kBits>(x, i, blocks, scale, sum)) return false;
+                ChunkScales<kBits>::store(scale, i, scales);
+                largest = std::max(largest, scale);
+            }
             // In the order in which biases are read, and 0 for those that are read again.
             if (!kSigned) sums[g < last.first ? g : g + last.first - last.begin] = sum_of_lanes<float>(sum);
         }
         for (std::int64_t b = 0; kSigned && b < count; ++b) finish_block(blocks[b]);
+        int exponent;
+        std::frexp(largest, &exponent);
+        const std::int64_t both = (scales_bytes + sums_bytes) / static_cast<std::int64_t>(sizeof(float));
+        for (std::int64_t i = 0; i < both; i += kLanes<float>) {
+            const Vec<float> v = load(scales + i) * std::ldexp(1.0f, -exponent);
+            store(scales + i, v);
+            store(scales + both + i, v * Row::kSmall);
+        }
+        row = {blocks, scales, sums, std::ldexp(1.0f, exponent), scales + both, sums + both};
         return true;
     }
 
@@ -395,6 +488,10 @@ struct Way {
   private:
     template <int kRows, class S>
     void compute_rows(const Row* rows, std::int64_t first, std::int64_t width, float (*y)[kOutputs]) const;
+
+    // Outputs of one row, without the factor of its scales.
+    template <class S>
+    void finish(const Row& row, std::int64_t first, std::int64_t width, float* y) const;
 };
 
 template <int kBits, bool kSigned>
@@ -418,10 +515,31 @@ template <class S>
 void Way<kBits, kSigned>::compute(std::int64_t count, const Row* rows, std::int64_t first, std::int64_t width,
                                   float (*y)[kOutputs]) const {
     static_assert(kTogether == 4);
-    if (count == 1) return compute_rows<1, S>(rows, first, width, y);
-    if (count == 2) return compute_rows<2, S>(rows, first, width, y);
-    if (count == 3) return compute_rows<3, S>(rows, first, width, y);
-    compute_rows<4, S>(rows, first, width, y);
+    if (count == 1)
+        compute_rows<1, S>(rows, first, width, y);
+    else if (count == 2)
+        compute_rows<2, S>(rows, first, width, y);
+    else if (count == 3)
+        compute_rows<3, S>(rows, first, width, y);
+    else
+        compute_rows<4, S>(rows, first, width, y);
+    for (std::int64_t r = 0; r < count; ++r) finish<S>(rows[r], first, width, y[r]);
+}
+
+template <int kBits, bool kSigned>
+template <class S>
+void Way<kBits, kSigned>::finish(const Row& row, std::int64_t first, std::int64_t width, float* y) const {
+    const auto is_finite = [](float v) { return v - v == 0; };
+    bool are_finite = true;
+    for (std::int64_t i = 0; i < width; ++i) are_finite &= is_finite(y[i]);
+    if (!are_finite && row.small_scales) {
+        const Row small = row.small();
+        float again[1][kOutputs];
+        compute<S>(1, &small, first, width, again);
+        for (std::int64_t i = 0; i < width; ++i) y[i] = is_finite(y[i]) ? y[i] * row.back : again[0][i];
+        return;
+    }
+    for (std::int64_t i = 0; i < width; ++i) y[i] *= row.back;
 }
 
 // Compiled by quantized_linear.cpp: nothing else takes as long.

@@ -32,8 +32,9 @@ void each_part_is_done_once() {
                 for (std::int64_t i = share.begin; i < share.end; ++i) done[static_cast<std::size_t>(i)] += 1;
             });
             over_pieces(allowed, 97, [&](std::int64_t piece, int) { done[static_cast<std::size_t>(piece)] += 2; });
+            over_stretches(allowed, 97, [&](std::int64_t i) { done[static_cast<std::size_t>(i)] += 4; });
             for (const auto& count : done)
-                if (count != 3) right = false;
+                if (count != 7) right = false;
         }
     };
     std::vector<std::thread> callers;

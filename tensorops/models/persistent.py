@@ -143,7 +143,7 @@ class ModelStep(tp.PersistentKernel):
 
 
 def _on_host(x: Any) -> list[int]:
-    found: list[int] = np.ravel(x if isinstance(x, np.ndarray) else tp.to_backend(x, "numpy")).tolist()
+    found: list[int] = (x if isinstance(x, np.ndarray) else tp.to_backend(x, "numpy")).ravel().tolist()
     return found
 
 

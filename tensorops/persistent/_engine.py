@@ -109,7 +109,7 @@ def leaves(tree: Any) -> list[Any]:
     return list(found.values())
 
 
-def flatten(tree: Any, arrays: list[Any], others: list[Any], kinds: tuple[type, ...] = ()) -> None:
+def flatten(tree: Any, arrays: list[Any], others: list[Any], kinds: frozenset[type] = frozenset()) -> None:
     """Append the arrays in lists, tuples and dicts to one list, and what else tells a call from another to the other.
 
     An array that occurs more than once is appended as often. Arrays of these `kinds` are found faster than others.
@@ -119,8 +119,11 @@ def flatten(tree: Any, arrays: list[Any], others: list[Any], kinds: tuple[type, 
         arrays.append(tree)
     elif kind is list or kind is tuple:
         others.append((kind, len(tree)))
-        for value in tree:
-            flatten(value, arrays, others, kinds)
+        if kinds.issuperset(map(type, tree)):
+            arrays.extend(tree)
+        else:
+            for value in tree:
+                flatten(value, arrays, others, kinds)
     elif kind is dict:
         others.append((kind, *tree))
         for value in tree.values():

@@ -30,7 +30,7 @@ _LINE = 64
 _ARITHMETIC = ("float32", "float64", "int32", "int64")
 _NUMPY = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
 _FOREVER = 2**62
-_LEAST_PACKED, _MOST_PACKED = 4, 64  # the rows of x for which panels were measured to be faster
+_MOST_PACKED = 64  # the rows of x up to which panels were measured to be faster
 
 
 @dataclass(eq=False)
@@ -403,8 +403,7 @@ class Recorder:
     def _packed(self, arguments: dict[str, Any]) -> Recorded | None:
         """Record a product with constant weights in panels, or return ``None`` if these are not faster here."""
         x, weights = arguments["x"], {name: arguments[name] for name in ("weight", "scales", "biases")}
-        rows = math.prod(x.shape[:-1])
-        if not _LEAST_PACKED <= rows <= _MOST_PACKED or any(isinstance(w, Recorded) for w in weights.values()):
+        if math.prod(x.shape[:-1]) > _MOST_PACKED or any(isinstance(w, Recorded) for w in weights.values()):
             return None
         key = tuple(None if w is None else w.__array_interface__["data"][0] for w in weights.values())
         if key not in self.panels:

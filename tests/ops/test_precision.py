@@ -199,6 +199,25 @@ def test_quantized_linear_with_tiny_scales(target, bits, mode, rows, scale, rng)
     assert (np.abs(y - expected) <= allowed).all()
 
 
+@pytest.mark.parametrize("rows", [1, 3, 60])
+@pytest.mark.parametrize(("bits", "mode"), [(4, "affine"), (8, "affine"), (8, "symmetric")])
+def test_quantized_linear_with_scales_of_the_whole_range(target, bits, mode, rows, rng):
+    """Huge and tiny outputs are side by side; the integers times such a scale would overflow."""
+    x = (1e-3 * rng.standard_normal((rows, 256))).astype(np.float32)
+    weight = rng.integers(0, 256, (7, 256 * bits // 8), dtype=np.uint8)
+    sizes = np.asarray([1e35, 1e-31, 1e33, 1, 1e28, 1e-20, 1e25])[:, None]
+    scales = (sizes * rng.uniform(1, 2, (7, 8))).astype(np.float32)
+    biases = (scales * rng.uniform(-2, 2, (7, 8))).astype(np.float32) if mode == "affine" else None
+    options = {"bits": bits, "group_size": 32}
+    y = kernel("quantized_linear", x, weight, scales, biases, **options)
+    expected = REFERENCES["quantized_linear"](x, weight, scales, biases, **options)
+    weights = REFERENCES["dequantize"](weight, scales, biases, **options)
+    spread = np.abs(weights).sum(axis=-1) + (0 if biases is None else 256 * np.abs(biases).max(axis=-1))
+    allowed = 16 * np.finfo(np.float32).eps * np.abs(x).max() * spread
+    assert np.isfinite(expected).all()
+    assert (np.abs(y - expected) <= allowed).all()
+
+
 def extreme_groups(dtype):
     """Return groups from the least to the largest number, and from 0, and with other numbers among them."""
     largest = float(np.finfo(np.float64).max) if dtype == "float64" else tp._dtypes._LARGEST[dtype]

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from tensorops.backends.settings import Settings, activate
 from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics, times, words_of
 from tensorops.persistent._engine import Engine, Options, Step, flatten, leaves
 
-_OWN = (np.ndarray,)
+_OWN: frozenset[type] = frozenset({np.ndarray})
 ALONE = "each rank would compute without the others"
 SMALL = 65536
 """Arguments of at most so many bytes are copied for each run; a plan reads larger ones where they are."""
@@ -78,13 +78,24 @@ class NativeEngine(Engine):
             time.perf_counter() - started, facts.calls, facts.bytes, facts.arena_bytes, facts.separate_bytes
         )
         self._types = [(x.shape, x.dtype) for x in self._kept]
-        self._nbytes = [x.nbytes for x in self._kept]
+        stays = [donated or x.nbytes > SMALL for x, donated in zip(self._kept, self._donated, strict=True)]
+        self._in_place = [i for i, does in enumerate(stays) if does]
+        self._copied = [i for i, does in enumerate(stays) if not does]
         self._move(range(len(self._kept)))
+        self._returned = self._returned_arguments()
+        self._made_anew = [i for i, x in enumerate(self._returned) if x is None]
 
     def _move(self, numbers: Sequence[int]) -> None:
         for i in numbers:
             for array, offset in self._planned.arguments.get(i, ()):
                 self._planned.plan.move_array(array, self._kept[i], offset)
+
+    def _returned_arguments(self) -> list[Any]:
+        """Return the results that are arguments which the step writes, and ``None`` for those that are made anew."""
+        return [
+            None if isinstance(y, np.ndarray) or not self._donated[y.number] else y.of(self._kept[y.number])
+            for y in self._planned.results
+        ]
 
     def _give(self, args: tuple[Any, ...]) -> None:
         """Copy small arguments, and let the plan read large and donated ones where they are."""
@@ -94,32 +105,42 @@ class NativeEngine(Engine):
             flatten(arg, given, others, _OWN)
         if len(given) != len(self._kept) or others != self._others:
             raise ValueError("the arguments differ from those when the step was compiled in more than values of arrays")
-        given = [x if type(x) is np.ndarray else to_backend(x, "numpy") for x in given]
+        if not _OWN.issuperset(map(type, given)):
+            given = [x if type(x) is np.ndarray else to_backend(x, "numpy") for x in given]
+        for i in self._copied:
+            self._check_type(i, given[i])
+        # The arrays of a model's cache are many, and the same in each run.
+        if not all(map(is_, map(given.__getitem__, self._in_place), map(self._kept.__getitem__, self._in_place))):
+            self._place(given)
+        for i in self._copied:
+            self._kept[i][...] = given[i]
+
+    def _place(self, given: list[Any]) -> None:
+        """Let the plan read and write arguments where they are."""
         written = [id(x) for x, donated in zip(given, self._donated, strict=True) if donated]
         if len(set(written)) < len(written):
             raise ValueError("an array that the step writes to is among the arguments twice")
-        for i, x in enumerate(given):
-            kept = self._kept[i]
-            if x is kept:
-                continue
-            if (x.shape, x.dtype) != self._types[i]:
-                was, now = (f"{dtype.name} {shape}" for shape, dtype in (self._types[i], (x.shape, x.dtype)))
-                raise ValueError(f"array {i} of the arguments was {was} when compiled, and is now {now}")
-            if not self._donated[i] and x.nbytes <= SMALL:
-                kept[...] = x
-            elif not x.flags.c_contiguous or (self._donated[i] and not x.flags.writeable):
+        changed = [i for i in self._in_place if given[i] is not self._kept[i]]
+        for i in changed:
+            self._check_type(i, given[i])
+            if not given[i].flags.c_contiguous or (self._donated[i] and not given[i].flags.writeable):
                 raise ValueError(f"array {i} of the arguments is not contiguous and writable")
-            else:
-                self._kept[i] = x
-                self._move([i])
+        for i in changed:
+            self._kept[i] = given[i]
+        self._move(changed)
+        self._returned = self._returned_arguments()
+
+    def _check_type(self, i: int, x: np.ndarray[Any, Any]) -> None:
+        if (x.shape, x.dtype) != self._types[i]:
+            was, now = (f"{dtype.name} {shape}" for shape, dtype in (self._types[i], (x.shape, x.dtype)))
+            raise ValueError(f"array {i} of the arguments was {was} when compiled, and is now {now}")
 
     def forget(self) -> None:
         """Let go of the caller's arrays."""
         with self._lock:
-            self._kept = [
-                None if donated or nbytes > SMALL else kept
-                for kept, donated, nbytes in zip(self._kept, self._donated, self._nbytes, strict=True)
-            ]
+            for i in self._in_place:
+                self._kept[i] = None
+            self._returned = [None] * len(self._returned)
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run it once."""
@@ -156,13 +177,11 @@ class NativeEngine(Engine):
         return ValueError(f"call {number}, {self._planned.calls[number].operator}: {words_of(error)}")
 
     def _results(self) -> Any:
-        kept, donated = self._kept, self._donated
-        return self._arrange(
-            [
-                y.copy() if isinstance(y, np.ndarray) else _given(y.of(kept[y.number]), donated[y.number])
-                for y in self._planned.results
-            ]
-        )
+        found = self._returned.copy()
+        for i in self._made_anew:
+            y = self._planned.results[i]
+            found[i] = (y if isinstance(y, np.ndarray) else y.of(self._kept[y.number])).copy()
+        return self._arrange(found)
 
     def captured(self) -> Captured:
         """Return what it runs."""
@@ -171,11 +190,6 @@ class NativeEngine(Engine):
         python += [f"{name} over the ranks, {times(count)} a run" for name, count in sent.items()]
         facts = (self._planned.calls, self.statistics, tuple(python))
         return Captured(self._name, "a native plan, run without the interpreter", *facts)
-
-
-def _given(array: np.ndarray[Any, Any], donated: bool) -> np.ndarray[Any, Any]:
-    """Return an argument as a result: a copy if the next run overwrites it."""
-    return array if donated else array.copy()
 
 
 def _type(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ class OpenCLEngine(Engine):
         started = time.perf_counter()
         self._name, self._library = options.backend.name, options.backend.library
         self._lock = threading.Lock()
-        self._kinds = (pyopencl.array.Array, Array)
+        self._kinds: frozenset[type] = frozenset({pyopencl.array.Array, Array})
         given: list[Any] = []
         self._others: list[Any] = []
         owners: list[int] = []
