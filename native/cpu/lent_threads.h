@@ -9,4 +9,19 @@ namespace tensorops {
 // each part, and whoever calls while they serve another call does its work alone.
 Lender lent_threads(int most);
 
+// What calls after the present one read, as rows of bytes: threads of the team that wait fetch it into their caches.
+// They may find any mixture of old and new numbers, which is harmless, because fetching takes any address.
+struct ReadNext {
+    struct Part {
+        std::atomic<const char*> begin{nullptr};
+        std::atomic<std::int64_t> rows{0}, bytes{0}, stride{0};
+    };
+    static constexpr int kMost = 3;  // a cache's keys and values, and weights
+
+    Part parts[kMost];
+    std::atomic<int> count{0};
+    std::atomic<std::uint32_t> changes{0};
+};
+inline ReadNext read_next;
+
 }  // namespace tensorops

@@ -32,11 +32,12 @@ using Work = void (*)(const void* context, Member member);
 using Clock = std::chrono::steady_clock;
 
 // Waits until so many other threads have finished. A long call keeps checking for signals.
-void await(const std::atomic<int>& finished, int others) {
+template <class F>
+void await(const std::atomic<int>& finished, int others, F idle) {
     constexpr int kTurns = 2000;  // some tens of microseconds
     for (int turn = 0; finished.load(std::memory_order_acquire) < others; ++turn) {
         if (turn < kTurns) {
-            relax();
+            idle();
             continue;
         }
         if (interruption && !interruption->happened()) interruption->look();
@@ -45,6 +46,55 @@ void await(const std::atomic<int>& finished, int others) {
 }
 
 // ------------------------------------------------------------------------------------------------- our own threads
+
+// Fetches what is read next, step by step: otherwise memory would be idle while threads wait for one of them. A step of
+// SmolLM2-135M took 0.94 to 0.97 of the time.
+class Fetching {
+  public:
+    // Each of `shares` threads begins with its share, and goes on with those of others. Does nothing but pause when
+    // enough is fetched.
+    void step(int share, int shares) {
+        const std::uint32_t changes = read_next.changes.load(std::memory_order_acquire);
+        if (changes != changes_) {
+            changes_ = changes;
+            part_ = -1;
+            left_ = 0;
+        }
+        while (left_ <= 0)
+            if (!begin_part(share, shares)) return relax();
+        for (int i = 0; i < kLines; ++i) {
+            __builtin_prefetch(begin_ + row_ * stride_ + byte_, 0, 2);
+            byte_ += kLine;
+            if (byte_ < bytes_) continue;
+            byte_ = 0;
+            if (++row_ >= rows_) row_ = 0;
+        }
+        left_ -= kLines * kLine;
+    }
+
+  private:
+    static constexpr int kLine = 64, kLines = 8;
+    static constexpr std::int64_t kMost = 128 * 1024;  // of each part, so that all stay in the second-level cache
+
+    bool begin_part(int share, int shares) {
+        if (part_ + 1 >= read_next.count.load(std::memory_order_relaxed)) return false;
+        const ReadNext::Part& part = read_next.parts[++part_];
+        begin_ = part.begin.load(std::memory_order_relaxed);
+        rows_ = part.rows.load(std::memory_order_relaxed);
+        bytes_ = part.bytes.load(std::memory_order_relaxed);
+        stride_ = part.stride.load(std::memory_order_relaxed);
+        left_ = std::min(rows_ * bytes_, kMost);
+        const std::int64_t first = rows_ * bytes_ / shares * share;
+        row_ = bytes_ > 0 ? first / bytes_ : 0;
+        byte_ = bytes_ > 0 ? first % bytes_ : 0;
+        return true;
+    }
+
+    std::uint32_t changes_ = 0;
+    int part_ = ReadNext::kMost;
+    const char* begin_ = nullptr;
+    std::int64_t rows_ = 0, bytes_ = 0, stride_ = 0, row_ = 0, byte_ = 0, left_ = 0;
+};
 
 class Team {
   public:
@@ -64,7 +114,7 @@ class Team {
             in_vain_ = calls_to_refrain_ = 0;
         else if (asked)
             refrain();
-        await(finished_, others);
+        await(finished_, others, [this] { fetching_.step(0, started_ + 1); });
         taken_.store(false, std::memory_order_release);
         return true;
     }
@@ -96,7 +146,7 @@ class Team {
 
     void start(int helpers) {
         try {
-            for (; started_ < helpers; ++started_) std::thread(&Team::serve, this).detach();
+            for (; started_ < helpers; ++started_) std::thread(&Team::serve, this, started_ + 1).detach();
         } catch (const std::system_error&) {  // the system gives no more threads; the caller does the work
         }
     }
@@ -124,7 +174,8 @@ class Team {
         calls_to_refrain_ = (1 << in_vain_) - 1;
     }
 
-    void serve() {
+    void serve(int number) {
+        Fetching fetching;
         for (;;) {
             auto since = Clock::now();
             for (int turn = 1; turn % 64 != 0 || Clock::now() - since < kAwake; ++turn) {
@@ -134,7 +185,7 @@ class Team {
                     since = Clock::now();
                     turn = 0;
                 }
-                relax();
+                fetching.step(number, started_ + 1);
             }
             std::unique_lock lock(mutex_);
             sleeping_.fetch_add(1);
@@ -149,11 +200,12 @@ class Team {
 
     std::atomic<bool> taken_{false};
     std::atomic<std::uint64_t> state_{0};
-    std::atomic<int> finished_{0}, sleeping_{0};
+    std::atomic<int> finished_{0}, sleeping_{0}, started_{0};
     Work work_ = nullptr;
     const void* context_ = nullptr;
     std::uint32_t calls_ = 0, asked_ = 0;
-    int started_ = 0, in_vain_ = 0, calls_to_refrain_ = 0;
+    int in_vain_ = 0, calls_to_refrain_ = 0;
+    Fetching fetching_;
     std::mutex mutex_;
     std::condition_variable opened_;
 };
@@ -194,7 +246,7 @@ void parallel_region(int threads, Work work, const void* context) {
         if (member.index == 0) {
             ended = now();
             count = member.count;
-            if (at) await(finished, count - 1);
+            if (at) await(finished, count - 1, relax);
         } else if (at) {
             finished.fetch_add(1, std::memory_order_release);
         }

@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "interruption.h"
@@ -103,15 +104,64 @@ bool Plan::add_call(const std::string& handler, const std::vector<std::int64_t>&
     frame.results = {sizeof(xla::Buffers), nullptr, count(call->results), nullptr, call->results.data()};
     frame.attributes = {sizeof(xla::Attributes), nullptr,           count(call->items), call->kinds.data(),
                         call->names.data(),      call->items.data()};
+    call->is_product = handler == "linear" || handler == "panel_linear" || handler == "quantized_linear";
+    if (call->is_product || handler == "scaled_dot_product_attention")
+        for (auto before = calls_.rbegin(); before != calls_.rend(); ++before) {
+            std::vector<const Call*>& next = (*before)->next;
+            if (next.size() == 2 || (!next.empty() && next.back()->is_product)) break;
+            next.push_back(call.get());
+        }
     calls_.push_back(std::move(call));
     return true;
+}
+
+// Tells the team's threads which weights, keys and values are read next.
+void Plan::tell_what_is_read(const std::vector<const Call*>& calls) {
+    int count = 0;
+    const auto add = [&count](const xla::Buffer& b, std::int64_t rows, std::int64_t bytes, std::int64_t stride) {
+        if (count == ReadNext::kMost) return;
+        ReadNext::Part& part = read_next.parts[count++];
+        part.begin.store(xla::data(b), std::memory_order_relaxed);
+        part.rows.store(rows, std::memory_order_relaxed);
+        part.bytes.store(bytes, std::memory_order_relaxed);
+        part.stride.store(stride, std::memory_order_relaxed);
+    };
+    for (const Call* call : calls) {
+        if (call->is_product) {
+            const std::int64_t bytes = xla::bytes_of(call->argument(1));
+            add(call->argument(1), 1, bytes, bytes);
+            continue;
+        }
+        const auto place_of = [call](const char* name) {
+            return static_cast<std::size_t>(xla::Call{call->frame}.number(name, 0));
+        };
+        const xla::Buffer &k = call->argument(1), &v = call->argument(2);
+        if (place_of("page_table") > 0 || k.rank != 4 || v.rank != 4) continue;
+        std::int64_t keys = k.dims[2];
+        if (const std::size_t place = place_of("lengths"); place > 0) {
+            std::int64_t longest = 0;
+            for (const std::int64_t n : xla::read_integers(call->argument(place))) longest = std::max(longest, n);
+            keys = std::min(keys, longest);
+        }
+        for (const xla::Buffer* b : {&k, &v}) {
+            const std::int64_t row = xla::length(*b) * xla::itemsize(*b);
+            add(*b, b->dims[0] * b->dims[1], keys * row, k.dims[2] * row);
+        }
+    }
+    read_next.count.store(count, std::memory_order_relaxed);
+    read_next.changes.fetch_add(1, std::memory_order_release);
 }
 
 std::size_t Plan::run(std::size_t begin, std::size_t end, std::string& message, double* seconds) {
     using Clock = std::chrono::steady_clock;
     const Replaying team(threads_);
     auto since = seconds ? Clock::now() : Clock::time_point{};
+    const std::vector<const Call*>* told = nullptr;
     for (std::size_t i = begin; i < end; ++i) {
+        if (!told || *told != calls_[i]->next) {
+            told = &calls_[i]->next;
+            tell_what_is_read(*told);
+        }
         if (const std::unique_ptr<xla::Error> error{calls_[i]->handler(&calls_[i]->frame)}) {
             message = error->message;
             return i;

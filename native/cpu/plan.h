@@ -57,7 +57,13 @@ class Plan {
         std::vector<int> kinds;
         std::vector<xla::Span*> names;
         std::deque<Option> options;  // whose addresses stay
+        bool is_product = false;
+        std::vector<const Call*> next;  // those after it that read much, up to a product
+
+        const xla::Buffer& argument(std::size_t i) const { return *static_cast<const xla::Buffer*>(arguments.at(i)); }
     };
+
+    static void tell_what_is_read(const std::vector<const Call*>& calls);
 
     std::vector<void*> buffers(const std::vector<std::int64_t>& arrays);
 
