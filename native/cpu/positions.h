@@ -34,11 +34,18 @@ std::vector<double> positions_for(int ndim, const Size* x, int axes, const Size*
     return all;
 }
 
-// One for each pair of features
+// One for each pair of features. A model has the same for every layer, and powers take as long as all the rest of a
+// position.
 inline std::vector<double> frequencies_for(double base, std::int64_t dims) {
-    std::vector<double> frequencies(static_cast<std::size_t>(dims / 2));
+    thread_local double last_base = 0;
+    thread_local std::int64_t last_dims = 0;
+    thread_local std::vector<double> frequencies;
+    if (base == last_base && dims == last_dims) return frequencies;
+    frequencies.resize(static_cast<std::size_t>(dims / 2));
     for (std::size_t i = 0; i < frequencies.size(); ++i)
         frequencies[i] = std::pow(base, static_cast<double>(i) * (-2.0 / static_cast<double>(dims)));
+    last_base = base;
+    last_dims = dims;
     return frequencies;
 }
 

@@ -7,6 +7,7 @@
 // Bytes: each element once in, once out.
 #include "rope.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -24,13 +25,38 @@ struct Angles {
     C *cosines, *sines;
 };
 
+// The last angles of this thread: those of a model's next layer, when it decodes, are the same.
+template <class C>
+struct LastAngles {
+    static constexpr std::int64_t kMost = 128;
+
+    std::int64_t pairs = 0;
+    double position, factor, frequencies[kMost];
+    C cosines[kMost], sines[kMost];
+};
+
 template <class C>
 void compute_angles(const Rope& op, double position, Angles<C> angles) {
-    for (std::int64_t i = 0; i < op.dims / 2; ++i) {
+    thread_local LastAngles<C> last;
+    const std::int64_t pairs = op.dims / 2;
+    if (pairs == last.pairs && position == last.position && op.factor == last.factor &&
+        std::equal(op.frequencies, op.frequencies + pairs, last.frequencies)) {
+        std::copy_n(last.cosines, pairs, angles.cosines);
+        std::copy_n(last.sines, pairs, angles.sines);
+        return;
+    }
+    for (std::int64_t i = 0; i < pairs; ++i) {
         const double angle = position * op.frequencies[i];
         angles.cosines[i] = static_cast<C>(std::cos(angle) * op.factor);
         angles.sines[i] = static_cast<C>(std::sin(angle) * op.factor);
     }
+    if (op.length > 1 || pairs > LastAngles<C>::kMost) return;
+    last.pairs = pairs;
+    last.position = position;
+    last.factor = op.factor;
+    std::copy_n(op.frequencies, pairs, last.frequencies);
+    std::copy_n(angles.cosines, pairs, last.cosines);
+    std::copy_n(angles.sines, pairs, last.sines);
 }
 
 // A row of a table, in the type of computation.
