@@ -1,7 +1,7 @@
 // y = x · Wᵀ for quantized weights in panels, whose lanes are outputs: see panel_linear.h.
 //
 // Work: chunks of rows, converted to integers once (fixed_point.h); threads take panels as they become free, and
-//   multiply them by four rows at a time. AVX512_VNNI multiplies four neighbours by bytes in one instruction: 32
+//   multiply them by three rows at a time. AVX512_VNNI multiplies four neighbours by bytes in one instruction: 32
 //   weights of 16 outputs need 24 of these for each row, and six others. In quantized_linear's order, whose lanes are
 //   inputs, there are six others for each three to six.
 // Precision: integers, exact within 32 neighbours; their sums in float32, as accurate as those of float32 products.
@@ -18,7 +18,7 @@ namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
 constexpr std::int64_t kRowsOfChunk = 64;  // whose digits stay in the second-level cache
-constexpr int kTogether = 4;               // rows that are multiplied at once
+constexpr int kTogether = 3;  // rows that are multiplied at once: the sums of four do not fit the registers
 constexpr int kVectors = kPanelOutputs / static_cast<int>(kFloats);
 constexpr std::int64_t kWordBytes = 4 * kPanelOutputs;  // one word of each output
 constexpr std::int64_t kAhead = 8192;                   // how many bytes ahead weights are fetched
@@ -197,11 +197,10 @@ __attribute__((noinline)) void multiply_fixed(const PanelFormat& format, const R
 template <int kBits, bool kBiases, class S>
 void multiply_fixed(std::int64_t rows, const PanelFormat& format, const Row* x, const char* panel,
                     float (*y)[kPanelOutputs]) {
-    static_assert(kTogether == 4);
+    static_assert(kTogether == 3);
     if (rows == 1) return multiply_fixed<1, kBits, kBiases, S>(format, x, panel, y);
     if (rows == 2) return multiply_fixed<2, kBits, kBiases, S>(format, x, panel, y);
-    if (rows == 3) return multiply_fixed<3, kBits, kBiases, S>(format, x, panel, y);
-    multiply_fixed<4, kBits, kBiases, S>(format, x, panel, y);
+    multiply_fixed<3, kBits, kBiases, S>(format, x, panel, y);
 }
 
 #endif
@@ -257,8 +256,9 @@ void products(const PanelLinear& op) {
             const std::int64_t first = panel * kPanelOutputs;
             const std::int64_t width = std::min(kPanelOutputs, format.outputs - first);
             if (leaves(at, matrix_work(count, width, n, kBits / 8.0))) return;
-            for (std::int64_t r = 0; r < count; r += kTogether) {
-                const std::int64_t height = std::min<std::int64_t>(kTogether, count - r);
+            for (std::int64_t r = 0, height; r < count; r += height) {
+                const std::int64_t left = count - r, times = (left + kTogether - 1) / kTogether;
+                height = (left + times - 1) / times;  // four rows are two times two
                 float sums[kTogether][kPanelOutputs];
                 multiply<kBits, kBiases, S>(height, format, rows + r, op.panels + panel * format.panel_bytes(), sums);
                 T* y = reinterpret_cast<T*>(op.y) + (begin + r) * format.outputs + first;
