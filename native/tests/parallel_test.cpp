@@ -1,11 +1,13 @@
 // The distribution of work over threads, and the decision to do without them.
 #include "parallel.h"
 
+#include <chrono>
 #include <cstdio>
 #include <thread>
 #include <vector>
 
 #include "help.h"
+#include "lent_threads.h"
 #include "tests.h"
 
 namespace tensorops::tests {
@@ -71,6 +73,29 @@ void lent_threads_are_used() {
     for (const int count : done) require(count == 1, "lent threads do each part once");
 }
 
+// Threads of a replay do each part once, whatever they fetch while they wait, and after they have slept.
+void threads_of_a_replay_fetch_meanwhile() {
+    std::vector<char> memory(1 << 20);
+    const Lender lent = lent_threads(3);
+    lender = &lent;
+    bool right = true;
+    for (int call = 0; call < 300; ++call) {
+        if (call % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // until they sleep
+        ReadNext::Part& part = read_next.parts[0];
+        part.begin = memory.data() + call;
+        part.rows = call % 4;
+        part.bytes = call % 3 * 1000;
+        part.stride = 1 << 16;
+        read_next.count = call % 2;
+        read_next.changes.fetch_add(1);
+        std::vector<std::atomic<int>> done(97);
+        over_stretches(3, 97, [&](std::int64_t i) { done[static_cast<std::size_t>(i)] += 1; });
+        for (const auto& count : done) right = right && count == 1;
+    }
+    lender = nullptr;
+    require(right, "threads of a replay do each part once");
+}
+
 void help_pauses_after_a_loss() {
     constexpr std::int64_t ms = 1'000'000;
     Help help;
@@ -108,6 +133,7 @@ void help_pauses_after_a_loss() {
 
 bool parallel() {
     lent_threads_are_used();
+    threads_of_a_replay_fetch_meanwhile();
     help_pauses_after_a_loss();
     calls_share_the_processors();
     each_part_is_done_once();

@@ -78,9 +78,8 @@ class NativeEngine(Engine):
             time.perf_counter() - started, facts.calls, facts.bytes, facts.arena_bytes, facts.separate_bytes
         )
         self._types = [(x.shape, x.dtype) for x in self._kept]
-        stays = [donated or x.nbytes > SMALL for x, donated in zip(self._kept, self._donated, strict=True)]
-        self._in_place = [i for i, does in enumerate(stays) if does]
-        self._copied = [i for i, does in enumerate(stays) if not does]
+        self._in_place = [i for i, x in enumerate(self._kept) if self._donated[i] or x.nbytes > SMALL]
+        self._copied = [i for i in range(len(self._kept)) if i not in self._in_place]
         self._move(range(len(self._kept)))
         self._returned = self._returned_arguments()
         self._made_anew = [i for i, x in enumerate(self._returned) if x is None]
