@@ -1,9 +1,9 @@
 // y = x · Wᵀ for quantized weights in panels, whose lanes are outputs: see panel_linear.h.
 //
-// Work: chunks of rows, converted to integers once (fixed_point.h); threads take panels as they become free, and
-//   multiply them by three rows at a time. AVX512_VNNI multiplies four neighbours by bytes in one instruction: 32
-//   weights of 16 outputs need 24 of these for each row, and six others. In quantized_linear's order, whose lanes are
-//   inputs, there are six others for each three to six.
+// Work: chunks of rows, converted to integers once (fixed_point.h); each thread takes its own panels, then those of
+//   others, and multiplies them by three rows at a time. AVX512_VNNI multiplies four neighbours by bytes in one
+//   instruction: 32 weights of 16 outputs need 24 of these for each row, and six others. In quantized_linear's order,
+//   whose lanes are inputs, there are six others for each three to six.
 // Precision: integers, exact within 32 neighbours; their sums in float32, as accurate as those of float32 products.
 //   Rows with infinities, NaN or extreme numbers are multiplied by the weights themselves, in float32; so are all rows
 //   on targets without AVX512_VNNI, where quantized_linear is the faster kernel.

@@ -47,8 +47,7 @@ void await(const std::atomic<int>& finished, int others, F idle) {
 
 // ------------------------------------------------------------------------------------------------- our own threads
 
-// Fetches what is read next, step by step: otherwise memory would be idle while threads wait for one of them. A step of
-// SmolLM2-135M took 0.94 to 0.97 of the time.
+// Fetches what is read next, step by step: otherwise memory would be idle while threads wait for one of them.
 class Fetching {
   public:
     // Each of `shares` threads begins with its share, and goes on with those of others. Does nothing but pause when

@@ -305,8 +305,8 @@ struct Lengths {
 };
 
 // The number of outputs that are computed together for one row of x if rows of weights are short: its digits are then
-// loaded once for all. Longer rows come from memory a little faster one after another (288 bytes: 0.8 of the time, 576
-// and 768 bytes: 1.1).
+// loaded once for all. Longer rows come from memory a little faster one after another (288 bytes: 0.85 of the time,
+// 576 and 768 bytes: 1.1).
 inline constexpr int kOutputsOfOneRow = kMasks ? 4 : 2;
 inline constexpr std::int64_t kShortRow = 512;  // bytes
 
