@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <utility>
 #if !defined(_WIN32)
@@ -55,11 +56,18 @@ bool signal_raised() {
     return PyErr_CheckSignals() != 0;
 }
 
+// The interpreter's main thread, once somebody has asked; 0: not yet. A child of fork() may have another one.
+std::atomic<unsigned long> main_thread{0};
+
 }  // namespace
 
 bool on_main_thread() {
-    const nb::object main = nb::module_::import_("threading").attr("main_thread")().attr("ident");
-    return main.equal(nb::int_(PyThread_get_thread_ident()));
+    unsigned long main = main_thread.load(std::memory_order_relaxed);
+    if (main == 0) {
+        main = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+        main_thread.store(main, std::memory_order_relaxed);
+    }
+    return main == PyThread_get_thread_ident();
 }
 
 void compute_interruptibly(const std::function<void()>& kernel) {
@@ -82,6 +90,7 @@ NB_MODULE(_native, m) {
     pthread_atfork(pool::lock, pool::unlock, [] {
         pool::unlock();
         use_own_threads();
+        main_thread = 0;
     });
 #endif
 

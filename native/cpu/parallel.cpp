@@ -265,6 +265,12 @@ void parallel_region(int, Work, const void*) {}
 
 Team* lent_team = new Team;  // never deleted, as own_team
 
+// Asking the system takes longer than a short plan.
+int hardware_threads() {
+    static const int threads = static_cast<int>(std::thread::hardware_concurrency());
+    return threads;
+}
+
 // The threads that compute now, in calls that asked for more than one
 std::atomic<int> computing{0};
 
@@ -277,7 +283,7 @@ int available_threads() {
     if (omp_in_parallel()) return 1;
     int n = omp_get_max_threads();
 #else
-    int n = static_cast<int>(std::thread::hardware_concurrency());
+    int n = hardware_threads();
 #endif
     if (const int bound = thread_bound.load(std::memory_order_relaxed); bound > 0) n = std::min(n, bound);
     if (const int all = processors.load(std::memory_order_relaxed); all > 0)
@@ -297,7 +303,7 @@ void on_team(int threads, Work work, const void* context) {
 
 Lender lent_threads(int most) {
     Lender lent{};
-    lent.threads = static_cast<int>(std::thread::hardware_concurrency());
+    lent.threads = hardware_threads();
     for (const int bound : {most, thread_bound.load(), processors.load()})
         if (bound > 0) lent.threads = std::min<std::int64_t>(lent.threads, bound);
     lent.run = [](const Lender&, int parts, Work work, const void* context) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <new>
 
 #include "interruption.h"
 #include "lent_threads.h"
@@ -61,62 +63,99 @@ class Replaying {
 
 }  // namespace
 
+Plan::Options::Options(const NamedNumbers& given) {
+    for (const auto& [name, value] : given) {
+        Option& option = all.emplace_back(Option{name, value, {}, {}});
+        option.name = {option.text.data(), option.text.size()};
+        option.scalar = {xla::kFloat64, &option.value};
+        kinds.push_back(xla::kScalar);
+        names.push_back(&option.name);
+        items.push_back(&option.scalar);
+    }
+}
+
+xla::Attributes Plan::Options::attributes() {
+    const auto count = static_cast<std::int64_t>(all.size());
+    return {sizeof(xla::Attributes), nullptr, count, kinds.data(), names.data(), items.data()};
+}
+
+xla::Attributes Plan::attributes(const NamedNumbers& options) {
+    std::vector<std::pair<std::string, std::uint64_t>> bits;
+    for (const auto& [name, value] : options) std::memcpy(&bits.emplace_back(name, 0).second, &value, sizeof value);
+    return options_.try_emplace(std::move(bits), options).first->second.attributes();
+}
+
 std::int64_t Plan::add_array(int dtype, void* data, std::vector<std::int64_t> shape) {
-    auto made = std::make_unique<Array>();
-    made->shape = std::move(shape);
-    const auto rank = static_cast<std::int64_t>(made->shape.size());
-    made->buffer = {sizeof(xla::Buffer), nullptr, dtype, data, rank, made->shape.data()};
-    arrays_.push_back(std::move(made));
+    const std::vector<std::int64_t>& kept = *shapes_.insert(std::move(shape)).first;
+    const auto rank = static_cast<std::int64_t>(kept.size());
+    // Nobody writes to a shape.
+    auto* const dims = const_cast<std::int64_t*>(kept.data());
+    arrays_.push_back({{sizeof(xla::Buffer), nullptr, dtype, data, rank, dims}, {}});
     return static_cast<std::int64_t>(arrays_.size()) - 1;
 }
 
-std::vector<void*> Plan::buffers(const std::vector<std::int64_t>& arrays) {
-    std::vector<void*> found;
-    for (const std::int64_t array : arrays) found.push_back(&arrays_.at(static_cast<std::size_t>(array))->buffer);
-    return found;
+void Plan::move_array(std::int64_t array, void* data) {
+    Array& moved = arrays_.at(static_cast<std::size_t>(array));
+    moved.buffer.data = data;
+    for (xla::Buffer* copy : moved.copies) copy->data = data;
+}
+
+Plan::Block Plan::make_call(xla::Handler* handler, const std::vector<std::int64_t>& arguments,
+                            const std::vector<std::int64_t>& results) {
+    static_assert(alignof(Call) == alignof(std::uint64_t) && alignof(xla::Buffer) == alignof(std::uint64_t));
+    for (const auto* numbers : {&arguments, &results})
+        for (const std::int64_t number : *numbers) (void)arrays_.at(static_cast<std::size_t>(number));  // or throws
+    const std::size_t count = arguments.size() + results.size();
+    const std::size_t bytes = sizeof(Call) + count * (sizeof(xla::Buffer) + sizeof(void*));
+    Block block{std::make_unique<std::uint64_t[]>(bytes / sizeof(std::uint64_t)), bytes};
+    Call& call = *new (block.memory.get()) Call{};
+    auto* buffer = reinterpret_cast<xla::Buffer*>(&call + 1);
+    auto** pointer = reinterpret_cast<void**>(buffer + count);
+    const auto add = [&](const std::vector<std::int64_t>& numbers) {
+        const auto of_these = static_cast<std::int64_t>(numbers.size());
+        const xla::Buffers added{sizeof(xla::Buffers), nullptr, of_these, nullptr, pointer};
+        for (const std::int64_t number : numbers) {
+            Array& array = arrays_[static_cast<std::size_t>(number)];
+            array.copies.push_back(new (buffer) xla::Buffer(array.buffer));
+            *pointer++ = buffer++;
+        }
+        return added;
+    };
+    call.handler = handler;
+    call.frame.size = sizeof call.frame;
+    call.frame.api = api();
+    call.frame.stage = xla::kExecute;
+    call.frame.arguments = add(arguments);
+    call.frame.results = add(results);
+    return block;
 }
 
 bool Plan::add_call(const std::string& handler, const std::vector<std::int64_t>& arguments,
-                    const std::vector<std::int64_t>& results,
-                    const std::vector<std::pair<std::string, double>>& options) {
-    auto call = std::make_unique<Call>();
-    call->handler = find_handler(handler);
-    if (!call->handler) return false;
-    call->arguments = buffers(arguments);
-    call->results = buffers(results);
-    for (const auto& [name, value] : options) {
-        Option& option = call->options.emplace_back();
-        option.text = name;
-        option.value = value;
-        option.name = {option.text.data(), option.text.size()};
-        option.scalar = {xla::kFloat64, &option.value};
-        call->names.push_back(&option.name);
-        call->items.push_back(&option.scalar);
-        call->kinds.push_back(xla::kScalar);
-    }
-    const auto count = [](const std::vector<void*>& all) { return static_cast<std::int64_t>(all.size()); };
-    xla::CallFrame& frame = call->frame;
-    frame = {};
-    frame.size = sizeof frame;
-    frame.api = api();
-    frame.stage = xla::kExecute;
-    frame.arguments = {sizeof(xla::Buffers), nullptr, count(call->arguments), nullptr, call->arguments.data()};
-    frame.results = {sizeof(xla::Buffers), nullptr, count(call->results), nullptr, call->results.data()};
-    frame.attributes = {sizeof(xla::Attributes), nullptr,           count(call->items), call->kinds.data(),
-                        call->names.data(),      call->items.data()};
-    call->is_product = handler == "linear" || handler == "panel_linear" || handler == "quantized_linear";
-    if (call->is_product || handler == "scaled_dot_product_attention")
+                    const std::vector<std::int64_t>& results, const NamedNumbers& options) {
+    xla::Handler* const found = find_handler(handler);
+    if (!found) return false;
+    Block block = make_call(found, arguments, results);
+    Call& call = block.call();
+    call.frame.attributes = attributes(options);
+    call.is_product = handler == "linear" || handler == "panel_linear" || handler == "quantized_linear";
+    if (call.is_product || handler == "scaled_dot_product_attention")
         for (auto before = calls_.rbegin(); before != calls_.rend(); ++before) {
-            std::vector<const Call*>& next = (*before)->next;
-            if (next.size() == 2 || (!next.empty() && next.back()->is_product)) break;
-            next.push_back(call.get());
+            auto& [first, second] = before->call().next;
+            if (second || (first && first->is_product)) break;
+            (first ? second : first) = &call;
         }
-    calls_.push_back(std::move(call));
+    calls_.push_back(std::move(block));
     return true;
 }
 
+void Plan::Block::fetch() const {
+    constexpr std::size_t kLine = 64;
+    const char* begin = reinterpret_cast<const char*>(memory.get());
+    for (std::size_t i = 0; i < bytes + kLine; i += kLine) __builtin_prefetch(begin + i);
+}
+
 // Tells the team's threads which weights, keys and values are read next.
-void Plan::tell_what_is_read(const std::vector<const Call*>& calls) {
+void Plan::tell_what_is_read(const Next& calls) {
     int count = 0;
     const auto add = [&count](const xla::Buffer& b, std::int64_t rows, std::int64_t bytes, std::int64_t stride) {
         if (count == ReadNext::kMost) return;
@@ -127,6 +166,7 @@ void Plan::tell_what_is_read(const std::vector<const Call*>& calls) {
         part.stride.store(stride, std::memory_order_relaxed);
     };
     for (const Call* call : calls) {
+        if (!call) break;
         if (call->is_product) {
             const std::int64_t bytes = xla::bytes_of(call->argument(1));
             add(call->argument(1), 1, bytes, bytes);
@@ -154,15 +194,16 @@ void Plan::tell_what_is_read(const std::vector<const Call*>& calls) {
 
 std::size_t Plan::run(std::size_t begin, std::size_t end, std::string& message, double* seconds) {
     using Clock = std::chrono::steady_clock;
+    constexpr std::size_t kAhead = 8;  // calls; what comes next is also told before its call
     const Replaying team(threads_);
     auto since = seconds ? Clock::now() : Clock::time_point{};
-    const std::vector<const Call*>* told = nullptr;
+    for (std::size_t i = begin; i < std::min(begin + kAhead, end); ++i) calls_[i].fetch();
+    Next told{};
     for (std::size_t i = begin; i < end; ++i) {
-        if (!told || *told != calls_[i]->next) {
-            told = &calls_[i]->next;
-            tell_what_is_read(*told);
-        }
-        if (const std::unique_ptr<xla::Error> error{calls_[i]->handler(&calls_[i]->frame)}) {
+        if (i + kAhead < end) calls_[i + kAhead].fetch();
+        Call& call = calls_[i].call();
+        if (told != call.next) tell_what_is_read(told = call.next);
+        if (const std::unique_ptr<xla::Error> error{call.handler(&call.frame)}) {
             message = error->message;
             return i;
         }

@@ -5,8 +5,11 @@
 // interface, but XLA is not involved.
 #pragma once
 
+#include <array>
 #include <deque>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +29,7 @@ class Plan {
     std::int64_t add_array(int dtype, void* data, std::vector<std::int64_t> shape);
 
     // Moves an array to another place.
-    void move_array(std::int64_t array, void* data) { arrays_.at(static_cast<std::size_t>(array))->buffer.data = data; }
+    void move_array(std::int64_t array, void* data);
 
     // Adds a call of a handler. Returns whether there is a handler of that name.
     bool add_call(const std::string& handler, const std::vector<std::int64_t>& arguments,
@@ -42,34 +45,61 @@ class Plan {
   private:
     struct Array {
         xla::Buffer buffer;
-        std::vector<std::int64_t> shape;
+        std::vector<xla::Buffer*> copies;  // those of the calls
     };
+    using NamedNumbers = std::vector<std::pair<std::string, double>>;
     struct Option {
+        std::string text;
+        double value;
         xla::Span name;
         xla::Scalar scalar;
-        double value;
-        std::string text;
     };
+    struct Options {
+        std::deque<Option> all;  // whose addresses stay
+        std::vector<int> kinds;
+        std::vector<xla::Span*> names;
+        std::vector<void*> items;
+
+        explicit Options(const NamedNumbers& given);
+        xla::Attributes attributes();
+    };
+
+    struct Call;
+    using Next = std::array<const Call*, 2>;  // or nullptr
+
+    // A call. What its handler reads about it follows in the same block of memory, but for what calls of all layers of
+    // a model share: shapes and options. In each run a call is needed once, long after a model's weights have gone
+    // through the caches, so blocks are fetched some calls ahead. A normalization of 576 elements took 0.25 µs when all
+    // about it was in the caches, and 1.3 µs when six separate objects were not.
     struct Call {
         xla::Handler* handler;
         xla::CallFrame frame;
-        std::vector<void*> arguments, results, items;
-        std::vector<int> kinds;
-        std::vector<xla::Span*> names;
-        std::deque<Option> options;  // whose addresses stay
-        bool is_product = false;
-        std::vector<const Call*> next;  // those after it that read much, up to a product
+        bool is_product;
+        Next next;  // those after it that read much, up to a product
 
-        const xla::Buffer& argument(std::size_t i) const { return *static_cast<const xla::Buffer*>(arguments.at(i)); }
+        const xla::Buffer& argument(std::size_t i) const {
+            return *static_cast<const xla::Buffer*>(frame.arguments.items[i]);
+        }
+    };
+    struct Block {
+        std::unique_ptr<std::uint64_t[]> memory;
+        std::size_t bytes;
+
+        Call& call() const { return *reinterpret_cast<Call*>(memory.get()); }
+        void fetch() const;
     };
 
-    static void tell_what_is_read(const std::vector<const Call*>& calls);
+    static void tell_what_is_read(const Next& calls);
 
-    std::vector<void*> buffers(const std::vector<std::int64_t>& arrays);
+    Block make_call(xla::Handler* handler, const std::vector<std::int64_t>& arguments,
+                    const std::vector<std::int64_t>& results);
+    xla::Attributes attributes(const NamedNumbers& options);
 
     int threads_;
-    std::vector<std::unique_ptr<Array>> arrays_;
-    std::vector<std::unique_ptr<Call>> calls_;
+    std::vector<Array> arrays_;
+    std::vector<Block> calls_;
+    std::set<std::vector<std::int64_t>> shapes_;
+    std::map<std::vector<std::pair<std::string, std::uint64_t>>, Options> options_;  // by the bits of their numbers
 };
 
 }  // namespace tensorops
