@@ -3,6 +3,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <optional>
 
 #include "bind.h"
@@ -76,6 +77,104 @@ void run(Plan& plan, std::size_t begin, std::size_t end, double* seconds) {
     if (done < end) throw nb::value_error((std::to_string(done) + " " + message).c_str());
 }
 
+// Runs of a plan whose arguments are the same objects, or small ones to copy: without bytecode, because after a run
+// that a model's weights have gone through the caches in, the interpreter and what it reads come from memory.
+class Replay {
+  public:
+    // Arguments and results are arrays in lists and tuples. For each array of the arguments, in order, `copied` has the
+    // one it is copied to, or None if it must be the same object; for each array of the results, `made` has whether
+    // every run makes a copy of it.
+    Replay(nb::object plan, nb::tuple arguments, nb::list copied, nb::object results, nb::list made)
+        : plan_(std::move(plan)) {
+        std::size_t place = 0;
+        add_parts(arguments, arguments_, [&](nb::handle array) {
+            const nb::object to = copied[place++];
+            return to.is_none() ? Part{kSame, 0, nb::borrow(array)} : Part{kCopied, 0, to};
+        });
+        place = 0;
+        add_parts(results, results_, [&](nb::handle array) {
+            return Part{nb::cast<bool>(made[place++]) ? kCopied : kSame, 0, nb::borrow(array)};
+        });
+    }
+
+    // The results, or NotImplemented if the arguments are others.
+    nb::object operator()(nb::handle arguments) const {
+        const Part* part = arguments_.data();
+        if (!take(arguments.ptr(), part)) return nb::borrow(Py_NotImplemented);
+        Plan& plan = nb::cast<Plan&>(plan_);
+        run(plan, 0, plan.calls(), nullptr);
+        part = results_.data();
+        return nb::steal(result(part));
+    }
+
+  private:
+    enum Kind { kSame, kCopied, kList, kTuple };
+    struct Part {
+        Kind kind;
+        Py_ssize_t count;   // the parts of a container, which follow
+        nb::object object;  // an array, or none
+    };
+
+    template <class F>
+    static void add_parts(nb::handle tree, std::vector<Part>& parts, const F& of_array) {
+        if (PyArray_CheckExact(tree.ptr())) return parts.push_back(of_array(tree));
+        const bool is_list = PyList_CheckExact(tree.ptr());
+        if (!is_list && !PyTuple_CheckExact(tree.ptr())) throw nb::type_error("expected arrays in lists and tuples");
+        parts.push_back({is_list ? kList : kTuple, static_cast<Py_ssize_t>(nb::len(tree)), {}});
+        for (nb::handle each : tree) add_parts(each, parts, of_array);
+    }
+
+    static bool take(PyObject* given, const Part*& part) {
+        const Part& expected = *part++;
+        const auto take_items = [&](PyObject** items, Py_ssize_t count) {
+            bool same = count == expected.count;
+            for (Py_ssize_t i = 0; same && i < count; ++i) same = take(items[i], part);
+            return same;
+        };
+        switch (expected.kind) {
+            case kSame:
+                return given == expected.object.ptr();
+            case kCopied:
+                return copy(given, as_array(expected.object));
+            case kList:
+                return PyList_CheckExact(given) && take_items(PySequence_Fast_ITEMS(given), PyList_GET_SIZE(given));
+            default:
+                return PyTuple_CheckExact(given) && take_items(PySequence_Fast_ITEMS(given), PyTuple_GET_SIZE(given));
+        }
+    }
+
+    static bool copy(PyObject* given, PyArrayObject* to) {
+        if (!PyArray_CheckExact(given)) return false;
+        PyArrayObject* from = as_array(given);
+        if (PyArray_DESCR(from) != PyArray_DESCR(to) || !PyArray_SAMESHAPE(from, to) || !PyArray_IS_C_CONTIGUOUS(from))
+            return false;
+        std::memcpy(PyArray_DATA(to), PyArray_DATA(from), static_cast<std::size_t>(PyArray_NBYTES(from)));
+        return true;
+    }
+
+    // A new reference
+    static PyObject* result(const Part*& part) {
+        const Part& made = *part++;
+        if (made.kind == kSame) return nb::object(made.object).release().ptr();
+        PyObject* const found = made.kind == kCopied ? PyArray_NewCopy(as_array(made.object), NPY_CORDER)
+                                : made.kind == kList ? PyList_New(made.count)
+                                                     : PyTuple_New(made.count);
+        if (!found) throw nb::python_error();
+        const nb::object owner = nb::steal(found);
+        for (Py_ssize_t i = 0; i < made.count; ++i) {
+            PyObject* const item = result(part);
+            if (made.kind == kList)
+                PyList_SET_ITEM(found, i, item);
+            else
+                PyTuple_SET_ITEM(found, i, item);
+        }
+        return nb::object(owner).release().ptr();
+    }
+
+    nb::object plan_;
+    std::vector<Part> arguments_, results_;
+};
+
 }  // namespace
 
 void bind_plan(nb::module_& m) {
@@ -101,6 +200,11 @@ void bind_plan(nb::module_& m) {
                 return seconds;
             },
             "begin"_a = 0, "end"_a = nb::none(), "Run calls as `run` does; return how many seconds each took.");
+    nb::class_<Replay>(m, "Replay", "Runs of a plan with the same arguments.")
+        .def(nb::init<nb::object, nb::tuple, nb::list, nb::object, nb::list>(), "plan"_a, "arguments"_a, "copied"_a,
+             "results"_a, "made"_a)
+        .def("__call__", &Replay::operator(), "arguments"_a,
+             "Run the plan and return its results, or NotImplemented if the arguments are others.");
 }
 
 }  // namespace tensorops
