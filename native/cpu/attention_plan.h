@@ -35,8 +35,9 @@ struct Plan {
     bool has_spans;      // whether any keys are split
     std::int64_t width;  // value_dim in whole vectors
     bool direct, packs_values;
-    std::int64_t ahead;  // how many keys later those are that are prefetched; 0: none are
-    C scale, unit;       // unit: the power of two by which weights are multiplied
+    std::int64_t ahead;   // how many keys later those are that are prefetched; 0: none are
+    bool fetches_values;  // with each key its value, where there are too few for `ahead`
+    C scale, unit;        // unit: the power of two by which weights are multiplied
 
     explicit Plan(const Attention& attention) : op(attention) {
         group = op.heads / op.kv_heads;
@@ -51,6 +52,7 @@ struct Plan {
         }
         const std::int64_t tile_bytes = kTile * (op.dim + op.value_dim) * static_cast<std::int64_t>(sizeof(T));
         ahead = direct && all_tiles / blocks * tile_bytes > kFetchBytes ? ahead_for(tile_bytes / kTile) : 0;
+        fetches_values = direct && ahead == 0 && op.k_stride[2] == op.v_stride[2];
         tiles = tiles_for(keys);
         has_spans = false;
         for (std::int64_t b = 0; b < op.batch; ++b) {

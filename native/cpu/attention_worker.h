@@ -169,7 +169,7 @@ class Worker {
         return first + owner * stride[0] + at.position * stride[2];
     }
 
-    // Where n keys and values from `start` on are, and those to be prefetched meanwhile.
+    // Where n keys and values from `start` on are, and what is to be prefetched meanwhile.
     void find_places(std::int64_t start, std::int64_t n) {
         Cursor here = cursor_at(start), ahead = cursor_at(start + plan_.ahead);
         const std::int64_t fetched = plan_.ahead == 0 ? 0 : keys_count_ - plan_.ahead - start;
@@ -184,6 +184,7 @@ class Worker {
             };
             key_parts_[i] = part(k_, op_.k_stride);
             value_parts_[i] = part(v_, op_.v_stride);
+            if (plan_.fetches_values) key_parts_[i].ahead = value_parts_[i].first;
             advance(here, count);
             if (fetches) advance(ahead, count);
             begin += count;
@@ -286,8 +287,9 @@ class Worker {
     void score(std::int64_t n, Range range) {
         if (range.end <= range.begin) return;
         if (plan_.direct)
-            return (plan_.ahead > 0 ? score_direct<T, true> : score_direct<T, false>)(queries_, count_, keys(), range,
-                                                                                      op_.dim, scores_);
+            return (plan_.ahead > 0 || plan_.fetches_values
+                        ? score_direct<T, true>
+                        : score_direct<T, false>)(queries_, count_, keys(), range, op_.dim, scores_);
         constexpr std::int64_t panel = Plan<T>::panel;
         const Part* part = key_parts_;
         for (std::int64_t p = range.begin / panel * panel; p < range.end; p += panel) {

@@ -306,6 +306,7 @@ Lender lent_threads(int most) {
     lent.threads = hardware_threads();
     for (const int bound : {most, thread_bound.load(), processors.load()})
         if (bound > 0) lent.threads = std::min<std::int64_t>(lent.threads, bound);
+    lent.next = &read_next;
     lent.run = [](const Lender&, int parts, Work work, const void* context) {
         if (!lent_team->run(parts, work, context)) work(context, Member{0, 1});
     };

@@ -7,6 +7,7 @@
 
 #include "interruption.h"
 #include "lent_threads.h"
+#include "panel_linear.h"
 
 namespace tensorops {
 
@@ -37,6 +38,11 @@ xla::Handler* find_handler(const std::string& name) {
         for (const xla::NamedHandler& each : family)
             if (name == each.name) return each.handler;
     return nullptr;
+}
+
+void fetch_bytes(const void* begin, std::size_t bytes) {
+    constexpr std::size_t kLine = 64;
+    for (std::size_t i = 0; i < bytes + kLine; i += kLine) __builtin_prefetch(static_cast<const char*>(begin) + i);
 }
 
 // Threads of the team wait for the next call, and begin within a fraction of a microsecond. Attention to 65 tokens in
@@ -138,6 +144,10 @@ bool Plan::add_call(const std::string& handler, const std::vector<std::int64_t>&
     Call& call = block.call();
     call.frame.attributes = attributes(options);
     call.is_product = handler == "linear" || handler == "panel_linear" || handler == "quantized_linear";
+    for (const std::int64_t number : results) arrays_[static_cast<std::size_t>(number)].is_written = true;
+    for (std::size_t i = 0; !call.is_product && i < std::min<std::size_t>(arguments.size(), 64); ++i)
+        if (call.argument(i).rank == 1 && !arrays_[static_cast<std::size_t>(arguments[i])].is_written)
+            call.parameters |= std::uint64_t{1} << i;
     if (call.is_product || handler == "scaled_dot_product_attention")
         for (auto before = calls_.rbegin(); before != calls_.rend(); ++before) {
             auto& [first, second] = before->call().next;
@@ -148,28 +158,35 @@ bool Plan::add_call(const std::string& handler, const std::vector<std::int64_t>&
     return true;
 }
 
-void Plan::Block::fetch() const {
-    constexpr std::size_t kLine = 64;
-    const char* begin = reinterpret_cast<const char*>(memory.get());
-    for (std::size_t i = 0; i < bytes + kLine; i += kLine) __builtin_prefetch(begin + i);
+void Plan::Block::fetch() const { fetch_bytes(memory.get(), bytes); }
+
+void Plan::Call::fetch_parameters() const {
+    constexpr std::int64_t kMost = 4096;
+    for (std::uint64_t left = parameters; left != 0; left &= left - 1) {
+        const xla::Buffer& b = argument(static_cast<std::size_t>(__builtin_ctzll(left)));
+        fetch_bytes(b.data, static_cast<std::size_t>(std::min(xla::bytes_of(b), kMost)));
+    }
 }
 
 // Tells the team's threads which weights, keys and values are read next.
 void Plan::tell_what_is_read(const Next& calls) {
     int count = 0;
-    const auto add = [&count](const xla::Buffer& b, std::int64_t rows, std::int64_t bytes, std::int64_t stride) {
+    const auto add = [&count](const xla::Buffer& b, std::int64_t rows, std::int64_t bytes, std::int64_t stride,
+                              std::int64_t pieces) {
         if (count == ReadNext::kMost) return;
         ReadNext::Part& part = read_next.parts[count++];
         part.begin.store(xla::data(b), std::memory_order_relaxed);
         part.rows.store(rows, std::memory_order_relaxed);
         part.bytes.store(bytes, std::memory_order_relaxed);
         part.stride.store(stride, std::memory_order_relaxed);
+        part.pieces.store(pieces, std::memory_order_relaxed);
     };
     for (const Call* call : calls) {
         if (!call) break;
         if (call->is_product) {
             const std::int64_t bytes = xla::bytes_of(call->argument(1));
-            add(call->argument(1), 1, bytes, bytes);
+            const auto outputs = static_cast<std::int64_t>(xla::Call{call->frame}.number("outputs", 0));
+            add(call->argument(1), 1, bytes, bytes, (outputs + kPanelOutputs - 1) / kPanelOutputs);
             continue;
         }
         const auto place_of = [call](const char* name) {
@@ -185,7 +202,7 @@ void Plan::tell_what_is_read(const Next& calls) {
         }
         for (const xla::Buffer* b : {&k, &v}) {
             const std::int64_t row = xla::length(*b) * xla::itemsize(*b);
-            add(*b, b->dims[0] * b->dims[1], keys * row, k.dims[2] * row);
+            add(*b, b->dims[0] * b->dims[1], keys * row, k.dims[2] * row, 0);
         }
     }
     read_next.count.store(count, std::memory_order_relaxed);
@@ -194,13 +211,14 @@ void Plan::tell_what_is_read(const Next& calls) {
 
 std::size_t Plan::run(std::size_t begin, std::size_t end, std::string& message, double* seconds) {
     using Clock = std::chrono::steady_clock;
-    constexpr std::size_t kAhead = 8;  // calls; what comes next is also told before its call
+    constexpr std::size_t kAhead = 8, kParametersAhead = 4;  // calls; what comes next is also told before its call
     const Replaying team(threads_);
     auto since = seconds ? Clock::now() : Clock::time_point{};
     for (std::size_t i = begin; i < std::min(begin + kAhead, end); ++i) calls_[i].fetch();
     Next told{};
     for (std::size_t i = begin; i < end; ++i) {
         if (i + kAhead < end) calls_[i + kAhead].fetch();
+        if (i + kParametersAhead < end) calls_[i + kParametersAhead].call().fetch_parameters();
         Call& call = calls_[i].call();
         if (told != call.next) tell_what_is_read(told = call.next);
         if (const std::unique_ptr<xla::Error> error{call.handler(&call.frame)}) {

@@ -46,6 +46,7 @@ class Plan {
     struct Array {
         xla::Buffer buffer;
         std::vector<xla::Buffer*> copies;  // those of the calls
+        bool is_written = false;
     };
     using NamedNumbers = std::vector<std::pair<std::string, double>>;
     struct Option {
@@ -75,11 +76,14 @@ class Plan {
         xla::Handler* handler;
         xla::CallFrame frame;
         bool is_product;
-        Next next;  // those after it that read much, up to a product
+        std::uint64_t
+            parameters;  // bits of the arguments that are vectors which no call writes, such as a norm's weight
+        Next next;       // those after it that read much, up to a product
 
         const xla::Buffer& argument(std::size_t i) const {
             return *static_cast<const xla::Buffer*>(frame.arguments.items[i]);
         }
+        void fetch_parameters() const;
     };
     struct Block {
         std::unique_ptr<std::uint64_t[]> memory;

@@ -43,8 +43,23 @@ Dtype dtype_of(const Buffer& b) {
 }
 
 std::int64_t itemsize(const Buffer& b) {
-    const Dtype dtype = dtype_of(b);
-    return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;
+    switch (b.dtype) {
+        case kBool:
+        case kInt8:
+        case kUint8:
+            return 1;
+        case kInt16:
+        case kUint16:
+        case kFloat16:
+        case kBFloat16:
+            return 2;
+        case kInt64:
+        case kUint64:
+        case kFloat64:
+            return 8;
+        default:
+            return 4;
+    }
 }
 
 std::int64_t elements(const Buffer& b) {

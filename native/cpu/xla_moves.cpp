@@ -10,27 +10,6 @@ namespace tensorops::xla {
 
 namespace {
 
-// The bytes of an element of any dtype
-std::int64_t width(const Buffer& b) {
-    switch (b.dtype) {
-        case kInt32:
-        case kUint32:
-            return 4;
-        case kInt64:
-        case kUint64:
-            return 8;
-        case kInt16:
-        case kUint16:
-            return 2;
-        case kBool:
-        case kInt8:
-        case kUint8:
-            return 1;
-        default:
-            return itemsize(b);
-    }
-}
-
 struct Strides {
     std::int64_t bytes[8];
 };
@@ -38,7 +17,7 @@ struct Strides {
 // Those given as options, or those of a contiguous array
 Strides strides_of(const Call& call, const Buffer& b, const char* name) {
     Strides strides{};
-    std::int64_t step = width(b);
+    std::int64_t step = itemsize(b);
     std::string option = std::string(name) + "_0";
     for (std::int64_t d = b.rank - 1; d >= 0; --d) {
         option.back() = static_cast<char>('0' + d);
@@ -51,12 +30,12 @@ Strides strides_of(const Call& call, const Buffer& b, const char* name) {
 void copy_axes(const Buffer& b, std::int64_t axis, const char* from, const Strides& of_from, char* to,
                const Strides& of_to) {
     if (axis == b.rank) {
-        std::memcpy(to, from, static_cast<std::size_t>(width(b)));
+        std::memcpy(to, from, static_cast<std::size_t>(itemsize(b)));
         return;
     }
     const std::int64_t step_from = of_from.bytes[axis], step_to = of_to.bytes[axis];
-    if (axis == b.rank - 1 && step_from == width(b) && step_to == width(b)) {
-        std::memcpy(to, from, static_cast<std::size_t>(b.dims[axis] * width(b)));
+    if (axis == b.rank - 1 && step_from == itemsize(b) && step_to == itemsize(b)) {
+        std::memcpy(to, from, static_cast<std::size_t>(b.dims[axis] * itemsize(b)));
         return;
     }
     for (std::int64_t i = 0; i < b.dims[axis]; ++i)
@@ -80,7 +59,7 @@ Wrong take(const Call& call) {
     if (x.rank != 3 || y.rank != 3 || indices.rank != 1 || !is_integer(indices)) return "arrays without parts";
     if (y.dtype != x.dtype || y.dims[0] != x.dims[0] || y.dims[1] != indices.dims[0] || y.dims[2] != x.dims[2])
         return "a result of another shape or dtype";
-    const std::int64_t bytes = x.dims[2] * width(x);
+    const std::int64_t bytes = x.dims[2] * itemsize(x);
     const std::vector<std::int64_t> numbers = read_integers(indices);
     for (const std::int64_t n : numbers)
         if (n < 0 || n >= x.dims[1]) return "an index that is out of range";
@@ -101,7 +80,7 @@ Wrong put(const Call& call) {
     if (y.dtype != parts.dtype || y.dims[0] != parts.dims[0] || parts.dims[1] != indices.dims[0] ||
         y.dims[2] != parts.dims[2])
         return "a result of another shape or dtype";
-    const std::int64_t bytes = y.dims[2] * width(y);
+    const std::int64_t bytes = y.dims[2] * itemsize(y);
     const std::vector<std::int64_t> numbers = read_integers(indices);
     for (const std::int64_t n : numbers)
         if (n < 0 || n >= y.dims[1]) return "an index that is out of range";
