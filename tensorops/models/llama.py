@@ -515,7 +515,7 @@ class Llama:
         top_p: float | None = None,
         min_p: float | None = None,
         num_workers: int | None = None,
-        repack: bool = False,
+        repack: bool | None = None,
         profile: bool = False,
     ) -> tp.PersistentKernel:
         """Compile a step of this model.
@@ -538,7 +538,10 @@ class Llama:
             In which pages keep keys and values.
         temperature, top_k, top_p, min_p
             As for `generate_ids`.
-        num_workers, repack, profile
+        repack : bool, optional
+            As for `tensorops.PersistentKernel`. By default, mode "decode" does: its copy of the quantized weights takes
+            as much memory again, where there is one.
+        num_workers, profile
             See `tensorops.PersistentKernel`.
 
         Returns
@@ -567,6 +570,7 @@ class Llama:
         pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         sizes = (length, max_seq_length, page_size, max_num_pages)
         options = StepOptions(mode, batch, *sizes, kv_dtype, pick)
+        repack = mode == "decode" if repack is None else repack
         return persistent(self, options, num_workers=num_workers, repack=repack, profile=profile)
 
     def new_paged_cache(

@@ -336,13 +336,97 @@ def test_arrays_of_the_caller_are_let_go():
     watched = [weakref.ref(example), weakref.ref(mine)]
     kernel = compiled(lambda x: tp.silu(x), example)
     expected = tp.silu(mine)
-    np.testing.assert_array_equal(kernel(mine), expected)
+    for _ in range(3):
+        np.testing.assert_array_equal(kernel(mine), expected)
     kernel.release()
     again = mine.copy()
     del example, mine
     gc.collect()
     assert [reference() for reference in watched] == [None, None]
     np.testing.assert_array_equal(kernel(again), expected)
+
+
+class Given(Exception):
+    """Python has looked at the arguments."""
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """A kernel that has run with the same arrays before, its cache, and the function that it then no longer calls."""
+
+    def step(x, large, caches):
+        caches[1][:1, :] = x
+        return tp.silu(x), list(caches)
+
+    def give(args):
+        raise Given
+
+    large, caches = f32(200, 200), [f32(3, 4), f32(3, 4)]
+    assert large.nbytes > SMALL
+    kernel = compiled(step, f32(1, 4), large, caches, donate=[2])
+    for _ in range(3):
+        kernel(f32(1, 4), large, caches)
+    monkeypatch.setattr(kernel._engine, "_give", give)
+    return kernel, large, caches
+
+
+def test_runs_with_the_same_arrays_take_no_bytecode(replayed):
+    kernel, large, caches = replayed
+    seen = []
+    for seed in (1, 2):
+        x = f32(1, 4, seed=seed)
+        y, mine = kernel(x, large, caches)
+        np.testing.assert_allclose(y, REFERENCES["silu"](x), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(caches[1][:1], x)
+        assert mine is not caches
+        assert [id(a) for a in mine] == [id(a) for a in caches]
+        seen.append(y)
+    assert not np.array_equal(*seen)  # each result is the caller's own
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x, large, caches: (x.astype(np.float64), large, caches),
+        lambda x, large, caches: (x.astype(x.dtype.newbyteorder()), large, caches),
+        lambda x, large, caches: (np.repeat(x, 2, axis=1)[:, ::2], large, caches),
+        lambda x, large, caches: (x[0], large, caches),
+        lambda x, large, caches: (np.ma.asarray(x), large, caches),
+        lambda x, large, caches: (x, large.copy(), caches),
+        lambda x, large, caches: (x, large, [caches[0], caches[1].copy()]),
+        lambda x, large, caches: (x, large, tuple(caches)),
+        lambda x, large, caches: (x, large, [*caches, caches[0]]),
+        lambda x, large, caches: (x, large, caches[:1]),
+        lambda x, large, caches: (x, large, caches, x),
+        lambda x, large, caches: (x, large),
+        lambda x, large, caches: (None, large, caches),
+    ],
+)
+def test_python_looks_at_other_arguments(replayed, other):
+    kernel, large, caches = replayed
+    with pytest.raises(Given):
+        kernel(*other(f32(1, 4), large, caches))
+
+
+def test_other_containers_are_replayed_as_well():
+    x, cache = f32(1, 4), f32(3, 4)
+    expected = tp.silu(x)
+    kernel = compiled(lambda given, cache: {"y": tp.silu(given["x"]), "cache": cache}, {"x": x}, cache, donate=[1])
+    for _ in range(4):
+        found = kernel({"x": x}, cache)
+        np.testing.assert_array_equal(found["y"], expected)
+        assert found["cache"] is cache
+
+
+def test_a_result_that_is_returned_twice_is_one_array_in_each_run():
+    def step(x):
+        y = tp.silu(x)
+        return y, [y]
+
+    kernel = compiled(step, X)
+    for _ in range(4):
+        y, (again,) = kernel(X)
+        assert y is again
 
 
 def test_constants_are_kept_alive_and_read_where_they_are():
@@ -445,8 +529,10 @@ def test_an_argument_that_is_not_donated_stays_as_it_is(at):
 def test_an_index_out_of_range_names_the_call():
     table = f32(5, 4)
     kernel = compiled(lambda ids: tp.silu(tp.embedding(ids, table)), np.asarray([1, 2]))
-    with pytest.raises(ValueError, match=r"^call 0, embedding: a kernel was given an index that is out of range$"):
-        kernel(np.asarray([1, 5]))
+    for _ in range(4):
+        with pytest.raises(ValueError, match=r"^call 0, embedding: a kernel was given an index that is out of range$"):
+            kernel(np.asarray([1, 5]))
+        kernel(np.asarray([1, 2]))
     np.testing.assert_allclose(kernel(np.asarray([4, 0])), REFERENCES["silu"](table[[4, 0]]), rtol=1e-5, atol=1e-6)
 
 
