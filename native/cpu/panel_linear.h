@@ -12,10 +12,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "elements.h"
+#include "pool.h"
 #include "rows.h"
-#include "scratch.h"
 
 namespace tensorops {
 
@@ -64,15 +65,15 @@ void for_each_item(const PanelFormat& format, char* panels, const PlainWeights& 
     }
 }
 
-// Weights in panels, in memory of the pool of results.
+// Weights in panels
 class WeightPanels {
   public:
     WeightPanels(const PanelFormat& format, const PlainWeights& plain)
-        : format_(format), memory_(std::max<std::int64_t>(bytes(), 1)) {
+        : format_(format), memory_(pool::take_on_shelf(std::max<std::size_t>(static_cast<std::size_t>(bytes()), 1))) {
         if (const std::int64_t rest = format_.outputs % kPanelOutputs; rest != 0)
-            std::memset(memory_.at<char>(bytes() - format_.panel_bytes()), 0,
+            std::memset(memory_.get() + bytes() - format_.panel_bytes(), 0,
                         static_cast<std::size_t>(format_.panel_bytes()));
-        for_each_item(format_, memory_.at<char>(0), plain,
+        for_each_item(format_, memory_.get(), plain,
                       [this](char* packed, const char* from, std::int64_t size, bool is_word) {
                           std::memcpy(packed, from, static_cast<std::size_t>(size));
                           if (is_word) flip(packed);
@@ -80,7 +81,7 @@ class WeightPanels {
     }
 
     void unpack(const PlainWeights& plain) const {
-        for_each_item(format_, memory_.at<char>(0), plain,
+        for_each_item(format_, memory_.get(), plain,
                       [this](const char* packed, char* to, std::int64_t size, bool is_word) {
                           std::memcpy(to, packed, static_cast<std::size_t>(size));
                           if (is_word) flip(to);
@@ -88,7 +89,7 @@ class WeightPanels {
     }
 
     const PanelFormat& format() const { return format_; }
-    const char* data() const { return memory_.at<char>(0); }
+    const char* data() const { return memory_.get(); }
     std::int64_t bytes() const { return format_.panels() * format_.panel_bytes(); }
 
   private:
@@ -101,7 +102,7 @@ class WeightPanels {
     }
 
     PanelFormat format_;
-    Scratch memory_;
+    std::shared_ptr<char> memory_;
 };
 
 // y = x · Wᵀ

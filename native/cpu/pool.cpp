@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <new>
 #include <vector>
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -77,6 +78,26 @@ Pool& the_pool() {
     return *pool;
 }
 
+constexpr std::size_t kShelf = 4 * kHugePage;
+
+// The shelf that has room, while any of its blocks is in use
+struct Shelf {
+    std::mutex mutex;
+    std::weak_ptr<char> memory;
+    std::size_t used = 0;
+};
+
+Shelf& the_shelf() {
+    static Shelf* shelf = new Shelf;  // never destroyed, as the pool
+    return *shelf;
+}
+
+std::shared_ptr<char> take_shared(std::size_t bytes) {
+    void* block = take(bytes);
+    if (!block) throw std::bad_alloc();
+    return {static_cast<char*>(block), [bytes](char* p) { give(p, bytes); }};
+}
+
 }  // namespace
 
 void* take(std::size_t bytes) {
@@ -120,6 +141,21 @@ void give(void* block, std::size_t bytes) {
     pool.cached += size;
 }
 
+std::shared_ptr<char> take_on_shelf(std::size_t bytes) {
+    constexpr std::size_t kLine = 64;
+    if (bytes < kSmallest || bytes > kShelf / 2) return take_shared(bytes);
+    Shelf& shelf = the_shelf();
+    std::lock_guard lock(shelf.mutex);
+    std::shared_ptr<char> memory = shelf.memory.lock();
+    if (!memory || shelf.used + bytes > kShelf) {
+        shelf.memory = memory = take_shared(kShelf);
+        shelf.used = 0;
+    }
+    char* const block = memory.get() + shelf.used;
+    shelf.used += (bytes + kLine - 1) / kLine * kLine;
+    return {memory, block};
+}
+
 Statistics statistics() {
     Pool& pool = the_pool();
     std::lock_guard lock(pool.mutex);
@@ -147,7 +183,13 @@ std::size_t empty_cache() {
     return before;
 }
 
-void lock() { the_pool().mutex.lock(); }
-void unlock() { the_pool().mutex.unlock(); }
+void lock() {
+    the_shelf().mutex.lock();
+    the_pool().mutex.lock();
+}
+void unlock() {
+    the_pool().mutex.unlock();
+    the_shelf().mutex.unlock();
+}
 
 }  // namespace tensorops::pool

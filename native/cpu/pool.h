@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 namespace tensorops::pool {
 
@@ -16,6 +17,11 @@ void* take(std::size_t bytes);
 
 // Returns a block that came from take(bytes).
 void give(void* block, std::size_t bytes);
+
+// Memory for a model's weights, in blocks side by side: most are smaller than a huge page, and a step that reads all of
+// them took 0.97 of the time with huge pages. A shelf of several blocks is given back with the last of them. Throws
+// std::bad_alloc.
+std::shared_ptr<char> take_on_shelf(std::size_t bytes);
 
 struct Statistics {
     std::size_t in_use, peak, cached, limit;  // bytes; peak is the highest in_use since the start or reset_peak

@@ -195,9 +195,22 @@ void handlers_compute_from_several_threads(Pool& pool) {
     });
 }
 
+// Replays tell threads which bytes are read next.
+void arrays_have_the_bytes_of_their_dtype() {
+    std::int64_t dims[] = {3, 5};
+    const auto bytes = [&dims](int dtype) {
+        return bytes_of(Buffer{sizeof(Buffer), nullptr, dtype, nullptr, 2, dims});
+    };
+    for (const int dtype : {kBool, kInt8, kUint8}) require(bytes(dtype) == 15, "an element has one byte");
+    for (const int dtype : {kInt16, kUint16, kFloat16, kBFloat16}) require(bytes(dtype) == 30, "it has two bytes");
+    for (const int dtype : {kInt32, kUint32, kFloat32}) require(bytes(dtype) == 60, "it has four bytes");
+    for (const int dtype : {kInt64, kUint64, kFloat64}) require(bytes(dtype) == 120, "it has eight bytes");
+}
+
 }  // namespace
 
 bool xla_calls() {
+    arrays_have_the_bytes_of_their_dtype();
     use_target(Test{}.targets.front());  // the one that ThreadSanitizer sees all accesses of
     for (const int size : {1, 3}) {
         Pool pool(size);

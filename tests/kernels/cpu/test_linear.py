@@ -1,5 +1,7 @@
 """Linear maps in C++: every SIMD target, number of rows, format of weights and layout."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -402,6 +404,28 @@ def test_sums_over_long_rows_of_panels(target, rng):
     parts[1][:], parts[2][:] = 0.7, 0.3
     x = np.full((3, 65536), 1.1, np.float32)
     assert_quantized(_native.panel_linear(x, pack_panels(parts, options)), x, parts, options)
+
+
+def test_panels_lie_side_by_side_and_are_given_back(pool, rng):
+    start = pool.memory_stats()["in_use"]
+    matrices = [quantized(rng, 512, 512 + 64 * i) for i in range(4)]
+    packed = [pack_panels(parts, options) for parts, options in matrices]
+    places = sorted((p.memory.ctypes.data, p.nbytes) for p in packed)
+    taken = pool.memory_stats()["in_use"] - start
+    assert taken in (0, 8 * 2**20)  # other tests' matrices may have left room
+    gaps = [following - place - size for (place, size), (following, _) in itertools.pairwise(places)]
+    assert min(gaps) >= 0
+    assert sum(gap >= 64 for gap in gaps) <= 1  # between two shelves
+    for (parts, _), panels in zip(matrices, packed, strict=True):
+        for given, unpacked in zip(parts, panels.unpack(), strict=True):
+            np.testing.assert_array_equal(unpacked, given)
+    del panels, unpacked
+    last = packed.pop()
+    packed.clear()
+    assert pool.memory_stats()["in_use"] == start + taken
+    np.testing.assert_array_equal(last.unpack()[0], matrices[-1][0][0])
+    del last
+    assert pool.memory_stats()["in_use"] == start
 
 
 @pytest.mark.parametrize("scale_dtype", SHORT)
