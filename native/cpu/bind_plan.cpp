@@ -77,8 +77,8 @@ void run(Plan& plan, std::size_t begin, std::size_t end, double* seconds) {
     if (done < end) throw nb::value_error((std::to_string(done) + " " + message).c_str());
 }
 
-// Runs of a plan whose arguments are the same objects, or small ones to copy: without bytecode, because after a run
-// that a model's weights have gone through the caches in, the interpreter and what it reads come from memory.
+// Runs of a plan whose arguments are the same objects as before, or small ones to copy. They take no bytecode: once a
+// model's weights have gone through the caches, the interpreter and all that it reads come from memory.
 class Replay {
   public:
     // Arguments and results are arrays in lists and tuples. For each array of the arguments, in order, `copied` has the

@@ -76,9 +76,8 @@ class Plan {
         xla::Handler* handler;
         xla::CallFrame frame;
         bool is_product;
-        std::uint64_t
-            parameters;  // bits of the arguments that are vectors which no call writes, such as a norm's weight
-        Next next;       // those after it that read much, up to a product
+        std::uint64_t parameters;  // bits of the arguments that are vectors which no call writes: a norm's weight
+        Next next;                 // those after it that read much, up to a product
 
         const xla::Buffer& argument(std::size_t i) const {
             return *static_cast<const xla::Buffer*>(frame.arguments.items[i]);
