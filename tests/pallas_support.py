@@ -5,6 +5,7 @@ import contextlib
 import jax
 from jax.experimental.pallas import tpu as pltpu
 
+import support
 from tensorops.kernels.pallas._launch import interpreted
 
 INTERPRETER = {"detect_races": True, "out_of_bounds_reads": "raise", "uninitialized_memory": "nan"}
@@ -31,7 +32,11 @@ def races() -> bool:
 
 
 def exported(function, *args):
-    """Return the text of a program for TPUs, which this machine cannot run."""
+    """Return the text of a program for TPUs, which this machine cannot run.
+
+    A process without TPUs has the kernels for them in its programs only through the compiled module's primitives.
+    """
+    support.require_native()
     return jax.export.export(jax.jit(function), platforms=["tpu"])(*args).mlir_module()
 
 
