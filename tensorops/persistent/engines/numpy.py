@@ -86,8 +86,8 @@ class NativeEngine(Engine):
         self._move(range(len(self._kept)))
         self._returned = self._returned_arguments()
         self._made_anew = [i for i, x in enumerate(self._returned) if x is None]
-        self._replays = not self._planned.exchanges
-        self._replayed: Replay | None = None
+        self._can_replay_natively = not self._planned.exchanges
+        self._native_replay: Replay | None = None
 
     def _move(self, numbers: Sequence[int]) -> None:
         for i in numbers:
@@ -128,7 +128,7 @@ class NativeEngine(Engine):
         written = [id(x) for x, donated in zip(given, self._donated, strict=True) if donated]
         if len(set(written)) < len(written):
             raise ValueError("an array that the step writes to is among the arguments twice")
-        self._replayed = None
+        self._native_replay = None
         changed = [i for i in self._in_place if given[i] is not self._kept[i]]
         for i in changed:
             self._check_type(i, given[i])
@@ -147,7 +147,7 @@ class NativeEngine(Engine):
     def forget(self) -> None:
         """Let go of the caller's arrays."""
         with self._lock:
-            self._replayed = None
+            self._native_replay = None
             for i in self._in_place:
                 self._kept[i] = None
             self._returned = [None] * len(self._returned)
@@ -155,20 +155,20 @@ class NativeEngine(Engine):
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run it once."""
         with self._lock:
-            if self._replayed is not None:
+            if self._native_replay is not None:
                 try:
-                    results = self._replayed(args)
+                    results = self._native_replay(args)
                 except ValueError as error:
                     raise self._named(error) from None
                 if results is not NotImplemented:
                     return results
             stay = self._give(args)
             self._replay(self._planned.plan.run)
-            if stay and self._replays:
-                self._replayed = self._native_replay(args)
+            if stay and self._can_replay_natively:
+                self._native_replay = self._make_native_replay(args)
             return self._results()
 
-    def _native_replay(self, args: tuple[Any, ...]) -> Replay | None:
+    def _make_native_replay(self, args: tuple[Any, ...]) -> Replay | None:
         """Return what runs the plan again on these arguments, if they and the results are arrays in sequences."""
         from tensorops.kernels.cpu._native import Replay
 
@@ -177,7 +177,7 @@ class NativeEngine(Engine):
         tree = self._arrange(found)
         results = _arrays_in_sequences(tree)
         if _arrays_in_sequences(args) is None or results is None or len(set(map(id, results))) < len(results):
-            self._replays = False
+            self._can_replay_natively = False
             return None
         copied = [x if i in self._copied else None for i, x in enumerate(self._kept)]
         return Replay(self._planned.plan, args, copied, tree, [id(x) in made for x in results])
