@@ -15,7 +15,7 @@ pytest.importorskip("jinja2")
 import support
 import tensorops as tp
 from llama_reference import float64_logits
-from make_gguf import llama_arrays, real_model
+from make_gguf import llama_arrays, real_model, write_llama
 from tensorops.models import Llama, LlamaConfig, OutOfPagesError, PagedKVCache
 
 CONFIG = LlamaConfig(
@@ -336,6 +336,20 @@ def test_a_model_s_step_on_the_cpu_is_all_kernels():
     assert counts["scaled_dot_product_attention"] == CONFIG.blocks
     assert counts["assignment"] == 2 * CONFIG.blocks
     assert captured.statistics.arena_bytes < captured.statistics.separate_bytes / 2
+
+
+def test_decoding_repacks_quantized_weights_where_that_is_faster(tmp_path):
+    native = support.require_native()
+    llama = Llama.from_gguf(write_llama(tmp_path / "model.gguf", "Q4_1"), "cpu")
+
+    def products(**options):
+        calls = llama.persistent(max_seq_length=32, **options).explain().calls
+        return {call.kernel for call in calls if call.operator == "quantized_linear"}
+
+    weights = [np.zeros((32, 32), np.uint8), *(np.ones((32, 2), np.float16) for _ in range(2))]
+    helps = native.pack_panels_supports(*weights, bits=4, group_size=32) is None
+    assert products() == {"panel_linear" if helps else "quantized_linear"}
+    assert products(repack=False) == products(mode="prefill", length=8) == {"quantized_linear"}
 
 
 def test_what_a_persistent_step_refuses():
