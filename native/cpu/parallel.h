@@ -38,12 +38,9 @@ struct Member {
     int index, count;
 };
 
-struct ReadNext;
-
 // Threads that a caller lends to the kernels it calls: they use these instead of those of parallel.cpp.
 struct Lender {
     std::int64_t threads;
-    const ReadNext* next = nullptr;  // what calls after the present one read
     // Calls work for all parts, of which a thread may take several, as on_team does.
     void (*run)(const Lender& lender, int parts, void (*work)(const void* context, Member member), const void* context);
 };
@@ -95,14 +92,7 @@ void over_pieces(int threads, std::int64_t count, const F& f) {
     });
 }
 
-// One of several pieces of work, and whether it is the last of its thread's own share.
-struct Piece {
-    std::int64_t index;
-    bool last;
-    Member member;
-};
-
-// Calls f(piece) for pieces 0 to count - 1. Each thread begins with its share and goes through it in order, as memory
+// Calls f(i) for pieces 0 to count - 1. Each thread begins with its share and goes through it in order, as memory
 // is read fastest; who has finished takes from the end of another's.
 template <class F>
 void over_stretches(int threads, std::int64_t count, const F& f) {
@@ -122,9 +112,8 @@ void over_stretches(int threads, std::int64_t count, const F& f) {
         }
     };
     if (threads == 1 || threads > kMost || count > 0xffffffff)
-        return over_shares(threads, count, 1, [&f, threads](Share share) {
-            for (std::int64_t i = share.begin; i < share.end; ++i)
-                f(Piece{i, i + 1 == share.end, {share.member, threads}});
+        return over_shares(threads, count, 1, [&f](Share share) {
+            for (std::int64_t i = share.begin; i < share.end; ++i) f(i);
         });
     Stretch stretches[kMost];
     for (int k = 0; k < threads; ++k) {
@@ -133,8 +122,7 @@ void over_stretches(int threads, std::int64_t count, const F& f) {
     }
     on_team(threads, [&](Member member) {
         for (int k = 0; k < threads; ++k)
-            for (std::int64_t i; (i = stretches[(member.index + k) % threads].take(k == 0)) >= 0;)
-                f(Piece{i, k > 0 || i + 1 == count * (member.index + 1) / threads, member});
+            for (std::int64_t i; (i = stretches[(member.index + k) % threads].take(k == 0)) >= 0;) f(i);
     });
 }
 

@@ -7,7 +7,6 @@
 
 #include "interruption.h"
 #include "lent_threads.h"
-#include "panel_linear.h"
 
 namespace tensorops {
 
@@ -171,25 +170,22 @@ void Plan::Call::fetch_parameters() const {
 // Tells the team's threads which weights, keys and values are read next.
 void Plan::tell_what_is_read(const Next& calls) {
     int count = 0;
-    const auto add = [&count](const xla::Buffer& b, std::int64_t rows, std::int64_t bytes, std::int64_t stride,
-                              std::int64_t pieces) {
+    const auto add = [&count](const xla::Buffer& b, std::int64_t rows, std::int64_t bytes, std::int64_t stride) {
         if (count == ReadNext::kMost) return;
         ReadNext::Part& part = read_next.parts[count++];
         part.begin.store(xla::data(b), std::memory_order_relaxed);
         part.rows.store(rows, std::memory_order_relaxed);
         part.bytes.store(bytes, std::memory_order_relaxed);
         part.stride.store(stride, std::memory_order_relaxed);
-        part.pieces.store(pieces, std::memory_order_relaxed);
     };
     for (const Call* call : calls) {
         if (!call) break;
         if (call->is_product) {
             const std::int64_t bytes = xla::bytes_of(call->argument(1));
-            const auto outputs = static_cast<std::int64_t>(xla::Call{call->frame}.number("outputs", 0));
-            add(call->argument(1), 1, bytes, bytes, (outputs + kPanelOutputs - 1) / kPanelOutputs);
+            add(call->argument(1), 1, bytes, bytes);
             continue;
         }
-        const auto place_of = [call](const char* name) {
+        const auto place_of = [call](std::string_view name) {
             return static_cast<std::size_t>(xla::Call{call->frame}.number(name, 0));
         };
         const xla::Buffer &k = call->argument(1), &v = call->argument(2);
@@ -202,11 +198,11 @@ void Plan::tell_what_is_read(const Next& calls) {
         }
         for (const xla::Buffer* b : {&k, &v}) {
             const std::int64_t row = xla::length(*b) * xla::itemsize(*b);
-            add(*b, b->dims[0] * b->dims[1], keys * row, k.dims[2] * row, 0);
+            add(*b, b->dims[0] * b->dims[1], keys * row, k.dims[2] * row);
         }
     }
     read_next.count.store(count, std::memory_order_relaxed);
-    read_next.changes.fetch_add(1, std::memory_order_release);
+    read_next.changes.store(read_next.changes.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
 std::size_t Plan::run(std::size_t begin, std::size_t end, std::string& message, double* seconds) {

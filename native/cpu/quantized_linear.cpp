@@ -32,8 +32,8 @@ bool few_rows(const QuantizedLinear& op, int threads) {
         if (!way.make_row(reinterpret_cast<const T*>(op.x.row(r)), scratch.at<char>(r * way.room()), rows[r]))
             return false;
     T* y = reinterpret_cast<T*>(op.y);
-    over_stretches(threads, units_of_outputs(op), [&](Piece piece) {
-        const std::int64_t begin = piece.index * kOutputUnit;
+    over_stretches(threads, units_of_outputs(op), [&](std::int64_t unit) {
+        const std::int64_t begin = unit * kOutputUnit;
         some_outputs<T, S>(op.x.count, way, rows, begin, std::min(kOutputUnit, op.outputs - begin),
                            [&](std::int64_t r) { return y + r * op.outputs + begin; });
     });

@@ -23,7 +23,7 @@ struct Bound {
 };
 
 // The array with a name, of which the attribute says its place among the arguments; nullptr: it was not given.
-const Buffer* named(const Call& call, const char* name) {
+const Buffer* named(const Call& call, std::string_view name) {
     const double place = call.number(name, 0);
     return place > 0 && place < static_cast<double>(call.arguments()) ? &call.argument(static_cast<std::int64_t>(place))
                                                                       : nullptr;
@@ -138,7 +138,7 @@ Wrong read_sinks(const Call& call, Attention& op) {
     return nullptr;
 }
 
-std::int64_t side(const Call& call, const char* name) {
+std::int64_t side(const Call& call, std::string_view name) {
     const double keys = call.number(name, -1);
     return keys >= 0 && keys < static_cast<double>(kUnbounded) ? static_cast<std::int64_t>(keys) : kUnbounded;
 }

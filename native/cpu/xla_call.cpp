@@ -17,16 +17,6 @@
 
 namespace tensorops::xla {
 
-double Call::number(const char* name, double otherwise) const {
-    const Attributes& all = frame.attributes;
-    for (std::int64_t i = 0; i < all.count; ++i) {
-        if (std::string_view(all.names[i]->data, all.names[i]->length) != name || all.kinds[i] != kScalar) continue;
-        const Scalar& scalar = *static_cast<const Scalar*>(all.items[i]);
-        if (scalar.dtype == kFloat64) return *static_cast<const double*>(scalar.value);
-    }
-    return otherwise;
-}
-
 Dtype dtype_of(const Buffer& b) {
     switch (b.dtype) {
         case kFloat16:

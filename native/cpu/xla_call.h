@@ -5,6 +5,8 @@
 // usually new to the process, and the system has just zeroed it.
 #pragma once
 
+#include <cstring>
+#include <string_view>
 #include <vector>
 
 #include "parallel.h"
@@ -23,7 +25,18 @@ struct Call {
     std::int64_t arguments() const { return frame.arguments.count; }
     const Buffer& argument(std::int64_t i) const { return *static_cast<const Buffer*>(frame.arguments.items[i]); }
     const Buffer& result(std::int64_t i = 0) const { return *static_cast<const Buffer*>(frame.results.items[i]); }
-    double number(const char* name, double otherwise) const;
+
+    // An option. Inline, so that names are compared without calls: attention asks for ten options among as many.
+    double number(std::string_view name, double otherwise) const {
+        const Attributes& all = frame.attributes;
+        for (std::int64_t i = 0; i < all.count; ++i) {
+            const Span& own = *all.names[i];
+            if (own.length != name.size() || std::memcmp(own.data, name.data(), name.size()) != 0) continue;
+            const Scalar& scalar = *static_cast<const Scalar*>(all.items[i]);
+            if (all.kinds[i] == kScalar && scalar.dtype == kFloat64) return *static_cast<const double*>(scalar.value);
+        }
+        return otherwise;
+    }
 };
 
 Dtype dtype_of(const Buffer& b);

@@ -34,7 +34,7 @@ void each_part_is_done_once() {
                 for (std::int64_t i = share.begin; i < share.end; ++i) done[static_cast<std::size_t>(i)] += 1;
             });
             over_pieces(allowed, 97, [&](std::int64_t piece, int) { done[static_cast<std::size_t>(piece)] += 2; });
-            over_stretches(allowed, 97, [&](Piece piece) { done[static_cast<std::size_t>(piece.index)] += 4; });
+            over_stretches(allowed, 97, [&](std::int64_t piece) { done[static_cast<std::size_t>(piece)] += 4; });
             for (const auto& count : done)
                 if (count != 7) right = false;
         }
@@ -89,30 +89,11 @@ void threads_of_a_replay_fetch_meanwhile() {
         read_next.count = call % 2;
         read_next.changes.fetch_add(1);
         std::vector<std::atomic<int>> done(97);
-        over_stretches(3, 97, [&](Piece piece) { done[static_cast<std::size_t>(piece.index)] += 1; });
+        over_stretches(3, 97, [&](std::int64_t piece) { done[static_cast<std::size_t>(piece)] += 1; });
         for (const auto& count : done) right = right && count == 1;
     }
     lender = nullptr;
     require(right, "threads of a replay do each part once");
-}
-
-// Kernels fetch what their thread reads first in the next call when they come to the end of their own stretch.
-void the_end_of_a_stretch_is_known() {
-    std::vector<std::int64_t> ends;
-    over_stretches(1, 97, [&](Piece piece) {
-        if (piece.last) ends.push_back(piece.index);
-    });
-    require(ends == std::vector<std::int64_t>{96}, "a stretch has one end");
-    std::vector<char> memory(97 * 10);
-    ReadNext next;
-    require(!next.stretch({0, 3}), "nothing is read next");
-    next.count = 1;
-    next.parts[0].begin = memory.data();
-    next.parts[0].bytes = static_cast<std::int64_t>(memory.size());
-    require(!next.stretch({0, 3}), "it is not read in pieces");
-    next.parts[0].pieces = 97;
-    for (int k = 0; k < 3; ++k)
-        require(next.stretch({k, 3}) == memory.data() + 97 * k / 3 * 10, "a stretch begins with its first piece");
 }
 
 void help_pauses_after_a_loss() {
@@ -153,7 +134,6 @@ void help_pauses_after_a_loss() {
 bool parallel() {
     lent_threads_are_used();
     threads_of_a_replay_fetch_meanwhile();
-    the_end_of_a_stretch_is_known();
     help_pauses_after_a_loss();
     calls_share_the_processors();
     each_part_is_done_once();
