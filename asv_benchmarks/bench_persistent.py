@@ -2,16 +2,15 @@
 
     python -m asv_benchmarks.bench_persistent [MODEL.gguf]
 
-prints the same, with the time that reading the weights takes, measured in turns with the steps, and many sequences in
-one step beside one after another. Each way has processes of its own, in turns: threads of one would be awake while the
-other computes. Without a file, it is that of ``$TENSOROPS_MODEL``, or the one that `tensorops generate` has downloaded.
+prints the same as medians, as `tensorops bench --decode` measures it: each way in processes of its own, which read as
+many bytes as the weights have between their steps. Then come many sequences in one step beside one after another.
+Without a file, it is that of ``$TENSOROPS_MODEL``, or the one that `tensorops generate` has downloaded.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import time
 import timeit
@@ -23,13 +22,11 @@ from typing import Any
 import numpy as np
 
 import tensorops
+from tensorops.backends.registry import resolve
 from tensorops.benchmarks.asv import Prepared
-from tensorops.benchmarks.decode import steps
-from tensorops.benchmarks.measuring import threads
-from tensorops.benchmarks.model import read_bandwidth, weight_bytes
+from tensorops.benchmarks.decode import jobs, steps
 
-ROUNDS = 3  # processes
-STEPS = 100
+SECONDS = 6.0  # for each way
 BATCH = 8
 NEW_TOKENS = 64
 LIBRARIES = {"cpu": "numpy", "jax": "jax", "mlx": "mlx", "opencl": "pyopencl"}
@@ -96,29 +93,6 @@ class Decode(Prepared):
         self.way()
 
 
-def median_step(path: str, backend: str, way: str) -> float:
-    """Return the median seconds of a step."""
-    step = steps(path, backend)[way]
-    found = []
-    for _ in range(STEPS):
-        start = time.perf_counter()
-        step()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
-
-
-def in_turns(path: str, backend: str) -> dict[str, float]:
-    """Return the median of the processes' medians for each way, and of the times in which the weights are read."""
-    found: dict[str, list[float]] = {"persistent": [], "from Python": []}
-    bounds = []
-    for _ in range(ROUNDS):
-        bounds.append(weight_bytes(Path(path)) / read_bandwidth(threads()))
-        for way, times in found.items():
-            command = [sys.executable, "-m", "asv_benchmarks.bench_persistent", path, backend, way]
-            times.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    return {way: statistics.median(times) for way, times in found.items()} | {"bound": statistics.median(bounds)}
-
-
 def batch(path: str) -> tuple[float, float]:
     """Return the tokens per second of sequences one after another, and of as many at once."""
     from tensorops.models import Llama
@@ -145,15 +119,18 @@ def main(path: str) -> None:
             print(  # noqa: T201
                 f"{backend:6} a replay of one call {one * 1e6:8.2f} µs, each further call {(many - one) * 1e3:8.3f} µs"
             )
-    print(f"{Path(path).name}; the bound is the time in which its weights are read")  # noqa: T201
+    print(f"{Path(path).name}; the bound is the time in which its weights could be read, measured between steps")  # noqa: T201
     for backend in LIBRARIES:
         if not tensorops.is_backend_available(backend):
             continue
-        persistent, python, bound = in_turns(path, backend).values()
-        of_bound = f", {bound / persistent:.2f} of the bound of {bound * 1e3:.2f} ms" if backend == "cpu" else ""
+        for measure in jobs(Path(path), [resolve(backend)], SECONDS).values():
+            found = measure()
+        persistent, python = (speed.seconds or float("nan") for speed in found.speeds)
+        of_bound = found.speeds[0].of_bound or float("nan")
+        bound = f", {of_bound:.2f} of the bound of {of_bound * persistent * 1e3:.2f} ms" if backend == "cpu" else ""
         print(  # noqa: T201
             f"{backend:6} persistent {persistent * 1e3:7.2f} ms, from Python {python * 1e3:7.2f} ms: "
-            f"x {python / persistent:.2f}{of_bound}"
+            f"x {python / persistent:.2f}{bound}"
         )
     alone, together = batch(path)
     speeds = f"one after another {alone:.0f} tokens/s, together {together:.0f}: x {together / alone:.2f}"
@@ -161,10 +138,7 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
-        print(median_step(*sys.argv[1:]))  # noqa: T201
-    else:
-        try:
-            main(sys.argv[1] if len(sys.argv) > 1 else model_path())
-        except NotImplementedError as error:
-            sys.exit(str(error))
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else model_path())
+    except NotImplementedError as error:
+        sys.exit(str(error))

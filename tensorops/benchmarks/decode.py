@@ -1,15 +1,18 @@
 """A model's step from a token to the next on several backends, and the bound that reading the weights sets.
 
-Each way has processes of its own, in turns: threads of one would be awake while the other computes.
+Each way has processes of its own, in turns: threads of one would be awake while the other computes. A process reads a
+long vector between its steps: how fast memory is changes within seconds where others use it as well, and twofold where
+a virtual machine's processors are moved.
 
     python -m tensorops.benchmarks.decode MODEL.gguf BACKEND WAY SECONDS
 
-is such a process; it prints the seconds of each step as JSON.
+is such a process; it prints the seconds of its steps and reads as JSON.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -24,7 +27,7 @@ import numpy as np
 import tensorops
 from tensorops.backends.registry import resolve
 from tensorops.benchmarks.measuring import is_unsteady, median_and_quartiles, threads
-from tensorops.benchmarks.model import read_bandwidth, weight_bytes
+from tensorops.benchmarks.model import Reader, weight_bytes
 from tensorops.libraries import Backend
 
 PERSISTENT, FROM_PYTHON = "persistent", "from Python"
@@ -32,6 +35,7 @@ WAYS = (PERSISTENT, FROM_PYTHON)
 POSITION = 64  # tokens in the cache
 CAPACITY = 256
 ROUNDS = 3  # processes
+STEPS_PER_READ = 10
 
 
 @dataclass
@@ -44,6 +48,7 @@ class Speed:
     seconds: float | None = None
     quartiles: tuple[float, float] | None = None
     steps: int = 0
+    read_bandwidth: float | None = None  # in the same processes
     of_bound: float | None = None
     reason: str | None = None
 
@@ -62,7 +67,7 @@ class Decoding:
 
     model: str
     weight_bytes: int
-    read_bandwidth: float
+    read_bandwidth: float = 0.0  # the median of all processes' reads
     position: int = POSITION
     speeds: list[Speed] = field(default_factory=list)
 
@@ -115,63 +120,84 @@ def prepare(path: str, backend: str, way: str) -> Callable[[], object]:
     return from_python(Llama.from_gguf(path, backend, compile=resolve(backend).library.jit))
 
 
-def time_steps(step: Callable[[], object], seconds: float) -> list[float]:
-    """Return the times of steps for so many seconds, after two that compile and touch the memory."""
+@dataclass
+class Times:
+    """Seconds of steps, and seconds per byte of the reads between them."""
+
+    steps: list[float] = field(default_factory=list)
+    reads: list[float] = field(default_factory=list)
+
+    def __iadd__(self, other: Times) -> Times:
+        self.steps += other.steps
+        self.reads += other.reads
+        return self
+
+
+def time_steps(step: Callable[[], object], seconds: float) -> Times:
+    """Time steps and reads for so many seconds, after two steps that compile and touch the memory."""
+    reader, times = Reader(threads()), Times()
     for _ in range(2):
         step()
-    times: list[float] = []
+    reader.seconds()
     end = time.perf_counter() + seconds
-    while len(times) < 2 or time.perf_counter() < end:
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
+
+    def is_over() -> bool:
+        return len(times.steps) > 1 and time.perf_counter() >= end
+
+    while not is_over():
+        times.reads.append(reader.seconds() / reader.nbytes)
+        for _ in range(STEPS_PER_READ):
+            start = time.perf_counter()
+            step()
+            times.steps.append(time.perf_counter() - start)
+            if is_over():
+                break
     return times
 
 
 def jobs(path: Path, backends: Sequence[Backend], seconds: float) -> dict[str, Callable[[], Decoding]]:
     """Return functions, by readable label, that time every way on every backend in turns; each returns the same."""
-    found = Decoding(path.name, weight_bytes(path), 0.0)
+    found = Decoding(path.name, weight_bytes(path))
     found.speeds = [Speed(backend.name, way) for backend in backends for way in WAYS]
-    times: dict[int, list[float]] = {i: [] for i in range(len(found.speeds))}
-
-    def bound() -> Decoding:
-        found.read_bandwidth = read_bandwidth(threads())
-        return found
+    times = [Times() for _ in found.speeds]
 
     def measure(index: int) -> Decoding:
         speed = found.speeds[index]
         if speed.reason is None:
-            add(speed, times[index], path, seconds / ROUNDS, found.bound)
+            add(speed, times[index], path, seconds / ROUNDS, found.weight_bytes)
+            found.read_bandwidth = 1 / statistics.median(read for each in times for read in each.reads)
         return found
 
-    wanted: dict[str, Callable[[], Decoding]] = {"reading the weights": bound}
-    for number in range(1, ROUNDS + 1):
-        wanted |= {f"{speed}, {number}": partial(measure, i) for i, speed in enumerate(found.speeds)}
-    return wanted
+    return {
+        f"{speed}, {number}": partial(measure, i)
+        for number in range(1, ROUNDS + 1)
+        for i, speed in enumerate(found.speeds)
+    }
 
 
-def add(speed: Speed, times: list[float], path: Path, seconds: float, bound: float) -> None:
+def add(speed: Speed, times: Times, path: Path, seconds: float, weights: int) -> None:
     """Time a way in a process of its own, and fill in its speed by all processes so far."""
     command = [sys.executable, "-m", __name__, str(path), speed.backend, speed.way, str(seconds)]
     child = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this module
     if child.returncode:
         speed.reason = (child.stderr.strip().splitlines() or [f"it ended with {child.returncode}"])[-1]
         return
-    times += json.loads(child.stdout)
-    speed.seconds, speed.quartiles = median_and_quartiles(times)
-    speed.steps = len(times)
+    times += Times(**json.loads(child.stdout))
+    speed.seconds, speed.quartiles = median_and_quartiles(times.steps)
+    speed.steps = len(times.steps)
     speed.tokens_per_second = 1 / speed.seconds
-    speed.of_bound = speed.tokens_per_second / bound
+    speed.read_bandwidth = 1 / statistics.median(times.reads)
+    speed.of_bound = weights / speed.read_bandwidth / speed.seconds
 
 
 def main(path: str, backend: str, way: str, seconds: str) -> None:
-    """Print the seconds of each step; on standard error, why there are none."""
+    """Print the times as JSON; on standard error, why there are none."""
     try:
         step = prepare(path, backend, way)
         times = time_steps(step, float(seconds))
     except Exception as error:  # a backend may lack anything: the report says what
         sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
-    print(json.dumps(times))  # noqa: T201
+    print(json.dumps(vars(times)))  # noqa: T201
 
 
 if __name__ == "__main__":

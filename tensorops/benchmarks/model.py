@@ -138,20 +138,34 @@ def weight_bytes(path: Path) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def read_bandwidth(threads: int) -> float:
-    """Return how many bytes per second so many threads read, measured by dot products of parts of a long vector.
+class Reader:
+    """Reads a long vector by dot products of its parts, one for each thread.
 
     A single product would not do: on some processors, BLAS computes it on one thread.
+
+    Parameters
+    ----------
+    threads : int
+        How many threads read.
     """
-    x = np.ones(BANDWIDTH_BYTES // 4, dtype=np.float32)
-    parts = np.array_split(x, threads)
-    quickest = float("inf")
-    with ThreadPoolExecutor(len(parts)) as pool:
-        for _ in range(8):
-            start = time.perf_counter()
-            list(pool.map(np.dot, parts, parts))
-            quickest = min(quickest, time.perf_counter() - start)
-    return x.nbytes / quickest
+
+    def __init__(self, threads: int) -> None:
+        x = np.ones(BANDWIDTH_BYTES // 4, dtype=np.float32)
+        self.nbytes = x.nbytes
+        self._parts = np.array_split(x, threads)
+        self._pool = ThreadPoolExecutor(threads)
+
+    def seconds(self) -> float:
+        """Read the vector once, and return how long that took."""
+        start = time.perf_counter()
+        list(self._pool.map(np.dot, self._parts, self._parts))
+        return time.perf_counter() - start
+
+
+def read_bandwidth(threads: int) -> float:
+    """Return how many bytes per second so many threads read, at best."""
+    reader = Reader(threads)
+    return reader.nbytes / min(reader.seconds() for _ in range(8))
 
 
 class Process(Child):
