@@ -25,6 +25,7 @@ import tensorops
 from tensorops.backends.registry import resolve
 from tensorops.benchmarks.asv import Prepared
 from tensorops.benchmarks.decode import jobs, steps
+from tensorops.benchmarks.measuring import Contender, in_rounds
 
 SECONDS = 6.0  # for each way
 BATCH = 8
@@ -48,6 +49,34 @@ def chain(count: int, backend: str = "cpu") -> Callable[[], object]:
     kernel.compile()
     wait = ROWS[LIBRARIES[backend]].wait
     return partial(kernel, x) if wait is None else lambda: wait([kernel(x)])
+
+
+def rows_of_calls() -> dict[str, Callable[[], object]]:
+    """Return four calls on the same rows, 32 MiB of float32: as a compiled step and from Python."""
+
+    def step(x: Any) -> Any:
+        return tensorops.silu(tensorops.rms_norm(x)) * x + 1
+
+    x = np.ones((2048, 4096), np.float32)
+    kernel = tensorops.PersistentKernel(step, [x], backend="cpu")
+    kernel.compile()
+    return {"persistent": partial(kernel, x), "from Python": partial(step, x)}
+
+
+class Rows(Prepared):
+    """Calls that a plan runs by rows, beside the same calls from Python."""
+
+    params = (["persistent", "from Python"],)
+    param_names = ("way",)
+
+    def setup(self, way):
+        if not tensorops.is_backend_available("cpu"):
+            raise NotImplementedError("no backend cpu")
+        self.way = rows_of_calls()[way]
+        self.way()
+
+    def time_rows(self, way):
+        self.way()
 
 
 class Replay(Prepared):
@@ -119,6 +148,13 @@ def main(path: str) -> None:
             print(  # noqa: T201
                 f"{backend:6} a replay of one call {one * 1e6:8.2f} µs, each further call {(many - one) * 1e3:8.3f} µs"
             )
+    if tensorops.is_backend_available("cpu"):
+        ways = list(rows_of_calls().values())
+        persistent, python = map(statistics.median, in_rounds([Contender(way, "cpu") for way in ways], SECONDS / 2))
+        print(  # noqa: T201
+            f"cpu    four calls on rows of 32 MiB persistent {persistent * 1e3:7.2f} ms, from Python "
+            f"{python * 1e3:7.2f} ms: x {python / persistent:.2f}"
+        )
     print(f"{Path(path).name}; the bound is the time in which its weights could be read, measured between steps")  # noqa: T201
     for backend in LIBRARIES:
         if not tensorops.is_backend_available(backend):

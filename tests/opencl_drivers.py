@@ -7,6 +7,8 @@ import functools
 import importlib.metadata
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -62,10 +64,30 @@ def platforms() -> tuple[Platform, ...]:
     import pyopencl as cl
 
     found = [(i, platform, platform.get_devices()) for i, platform in enumerate(cl.get_platforms())]
-    return tuple(Platform(f"{i}:0", p.name.strip(), _why_not(devices[0])) for i, p, devices in found if devices)
+    working = [(f"{i}:0", platform.name.strip(), devices[0]) for i, platform, devices in found if devices]
+    return tuple(
+        Platform(choice, name, _why_not_arrays(device) or _why_not_kernels(choice)) for choice, name, device in working
+    )
 
 
-def _why_not(device: object) -> str:
+_KERNEL = """
+import array_api_pyopencl as xp, tensorops
+print(float(xp.sum(tensorops.rms_norm(xp.ones((3, 7), dtype=xp.float32)))))
+"""
+
+
+def _why_not_kernels(choice: str) -> str:
+    """In a process of its own: PoCL's compiler ends the process for some processors with AVX-512."""
+    environment = os.environ | {"PYOPENCL_CTX": choice}
+    command = [sys.executable, "-c", _KERNEL]
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    if child.returncode == 0:
+        return "" if abs(float(child.stdout) - 21) < 1e-3 else f"rms_norm of ones gave {child.stdout}"
+    (*_, last) = child.stderr.strip().splitlines() or [""]
+    return f"a process that computed rms_norm ended with {child.returncode} ({last})"
+
+
+def _why_not_arrays(device: object) -> str:
     import array_api_pyopencl as xp
 
     try:

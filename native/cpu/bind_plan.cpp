@@ -1,6 +1,7 @@
 // Plans of recorded calls; tensorops/persistent makes them.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -57,10 +58,22 @@ void move_array(Plan& plan, std::int64_t array, nb::handle to, std::int64_t offs
     plan.move_array(array, PyArray_BYTES(as_array(to)) + offset);
 }
 
+void run_by_rows(Plan& plan, std::size_t begin, std::int64_t rows, std::int64_t block, std::int64_t threads,
+                 const std::vector<std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>>& arrays) {
+    std::vector<std::vector<Plan::Rows>> all;
+    for (const auto& of_call : arrays) {
+        std::vector<Plan::Rows>& added = all.emplace_back();
+        for (const auto& [axis, bytes, each_thread] : of_call) added.push_back({axis, bytes, each_thread});
+    }
+    plan.run_by_rows(begin, rows, block, threads, std::move(all));
+}
+
 // Where a part of a plan ends, which is at the last call if nobody says where
 std::size_t end_of(const Plan& plan, std::size_t begin, std::optional<std::size_t> end) {
     const std::size_t found = end.value_or(plan.calls());
     if (begin > found || found > plan.calls()) throw nb::index_error("a plan has no such calls");
+    if (plan.is_within(begin) || plan.is_within(found))
+        throw nb::index_error("calls that are run by rows are one part");
     return found;
 }
 
@@ -184,6 +197,12 @@ void bind_plan(nb::module_& m) {
         .def("move_array", &move_array, "number"_a, "to"_a, "offset"_a, "Let an array be elsewhere.")
         .def("add_call", &Plan::add_call, "handler"_a, "arguments"_a, "results"_a, "options"_a,
              "Add a call; return whether there is such a handler.")
+        .def("run_by_rows", &run_by_rows, "begin"_a, "rows"_a, "block"_a, "threads"_a, "arrays"_a,
+             "Let at most so many threads take blocks of rows through some calls. Each array has the axis of its rows, "
+             "the bytes from "
+             "one "
+             "to the next or 0 if all rows need all of it, and the bytes for each thread if no other call sees it.")
+        .def_prop_ro("threads", &Plan::threads, "The number of threads of a run.")
         .def(
             "run",
             [](Plan& plan, std::size_t begin, std::optional<std::size_t> end) {

@@ -132,6 +132,13 @@ NB_MODULE(_native, m) {
         },
         "Bytes of results in use, most in use since the start or reset_peak, kept for later results, and at most "
         "kept.");
+    m.def(
+        "empty_like",
+        [](nb::handle array) {
+            if (!PyArray_Check(array.ptr())) throw nb::type_error("expected a numpy.ndarray");
+            return empty_like(as_array(array));
+        },
+        "array"_a, "A new array of the shape and dtype of another one, in memory as results have it.");
     m.def("reset_peak", &pool::reset_peak, "Count the peak of bytes in use afresh, from what is in use now.");
     m.def("set_cache_limit", &pool::set_limit, "nbytes"_a, "Bound the memory kept for later results.");
     m.def("empty_cache", &pool::empty_cache, "Free the memory kept for later results; return the bytes freed.");

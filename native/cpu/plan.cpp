@@ -1,9 +1,13 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <numeric>
+#include <stdexcept>
 
 #include "interruption.h"
 #include "lent_threads.h"
@@ -65,6 +69,36 @@ class Replaying {
   private:
     Lender team_;
 };
+
+// While this exists, calls of this thread use no other threads.
+class Alone {
+  public:
+    Alone() : outer_(xla::replaying) { xla::replaying = &alone_; }
+    ~Alone() { xla::replaying = outer_; }
+    Alone(const Alone&) = delete;
+    Alone& operator=(const Alone&) = delete;
+
+  private:
+    const Lender* outer_;
+    const Lender alone_{1, [](const Lender&, int parts, void (*work)(const void*, Member), const void* context) {
+                            for (int part = 0; part < parts; ++part) work(context, Member{part, parts});
+                        }};
+};
+
+// Calls f(block, thread) for all blocks, which threads take as they become free.
+template <class F>
+void over_blocks(int threads, std::int64_t blocks, const F& f) {
+    std::atomic<std::int64_t> next{0};
+    const auto part = [&](Member member) {
+        const Alone alone;
+        for (std::int64_t block; (block = next.fetch_add(1, std::memory_order_relaxed)) < blocks;)
+            f(block, member.index);
+    };
+    if (threads == 1) return part(Member{0, 1});
+    xla::replaying->run(
+        *xla::replaying, threads,
+        [](const void* context, Member member) { (*static_cast<const decltype(part)*>(context))(member); }, &part);
+}
 
 }  // namespace
 
@@ -205,6 +239,119 @@ void Plan::tell_what_is_read(const Next& calls) {
     read_next.changes.store(read_next.changes.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
+int Plan::threads() const { return static_cast<int>(lent_threads(threads_).threads); }
+
+void Plan::run_by_rows(std::size_t begin, std::int64_t rows, std::int64_t block, std::int64_t threads,
+                       std::vector<std::vector<Rows>> arrays) {
+    if (rows < 1 || block < 1 || threads < 1 || begin + arrays.size() > calls_.size())
+        throw std::invalid_argument("no such calls");
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+        const xla::CallFrame& frame = calls_[begin + i].call().frame;
+        if (static_cast<std::int64_t>(arrays[i].size()) != frame.arguments.count + frame.results.count)
+            throw std::invalid_argument("another number of arrays");
+        for (std::size_t k = 0; k < arrays[i].size(); ++k) {
+            const xla::Buffer& whole = calls_[begin + i].call().array(k);
+            if (arrays[i][k].bytes != 0 && (arrays[i][k].axis >= whole.rank || whole.dims[arrays[i][k].axis] != rows))
+                throw std::invalid_argument("an array without these rows");
+        }
+    }
+    const std::size_t end = begin + arrays.size();
+    calls_[begin].call().group =
+        &groups_.emplace_back(Group{begin, end, rows, block, threads, std::move(arrays), {}, {}});
+}
+
+bool Plan::is_within(std::size_t place) const {
+    return std::any_of(groups_.begin(), groups_.end(),
+                       [place](const Group& group) { return group.begin < place && place < group.end; });
+}
+
+void Plan::copy_for_threads(Group& group, std::size_t threads) {
+    while (group.copies.size() < threads) {
+        std::vector<Block>& copies = group.copies.emplace_back();
+        for (std::size_t i = group.begin; i < group.end; ++i) {
+            const Call& call = calls_[i].call();
+            Block copy{std::make_unique<std::uint64_t[]>(calls_[i].bytes / sizeof(std::uint64_t)), calls_[i].bytes};
+            std::memcpy(copy.memory.get(), calls_[i].memory.get(), copy.bytes);
+            const auto moved = [&](void* to) {
+                return reinterpret_cast<char*>(copy.memory.get()) +
+                       (static_cast<char*>(to) - reinterpret_cast<const char*>(calls_[i].memory.get()));
+            };
+            for (auto member : {&xla::CallFrame::arguments, &xla::CallFrame::results}) {
+                xla::Buffers& of_copy = copy.call().frame.*member;
+                of_copy.items = reinterpret_cast<void**>(moved(of_copy.items));
+                for (std::int64_t k = 0; k < of_copy.count; ++k) of_copy.items[k] = moved(of_copy.items[k]);
+            }
+            for (std::size_t k = 0; k < group.arrays[i - group.begin].size(); ++k) {
+                const xla::Buffer& whole = call.array(k);
+                copy.call().array(k).dims = group.dimensions.emplace_back(whole.dims, whole.dims + whole.rank).data();
+            }
+            copies.push_back(std::move(copy));
+        }
+    }
+}
+
+std::size_t Plan::run(Group& group, std::string& message, double* seconds) {
+    using Clock = std::chrono::steady_clock;
+    const std::int64_t blocks = (group.rows + group.block - 1) / group.block;
+    const int threads = static_cast<int>(std::min({xla::replaying->threads, group.threads, blocks}));
+    copy_for_threads(group, static_cast<std::size_t>(threads));
+    std::int64_t row_bytes = 0;
+    for (const auto& arrays : group.arrays)
+        for (const Rows& each : arrays) row_bytes += each.bytes;
+    Interruption* const at = interruption;
+    std::mutex mutex;  // for what follows
+    std::size_t stopped = group.end;
+    std::atomic<bool> failed{false};
+    std::vector<double> times(seconds ? group.end - group.begin : 0);
+
+    const auto one_block = [&](int thread, std::int64_t begin, std::vector<double>& own) {
+        const std::int64_t count = std::min(group.block, group.rows - begin);
+        for (std::size_t i = group.begin; i < group.end; ++i) {
+            const auto since = seconds ? Clock::now() : Clock::time_point{};
+            Call& call = group.copies[static_cast<std::size_t>(thread)][i - group.begin].call();
+            const std::vector<Rows>& arrays = group.arrays[i - group.begin];
+            for (std::size_t k = 0; k < arrays.size(); ++k) {
+                const Rows& rows = arrays[k];
+                xla::Buffer& part = call.array(k);
+                part.data = static_cast<char*>(calls_[i].call().array(k).data) +
+                            (rows.each_thread > 0 ? thread * rows.each_thread : begin * rows.bytes);
+                if (rows.bytes != 0) part.dims[rows.axis] = count;
+            }
+            if (const std::unique_ptr<xla::Error> error{call.handler(&call.frame)}) {
+                const std::lock_guard lock(mutex);
+                failed = true;
+                if (i < stopped) {
+                    stopped = i;
+                    message = error->message;
+                }
+                return;
+            }
+            if (seconds) own[i - group.begin] += std::chrono::duration<double>(Clock::now() - since).count();
+        }
+    };
+    over_blocks(threads, blocks, [&](std::int64_t index, int thread) {
+        if (failed || leaves(at, group.block * row_bytes)) return;
+        std::vector<double> own(times.size());
+        one_block(thread, index * group.block, own);
+        if (!seconds) return;
+        const std::lock_guard lock(mutex);
+        for (std::size_t i = 0; i < own.size(); ++i) times[i] += own[i];
+    });
+    std::copy(times.begin(), times.end(), seconds);
+    if (failed || (at && at->happened())) return std::min(stopped, group.end - 1);
+    return group.end;
+}
+
+namespace {
+
+// Scales some times so that they are a whole.
+void share(double whole, double* times, std::size_t count) {
+    const double sum = std::accumulate(times, times + count, 0.0);
+    for (std::size_t i = 0; sum > 0 && i < count; ++i) times[i] *= whole / sum;
+}
+
+}  // namespace
+
 std::size_t Plan::run(std::size_t begin, std::size_t end, std::string& message, double* seconds) {
     using Clock = std::chrono::steady_clock;
     constexpr std::size_t kAhead = 8, kParametersAhead = 4;  // calls; what comes next is also told before its call
@@ -217,6 +364,17 @@ std::size_t Plan::run(std::size_t begin, std::size_t end, std::string& message, 
         if (i + kParametersAhead < end) calls_[i + kParametersAhead].call().fetch_parameters();
         Call& call = calls_[i].call();
         if (told != call.next) tell_what_is_read(told = call.next);
+        if (call.group) {
+            double* const each = seconds ? seconds + (i - begin) : nullptr;
+            const std::size_t stopped = run(*call.group, message, each);
+            if (stopped < call.group->end) return stopped;
+            i = stopped - 1;
+            if (!seconds) continue;
+            const auto now = Clock::now();
+            share(std::chrono::duration<double>(now - since).count(), each, call.group->end - call.group->begin);
+            since = now;
+            continue;
+        }
         if (const std::unique_ptr<xla::Error> error{call.handler(&call.frame)}) {
             message = error->message;
             return i;

@@ -150,9 +150,15 @@ template <class T, class F>
 void each(const Call& call, F f) {
     const Buffer &a = call.argument(0), &b = call.argument(1), &y = call.result();
     const T *p = static_cast<const T*>(a.data), *q = static_cast<const T*>(b.data);
-    const std::int64_t n = elements(y), step_a = elements(a) == 1 ? 0 : 1, step_b = elements(b) == 1 ? 0 : 1;
-    T* to = static_cast<T*>(y.data);
-    for (std::int64_t i = 0; i < n; ++i) to[i] = f(p[i * step_a], q[i * step_b]);
+    T* const to = static_cast<T*>(y.data);
+    const std::int64_t n = elements(y);
+    // Three loops, as compilers vectorize only those whose steps they know.
+    if (elements(a) == n && elements(b) == n)
+        for (std::int64_t i = 0; i < n; ++i) to[i] = f(p[i], q[i]);
+    else if (elements(b) == 1)
+        for (std::int64_t i = 0; i < n; ++i) to[i] = f(p[i], *q);
+    else
+        for (std::int64_t i = 0; i < n; ++i) to[i] = f(*p, q[i]);
 }
 
 template <class F>

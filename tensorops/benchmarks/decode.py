@@ -146,6 +146,7 @@ def time_steps(step: Callable[[], object], seconds: float) -> Times:
 
     while not is_over():
         times.reads.append(reader.seconds() / reader.nbytes)
+        step()  # not timed: the read has driven Python out of the caches
         for _ in range(STEPS_PER_READ):
             start = time.perf_counter()
             step()

@@ -78,6 +78,8 @@ class Captured:
         The program, where a library's compiler makes one.
     step : tuple of str
         What the step is: its mode, and the attention that it calls.
+    by_rows : tuple of str
+        Which calls are run together, block of rows by block of rows.
     """
 
     backend: str
@@ -87,6 +89,7 @@ class Captured:
     in_python: tuple[str, ...]
     text: str = ""
     step: tuple[str, ...] = ()
+    by_rows: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return a table."""
@@ -97,6 +100,7 @@ class Captured:
                 f"{s.calls} calls of kernels on {_size(s.bytes)}; {_size(s.arena_bytes)} for the arrays in between, "
                 f"{_size(s.separate_bytes)} if none shared memory"
             )
+        lines += self.by_rows
         lines += [f"in Python: {each}" for each in self.in_python]
         wide = max((len(c.operator) for c in self.calls), default=0)
         for number, c in enumerate(self.calls):

@@ -9,24 +9,29 @@ from __future__ import annotations
 import bisect
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tensorops._operator import OPERATORS, Operator
+from tensorops._row_axes import RowAxes
 from tensorops._trees import map_arrays
 from tensorops.backends import to_backend
 from tensorops.backends.settings import Settings
 from tensorops.kernels.cpu import _native, panels
 from tensorops.kernels.cpu.handlers import HANDLERS, Handler
 from tensorops.libraries import library_of
+from tensorops.persistent import _row_blocks
 from tensorops.persistent._arena import arrange, padded
 from tensorops.persistent._captured import CapturedCall, CaptureError, Statistics, words_of
 from tensorops.persistent._recorded import Recorded
+from tensorops.persistent._results import NewResult, PartOfArgument
 
 _LINE = 64
+_LARGE = 1024 * 1024  # bytes of a result that is not copied
 _ARITHMETIC = ("float32", "float64", "int32", "int64")
 _NUMPY = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
 _FOREVER = 2**62
@@ -43,11 +48,13 @@ class _Memory:
     owner: int = -1  # the argument that has it
     first: int = 0  # the calls that write it first and read it last
     last: int = 0
+    each_thread: int = 0  # if it is only used by rows of calls that are run by rows
+    reserved: int = 0  # by all threads then
     offset: int = 0  # in the arena
 
     @property
     def nbytes(self) -> int:
-        return self.array.nbytes
+        return self.reserved or self.array.nbytes
 
     @property
     def address(self) -> int:
@@ -75,6 +82,7 @@ class _Call:
     results: tuple[_Place, ...]
     options: tuple[tuple[str, float], ...]
     exchange: Callable[..., Any] | None = None  # in Python, instead of a handler
+    by_rows: _row_blocks.Call = _row_blocks.WHOLE
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -194,7 +202,8 @@ class Recorder:
         for name, a in (("from", source), ("to", target)):
             options += [(f"{name}_{axis}", float(step)) for axis, step in enumerate(a.strides)]
         places = [self._strided(a) for a in (source, target)]
-        self._add(self._current or "copy", "copy", places[:1], places[1:], tuple(options))
+        axes = _elementwise(source.shape, target.shape)
+        self._add(self._current or "copy", "copy", places[:1], places[1:], tuple(options), row_axes=axes)
 
     def _strided(self, value: np.ndarray[Any, Any]) -> _Place:
         memory = self._find(value)
@@ -210,12 +219,14 @@ class Recorder:
         results: Sequence[_Place],
         options: tuple[tuple[str, float], ...] = (),
         exchange: Callable[..., Any] | None = None,
+        row_axes: tuple[int | None, ...] = (),
     ) -> None:
         for place in (*arguments, *results):
             place.memory.last = len(self.calls)
         for place in results:
             self._require_writable(operator, place.memory)
-        self.calls.append(_Call(operator, handler, tuple(arguments), tuple(results), options, exchange))
+        by_rows = _by_rows(handler, arguments, results, row_axes)
+        self.calls.append(_Call(operator, handler, tuple(arguments), tuple(results), options, exchange, by_rows))
 
     def _require_writable(self, operator: str, memory: _Memory | None) -> None:
         assert memory is not None  # what is recorded has known memory
@@ -249,7 +260,8 @@ class Recorder:
             raise CaptureError(f"astype from {x.dtype.name} to {dtype.name} cannot be recorded")
         with np.errstate(all="ignore"):
             made = self._own(x.value.astype(dtype))
-        self._add("astype", "convert", [self.place(x)], [self.place(Recorded(made, self))])
+        axes = _elementwise(made.shape, made.shape)
+        self._add("astype", "convert", [self.place(x)], [self.place(Recorded(made, self))], row_axes=axes)
         return Recorded(made, self)
 
     def arithmetic(self, name: str, a: Any, b: Any) -> Recorded:
@@ -265,7 +277,8 @@ class Recorder:
         values = [x.value if isinstance(x, Recorded) else x for x in (a, b)]
         with np.errstate(all="ignore"):
             made = self._own(np.asarray(_NUMPY[name](*values)).reshape(shape))
-        self._add(name, name, [self.place(a), self.place(b)], [self.place(Recorded(made, self))])
+        axes = _elementwise(a.shape, b.shape, shape)
+        self._add(name, name, [self.place(a), self.place(b)], [self.place(Recorded(made, self))], row_axes=axes)
         return Recorded(made, self)
 
     def take(self, x: Any, indices: Any, axis: int) -> Recorded:
@@ -382,7 +395,12 @@ class Recorder:
             raise CaptureError(f"{name}: numbers of a generator would stay the same; pass an array of them as `rng`")
         if self.repacks and name == "quantized_linear" and (packed := self._packed(arguments)) is not None:
             return packed
-        order, whole = _order(operator, handler, arguments)
+        rows = _rows(operator, handler, arguments)
+        order = (
+            [key for key, x in arguments.items() if isinstance(x, Recorded | np.ndarray)]
+            if rows is None
+            else [*rows.arrays]
+        )
         given = arguments if handler.mixed else self._widened(arguments, order)
         places = [self.place(given[each]) for each in order]
         values = {key: value.value if isinstance(value, Recorded) else value for key, value in arguments.items()}
@@ -390,9 +408,12 @@ class Recorder:
         several = result if isinstance(result, tuple) else (result,)
         made = [self._own(y) for y in several if y is not None]
         results = [self.place(Recorded(y, self)) for y in made]
-        options = _numbers(handler, order, arguments, whole)
+        options = _numbers(handler, order, arguments, rows.whole if rows else ())
+        shapes, made_shapes = ([place.shape for place in each] for each in (places, results))
+        axes = _row_blocks.row_axis_of(rows, shapes, made_shapes) if rows else ()
         self._current = name
-        self._add(name, handler.name(arguments) if handler.name else name, places, results, options)
+        handled = handler.name(arguments) if handler.name else name
+        self._add(name, handled, places, results, options, row_axes=axes)
         if (alike := self.calls[-1].alike) not in self._tried:
             _try(self.calls[-1])
             self._tried.add(alike)
@@ -455,11 +476,15 @@ class Recorder:
         for place in outputs:
             place.memory.last = _FOREVER
         used = {id(p.memory) for c in self.calls for p in (*c.arguments, *c.results)} | {id(p.memory) for p in outputs}
-        own = [m for m in self._blocks if m.is_own and id(m) in used]
+        exchanged = {id(p.memory) for c in self.calls if c.exchange for p in (*c.arguments, *c.results)}
+        made = _made_anew([place for place in outputs if id(place.memory) not in exchanged])
+        own = [m for m in self._blocks if m.is_own and id(m) in used and id(m) not in made]
+        separate = sum(padded(memory, _LINE) for memory in own)
+        plan = _native.Plan(threads)
+        groups = tuple(_row_blocks.find_groups([call.by_rows for call in self.calls], plan.threads))
         size = arrange(own, _LINE)
         arena = np.empty(size + _LINE, np.uint8)
         arena = arena[-arena.__array_interface__["data"][0] % _LINE :][:size]
-        plan = _native.Plan(threads)
         numbers: dict[Any, int] = {}
         arguments: dict[int, list[tuple[int, int]]] = {}
         constants = []
@@ -468,11 +493,13 @@ class Recorder:
             memory = place.memory
             key = (id(memory), place.offset, place.shape, place.value.dtype)
             if key not in numbers:
-                numbers[key] = made = plan.add_array(place.value, list(place.shape))
-                if memory.is_own:
-                    plan.move_array(made, arena, memory.offset + place.offset)
+                numbers[key] = given = plan.add_array(place.value, list(place.shape))
+                if id(memory) in made:
+                    made[id(memory)].arrays.append((given, place.offset))
+                elif memory.is_own:
+                    plan.move_array(given, arena, memory.offset + place.offset)
                 elif memory.argument is not None:
-                    arguments.setdefault(memory.argument, []).append((made, place.offset))
+                    arguments.setdefault(memory.argument, []).append((given, place.offset))
                 else:
                     constants.append(memory.array)
             return numbers[key]
@@ -481,32 +508,46 @@ class Recorder:
         exchanges: list[Exchange] = []
         for index, call in enumerate(self.calls):
             if call.exchange is not None:
-                given, made = (_in_arena(arena, place) for place in (*call.arguments, *call.results))
-                exchanges.append(Exchange(len(native), index, call.exchange, given, made))
+                sent, received = (_in_arena(arena, place) for place in (*call.arguments, *call.results))
+                exchanges.append(Exchange(len(native), index, call.exchange, sent, received))
                 continue
             native.append(index)
             read, written = ([number(place) for place in places] for places in (call.arguments, call.results))
             if not plan.add_call(call.handler, read, written, list(call.options)):
                 raise CaptureError(f"{call.operator}: there is no handler {call.handler!r}")
+        for group in groups:
+            plan.run_by_rows(native.index(group.begin), group.rows, group.block, group.threads, group.arrays)
         views: list[Any] = []
         for place in outputs:
             memory, value = place.memory, place.value
-            if memory.is_own:
+            if id(memory) in made:
+                views.append(made[id(memory)])
+            elif memory.is_own:
                 views.append(_in_arena(arena, place))
             elif memory.argument is None:
                 views.append(value)
             else:
                 views.append(PartOfArgument(memory.argument, place.offset, value.shape, value.dtype))
         shown = tuple(call.shown for call in self.calls)
-        separate = sum(padded(memory, _LINE) for memory in own)
         seconds = time.perf_counter() - started
         statistics = Statistics(seconds, len(native), sum(c.bytes for c in shown), size, separate)
-        return Planned(plan, arena, arguments, constants, views, shown, statistics, native, exchanges)
+        return Planned(plan, arena, arguments, constants, views, shown, statistics, native, exchanges, groups)
 
 
 def _in_arena(arena: np.ndarray[Any, Any], place: _Place) -> np.ndarray[Any, Any]:
     start, value = place.memory.offset + place.offset, place.value
     found: np.ndarray[Any, Any] = arena[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+    return found
+
+
+def _made_anew(outputs: Sequence[_Place]) -> dict[int, NewResult]:
+    """Return the large results, by the memory that each has for itself: each run puts them where they stay."""
+    found: dict[int, NewResult] = {}
+    alone = Counter(id(place.memory) for place in outputs)
+    for place in outputs:
+        memory, value = place.memory, place.value
+        if memory.is_own and alone[id(memory)] == 1 and value.nbytes == memory.nbytes >= _LARGE:
+            found[id(memory)] = NewResult(np.broadcast_to(np.zeros((), value.dtype), value.shape), [])
     return found
 
 
@@ -519,21 +560,6 @@ class Exchange:
     function: Callable[..., Any]
     given: np.ndarray[Any, Any]
     made: np.ndarray[Any, Any]
-
-
-class PartOfArgument(NamedTuple):
-    """A result that is an argument, or a part of one."""
-
-    number: int
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def of(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the part of an array that the caller has passed."""
-        if self.shape == array.shape and self.dtype == array.dtype:
-            return array
-        return np.ndarray(self.shape, self.dtype, array, self.offset)
 
 
 @dataclass(eq=False)
@@ -549,11 +575,13 @@ class Planned:
     arguments
         Which arrays of the plan are in an argument, and at which offset.
     results
-        Views of the arena, constants, or parts of arguments.
+        Views of the arena, constants, parts of arguments, or what is made anew.
     native
         The places of the plan's calls among all calls.
     exchanges
         What happens between them in Python.
+    groups
+        Which of all calls are run by rows.
     """
 
     plan: Any
@@ -565,6 +593,7 @@ class Planned:
     statistics: Statistics
     native: list[int]
     exchanges: list[Exchange]
+    groups: tuple[_row_blocks.Group, ...]
 
 
 def _try(call: _Call) -> None:
@@ -599,14 +628,40 @@ def _on_host(x: Any) -> Any:
     return x if isinstance(x, Recorded | np.ndarray) else to_backend(x, "numpy") if library_of(x) is not None else x
 
 
-def _order(
-    operator: Operator[..., Any], handler: Handler, arguments: dict[str, Any]
-) -> tuple[list[str], tuple[int, ...]]:
-    """Return the names of the arrays of a call in the handler's order, and the axes that make one row."""
-    if not handler.rows and not operator.divides:
-        return [name for name, value in arguments.items() if isinstance(value, Recorded | np.ndarray)], ()
-    rows = handler.rows(**arguments) if handler.rows else operator.rows(arguments)
-    return list(rows.arrays), rows.whole
+def _rows(operator: Operator[..., Any], handler: Handler, arguments: dict[str, Any]) -> RowAxes | None:
+    """Return how the axes of the arrays of a call correspond, in the handler's order, if that is declared."""
+    if handler.rows:
+        return handler.rows(**arguments)
+    return operator.rows(arguments) if operator.divides else None
+
+
+def _elementwise(*shapes: tuple[int, ...]) -> tuple[int | None, ...]:
+    """Return the axis of the rows for each array of an elementwise call; those with one element are needed whole."""
+    axis = next((axis for axis, n in enumerate(shapes[-1]) if n > 1), None)
+    return () if axis is None else tuple(axis if shape == shapes[-1] else None for shape in shapes)
+
+
+def _by_rows(
+    handler: str, arguments: Sequence[_Place], results: Sequence[_Place], axes: tuple[int | None, ...]
+) -> _row_blocks.Call:
+    """Return how a call goes through rows, of which `axes` are those of the arrays."""
+    uses = []
+    places = [*((place, False) for place in arguments), *((place, True) for place in results)]
+    for (place, is_written), axis in zip(places, axes, strict=False):
+        size = place.value.itemsize
+        strides = place.value.strides if handler == "copy" else _contiguous_strides(place.shape, size)
+        rows = _row_blocks.rows_of(axis, place.offset, place.shape, strides, size)
+        if rows is None:
+            return _row_blocks.WHOLE
+        uses.append(_row_blocks.Use(place.memory, rows, is_written))
+    whole = sum(place.value.nbytes for (place, _), use in zip(places, uses, strict=False) if not use.rows.step)
+    if not axes or axes[-1] is None or whole > _row_blocks.MOST_WHOLE_BYTES:
+        return _row_blocks.WHOLE
+    return _row_blocks.call_of(results[-1].shape[axes[-1]], uses)
+
+
+def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _numbers(

@@ -17,6 +17,7 @@ from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Settings, activate
 from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics, times, words_of
 from tensorops.persistent._engine import Engine, Options, Step, flatten, leaves
+from tensorops.persistent._results import NewResult, PartOfArgument
 
 if TYPE_CHECKING:
     from tensorops.kernels.cpu._native import Replay
@@ -86,7 +87,9 @@ class NativeEngine(Engine):
         self._move(range(len(self._kept)))
         self._returned = self._returned_arguments()
         self._made_anew = [i for i, x in enumerate(self._returned) if x is None]
-        self._can_replay_natively = not self._planned.exchanges
+        self._new: dict[int, np.ndarray[Any, Any]] = {}  # the large results of the present run
+        self._large = [(i, y) for i, y in enumerate(self._planned.results) if isinstance(y, NewResult)]
+        self._can_replay_natively = not self._planned.exchanges and not self._large
         self._native_replay: Replay | None = None
 
     def _move(self, numbers: Sequence[int]) -> None:
@@ -97,7 +100,7 @@ class NativeEngine(Engine):
     def _returned_arguments(self) -> list[Any]:
         """Return the results that are arguments which the step writes, and ``None`` for those that are made anew."""
         return [
-            None if isinstance(y, np.ndarray) or not self._donated[y.number] else y.of(self._kept[y.number])
+            y.of(self._kept[y.number]) if isinstance(y, PartOfArgument) and self._donated[y.number] else None
             for y in self._planned.results
         ]
 
@@ -185,7 +188,7 @@ class NativeEngine(Engine):
     def _made(self, i: int) -> np.ndarray[Any, Any]:
         """Return where the plan has a result, of which the caller gets a copy."""
         y = self._planned.results[i]
-        return y if isinstance(y, np.ndarray) else y.of(self._kept[y.number])
+        return y.of(self._kept[y.number]) if isinstance(y, PartOfArgument) else y
 
     def profiled(self, args: tuple[Any, ...]) -> tuple[Any, Profile]:
         """Run it once; return its results, and how long each call took."""
@@ -197,6 +200,7 @@ class NativeEngine(Engine):
 
     def _replay(self, run: Callable[..., Any], seconds: list[float] | None = None) -> None:
         """Run the calls; between them, let the ranks exchange arrays."""
+        self._make_large_results()
         begin = 0
         try:
             for exchange in self._planned.exchanges:
@@ -210,6 +214,14 @@ class NativeEngine(Engine):
         except ValueError as error:
             raise self._named(error) from None
 
+    def _make_large_results(self) -> None:
+        from tensorops.kernels.cpu._native import empty_like
+
+        for i, result in self._large:
+            self._new[i] = empty_like(result.like)
+            for number, offset in result.arrays:
+                self._planned.plan.move_array(number, self._new[i], offset)
+
     def _named(self, error: ValueError) -> ValueError:
         number = self._planned.native[int(str(error).partition(" ")[0])]
         return ValueError(f"call {number}, {self._planned.calls[number].operator}: {words_of(error)}")
@@ -217,16 +229,17 @@ class NativeEngine(Engine):
     def _results(self) -> Any:
         found = self._returned.copy()
         for i in self._made_anew:
-            found[i] = self._made(i).copy()
+            found[i] = self._new.pop(i) if i in self._new else self._made(i).copy()
         return self._arrange(found)
 
     def captured(self) -> Captured:
         """Return what it runs."""
-        python = ["arguments of at most 64 KiB are copied in", "results are copied out"]
+        python = ["arguments of at most 64 KiB are copied in", "results of less than 1 MiB are copied out"]
         sent = Counter(self._planned.calls[exchange.index].operator for exchange in self._planned.exchanges)
         python += [f"{name} over the ranks, {times(count)} a run" for name, count in sent.items()]
         facts = (self._planned.calls, self.statistics, tuple(python))
-        return Captured(self._name, "a native plan, run without the interpreter", *facts)
+        by_rows = tuple(map(str, self._planned.groups))
+        return Captured(self._name, "a native plan, run without the interpreter", *facts, by_rows=by_rows)
 
 
 def _arrays_in_sequences(tree: Any) -> list[Any] | None:
