@@ -84,6 +84,7 @@ class Decoding:
 def steps(path: str, backend: str) -> dict[str, Callable[[], object]]:
     """Return a step as a persistent kernel, and as models call it, at the same position; each prepared when asked."""
     from tensorops.models import Llama
+    from tensorops.models.persistent import on_host
 
     llama = Llama.from_gguf(path, backend, compile=resolve(backend).library.jit)
     kernel = llama.persistent(max_seq_length=CAPACITY)
@@ -93,20 +94,22 @@ def steps(path: str, backend: str) -> dict[str, Callable[[], object]]:
 
     def persistent() -> object:
         token, state["keys"], state["values"] = kernel(*there, state["keys"], state["values"])
-        return int(tensorops.to_backend(token, "numpy")[0])
+        return on_host(token)
 
     return {PERSISTENT: persistent, FROM_PYTHON: from_python(llama)}
 
 
 def from_python(llama: Any) -> Callable[[], object]:
     """Return a step as models call it."""
+    from tensorops.models.persistent import on_host
+
     cache = llama.new_cache(CAPACITY)
     pick = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "rng": None}
 
     def step() -> object:
         cache.length = POSITION
         token = llama._step(np.asarray([5], np.int32), cache, pick)
-        return int(tensorops.to_backend(token, "numpy")[0])
+        return on_host(token)
 
     return step
 

@@ -21,7 +21,7 @@ from .config import LlamaConfig
 from .gguf import open_gguf
 from .mesh import MeshRanks
 from .pages import PagedKVCache
-from .persistent import StepOptions, persistent
+from .persistent import StepOptions, on_host, persistent
 from .ranks import HEADS, WHOLE, divide
 from .steps import ALONE, choose, logits_of, run_blocks
 from .weights import Matrix, arrange
@@ -619,7 +619,7 @@ class Llama:
             # A compiled step begins before the token in front of it is known here: to start one takes a while, in which
             # libraries that compute in the background would otherwise wait. After the last token, one is in vain.
             ahead = self._step(token, cache, pick) if left and self._compile else None
-            number = int(tp.to_backend(token, "numpy")[0])
+            (number,) = on_host(token)
             if number in end_ids:
                 return
             yield number

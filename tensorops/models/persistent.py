@@ -119,9 +119,9 @@ class ModelStep(tp.PersistentKernel):
             If the cache has no place for a token, or as for `tensorops.PersistentKernel`.
         """
         if self.mode == "decode" and len(args) > 1:
-            self._check_positions(_on_host(args[1]))
+            self._check_positions(on_host(args[1]))
         elif self.mode == "prefill" and len(args) > 2:
-            self._check_piece(_on_host(args[1]), _on_host(args[2]))
+            self._check_piece(on_host(args[1]), on_host(args[2]))
         if self._move is not None:
             args = tuple(self._move(x) if isinstance(x, np.ndarray) else x for x in args)
         return super().__call__(*args)
@@ -142,7 +142,8 @@ class ModelStep(tp.PersistentKernel):
                 )
 
 
-def _on_host(x: Any) -> list[int]:
+def on_host(x: Any) -> list[int]:
+    """Return integers of an array, of NumPy's at once: after a step, `to_backend` takes 0.1 ms to come from memory."""
     found: list[int] = (x if isinstance(x, np.ndarray) else tp.to_backend(x, "numpy")).ravel().tolist()
     return found
 

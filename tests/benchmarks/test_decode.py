@@ -85,6 +85,5 @@ def test_both_ways_give_the_token_that_the_model_gives(model):
     cache = llama.new_cache(decode.CAPACITY)
     cache.length = decode.POSITION
     expected = int(np.argmax(np.asarray(llama([5], cache))[-1]))
-    assert {way: decode.prepare(str(model), "cpu", way)() for way in decode.WAYS} == dict.fromkeys(
-        decode.WAYS, expected
-    )
+    for way in decode.WAYS:
+        assert decode.prepare(str(model), "cpu", way)() == [expected]
