@@ -243,7 +243,7 @@ int Plan::threads() const { return static_cast<int>(lent_threads(threads_).threa
 
 void Plan::run_by_rows(std::size_t begin, std::int64_t rows, std::int64_t block, std::int64_t threads,
                        std::vector<std::vector<Rows>> arrays) {
-    if (rows < 1 || block < 1 || threads < 1 || begin + arrays.size() > calls_.size())
+    if (rows < 1 || block < 1 || threads < 1 || arrays.empty() || begin + arrays.size() > calls_.size())
         throw std::invalid_argument("no such calls");
     for (std::size_t i = 0; i < arrays.size(); ++i) {
         const xla::CallFrame& frame = calls_[begin + i].call().frame;
@@ -251,7 +251,9 @@ void Plan::run_by_rows(std::size_t begin, std::int64_t rows, std::int64_t block,
             throw std::invalid_argument("another number of arrays");
         for (std::size_t k = 0; k < arrays[i].size(); ++k) {
             const xla::Buffer& whole = calls_[begin + i].call().array(k);
-            if (arrays[i][k].bytes != 0 && (arrays[i][k].axis >= whole.rank || whole.dims[arrays[i][k].axis] != rows))
+            const auto [axis, bytes, each_thread] = arrays[i][k];
+            const bool has_axis = axis >= 0 && axis < whole.rank && whole.dims[axis] == rows;
+            if (each_thread < 0 || (bytes == 0 ? each_thread > 0 : !has_axis))
                 throw std::invalid_argument("an array without these rows");
         }
     }

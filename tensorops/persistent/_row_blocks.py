@@ -17,8 +17,10 @@ from tensorops._row_axes import RowAxes
 
 BLOCK_BYTES = 256 * 1024
 """What the rows of a block may take: it stays in the second-level cache, and is worth calling each kernel for it."""
-LEAST_BYTES = 64 * 1024
-"""What all rows take at least: below that, everything is in the caches anyway."""
+LEAST_BYTES = 128 * 1024
+"""What a call moves at least: less is in the caches anyway, and a kernel is called for each block."""
+MOST_CALLS = 16
+"""How many calls share a block: with more, each would get few rows."""
 MOST_WHOLE_BYTES = 64 * 1024
 """What may be needed for all rows, such as weights of a norm, as it is read again for each block."""
 BLOCKS_PER_THREAD = 4
@@ -76,6 +78,11 @@ class Call:
 
     count: int = 0
     uses: tuple[Use, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows."""
+        return self.count * sum(use.rows.size for use in self.uses if use.rows.step)
 
 
 WHOLE = Call()
@@ -146,20 +153,21 @@ def call_of(count: int, uses: Sequence[Use]) -> Call:
 
 def find_groups(calls: Sequence[Call], threads: int) -> Iterator[Group]:
     """Find calls to run by rows, and let memory that only they use be blocks of the threads."""
+    calls = [call if call.nbytes >= LEAST_BYTES else WHOLE for call in calls]
     begin = 0
     while begin < len(calls):
         end = begin + 1
         while end < len(calls) and _fits(calls[begin:end], calls[end]):
             end += 1
         group = _group(calls, begin, end, threads)
-        if group is not None:
+        if group:
             yield group
-        begin = end if group is not None else begin + 1
+        begin = end if group else begin + 1
 
 
 def _fits(before: Sequence[Call], call: Call) -> bool:
     """Return whether a call can follow others row by row."""
-    if not call.count or call.count != before[0].count:
+    if not call.count or call.count != before[0].count or len(before) == MOST_CALLS:
         return False
     if _row_bytes([*before, call]) > BLOCK_BYTES:
         return False
@@ -190,10 +198,9 @@ def _row_bytes(calls: Sequence[Call]) -> int:
 def _group(calls: Sequence[Call], begin: int, end: int, threads: int) -> Group | None:
     """Return the group of some calls, unless it is not worth it."""
     inside, rows = calls[begin:end], calls[begin].count
-    of_row = _row_bytes(inside) if rows else 0
-    if end - begin < 2 or rows < BLOCKS_PER_THREAD * threads or rows * of_row < LEAST_BYTES:
+    if end - begin < 2 or rows < BLOCKS_PER_THREAD * threads:
         return None
-    block = max(1, min(BLOCK_BYTES // of_row, rows // (BLOCKS_PER_THREAD * threads)))
+    block = min(BLOCK_BYTES // _row_bytes(inside), rows // (BLOCKS_PER_THREAD * threads))
     uses: dict[int, list[Use]] = {}
     for use in (use for call in inside for use in call.uses):
         uses.setdefault(id(use.memory), []).append(use)

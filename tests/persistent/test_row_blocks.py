@@ -135,15 +135,15 @@ def test_random_programs(seed):
                 lambda a, b: tp.silu(a),
                 lambda a, b: (a - b) * 0.5,
                 lambda a, b: tp.softmax(a),
-                lambda a, b: xp.concat([b[:, :100], a[:, 100:]], axis=1),
-                lambda a, b: tp.silu(xp.reshape(tp.relu(a), (16, 800)) * 2.0).reshape(64, 200),
-                lambda a, b: xp.permute_dims(xp.reshape(a, (64, 10, 20)), (1, 0, 2)).reshape(64, 200),
+                lambda a, b: xp.concat([b[:, :200], a[:, 200:]], axis=1),
+                lambda a, b: tp.silu(xp.reshape(tp.relu(a), (32, 1600)) * 2.0).reshape(128, 400),
+                lambda a, b: xp.permute_dims(xp.reshape(a, (128, 20, 20)), (1, 0, 2)).reshape(128, 400),
             ],
         )
 
-    kernel = compiled(step, f32(64, 200, seed=seed), num_workers=2)
+    kernel = compiled(step, f32(128, 400, seed=seed), num_workers=2)
     kernel.compile()
-    x = f32(64, 200, seed=seed + 100)
+    x = f32(128, 400, seed=seed + 100)
     silu, softmax = REFERENCES["silu"], REFERENCES["softmax"]
     expected = program(
         x.astype(np.float64),
@@ -151,9 +151,9 @@ def test_random_programs(seed):
             lambda a, b: silu(a),
             lambda a, b: (a - b) * 0.5,
             lambda a, b: softmax(a),
-            lambda a, b: np.concatenate([b[:, :100], a[:, 100:]], 1),
+            lambda a, b: np.concatenate([b[:, :200], a[:, 200:]], 1),
             lambda a, b: silu(np.maximum(a, 0) * 2),
-            lambda a, b: a.reshape(64, 10, 20).transpose(1, 0, 2).reshape(64, 200),
+            lambda a, b: a.reshape(128, 20, 20).transpose(1, 0, 2).reshape(128, 400),
         ],
     )
     for _ in range(3):
@@ -162,9 +162,34 @@ def test_random_programs(seed):
             np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_many_small_calls_are_not_run_by_rows():
+    """A kernel would be called for each block, and all of them compared with each other."""
+
+    def step(x):
+        for _ in range(1000):
+            x = x + 1
+        return x
+
+    assert compiled(step, f32(64, 64), num_workers=2).explain().by_rows == ()
+
+
+def test_long_chains_are_several_groups():
+    def step(x):
+        for _ in range(40):
+            x = x + 1
+        return x
+
+    kernel = compiled(step, f32(64, 1024), num_workers=2)
+    assert [together.partition(":")[0] for together in kernel.explain().by_rows] == [
+        "calls 0 to 15", "calls 16 to 31", "calls 32 to 39",
+    ]  # fmt: skip
+    x = f32(64, 1024, seed=1)
+    np.testing.assert_allclose(kernel(x), x.astype(np.float64) + 40, rtol=1e-5)
+
+
 def test_random_programs_are_run_by_rows():
     """The test above would prove nothing if all its calls were run one by one."""
-    kernel = compiled(lambda x: (tp.silu(x) - x) * 0.5, f32(64, 200), num_workers=2)
+    kernel = compiled(lambda x: (tp.silu(x) - x) * 0.5, f32(128, 400), num_workers=2)
     assert len(kernel.explain().by_rows) == 1
 
 
@@ -172,12 +197,12 @@ def test_random_programs_are_run_by_rows():
 
 
 def test_an_error_names_the_call():
-    k = f32(64, 1, 16, 32)
+    k = f32(64, 1, 16, 64)
 
     def step(q, lengths):
         return tp.silu(tp.scaled_dot_product_attention(tp.relu(q), k, k, lengths=lengths))
 
-    q, lengths = f32(64, 8, 1, 32), np.full(64, 16)
+    q, lengths = f32(64, 8, 1, 64), np.full(64, 16)
     kernel = compiled(step, q, lengths, num_workers=2)
     assert kernel.explain().by_rows[0].startswith("calls 0 to 2")
     kernel(q, lengths)
@@ -216,9 +241,12 @@ def test_a_run_cannot_begin_within_a_group():
         ((0, 4, 1, 1, [[(0, 16, 0)]]), "another number of arrays"),
         ((1, 4, 1, 1, [[(0, 16, 0), (0, 16, 0)]]), "no such calls"),
         ((0, 0, 1, 1, [[(0, 16, 0), (0, 16, 0)]]), "no such calls"),
+        ((1, 4, 1, 1, []), "no such calls"),
         ((0, 5, 1, 1, [[(0, 16, 0), (0, 16, 0)]]), "an array without these rows"),
         ((0, 4, 1, 1, [[(2, 16, 0), (0, 16, 0)]]), "an array without these rows"),
         ((0, 4, 1, 1, [[(-1, 16, 0), (0, 16, 0)]]), "an array without these rows"),
+        ((0, 4, 1, 1, [[(0, 16, -1), (0, 16, 0)]]), "an array without these rows"),
+        ((0, 4, 1, 1, [[(0, 0, 16), (0, 16, 0)]]), "an array without these rows"),
     ],
 )
 def test_plans_refuse_rows_that_are_not_there(arguments, message):
