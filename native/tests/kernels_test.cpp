@@ -7,6 +7,7 @@
 //     kernels_test own_threads [kernel]...    the same without OpenMP, as in a child of fork()
 //     kernels_test parallel               the distribution of work itself
 //     kernels_test xla                    the same over XLA's threads, and handlers of its foreign functions
+//     kernels_test plan                   the same for calls of a plan that are run by rows
 //
 // All targets that this machine can run are tested, or the one that TENSOROPS_CPU_TARGET names.
 //
@@ -422,13 +423,14 @@ int main(int argc, char** argv) {
     std::vector<std::string> names(argv + 1, argv + argc);
     if (names == std::vector<std::string>{"parallel"}) return tensorops::tests::parallel() ? 0 : 1;
     if (names == std::vector<std::string>{"xla"}) return tensorops::tests::xla_calls() ? 0 : 1;
+    if (names == std::vector<std::string>{"plan"}) return tensorops::tests::plans() ? 0 : 1;
     const bool own_threads = !names.empty() && names[0] == "own_threads";
     if (own_threads) tensorops::use_own_threads();
     const bool many_threads = own_threads || (!names.empty() && names[0] == "threads");
     const bool every_float = names == std::vector<std::string>{"every_float"};
     if (many_threads || every_float) names.erase(names.begin());
     if (!std::all_of(names.begin(), names.end(), tensorops::tests::is_known)) {
-        std::fprintf(stderr, "usage: %s [threads|own_threads] [kernel]...\n       %s every_float|parallel|xla\n",
+        std::fprintf(stderr, "usage: %s [threads|own_threads] [kernel]...\n       %s every_float|parallel|plan|xla\n",
                      argv[0], argv[0]);
         return 2;
     }

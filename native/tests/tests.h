@@ -28,5 +28,7 @@ void vector_math_on_every_float(Test& t);
 bool parallel();
 // Whether the handlers of XLA's foreign functions share out work rightly.
 bool xla_calls();
+// Whether calls of plans are run by rows rightly.
+bool plans();
 
 }  // namespace tensorops::tests
