@@ -152,6 +152,9 @@ def floating_dtypes(row: Library) -> Cell:
         return row.missing
     if not row.is_installed():
         return "not installed where this page was built"
+    probes = [probe for backend, probe in Backends.tried() if backend.library is row]
+    if probes and not any(probe.verified for probe in probes):  # a driver may end the process that asks it
+        return "could not be determined where this page was built"
     try:
         return codes(name for name in DTYPES if holds(row, name))
     except Exception as error:  # whatever a library without its device raises
@@ -172,4 +175,6 @@ def setup(app) -> dict[str, bool]:
     app.add_directive("backends", Backends)
     # The tables describe the code, not the page's source: read the page again on every build.
     app.connect("env-get-outdated", lambda *_: ["capabilities"])
+    # Before any page imports a library: those are tried in this process, which a driver may end.
+    app.connect("builder-inited", lambda *_: Backends.tried())
     return {"parallel_read_safe": True}
