@@ -83,8 +83,9 @@ def _why_not_kernels(choice: str) -> str:
     child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     if child.returncode == 0:
         return "" if abs(float(child.stdout) - 21) < 1e-3 else f"rms_norm of ones gave {child.stdout}"
-    (*_, last) = child.stderr.strip().splitlines() or [""]
-    return f"a process that computed rms_norm ended with {child.returncode} ({last})"
+    lines = child.stderr.strip().splitlines() or [""]
+    said = next((line for line in lines if "LLVM ERROR" in line), lines[-1])
+    return f"a process that computed rms_norm ended with {child.returncode} ({said})"
 
 
 def _why_not_arrays(device: object) -> str:

@@ -82,9 +82,9 @@ class PersistentKernel:
     On NumPy arrays, calls of operators are recorded as a plan of compiled functions, which share one block of memory
     and a team of threads. Calls that follow each other row by row are run for a block of rows at a time, so that the
     arrays in between stay in the caches. Views, copies, ``take``, ``concat``, conversions, sums and products are
-    recorded, too; everything else is an error. Torch tensors in the host's memory share it with such arrays. On JAX arrays the step is
-    a program of XLA, on MLX arrays a compiled graph, in the memory of an NVIDIA GPU a CUDA graph. On PyOpenCL arrays,
-    all launches of kernels are recorded and then enqueued from one place.
+    recorded, too; everything else is an error. Torch tensors in the host's memory share it with such arrays. On JAX
+    arrays the step is a program of XLA, on MLX arrays a compiled graph, in the memory of an NVIDIA GPU a CUDA graph. On
+    PyOpenCL arrays, all launches of kernels are recorded and then enqueued from one place.
 
     Examples
     --------
