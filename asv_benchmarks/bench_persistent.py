@@ -2,8 +2,8 @@
 
     python -m asv_benchmarks.bench_persistent [MODEL.gguf]
 
-prints the same as medians, as `tensorops bench --decode` measures it: each way in processes of its own, which read as
-many bytes as the weights have between their steps. Then come many sequences in one step beside one after another.
+prints the same as medians, as `tensorops bench --decode` measures it: each way in processes of its own, which read a
+long vector between their steps for the bound. Then come many sequences in one step beside one after another.
 Without a file, it is that of ``$TENSOROPS_MODEL``, or the one that `tensorops generate` has downloaded.
 """
 

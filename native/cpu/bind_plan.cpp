@@ -199,9 +199,8 @@ void bind_plan(nb::module_& m) {
              "Add a call; return whether there is such a handler.")
         .def("run_by_rows", &run_by_rows, "begin"_a, "rows"_a, "block"_a, "threads"_a, "arrays"_a,
              "Let at most so many threads take blocks of rows through some calls. Each array has the axis of its rows, "
-             "the bytes from "
-             "one "
-             "to the next or 0 if all rows need all of it, and the bytes for each thread if no other call sees it.")
+             "the bytes from one to the next, or 0 if all rows need all of it, and the bytes for each thread if no "
+             "other call sees it.")
         .def_prop_ro("threads", &Plan::threads, "The number of threads of a run.")
         .def(
             "run",

@@ -396,11 +396,8 @@ class Recorder:
         if self.repacks and name == "quantized_linear" and (packed := self._packed(arguments)) is not None:
             return packed
         rows = _rows(operator, handler, arguments)
-        order = (
-            [key for key, x in arguments.items() if isinstance(x, Recorded | np.ndarray)]
-            if rows is None
-            else [*rows.arrays]
-        )
+        arrays = [key for key, value in arguments.items() if isinstance(value, Recorded | np.ndarray)]
+        order = list(rows.arrays) if rows else arrays
         given = arguments if handler.mixed else self._widened(arguments, order)
         places = [self.place(given[each]) for each in order]
         values = {key: value.value if isinstance(value, Recorded) else value for key, value in arguments.items()}
