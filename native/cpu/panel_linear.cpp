@@ -7,9 +7,11 @@
 // Precision: integers, exact within 32 neighbours; their sums in float32, as accurate as those of float32 products.
 //   Rows with infinities, NaN or extreme numbers are multiplied by the weights themselves, in float32; so are all rows
 //   on targets without AVX512_VNNI, where quantized_linear is the faster kernel.
-// Bytes: the weights, scales and biases once for each chunk of rows, in order. Nothing is fetched ahead: processors do
-//   that by themselves for one stream, and with a prefetch of each line a step of SmolLM2 took 1.03 to 1.06 of the time
-//   (Zen 4, from memory), one product from the second-level cache 1.06 to 1.4.
+// Bytes: the weights, scales and biases once for each chunk of rows, in order. For up to three rows nothing is fetched
+//   ahead: processors do that by themselves for one stream, and with a prefetch of each line a step of SmolLM2
+//   took 1.03 to 1.06 of the time (Zen 4, from memory), one product from the second-level cache 1.06 to 1.4. With more
+//   rows memory would rest while a panel is multiplied by the second three, so that all of them fetch their part of the
+//   next panel: a step for eight sequences takes 0.87 to 0.92 of the time.
 #include "panel_linear.h"
 
 #include "dot_tiles.h"
@@ -29,6 +31,11 @@ struct Fixed {
     std::int8_t digits[3][32];  // by significance; those that multiply the same word, low nibbles first, side by side
     std::int32_t start[3];      // the initial sums of products: signed weights have 128 added
     float scale;
+};
+
+// What to fetch while a group is multiplied, in bytes from the group's beginning
+struct Ahead {
+    std::int64_t begin = 0, end = 0;
 };
 
 // A row of x: integers and the sums over groups, or float32 if there are no integers.
@@ -128,9 +135,10 @@ inline Vec<float> value_of(const __m512i (&sum)[3]) {
         _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[0]), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
 }
 
-// Adds the products of 32 inputs, without the weights' scales.
+// Adds the products of 32 inputs.
 template <int kRows, int kBits, bool kBiases>
 inline __attribute__((always_inline)) void add_products(const Row* x, std::int64_t index, const char* words,
+                                                        const Vec<float> (&scales)[kVectors],
                                                         Vec<float> (&to)[kRows][kVectors]) {
     __m512i sum[kRows][kVectors][3];
 #pragma GCC unroll 4
@@ -163,29 +171,34 @@ inline __attribute__((always_inline)) void add_products(const Row* x, std::int64
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kVectors; ++v) to[r][v] += value_of(sum[r][v]) * x[r].fixed[index].scale;
+        for (int v = 0; v < kVectors; ++v) to[r][v] += value_of(sum[r][v]) * x[r].fixed[index].scale * scales[v];
 }
 
-// A panel for some rows of integers. Not inlined, because the sums need nearly all registers.
-template <int kRows, int kBits, bool kBiases, class S>
+// A panel for some rows of integers; with kShort, groups have 32 inputs. Not inlined, because the sums need nearly all
+// registers: a loop over a group's inputs spills some, which costs 5 of 100 where it has one turn.
+template <int kRows, int kBits, bool kBiases, bool kShort, class S>
 __attribute__((noinline)) void multiply_fixed(const PanelFormat& format, const Row* x, const char* panel,
-                                              float (*y)[kPanelOutputs]) {
-    const std::int64_t words = format.words_of_group(), groups = format.groups();
+                                              float (*y)[kPanelOutputs], Ahead ahead) {
+    const std::int64_t words = kShort ? kBits : format.words_of_group(), groups = format.groups();
     Total<float> total[kRows][kVectors];
     for (std::int64_t g = 0, index = 0; g < groups;) {
         Vec<float> sum[kRows][kVectors] = {};
         for (const std::int64_t end = std::min(g + kAddedPlainly, groups); g < end; ++g) {
-            Vec<float> of_group[kRows][kVectors] = {};
-            for (std::int64_t i = 0; i < words; i += kBits, ++index, panel += kBits * kWordBytes)
-                add_products<kRows, kBits, kBiases>(x, index, panel, of_group);
+            for (std::int64_t i = ahead.begin; i < ahead.end; i += 64) __builtin_prefetch(panel + i, 0, 2);
+            const char* const factors = panel + kWordBytes * words;
+            Vec<float> s[kVectors];
             for (int v = 0; v < kVectors; ++v) {
-                const Vec<float> s = load_lanes<S>(panel, v);
-                const Vec<float> b = kBiases ? load_lanes<S>(panel, kVectors + v) : Vec<float>{};
-                for (int r = 0; r < kRows; ++r) {
-                    sum[r][v] += of_group[r][v] * s;
-                    if (kBiases) sum[r][v] += b * x[r].sums[g];
-                }
+                s[v] = load_lanes<S>(factors, v);
+                if (!kBiases) continue;
+                const Vec<float> b = load_lanes<S>(factors, kVectors + v);
+                for (int r = 0; r < kRows; ++r) sum[r][v] += b * x[r].sums[g];
             }
+            const auto add = [&] {
+                add_products<kRows, kBits, kBiases>(x, index++, panel, s, sum);
+                panel += kBits * kWordBytes;
+            };
+            do add();
+            while (!kShort && panel < factors);
             panel += (kBiases ? 2 : 1) * kPanelOutputs * static_cast<std::int64_t>(sizeof(S));
         }
         for (int r = 0; r < kRows; ++r)
@@ -195,13 +208,13 @@ __attribute__((noinline)) void multiply_fixed(const PanelFormat& format, const R
         for (int v = 0; v < kVectors; ++v) store_total(y[r] + 16 * v, total[r][v]);
 }
 
-template <int kBits, bool kBiases, class S>
+template <int kBits, bool kBiases, bool kShort, class S>
 void multiply_fixed(std::int64_t rows, const PanelFormat& format, const Row* x, const char* panel,
-                    float (*y)[kPanelOutputs]) {
+                    float (*y)[kPanelOutputs], Ahead ahead) {
     static_assert(kTogether == 3);
-    if (rows == 1) return multiply_fixed<1, kBits, kBiases, S>(format, x, panel, y);
-    if (rows == 2) return multiply_fixed<2, kBits, kBiases, S>(format, x, panel, y);
-    multiply_fixed<3, kBits, kBiases, S>(format, x, panel, y);
+    if (rows == 1) return multiply_fixed<1, kBits, kBiases, kShort, S>(format, x, panel, y, ahead);
+    if (rows == 2) return multiply_fixed<2, kBits, kBiases, kShort, S>(format, x, panel, y, ahead);
+    multiply_fixed<3, kBits, kBiases, kShort, S>(format, x, panel, y, ahead);
 }
 
 #endif
@@ -220,16 +233,17 @@ Row make_row(const PanelFormat& format, const T* x, char* memory) {
 
 // A panel for at most kTogether rows.
 template <int kBits, bool kBiases, class S>
-void multiply(std::int64_t rows, const PanelFormat& format, const Row* x, const char* panel,
-              float (*y)[kPanelOutputs]) {
+void multiply(std::int64_t rows, const PanelFormat& format, const Row* x, const char* panel, float (*y)[kPanelOutputs],
+              Ahead ahead) {
 #if defined(__AVX512VNNI__)
     if (std::all_of(x, x + rows, [](const Row& row) { return row.fixed; }))
-        return multiply_fixed<kBits, kBiases, S>(rows, format, x, panel, y);
+        return format.group_size == kFixed ? multiply_fixed<kBits, kBiases, true, S>(rows, format, x, panel, y, ahead)
+                                           : multiply_fixed<kBits, kBiases, false, S>(rows, format, x, panel, y, ahead);
 #endif
     for (std::int64_t r = 0; r < rows; ++r) {
 #if defined(__AVX512VNNI__)
         if (x[r].fixed) {
-            multiply_fixed<1, kBits, kBiases, S>(format, x + r, panel, y + r);
+            multiply_fixed<1, kBits, kBiases, false, S>(format, x + r, panel, y + r, ahead);
             continue;
         }
 #endif
@@ -262,7 +276,11 @@ void products(const PanelLinear& op) {
                 const std::int64_t left = count - r, times = (left + kTogether - 1) / kTogether;
                 height = (left + times - 1) / times;  // four rows are two times two
                 float sums[kTogether][kPanelOutputs];
-                multiply<kBits, kBiases, S>(height, format, rows + r, weights, sums);
+                Ahead ahead;
+                if (count > kTogether)
+                    ahead = {format.panel_bytes() + format.group_bytes() * r / count,
+                             format.panel_bytes() + format.group_bytes() * (r + height) / count};
+                multiply<kBits, kBiases, S>(height, format, rows + r, weights, sums, ahead);
                 T* y = reinterpret_cast<T*>(op.y) + (begin + r) * format.outputs + first;
                 for (std::int64_t i = 0; i < height; ++i)
                     store_outputs(y + i * format.outputs, sums[i], nullptr, width);
