@@ -1,7 +1,8 @@
 """Many sequences in one step: they join and leave between steps, and each gets the tokens that it would get alone.
 
 Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", 2022: sequences are batched
-for one step at a time. The weights are read once for all of them.
+for one step at a time. The weights are read once for all of them. A step also has tokens of prompts, in rows that no
+sequence needs to go on: Agrawal et al., "Sarathi-Serve", 2024.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ __all__ = ["Batch"]
 
 Array = Any
 _MOST_STEPS = 16  # that a model keeps compiled
+# Prompts of more tokens than so many steps have are read at once: a step computes each row's attention by itself, and
+# has a result for each row, which only the last one of a prompt needs.
+_STEPS_OF_PROMPT = 4
+
+
+def _rows(tokens: int) -> int:
+    """Return the number of rows of a step for so many tokens: each one has to be compiled."""
+    return int(1 << (tokens - 1).bit_length())
 
 
 @dataclass(eq=False)
@@ -36,6 +45,22 @@ class _Request:
     left: int
     rng: np.random.Generator
     sequence: int = -1
+
+
+@dataclass(frozen=True)
+class _Token:
+    """A row of a step."""
+
+    request: _Request
+    position: int
+
+    @property
+    def id(self) -> int:
+        return self.request.ids[self.position]
+
+    @property
+    def is_last(self) -> bool:
+        return self.position == len(self.request.ids) - 1
 
 
 @dataclass(eq=False)
@@ -128,28 +153,14 @@ class Batch:
 
     def _run_all(self) -> Iterator[tuple[int, int]]:
         while self._waiting or self._running:
-            while self._waiting and len(self._running) < self.max_batch:
-                request = self._waiting[0]
-                if not request.left:
-                    self._waiting.popleft()
-                    self._end(request)
-                    continue
-                try:
-                    token = self._start(request)
-                except OutOfPagesError:
-                    if not self._running:
-                        raise
-                    break  # until another one leaves
-                self._waiting.popleft()
-                self._running.append(request)
-                yield from self._note([request], [token])
-            if self._running:
-                tokens = self._step()
-                yield from self._note(list(self._running), tokens)
+            most = _rows(min(self.max_batch, len(self._running) + len(self._waiting)))
+            tokens = self._go_on(most)
+            found = self._begin(tokens, most)
+            yield from self._note(found + self._step(tokens))
 
-    def _note(self, requests: list[_Request], tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def _note(self, found: list[tuple[_Request, int]]) -> Iterator[tuple[int, int]]:
         """Add tokens to sequences, of which those that end leave."""
-        for request, token in zip(requests, tokens, strict=True):
+        for request, token in found:
             if ends := token in self._end_ids:
                 request.left = 0
             else:
@@ -167,18 +178,68 @@ class Batch:
         if self.on_end is not None:
             self.on_end(request.number)
 
-    # ------------------------------------------------------------------------------- a sequence begins
+    # ------------------------------------------------------------------------------- the tokens of a step
 
-    def _start(self, request: _Request) -> int:
+    def _go_on(self, most: int) -> list[_Token]:
+        """Return the next token of each running sequence; of the youngest, as many of its prompt as there are rows.
+
+        Without pages, the youngest waits and begins again later.
+        """
+        tokens: list[_Token] = []
+        for request in list(self._running):
+            while request in self._running:
+                try:
+                    tokens += self._append(request, 1 + most - len(self._running))
+                except OutOfPagesError:
+                    youngest = self._running[-1]
+                    if youngest is self._running[0]:
+                        raise
+                    self._running.remove(youngest)
+                    self.cache.leave(youngest.sequence)
+                    self._waiting.appendleft(youngest)
+                else:
+                    break
+        return tokens
+
+    def _begin(self, tokens: list[_Token], most: int) -> list[tuple[_Request, int]]:
+        """Let waiting sequences begin: add their tokens to those of the step, while it has rows for them.
+
+        Longer prompts are read apart from the step, and what follows them is returned.
+        """
+        found = []
+        while self._waiting and len(self._running) < self.max_batch and len(tokens) < most:
+            request = self._waiting[0]
+            if not request.left:
+                self._waiting.popleft()
+                self._end(request)
+                continue
+            request.sequence, known = self.cache.join(request.ids)
+            try:
+                if len(request.ids) - known > _STEPS_OF_PROMPT * most:
+                    found.append((request, self._read(request, known)))
+                else:
+                    tokens += self._append(request, most - len(tokens))
+            except OutOfPagesError:
+                self.cache.leave(request.sequence)
+                if not self._running:
+                    raise
+                break  # until another one leaves
+            self._running.append(self._waiting.popleft())
+        return found
+
+    def _append(self, request: _Request, most: int) -> list[_Token]:
+        """Give pages to the next tokens of a sequence, which are computed in this step: others may share the pages."""
+        start = self.cache.length(request.sequence)
+        stop = min(start + most, len(request.ids))
+        self.cache.append(request.sequence, request.ids[start:stop])
+        return [_Token(request, position) for position in range(start, stop)]
+
+    # ----------------------------------------------------------------------------------------- long prompts
+
+    def _read(self, request: _Request, known: int) -> int:
         """Read a prompt into pages, apart from what is in pages already, and return the token that follows."""
-        llama, ids = self.llama, request.ids
-        sequence, known = self.cache.join(ids)
-        try:
-            self.cache.append(sequence, ids[known:])
-        except OutOfPagesError:
-            self.cache.leave(sequence)
-            raise
-        request.sequence = sequence
+        llama, ids, sequence = self.llama, request.ids, request.sequence
+        self.cache.append(sequence, ids[known:])
         alone = llama.new_cache()
         alone.reserve(len(ids))
         pages, offsets = self.cache.places(sequence, 0, len(ids))
@@ -202,36 +263,22 @@ class Batch:
 
     # --------------------------------------------------------------------------------------- one step
 
-    def _step(self) -> list[int]:
-        """Return the next token of each running sequence."""
-        running = self._with_room()
-        size = 1 << (len(running) - 1).bit_length()  # each number of sequences would be compiled
-        spare = [0] * (size - len(running))
+    def _step(self, tokens: list[_Token]) -> list[tuple[_Request, int]]:
+        """Compute some tokens; return what follows those that are the last of their sequence."""
+        if not tokens:
+            return []
+        size = _rows(len(tokens))
+        spare = [0] * (size - len(tokens))
         pages = -(-self.max_seq_length // self.cache.page_size)
-        positions, table, places = self.cache.step([request.sequence for request in running], pages, size)
-        arrays = [np.asarray([*(request.ids[-1] for request in running), *spare], np.int32), positions, table, places]
+        sequences, at = [token.request.sequence for token in tokens], [token.position for token in tokens]
+        positions, table, places = self.cache.step(sequences, pages, size, at)
+        arrays = [np.asarray([*(token.id for token in tokens), *spare], np.int32), positions, table, places]
         if self.pick["temperature"]:
-            drawn = [request.rng.random(dtype=np.float32) for request in running]
+            drawn = [token.request.rng.random(dtype=np.float32) if token.is_last else 0 for token in tokens]
             arrays.append(np.asarray([*drawn, *spare], np.float32))
-        tokens = self._run(size, *tp.to_backend(arrays, self.llama.backend))
-        return [int(token) for token in tokens[: len(running)]]
-
-    def _with_room(self) -> list[_Request]:
-        """Give each sequence a place for its last token; without pages, the youngest waits and begins again later."""
-        for request in list(self._running):
-            while request in self._running:
-                try:
-                    self.cache.append(request.sequence, request.ids[-1:])
-                except OutOfPagesError:
-                    youngest = self._running[-1]
-                    if youngest is self._running[0]:
-                        raise
-                    self._running.remove(youngest)
-                    self.cache.leave(youngest.sequence)
-                    self._waiting.appendleft(youngest)
-                else:
-                    break
-        return self._running
+        following = self._run(size, *tp.to_backend(arrays, self.llama.backend))
+        found = zip(tokens, following.tolist(), strict=False)
+        return [(token.request, next_id) for token, next_id in found if token.is_last]
 
     def _run(self, size: int, ids: Any, positions: Any, *others: Any) -> np.ndarray[Any, Any]:
         """Run a step for so many sequences."""

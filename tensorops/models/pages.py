@@ -328,19 +328,25 @@ class PagedKVCache:
         return table, self._places(np.full(batch, self.max_num_pages), np.zeros(batch, np.int32))
 
     def step(
-        self, sequences: Sequence[int], pages: int, batch: int | None = None
+        self,
+        sequences: Sequence[int],
+        pages: int,
+        batch: int | None = None,
+        positions: Sequence[int] | None = None,
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return where the last token of each of some sequences is, for a step of `Llama.persistent`.
+        """Return where tokens of some sequences are, for a step of `Llama.persistent`.
 
         Parameters
         ----------
         sequences : sequence of int
-            The sequences, one for each row.
+            The sequences, one for each row. Several tokens of one, a prompt's, may be in the same step.
         pages : int
             The most pages of a sequence: its most tokens by the size of a page, rounded up.
         batch : int, optional
             The number of rows; those without a sequence write to the page that belongs to none. By default, there are
             none of these.
+        positions : sequence of int, optional
+            Those of the tokens; by default each sequence's last one's.
 
         Returns
         -------
@@ -350,7 +356,7 @@ class PagedKVCache:
         Raises
         ------
         ValueError
-            If a sequence has no token or more pages, or there are more sequences than rows.
+            If a sequence has no token at a position, or more pages, or there are more sequences than rows.
         KeyError
             If there is no such sequence.
         """
@@ -359,14 +365,16 @@ class PagedKVCache:
             raise ValueError(f"there are {len(sequences)} sequences, more than {batch}")
         table, _ = self.nowhere(batch, pages)
         table[: len(sequences)] = self.table(sequences, pages)
-        positions, offsets = np.zeros((2, batch), np.int32)
+        at, offsets = np.zeros((2, batch), np.int32)
         own = np.full(batch, self.max_num_pages)
         for row, sequence in enumerate(sequences):
             if not (length := self.length(sequence)):
                 raise ValueError(f"sequence {sequence} has no token yet")
-            positions[row] = length - 1
-            ((own[row],), (offsets[row],)) = self.places(sequence, length - 1, length)
-        return positions, table, self._places(own, offsets)
+            at[row] = length - 1 if positions is None else positions[row]
+            if not 0 <= at[row] < length:
+                raise ValueError(f"position {at[row]} is not in sequence {sequence}, which has {length} tokens")
+            ((own[row],), (offsets[row],)) = self.places(sequence, at[row], at[row] + 1)
+        return at, table, self._places(own, offsets)
 
     def _places(self, pages: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the places of each head's key among all keys of a block."""

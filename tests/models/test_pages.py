@@ -238,9 +238,9 @@ def test_keys_and_values_in_half_precision(dtype):
 def test_a_batch_on_the_cpu_runs_a_plan():
     llama = model("cpu")
     together(llama, PROMPTS[:3], max_new_tokens=3)
-    (step,) = llama._batch_steps.values()
-    assert isinstance(step, tp.PersistentKernel)
-    captured = step.explain()
+    steps = list(llama._batch_steps.values())
+    assert all(isinstance(step, tp.PersistentKernel) for step in steps)
+    captured = steps[0].explain()
     operators = {call.operator for call in captured.calls}
     pages = "a query of each sequence to at most 32 keys in 9 pages of 32"
     assert captured.step == ("mode decode", f"attention of {pages}, 2 times")
@@ -250,10 +250,50 @@ def test_a_batch_on_the_cpu_runs_a_plan():
 def test_steps_of_batches_are_compiled_once_and_keep_no_pages():
     llama = model("cpu")
     first = together(llama, PROMPTS[:3], max_new_tokens=3)
-    (step,) = llama._batch_steps.values()
-    assert all(x is None or x.nbytes <= 65536 for x in step._engine._kept)
+    steps = list(llama._batch_steps.values())
+    assert all(x is None or x.nbytes <= 65536 for step in steps for x in step._engine._kept)
     assert together(llama, PROMPTS[:3], max_new_tokens=3) == first
-    assert list(llama._batch_steps.values()) == [step]
+    assert list(llama._batch_steps.values()) == steps
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Return a list to which each step of a batch adds its tokens: a sequence and a position each."""
+    found, step = [], PagedKVCache.step
+
+    def noting(self, sequences, pages, batch, positions):
+        found.append(list(zip(sequences, positions, strict=True)))
+        return step(self, sequences, pages, batch, positions)
+
+    monkeypatch.setattr(PagedKVCache, "step", noting)
+    return found
+
+
+def test_prompts_use_the_rows_that_no_sequence_needs(steps):
+    """Those of a prompt that no longer has tokens to be read go to the next one; all sequences go on meanwhile."""
+    found = together(model("cpu"), [[5], [1, 2, 3], [7, 8, 9, 7, 8, 9]], max_new_tokens=5)
+    assert steps[:4] == [
+        [(0, 0), (1, 0), (1, 1), (1, 2)],
+        [(0, 1), (1, 3), (2, 0), (2, 1)],
+        [(0, 2), (1, 4), (2, 2), (2, 3)],
+        [(0, 3), (1, 5), (2, 4), (2, 5)],
+    ]
+    assert [*map(len, found)] == [5, 5, 5]
+    assert sum(map(len, steps)) == 1 + 3 + 6 + 3 * 4  # each token once, and none after the last
+
+
+def test_prompts_in_one_step_share_their_beginning(steps):
+    llama, prompts = model("cpu"), [[1, 2, 3, 4, 9], [1, 2, 3, 4, 8, 7], [1, 2, 3, 4, 6]]
+    alone = [list(llama.generate_ids(ids, max_new_tokens=4)) for ids in prompts]
+    assert together(llama, prompts, max_new_tokens=4, page_size=4, max_batch=8) == alone
+    assert [position for _, position in steps[0]] == [0, 1, 2, 3]
+    assert [position for step in steps for sequence, position in step if sequence == 1][:2] == [4, 5]
+
+
+def test_long_prompts_are_read_apart_from_steps(steps):
+    prompts = [[3], list(range(40))]
+    assert [*map(len, together(model("cpu"), prompts, max_new_tokens=3))] == [3, 3]
+    assert min(position for step in steps for sequence, position in step if sequence == 1) == 40
 
 
 def test_too_few_pages_for_one_sequence():
@@ -470,8 +510,14 @@ def test_where_a_step_puts_keys():
     np.testing.assert_array_equal(positions, [5, 0])
     np.testing.assert_array_equal(table, [[first, second], [6, 6]])
     np.testing.assert_array_equal(places, [second * 8 + 1, second * 8 + 5, 48, 52])
+    positions, _, places = cache.step([number, number], pages=2, positions=[1, 4])
+    np.testing.assert_array_equal(positions, [1, 4])
+    np.testing.assert_array_equal(places, [first * 8 + 1, first * 8 + 5, second * 8, second * 8 + 4])
     with pytest.raises(ValueError, match="there are 1 sequences, more than 0"):
         cache.step([number], 2, 0)
+    for position in (-1, 6):
+        with pytest.raises(ValueError, match=f"position {position} is not in sequence 0, which has 6 tokens"):
+            cache.step([number], 2, positions=[position])
 
 
 @pytest.mark.costly
