@@ -14,9 +14,10 @@ class Help {
     void note_lost(std::int64_t lost, std::int64_t now) {
         if (lost < kUnnoticed) return;
         const std::int64_t last = pause_.load(std::memory_order_relaxed);
-        std::int64_t pause = std::min(lost, kLongestPause) * kPauses;
+        lost = std::min(lost, kLongestPause);
+        std::int64_t pause = lost * kPauses;
         if (now - end_.load(std::memory_order_relaxed) < last) pause = std::max(pause, 2 * last);
-        pause = std::min(pause, kLongestPause);
+        pause = std::min({pause, lost * kMostPauses, kLongestPause});
         pause_.store(pause, std::memory_order_relaxed);
         end_.store(now + pause, std::memory_order_relaxed);
         is_paused_.store(true, std::memory_order_relaxed);
@@ -34,9 +35,11 @@ class Help {
   private:
     static constexpr std::int64_t kUnnoticed = 20'000, kLongestPause = 1'000'000'000;
     // The first pause as a multiple of the loss. If a loss follows within the length of the last pause, the next one is
-    // twice as long. Beside programs that never rest, a loss is one or two time slices of 4 ms, and soon comes once in
-    // a second; a single loss costs a few calls their help.
-    static constexpr std::int64_t kPauses = 4;
+    // twice as long, up to another multiple: beside programs that never rest, a loss is one or two time slices of 4 ms,
+    // and soon comes about eight times in a second; a single loss costs a few calls their help. Hosts and interrupts
+    // also take time on machines that are otherwise idle, some tens of microseconds several times in a second and a
+    // time slice once. Pauses of a second after these let text come at two thirds of the speed for minutes.
+    static constexpr std::int64_t kPauses = 4, kMostPauses = 32;
 
     std::atomic<bool> is_paused_{false};
     std::atomic<std::int64_t> pause_{0}, end_{0};

@@ -127,6 +127,11 @@ void help_pauses_after_a_loss() {
     require(is_paused(), "long losses make long pauses");
     now += 2 * ms;
     require(!is_paused(), "no pause is longer than a second");
+    lose(ms / 20);
+    now += ms;
+    require(is_paused(), "a small loss after a long pause makes a longer one than at first");
+    now += ms;
+    require(!is_paused(), "but one that is not long");
 }
 
 }  // namespace
