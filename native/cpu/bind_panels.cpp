@@ -110,7 +110,8 @@ nb::object panel_linear(nb::handle x, const WeightPanels& panels) {
 }  // namespace
 
 void bind_panels(nb::module_& m) {
-    nb::class_<WeightPanels>(m, "WeightPanels", "Quantized weights in the order that panel_linear takes.")
+    nb::class_<WeightPanels>(m, "WeightPanels", nb::is_weak_referenceable(),
+                             "Quantized weights in the order that panel_linear takes.")
         .def_prop_ro("shape", [](const WeightPanels& p) { return std::tuple(p.format().outputs, p.format().inputs); })
         .def_prop_ro("bits", [](const WeightPanels& p) { return p.format().bits; })
         .def_prop_ro("group_size", [](const WeightPanels& p) { return p.format().group_size; })

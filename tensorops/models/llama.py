@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -230,6 +231,7 @@ class Llama:
         self._logits = ranks.compile(logits) if ranks.compile else logits
         self._choosers: dict[tuple[Any, ...], Callable[..., Array]] = {}
         self._batch_steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._panels: WeakValueDictionary[Any, Any] = WeakValueDictionary()  # in use by steps
 
     def __repr__(self) -> str:
         return f"<Llama: {', '.join(f'{name} {value}' for name, value in self._facts())}>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from .ranks import HEADS, WHOLE
 from .steps import decode, onepass, prefill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
     from .llama import Llama
 
@@ -89,14 +89,23 @@ class ModelStep(tp.PersistentKernel):
         How many tokens a run has.
     move : callable or None
         Returns an array of NumPy where the model's are, if that is elsewhere.
+    panels : mutable mapping
+        The model's weights in another order, which its steps share.
     *args, **options
         As for `tensorops.PersistentKernel`.
     """
 
     def __init__(
-        self, capacity: int, length: int, move: Callable[[Any], Any] | None, *args: Any, **options: Any
+        self,
+        capacity: int,
+        length: int,
+        move: Callable[[Any], Any] | None,
+        panels: MutableMapping[Any, Any],
+        *args: Any,
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
+        self._options = replace(self._options, panels=panels)
         self._capacity, self._length, self._move = capacity, length, move
 
     def __call__(self, *args: Any) -> Any:
@@ -180,7 +189,7 @@ def persistent(llama: Llama, options: StepOptions, **others: Any) -> ModelStep:
     donate = [place for place, arg in enumerate(args) if isinstance(arg, list)]  # keys and values
     move = None if isinstance(args[0], np.ndarray) else llama._move
     others |= {"mode": options.mode, "backend": llama.backend, "donate": donate}
-    return ModelStep(capacity, options.length or 1, move, step_of(llama, options), args, **others)
+    return ModelStep(capacity, options.length or 1, move, llama._panels, step_of(llama, options), args, **others)
 
 
 def _example(llama: Llama, options: StepOptions, capacity: int) -> list[Any]:

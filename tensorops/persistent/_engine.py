@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from tensorops._trees import map_arrays
@@ -29,6 +29,8 @@ class Options:
         The number of threads, if it was chosen.
     repack : bool
         Whether constant weights may be read in another order, from a copy.
+    panels : mutable mapping
+        Where these copies are found and kept: several steps may share those of weights that never change.
     profile : bool
         Whether `Engine.profiled` will be called instead of `Engine.run`.
     world_size : int
@@ -39,6 +41,7 @@ class Options:
     donate: frozenset[int] = frozenset()
     workers: int | None = None
     repack: bool = False
+    panels: MutableMapping[Any, Any] = field(default_factory=dict)
     profile: bool = False
     world_size: int = 1
 

@@ -10,7 +10,7 @@ import bisect
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,17 +118,19 @@ class Recorder:
         The arguments that it may write.
     repacks
         Whether constant weights may be read in another order, from a copy.
+    panels
+        These copies, by the addresses and shapes of the weights.
     """
 
     settings: Settings
     written: frozenset[int]
     repacks: bool = False
+    panels: MutableMapping[Any, Any] = field(default_factory=dict)
     calls: list[_Call] = field(default_factory=list)
     _blocks: list[_Memory] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _current: str = ""
     _tried: set[Any] = field(default_factory=set)
-    panels: dict[Any, Any] = field(default_factory=dict)
 
     # --------------------------------------------------------------------- memory
 
@@ -423,13 +425,13 @@ class Recorder:
         x, weights = arguments["x"], {name: arguments[name] for name in ("weight", "scales", "biases")}
         if math.prod(x.shape[:-1]) > _MOST_PACKED or any(isinstance(w, Recorded) for w in weights.values()):
             return None
-        key = tuple(None if w is None else w.__array_interface__["data"][0] for w in weights.values())
-        if key not in self.panels:
-            found = panels.pack(**weights, bits=arguments["bits"], group_size=arguments["group_size"])
-            self.panels[key] = None if isinstance(found, str) else found.panels
-        packed = self.panels[key]
+        key = tuple(None if w is None else (w.__array_interface__["data"][0], w.shape) for w in weights.values())
+        packed = self.panels.get(key)
         if packed is None:
-            return None
+            found = panels.pack(**weights, bits=arguments["bits"], group_size=arguments["group_size"])
+            if isinstance(found, str):
+                return None
+            self.panels[key] = packed = found.panels
         value = _native.panel_linear(x.value if x.value.flags.c_contiguous else np.ascontiguousarray(x.value), packed)
         if value is NotImplemented:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from types import SimpleNamespace
 
@@ -390,6 +391,26 @@ def test_decoding_repacks_quantized_weights_where_that_is_faster(tmp_path):
     helps = native.pack_panels_supports(*weights, bits=4, group_size=32) is None
     assert products() == {"panel_linear" if helps else "quantized_linear"}
     assert products(repack=False) == products(mode="prefill", length=8) == {"quantized_linear"}
+
+
+def test_steps_of_a_model_share_its_weights_in_another_order(tmp_path):
+    """However many steps there are; with the last one, they go."""
+    llama = Llama.from_gguf(write_llama(tmp_path / "model.gguf", "Q4_1"), "cpu")
+    steps = [llama.persistent(max_seq_length=32), llama.persistent(max_seq_length=32, batch=2, page_size=8)]
+    steps[0].compile()
+    packed = dict(llama._panels)
+    steps[1].compile()
+    assert dict(llama._panels) == packed
+    calls = [each.explain().calls for each in steps]
+    kernels = [call.kernel for call in calls[1] if call.operator == "quantized_linear"]
+    assert (len(packed) == len(kernels) > 0) == ("panel_linear" in kernels)
+    packed.clear()
+    del steps[0]
+    gc.collect()
+    assert len(llama._panels) == kernels.count("panel_linear")
+    steps.clear()
+    gc.collect()
+    assert not llama._panels
 
 
 def test_what_a_persistent_step_refuses():

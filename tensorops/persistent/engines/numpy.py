@@ -52,7 +52,7 @@ class NativeEngine(Engine):
         if len({id(x) for x in given}) < len(given):
             raise CaptureError("an array is among the arguments twice; later runs might have two")
         self._donated = [owner in donate for owner in owners]
-        recorder = Recorder(outer, donate, options.repack)
+        recorder = Recorder(outer, donate, options.repack, options.panels)
         recorded = {}
         self._kept: list[Any] = []
         for x, owner, donated in zip(given, owners, self._donated, strict=True):
