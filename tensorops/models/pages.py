@@ -363,18 +363,23 @@ class PagedKVCache:
         batch = len(sequences) if batch is None else batch
         if len(sequences) > batch:
             raise ValueError(f"there are {len(sequences)} sequences, more than {batch}")
-        table, _ = self.nowhere(batch, pages)
+        table, places = self.nowhere(batch, pages)
         table[: len(sequences)] = self.table(sequences, pages)
-        at, offsets = np.zeros((2, batch), np.int32)
-        own = np.full(batch, self.max_num_pages)
+        at = np.zeros(batch, np.int32)
+        own, offsets = [], []  # lists: of so few numbers, arrays would take several times as long
         for row, sequence in enumerate(sequences):
-            if not (length := self.length(sequence)):
+            this = self._find(sequence)
+            if not this.tokens:
                 raise ValueError(f"sequence {sequence} has no token yet")
-            at[row] = length - 1 if positions is None else positions[row]
-            if not 0 <= at[row] < length:
-                raise ValueError(f"position {at[row]} is not in sequence {sequence}, which has {length} tokens")
-            ((own[row],), (offsets[row],)) = self.places(sequence, at[row], at[row] + 1)
-        return at, table, self._places(own, offsets)
+            at[row] = position = len(this.tokens) - 1 if positions is None else positions[row]
+            if not 0 <= position < len(this.tokens):
+                raise ValueError(
+                    f"position {position} is not in sequence {sequence}, which has {len(this.tokens)} tokens"
+                )
+            own.append(this.pages[position // self.page_size])
+            offsets.append(position % self.page_size)
+        places[: len(own) * self._heads] = self._places(np.asarray(own), np.asarray(offsets))
+        return at, table, places
 
     def _places(self, pages: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the places of each head's key among all keys of a block."""
