@@ -135,10 +135,9 @@ inline Vec<float> value_of(const __m512i (&sum)[3]) {
         _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[0]), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
 }
 
-// Adds the products of 32 inputs.
+// Adds the products of 32 inputs, without the weights' scales.
 template <int kRows, int kBits, bool kBiases>
 inline __attribute__((always_inline)) void add_products(const Row* x, std::int64_t index, const char* words,
-                                                        const Vec<float> (&scales)[kVectors],
                                                         Vec<float> (&to)[kRows][kVectors]) {
     __m512i sum[kRows][kVectors][3];
 #pragma GCC unroll 4
@@ -171,7 +170,7 @@ inline __attribute__((always_inline)) void add_products(const Row* x, std::int64
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kVectors; ++v) to[r][v] += value_of(sum[r][v]) * x[r].fixed[index].scale * scales[v];
+        for (int v = 0; v < kVectors; ++v) to[r][v] += value_of(sum[r][v]) * x[r].fixed[index].scale;
 }
 
 // A panel for some rows of integers; with kShort, groups have 32 inputs. Not inlined, because the sums need nearly all
@@ -185,20 +184,17 @@ __attribute__((noinline)) void multiply_fixed(const PanelFormat& format, const R
         Vec<float> sum[kRows][kVectors] = {};
         for (const std::int64_t end = std::min(g + kAddedPlainly, groups); g < end; ++g) {
             for (std::int64_t i = ahead.begin; i < ahead.end; i += 64) __builtin_prefetch(panel + i, 0, 2);
-            const char* const factors = panel + kWordBytes * words;
-            Vec<float> s[kVectors];
+            Vec<float> of_group[kRows][kVectors] = {};
+            for (std::int64_t i = 0; i < words; i += kBits, ++index, panel += kBits * kWordBytes)
+                add_products<kRows, kBits, kBiases>(x, index, panel, of_group);
             for (int v = 0; v < kVectors; ++v) {
-                s[v] = load_lanes<S>(factors, v);
-                if (!kBiases) continue;
-                const Vec<float> b = load_lanes<S>(factors, kVectors + v);
-                for (int r = 0; r < kRows; ++r) sum[r][v] += b * x[r].sums[g];
+                const Vec<float> s = load_lanes<S>(panel, v);
+                const Vec<float> b = kBiases ? load_lanes<S>(panel, kVectors + v) : Vec<float>{};
+                for (int r = 0; r < kRows; ++r) {
+                    sum[r][v] += of_group[r][v] * s;
+                    if (kBiases) sum[r][v] += b * x[r].sums[g];
+                }
             }
-            const auto add = [&] {
-                add_products<kRows, kBits, kBiases>(x, index++, panel, s, sum);
-                panel += kBits * kWordBytes;
-            };
-            do add();
-            while (!kShort && panel < factors);
             panel += (kBiases ? 2 : 1) * kPanelOutputs * static_cast<std::int64_t>(sizeof(S));
         }
         for (int r = 0; r < kRows; ++r)
