@@ -88,8 +88,8 @@ void multiply_floats(const PanelFormat& format, const float* x, const char* pane
 #if defined(__AVX512VNNI__)
 
 // 32 neighbours; false if some are too large or too small to have a scale.
-template <int kBits, bool kBiases>
-bool make_fixed(const float* x, Fixed& to) {
+template <int kBits, bool kBiases, class T>
+inline __attribute__((always_inline)) bool make_fixed(const T* x, Fixed& to) {
     constexpr float kUnits = 127 * 65536 + 127 * 256;  // the largest is 127 more, which rounding must not exceed
     const float largest = largest_magnitude(x, kFixed);
     if (!has_scale(largest)) return false;
@@ -112,10 +112,8 @@ bool make_fixed(const PanelFormat& format, const T* x, Fixed* fixed, float* sums
     for (std::int64_t begin = 0; begin < format.inputs; begin += format.group_size) {
         Vec<float> sum{};
         for (std::int64_t i = begin; i < begin + format.group_size; i += kFixed) {
-            float piece[kFixed];
-            convert(x + i, piece, kFixed);
-            if (!make_fixed<kBits, kBiases>(piece, fixed[i / kFixed])) return false;
-            sum += load(piece) + load(piece + 16);
+            if (!make_fixed<kBits, kBiases>(x + i, fixed[i / kFixed])) return false;
+            sum += load(x + i) + load(x + i + 16);
         }
         sums[begin / format.group_size] = sum_of_lanes<float>(sum);
     }

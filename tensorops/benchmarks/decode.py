@@ -88,7 +88,7 @@ def steps(path: str, backend: str) -> dict[str, Callable[[], object]]:
 
     llama = Llama.from_gguf(path, backend, compile=resolve(backend).library.jit)
     kernel = llama.persistent(max_seq_length=CAPACITY)
-    cache = llama.new_cache(CAPACITY)
+    cache = filled_cache(llama)
     there = [tensorops.to_backend(np.asarray([n], np.int32), backend) for n in (5, POSITION)]
     state = {"keys": cache.keys, "values": cache.values}
 
@@ -99,11 +99,20 @@ def steps(path: str, backend: str) -> dict[str, Callable[[], object]]:
     return {PERSISTENT: persistent, FROM_PYTHON: from_python(llama)}
 
 
+def filled_cache(llama: Any) -> Any:
+    """Return a cache of keys and values with numbers: zeros that nobody wrote are one page of memory, read again."""
+    rng, cache = np.random.default_rng(0), llama.new_cache(CAPACITY)
+    for blocks in (cache.keys, cache.values):
+        numbers = [rng.standard_normal(block.shape, dtype=np.float32) for block in blocks]
+        blocks[:] = tensorops.to_backend(numbers, llama.backend)
+    return cache
+
+
 def from_python(llama: Any) -> Callable[[], object]:
     """Return a step as models call it."""
     from tensorops.models.persistent import on_host
 
-    cache = llama.new_cache(CAPACITY)
+    cache = filled_cache(llama)
     pick = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "rng": None}
 
     def step() -> object:
