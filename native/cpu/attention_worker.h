@@ -36,12 +36,13 @@ class Worker {
     }
 
     // The last blocks come first: under a causal mask they have the most work. `partial` is the item's, for the merge.
-    void run(Item item, C* partial, Interruption* at) {
+    // `next` is the item that this thread is likely to take next, or nullptr.
+    void run(Item item, C* partial, Interruption* at, const Item* next) {
         begin_block(item.block);
-        const std::int64_t tiles = Plan<T>::tiles_for(keys_count_);
-        const std::int64_t first = tiles * item.span / item.spans, last = tiles * (item.span + 1) / item.spans;
+        const auto [first, last] = tiles_of(item, keys_count_);
         for (std::int64_t tile = first; tile < last; ++tile) {
             if (leaves(at, count_ * kTile * (op_.dim + op_.value_dim))) return;
+            next_ = tile + 1 == last ? next : nullptr;
             one_tile(tile);
         }
         for (std::int64_t r = 0; r < count_; ++r) {
@@ -84,6 +85,11 @@ class Worker {
     }
 
   private:
+    static Range tiles_of(Item item, std::int64_t keys) {
+        const std::int64_t tiles = Plan<T>::tiles_for(keys);
+        return {tiles * item.span / item.spans, tiles * (item.span + 1) / item.spans};
+    }
+
     // ------------------------------------------------------------------ a block of rows
 
     void begin_block(std::int64_t index) {
@@ -153,8 +159,8 @@ class Worker {
     struct Cursor {
         std::int64_t page, position, left;
     };
-    Cursor cursor_at(std::int64_t key) const {
-        const std::int64_t position = first_key_ + key;
+    Cursor cursor_at(std::int64_t key) const { return cursor_of(first_key_ + key); }
+    Cursor cursor_of(std::int64_t position) const {
         if (!op_.pages) return {0, position, kUnbounded};
         const std::int64_t page = position / op_.page_size, within = position - page * op_.page_size;
         return {page, within, op_.page_size - within};
@@ -165,7 +171,10 @@ class Worker {
         if (cursor.left == 0) cursor = {cursor.page + 1, 0, op_.page_size};
     }
     const char* place_of(const Cursor& at, const char* first, const std::int64_t* stride) const {
-        const std::int64_t owner = op_.pages ? op_.pages[batch_ * op_.pages_each + at.page] : batch_;
+        return place_of(at, first, stride, batch_);
+    }
+    const char* place_of(const Cursor& at, const char* first, const std::int64_t* stride, std::int64_t batch) const {
+        const std::int64_t owner = op_.pages ? op_.pages[batch * op_.pages_each + at.page] : batch;
         return first + owner * stride[0] + at.position * stride[2];
     }
 
@@ -188,6 +197,19 @@ class Worker {
             advance(here, count);
             if (fetches) advance(ahead, count);
             begin += count;
+        }
+        if (plan_.fetches_values && next_) fetch_next_keys(n);
+    }
+    // Lets n values fetch as many of the first keys of the next item. Where a page of that one ends before a part of
+    // the values, some lines are fetched in vain.
+    void fetch_next_keys(std::int64_t n) {
+        const std::int64_t head = next_->block / plan_.blocks, batch = head / op_.kv_heads;
+        const Reach reach = reach_of(op_, batch);
+        const std::int64_t start = tiles_of(*next_, reach.keys()).begin * kTile, count = reach.keys() - start;
+        const char* k = op_.k + head % op_.kv_heads * op_.k_stride[1];
+        for (Part* part = value_parts_; part->begin < std::min(n, count); ++part) {
+            part->ahead = place_of(cursor_of(reach.first + start + part->begin), k, op_.k_stride, batch);
+            if (part->end == n) return;
         }
     }
     Places keys() const { return {key_parts_, op_.k_stride[2]}; }
@@ -519,6 +541,7 @@ class Worker {
     C largest_[kBlockRows], correction_[kBlockRows];
 
     // The current tile
+    const Item* next_ = nullptr;  // to be fetched meanwhile
     Part key_parts_[kTile], value_parts_[kTile];
 };
 
