@@ -33,11 +33,6 @@ _MOST_STEPS = 16  # that a model keeps compiled
 _STEPS_OF_PROMPT = 4
 
 
-def _rows(tokens: int) -> int:
-    """Return the number of rows of a step for so many tokens: each one has to be compiled."""
-    return int(1 << (tokens - 1).bit_length())
-
-
 @dataclass(eq=False)
 class _Request:
     number: int
@@ -61,6 +56,11 @@ class _Token:
     @property
     def is_last(self) -> bool:
         return self.position == len(self.request.ids) - 1
+
+
+def _rows(tokens: int) -> int:
+    """Return the number of rows of a step for so many tokens: each one has to be compiled."""
+    return int(1 << (tokens - 1).bit_length())
 
 
 @dataclass(eq=False)
@@ -154,9 +154,34 @@ class Batch:
     def _run_all(self) -> Iterator[tuple[int, int]]:
         while self._waiting or self._running:
             most = _rows(min(self.max_batch, len(self._running) + len(self._waiting)))
+            # Before pages are given to tokens of the step: others could share them, and nothing is in them yet.
+            yield from self._note(self._read_long_prompts(most))
             tokens = self._go_on(most)
-            found = self._begin(tokens, most)
-            yield from self._note(found + self._step(tokens))
+            self._fill(tokens, most)
+            yield from self._note(self._step(tokens))
+
+    def _begin(self, wanted: Callable[[_Request], bool], begin: Callable[[_Request], object]) -> None:
+        """Let waiting sequences begin while the next one is wanted, and there are a place and pages for it."""
+        while self._waiting and len(self._running) < self.max_batch:
+            request = self._waiting[0]
+            if not request.left:
+                self._end(self._waiting.popleft())
+                continue
+            if not wanted(request):
+                return
+            request.sequence, _ = self.cache.join(request.ids)
+            try:
+                begin(request)
+            except OutOfPagesError:
+                self.cache.leave(request.sequence)
+                if not self._running:
+                    raise
+                return  # until another one leaves
+            self._running.append(self._waiting.popleft())
+
+    def _is_long(self, request: _Request, most: int) -> bool:
+        """Return whether a prompt is read apart from steps, which have at most so many rows."""
+        return len(request.ids) - self.cache.known(request.ids) > _STEPS_OF_PROMPT * most
 
     def _note(self, found: list[tuple[_Request, int]]) -> Iterator[tuple[int, int]]:
         """Add tokens to sequences, of which those that end leave."""
@@ -181,7 +206,7 @@ class Batch:
     # ------------------------------------------------------------------------------- the tokens of a step
 
     def _go_on(self, most: int) -> list[_Token]:
-        """Return the next token of each running sequence; of the youngest, as many of its prompt as there are rows.
+        """Return the next token of each running sequence; of one that is in its prompt, as many as there are rows.
 
         Without pages, the youngest waits and begins again later.
         """
@@ -201,31 +226,12 @@ class Batch:
                     break
         return tokens
 
-    def _begin(self, tokens: list[_Token], most: int) -> list[tuple[_Request, int]]:
-        """Let waiting sequences begin: add their tokens to those of the step, while it has rows for them.
-
-        Longer prompts are read apart from the step, and what follows them is returned.
-        """
-        found = []
-        while self._waiting and len(self._running) < self.max_batch and len(tokens) < most:
-            request = self._waiting[0]
-            if not request.left:
-                self._waiting.popleft()
-                self._end(request)
-                continue
-            request.sequence, known = self.cache.join(request.ids)
-            try:
-                if len(request.ids) - known > _STEPS_OF_PROMPT * most:
-                    found.append((request, self._read(request, known)))
-                else:
-                    tokens += self._append(request, most - len(tokens))
-            except OutOfPagesError:
-                self.cache.leave(request.sequence)
-                if not self._running:
-                    raise
-                break  # until another one leaves
-            self._running.append(self._waiting.popleft())
-        return found
+    def _fill(self, tokens: list[_Token], most: int) -> None:
+        """Let waiting sequences begin in a step, while it has rows for their tokens."""
+        self._begin(
+            lambda request: len(tokens) < most and not self._is_long(request, most),
+            lambda request: tokens.extend(self._append(request, most - len(tokens))),
+        )
 
     def _append(self, request: _Request, most: int) -> list[_Token]:
         """Give pages to the next tokens of a sequence, which are computed in this step: others may share the pages."""
@@ -236,9 +242,19 @@ class Batch:
 
     # ----------------------------------------------------------------------------------------- long prompts
 
-    def _read(self, request: _Request, known: int) -> int:
+    def _read_long_prompts(self, most: int) -> list[tuple[_Request, int]]:
+        """Let waiting sequences with long prompts begin, apart from steps; return what follows the prompts."""
+        found: list[tuple[_Request, int]] = []
+        self._begin(
+            lambda request: self._is_long(request, most),
+            lambda request: found.append((request, self._read(request))),
+        )
+        return found
+
+    def _read(self, request: _Request) -> int:
         """Read a prompt into pages, apart from what is in pages already, and return the token that follows."""
         llama, ids, sequence = self.llama, request.ids, request.sequence
+        known = self.cache.length(sequence)
         self.cache.append(sequence, ids[known:])
         alone = llama.new_cache()
         alone.reserve(len(ids))

@@ -159,20 +159,41 @@ class PagedKVCache:
             How many of the tokens are in pages already. It is less than their number: the last one is always computed,
             as its features choose the next.
         """
-        made = _Sequence([])
+        made = _Sequence([], self._shared(tokens))
+        for page in made.pages:
+            self._use(page)
+        made.tokens += (int(token) for token in tokens[: len(made.pages) * self.page_size])
+        number, self._next = self._next, self._next + 1
+        self._sequences[number] = made
+        return number, len(made.tokens)
+
+    def known(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens of a sequence that begins with these would be in pages already.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            Its first tokens.
+
+        Returns
+        -------
+        int
+            What `join` would return.
+        """
+        return len(self._shared(tokens)) * self.page_size
+
+    def _shared(self, tokens: Sequence[int]) -> list[int]:
+        """Return the pages with which a sequence can begin."""
+        pages: list[int] = []
         before = _ROOT
         for start in range(0, len(tokens) - self.page_size, self.page_size):
             own = tuple(int(token) for token in tokens[start : start + self.page_size])
             page = self._known.get((before, own))
             if page is None:
                 break
-            self._use(page)
-            made.pages.append(page)
-            made.tokens += own
+            pages.append(page)
             before = page
-        number, self._next = self._next, self._next + 1
-        self._sequences[number] = made
-        return number, len(made.tokens)
+        return pages
 
     def append(self, sequence: int, tokens: Sequence[int]) -> None:
         """Give pages to tokens that a sequence goes on with; their keys and values are to be written.

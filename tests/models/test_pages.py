@@ -67,6 +67,7 @@ def test_sequences_that_begin_alike_share_full_pages():
     text = list(range(10))
     first, _ = cache.join(text)
     cache.append(first, text)
+    assert cache.known([*text[:9], 50, 51]) == 8
     second, known = cache.join([*text[:9], 50, 51])
     assert known == 8
     cache.append(second, [8, 50, 51])
@@ -289,6 +290,14 @@ def test_prompts_in_one_step_share_their_beginning(steps):
     assert together(llama, prompts, max_new_tokens=4, page_size=4, max_batch=8) == alone
     assert [position for _, position in steps[0]] == [0, 1, 2, 3]
     assert [position for step in steps for sequence, position in step if sequence == 1][:2] == [4, 5]
+
+
+def test_a_long_prompt_shares_only_what_is_computed():
+    """It is read before the step in which the end of another one, with which it begins, is computed."""
+    llama = model("cpu")
+    prompts = [list(range(28)), [*range(28), *range(100, 160)], *([n] for n in range(6))]
+    alone = [list(llama.generate_ids(ids, max_new_tokens=6)) for ids in prompts]
+    assert together(llama, prompts, max_new_tokens=6, page_size=4) == alone
 
 
 def test_long_prompts_are_read_apart_from_steps(steps):
