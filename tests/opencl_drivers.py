@@ -81,7 +81,7 @@ def _why_not_kernels(choice: str) -> str:
     environment = os.environ | {"PYOPENCL_CTX": choice}
     command = [sys.executable, "-c", _KERNEL]
     try:
-        child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     except subprocess.TimeoutExpired:
         return "a process that computes rms_norm does not end"
     if child.returncode == 0:
