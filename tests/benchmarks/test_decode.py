@@ -79,10 +79,11 @@ def test_speeds_beside_the_bound(model):
 
 
 def test_both_ways_give_the_token_that_the_model_gives(model):
-    """What is timed is the step: at the position of the benchmark, after a cache of zeros."""
+    """What is timed is the step: at the position of the benchmark, after a cache of numbers."""
     support.require_provider("cpu")
     llama = Llama.from_gguf(model, "cpu")
-    cache = llama.new_cache(decode.CAPACITY)
+    cache = decode.filled_cache(llama)
+    assert all(np.count_nonzero(block) == block.size for block in (*cache.keys, *cache.values))
     cache.length = decode.POSITION
     expected = int(np.argmax(np.asarray(llama([5], cache))[-1]))
     for way in decode.WAYS:
