@@ -119,7 +119,7 @@ class Recorder:
     repacks
         Whether constant weights may be read in another order, from a copy.
     panels
-        These copies, by the addresses and shapes of the weights.
+        These copies, by the format of the weights, their addresses and shapes.
     """
 
     settings: Settings
@@ -425,7 +425,8 @@ class Recorder:
         x, weights = arguments["x"], {name: arguments[name] for name in ("weight", "scales", "biases")}
         if math.prod(x.shape[:-1]) > _MOST_PACKED or any(isinstance(w, Recorded) for w in weights.values()):
             return None
-        key = tuple(None if w is None else (w.__array_interface__["data"][0], w.shape) for w in weights.values())
+        memory = (None if w is None else (w.__array_interface__["data"][0], w.shape) for w in weights.values())
+        key = (arguments["bits"], arguments["group_size"], *memory)
         packed = self.panels.get(key)
         if packed is None:
             found = panels.pack(**weights, bits=arguments["bits"], group_size=arguments["group_size"])
