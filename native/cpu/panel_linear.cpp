@@ -266,19 +266,20 @@ void products(const PanelLinear& op) {
             const std::int64_t first = panel * kPanelOutputs;
             const std::int64_t width = std::min(kPanelOutputs, format.outputs - first);
             if (leaves(at, matrix_work(count, width, n, kBits / 8.0))) return;
+            float sums[kRowsOfChunk][kPanelOutputs];
             for (std::int64_t r = 0, height; r < count; r += height) {
                 const std::int64_t left = count - r, times = (left + kTogether - 1) / kTogether;
                 height = (left + times - 1) / times;  // four rows are two times two
-                float sums[kTogether][kPanelOutputs];
                 Ahead ahead;
                 if (count > kTogether)
                     ahead = {format.panel_bytes() + format.group_bytes() * r / count,
                              format.panel_bytes() + format.group_bytes() * (r + height) / count};
-                multiply<kBits, kBiases, S>(height, format, rows + r, weights, sums, ahead);
-                T* y = reinterpret_cast<T*>(op.y) + (begin + r) * format.outputs + first;
-                for (std::int64_t i = 0; i < height; ++i)
-                    store_outputs(y + i * format.outputs, sums[i], nullptr, width);
+                multiply<kBits, kBiases, S>(height, format, rows + r, weights, sums + r, ahead);
             }
+            // Not between the products: without a common cache these lines belong to another processor, and a step for
+            // eight sequences takes 0.96 of the time if all are asked for at once.
+            T* y = reinterpret_cast<T*>(op.y) + begin * format.outputs + first;
+            for (std::int64_t i = 0; i < count; ++i) store_outputs(y + i * format.outputs, sums[i], nullptr, width);
         });
     }
 }

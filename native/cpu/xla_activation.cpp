@@ -17,7 +17,20 @@ Wrong activation(const Call& call) {
     op.alpha = call.number("alpha", call.number("negative_slope", 0));
     op.beta = call.number("beta", 0);
     op.dtype = dtype_of(x);
-    over_threads(call, total, 64, (1 + kArrays) * bytes_of(x), [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t bytes = (1 + kArrays) * bytes_of(x);
+    if (kArrays == 2 && (call.has_strides("gate") || call.has_strides("up"))) {
+        op.x = rows_of(call, x, "gate");
+        op.up = rows_of(call, call.argument(1), "up");
+        over_threads(call, op.x.count, 1, bytes, [&](std::int64_t begin, std::int64_t end) {
+            Activation part = op;
+            take_part(part.x, begin, end);
+            take_part(part.up, begin, end);
+            part.y = data(y) + begin * length(x) * itemsize(y);
+            target().activation(part);
+        });
+        return nullptr;
+    }
+    over_threads(call, total, 64, bytes, [&](std::int64_t begin, std::int64_t end) {
         Activation part = op;
         part.x = span_of(x, begin, end);
         if (kArrays == 2) part.up = span_of(call.argument(1), begin, end);

@@ -29,12 +29,8 @@ const Buffer* named(const Call& call, std::string_view name) {
                                                                       : nullptr;
 }
 
-void set_strides(const Buffer& b, std::int64_t* strides) {
-    std::int64_t stride = length(b) * itemsize(b);
-    for (int d = 2; d >= 0; --d) {
-        strides[d] = stride;
-        stride *= b.dims[d];
-    }
+void set_strides(const Call& call, const Buffer& b, std::string_view name, std::int64_t* strides) {
+    std::copy_n(strides_of(call, b, name).bytes, 3, strides);
 }
 
 Wrong read_heads(const Call& call, Bound& bound) {
@@ -49,9 +45,9 @@ Wrong read_heads(const Call& call, Bound& bound) {
     op.q = data(q);
     op.k = data(k);
     op.v = data(v);
-    set_strides(q, op.q_stride);
-    set_strides(k, op.k_stride);
-    set_strides(v, op.v_stride);
+    set_strides(call, q, "q", op.q_stride);
+    set_strides(call, k, "k", op.k_stride);
+    set_strides(call, v, "v", op.v_stride);
     op.batch = of_q[0];
     op.heads = of_q[1];
     op.kv_heads = of_k[1];

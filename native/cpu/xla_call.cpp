@@ -83,6 +83,53 @@ Rows rows_of(const Buffer& b, std::int64_t axes) {
     return rows;
 }
 
+namespace {
+
+// The name of the option that tells one stride of an argument
+class StrideName {
+  public:
+    explicit StrideName(std::string_view argument) : text_(argument) { text_ += "_0"; }
+    std::string_view of_axis(std::int64_t axis) {
+        text_.back() = static_cast<char>('0' + axis);
+        return text_;
+    }
+
+  private:
+    std::string text_;
+};
+
+}  // namespace
+
+bool Call::has_strides(std::string_view name) const {
+    return !std::isnan(number(StrideName(name).of_axis(0), std::numeric_limits<double>::quiet_NaN()));
+}
+
+Strides strides_of(const Call& call, const Buffer& b, std::string_view name) {
+    Strides strides;
+    StrideName option(name);
+    const bool given = b.rank <= Strides::kMost;
+    std::int64_t step = itemsize(b);
+    for (std::int64_t d = b.rank - 1; d >= 0; --d) {
+        const auto contiguous = static_cast<double>(step);
+        strides.bytes[d] = given ? static_cast<std::int64_t>(call.number(option.of_axis(d), contiguous)) : step;
+        step *= b.dims[d];
+    }
+    return strides;
+}
+
+Rows rows_of(const Call& call, const Buffer& b, std::string_view name, std::int64_t axes) {
+    const Strides strides = strides_of(call, b, name);
+    Rows rows{};
+    rows.data = data(b);
+    rows.length = rows.count = 1;
+    for (std::int64_t d = 0; d < b.rank; ++d)
+        if (d < b.rank - axes)
+            add_axis(rows, b.dims[d], strides.bytes[d]);
+        else
+            rows.length *= b.dims[d];
+    return rows;
+}
+
 bool is_integer(const Buffer& b) { return b.dtype >= kInt8 && b.dtype <= kUint64; }
 
 namespace {

@@ -37,6 +37,9 @@ struct Call {
         }
         return otherwise;
     }
+
+    // Whether an argument has strides, which are options of its name: of plans only
+    bool has_strides(std::string_view name) const;
 };
 
 Dtype dtype_of(const Buffer& b);
@@ -52,6 +55,15 @@ bool is_matrix(const Buffer& b, std::int64_t rows, std::int64_t columns);
 
 // Rows of the last axis, or of several
 Rows rows_of(const Buffer& b, std::int64_t axes = 1);
+
+// The strides of an array in bytes: those given as options, x_0, x_1, … for an x, or those of a contiguous array.
+struct Strides {
+    static constexpr std::int64_t kMost = 8;  // axes of an array with strides
+    std::int64_t bytes[kMaxDims];
+};
+Strides strides_of(const Call& call, const Buffer& b, std::string_view name);
+// Rows of an array with strides whose last axes, if several, are contiguous
+Rows rows_of(const Call& call, const Buffer& b, std::string_view name, std::int64_t axes = 1);
 // The elements of an array of integers or floating-point numbers; those of uint64 beyond int64 become negative.
 bool is_integer(const Buffer& b);
 std::vector<std::int64_t> read_integers(const Buffer& b);
@@ -70,6 +82,11 @@ Wrong check_format(int bits, std::int64_t group_size, bool biased, std::int64_t 
 // The threads of the plan that this thread runs, or nullptr: then the calls are XLA's
 inline thread_local const Lender* replaying = nullptr;
 
+// What a thread of a plan, which is awake, moves at least in operators on rows or elements. On two threads, swiglu of
+// 144 KiB took 3.0 µs instead of 4.8 (7 instead of 18 without a common cache), add_rms_norm of 72 KiB 2.1 instead
+// of 2.0 (6 instead of 4).
+inline constexpr std::int64_t kAwakeRowBytes = 64 * 1024;
+
 std::int64_t threads_of(const CallFrame& frame);
 // Calls work(op, part) for each part, on this thread and on free threads of XLA or of the plan.
 void share_out(const CallFrame& frame, std::int64_t count, const void* op, void (*work)(const void*, std::int64_t));
@@ -78,8 +95,9 @@ void share_out(const CallFrame& frame, std::int64_t count, const void* op, void 
 template <class F>
 void over_threads(const Call& call, std::int64_t total, std::int64_t unit, std::int64_t bytes, const F& kernel) {
     const std::int64_t units = (total + unit - 1) / unit;
-    std::int64_t parts = bytes < 2 * kBytesPerThread ? 1 : threads_of(call.frame);
-    if (parts > bytes / kBytesPerThread) parts = bytes / kBytesPerThread;
+    const std::int64_t most = bytes / (replaying ? kAwakeRowBytes : kBytesPerThread);
+    std::int64_t parts = most < 2 ? 1 : threads_of(call.frame);
+    if (parts > most) parts = most;
     if (parts > units) parts = units;
     if (parts < 1) parts = 1;
     const auto work = [&kernel, total, unit, units, parts](std::int64_t part) {

@@ -10,23 +10,6 @@ namespace tensorops::xla {
 
 namespace {
 
-struct Strides {
-    std::int64_t bytes[8];
-};
-
-// Those given as options, or those of a contiguous array
-Strides strides_of(const Call& call, const Buffer& b, const char* name) {
-    Strides strides{};
-    std::int64_t step = itemsize(b);
-    std::string option = std::string(name) + "_0";
-    for (std::int64_t d = b.rank - 1; d >= 0; --d) {
-        option.back() = static_cast<char>('0' + d);
-        strides.bytes[d] = static_cast<std::int64_t>(call.number(option.c_str(), static_cast<double>(step)));
-        step *= b.dims[d];
-    }
-    return strides;
-}
-
 void copy_axes(const Buffer& b, std::int64_t axis, const char* from, const Strides& of_from, char* to,
                const Strides& of_to) {
     if (axis == b.rank) {
@@ -42,12 +25,12 @@ void copy_axes(const Buffer& b, std::int64_t axis, const char* from, const Strid
         copy_axes(b, axis + 1, from + i * step_from, of_from, to + i * step_to, of_to);
 }
 
-// An array into a result of the same shape; either may have strides, in bytes, as options from_0, …, to_0, ….
+// An array into a result of the same shape; either may have strides: `from` and `to`.
 Wrong copy(const Call& call) {
     if (call.arguments() != 1 || call.frame.results.count != 1) return "another number of arrays";
     const Buffer &x = call.argument(0), &y = call.result();
     if (!same(x, y)) return "a result of another shape or dtype";
-    if (x.rank > 8) return "an array of more than 8 axes";
+    if (x.rank > Strides::kMost) return "an array of too many axes";
     copy_axes(y, 0, data(x), strides_of(call, x, "from"), data(y), strides_of(call, y, "to"));
     return nullptr;
 }

@@ -33,9 +33,10 @@ Wrong read_rotation(const Call& call, Rope& op) {
     op.heads = x.dims[x.rank - 3];
     op.dims = static_cast<std::int64_t>(call.number("dims", 0));
     if (op.dims < 2 || op.dims > op.features || op.dims % 2 != 0) return "another number of features";
-    op.batch = rows_of(x, 3);
-    op.stride = op.features * itemsize(x);
-    op.head_stride = op.length * op.stride;
+    const Strides strides = strides_of(call, x, "x");
+    op.batch = rows_of(call, x, "x", 3);
+    op.stride = strides.bytes[x.rank - 2];
+    op.head_stride = strides.bytes[x.rank - 3];
     op.y = data(y);
     op.factor = call.number("attention_factor", 1);
     op.interleaved = call.number("interleaved", 0) != 0;

@@ -346,7 +346,7 @@ class PagedKVCache:
             They name the page that belongs to no sequence.
         """
         table = np.full((batch, pages), self.max_num_pages, np.int32)
-        return table, self._places(np.full(batch, self.max_num_pages), np.zeros(batch, np.int32))
+        return table, self._places([self.max_num_pages] * batch, [0] * batch)
 
     def step(
         self,
@@ -384,29 +384,35 @@ class PagedKVCache:
         batch = len(sequences) if batch is None else batch
         if len(sequences) > batch:
             raise ValueError(f"there are {len(sequences)} sequences, more than {batch}")
-        table, places = self.nowhere(batch, pages)
+        table = np.full((batch, pages), self.max_num_pages, np.int32)
         table[: len(sequences)] = self.table(sequences, pages)
-        at = np.zeros(batch, np.int32)
-        own, offsets = [], []  # lists: of so few numbers, arrays would take several times as long
+        # Lists: of so few numbers, arrays would take several times as long.
+        spare = batch - len(sequences)
+        at, own, offsets = [], [], []
         for row, sequence in enumerate(sequences):
             this = self._find(sequence)
             if not this.tokens:
                 raise ValueError(f"sequence {sequence} has no token yet")
-            at[row] = position = len(this.tokens) - 1 if positions is None else positions[row]
+            position = len(this.tokens) - 1 if positions is None else positions[row]
             if not 0 <= position < len(this.tokens):
                 raise ValueError(
                     f"position {position} is not in sequence {sequence}, which has {len(this.tokens)} tokens"
                 )
+            at.append(position)
             own.append(this.pages[position // self.page_size])
             offsets.append(position % self.page_size)
-        places[: len(own) * self._heads] = self._places(np.asarray(own), np.asarray(offsets))
-        return at, table, places
+        places = self._places([*own, *[self.max_num_pages] * spare], [*offsets, *[0] * spare])
+        return np.asarray([*at, *[0] * spare], np.int32), table, places
 
-    def _places(self, pages: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _places(self, pages: Sequence[int], offsets: Sequence[int]) -> np.ndarray[Any, Any]:
         """Return the places of each head's key among all keys of a block."""
-        heads = pages[:, None] * self._heads + np.arange(self._heads)
-        found: np.ndarray[Any, Any] = (heads * self.page_size + offsets[:, None]).ravel().astype(np.int32)
-        return found
+        heads, size = range(self._heads), self.page_size
+        found = [
+            (page * self._heads + head) * size + offset
+            for page, offset in zip(pages, offsets, strict=True)
+            for head in heads
+        ]
+        return np.asarray(found, np.int32)
 
 
 def _numpy_dtype(name: str) -> Any:

@@ -7,6 +7,7 @@ if neither, of a constant. When the step has ended, results whose lives do not o
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import time
 from collections import Counter
@@ -35,6 +36,7 @@ _LARGE = 1024 * 1024  # bytes of a result that is not copied
 _ARITHMETIC = ("float32", "float64", "int32", "int64")
 _NUMPY = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
 _FOREVER = 2**62
+_MOST_AXES = 8  # of an array with strides
 _MOST_PACKED = 64  # the rows of x up to which panels were measured to be faster
 
 
@@ -63,7 +65,7 @@ class _Memory:
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """A contiguous array in a block of memory."""
+    """An array in a block of memory, contiguous unless its call is told its strides."""
 
     memory: _Memory
     value: np.ndarray[Any, Any]
@@ -72,6 +74,13 @@ class _Place:
     @property
     def offset(self) -> int:
         return int(self.value.__array_interface__["data"][0]) - self.memory.address
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        if not self.value.flags.c_contiguous:
+            return self.value.strides
+        size = self.value.itemsize
+        return tuple(size * math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
 
 
 @dataclass(frozen=True)
@@ -198,14 +207,12 @@ class Recorder:
 
     def _copy(self, source: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
         """Record a copy between arrays with strides; the values have been copied."""
-        if source.ndim > 8:
-            raise CaptureError(f"{self._current}: an array of more than 8 axes cannot be copied")
-        options = []
-        for name, a in (("from", source), ("to", target)):
-            options += [(f"{name}_{axis}", float(step)) for axis, step in enumerate(a.strides)]
+        if source.ndim > _MOST_AXES:
+            raise CaptureError(f"{self._current}: an array of more than {_MOST_AXES} axes cannot be copied")
+        options = (*_strides("from", source), *_strides("to", target))
         places = [self._strided(a) for a in (source, target)]
         axes = _elementwise(source.shape, target.shape)
-        self._add(self._current or "copy", "copy", places[:1], places[1:], tuple(options), row_axes=axes)
+        self._add(self._current or "copy", "copy", places[:1], places[1:], options, row_axes=axes)
 
     def _strided(self, value: np.ndarray[Any, Any]) -> _Place:
         memory = self._find(value)
@@ -227,7 +234,7 @@ class Recorder:
             place.memory.last = len(self.calls)
         for place in results:
             self._require_writable(operator, place.memory)
-        by_rows = _by_rows(handler, arguments, results, row_axes)
+        by_rows = _by_rows(arguments, results, row_axes)
         self.calls.append(_Call(operator, handler, tuple(arguments), tuple(results), options, exchange, by_rows))
 
     def _require_writable(self, operator: str, memory: _Memory | None) -> None:
@@ -401,13 +408,15 @@ class Recorder:
         arrays = [key for key, value in arguments.items() if isinstance(value, Recorded | np.ndarray)]
         order = list(rows.arrays) if rows else arrays
         given = arguments if handler.mixed else self._widened(arguments, order)
-        places = [self.place(given[each]) for each in order]
+        strided = {each for each in handler.strided if _has_strides(given.get(each))}
+        places = [self._strided(given[each].value) if each in strided else self.place(given[each]) for each in order]
         values = {key: value.value if isinstance(value, Recorded) else value for key, value in arguments.items()}
         result = operator.apply(self._run_with(operator), values)
         several = result if isinstance(result, tuple) else (result,)
         made = [self._own(y) for y in several if y is not None]
         results = [self.place(Recorded(y, self)) for y in made]
         options = _numbers(handler, order, arguments, rows.whole if rows else ())
+        options += tuple(itertools.chain(*(_strides(each, given[each].value) for each in order if each in strided)))
         shapes, made_shapes = ([place.shape for place in each] for each in (places, results))
         axes = _row_blocks.row_axis_of(rows, shapes, made_shapes) if rows else ()
         self._current = name
@@ -641,16 +650,12 @@ def _elementwise(*shapes: tuple[int, ...]) -> tuple[int | None, ...]:
     return () if axis is None else tuple(axis if shape == shapes[-1] else None for shape in shapes)
 
 
-def _by_rows(
-    handler: str, arguments: Sequence[_Place], results: Sequence[_Place], axes: tuple[int | None, ...]
-) -> _row_blocks.Call:
+def _by_rows(arguments: Sequence[_Place], results: Sequence[_Place], axes: tuple[int | None, ...]) -> _row_blocks.Call:
     """Return how a call goes through rows, of which `axes` are those of the arrays."""
     uses = []
     places = [*((place, False) for place in arguments), *((place, True) for place in results)]
     for (place, is_written), axis in zip(places, axes, strict=False):
-        size = place.value.itemsize
-        strides = place.value.strides if handler == "copy" else _contiguous_strides(place.shape, size)
-        rows = _row_blocks.rows_of(axis, place.offset, place.shape, strides, size)
+        rows = _row_blocks.rows_of(axis, place.offset, place.shape, place.strides, place.value.itemsize)
         if rows is None:
             return _row_blocks.WHOLE
         uses.append(_row_blocks.Use(place.memory, rows, is_written))
@@ -660,8 +665,16 @@ def _by_rows(
     return _row_blocks.call_of(results[-1].shape[axes[-1]], uses)
 
 
-def _contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def _has_strides(x: Any) -> bool:
+    """Return whether an array is not contiguous, and a handler can read it all the same if it may have strides."""
+    if not isinstance(x, Recorded) or x.value.flags.c_contiguous or x.ndim > _MOST_AXES:
+        return False
+    return bool(x.value.strides[-1] == x.value.itemsize or x.shape[-1] == 1)
+
+
+def _strides(name: str, value: np.ndarray[Any, Any]) -> tuple[tuple[str, float], ...]:
+    """Return the strides of an array as options."""
+    return tuple((f"{name}_{axis}", float(step)) for axis, step in enumerate(value.strides))
 
 
 def _numbers(

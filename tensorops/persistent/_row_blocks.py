@@ -223,9 +223,9 @@ def _is_between(memory: Memory, uses: Sequence[Use], begin: int, end: int, rows:
 
 def rows_of(axis: int | None, start: int, shape: Shape, strides: Shape, itemsize: int) -> Rows | None:
     """Return how an array goes through the rows along an axis, or ``None`` if its rows are not one after another."""
-    if axis is None or strides[axis] == 0:
+    if axis is None:
         return Rows(0, start, 0, 0)
-    if any(step < 0 for step in strides):
+    if strides[axis] == 0 or any(step < 0 for step in strides):
         return None
     others = [(n, step) for place, (n, step) in enumerate(zip(shape, strides, strict=True)) if place != axis]
     size = itemsize + sum((n - 1) * step for n, step in others)

@@ -198,6 +198,79 @@ def test_weights_in_another_order(bits, mode, rows):
     assert_matches(kernel(x), REFERENCES["quantized_linear"](silu, *packed, **options), "float32", tolerance=256)
 
 
+VIEWS = {
+    "columns": lambda xp, x: x[..., 16:48],
+    "every other row": lambda xp, x: x[:, ::2],
+    "backwards": lambda xp, x: x[::-1, ::-1],
+    "axes exchanged": lambda xp, x: xp.moveaxis(x, 0, 1),
+    "one for all": lambda xp, x: xp.broadcast_to(x[:1], x.shape),
+}
+
+
+def viewed(name, x):
+    return VIEWS[name](tp.get_namespace(x), x)
+
+
+@pytest.mark.parametrize("view", list(VIEWS))
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("name", ["swiglu", "geglu", "reglu"])
+def test_gated_units_read_arrays_with_strides(name, dtype, view):
+    def step(a, b, c):
+        x, y = viewed(view, a), viewed(view, b)
+        return OPERATORS[name](x, y), OPERATORS[name](x, c), OPERATORS[name](c, y)
+
+    a, b = (f32(6, 10, 64, seed=seed).astype(dtype) for seed in (1, 2))
+    x, y = viewed(view, a), viewed(view, b)
+    c = f32(*x.shape, seed=3).astype(dtype)
+    kernel = compiled(step, np.ones_like(a), np.ones_like(b), np.ones_like(c))
+    assert [call.kernel for call in kernel.explain().calls] == [name] * 3
+    poison(kernel)
+    for found, (gate, up) in zip(kernel(a, b, c), ((x, y), (x, c), (c, y)), strict=True):
+        assert_matches(found, REFERENCES[name](gate, up), dtype, tolerance=64)
+
+
+@pytest.mark.parametrize("view", list(VIEWS))
+@pytest.mark.parametrize("by_tables", [False, True])
+def test_rotations_read_arrays_with_strides(view, by_tables):
+    x = viewed(view, f32(4, 4, 6, 64, seed=1))
+    positions = np.arange(x.shape[2]) + 3
+    angles = np.outer(np.arange(10), 0.5 ** np.arange(x.shape[3] // 2))
+    tables = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)} if by_tables else {}
+    kernel = compiled(lambda x: tp.rope(viewed(view, x), positions, **tables), f32(4, 4, 6, 64))
+    assert [call.operator for call in kernel.explain().calls] == ["rope"]
+    poison(kernel)
+    expected = REFERENCES["rope"](x, positions, **tables)
+    assert_matches(kernel(f32(4, 4, 6, 64, seed=1)), expected, "float32", tolerance=64)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("queries", [1, 5, 40])
+def test_attention_reads_heads_of_one_product(queries, paged):
+    """Queries, keys and values side by side in each row of a product, and pages of every other block."""
+    batch, heads, keys, dim = 2, 3, 40, 32
+    table = np.asarray([[3, 1, 0], [2, 5, 4]])
+    lengths = np.asarray([40, 33])
+
+    def parts(h, blocks):
+        xp = tp.get_namespace(h)
+        q, k, v = (xp.moveaxis(h[:, :, i * heads : (i + 1) * heads], 1, 2) for i in range(3))
+        if not paged:
+            return q[:, :, keys - queries :], k, v, {"lengths": lengths}
+        return q[:, :, keys - queries :], blocks[::2], blocks[1::2], {"lengths": lengths, "page_table": table}
+
+    def step(h, blocks):
+        q, k, v, options = parts(h, blocks)
+        return tp.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+
+    h, blocks = f32(batch, keys, 3 * heads, dim, seed=1), f32(12, heads, 16, dim, seed=2)
+    kernel = compiled(step, np.ones_like(h), np.ones_like(blocks), mode="prefill")
+    assert [call.operator for call in kernel.explain().calls] == ["scaled_dot_product_attention"]
+    poison(kernel)
+    q, k, v, options = parts(h, blocks)
+    expected = REFERENCES["scaled_dot_product_attention"](q, k, v, is_causal=True, **options)
+    assert_matches(kernel(h, blocks), expected, "float32", tolerance=256)
+
+
 def test_composed_operators_are_recorded_step_by_step():
     x, gate, up = f32(3, 8), f32(12, 8, seed=1), f32(12, 8, seed=2)
     kernel = compiled(lambda x: tp.gated_linear_unit(x, gate, up), x)

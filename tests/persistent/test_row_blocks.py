@@ -86,16 +86,37 @@ def test_axes_of_length_one_come_before_the_rows():
     assert_matches(kernel(x), REFERENCES["silu"](np.maximum(x[0], 0)), "float32", tolerance=64)
 
 
-def test_parts_of_rows_are_copied_with_the_rows():
-    """As in a network whose gate and values come from one product."""
-    kernel = compiled(lambda h: tp.swiglu(tp.relu(h)[:, :700], tp.relu(h)[:, 700:]), f32(100, 1400))
-    assert [call.kernel for call in kernel.explain().calls] == ["relu", "relu", "copy", "copy", "swiglu"]
+def test_parts_of_rows_go_with_the_rows():
+    """As in a network whose gate and values come from one product; a sum needs copies of them."""
+
+    def step(h):
+        gate, up = tp.relu(h)[:, :700], tp.relu(h)[:, 700:]
+        return tp.swiglu(gate, up) + up
+
+    kernel = compiled(step, f32(100, 1400))
+    assert [call.kernel for call in kernel.explain().calls] == ["relu", "relu", "swiglu", "copy", "add"]
     (together,) = kernel.explain().by_rows
     assert together.startswith("calls 0 to 4")
-    h = f32(100, 1400, seed=5)
+    h = np.maximum(f32(100, 1400, seed=5), 0)
     poison(kernel)
-    expected = REFERENCES["swiglu"](np.maximum(h[:, :700], 0), np.maximum(h[:, 700:], 0))
-    assert_matches(kernel(h), expected, "float32", tolerance=64)
+    expected = REFERENCES["swiglu"](h[:, :700], h[:, 700:]) + h[:, 700:]
+    assert_matches(kernel(f32(100, 1400, seed=5)), expected, "float32", tolerance=64)
+
+
+@pytest.mark.parametrize("shape", [(8, 2048), (64, 256), (256, 512)])
+def test_one_row_for_all_rows(shape):
+    """An array that is the same for every row has the shape of the others, but no rows one after another."""
+
+    def step(x, row):
+        xp = tp.get_namespace(x)
+        return tp.swiglu(xp.broadcast_to(row, shape), tp.relu(x))
+
+    x, row = f32(*shape, seed=1), f32(1, shape[1], seed=2)
+    kernel = compiled(step, f32(*shape), f32(1, shape[1]), num_workers=2)
+    assert [call.kernel for call in kernel.explain().calls] == ["relu", "swiglu"]
+    assert kernel.explain().by_rows == ()
+    expected = REFERENCES["swiglu"](np.broadcast_to(row, shape), np.maximum(x, 0))
+    assert_matches(kernel(x, row), expected, "float32", tolerance=64)
 
 
 def test_donated_arrays_are_written_by_rows():

@@ -1,7 +1,8 @@
 """How calls of operators are written as calls of the handlers in ``native/cpu/xla_<family>.cpp``.
 
-A handler gets contiguous arrays and options that are numbers, and allocates nothing. JAX's programs call them, and the
-plans of `tensorops.PersistentKernel`.
+A handler gets arrays and options that are numbers, and allocates nothing. JAX's programs call them, and the plans of
+`tensorops.PersistentKernel`. Arrays are contiguous, but plans may give some of them with strides: in bytes, as options
+of their names, ``x_0``, ``x_1`` and so on.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ class Handler(NamedTuple):
     mixed
         Whether it reads parameters in any dtype. Others need them in the dtype of the first array, or, beside a half
         type, in float32.
+    strided
+        The arrays of at most 8 axes that may have strides, though elements along the last axis are neighbours.
     """
 
     options: tuple[str, ...] = ()
     name: Callable[[dict[str, Any]], str] | None = None
     rows: Callable[..., RowAxes] | None = None
     mixed: bool = True
+    strided: tuple[str, ...] = ()
 
 
 def _rows_of_sample(logits: Any, temperature: float, rng: Any, **_: Any) -> RowAxes:
@@ -50,7 +54,8 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(
         ("relu", "relu_squared", "hard_swish", "sigmoid", "silu", "softplus", "mish", "selu"), Handler(mixed=False)
     ),
-    **dict.fromkeys(("swiglu", "geglu", "reglu", "softmax", "log_softmax", "logsumexp"), Handler(mixed=False)),
+    **dict.fromkeys(("swiglu", "geglu", "reglu"), Handler(mixed=False, strided=("gate", "up"))),
+    **dict.fromkeys(("softmax", "log_softmax", "logsumexp"), Handler(mixed=False)),
     **dict.fromkeys(("quick_gelu", "elu"), Handler(("alpha",), mixed=False)),
     "leaky_relu": Handler(("negative_slope",), mixed=False),
     "hard_sigmoid": Handler(("alpha", "beta"), mixed=False),
@@ -68,9 +73,10 @@ HANDLERS: dict[str, Handler] = {
     "rope": Handler(
         ("base", "interleaved", "dims", "attention_factor"),
         lambda given: "rope" if given["cos"] is None else "rope_by_tables",
+        strided=("x",),
     ),
     "scaled_dot_product_attention": Handler(
-        ("is_causal", "scale", "window", "softcap", "mask", "sinks", "lengths", "page_table")
+        ("is_causal", "scale", "window", "softcap", "mask", "sinks", "lengths", "page_table"), strided=("q", "k", "v")
     ),
     "sample": Handler(("temperature", "top_k", "top_p", "min_p"), rows=_rows_of_sample),
 }
