@@ -11,8 +11,8 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 _LARGEST_EXPONENT = {"float32": 127, "float64": 1023}
-# By name, because some libraries have no `finfo` of half types: the largest number, and the distance from 1 to the
-# next.
+# By name, because some libraries have no `finfo` of half types: the largest number, the distance from 1 to the next,
+# and the smallest positive number.
 _LARGEST = {
     "float16": 65504.0,
     "bfloat16": (2.0 - 2.0**-7) * 2.0**127,
@@ -20,6 +20,7 @@ _LARGEST = {
     "float64": (2.0 - 2.0**-52) * 2.0**1023,
 }
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+_SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "float64": 2.0**-1074}
 
 
 _names: dict[tuple[type, Any], str] = {}
@@ -103,6 +104,11 @@ def largest(x: Array) -> float:
 def epsilon(x: Array) -> float:
     """Return the distance from 1 to the next larger number in the dtype of `x`."""
     return _EPSILON[_name(x.dtype)]
+
+
+def smallest(x: Array) -> float:
+    """Return the smallest positive number in the dtype of `x`, a subnormal one."""
+    return _SMALLEST[_name(x.dtype)]
 
 
 def compute_dtype(xp: Namespace, *arrays: Array | None, result: Dtype | None = None) -> Any:

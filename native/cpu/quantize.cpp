@@ -199,13 +199,25 @@ inline constexpr float kEpsilon<Float16> = 0x1p-10f;
 template <>
 inline constexpr float kEpsilon<BFloat16> = 0x1p-7f;
 
-// Scales as stored. A scale that was rounded up may take a group's largest element out of range: then it is a little
-// less.
 template <class T>
-inline Vec<Compute<T>> scale_to_store(Vec<Compute<T>> scale, Vec<Compute<T>> low, Compute<T> steps) {
+inline constexpr Compute<T> kSmallest = std::numeric_limits<T>::denorm_min();
+template <>
+inline constexpr float kSmallest<Float16> = 0x1p-24f;
+template <>
+inline constexpr float kSmallest<BFloat16> = 0x1p-133f;
+
+// Scales as stored, rounded up so that the integers reach every element. Where that would take a group's largest element
+// out of range, the scale is a little less.
+template <class T>
+inline Vec<Compute<T>> scale_as_stored(Vec<Compute<T>> scale, Vec<Compute<T>> low, Compute<T> steps) {
     using C = Compute<T>;
-    const Vec<C> half_of_largest = steps * (as_stored<T>(scale) * C(0.5)) + low * C(0.5);
-    return half_of_largest > C(0.5) * kLargest<T> ? scale * (C(1) - 2 * kEpsilon<T>) : scale;
+    Vec<C> stored = as_stored<T>(scale);
+    if constexpr (sizeof(T) == 2) {
+        const Vec<C> relative = stored * (C(0.625) * kEpsilon<T>), least = Vec<C>{} + C(0.75) * kSmallest<T>;
+        stored = as_stored<T>(stored < scale ? stored + (relative > least ? relative : least) : stored);
+    }
+    const Vec<C> half_of_largest = steps * (stored * C(0.5)) + low * C(0.5);
+    return half_of_largest > C(0.5) * kLargest<T> ? as_stored<T>(scale * (C(1) - 2 * kEpsilon<T>)) : stored;
 }
 
 // Calls f with the vectors of a group and their positions. The last two may overlap; fewer elements than a vector are
@@ -297,12 +309,12 @@ void quantize_groups(const T* x, std::int64_t n, std::int64_t count, T* scales, 
         low = high == high ? low : high;
         scale = (C(0.5) * high - C(0.5) * low) / (C(0.5) * steps);
     }
-    const Vec<C> stored = scale_to_store<T>(scale, low, steps);
+    scale = scale_as_stored<T>(scale, low, steps);
     if (count == lanes) {
-        store(scales, stored);
+        store(scales, scale);
         if (!kSigned) store(biases, low);
     } else {
-        store_part(scales, stored, count);
+        store_part(scales, scale, count);
         if (!kSigned) store_part(biases, low, count);
     }
     C s[lanes], b[lanes];

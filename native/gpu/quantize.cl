@@ -17,11 +17,11 @@
 #define EPSILON_f64 2.220446049250313e-16
 #define EPSILON_f16 9.765625e-04f
 #define EPSILON_bf16 7.8125e-03f
-// A scale as it was stored
-#define STORED_f32(p, x) (x)
-#define STORED_f64(p, x) (x)
-#define STORED_f16(p, x) get_f16(p)
-#define STORED_bf16(p, x) get_bf16(p)
+// The smallest positive number of the types that may round a scale
+#define SMALLEST_f32 0
+#define SMALLEST_f64 0
+#define SMALLEST_f16 5.9604645e-08f
+#define SMALLEST_bf16 9.1835496e-41f
 // With a larger scale, the distance of two elements may overflow; halving is exact. With a smaller one, quotients may be
 // out of range.
 #if DOUBLE
@@ -107,6 +107,22 @@ RARE void put_part(GLOBAL uchar *p, int count, vec q) {
 #define PUT(to, i, q) put_part((to) + (i) * BITS / 8, n - (i) < VEC ? n - (i) : VEC, q)
 #endif
 
+INLINE real as_stored(real x) {
+    real a[VEC];
+    to_memory(JOIN(rounded_, X)(splat(x)), a);
+    return a[0];
+}
+
+// A scale as it is stored, rounded up so that the integers reach every element. Where that would take the largest element
+// out of range, the scale is a little less.
+INLINE real scale_as_stored(real scale, real low) {
+    real stored = as_stored(scale);
+    if (stored < scale)
+        stored = as_stored(stored + fmax(stored * (real)(0.625f * JOIN(EPSILON_, X)), (real)(0.75f * JOIN(SMALLEST_, X))));
+    const int is_out = STEPS * (stored * (real)0.5) + low * (real)0.5 > (real)0.5 * JOIN(LARGEST_, X);
+    return is_out ? as_stored(scale * (1 - 2 * JOIN(EPSILON_, X))) : stored;
+}
+
 // The integers of a group with any scale. All elements are equal, or one is infinite or NaN: then they are 0.
 RARE void put_carefully(const GLOBAL STORAGE(X) *from, index_t x_step, int n, GLOBAL uchar *to, real scale, real low) {
     const real some = 0, unit = scale >= LARGE_SCALE ? (real)0.5 : 1, step = scale * unit, lowest = low * unit;
@@ -149,17 +165,13 @@ KERNEL(quantize)
         const real high = HIGHEST(highs);
 #if HAS_BIASES
         const real least = LOWEST(lows), low = high == high ? least : high;
-        const real scale = ((real)0.5 * high - (real)0.5 * low) / ((real)0.5 * STEPS);
+        const real scale = scale_as_stored(((real)0.5 * high - (real)0.5 * low) / ((real)0.5 * STEPS), low);
 #else
-        const real low = 0, scale = high / STEPS;
+        const real low = 0, scale = scale_as_stored(high / STEPS, 0);
 #endif
         if (at >= rows) continue;
         if (lane_id() == 0) {
-            // A scale that was rounded up may take the largest element out of range: then it is a little less.
             JOIN(put_, X)(scales + row, scale);
-            const real stored = JOIN(STORED_, X)(scales + row, scale);
-            if (STEPS * (stored * (real)0.5) + low * (real)0.5 > (real)0.5 * JOIN(LARGEST_, X))
-                JOIN(put_, X)(scales + row, scale * (1 - 2 * JOIN(EPSILON_, X)));
 #if HAS_BIASES
             JOIN(put_, X)(biases + row, low);
 #endif

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorops._dtypes import dtype_name, epsilon, largest, largest_exponent, narrow, widen
+from tensorops._dtypes import dtype_name, epsilon, largest, largest_exponent, narrow, smallest, widen
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
 from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
@@ -125,6 +125,8 @@ def quantize(
               s = \frac{\max w - \min w}{2^{\mathit{bits}} - 1}, \quad b = \min w
               \quad\text{(symmetric: } s = \max |w| / 127,\; b = 0\text{)}
 
+    The scale is first rounded up to a number of the dtype of `w`, so an element is off by at most half of that scale.
+
     Parameters
     ----------
     w : array, floating point, shape (out, in)
@@ -170,19 +172,19 @@ def quantize(
     groups = xp.reshape(wide, (rows, columns // group_size, group_size))
     if mode == "symmetric":
         scale = xp.max(xp.abs(groups), axis=-1) / 127.0
+        scale = _as_stored(xp, scale, xp.zeros_like(scale), 127.0, w)
         q = xp.clip(_levels(xp, groups, scale), -127.0, 127.0)
         q = xp.where(q < 0, q + 256.0, q)  # two's complement
-        scale = _scale_to_store(xp, scale, xp.zeros_like(scale), 127.0, w)
-        return xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), scale, None
+        return xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), narrow(xp, scale, w), None
     low, high = xp.min(groups, axis=-1), xp.max(groups, axis=-1)
     steps = float(2**bits - 1)
     # Halves are exact, so their difference cannot overflow and is 0 for equal elements however it is compiled.
-    scale = (0.5 * high - 0.5 * low) / (0.5 * steps)
+    scale = _as_stored(xp, (0.5 * high - 0.5 * low) / (0.5 * steps), low, steps, w)
     unit = _unit(xp, scale)  # the distance from the minimum may also overflow
     distance = groups * xp.expand_dims(unit, axis=-1) - xp.expand_dims(low * unit, axis=-1)
     q = xp.clip(_levels(xp, distance, scale * unit), 0.0, steps)
     packed = _pack(xp, xp.reshape(xp.astype(q, xp.uint8), (rows, columns)), bits)
-    return packed, _scale_to_store(xp, scale, low, steps, w), narrow(xp, low, w)
+    return packed, narrow(xp, scale, w), narrow(xp, low, w)
 
 
 @operator(check=_check_dequantize)
@@ -307,12 +309,21 @@ def _unit(xp: Namespace, scale: Array) -> Array:
     return xp.where(is_large, xp.full_like(scale, 0.5), xp.ones_like(scale))
 
 
-def _scale_to_store(xp: Namespace, scale: Array, low: Array, steps: float, w: Array) -> Array:
-    """Return `scale` in the dtype of `w`, slightly reduced where rounding would push an element out of range."""
-    (stored,) = widen(xp, narrow(xp, scale, w))
+def _as_stored(xp: Namespace, scale: Array, low: Array, steps: float, w: Array) -> Array:
+    """Return `scale` as the dtype of `w` stores it: the integers are computed with the scale that is kept.
+
+    It is rounded up, so that the integers reach every element. Where that would push the largest element out of the
+    range of the dtype, it is slightly smaller instead.
+    """
+    stored = scale
+    if w.dtype != scale.dtype:
+        (stored,) = widen(xp, narrow(xp, scale, w))
+        step = xp.maximum(stored * (0.625 * epsilon(w)), xp.full_like(stored, 0.75 * smallest(w)))  # less than 1.5 ulp
+        (stored,) = widen(xp, narrow(xp, xp.where(stored < scale, stored + step, stored), w))
     half_of_largest = steps * (stored * 0.5) + low * 0.5
     less = scale * (1.0 - 2.0 * epsilon(w))
-    return narrow(xp, xp.where(half_of_largest > 0.5 * largest(w), less, scale), w)
+    (less,) = widen(xp, narrow(xp, less, w))
+    return xp.where(half_of_largest > 0.5 * largest(w), less, stored)
 
 
 def _pack(xp: Namespace, q: Array, bits: int) -> Array:

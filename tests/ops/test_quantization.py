@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from support import close
+import tensorops as tp
+from support import close, dtypes_of, holding
+from tensorops.testing import DTYPES
 from tensorops.testing import quantization as references
 
 
@@ -71,3 +73,27 @@ def test_quantization_refuses_what_it_cannot_do():
         references.dequantize(np.ones((1, 16), dtype=np.uint8), np.ones((1, 1)))
     with pytest.raises(ValueError, match="biases are given"):
         references.dequantize(np.ones((1, 32), dtype=np.uint8), [[1.0]], [[1.0]], bits=8, mode="symmetric")
+
+
+@pytest.mark.parametrize(("bits", "mode"), [(4, "affine"), (8, "affine"), (8, "symmetric")])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_integers_of_halves_are_for_the_scale_that_is_stored(library, dtype, bits, mode, rng):
+    """Whatever the weights' size: a rounded scale must reach the largest element, and 0 only a group of equal ones."""
+    if dtype not in dtypes_of(library.name):
+        pytest.skip(f"{library.name} has no {dtype}")
+    sizes = np.repeat([1.0, 1e-4, 2e-5, 2e-6, 1e-7] if dtype == "float16" else [1.0, 1e-4, 1e-30, 3e38], 8)
+    w = (sizes[:, None] * rng.uniform(-1, 1, (sizes.size, 64))).astype(DTYPES[dtype])
+    exact = w.astype(np.float64).reshape(-1, 2, 32)
+    low = exact.min(-1) if mode == "affine" else 0.0
+    spread = exact.max(-1) - low if mode == "affine" else np.abs(exact).max(-1)
+    ideal = spread / (2**bits - 1 if mode == "affine" else 127)
+    with holding(library.name, dtype):
+        for run in (tp.quantize, tp.quantize.generic):
+            found = run(library.from_numpy(w, None), bits=bits, group_size=32, mode=mode)
+            packed, scales, biases = (None if a is None else library.to_numpy(a) for a in found)
+            decoded = references.dequantize(packed, scales, biases, bits=bits, group_size=32)
+            scales = scales.astype(np.float64)
+            off = np.abs(decoded.reshape(exact.shape) - exact).max(-1)
+            assert (off <= 0.501 * scales + 1e-3 * ideal).all(), (off / scales).max()
+            spacing = 2.0**-7 * ideal if dtype == "bfloat16" else np.maximum(2.0**-10 * ideal, 2.0**-24)
+            assert (scales <= ideal + 1.01 * spacing).all()
