@@ -102,5 +102,6 @@ void bind_panels(nb::module_& m);
 void bind_quantization(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_selection(nb::module_& m);
+void bind_torch_calls(nb::module_& m);
 
 }  // namespace tensorops

@@ -6,6 +6,7 @@
 
 #include "bind.h"
 #include "calls.h"
+#include "dlpack.h"
 
 namespace tensorops {
 
@@ -14,8 +15,10 @@ using namespace nb::literals;
 namespace {
 
 using calls::attribute;
+using calls::called;
 using calls::Few;
 using calls::Key;
+using calls::truth;
 
 // What a function was made with, in its tuple of members
 enum Member { kKnown, kOwners, kGeneratorType, kPlan, kOtherwise };
@@ -45,32 +48,6 @@ struct {
     PyObject *data, *ptr, *device_id, *dtype, *shape, *strides, *requires_grad, *current_level;
 } names;
 
-// DLPack 1.3, whose major version says that this is the layout
-struct DlTensor {
-    void* data;
-    std::int32_t device_type, device_id, ndim;
-    std::uint8_t code, bits;
-    std::uint16_t lanes;
-    std::int64_t *shape, *strides;
-    std::uint64_t byte_offset;
-};
-
-struct DlTable {
-    std::uint32_t major, minor;
-    void* previous;
-    void *allocate, *from_object, *to_object;
-    int (*describe)(void* object, DlTensor* out);
-    void* current_stream;
-};
-
-constexpr std::uint32_t kDlMajor = 1;
-constexpr char kDlName[] = "dlpack_exchange_api";
-
-const DlTable* table_of(PyObject* capsule) {
-    const auto* table = static_cast<const DlTable*>(PyCapsule_GetPointer(capsule, kDlName));
-    return table && table->major == kDlMajor && table->describe ? table : nullptr;
-}
-
 // CUlaunchConfig
 struct Config {
     unsigned grid[3], block[3], shared_bytes;
@@ -84,12 +61,6 @@ using Launch = int (*)(const Config*, void* function, void** parameters, void** 
 struct Parameter {
     std::int64_t is_array, at;
 };
-
-// An attribute or the result of a function, as a truth value or a number; negative with or without an exception
-int truth(const nb::object& x) { return x.is_valid() ? PyObject_IsTrue(x.ptr()) : -1; }
-
-nb::object called(PyObject* function) { return nb::steal(PyObject_CallNoArgs(function)); }
-nb::object called(PyObject* function, PyObject* x) { return nb::steal(PyObject_CallOneArg(function, x)); }
 
 class CudaCall {
   public:
@@ -141,7 +112,7 @@ class CudaCall {
 
     // Whether torch need not see the call; finds out what else each tensor is to be asked.
     bool watch_tensors() {
-        table_ = table_of(of(kTable));
+        table_ = dlpack::table_of(of(kTable));
         std::int64_t level = 0;
         if (!table_ || !calls::read(attribute(library_.ptr(), names.device_type).ptr(), device_type_) ||
             !calls::read(attribute(of(kForward), names.current_level).ptr(), level) || level >= 0)
@@ -162,7 +133,7 @@ class CudaCall {
     }
 
     bool read_tensor(PyObject* x) {
-        DlTensor t;
+        dlpack::Tensor t;
         if (table_->describe(x, &t) != 0 || t.device_type != device_type_ || truth(called(of(kIsNegative), x)) != 0 ||
             (records_ && truth(attribute(x, names.requires_grad)) != 0))
             return false;
@@ -242,7 +213,7 @@ class CudaCall {
 
     bool read_result(PyObject* made) {
         if (table_) {
-            DlTensor t;
+            dlpack::Tensor t;
             if (table_->describe(made, &t) != 0) return false;
             result_ = reinterpret_cast<std::uintptr_t>(t.data) + t.byte_offset;
             return true;
@@ -270,7 +241,7 @@ class CudaCall {
 
     PyObject* self_;
     nb::object library_, reading_, key_made_, planned_;
-    const DlTable* table_ = nullptr;
+    const dlpack::Table* table_ = nullptr;
     std::int64_t device_type_ = 0;
     bool records_ = false;
     Key key_;
@@ -303,7 +274,7 @@ void bind_cuda_calls(nb::module_& m) {
         "known"_a, "owners"_a, "generator"_a, "plan"_a, "otherwise"_a,
         "An operator's kernel on arrays of the libraries of `owners`; calls `otherwise` with what it does not know.");
     m.def(
-        "describes_tensors", [](nb::handle capsule) { return table_of(capsule.ptr()) != nullptr; }, "table"_a,
+        "describes_tensors", [](nb::handle capsule) { return dlpack::table_of(capsule.ptr()) != nullptr; }, "table"_a,
         "Whether a library's table of DLPack's functions is one that `cuda_kernel` can use.");
 }
 

@@ -49,6 +49,13 @@ inline nb::object entry(PyObject* dictionary, PyObject* key) {
 #endif
 }
 
+// The result of a function; null with an exception
+inline nb::object called(PyObject* function) { return nb::steal(PyObject_CallNoArgs(function)); }
+inline nb::object called(PyObject* function, PyObject* x) { return nb::steal(PyObject_CallOneArg(function, x)); }
+
+// An attribute or the result of a function, as a truth value; negative with or without an exception
+inline int truth(const nb::object& x) { return x.is_valid() ? PyObject_IsTrue(x.ptr()) : -1; }
+
 // An integer of Python's own type within 64 bits
 inline bool read(PyObject* x, std::int64_t& value) {
     if (!x || !PyLong_CheckExact(x)) return false;

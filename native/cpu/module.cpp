@@ -110,8 +110,21 @@ NB_MODULE(_native, m) {
     bind_quantization(m);
     bind_sampling(m);
     bind_selection(m);
+    bind_torch_calls(m);
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
+    m.def("better_targets", &better_targets,
+          "Targets better than these that this machine could run, but that were not compiled, best first.");
+    m.def(
+        "uses_openmp",
+        [] {
+#if defined(_OPENMP)
+            return true;
+#else
+            return false;
+#endif
+        },
+        "Whether threads of OpenMP share the work of calls from Python.");
     m.def("target", [] { return std::string(target().name); }, "The target in use.");
     m.def(
         "use_target",

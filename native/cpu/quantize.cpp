@@ -206,8 +206,8 @@ inline constexpr float kSmallest<Float16> = 0x1p-24f;
 template <>
 inline constexpr float kSmallest<BFloat16> = 0x1p-133f;
 
-// Scales as stored, rounded up so that the integers reach every element. Where that would take a group's largest element
-// out of range, the scale is a little less.
+// Scales as stored, rounded up so that the integers reach every element. Where that would take a group's largest
+// element out of range, the scale is a little less.
 template <class T>
 inline Vec<Compute<T>> scale_as_stored(Vec<Compute<T>> scale, Vec<Compute<T>> low, Compute<T> steps) {
     using C = Compute<T>;

@@ -50,6 +50,14 @@ std::vector<std::string> runnable_targets() {
     return names;
 }
 
+std::vector<std::string> better_targets() {
+    std::vector<std::string> names;
+#define TENSOROPS_NAME(target, runnable) \
+    if (runnable) names.emplace(names.begin(), #target);
+    TENSOROPS_FOR_EACH_BETTER_TARGET(TENSOROPS_NAME)
+    return names;
+}
+
 bool use_target(const std::string& name) {
     for (const Candidate& c : candidates()) {
         if (c.runnable && name == c.target.name) {

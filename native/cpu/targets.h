@@ -63,6 +63,9 @@ struct Target {
 // The names of the targets that this machine can run, best first.
 std::vector<std::string> runnable_targets();
 
+// Targets that this machine could run and that are better than all of these, but were not compiled; best first.
+std::vector<std::string> better_targets();
+
 // The target in use: the best, or the choice of use_target.
 const Target& target();
 

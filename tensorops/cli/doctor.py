@@ -134,6 +134,9 @@ def examine_native(problems: list[dict[str, str]]) -> dict[str, Any]:
         return {"loaded": False, "reason": reason}
     from tensorops.kernels.cpu import _native
 
+    if better := _native.better_targets():
+        said = f"the kernels were compiled for {', '.join(_native.targets())}, but this processor can run {better[0]}"
+        problems.append({"problem": said, "remedy": "pip install --editable . -C cmake.define.TENSOROPS_TARGETS=all"})
     facts = {"target": _native.target(), "targets": _native.targets(), "num_threads": _native.num_threads() or None}
     return {"loaded": True, "reason": None, "file": _native.__file__, **facts}
 

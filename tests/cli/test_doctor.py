@@ -181,6 +181,17 @@ def test_kernels_that_do_not_load(doctor, monkeypatch):
     assert problems(report) == [("the compiled kernels do not load: there was no compiler", remedy)]
 
 
+def test_kernels_compiled_for_older_processors(doctor, monkeypatch):
+    native = support.require_native()
+    assert native.better_targets() == []  # an installation on this machine has its best target
+    monkeypatch.setattr(native, "better_targets", lambda: ["v9", "v8"])
+    code, report = doctor()
+    compiled = ", ".join(native.targets())
+    problem = f"the kernels were compiled for {compiled}, but this processor can run v9"
+    assert (problem, "pip install --editable . -C cmake.define.TENSOROPS_TARGETS=all") in problems(report)
+    assert code == 1
+
+
 def test_a_target_that_this_processor_lacks():
     support.require_provider("cpu")
     result = run("doctor", "--json", TENSOROPS_CPU_TARGET="z80")

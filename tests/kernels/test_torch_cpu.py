@@ -1,11 +1,17 @@
 """The compiled kernels on torch tensors: what they accept, what gets the body instead, and who owns results."""
 
+import dataclasses
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
 import support
 import tensorops as tp
 from tensorops._operator import OPERATORS
+from tensorops.backends.process_default import in_force
+from tensorops.kernels.cpu import _native
 from tensorops.testing import DTYPES, REFERENCES
 
 support.require("torch")
@@ -15,6 +21,20 @@ import torch  # noqa: E402
 
 NAMES = [name for name, operator in OPERATORS.items() if "torch_cpu" in operator.kernels]
 X = torch.linspace(-3, 3, 40).reshape(4, 10)
+
+
+@pytest.fixture(params=["compiled", "python"], autouse=True)
+def path(request, monkeypatch):
+    """Tensors become arrays in the compiled module, and in Python."""
+    if request.param == "python":
+        for name in NAMES:
+            kernel = OPERATORS[name].kernels["torch_cpu"]
+            in_python = kernel.function.__self__[2]  # what the compiled function calls where it does not know better
+            changed = dataclasses.replace(kernel, function=in_python)
+            monkeypatch.setitem(OPERATORS[name]._kernels, "torch_cpu", changed)
+    in_force().plans.clear()
+    yield request.param
+    in_force().plans.clear()
 
 
 def close(actual, expected, tolerance=1e-5):
@@ -55,6 +75,55 @@ def test_results_are_the_callers():
     del big
     tp.silu(torch.zeros(300, 1000))
     assert torch.equal(view, view[0, 0].expand(297, 1000))
+
+
+def left_to_python(name):
+    """Replace the function that the compiled one calls with arguments that it does not know by one that counts."""
+    kernel, left = OPERATORS[name].kernels["torch_cpu"], []
+    kernel_of_numpy, reading, _ = kernel.function.__self__
+    return _native.torch_kernel(kernel_of_numpy, reading, lambda *args, **kwargs: left.append(args)), left
+
+
+@pytest.mark.parametrize("path", ["compiled"], indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_usual_calls_stay_in_the_compiled_module(path, dtype):
+    function, left = left_to_python("rms_norm")
+    x, w = X.to(getattr(torch, dtype)), torch.nn.Parameter(torch.linspace(1, 2, 10))
+    for given in (x, x[1], x[:, None].expand(4, 3, 10), x[::2]):
+        with torch.no_grad():
+            y = function(given, w, eps=1e-3)
+        assert (type(y), y.dtype, y.shape, y.is_contiguous()) == (torch.Tensor, x.dtype, given.shape, True)
+        expected = REFERENCES["rms_norm"](support.back(given), support.back(w.detach()), eps=1e-3)
+        close(y.double(), torch.from_numpy(expected), 1e-5 if x.element_size() > 2 else 1e-2)
+    assert left == []
+    negative = torch.imag(torch.complex(X, X).conj())
+    others = (torch.zeros(2, 2, device="meta"), X.to_sparse(), torch.complex(X, X), negative, np.ones(3))
+    for given in others:
+        assert function(given) is None
+    with torch.enable_grad():
+        assert function(x, w) is None
+    assert len(left) == len(others) + 1
+
+
+@pytest.mark.parametrize("path", ["compiled"], indirect=True)
+def test_results_live_as_long_as_their_tensors(path):
+    """And no longer."""
+    kernel = tp.silu.kernels["torch_cpu"].function
+    made = []
+
+    def numpys(x):
+        made.append(np.maximum(x, 0))
+        return made[0]
+
+    tensor = _native.torch_kernel(numpys, kernel.__self__[1], kernel)(X)
+    alive = weakref.ref(made.pop())
+    view = tensor[1:]
+    del tensor
+    gc.collect()
+    assert alive() is not None
+    close(view, X[1:].clamp(min=0), 0)
+    del view
+    assert alive() is None
 
 
 def test_gradients_are_recorded_by_the_body():

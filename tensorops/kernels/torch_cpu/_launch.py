@@ -1,4 +1,8 @@
-"""Torch tensors as NumPy arrays and back, where only this call needs to see the operation."""
+"""Torch tensors as NumPy arrays and back, where only this call needs to see the operation.
+
+The compiled module does this itself, if torch has DLPack's table of C functions (``native/cpu/bind_torch_calls.cpp``),
+and leaves to the functions here whatever it does not know, so results and errors are the same.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorops._dtypes import name_of
+from tensorops._dtypes import FLOATING, INTEGER, name_of
 from tensorops._operator import Operator
-from tensorops.libraries.torch import refuse_tensors
+from tensorops.kernels.cpu import _native
+from tensorops.libraries.torch import observers, refuse_tensors
 
 
 def register(operator: Operator[..., Any]) -> None:
@@ -35,7 +40,23 @@ def register(operator: Operator[..., Any]) -> None:
             return result
         return tuple(map(_tensor, result)) if type(result) is tuple else _tensor(result)
 
-    operator.kernel("torch_cpu", supports=supports, checks=True)(kernel)
+    reading = _reading()
+    fast = kernel if reading is None else _native.torch_kernel(compiled.function, reading, kernel)
+    operator.kernel("torch_cpu", supports=supports, checks=True)(fast)
+
+
+@functools.cache
+def _reading() -> tuple[Any, ...] | None:
+    """Return what the compiled module asks torch; ``None`` if torch, before 2.10, has no such table."""
+    torch = _torch()
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if table is None or not _native.describes_tensors(table):
+        return None
+    tensor, storage = torch.Tensor, torch.UntypedStorage
+    seen = observers(torch), torch.autograd.forward_ad, torch.is_grad_enabled
+    asked = tensor.is_neg, tensor.untyped_storage, storage.nbytes, storage.data_ptr
+    dtypes = {getattr(torch, name): _dtype(getattr(torch, name)) for name in (*FLOATING, *INTEGER, "bool")}
+    return tensor, torch.nn.Parameter, table, *seen, *asked, dtypes
 
 
 @functools.cache
