@@ -13,6 +13,7 @@ A block whose needs are not met is skipped, with the reason. ``python tests/test
 
 from __future__ import annotations
 
+import code
 import contextlib
 import doctest
 import functools
@@ -135,6 +136,24 @@ def run_page(page, tmp):
 @pytest.fixture(scope="module")
 def empty_folder(tmp_path_factory):
     return tmp_path_factory.mktemp("snippets")
+
+
+PASTED = [page for page in PAGES if "Paste the blocks" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("snippet", [s for page in PASTED for s in snippets(page)], ids=str)
+def test_blocks_to_paste_are_statements_of_an_interpreter(snippet):
+    """Their button copies them without prompts and results; a blank line must end each function there."""
+    prompted = re.findall(r"^(?:>>>|\.\.\.)(?: (.*)|)$", snippet.source, re.M)
+    console = code.InteractiveConsole({})
+    console.runcode = lambda _: None  # is compiled only
+    console.showsyntaxerror = lambda *_, **__: pytest.fail(f"{snippet}: {sys.exc_info()[1]}")
+    waiting = [console.push(line) for line in [*(prompted or snippet.source.splitlines()), ""]]
+    assert waiting[-1] is False
+
+
+def test_there_are_blocks_to_paste():
+    assert "persistent-kernel.md" in {page.name for page in PASTED}
 
 
 @pytest.mark.parametrize("snippet", [s for page in PAGES for s in snippets(page)], ids=str)

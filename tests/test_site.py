@@ -18,7 +18,9 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+import support
 import tensorops
+from tensorops import _providers
 from tensorops._operator import OPERATORS
 from tensorops.backends import registry
 
@@ -276,6 +278,8 @@ def site(tmp_path_factory):
         "myst_parser",
         "numpydoc",
         "pydata_sphinx_theme",
+        "sphinx_click",
+        "sphinx_copybutton",
         "sphinx_design",
         "gguf",
         "tokenizers",
@@ -299,8 +303,61 @@ def site(tmp_path_factory):
 def test_formulas_need_no_script_and_no_other_server(site):
     pytest.importorskip("latex2mathml")
     found = pages(site)
-    assert found["api.html"].count("<math ") > 100
+    assert sum(text.count("<math ") for text in found.values()) > 100
     assert [name for name, text in found.items() if re.search(r'(?:src|<link[^>]* href)="(?:https?:)?//', text)] == []
+
+
+@pytest.mark.parametrize(
+    ("formula", "spaces"),
+    [(r"x \tanh(y)", 1), (r"a_t \log p_t", 2), (r"\log_2 x", 1), (r"\max(x, 0)", 0), (r"-\sin p", 1)],
+)
+def test_formulas_keep_the_spaces_around_functions(monkeypatch, formula, spaces):
+    pytest.importorskip("latex2mathml")
+    pytest.importorskip("docutils")
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    made = importlib.import_module("mathml").converted(formula)
+    assert made.count("<mspace") == spaces
+    assert re.search("<m[io][^>]*>(tanh|log|max|sin)</m[io]>", made)
+
+
+def test_a_build_without_the_compiled_kernels_fails(monkeypatch):
+    """Rather than listing none."""
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    capabilities = importlib.import_module("capabilities")
+    monkeypatch.setitem(_providers._reasons, "cpu", "there was no compiler")
+    with pytest.raises(capabilities.ExtensionError, match="do not load: there was no compiler"):
+        capabilities.Operators.run(None)
+
+
+def test_kernels_that_never_ran_on_their_hardware_are_marked(monkeypatch):
+    pytest.importorskip("sphinx")
+    support.require_provider("cpu")
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    capabilities = importlib.import_module("capabilities")
+    _, made, *_ = capabilities.Operators.run(capabilities.Operators)
+    rows = {
+        row[0].astext().replace("<wbr>", ""): [cell.astext() for cell in row[1:]]
+        for row in made.findall(capabilities.nodes.row)
+    }
+    marks = dict(zip(rows["Operator"], rows["rms_norm"], strict=True))
+    assert marks["cpu"] == "✓"
+    assert marks["cuda"].strip("()") == marks["pallas"].strip("()") == "○"
+
+
+@pytest.mark.exhaustive
+def test_the_first_page_and_that_of_the_command_line(site):
+    found = pages(site)
+    first = found["index.html"]
+    assert f"tensorops {tensorops.__version__}" in first
+    assert "pip install -e" in re.sub("<[^>]+>", "", first)
+    assert 'rel="icon" href="_static/logo.svg"' in first
+    assert "copybutton.js" in first
+    for command in ("backends", "bench", "config", "demo", "doctor", "generate", "selftest"):
+        assert f'id="tensorops-{command}"' in found["command-line.html"]
+    assert len([name for name in found if name.startswith("generated/tensorops.")]) > 100
+    python = {link for text in found.values() for link in re.findall(r'href="(https://docs.python.org[^"]+)"', text)}
+    assert "https://docs.python.org/3/library/exceptions.html#ValueError" in python
 
 
 def pages(site):
@@ -320,14 +377,14 @@ def internal_links(site, name, text):
 
 @pytest.mark.exhaustive  # .ci/run builds the pages as well
 def test_the_reference_has_every_name_and_the_tables_link_to_it(site):
-    reference = "".join(path.read_text(encoding="utf-8") for path in site.glob("api*.html"))
+    reference = "".join(path.read_text(encoding="utf-8") for path in site.glob("generated/*.html"))
     capabilities = (site / "capabilities.html").read_text(encoding="utf-8")
     for name in tensorops.__all__:
         assert f'id="tensorops.{name}"' in reference
     signature = re.search(r'id="tensorops.rms_norm">(.*?)</dt>', reference, re.S)
     assert "weight_offset" in signature[1]
     for name in set(OPERATORS) & set(tensorops.__all__):
-        assert f'href="api.html#tensorops.{name}"' in capabilities
+        assert f'href="generated/tensorops.{name}.html"' in capabilities
 
 
 @pytest.mark.exhaustive

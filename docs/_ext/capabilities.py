@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from sphinx.errors import ExtensionError
 
 from tensorops import _providers
 from tensorops._dtypes import dtype_name
@@ -45,7 +46,7 @@ def operator_link(name: str) -> nodes.reference:
         if cell.children and part:
             cell += nodes.raw("", "<wbr>", format="html")
         cell += nodes.Text(part)
-    return nodes.reference("", "", cell, internal=True, refuri=f"api.html#tensorops.{name}")
+    return nodes.reference("", "", cell, internal=True, refuri=f"generated/tensorops.{name}.html")
 
 
 def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], name: str = "") -> nodes.table:
@@ -64,25 +65,30 @@ def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], name: str = "") 
 
 
 class Operators(Directive):
-    """Every operator, and the providers that have a kernel for it; those not loaded here in parentheses."""
+    """Every operator and the providers that have a kernel for it; not loaded: in parentheses; never run: a ring."""
 
     def run(self) -> list[nodes.Node]:
         reasons = {name: _providers.load(name) for name in _providers.PROVIDERS}
+        if reasons["cpu"]:  # a dash for every compiled kernel would be untrue
+            raise ExtensionError(f"the compiled kernels must be listed, but do not load: {reasons['cpu']}")
         kernels = {name: operators_of(name, loaded=not reason) for name, reason in reasons.items()}
-        ticks = {name: "(✓)" if reason else "✓" for name, reason in reasons.items()}
+        ticks = {name: "○" if "not yet run on" in p.summary else "✓" for name, p in _providers.PROVIDERS.items()}
+        ticks |= {name: f"({ticks[name]})" for name, reason in reasons.items() if reason}
         rows = [
             [operator_link(name), *(ticks[p] if name in kernels[p] else "–" for p in kernels)]
             for name in sorted(OPERATORS)
         ]
         head = ["Operator", *(code(name) for name in kernels)]
-        return [table(head, rows, "matrix"), *self.note({p: why for p, why in reasons.items() if why})]
+        legend = "✓: run and tested. ○: compiled and emulated or interpreted, but never run on the hardware it is for."
+        shown = table(head, rows, "matrix")
+        return [nodes.paragraph("", legend), shown, *self.note({p: why for p, why in reasons.items() if why})]
 
     @staticmethod
     def note(reasons: dict[str, str]) -> list[nodes.Node]:
         if not reasons:
             return []
         said = nodes.paragraph(
-            "", "(✓): the kernel exists, but its provider could not be loaded where this page was built."
+            "", "In parentheses: the kernel exists, but its provider could not be loaded where this page was built."
         )
         items = [
             nodes.list_item("", nodes.paragraph("", "", code(name), nodes.Text(f": {reason}")))

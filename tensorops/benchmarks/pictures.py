@@ -1,7 +1,7 @@
 """Pictures of reports: bytes per second over size, and tokens per second, each below what limits them.
 
-A picture is drawn from what a report says in JSON, so it can be made from a file of long ago. Nothing has a background,
-and each colour can be told from a white and from a dark one, so a picture suits pages of both kinds.
+A picture is drawn from what a report says in JSON, so it can be made from a file of long ago. Nothing has a background.
+The colours are for white pages; on dark ones, SVG inverts their lightness and keeps their hue.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 from tensorops._messages import installing
 
 SUFFIXES = (".svg", ".png", ".html")
-TEXT = "#787878"
+TEXT = "#666666"
 # Okabe and Ito's colours, made lighter or darker where needed: for people who confuse red and green as well.
-COLOURS = ("#0a78b8", "#d55e00", "#009e73", "#b8689a", "#a6761d", "#7a6fd0", "#5b8a8a")
+COLOURS = ("#0a6cab", "#b85000", "#007d5b", "#a4507f", "#86600f", "#6a5fc4", "#487272")
+ON_DARK = "<style>@media (prefers-color-scheme: dark) { svg { filter: invert(1) hue-rotate(180deg) } }</style>"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 CEILING = "copy"
 WIDTH, HEIGHT = 5.4, 3.1  # inches of a panel
@@ -267,9 +268,8 @@ def _written(figure: Any, report: dict[str, Any], suffix: str) -> bytes:
         return made.getvalue()
     # Without a date: the same report gives the same file.
     figure.savefig(made, format="svg", transparent=True, metadata={"Date": None, "Creator": "tensorops bench --plot"})
-    if suffix == ".svg":
-        return made.getvalue()
-    return _page(made.getvalue().decode(), report).encode()
+    svg = made.getvalue().decode().replace(" <metadata>", f" {ON_DARK}\n <metadata>", 1)
+    return (svg if suffix == ".svg" else _page(svg, report)).encode()
 
 
 def _page(svg: str, report: dict[str, Any]) -> str:
