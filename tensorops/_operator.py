@@ -28,6 +28,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from tensorops import _dtypes, _providers
@@ -470,6 +471,8 @@ class Operator(Generic[P, R]):
             if parameter not in self._arrays:
                 continue
             row = library_of(value)
+            if parameter not in self._surely_arrays and isinstance(value, Integral):  # a seed, and no array of NumPy
+                continue
             if row is not None:
                 if row.missing:
                     raise TypeError(f"{self.__name__}: {name} is an array of {row.name}, and {row.missing}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from tensorops._dtypes import largest_exponent, widen
@@ -19,6 +20,8 @@ from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, library_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
 
@@ -46,28 +49,35 @@ def _check_sample(
         min_p = as_share(name, "min_p", min_p)
     if logits.shape[-1] == 0:
         raise ValueError(f"{name}: logits has no candidates along its last axis")
-    _check_source(name, logits, rng, needed=temperature > 0)
-    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    rng = _source(name, logits, rng, needed=temperature > 0)
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "rng": rng}
 
 
-def _check_source(name: str, logits: Array, rng: Any, *, needed: bool) -> None:
-    """Check the source of uniform numbers; if numbers are needed, an array must hold one per row."""
+def _source(name: str, logits: Array, rng: Any, *, needed: bool) -> Any:
+    """Return a generator or an array of uniform numbers; if numbers are needed, an array must hold one per row."""
     import numpy as np
 
     if rng is None:
         if needed:
-            raise ValueError(f"{name}: rng is missing; pass numpy.random.default_rng(seed), or temperature=0")
-        return
+            raise ValueError(f"{name}: rng is missing; pass a seed, numpy.random.default_rng(seed), or temperature=0")
+        return None
     if isinstance(rng, np.random.Generator):
-        return
+        return rng
+    seeds = (Integral, list, tuple, np.random.BitGenerator, np.random.SeedSequence)  # as default_rng takes them
+    if type(rng) is not bool and isinstance(rng, seeds):
+        try:
+            return np.random.default_rng(rng)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: rng is {shown(rng)}, which is no seed: {error}") from None
     if library_of(rng) is None:
-        raise TypeError(f"{name}: rng is {type(rng).__name__}, expected a numpy.random.Generator or an array")
+        raise TypeError(f"{name}: rng is {shown(rng)}, expected a seed, a numpy.random.Generator or an array")
     if needed:
         require_floating(name, rng=rng)
         if tuple(rng.shape) != tuple(logits.shape[:-1]):
             raise ValueError(
                 f"{name}: rng has shape {tuple(rng.shape)}, but logits has {tuple(logits.shape[:-1])} rows"
             )
+    return rng
 
 
 @operator(check=_check_sample)
@@ -78,7 +88,13 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    rng: np.random.Generator | ArrayInput | None = None,
+    rng: np.random.Generator
+    | np.random.BitGenerator
+    | np.random.SeedSequence
+    | int
+    | Sequence[int]
+    | ArrayInput
+    | None = None,
 ) -> Array:
     r"""Draw one index per row from the categorical distribution of the logits.
 
@@ -99,9 +115,10 @@ def sample(
         one kept.
     min_p : float in [0, 1], optional
         Keep candidates with at least `min_p` times the largest probability.
-    rng : numpy.random.Generator or array, shape (...)
-        Source of the uniform numbers: a generator or, for libraries that trace, the numbers in [0, 1) themselves, as
-        an array of the same library as `logits`.
+    rng : numpy.random.Generator, seed or array of shape (...)
+        Source of the uniform numbers: a generator, or anything else that `numpy.random.default_rng` makes one of, such
+        as an integer, which gives the same numbers at each call. For libraries that trace, the numbers in [0, 1)
+        themselves, as an array of the same library as `logits`.
 
     Returns
     -------
@@ -111,7 +128,7 @@ def sample(
     Raises
     ------
     TypeError
-        If `logits` is not floating point, or `rng` is neither a generator nor an array.
+        If `logits` is not floating point, or `rng` is neither a generator, a seed nor an array.
     ValueError
         If an option is invalid, `rng` is missing, or shapes do not match.
 
@@ -125,7 +142,7 @@ def sample(
     >>> logits = np.asarray([[0.0, 5.0, 1.0]])
     >>> tensorops.sample(logits, temperature=0.0)
     array([1])
-    >>> tensorops.sample(logits, top_k=2, rng=np.random.default_rng(0))
+    >>> tensorops.sample(logits, top_k=2, rng=0)
     array([1])
     """
     xp = get_namespace(logits)

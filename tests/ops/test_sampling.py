@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+import tensorops as tp
 from tensorops.testing import sampling as references
+from tests import support
 
 inf, nan = np.inf, np.nan
 
@@ -57,3 +59,41 @@ def test_sample_never_draws_a_forbidden_token():
     last = np.nextafter(1.0, 0.0)
     assert references.sample([0.0, 1.0, -inf], rng=last) == 1
     assert references.sample([-inf, 1.0, 0.5], rng=0.0) == 1
+
+
+SEEDS = {
+    "int": 7,
+    "numpy_int": np.int64(7),
+    "ints": [7],
+    "sequence": np.random.SeedSequence(7),
+    "bits": np.random.PCG64,
+    "generator": np.random.default_rng,
+    "generator_subclass": lambda seed: type("Own", (np.random.Generator,), {})(np.random.PCG64(seed)),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS.values(), ids=SEEDS)
+def test_seeds_draw_what_numpys_generator_draws(library, seed):
+    logits = np.random.default_rng(3).standard_normal((5, 40)).astype(np.float32)
+    expected = references.sample(logits, rng=np.random.default_rng(7).random(5, dtype=np.float32))
+    there = support.there(logits, library.name)
+    for _ in range(2):  # a seed is not a generator that goes on, and the second call goes a shorter way
+        given = seed(7) if callable(seed) else seed
+        assert_array_equal(support.back(tp.sample(there, rng=given)), expected)
+    assert_array_equal(support.back(tp.sample(there, temperature=0.0, rng=given)), logits.argmax(axis=-1))
+
+
+@pytest.mark.parametrize(
+    ("rng", "error", "words"),
+    [
+        (-1, ValueError, "sample: rng is -1, which is no seed"),
+        (True, TypeError, "sample: rng is True, expected a seed"),
+        (0.5, TypeError, "sample: rng is 0.5, expected a seed"),
+        ("7", TypeError, "sample: rng is '7', expected a seed"),
+        ([1.5], TypeError, "sample: rng is .1.5., which is no seed"),
+        (None, ValueError, "sample: rng is missing; pass a seed"),
+    ],
+)
+def test_what_is_no_seed_is_refused(library, rng, error, words):
+    with pytest.raises(error, match=words):
+        tp.sample(support.there(np.ones((2, 3), np.float32), library.name), rng=rng)

@@ -23,7 +23,7 @@ def what_is_not_an_array(x: Array) -> None:
     tp.linear(x, None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tp.embedding(x, "weight")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tp.softmax(x, where="where")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    tp.sample(x, rng=0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tp.sample(x, rng=0.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def options(x: Array) -> None:

@@ -181,6 +181,8 @@ def _prepare(
         plan = operator.apply(functools.partial(planner, device.facts), arguments | operands)
         if isinstance(plan, str):
             return plan
+        if not (plan.drawn or {}).keys() <= set(places):
+            raise TypeError("a seed, of which the operator makes a generator anew for each call")
         return _compiled(device, devices[0], plan, compiler, library, places, operands)
     except (_compile.CompileError, _driver.CudaError) as error:
         return describe_error(error)

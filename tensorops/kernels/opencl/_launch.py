@@ -179,6 +179,8 @@ def _prepare(
         return plan, None
     made = {name: y for name, y in plan.results.items() if y is not None} | (plan.temporaries or {})
     constants, drawn = plan.constants or {}, plan.drawn or {}
+    if not drawn.keys() <= set(places):
+        raise TypeError("a seed, of which the operator makes a generator anew for each call")
     slots = {name: slot for slot, name in enumerate((*places, *made, *constants))}
     try:
         layouts = [_layout.contiguous(device.require_stored(_dtypes.ALL[y.dtype]), y.shape) for y in made.values()]
