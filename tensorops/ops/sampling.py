@@ -63,8 +63,7 @@ def _source(name: str, logits: Array, rng: Any, *, needed: bool) -> Any:
         return None
     if isinstance(rng, np.random.Generator):
         return rng
-    seeds = (Integral, list, tuple, np.random.BitGenerator, np.random.SeedSequence)  # as default_rng takes them
-    if type(rng) is not bool and isinstance(rng, seeds):
+    if _is_seed(rng):
         try:
             return np.random.default_rng(rng)
         except (TypeError, ValueError) as error:
@@ -78,6 +77,13 @@ def _source(name: str, logits: Array, rng: Any, *, needed: bool) -> Any:
                 f"{name}: rng has shape {tuple(rng.shape)}, but logits has {tuple(logits.shape[:-1])} rows"
             )
     return rng
+
+
+def _is_seed(rng: Any) -> bool:
+    import numpy as np
+
+    kinds = (Integral, list, tuple, np.random.BitGenerator, np.random.SeedSequence)
+    return isinstance(rng, kinds) and not isinstance(rng, bool)
 
 
 @operator(check=_check_sample)

@@ -1,4 +1,4 @@
-"""Compare a function's results on several backends with its float64 reference or with each other."""
+"""Compare a function's results on several backends with a float64 reference."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ __all__ = ["ValidationReport", "ValidationRow", "validate"]
 Status: TypeAlias = Literal["ran", "differs", "failed", "refused", "unavailable"]
 
 AS_GIVEN = "as given"
+ITSELF = "numpy in float64"
+"""Where a function without a reference is its own."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,13 @@ class ValidationRow:
     dtype : str
         The floating dtype of the inputs; several if they differ, ``"-"`` if there is none.
     status : {"ran", "differs", "failed", "refused", "unavailable"}
-        ``"ran"``: the result matches that of `compared_with`. ``"differs"``: it does not. ``"failed"``: the function or
-        its reference raised. ``"refused"``: the backend cannot take the inputs, for example if it lacks their dtype.
-        ``"unavailable"``: the backend cannot compute here.
+        ``"ran"``: the result, if it was compared, matches that of `compared_with`. ``"differs"``: it does not.
+        ``"failed"``: the function or its reference raised. ``"refused"``: the backend cannot take the inputs, for
+        example if it lacks their dtype. ``"unavailable"``: the backend cannot compute here.
     reason : str
-        Why the status is not ``"ran"``.
+        Why the status is not ``"ran"``, or why nothing was compared.
     compared_with : str
-        ``"reference"``, or the backend that ran first; empty if nothing was compared, for example for that backend.
+        ``"reference"``, or ``"numpy in float64"`` for the function itself; empty if nothing was compared.
     kernels : dict of str to tuple of str
         The implementations that ran, by operator.
     max_ulp : float or None
@@ -82,9 +84,9 @@ class ValidationReport(Displayed):
 
     @property
     def ok(self) -> bool:
-        """Whether a backend ran, and none failed, differed or was unavailable; a dtype may have been refused."""
-        statuses = {row.status for row in self.rows}
-        return "ran" in statuses and statuses <= {"ran", "refused"}
+        """Whether a result was compared, and no backend failed, differed or was unavailable; it may refuse a dtype."""
+        compared = any(row.compared_with for row in self.rows)
+        return compared and all(row.status in ("ran", "refused") for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as dicts, lists, strings and numbers, for JSON; an infinite error is ``None``."""
@@ -132,8 +134,11 @@ def validate(
 ) -> ValidationReport:
     """Run a function on several backends and compare the results.
 
-    Array arguments are transferred to each backend, which is in force while `fn` runs. An operator is compared with
-    its float64 reference, any other function with `reference` if given, else with the first backend that ran.
+    Array arguments are transferred to each backend, which is in force while `fn` runs. Results are compared with those
+    of `reference` if given, else of an operator's own float64 reference, else of `fn` itself on NumPy, by the
+    operators' generic bodies, with all floating inputs in float64. Such a comparison shows what a dtype, a library or a
+    kernel changes, but not that `fn` is right. On NumPy with inputs of float64, it would compare a result with itself,
+    so nothing is compared.
     Results match if they have the same structure, shapes and kinds of dtypes, equal integers and booleans, and NaN and
     infinities in the same places, and if no element is off by more than 256 (half types: 8) units of the dtype's
     resolution times the largest magnitude of the result; the report holds the errors themselves. A result narrower
@@ -153,13 +158,14 @@ def validate(
         Floating dtypes to cast all floating inputs to, one after another; by default inputs are not cast.
     reference : callable, optional
         Takes the arguments as NumPy arrays. Floating arrays are float64 with the values they have in the dtype under
-        test, so the rounding of inputs does not count as an error.
+        test, so the rounding of inputs does not count as an error. A function that computes on the arrays of only one
+        library needs a reference.
 
     Returns
     -------
     ValidationReport
         One row per backend and dtype. If a backend is unavailable, lacks the dtype or raises, its row gives the
-        reason.
+        reason. If nothing was compared, the report is not ``ok``.
 
     Raises
     ------
@@ -188,15 +194,13 @@ def validate(
     if not arrays_in(call):
         raise TypeError(f"validate: there is no array among the arguments for {name}, at least one is expected")
     rows = [row for dtype in wanted for row in _validate_dtype(fn, call, chosen, dtype, reference)]
-    if reference is None and (first := dict.fromkeys(row.compared_with for row in rows if row.compared_with)):
-        described = f"{described}: {', '.join(first)}"
     return ValidationReport(name, described, tuple(rows))
 
 
 def _reference(
     fn: Callable[..., Any], name: str, given: Callable[..., Any] | None
 ) -> tuple[Callable[..., Any] | None, str]:
-    """Return what to compare with, and a description of it."""
+    """Return what to compare with, if it is not the function itself, and a description of it."""
     from tensorops._operator import Operator
     from tensorops.testing import REFERENCES
 
@@ -204,7 +208,7 @@ def _reference(
         return given, "the reference given"
     if isinstance(fn, Operator) and name in REFERENCES:
         return REFERENCES[name], f"the float64 reference of {name}"
-    return None, "the first backend that ran"
+    return None, f"itself on {ITSELF}"
 
 
 def _backends(names: Collection[str] | None) -> list[Backend]:
@@ -249,25 +253,25 @@ class _Expected:
 def _validate_dtype(
     fn: Callable[..., Any], call: Any, backends: list[Backend], dtype: str, reference: Callable[..., Any] | None
 ) -> Iterator[ValidationRow]:
-    """Run every backend in one dtype; without a reference, the others are compared with the first result."""
+    """Run every backend in one dtype."""
     from tensorops.testing._libraries import arrays_in
     from tensorops.testing._results import is_float, narrowest, too_narrow
 
     given = call if dtype == AS_GIVEN else _cast(call, dtype)
-    label = ", ".join(dict.fromkeys(x.dtype.name for x in arrays_in(given) if is_float(x))) or "-"
+    dtypes = list(dict.fromkeys(x.dtype.name for x in arrays_in(given) if is_float(x)))
     least = narrowest(given)
-    expected = _Expected() if reference is None else _from_reference(reference, given)
+    expected = _from_itself(fn, given) if reference is None else _from_reference(reference, given)
     for backend in backends:
         own = map_arrays(np.copy, given)  # a transfer may share memory, and `fn` may write to it
-        row, result = _run(fn, own, backend, label)
+        row, result = _run(fn, own, backend, ", ".join(dtypes) or "-")
         if row.status == "ran" and expected.problem:
             row = replace(row, status="failed", reason=expected.problem)
-        elif row.status == "ran" and expected.source:
-            row = _compare(row, result, expected, least)
-        elif row.status == "ran" and (reason := too_narrow(result, least)):
-            row = replace(row, status="differs", reason=reason)
+        elif row.status == "ran" and reference is None and (reason := too_narrow(result, least)):
+            row = replace(row, status="differs", reason=f"the result: {reason}")  # also if it is so everywhere
+        elif row.status == "ran" and reference is None and backend.name == "numpy" and dtypes in ([], ["float64"]):
+            row = replace(row, reason="nothing to compare with: the result itself would be the reference")
         elif row.status == "ran":
-            expected = _Expected(backend.name, result)
+            row = _compare(row, result, expected, least)
         yield row
 
 
@@ -291,6 +295,25 @@ def _from_reference(reference: Callable[..., Any], call: Any) -> _Expected:
             return _Expected("reference", back(reference(*args, **kwargs)))
     except Exception as error:  # a caller's function may raise anything; a row reports it
         return _Expected(problem=f"nothing to compare with: the reference raised {_describe(error)}")
+
+
+def _from_itself(fn: Callable[..., Any], call: Any) -> _Expected:
+    from tensorops.backends import set_backend
+    from tensorops.libraries import library_of
+    from tensorops.testing._libraries import arrays_in, back
+
+    args, kwargs = _cast(call, "float64")
+    try:
+        with set_backend("numpy"), np.errstate(all="ignore"):
+            result = fn(*args, **kwargs)
+            homes = {row.name for x in arrays_in(result) if (row := library_of(x)) is not None} - {"numpy"}
+            problem = f"returned arrays of {', '.join(sorted(homes))}" if homes else ""
+            result = back(result)
+    except Exception as error:  # of any type, as above
+        problem = f"raised {_describe(error)}"
+    if problem:
+        return _Expected(problem=f"nothing to compare with: the function {problem} on {ITSELF}; pass reference=")
+    return _Expected(ITSELF, result)
 
 
 def _run(fn: Callable[..., Any], call: Any, backend: Backend, label: str) -> tuple[ValidationRow, Any]:
