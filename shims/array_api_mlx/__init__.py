@@ -4,7 +4,7 @@
 Functions accept both and return `Array`. Everything that is lazy in MLX stays lazy and works under `mx.grad`,
 `mx.vmap` and `mx.compile`. Functions whose result shape depends on values compute them, and say so.
 
-The data types are MLX's own. There is no complex128.
+The data types are MLX's own. There is no complex128, whose name is only for comparisons.
 """
 
 from array_api_mlx import fft, linalg
@@ -46,6 +46,7 @@ from array_api_mlx._dtypes import (
     bfloat16,
     bool,
     complex64,
+    complex128,
     float16,
     float32,
     float64,
@@ -231,6 +232,7 @@ __all__ = [
     "ceil",
     "clip",
     "complex64",
+    "complex128",
     "concat",
     "conj",
     "copysign",

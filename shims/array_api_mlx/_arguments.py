@@ -72,6 +72,18 @@ def axes_of(axis: Any, ndim: int, function: str) -> Shape:
     return axes
 
 
+def reduced(reduce: Any, a: Any, axes: Shape, keepdims: bool, of_nothing: Any) -> Any:
+    """Reduce an array along axes; of no elements, the result is known.
+
+    MLX itself is not asked for it: such a reduction of its own, which then reads no memory, sometimes never ends.
+    """
+    if a.size:
+        return reduce(a, axis=axes, keepdims=keepdims)
+    shape = tuple(1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes)
+    kind = reduce(mx.ones((1,) * a.ndim, dtype=a.dtype)).dtype
+    return mx.full(shape, of_nothing, dtype=kind)
+
+
 def shape_of(shape: Any) -> Shape:
     """Return a shape as a tuple; it may be given as one number."""
     return tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)

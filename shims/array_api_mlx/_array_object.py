@@ -189,6 +189,12 @@ class Array:
     __array_ufunc__ = None  # arithmetic with a NumPy array is an error, not a NumPy array
     __hash__ = None  # type: ignore[assignment]
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Refuse NumPy's functions, as its ufuncs are: some would move the values to NumPy without a word."""
+        raise TypeError(
+            f"numpy.{function.__name__} takes no array of array_api_mlx: use one of its functions, or numpy.asarray(x)"
+        )
+
     def __init__(self, array: Any, /) -> None:
         self._array = array
 

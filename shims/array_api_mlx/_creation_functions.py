@@ -239,7 +239,10 @@ def arange(
         dtype = require_dtype(dtype, "arange")
         if dtype not in REAL:
             raise TypeError(f"arange: dtype is {name_of(dtype)}, expected a real numeric data type")
-    length = max(0, math.ceil((last - first) / step))
+    if all(isinstance(value, int) for value in (first, last, step)):
+        length = max(0, -((first - last) // step))  # a quotient of floats may round to the next integer
+    else:
+        length = max(0, math.ceil((last - first) / step))
     if dtype in INTEGRAL and all(isinstance(value, int) for value in (first, step)):
         exact = [first + step * i for i in (0, max(0, length - 1))]
         if length and not (LIMITS[dtype][0] <= min(exact) and max(exact) <= LIMITS[dtype][1]):

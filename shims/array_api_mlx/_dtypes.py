@@ -54,6 +54,8 @@ bfloat16 = DType("bfloat16", mx.bfloat16)
 float32 = DType("float32", mx.float32)
 float64 = DType("float64", mx.float64)
 complex64 = DType("complex64", mx.complex64)
+complex128 = DType("complex128", None)
+"""A name only, since programs compare dtypes with it: MLX has no such type, and functions that are given it say so."""
 
 _EVERY = (
     bool, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32, float64, complex64,
@@ -161,6 +163,8 @@ def require_dtype(dtype: Any, function: str) -> Any:
     Python's number types mean the default dtypes, because many programs write ``dtype=bool``.
     """
     if isinstance(dtype, DType):
+        if dtype.mlx is None:
+            raise TypeError(f"{function}: MLX has no {dtype.name}; its only complex data type is complex64")
         return dtype.mlx
     if isinstance(dtype, mx.Dtype):
         return dtype

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
-from array_api_mlx._arguments import Axis, axes_of, axis_of, operands, unwrap, unwrap_of
+from array_api_mlx._arguments import Axis, axes_of, axis_of, operands, reduced, unwrap, unwrap_of
 from array_api_mlx._array_object import Array, to_numpy
 from array_api_mlx._dtypes import ALL, BOOL, INDEX, INTEGRAL, PROMOTION, REAL, pairs_of
 
@@ -29,13 +29,15 @@ def _position(x: Any, function: str, search: Any, axis: int | None, keepdims: bo
     index = None if axis is None else axis_of(axis, a.ndim, function)
     if not (a.size if index is None else a.shape[index]):
         raise ValueError(f"{function}: x has shape {a.shape} and no elements to search")
-    return Array(search(a, axis=index, keepdims=keepdims).astype(INDEX))
+    axes = tuple(range(a.ndim)) if index is None else (index,)
+    return Array(reduced(lambda b, **_: search(b, axis=index, keepdims=keepdims), a, axes, keepdims, 0).astype(INDEX))
 
 
 def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the number of nonzero elements along some or all axes."""
     a = unwrap(x, "count_nonzero")
-    return Array(mx.sum((a != 0).astype(INDEX), axis=axes_of(axis, a.ndim, "count_nonzero"), keepdims=keepdims))
+    axes = axes_of(axis, a.ndim, "count_nonzero")
+    return Array(reduced(mx.sum, (a != 0).astype(INDEX), axes, keepdims, 0).astype(INDEX))
 
 
 def nonzero(x: Any, /) -> tuple[Array, ...]:

@@ -8,27 +8,43 @@ from typing import Any
 
 import mlx.core as mx
 
-from array_api_mlx._arguments import Axis, axes_of, axis_of, unwrap_of
+from array_api_mlx._arguments import Axis, Shape, axes_of, axis_of, reduced, unwrap_of
 from array_api_mlx._array_object import Array
 from array_api_mlx._dtypes import ACCUMULATOR, FLOATING, INTEGRAL_OR_BOOL, NUMERIC, REAL, require_dtype
 
 _SUMMABLE = NUMERIC | INTEGRAL_OR_BOOL
+_BLOCK, _LONG = 128, 1024  # the terms of a block; shorter sums lose few digits
 
 
-def _accumulated(x: Any, function: str, reduce: Callable[..., Any], axis: Axis, dtype: Any, keepdims: bool) -> Array:
+def _accumulated(
+    x: Any, function: str, reduce: Callable[..., Any], first: int, axis: Axis, dtype: Any, keepdims: bool
+) -> Array:
     a = unwrap_of(_SUMMABLE, x, function)
     target = ACCUMULATOR[a.dtype] if dtype is None else require_dtype(dtype, function)
-    return Array(reduce(a.astype(target), axis=axes_of(axis, a.ndim, function), keepdims=keepdims).astype(target))
+    axes = axes_of(axis, a.ndim, function)
+    return Array(reduced(reduce, a.astype(target), axes, keepdims, first).astype(target))
+
+
+def _total(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the sum of an ``mx.array``: on processors MLX adds in order, so of long axes blocks are summed first."""
+    axes = axes_of(axis, a.ndim, "sum")
+    for each in axes if a.dtype in FLOATING else ():
+        while a.shape[each] > _LONG and a.size:
+            whole = a.shape[each] // _BLOCK * _BLOCK
+            head, rest = mx.split(a, [whole], axis=each)
+            sums = mx.sum(mx.unflatten(head, each, (-1, _BLOCK)), axis=each + 1)
+            a = mx.concatenate([sums, mx.sum(rest, axis=each, keepdims=True)], axis=each) if rest.size else sums
+    return mx.sum(a, axis=axes, keepdims=keepdims)
 
 
 def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
     """Return the sum along some or all axes; integers are added in the default integer dtype or a wider one."""
-    return _accumulated(x, "sum", mx.sum, axis, dtype, keepdims)
+    return _accumulated(x, "sum", _total, 0, axis, dtype, keepdims)
 
 
 def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
     """Return the product along some or all axes; integers multiply in the default integer dtype or a wider one."""
-    return _accumulated(x, "prod", mx.prod, axis, dtype, keepdims)
+    return _accumulated(x, "prod", mx.prod, 1, axis, dtype, keepdims)
 
 
 def _extreme(x: Any, function: str, reduce: Callable[..., Any], axis: Axis, keepdims: bool) -> Array:
@@ -36,7 +52,7 @@ def _extreme(x: Any, function: str, reduce: Callable[..., Any], axis: Axis, keep
     axes = axes_of(axis, a.ndim, function)
     if any(a.shape[each] == 0 for each in axes):
         raise ValueError(f"{function}: x has shape {a.shape} and no elements along axis {axis}")
-    return Array(reduce(a, axis=axes, keepdims=keepdims))
+    return Array(reduced(reduce, a, axes, keepdims, 0))
 
 
 def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
@@ -52,7 +68,14 @@ def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
 def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the mean along some or all axes."""
     a = unwrap_of(FLOATING, x, "mean")
-    return Array(mx.mean(a, axis=axes_of(axis, a.ndim, "mean"), keepdims=keepdims))
+    return Array(_mean(a, axes_of(axis, a.ndim, "mean"), keepdims))
+
+
+def _mean(a: Any, axes: Shape, keepdims: bool) -> Any:
+    count = math.prod(a.shape[each] for each in axes)
+    if not count or count <= _LONG:
+        return reduced(mx.mean, a, axes, keepdims, math.nan)
+    return _total(a, axes, keepdims) / mx.array(count, dtype=a.dtype)
 
 
 def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
@@ -69,8 +92,8 @@ def _variance(x: Any, function: str, axis: Axis, correction: float, keepdims: bo
     a = unwrap_of(FLOATING, x, function)
     axes = axes_of(axis, a.ndim, function)
     count = math.prod(a.shape[each] for each in axes)
-    magnitude = mx.abs(a - mx.mean(a, axis=axes, keepdims=True))
-    total = mx.sum(mx.square(magnitude), axis=axes, keepdims=keepdims)
+    magnitude = mx.abs(a - _mean(a, axes, keepdims=True))
+    total = reduced(_total, mx.square(magnitude), axes, keepdims, 0)
     left = count - correction
     return total / mx.array(left if left > 0 else 0.0, dtype=total.dtype)
 

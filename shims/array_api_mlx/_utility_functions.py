@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from array_api_mlx._arguments import Axis, axes_of, axis_of, unwrap, unwrap_of
+from array_api_mlx._arguments import Axis, axes_of, axis_of, reduced, unwrap, unwrap_of
 from array_api_mlx._array_object import Array
 from array_api_mlx._dtypes import NUMERIC, common_dtype
 
@@ -14,13 +14,13 @@ from array_api_mlx._dtypes import NUMERIC, common_dtype
 def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return whether all elements along some or all axes are true (nonzero)."""
     a = unwrap(x, "all")
-    return Array(mx.all(a != 0, axis=axes_of(axis, a.ndim, "all"), keepdims=keepdims))
+    return Array(reduced(mx.all, a != 0, axes_of(axis, a.ndim, "all"), keepdims, True))
 
 
 def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return whether any element along some or all axes is true (nonzero)."""
     a = unwrap(x, "any")
-    return Array(mx.any(a != 0, axis=axes_of(axis, a.ndim, "any"), keepdims=keepdims))
+    return Array(reduced(mx.any, a != 0, axes_of(axis, a.ndim, "any"), keepdims, False))
 
 
 def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Array:

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from array_api_mlx import _arithmetic
-from array_api_mlx._arguments import Axis, axes_of, axis_of, operands, unwrap, unwrap_of
+from array_api_mlx._arguments import Axis, axes_of, axis_of, operands, reduced, unwrap, unwrap_of
 from array_api_mlx._array_object import Array, to_numpy
 from array_api_mlx._creation_functions import from_numpy
 from array_api_mlx._dtypes import COMPLEX, FLOATING, INDEX, NUMERIC, PROMOTION, REAL_PART, pairs_of
@@ -293,15 +293,15 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: fl
     if math.isinf(ord):
         if any(not a.shape[each] for each in axes):
             raise ValueError("vector_norm: x has no elements, so there is no greatest or least one")
-        return Array((mx.max if ord > 0 else mx.min)(magnitude, axis=axes, keepdims=keepdims))
+        return Array(reduced(mx.max if ord > 0 else mx.min, magnitude, axes, keepdims, 0))
     if ord == 0:
-        return Array(mx.sum((a != 0).astype(magnitude.dtype), axis=axes, keepdims=keepdims))
+        return Array(reduced(mx.sum, (a != 0).astype(magnitude.dtype), axes, keepdims, 0))
     if ord == 1:
-        return Array(mx.sum(magnitude, axis=axes, keepdims=keepdims))
+        return Array(reduced(mx.sum, magnitude, axes, keepdims, 0))
     if ord == 2:
-        return Array(mx.sqrt(mx.sum(mx.square(magnitude), axis=axes, keepdims=keepdims)))
+        return Array(mx.sqrt(reduced(mx.sum, mx.square(magnitude), axes, keepdims, 0)))
     power = mx.array(ord, dtype=magnitude.dtype)
-    return Array(mx.power(mx.sum(mx.power(magnitude, power), axis=axes, keepdims=keepdims), mx.reciprocal(power)))
+    return Array(mx.power(reduced(mx.sum, mx.power(magnitude, power), axes, keepdims, 0), mx.reciprocal(power)))
 
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | Literal["fro", "nuc"] | None = "fro") -> Array:  # noqa: A002
@@ -309,11 +309,11 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | Literal["fro"
     a = _matrices(x, "matrix_norm")
     magnitude = mx.abs(a)
     if ord is None or ord == "fro":
-        norm = mx.sqrt(mx.sum(mx.square(magnitude), axis=(-2, -1)))
+        norm = mx.sqrt(reduced(mx.sum, mx.square(magnitude), (a.ndim - 2, a.ndim - 1), False, 0))
     elif ord == "nuc":
-        norm = mx.sum(svdvals(Array(a))._array, axis=-1)
+        norm = reduced(mx.sum, svdvals(Array(a))._array, (a.ndim - 2,), False, 0)
     elif ord in (1, -1, math.inf, -math.inf):
-        sums = mx.sum(magnitude, axis=-2 if ord in (1, -1) else -1)
+        sums = reduced(mx.sum, magnitude, (a.ndim - (2 if ord in (1, -1) else 1),), False, 0)
         norm = _greatest_or_least(sums, ord)
     elif ord in (2, -2):
         norm = _greatest_or_least(svdvals(Array(a))._array, ord)

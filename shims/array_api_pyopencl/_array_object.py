@@ -32,6 +32,13 @@ class Array:
 
     __array_ufunc__ = None  # so NumPy arrays leave mixed operators to this class
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Refuse NumPy's functions, as its ufuncs are: some would move the values to NumPy without a word."""
+        raise TypeError(
+            f"numpy.{function.__name__} takes no array of array_api_pyopencl: use one of its functions, or "
+            "numpy.asarray(x)"
+        )
+
     def __init__(self, buffer: Any, layout: Layout, device: Device) -> None:
         self._buffer = buffer
         self._layout = layout

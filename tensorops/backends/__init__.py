@@ -36,6 +36,7 @@ __all__ = [
     "Trace",
     "Transfer",
     "bind_settings",
+    "device",
     "get_backend",
     "get_default_backend",
     "get_namespace",
@@ -62,7 +63,8 @@ def get_namespace(*arrays: Array | None) -> ArrayNamespace:
     Returns
     -------
     module
-        An implementation of the Array API standard for that library.
+        An implementation of the Array API standard for that library. Its functions return arrays of the kind that they
+        are given: MLX's and PyOpenCL's own, or those of `array_api_mlx` and `array_api_pyopencl`, which wrap them.
 
     Raises
     ------
@@ -77,9 +79,42 @@ def get_namespace(*arrays: Array | None) -> ArrayNamespace:
     array([1, 2], dtype=int32)
     """
     if arrays and any(x is not None for x in arrays):
-        return common_library(*arrays).xp
+        row = common_library(*arrays)
+        return row.plain_xp if row.wrapper and not any(map(row.is_wrapper, arrays)) else row.xp
     backend = in_force().backend
     return (resolve("numpy") if backend is None else backend).library.xp
+
+
+def device(x: Array) -> Any:
+    """Return what the ``device`` of creation functions must be for arrays that are combined with `x`.
+
+    Libraries differ: arrays of MLX and Dask have no devices, PyOpenCL's have a queue, and traced ones of JAX no devices
+    yet. ``xp.arange(n, device=tensorops.device(x))`` is right for all of them, and within their transformations.
+
+    Parameters
+    ----------
+    x : array
+        An array of any library.
+
+    Returns
+    -------
+    device or None
+        A device of the library of `x`; ``None`` is its default.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not an array.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> x = np.ones(3)
+    >>> xp = tensorops.get_namespace(x)
+    >>> x + xp.arange(3, device=tensorops.device(x))
+    array([1., 2., 3.])
+    """
+    return common_library(x).device(x)
 
 
 def to_backend(tree: T, name: str) -> T:

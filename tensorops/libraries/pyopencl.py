@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import sys
@@ -45,12 +46,19 @@ def _wait(arrays: list[Any]) -> None:
         array.queue.finish()
 
 
+def _unwrapped(x: Array) -> Array:
+    """Return what PyOpenCL's own operations take: elements side by side, and not a small part of a large buffer."""
+    layout, size = x._layout, getattr(x._buffer, "size", 0)
+    held = layout.contiguous and size <= max(2 * layout.nbytes, 4096)
+    return (x if held else copy.copy(x)).cl_array
+
+
 LIBRARY = Library(
     name="pyopencl",
     packages=("pyopencl", "array_api_pyopencl"),
     array_type="pyopencl.array:Array",
     wrapper="array_api_pyopencl:Array",
-    unwrapped=lambda x: x.cl_array,
+    unwrapped=_unwrapped,
     standard="array_api_pyopencl",
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,

@@ -7,15 +7,14 @@ from math import prod
 from tensorops._typing import Array, Namespace
 from tensorops.libraries import sums_in_order
 
-_BLOCK = 128
-_LONG = 1024  # shorter sums lose few digits, if any
+_BLOCK = 128  # shorter sums lose few digits, if any
 
 
 def sum_along(xp: Namespace, x: Array, axes: tuple[int, ...], *, keepdims: bool = False) -> Array:
     """Return the sum of floating-point `x` along axes counted from the front.
 
     If the library adds in order, blocks of neighbours are summed, then their sums in the same way: no partial sum has
-    more than `_LONG` terms.
+    more than `_BLOCK` terms.
     """
     if not _needs_blocks(x, axes):
         return xp.sum(x, axis=axes, keepdims=keepdims)
@@ -32,7 +31,7 @@ def mean_along(xp: Namespace, x: Array, axes: tuple[int, ...], *, keepdims: bool
 
 
 def _needs_blocks(x: Array, axes: tuple[int, ...]) -> bool:
-    return any(x.shape[a] > _LONG for a in axes) and sums_in_order(x)
+    return any(x.shape[a] > _BLOCK for a in axes) and sums_in_order(x)
 
 
 def _sum_in_blocks(xp: Namespace, x: Array, axis: int) -> Array:

@@ -101,7 +101,8 @@ def silu(x: ArrayT) -> ArrayT:
     Returns
     -------
     array
-        Shape, dtype, library and device of `x`; half types are computed in float32.
+        Shape, dtype, library and device of `x`; half types are computed in float32. Minus infinity
+        gives NaN, as in torch and JAX: it is multiplied by 0.
 
     Raises
     ------
@@ -276,7 +277,8 @@ def gelu(x: ArrayT, *, approximate: str = "none") -> ArrayT:
     Returns
     -------
     array
-        Shape, dtype, library and device of `x`; half types are computed in float32.
+        Shape, dtype, library and device of `x`; half types are computed in float32. Minus infinity
+        gives NaN, as in torch and JAX: it is multiplied by 0.
 
     Raises
     ------
@@ -316,7 +318,8 @@ def quick_gelu(x: ArrayT, *, alpha: float = 1.702) -> ArrayT:
     Returns
     -------
     array
-        Shape, dtype, library and device of `x`; half types are computed in float32.
+        Shape, dtype, library and device of `x`; half types are computed in float32. Minus infinity
+        gives NaN, as in torch and JAX: it is multiplied by 0.
 
     Raises
     ------
@@ -355,7 +358,8 @@ def mish(x: ArrayT) -> ArrayT:
     Returns
     -------
     array
-        Shape, dtype, library and device of `x`; half types are computed in float32.
+        Shape, dtype, library and device of `x`; half types are computed in float32. Minus infinity
+        gives NaN, as in torch and JAX: it is multiplied by 0.
 
     Raises
     ------
@@ -438,7 +442,8 @@ def hard_swish(x: ArrayT) -> ArrayT:
     Returns
     -------
     array
-        Shape, dtype, library and device of `x`; half types are computed in float32. The derivative is 0 at
+        Shape, dtype, library and device of `x`; half types are computed in float32. Minus infinity
+        gives NaN, as in torch and JAX: it is multiplied by 0. The derivative is 0 at
         -3 and 1 at 3.
 
     Raises
@@ -844,7 +849,10 @@ def logsumexp(
         return narrow(xp, xp.log(xp.sum(wide, axis=axes, keepdims=keepdims)), x, dtype)
     largest = xp.max(wide, axis=axes, keepdims=True)
     shift = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
-    total = xp.log(sum_along(xp, xp.exp(wide - shift), axes, keepdims=True)) + shift
+    total = sum_along(xp, xp.exp(wide - shift), axes, keepdims=True)
+    # The logarithm of 0 has an infinite derivative, even where all that it is multiplied by is 0.
+    nothing = total == 0
+    total = xp.log(xp.where(nothing, xp.ones_like(total), total)) + xp.where(nothing, largest, shift)
     return narrow(xp, total if keepdims else xp.squeeze(total, axis=axes), x, dtype)
 
 

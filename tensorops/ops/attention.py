@@ -26,7 +26,7 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
-from tensorops.libraries import creation_device
+from tensorops.libraries import constant, creation_device
 
 _WIDEST = 2**31 - 1
 """The widest window that matters: a valid index in every library, and more than any number of positions."""
@@ -203,6 +203,7 @@ def scaled_dot_product_attention(
         Dtype, library and device of `q`; half types are computed in float32. A query that may attend to no key
         gives 0. Keys and values that lie beyond `lengths`, or before the windows of all queries of their sequence, have
         no effect whatever they hold, and table entries for pages of such keys only are not read; they may be -1.
+        Those that only `mask` or causality excludes have a weight of 0, so they must be finite: 0 times NaN is NaN.
         Finite queries and keys of any magnitude give finite weights, even if their products exceed the range
         of the dtype; the body then loses digits of scores around 1 if products are near the square of that range.
 
@@ -339,7 +340,8 @@ def _scores_and_values(
         reach = _Reach(0, keys)
     grouped_q = xp.reshape(wide_q, (batch, kv_heads, group, queries, dim))
     scores, exponent = _products(xp, grouped_q, xp.expand_dims(wide_k, axis=2), scale)
-    unit = xp.pow(xp.full_like(exponent, 2.0), -exponent)  # of the scores
+    # Of the scores; a mask's -inf must not be multiplied by a tangent of it, which is zero.
+    unit = constant(xp.pow(xp.full_like(exponent, 2.0), -exponent))
     if softcap is not None:
         scores = softcap * xp.tanh(scores / unit / softcap)
         unit = xp.ones_like(unit)
@@ -497,7 +499,10 @@ def _exponentials(xp: Namespace, found: _Scores) -> tuple[Array, Array, Array]:
     if sink is not None:
         largest = xp.where(largest < sink, sink, largest)
     largest = xp.where(largest == nothing, xp.zeros_like(largest), largest)
-    e = xp.exp((scores - largest) / unit)
+    # A difference of -inf would make NaN of a tangent of zero: forward-mode and second derivatives meet both.
+    excluded = scores == nothing
+    distance = xp.where(excluded, xp.zeros_like(scores), scores - largest) / unit
+    e = xp.where(excluded, xp.zeros_like(scores), xp.exp(distance))
     total = xp.sum(e, axis=-1, keepdims=True)
     if sink is not None:
         total = total + xp.exp((sink - largest) / unit)

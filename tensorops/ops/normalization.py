@@ -495,6 +495,8 @@ def _divide_by_deviation(xp: Namespace, x: Array, axes: tuple[int, ...], eps: fl
     """Return ``(x - mean) / sqrt(variance + eps)``."""
     scaled, unit = _scale_to_one(xp, x, axes, eps**0.5)
     centred = scaled - mean_along(xp, scaled, axes, keepdims=True)
+    # What rounding left of the mean is divided by sqrt(eps) where all elements are equal: it is subtracted as well.
+    centred = centred - mean_along(xp, centred, axes, keepdims=True)
     return centred / _root_mean_square(xp, centred, unit, axes, eps)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from tensorops._dtypes import largest_exponent, widen
+from tensorops._dtypes import is_floating, largest_exponent, widen
 from tensorops._operator import operator
 from tensorops._typing import Array, ArrayInput, Namespace
 from tensorops._validation import (
@@ -169,9 +169,10 @@ def sample(
         weights = _keep_top_p(xp, weights, top_p)
     if min_p is not None:
         weights = xp.where(weights >= min_p, weights, xp.zeros_like(weights))
-    cumulative = xp.cumulative_sum(weights, axis=-1)
+    weights = _summable(xp, weights)
+    cumulative = _cumulative_sum(xp, weights)
     total = cumulative[..., -1:]
-    chosen = cumulative > xp.expand_dims(uniform, axis=-1) * total
+    chosen = cumulative > _part(xp, total, xp.expand_dims(uniform, axis=-1))
     # Rounding may leave no element above; `weights > 0` then selects the last candidate.
     last = (cumulative == total) & (weights > 0)
     return xp.argmax(xp.astype(chosen | last, xp.int32), axis=-1)
@@ -198,8 +199,36 @@ def _uniform(xp: Namespace, logits: Array, rng: Any) -> Array:
 
 def _keep_top_p(xp: Namespace, weights: Array, top_p: float) -> Array:
     descending = xp.sort(weights, axis=-1, descending=True)
-    before = xp.cumulative_sum(descending, axis=-1) - descending
-    share = top_p * xp.sum(weights, axis=-1, keepdims=True)
-    kept = (before < share) | (before == 0.0)  # the first is kept even if the dtype rounds its share to 0
+    numbers = _summable(xp, descending)
+    cumulative = _cumulative_sum(xp, numbers)
+    before = cumulative - numbers
+    # The first is kept even if the dtype rounds its share to 0.
+    kept = (before < _part(xp, cumulative[..., -1:], top_p, up=True)) | (before == 0)
     smallest = xp.min(xp.where(kept, descending, xp.full_like(descending, 2.0)), axis=-1, keepdims=True)
     return xp.where(weights >= smallest, weights, xp.zeros_like(weights))
+
+
+def _summable(xp: Namespace, weights: Array) -> Array:
+    """Return weights from 0 to 1 as numbers whose sums keep small ones: float64 or, where there is none, integers.
+
+    In float32, a sum of 1 no longer grows by weights below 6e-8, however many there are. As integers they are parts of
+    2**30 to 2**31, or nearly so, of their sum, and sums are exact.
+    """
+    real = xp.__array_namespace_info__().dtypes(device=creation_device(weights), kind="real floating")
+    if "float64" in real:
+        return xp.astype(weights, real["float64"], copy=False)
+    total = xp.sum(weights, axis=-1, keepdims=True)
+    unit = xp.pow(xp.full_like(total, 2.0), xp.floor(31.0 - xp.log2(total)))
+    return xp.astype(xp.round(weights * unit), xp.uint32)
+
+
+def _cumulative_sum(xp: Namespace, numbers: Array) -> Array:
+    return xp.cumulative_sum(numbers, axis=-1, dtype=numbers.dtype)
+
+
+def _part(xp: Namespace, total: Array, share: Array | float, *, up: bool = False) -> Array:
+    """Return ``share * total`` in the dtype of the sum, which may be an integer: rounded down, or up."""
+    if is_floating(total):
+        return total * (share if isinstance(share, float) else xp.astype(share, total.dtype, copy=False))
+    product = xp.astype(total, xp.float32) * share
+    return xp.astype(xp.ceil(product) if up else xp.floor(product), total.dtype)

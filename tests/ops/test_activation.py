@@ -341,3 +341,32 @@ def test_jax_differentiates_and_maps_with_a_dtype_and_axes(operator, rng):
         program = jax.jit(jax.vmap(ours)).lower(x).as_text()
         assert f"@tensorops.{operator.__name__}(" in program
         assert "axes = 2" in program
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "mish", "quick_gelu", "hard_swish"])
+def test_minus_infinity_is_multiplied_by_zero(library, name):
+    """As the docstrings say, in bodies and kernels alike."""
+    x = library.from_numpy(np.asarray([-np.inf, 0.0], np.float32), None)
+    with library.quiet(), library.reading():
+        for run in (getattr(tp, name), getattr(tp, name).generic):
+            np.testing.assert_array_equal(library.to_numpy(run(x)), [np.nan, 0.0])
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "mlx"])
+def test_the_gradient_of_logsumexp_of_minus_infinity_is_finite(name):
+    """The mean of all directions, as for any row of equal elements."""
+    row = support.require(name)
+    x = row.from_numpy(np.full(4, -np.inf, np.float32), None)
+    if name == "torch":
+        x.requires_grad_()
+        tp.logsumexp(x).backward()
+        gradient = x.grad
+    elif name == "jax":
+        import jax
+
+        gradient = jax.grad(tp.logsumexp)(x)
+    else:
+        import mlx.core as mx
+
+        gradient = mx.grad(tp.logsumexp)(x)
+    np.testing.assert_allclose(row.to_numpy(gradient), np.full(4, 0.25), rtol=1e-6)

@@ -11,7 +11,7 @@ import support
 import tensorops as tp
 from support import close, to_torch
 from tensorops._dtypes import INTEGER
-from tensorops.testing import assert_matches
+from tensorops.testing import REFERENCES, assert_matches
 from tensorops.testing import attention as references
 
 inf, nan = np.inf, np.nan
@@ -261,3 +261,53 @@ def test_mlx_fast_declines_what_its_function_lacks(rng):
         for names in (["page_table"], ["lengths", "page_table"]):
             found = tp.scaled_dot_product_attention.explain(*args, **{name: given[name] for name in names})
             assert found.refused["mlx_fast"] == f"{names[0]} is given"
+
+
+MASKED = {
+    "causal": lambda xp: {"is_causal": True},
+    "boolean": lambda xp: {"mask": xp(np.tri(4, dtype=bool))},
+    "added": lambda xp: {"mask": xp(np.where(np.tri(4, dtype=bool), 0, -np.inf).astype(np.float32))},
+    "window": lambda xp: {"window": 2},
+    "lengths": lambda xp: {"lengths": xp(np.asarray([3], np.int32))},
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
+@pytest.mark.parametrize("kind", MASKED)
+@pytest.mark.parametrize("name", ["torch", "jax", "mlx"])
+def test_directional_and_second_derivatives_with_masks(name, kind, rng):
+    """Compared with differences of the float64 reference: scores of -inf must not meet tangents of zero."""
+    library = support.require(name)
+    q, k, v, dq, dk = (rng.standard_normal((1, 1, 4, 2)) for _ in range(5))
+    at = [library.from_numpy(a.astype(np.float32), None) for a in (q, k, v)]
+    along = [library.from_numpy(a.astype(np.float32), None) for a in (dq, dk)]
+    options = MASKED[kind](lambda a: library.from_numpy(a, None))
+    exact = MASKED[kind](np.asarray)
+
+    def attended(q, k):
+        return tp.scaled_dot_product_attention(q, k, at[2], **options)
+
+    def total(q):
+        return (attended(q, at[1]) ** 2).sum()
+
+    def reference(h):
+        return REFERENCES["scaled_dot_product_attention"](q + h * dq, k + h * dk, v, **exact)
+
+    if name == "torch":
+        import torch
+
+        _, tangent = torch.func.jvp(attended, tuple(at[:2]), tuple(along))
+        hessian = torch.func.hessian(total)(at[0])
+    elif name == "jax":
+        import jax
+
+        _, tangent = jax.jvp(attended, tuple(at[:2]), tuple(along))
+        hessian = jax.hessian(total)(at[0])
+    else:
+        import mlx.core as mx
+
+        _, (tangent,) = mx.jvp(lambda *a: (attended(*a),), at[:2], along)
+        hessian = mx.grad(lambda q: (mx.grad(total)(q) * along[0]).sum())(at[0])
+    wanted = (reference(1e-5) - reference(-1e-5)) / 2e-5
+    np.testing.assert_allclose(library.to_numpy(tangent), wanted, rtol=1e-3, atol=1e-4)
+    assert np.isfinite(library.to_numpy(hessian)).all()

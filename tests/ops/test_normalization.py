@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+import tensorops as tp
 from support import close, to_torch
 from tensorops.testing import normalization as references
 
@@ -76,3 +77,19 @@ def test_norms_agree_with_torch(rng, axis):
     close(references.layer_norm(x, weight, bias, axis=axis), expected, rtol=1e-12)
     if axis == -1:
         close(references.rms_norm(x, weight), functional.rms_norm(tx, shape, tw, 1e-6).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", [256, 1000, 5000])
+def test_equal_elements_become_zeros(library, n):
+    """What rounding leaves of their mean is divided by the root of eps."""
+    x = library.from_numpy(np.full((2, n), 1234.1, np.float32), None)
+    channels = library.from_numpy(np.full((2, 4, n // 4), 1234.1, np.float32), None)
+    for y in (
+        tp.layer_norm.generic(x),
+        tp.group_norm.generic(channels, 2),
+        tp.instance_norm.generic(channels),
+        tp.layer_norm(x),
+        tp.group_norm(channels, 2),
+        tp.instance_norm(channels),
+    ):
+        assert np.abs(library.to_numpy(y)).max() < 1e-3

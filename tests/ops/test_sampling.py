@@ -97,3 +97,29 @@ def test_seeds_draw_what_numpys_generator_draws(library, seed):
 def test_what_is_no_seed_is_refused(library, rng, error, words):
     with pytest.raises(error, match=words):
         tp.sample(support.there(np.ones((2, 3), np.float32), library.name), rng=rng)
+
+
+def test_rare_candidates_are_drawn_as_often_as_they_are_likely(library):
+    """The tail's weights are less than half of what separates 1 from the next float32."""
+    tail = 131_071
+    logits = np.concatenate([[0.0], np.full(tail, np.log(5e-8))]).astype(np.float32)
+    likely = tail * 5e-8 / (1 + tail * 5e-8)
+    uniform = ((np.arange(8) + 0.5) / 8 * 0.9 + 0.05).astype(np.float32)  # positions in the tail
+    drawn = np.stack([1 - likely * (1 - uniform), uniform * (1 - likely) * 0.99]).astype(np.float32)
+    rows = [library.from_numpy(a, None) for a in (np.broadcast_to(logits, (2, 8, tail + 1)).copy(), drawn)]
+    for run in (tp.sample, tp.sample.generic):
+        found = library.to_numpy(run(rows[0], rng=rows[1]))
+        assert (found[1] == 0).all()
+        np.testing.assert_allclose(found[0], 1 + uniform * tail, rtol=0, atol=0.02 * tail)
+
+
+def test_top_p_keeps_what_reaches_it_among_rare_candidates(library):
+    """A third of 131,072 whose weights differ slightly."""
+    n = 131_072
+    logits = (np.linspace(0, -1e-3, n)).astype(np.float32)
+    shares = np.exp(np.sort(logits.astype(np.float64))[::-1])
+    kept = np.searchsorted(np.cumsum(shares) / shares.sum(), 1 / 3) + 1
+    x, last = (library.from_numpy(a, None) for a in (logits[None], np.asarray([1 - 2.0**-24], np.float32)))
+    for run in (tp.sample, tp.sample.generic):
+        found = int(library.to_numpy(run(x, top_p=1 / 3, rng=last))[0])
+        np.testing.assert_allclose(found, kept, rtol=0.01)

@@ -1,8 +1,10 @@
 """MLX specifics of `array_api_mlx`: wrappers, laziness, transformations. See `test_array_api.py` for the standard."""
 
 import copy
+import itertools
 import pickle
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -322,3 +324,47 @@ def test_operators_move_wrappers_to_other_backends():
     assert type(result) is xp.Array
     np.testing.assert_array_equal(np.asarray(result), tp.silu.generic(X))
     assert type(tp.to_backend(x, "numpy")) is np.ndarray
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("name", ["sum", "prod", "mean", "std", "any", "all", "count_nonzero"])
+def test_reductions_without_elements_do_not_ask_mlx(name, keepdims, monkeypatch):
+    """Its own sometimes never end."""
+    for function in ("sum", "prod", "mean", "any", "all"):
+        whole = getattr(mx, function)
+
+        def watched(a, *args, whole=whole, **kwargs):
+            assert a.size, "MLX reduces nothing"
+            return whole(a, *args, **kwargs)
+
+        monkeypatch.setattr(mx, function, watched)
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for shape, axis in (((3, 0), 1), ((0, 3), 1), ((2, 0, 3), None), ((2, 0, 3), (0, 2))):
+            found = getattr(xp, name)(xp.zeros(shape), axis=axis, keepdims=keepdims)
+            expected = getattr(np, name)(np.zeros(shape), axis=axis, keepdims=keepdims)
+            np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+def test_means_of_millions():
+    """MLX adds in order: its own deviation of these is 21."""
+    values = np.random.default_rng(0).standard_normal(3_000_000, dtype=np.float32) + 1000
+    exact = values.astype(np.float64)
+    assert float(xp.mean(xp.asarray(values))) == pytest.approx(exact.mean(), abs=1e-3)
+    assert float(xp.std(xp.asarray(values))) == pytest.approx(exact.std(), abs=1e-4)
+    assert float(xp.sum(xp.asarray(values))) == pytest.approx(exact.sum(), rel=1e-6)
+
+
+def test_lengths_of_ranges_are_computed_with_integers():
+    far = -9007199254740993
+    np.testing.assert_array_equal(np.asarray(xp.arange(0, far - 1, far)), [0, far])
+    for first, last, step in itertools.product(range(-3, 4), range(-3, 4), (-2, -1, 1, 2, 3)):
+        np.testing.assert_array_equal(np.asarray(xp.arange(first, last, step)), np.arange(first, last, step))
+
+
+def test_complex128_is_a_name_only():
+    assert xp.complex128 != xp.complex64
+    assert xp.zeros(2).dtype not in (xp.complex128,)
+    for make in (lambda: xp.zeros(2, dtype=xp.complex128), lambda: xp.astype(xp.zeros(2), xp.complex128)):
+        with pytest.raises(TypeError, match="MLX has no complex128; its only complex data type is complex64"):
+            make()
