@@ -4,8 +4,12 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "bind.h"
 #include "plan.h"
@@ -95,15 +99,23 @@ void run(Plan& plan, std::size_t begin, std::size_t end, double* seconds) {
 class Replay {
   public:
     // Arguments and results are arrays in lists and tuples. For each array of the arguments, in order, `copied` has the
-    // one it is copied to, or None if it must be the same object; for each array of the results, `made` has whether
-    // every run makes a copy of it.
-    Replay(nb::object plan, nb::tuple arguments, nb::list copied, nb::object results, nb::list made)
+    // one it is copied to, or None if it must be the same object, unchanged but for its values; for each array of the
+    // results, `made` has whether every run makes a copy of it. No array to copy may share memory with those in
+    // `written`.
+    Replay(nb::object plan, nb::tuple arguments, nb::list copied, nb::object results, nb::list made, nb::list written)
         : plan_(std::move(plan)) {
         std::size_t place = 0;
         add_parts(arguments, arguments_, [&](nb::handle array) {
             const nb::object to = copied[place++];
-            return to.is_none() ? Part{kSame, 0, nb::borrow(array)} : Part{kCopied, 0, to};
+            if (!to.is_none()) return Part{kCopied, 0, to};
+            seen_.push_back(Seen::of(as_array(array)));
+            return Part{kSame, static_cast<Py_ssize_t>(seen_.size()) - 1, nb::borrow(array)};
         });
+        for (nb::handle array : written) {
+            const char* begin = PyArray_BYTES(as_array(array));
+            written_.emplace_back(begin, begin + PyArray_NBYTES(as_array(array)));
+        }
+        std::sort(written_.begin(), written_.end());
         place = 0;
         add_parts(results, results_, [&](nb::handle array) {
             return Part{nb::cast<bool>(made[place++]) ? kCopied : kSame, 0, nb::borrow(array)};
@@ -124,8 +136,30 @@ class Replay {
     enum Kind { kSame, kCopied, kList, kTuple };
     struct Part {
         Kind kind;
-        Py_ssize_t count;   // the parts of a container, which follow
+        Py_ssize_t
+            count;  // the parts of a container, which follow; of an argument that must be the same: its place in seen_
         nb::object object;  // an array, or none
+    };
+
+    // What an array is besides its values; its owner may assign to its shape, or resize it.
+    struct Seen {
+        const char* data;
+        PyArray_Descr* descr;
+        int flags;
+        std::vector<npy_intp> shape;
+
+        static Seen of(PyArrayObject* a) {
+            return {PyArray_BYTES(a),
+                    PyArray_DESCR(a),
+                    PyArray_FLAGS(a),
+                    {PyArray_DIMS(a), PyArray_DIMS(a) + PyArray_NDIM(a)}};
+        }
+
+        bool is_still(PyArrayObject* a) const {
+            return PyArray_BYTES(a) == data && PyArray_DESCR(a) == descr && PyArray_FLAGS(a) == flags &&
+                   PyArray_NDIM(a) == static_cast<int>(shape.size()) &&
+                   std::equal(shape.begin(), shape.end(), PyArray_DIMS(a));
+        }
     };
 
     template <class F>
@@ -137,7 +171,7 @@ class Replay {
         for (nb::handle each : tree) add_parts(each, parts, of_array);
     }
 
-    static bool take(PyObject* given, const Part*& part) {
+    bool take(PyObject* given, const Part*& part) const {
         const Part& expected = *part++;
         const auto take_items = [&](PyObject** items, Py_ssize_t count) {
             bool same = count == expected.count;
@@ -146,7 +180,8 @@ class Replay {
         };
         switch (expected.kind) {
             case kSame:
-                return given == expected.object.ptr();
+                return given == expected.object.ptr() &&
+                       seen_[static_cast<std::size_t>(expected.count)].is_still(as_array(expected.object));
             case kCopied:
                 return copy(given, as_array(expected.object));
             case kList:
@@ -156,13 +191,22 @@ class Replay {
         }
     }
 
-    static bool copy(PyObject* given, PyArrayObject* to) {
+    bool copy(PyObject* given, PyArrayObject* to) const {
         if (!PyArray_CheckExact(given)) return false;
         PyArrayObject* from = as_array(given);
         if (PyArray_DESCR(from) != PyArray_DESCR(to) || !PyArray_SAMESHAPE(from, to) || !PyArray_IS_C_CONTIGUOUS(from))
             return false;
+        if (is_written(PyArray_BYTES(from), PyArray_BYTES(from) + PyArray_NBYTES(from))) return false;
         std::memcpy(PyArray_DATA(to), PyArray_DATA(from), static_cast<std::size_t>(PyArray_NBYTES(from)));
         return true;
+    }
+
+    // Whether memory overlaps with that of an array that the plan writes; those do not overlap with each other.
+    bool is_written(const char* begin, const char* end) const {
+        const auto after =
+            std::lower_bound(written_.begin(), written_.end(), end,
+                             [](const auto& range, const char* address) { return range.first < address; });
+        return after != written_.begin() && std::prev(after)->second > begin;
     }
 
     // A new reference
@@ -186,6 +230,8 @@ class Replay {
 
     nb::object plan_;
     std::vector<Part> arguments_, results_;
+    std::vector<Seen> seen_;
+    std::vector<std::pair<const char*, const char*>> written_;
 };
 
 }  // namespace
@@ -219,8 +265,8 @@ void bind_plan(nb::module_& m) {
             },
             "begin"_a = 0, "end"_a = nb::none(), "Run calls as `run` does; return how many seconds each took.");
     nb::class_<Replay>(m, "Replay", "Runs of a plan with the same arguments.")
-        .def(nb::init<nb::object, nb::tuple, nb::list, nb::object, nb::list>(), "plan"_a, "arguments"_a, "copied"_a,
-             "results"_a, "made"_a)
+        .def(nb::init<nb::object, nb::tuple, nb::list, nb::object, nb::list, nb::list>(), "plan"_a, "arguments"_a,
+             "copied"_a, "results"_a, "made"_a, "written"_a)
         .def("__call__", &Replay::operator(), "arguments"_a,
              "Run the plan and return its results, or NotImplemented if the arguments are others.");
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from tensorops._dtypes import dtype_name, nbytes
 from tensorops._providers import Provider, register_provider
@@ -35,6 +38,7 @@ __all__ = [
     "Record",
     "Trace",
     "Transfer",
+    "array_agnostic",
     "bind_settings",
     "device",
     "get_backend",
@@ -49,6 +53,8 @@ __all__ = [
     "trace",
 ]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -63,8 +69,8 @@ def get_namespace(*arrays: Array | None) -> ArrayNamespace:
     Returns
     -------
     module
-        An implementation of the Array API standard for that library. Its functions return arrays of the kind that they
-        are given: MLX's and PyOpenCL's own, or those of `array_api_mlx` and `array_api_pyopencl`, which wrap them.
+        An implementation of the Array API standard for that library. Its functions take MLX's and PyOpenCL's own arrays
+        and return those of `array_api_mlx` and `array_api_pyopencl`, which wrap them; see `array_agnostic`.
 
     Raises
     ------
@@ -79,10 +85,61 @@ def get_namespace(*arrays: Array | None) -> ArrayNamespace:
     array([1, 2], dtype=int32)
     """
     if arrays and any(x is not None for x in arrays):
-        row = common_library(*arrays)
-        return row.plain_xp if row.wrapper and not any(map(row.is_wrapper, arrays)) else row.xp
+        return common_library(*arrays).xp
     backend = in_force().backend
     return (resolve("numpy") if backend is None else backend).library.xp
+
+
+def array_agnostic(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function compute with the standard's arrays, and return arrays of the kind that it is given.
+
+    MLX's and PyOpenCL's own arrays do not conform to the standard: the function sees arrays of `array_api_mlx` and
+    `array_api_pyopencl` in their place, without a copy. Its results become the library's own again, so
+    ``mlx.core.grad``, ``compile`` and ``vmap`` take the function. Arrays of all other libraries, and these wrappers
+    themselves, pass through.
+
+    Parameters
+    ----------
+    function : callable
+        A function of arrays, also in nested lists, tuples, dicts and dataclasses.
+
+    Returns
+    -------
+    callable
+        The function of any library's arrays.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> @tensorops.array_agnostic
+    ... def centred(x):
+    ...     return x - tensorops.get_namespace(x).mean(x)
+    >>> centred(np.asarray([1.0, 3.0]))
+    array([-1.,  1.])
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = _leaves((args, kwargs))
+        rows = [row for row in map(library_of, given) if row is not None and row.wrapper]
+        if not rows:
+            return function(*args, **kwargs)
+        args, kwargs = map_arrays(rows[0].wrap, (args, kwargs))
+        result = function(*args, **kwargs)
+        return result if any(map(rows[0].is_wrapper, given)) else map_arrays(rows[0].unwrap, result)
+
+    return call
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Return what may be arrays in nested containers; written for TorchDynamo, which traces it."""
+    if isinstance(tree, dict):
+        return _leaves(list(tree.values()))
+    if isinstance(tree, list | tuple):
+        return [x for part in tree for x in _leaves(part)]
+    if dataclasses.is_dataclass(tree):
+        return _leaves([getattr(tree, field.name) for field in dataclasses.fields(tree)])
+    return [] if tree is None or isinstance(tree, int | float | str) else [tree]
 
 
 def device(x: Array) -> Any:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tensorops._typing import Array, Namespace
@@ -137,11 +135,6 @@ class Library:
         """The module that implements the standard, imported on first use."""
         return importlib.import_module(self.standard)
 
-    @cached_property
-    def plain_xp(self) -> Namespace:
-        """The same for the library's own arrays, where the standard's functions use a `wrapper`."""
-        return PlainNamespace(self.xp, self)
-
     @classmethod
     def unusable(cls, name: str, reason: str) -> Library:
         """Return a row for a library that could not be registered."""
@@ -180,48 +173,6 @@ class Library:
     def owns(self, x: object) -> bool:
         """Return whether `x` is one of this library's arrays."""
         return isinstance(x, (attribute(self.array_type), self._wrapper_type))
-
-
-class PlainNamespace:
-    """A namespace of a library with a wrapper, whose functions return the library's own arrays.
-
-    They do so unless an argument is a wrapper; transformations of the library then see its own arrays only.
-    """
-
-    def __init__(self, standard: Any, row: Library) -> None:
-        self._standard, self._row = standard, row
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._standard, name)
-        if isinstance(value, ModuleType):
-            value = PlainNamespace(value, self._row)
-        elif isinstance(value, FunctionType):
-            value = self._plain(value)
-        setattr(self, name, value)  # found at once from now on
-        return value
-
-    def __dir__(self) -> list[str]:
-        return dir(self._standard)
-
-    def __repr__(self) -> str:
-        return f"<{self._standard.__name__} for arrays of {self._row.name}>"
-
-    def _plain(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            return result if self._wraps((*args, *kwargs.values())) else self._unwrap(result)
-
-        return call
-
-    def _wraps(self, values: Any) -> bool:
-        return any(self._wraps(x) if isinstance(x, (list, tuple)) else self._row.is_wrapper(x) for x in values)
-
-    def _unwrap(self, result: Any) -> Any:
-        if isinstance(result, (list, tuple)):
-            parts = map(self._unwrap, result)
-            return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-        return self._row.unwrap(result)
 
 
 def _unsupported(*_: Any) -> Any:

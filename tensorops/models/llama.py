@@ -29,7 +29,7 @@ from .weights import Matrix, arrange
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from .blocks import QuantizedWeight, Tensor
@@ -427,7 +427,7 @@ class Llama:
 
     def generate_batch(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Iterable[Sequence[int]],
         *,
         max_new_tokens: int = 128,
         temperature: float = 0.0,
@@ -488,7 +488,10 @@ class Llama:
                 raise ValueError(f"{name} is {value!r}, expected at least 1")
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
-        longest = max((len(ids) for ids in prompts), default=0) + max_new_tokens
+        prompts = list(prompts)  # it may be a generator, and is gone through twice
+        if not prompts:
+            return iter(())
+        longest = max(map(len, prompts)) + max_new_tokens
         most = min(longest, self.config.context_length) if max_seq_length is None else max_seq_length
         if not 0 < most <= self.config.context_length:
             raise ValueError(

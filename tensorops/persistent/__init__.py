@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tensorops._validation import as_integer
 from tensorops.backends import get_backend, set_backend, to_backend
 from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS, resolve
+from tensorops.hardware import usable_processors
 from tensorops.libraries import Backend, library_of
 from tensorops.persistent._captured import Captured as Captured
 from tensorops.persistent._captured import CapturedCall as CapturedCall
 from tensorops.persistent._captured import CaptureError as CaptureError
 from tensorops.persistent._captured import Profile as Profile
 from tensorops.persistent._captured import Statistics as Statistics
+from tensorops.persistent._comparison import Comparison
 from tensorops.persistent._engine import Engine, Options, engine_of, leaves, why_not
 from tensorops.persistent._limits import Limits, Watch
 from tensorops.persistent.ranks import all_reduce as all_reduce
@@ -45,7 +48,7 @@ class PersistentKernel:
     fallback_backends : sequence of str
         Backends to use instead, in this order.
     num_workers : int, optional
-        The number of threads, where it can be chosen.
+        The number of threads, where it can be chosen: from 1 to the number of processors that the process may use.
     world_size : int
         The number of processes, started by ``mpiexec``, that share the step: each compiles and runs it at the same
         time, with its own part of the weights, and the step sums over all by `tensorops.persistent.all_reduce`. Needs
@@ -119,8 +122,11 @@ class PersistentKernel:
     ) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is {mode!r}, expected one of {', '.join(MODES)}")
-        if num_workers is not None and (isinstance(num_workers, bool) or num_workers < 1):
-            raise ValueError(f"num_workers is {num_workers!r}, expected at least 1")
+        if num_workers is not None:
+            num_workers = as_integer("PersistentKernel", "num_workers", num_workers)
+            if not 1 <= num_workers <= usable_processors():
+                most = f"{usable_processors()}, the number of processors that this process may use"
+                raise ValueError(f"num_workers is {num_workers}, expected 1 to {most}")
         if isinstance(fallback_backends, str):
             raise TypeError("fallback_backends must be a sequence of names, not one string")
         for place in donate:
@@ -163,7 +169,8 @@ class PersistentKernel:
         Raises
         ------
         CaptureError
-            The step does what cannot be run again; the message names it.
+            The step does what cannot be run again, or what was recorded gives other numbers than the step, on the
+            example or if floating-point arguments change; the message names the call.
         """
         return self._compiled().statistics
 
@@ -233,9 +240,23 @@ class PersistentKernel:
                 raise CaptureError(
                     f"the step of rank {other} does not sum arrays like those of rank 0, in the same order"
                 )
+            compiled.statistics = replace(compiled.statistics, not_compared=self._compare(compiled))
             self._engine, self._described = compiled, watch.described(self.mode)
             self._args = ()  # the caller's, which need not stay
         return self._engine
+
+    def _compare(self, engine: Engine) -> str:
+        """Compare what is replayed with the step, on the example and on other numbers; return why not, if so."""
+        if not engine.records:
+            return "the library itself compiled the step"
+        if self._options.world_size > 1:
+            return "the step sums over several ranks"
+        comparison = Comparison(self._step, self._options.backend.library, self._args, self._options.donate)
+        if reason := comparison.refusal():
+            return reason
+        with self._active, compiling_for(self._ranks):
+            comparison.require_equal(engine)
+        return ""
 
 
 def _choose(backend: str | None, fallback: Sequence[str], args: Sequence[Any], wanted: dict[str, Any]) -> Options:

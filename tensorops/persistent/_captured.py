@@ -29,6 +29,8 @@ class Statistics:
         The memory for all arrays in between.
     separate_bytes : int
         What they would take if no two of them shared memory.
+    not_compared : str
+        Why the results were not compared with the step's own; empty if they were.
     """
 
     seconds: float
@@ -36,6 +38,7 @@ class Statistics:
     bytes: int = 0
     arena_bytes: int = 0
     separate_bytes: int = 0
+    not_compared: str = ""
 
 
 @dataclass(frozen=True)

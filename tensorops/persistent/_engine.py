@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from tensorops._dtypes import name_of
 from tensorops._trees import map_arrays
-from tensorops.libraries import Backend, library_of
+from tensorops.libraries import Backend, Library, library_of
 from tensorops.persistent._captured import Captured, Profile, Statistics
 
 Step: TypeAlias = Callable[..., Any]
@@ -74,6 +76,8 @@ class Engine:
     no_workers = ""
     no_profile = ""
     no_ranks = "MPI sends NumPy arrays only"
+    records = True
+    """Whether what it replays was recorded by tensorops, and not compiled by the library itself."""
 
     def __init__(self, step: Step, args: tuple[Any, ...], options: Options) -> None:
         raise NotImplementedError
@@ -100,6 +104,14 @@ class Engine:
     def captured(self) -> Captured:
         """Return what it runs."""
         raise NotImplementedError
+
+    def around_step(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which the step itself computes what is replayed."""
+        return contextlib.nullcontext()
+
+    def first_difference(self, step: Step, args: tuple[Any, ...]) -> str:
+        """Return which call gives other numbers than the step's own; empty if that is not known."""
+        return ""
 
     def forget(self) -> None:
         """Let go of the caller's arrays, if any are kept."""
@@ -135,6 +147,39 @@ def flatten(tree: Any, arrays: list[Any], others: list[Any], kinds: frozenset[ty
         arrays.append(tree)
     else:
         others.append(tree)
+
+
+class Expected:
+    """What arguments must be but for the numbers in their arrays, where a library would compile again for others.
+
+    Arrays of other libraries are moved, as those of the example were.
+    """
+
+    def __init__(self, args: tuple[Any, ...], library: Library) -> None:
+        self._library = library
+        self._kinds, self._others = self._read(args)
+
+    def _read(self, args: tuple[Any, ...]) -> tuple[list[tuple[Any, ...]], list[Any]]:
+        arrays: list[Any] = []
+        others: list[Any] = []
+        for arg in args:
+            flatten(arg, arrays, others)
+        return [(tuple(x.shape), x.dtype) for x in arrays], others
+
+    def require(self, args: tuple[Any, ...]) -> None:
+        """Raise a `ValueError` unless arguments are like those of the example."""
+        kinds, others = self._read(args)
+        if len(kinds) != len(self._kinds) or not same(others, self._others):
+            raise ValueError("the arguments differ from those when the step was compiled in more than values of arrays")
+        for i, (now, was) in enumerate(zip(kinds, self._kinds, strict=True)):
+            if now != was:
+                said = (f"{name_of(dtype)} {shape}" for shape, dtype in (was, now))
+                raise ValueError("array {} of the arguments was {} when compiled, and is now {}".format(i, *said))
+
+
+def same(a: list[Any], b: list[Any]) -> bool:
+    """Return whether numbers and containers are the same, and of the same types: 1 is not True, nor 1.0."""
+    return len(a) == len(b) and all(type(x) is type(y) and x == y for x, y in zip(a, b, strict=True))
 
 
 def engine_of(library: str) -> type[Engine] | None:

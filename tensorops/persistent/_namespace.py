@@ -48,17 +48,19 @@ def _first(*values: Any) -> Recorded:
     return next(value for value in values if isinstance(value, Recorded))
 
 
-def asarray(x: Any, *, dtype: Any = None, **options: Any) -> Any:
-    """Return an array as it is; anything else becomes a constant."""
+def asarray(x: Any, *, dtype: Any = None, device: Any = None, copy: Any = None) -> Any:
+    """Return an array as it is, or a copy; anything else becomes a constant."""
     if not isinstance(x, Recorded):
-        return numpy.asarray(x, dtype=dtype, **options)
-    return x if dtype is None else astype(x, dtype, copy=False)
+        return numpy.asarray(x, dtype=dtype, device=device, copy=copy)
+    if copy is False and dtype is not None and x.dtype != np.dtype(dtype):
+        raise ValueError(f"asarray: {x.dtype.name} cannot become {np.dtype(dtype).name} without a copy")
+    return astype(x, x.dtype if dtype is None else dtype, copy=copy is True)
 
 
 def astype(x: Any, dtype: Any, *, copy: Any = True, device: Any = None) -> Any:
     """Convert an array."""
     if not isinstance(x, Recorded):
-        return numpy.astype(x, dtype, copy=copy)
+        return numpy.astype(x, dtype, copy=copy, device=device)
     if x.dtype == np.dtype(dtype):
         return x.recorder.copied(x) if copy else x
     return x.recorder.converted(x, np.dtype(dtype))
@@ -66,7 +68,14 @@ def astype(x: Any, dtype: Any, *, copy: Any = True, device: Any = None) -> Any:
 
 def reshape(x: Any, shape: Sequence[int], *, copy: Any = None) -> Any:
     """Return the elements in another shape."""
-    return x.recorder.reshape(x, tuple(shape)) if isinstance(x, Recorded) else numpy.reshape(x, shape, copy=copy)
+    if not isinstance(x, Recorded):
+        return numpy.reshape(x, shape, copy=copy)
+    given = x.recorder.copied(x) if copy else x
+    wanted: Any = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+    made = x.recorder.reshape(given, wanted)
+    if copy is False and not np.shares_memory(made.value, x.value):
+        raise ValueError("reshape: the order of the elements needs a copy")
+    return made
 
 
 def permute_dims(x: Any, axes: Sequence[int]) -> Any:
@@ -105,7 +114,12 @@ def take(x: Any, indices: Any, *, axis: int | None = None) -> Any:
     """Return parts of an array by their indices along an axis."""
     if not isinstance(x, Recorded) and not isinstance(indices, Recorded):
         return numpy.take(x, indices, axis=axis)
-    return _first(x, indices).recorder.take(x, indices, 0 if axis is None else axis)
+    recorder = _first(x, indices).recorder
+    if axis is None:  # of all elements
+        x, axis = reshape(x, (-1,)), 0
+    if not -x.ndim <= axis < x.ndim:
+        raise IndexError(f"take: axis {axis} is out of range for {x.ndim} dimensions")
+    return recorder.take(x, indices, axis)
 
 
 def concat(arrays: Sequence[Any], *, axis: int | None = 0) -> Any:

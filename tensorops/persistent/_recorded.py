@@ -195,9 +195,10 @@ def _indices_in(key: Any) -> int | None:
 
 def _only_slices(key: Any, verb: str) -> Any:
     for each in _full(key):
-        if not (each is None or each is Ellipsis or isinstance(each, slice | int | np.integer)):
+        plain = isinstance(each, slice | int | np.integer) and not isinstance(each, bool)
+        if not (each is None or each is Ellipsis or plain):
             raise CaptureError(f"the step {verb} elements at {each!r:.60}, which cannot be recorded")
-    return key
+    return key if Ellipsis in _full(key) else (*_full(key), Ellipsis)  # a single element is a view as well
 
 
 def _unmovable(*_: Any) -> NoReturn:

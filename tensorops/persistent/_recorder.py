@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from operator import index as as_index
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from tensorops.libraries import library_of
 from tensorops.persistent import _row_blocks
 from tensorops.persistent._arena import arrange, padded
 from tensorops.persistent._captured import CapturedCall, CaptureError, Statistics, words_of
+from tensorops.persistent._comparison import agree
 from tensorops.persistent._recorded import Recorded
 from tensorops.persistent._results import NewResult, PartOfArgument
 
@@ -250,7 +252,7 @@ class Recorder:
         """Return the elements in another shape, of a copy if their order requires it."""
         viewed = x.value.view()
         try:
-            viewed.shape = tuple(int(n) for n in shape)
+            viewed.shape = tuple(map(as_index, shape))
         except AttributeError:
             self._current = "reshape"
             return x.view(self._contiguous(x).value.reshape(shape))
@@ -274,15 +276,20 @@ class Recorder:
         return Recorded(made, self)
 
     def arithmetic(self, name: str, a: Any, b: Any) -> Recorded:
-        """Record a sum, difference or product of arrays of equal shape, or of one with a single element."""
+        """Record a sum, difference or product, with NumPy's rules for dtypes and shapes."""
         self._current = name
-        dtype = next(x.dtype for x in (a, b) if isinstance(x, Recorded))
-        a, b = (x if isinstance(x, Recorded) else np.asarray(x, dtype) for x in (a, b))
-        if a.dtype != b.dtype or dtype.name not in _ARITHMETIC:
-            raise CaptureError(f"{name} of {a.dtype.name} and {b.dtype.name} cannot be recorded")
+        given = [x if isinstance(x, Recorded) or type(x) in (bool, int, float) else np.asarray(x) for x in (a, b)]
+        dtype = np.result_type(*(x.dtype if isinstance(x, Recorded | np.ndarray) else x for x in given))
+        if dtype.name in ("float16", "bfloat16"):  # as NumPy does, each is rounded once
+            wide = [self._as(x, np.dtype(np.float32)) for x in given]
+            return self.converted(self.arithmetic(name, *wide), dtype)
+        if dtype.name not in _ARITHMETIC:
+            kinds = " and ".join(str(getattr(x, "dtype", type(x).__name__)) for x in given)
+            raise CaptureError(f"{name} of {kinds} gives {dtype.name}, which cannot be recorded")
+        a, b = (self._as(x, dtype) for x in given)
         shape = np.broadcast_shapes(a.shape, b.shape)
-        if any(x.shape != shape and x.size != 1 for x in (a, b)):
-            raise CaptureError(f"{name} of shapes {a.shape} and {b.shape} cannot be recorded: only equal ones")
+        a, b = (x if x.shape == shape or x.size == 1 else self._broadcast(x, shape) for x in (a, b))
+        self._current = name
         values = [x.value if isinstance(x, Recorded) else x for x in (a, b)]
         with np.errstate(all="ignore"):
             made = self._own(np.asarray(_NUMPY[name](*values)).reshape(shape))
@@ -290,11 +297,24 @@ class Recorder:
         self._add(name, name, [self.place(a), self.place(b)], [self.place(Recorded(made, self))], row_axes=axes)
         return Recorded(made, self)
 
+    def _as(self, x: Any, dtype: np.dtype[Any]) -> Any:
+        """Return an operand in a dtype."""
+        if not isinstance(x, Recorded):
+            return np.asarray(x, dtype)
+        return x if x.dtype == dtype else self.converted(x, dtype)
+
+    def _broadcast(self, x: Any, shape: tuple[int, ...]) -> Any:
+        if not isinstance(x, Recorded):
+            return np.array(np.broadcast_to(x, shape))
+        return self._contiguous(x.view(np.broadcast_to(x.value, shape)))
+
     def take(self, x: Any, indices: Any, axis: int) -> Recorded:
         """Record parts of an array by their indices along an axis."""
         self._current = self._current if self._current == "embedding" else "take"
         value = x.value if isinstance(x, Recorded) else np.asarray(x)
         numbers = indices.value if isinstance(indices, Recorded) else np.asarray(indices)
+        if numbers.dtype.kind not in "iu":
+            raise CaptureError(f"{self._current}: indices have dtype {numbers.dtype.name}; masks cannot be recorded")
         axis %= value.ndim
         made = self._own(np.take(value, numbers, axis))
         outer, inner = int(np.prod(value.shape[:axis])), int(np.prod(value.shape[axis + 1 :]))
@@ -307,6 +327,8 @@ class Recorder:
     def put(self, x: Recorded, indices: Recorded, axis: int, new: Any) -> None:
         """Record the assignment of parts of an array, at indices along an axis."""
         self._current = "assignment"
+        if indices.dtype.kind not in "iu":
+            raise CaptureError(f"{self._current}: indices have dtype {indices.dtype.name}; masks cannot be recorded")
         if not x.value.flags.c_contiguous:
             raise CaptureError("an assignment to a part of an array with strides cannot be recorded")
         self._require_writable(self._current, self._find(x.value))
@@ -478,6 +500,20 @@ class Recorder:
 
     # ------------------------------------------------------------------------ plan
 
+    def results_of_calls(self) -> tuple[list[tuple[int, str]], list[np.ndarray[Any, Any]], list[Recorded]]:
+        """Return the number and the operator of each call, and its result, of which the first is a copy.
+
+        Left out is what calls write to arguments, or into parts of other results.
+        """
+        found, seen = [], set()
+        for number, call in enumerate(self.calls):
+            for place in call.results:
+                if place.memory.is_own and id(place.memory) not in seen and place.value.nbytes == place.memory.nbytes:
+                    seen.add(id(place.memory))
+                    found.append(((number, call.operator), np.array(place.value), Recorded(place.value, self)))
+        names, values, recorded = zip(*found, strict=True) if found else ((), (), ())
+        return list(names), list(values), list(recorded)
+
     def plan(self, kept: Sequence[Recorded], threads: int) -> Planned:
         """Make a plan of the calls; `kept` are the results of the step, in memory that stays."""
         started = time.perf_counter()
@@ -618,18 +654,8 @@ def _try(call: _Call) -> None:
     except ValueError as error:
         raise CaptureError(f"{call.operator}: {words_of(error)}") from None
     for y, place in zip(scratch, call.results, strict=True):
-        if not _agree(y, place.value):
+        if not agree(y, place.value):
             raise CaptureError(f"{call.operator}: its kernel does not take these options")
-
-
-def _agree(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> bool:
-    if found.dtype.kind in "biu":
-        return bool(np.array_equal(found, expected))
-    with np.errstate(all="ignore"):
-        a, b = found.astype(np.float64), expected.astype(np.float64)
-        most = np.abs(b, where=np.isfinite(b), out=np.zeros_like(b)).max(initial=0)
-    eps = {2: 2.0**-7, 4: 2.0**-20, 8: 2.0**-44}[found.dtype.itemsize]
-    return bool(np.allclose(a, b, rtol=16 * eps, atol=16 * eps * most, equal_nan=True))
 
 
 def _on_host(x: Any) -> Any:

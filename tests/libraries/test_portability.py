@@ -12,12 +12,14 @@ X = np.linspace(-2, 2, 24, dtype=np.float32).reshape(3, 8)
 W = np.linspace(1, 2, 8, dtype=np.float32)
 
 
+@tp.array_agnostic
 def block(x, weight):
     xp = tp.get_namespace(x)
     y = x + tp.silu(tp.rms_norm(x, weight)) * xp.sqrt(xp.abs(x))
-    return xp.add(y, xp.arange(x.shape[-1], dtype=x.dtype, device=tp.device(x)))
+    return y + xp.arange(x.shape[-1], dtype=x.dtype, device=tp.device(x))
 
 
+@tp.array_agnostic
 def total(x, weight):
     return tp.get_namespace(x).sum(block(x, weight))
 
@@ -48,17 +50,13 @@ def test_eager(library):
     x, w = library.from_numpy(X, None), library.from_numpy(W, None)
     check(library.name, block(x, w), expected())
     check(library.name, total(x, w), expected().sum())
-    xp = tp.get_namespace(x, None)
-    if library.name != "array_api_strict":  # whose extensions are off in tests
-        check(library.name, xp.linalg.vector_norm(x), np.linalg.norm(X))
-    check(library.name, xp.concat([x, x]), np.concatenate([X, X]))
-    assert library.owns(xp.meshgrid(xp.arange(3.0), xp.arange(2.0))[0])
+    nested = tp.array_agnostic(lambda tree, key: {key: [tree[key][0] + 1.0]})({"a": (x, 2)}, key="a")
+    check(library.name, nested["a"][0], X + 1)
     if library.wrapper:
         wrapped = library.wrap(x)
-        assert tp.get_namespace(wrapped) is tp.get_namespace(x, wrapped) is library.xp
+        assert tp.get_namespace(wrapped) is tp.get_namespace(x) is library.xp
         assert library.is_wrapper(block(wrapped, w))
-        assert library.is_wrapper(xp.add(x, wrapped))
-        assert type(xp.unique_counts(x)).__name__ == "UniqueCounts"
+        assert library.is_wrapper(block(x, library.wrap(w)))
 
 
 TRANSFORMED = {

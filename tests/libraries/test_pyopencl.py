@@ -63,6 +63,7 @@ def test_wrappers_give_wrappers(queue):
 
 def test_functions_of_the_namespace_take_raw_arrays(queue):
     xp, x = row.xp, cla.to_device(queue, X)
+    assert tp.get_namespace(x) is xp
     for result, expected in (
         (xp.exp(x), np.exp(X)),
         (xp.sum(x, axis=0), X.sum(0)),

@@ -351,7 +351,10 @@ def test_a_batch_says_when_a_text_ends():
 
 def test_a_batch_of_nothing():
     llama = model("cpu")
-    assert list(llama.generate_batch([])) == []
+    for nothing in ([], iter([])):
+        assert list(llama.generate_batch(nothing)) == list(llama.generate_batch(nothing, max_new_tokens=0)) == []
+    found = [list(llama.generate_batch(prompts, max_new_tokens=3)) for prompts in (PROMPTS, iter(PROMPTS))]
+    assert found[0] == found[1] != []
     assert together(llama, PROMPTS, max_new_tokens=0) == [[] for _ in PROMPTS]
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+import support
 import tensorops as tp
 from tensorops.testing import sampling as references
-from tests import support
 
 inf, nan = np.inf, np.nan
 

@@ -101,3 +101,28 @@ def test_the_program_of_xla_has_the_kernels():
     text = PersistentKernel(lambda x: tp.silu(tp.rms_norm(x)), [x]).explain().text
     assert "tensorops.rms_norm" in text
     assert "tensorops.silu" in text
+
+
+@pytest.mark.parametrize("library", ["jax", "mlx"])
+def test_arguments_unlike_the_example_are_refused(library):
+    """These compilers would compile again, of what was traced for the example."""
+    row = support.require(library)
+
+    def step(x, scale, state):
+        return (x - tp.get_namespace(x).mean(x)) * scale + state["a"]
+
+    def given(n=4, scale=2, key="a", dtype=np.float32):
+        x, a = (row.from_numpy(np.arange(m, dtype=dtype), None) for m in (n, 1))
+        return x, scale, {key: a}
+
+    kernel = PersistentKernel(step, given())
+    np.testing.assert_allclose(support.back(kernel(*given())), [-3, -1, 1, 3], rtol=1e-6)
+    assert kernel.compile().not_compared == "the library itself compiled the step"
+    for changed in ({"n": 8}, {"dtype": np.float16}):
+        with pytest.raises(ValueError, match=r"array 0 of the arguments was float32 \(4,\) when compiled, and is now"):
+            kernel(*given(**changed))
+    for changed in ({"scale": 3}, {"scale": 2.0}, {"key": "b"}):
+        with pytest.raises(ValueError, match="differ from those when the step was compiled"):
+            kernel(*given(**changed))
+    with pytest.raises(ValueError, match="differ from those when the step was compiled"):
+        kernel(*given()[:2], [given()[2]["a"]])

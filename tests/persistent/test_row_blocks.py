@@ -9,6 +9,7 @@ import pytest
 import support
 import tensorops as tp
 from tensorops._row_axes import RowAxes
+from tensorops.hardware import usable_processors
 from tensorops.testing import REFERENCES, assert_matches
 
 NATIVE = support.require_native()
@@ -36,7 +37,7 @@ def reference(name, *arrays):
 # --------------------------------------------------------------------------------------------------- what runs
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", sorted({1, min(2, usable_processors()), usable_processors()}))
 @pytest.mark.parametrize("rows", [12, 37, 1000])
 def test_rows_go_through_all_calls(rows, threads):
     weight = f32(1536, seed=1)

@@ -417,6 +417,12 @@ class Plan:
 
 class Replay:
     def __init__(
-        self, plan: Plan, arguments: tuple[Any, ...], copied: list[Array | None], results: Any, made: list[bool]
+        self,
+        plan: Plan,
+        arguments: tuple[Any, ...],
+        copied: list[Array | None],
+        results: Any,
+        made: list[bool],
+        written: list[Array],
     ) -> None: ...
     def __call__(self, arguments: tuple[Any, ...]) -> Any: ...

@@ -9,12 +9,13 @@ from tensorops._messages import describe_error
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import activate
 from tensorops.persistent._captured import Captured, CaptureError, Statistics
-from tensorops.persistent._engine import Engine, Options, Step
+from tensorops.persistent._engine import Engine, Expected, Options, Step
 
 
 class JaxEngine(Engine):
     """Steps on JAX arrays: `jax.jit`, which writes results into donated arguments."""
 
+    records = False
     no_workers = "XLA chooses its threads; set their number when JAX starts"
     no_profile = "XLA runs the program as one; use jax.profiler for the times within it"
     no_ranks = "MPI sends NumPy arrays only; in a step for JAX, use the collectives of jax.shard_map"
@@ -39,10 +40,12 @@ class JaxEngine(Engine):
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if isinstance(x, jax.Array) else x,
             (self._constants, *args),
         )
+        self._expected = Expected(args, options.backend.library)
         self.statistics = Statistics(time.perf_counter() - started)
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run it once."""
+        self._expected.require(args)  # jit would compile again, of a step that was traced before
         return self._compiled(self._constants, *args)
 
     def captured(self) -> Captured:

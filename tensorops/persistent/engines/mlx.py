@@ -8,12 +8,13 @@ from typing import Any
 from tensorops._messages import describe_error
 from tensorops._trees import map_arrays
 from tensorops.persistent._captured import Captured, CaptureError, Statistics
-from tensorops.persistent._engine import Engine, Options, Step
+from tensorops.persistent._engine import Engine, Expected, Options, Step
 
 
 class MlxEngine(Engine):
     """Steps on MLX arrays: `mlx.core.compile`."""
 
+    records = False
     no_workers = "MLX chooses its threads"
     no_profile = "MLX runs the graph as one; use mlx.core.metal.start_capture for the times within it"
 
@@ -33,10 +34,12 @@ class MlxEngine(Engine):
             mx.eval(self._compiled(*args))
         except ValueError as error:  # a value is needed while it traces
             raise CaptureError(f"the step cannot be compiled: {describe_error(error)}") from error
+        self._expected = Expected(args, options.backend.library)
         self.statistics = Statistics(time.perf_counter() - started)
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run it once; MLX computes when a result is read."""
+        self._expected.require(args)
         return self._compiled(*args)
 
     def captured(self) -> Captured:

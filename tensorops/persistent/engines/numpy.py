@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -16,11 +18,13 @@ from tensorops.backends import to_backend
 from tensorops.backends.process_default import in_force
 from tensorops.backends.settings import Settings, activate
 from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics, times, words_of
-from tensorops.persistent._engine import Engine, Options, Step, flatten, leaves
+from tensorops.persistent._comparison import agree
+from tensorops.persistent._engine import Engine, Options, Step, flatten, leaves, same
 from tensorops.persistent._results import NewResult, PartOfArgument
 
 if TYPE_CHECKING:
     from tensorops.kernels.cpu._native import Replay
+    from tensorops.persistent._recorder import Recorder
 
 _OWN: frozenset[type] = frozenset({np.ndarray})
 ALONE = "each rank would compute without the others"
@@ -36,13 +40,11 @@ class NativeEngine(Engine):
     def __init__(self, step: Step, args: tuple[Any, ...], options: Options) -> None:
         from tensorops.libraries._known import learn_types
         from tensorops.persistent import _recorded
-        from tensorops.persistent._recorder import Plans, Recorder
 
         started = time.perf_counter()
         learn_types(_recorded.LIBRARY)
         self._name, donate = options.backend.name, options.donate
         self._lock = threading.Lock()
-        outer = in_force()
         given: list[np.ndarray[Any, Any]] = []
         owners: list[int] = []
         self._others: list[Any] = []
@@ -51,21 +53,9 @@ class NativeEngine(Engine):
             owners += [number] * (len(given) - len(owners))
         if len({id(x) for x in given}) < len(given):
             raise CaptureError("an array is among the arguments twice; later runs might have two")
+        self._options = options
         self._donated = [owner in donate for owner in owners]
-        recorder = Recorder(outer, donate, options.repack, options.panels)
-        recorded = {}
-        self._kept: list[Any] = []
-        for x, owner, donated in zip(given, owners, self._donated, strict=True):
-            if donated and not x.flags.c_contiguous:
-                raise CaptureError(f"argument {owner} is donated, so its arrays must be contiguous")
-            # The step runs on copies of what it may write.
-            stays = not donated and x.nbytes > SMALL
-            self._kept.append(np.ascontiguousarray(x).reshape(x.shape) if stays else np.array(x, order="C"))
-            recorded[id(x)] = recorder.argument(len(self._kept) - 1, owner, self._kept[-1])
-        inside: Any = Settings(outer.backend, outer.providers, plans=Plans(recorder))  # type: ignore[arg-type]
-        traced = map_arrays(lambda x: recorded[id(x)], args)
-        with activate(inside):
-            result = step(*traced)
+        recorder, self._kept, result = _recorded_step(step, args, given, owners, options)
         kept_results = leaves(result)
         if any(not isinstance(x, _recorded.Recorded) for x in kept_results):
             raise CaptureError("the step returns an array that does not depend on its arguments")
@@ -81,7 +71,9 @@ class NativeEngine(Engine):
         self.statistics = Statistics(
             time.perf_counter() - started, facts.calls, facts.bytes, facts.arena_bytes, facts.separate_bytes
         )
+        self._require_separate(given)
         self._types = [(x.shape, x.dtype) for x in self._kept]
+        self._seen = [_facts(x) for x in self._kept]
         self._in_place = [i for i, x in enumerate(self._kept) if self._donated[i] or x.nbytes > SMALL]
         self._copied = [i for i in range(len(self._kept)) if i not in self._in_place]
         self._move(range(len(self._kept)))
@@ -91,6 +83,7 @@ class NativeEngine(Engine):
         self._large = [(i, y) for i, y in enumerate(self._planned.results) if isinstance(y, NewResult)]
         self._can_replay_natively = not self._planned.exchanges and not self._large
         self._native_replay: Replay | None = None
+        _engines.add(self)
 
     def _move(self, numbers: Sequence[int]) -> None:
         for i in numbers:
@@ -113,32 +106,45 @@ class NativeEngine(Engine):
         others: list[Any] = []
         for arg in args:
             flatten(arg, given, others, _OWN)
-        if len(given) != len(self._kept) or others != self._others:
+        if len(given) != len(self._kept) or not same(others, self._others):
             raise ValueError("the arguments differ from those when the step was compiled in more than values of arrays")
         if not _OWN.issuperset(map(type, given)):
             given = [x if type(x) is np.ndarray else to_backend(x, "numpy") for x in given]
         for i in self._copied:
             self._check_type(i, given[i])
-        stay = all(given[i] is self._kept[i] for i in self._in_place)
-        if not stay:
-            self._place(given)
+        changed = [i for i in self._in_place if given[i] is not self._kept[i] or _facts(given[i]) != self._seen[i]]
+        self._require_separate(given)
+        if changed:
+            self._place(given, changed)
         for i in self._copied:
             self._kept[i][...] = given[i]
-        return stay
+        return not changed
 
-    def _place(self, given: list[Any]) -> None:
+    def _require_separate(self, given: list[Any]) -> None:
+        """Raise unless nothing else among the arguments has memory of what the step writes to."""
+        ranges = [(x.__array_interface__["data"][0], x.nbytes, i) for i, x in enumerate(given) if x.nbytes]
+        if not any(self._donated):
+            return
+        end, last = 0, -1
+        for begin, nbytes, i in sorted(ranges):
+            if begin < end and (self._donated[i] or self._donated[last]):
+                one, other = sorted((i, last))
+                raise ValueError(
+                    f"arrays {one} and {other} of the arguments share memory, and the step writes to one of them"
+                )
+            if begin + nbytes > end:
+                end, last = begin + nbytes, i
+
+    def _place(self, given: list[Any], changed: list[int]) -> None:
         """Let the plan read and write arguments where they are."""
-        written = [id(x) for x, donated in zip(given, self._donated, strict=True) if donated]
-        if len(set(written)) < len(written):
-            raise ValueError("an array that the step writes to is among the arguments twice")
         self._native_replay = None
-        changed = [i for i in self._in_place if given[i] is not self._kept[i]]
         for i in changed:
             self._check_type(i, given[i])
             if not given[i].flags.c_contiguous or (self._donated[i] and not given[i].flags.writeable):
-                raise ValueError(f"array {i} of the arguments is not contiguous and writable")
+                kind = "contiguous and writable" if self._donated[i] else "contiguous"
+                raise ValueError(f"array {i} of the arguments is not {kind}")
         for i in changed:
-            self._kept[i] = given[i]
+            self._kept[i], self._seen[i] = given[i], _facts(given[i])
         self._move(changed)
         self._returned = self._returned_arguments()
 
@@ -183,7 +189,8 @@ class NativeEngine(Engine):
             self._can_replay_natively = False
             return None
         copied = [x if i in self._copied else None for i, x in enumerate(self._kept)]
-        return Replay(self._planned.plan, args, copied, tree, [id(x) in made for x in results])
+        written = [x for x, donated in zip(self._kept, self._donated, strict=True) if donated and x.nbytes]
+        return Replay(self._planned.plan, args, copied, tree, [id(x) in made for x in results], written)
 
     def _made(self, i: int) -> np.ndarray[Any, Any]:
         """Return where the plan has a result, of which the caller gets a copy."""
@@ -232,6 +239,35 @@ class NativeEngine(Engine):
             found[i] = self._new.pop(i) if i in self._new else self._made(i).copy()
         return self._arrange(found)
 
+    def first_difference(self, step: Step, args: tuple[Any, ...]) -> str:
+        """Return which call gives other numbers than the step's own; empty if that is not known.
+
+        The step is recorded again on these arguments, and all results of its calls are compared with those of a plan
+        that keeps them.
+        """
+        given: list[np.ndarray[Any, Any]] = []
+        owners: list[int] = []
+        for number, arg in enumerate(args):
+            flatten(arg, given, [], _OWN)
+            owners += [number] * (len(given) - len(owners))
+        before = [np.array(x) for x in given]
+        recorder, kept, _ = _recorded_step(step, args, given, owners, self._options)
+        names, wanted, results = recorder.results_of_calls()
+        planned = recorder.plan(results, self._options.workers or 0)
+        for i, x in enumerate(kept):
+            if owners[i] in self._options.donate:
+                x[...] = before[i]
+            for part, offset in planned.arguments.get(i, ()):
+                planned.plan.move_array(part, x, offset)
+        found: list[np.ndarray[Any, Any]] = []
+        for y in planned.results:
+            found.append(np.empty(y.like.shape, y.like.dtype) if isinstance(y, NewResult) else y)
+            for part, offset in y.arrays if isinstance(y, NewResult) else ():
+                planned.plan.move_array(part, found[-1], offset)
+        planned.plan.run()
+        differ = (i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if not agree(a, b))
+        return next((f"call {names[i][0]}, {names[i][1]}," for i in differ), "")
+
     def captured(self) -> Captured:
         """Return what it runs."""
         python = ["arguments of at most 64 KiB are copied in", "results of less than 1 MiB are copied out"]
@@ -242,6 +278,32 @@ class NativeEngine(Engine):
         return Captured(self._name, "a native plan, run without the interpreter", *facts, by_rows=by_rows)
 
 
+def _recorded_step(
+    step: Step,
+    args: tuple[Any, ...],
+    given: list[np.ndarray[Any, Any]],
+    owners: list[int],
+    options: Options,
+) -> tuple[Recorder, list[Any], Any]:
+    """Run a step on recorded arrays; return the recorder, the arrays it was run on, and its results."""
+    from tensorops.persistent._recorder import Plans, Recorder
+
+    outer, donate = in_force(), options.donate
+    recorder = Recorder(outer, donate, options.repack, options.panels)
+    recorded, kept = {}, []
+    for x, owner in zip(given, owners, strict=True):
+        if owner in donate and not x.flags.c_contiguous:
+            raise CaptureError(f"argument {owner} is donated, so its arrays must be contiguous")
+        # The step runs on copies of what it may write.
+        stays = owner not in donate and x.nbytes > SMALL
+        kept.append(np.ascontiguousarray(x).reshape(x.shape) if stays else np.array(x, order="C"))
+        recorded[id(x)] = recorder.argument(len(kept) - 1, owner, kept[-1])
+    inside: Any = Settings(outer.backend, outer.providers, plans=Plans(recorder))  # type: ignore[arg-type]
+    traced = map_arrays(lambda x: recorded[id(x)], args)
+    with activate(inside):
+        return recorder, kept, step(*traced)
+
+
 def _arrays_in_sequences(tree: Any) -> list[Any] | None:
     """Return the NumPy arrays in lists and tuples, or ``None`` if there is anything else."""
     if type(tree) is np.ndarray:
@@ -250,6 +312,11 @@ def _arrays_in_sequences(tree: Any) -> list[Any] | None:
         return None
     parts = [_arrays_in_sequences(value) for value in tree]
     return None if None in parts else [x for part in parts for x in part or ()]
+
+
+def _facts(x: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """Return what an array is besides its values: whoever has it may resize it, or assign to its shape or dtype."""
+    return x.__array_interface__["data"], x.shape, x.dtype, x.flags.c_contiguous
 
 
 def _type(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
@@ -272,5 +339,15 @@ def _arranger(tree: Any) -> Callable[[list[Any]], Any]:
         return lambda found: kind(part(found) for part in parts)
     return lambda found: map_arrays(lambda number: found[int(number)], tree)
 
+
+def _renew_locks() -> None:
+    """In a forked process, no thread is left that could release a lock."""
+    for engine in list(_engines):
+        engine._lock = threading.Lock()
+
+
+_engines: weakref.WeakSet[NativeEngine] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 
 ENGINE = NativeEngine

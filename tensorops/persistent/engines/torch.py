@@ -48,6 +48,17 @@ class TorchEngine(Engine):
         self._engine = kind(step, args, options)
         self.statistics = self._engine.statistics
 
+    def around_step(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context without gradients, which are not recorded."""
+        import torch
+
+        context: contextlib.AbstractContextManager[Any] = torch.no_grad()
+        return context
+
+    def first_difference(self, step: Step, args: tuple[Any, ...]) -> str:
+        """Return which call gives other numbers than the step's own; empty if that is not known."""
+        return self._engine.first_difference(step, args)
+
     def run(self, args: tuple[Any, ...]) -> Any:
         """Run it once."""
         return self._engine.run(args)
@@ -108,6 +119,13 @@ class TorchPlans(Engine):
 
         result = run(map_arrays(there, args))
         return map_arrays(lambda y: tensors[id(y)] if id(y) in tensors else self._torch.from_numpy(y, None), result)
+
+    def first_difference(self, step: Step, args: tuple[Any, ...]) -> str:
+        """Return which call gives other numbers than the step's own; empty if that is not known."""
+        import torch
+
+        with set_backend("cpu"), torch.no_grad():
+            return self._engine.first_difference(step, map_arrays(self._there, args))
 
     def captured(self) -> Captured:
         """Return what it runs."""
