@@ -16,6 +16,29 @@ def nearest(name: object, valid: Iterable[str]) -> str:
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
+_OTHER_NAMES = {
+    "axis": ("axes", "dim", "dims"),
+    "eps": ("epsilon",),
+    "keepdims": ("keepdim", "keep_dims"),
+    "is_causal": ("causal",),
+    "mask": ("attn_mask", "attention_mask", "bias"),
+    "num_groups": ("groups",),
+    "rng": ("seed", "key", "generator", "random_state"),
+    "weight": ("gamma", "scale", "kernel"),
+    "bias": ("beta", "offset"),
+    "x": ("input", "a"),
+}
+"""Names that other libraries have for parameters."""
+
+
+def meant(name: str, valid: Iterable[str]) -> str:
+    """Return which parameter an unknown keyword means, by its name elsewhere or a similar one, or an empty string."""
+    for ours in valid:
+        if name.lower() in _OTHER_NAMES.get(ours, ()):
+            return f" (did you mean {ours!r}?)"
+    return nearest(name, valid)
+
+
 def describe_type(x: object) -> str:
     """Return the name that errors use for the type of something that is not an array."""
     cls = type(x)

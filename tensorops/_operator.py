@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from tensorops import _dtypes, _providers
 from tensorops._explanation import Explanation
 from tensorops._kernel import Configuration, Deviation, Kernel, Packed
-from tensorops._messages import describe_type
+from tensorops._messages import describe_type, meant
 from tensorops._providers import GENERIC
 from tensorops._row_axes import RowAxes
 from tensorops.backends.process_default import in_force
@@ -128,7 +128,7 @@ class Operator(Generic[P, R]):
         if plan is not None:
             try:
                 result = plan(*args, **kwargs) if kwargs else plan(*args)  # the latter is faster
-            except TypeError:  # a binding's own words about its arguments; ours follow
+            except (TypeError, AttributeError):  # others' words about something that is no array; ours follow
                 result = NotImplemented
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
@@ -276,7 +276,9 @@ class Operator(Generic[P, R]):
             try:
                 self._signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{self.__name__}: {error}") from None
+                unknown = next((name for name in kwargs if name not in self._signature.parameters), None)
+                hint = "" if unknown is None else meant(unknown, self._signature.parameters)
+                raise TypeError(f"{self.__name__}: {error}{hint}") from None
         return arguments
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -485,7 +487,8 @@ class Operator(Generic[P, R]):
                 value is None and self._signature.parameters[parameter].default is None
             ):
                 raise TypeError(
-                    f"{self.__name__}: {name} is {describe_type(value)}, expected an array of {known_names()}"
+                    f"{self.__name__}: {name} is {describe_type(value)}, {_held_by(value, name)}"
+                    f"expected an array of {known_names()}"
                 )
 
     def _require_one_library(self, inputs: dict[str, Any]) -> None:
@@ -625,6 +628,15 @@ def _are_named(settings: Settings) -> bool:
     return settings.providers is not None or (backend is not None and backend.providers is not None)
 
 
+def _held_by(value: Any, name: str) -> str:
+    """Return what to pass instead of something that holds an array, such as a parameter of a network."""
+    try:
+        held = library_of(value[...]) is not None
+    except Exception:  # whatever an object raises that has no elements
+        held = False
+    return f"which holds an array: pass {name}[...]; " if held else ""
+
+
 def _unless_first(reason_of: Callable[[Any], str | None], plan: Callable[..., Any]) -> Callable[..., Any]:
     """Return a plan that declines first arrays for which a kernel before it may be faster."""
 
@@ -640,7 +652,7 @@ def _first_of(function: Callable[..., Any], other: Callable[..., Any]) -> Callab
     def either(*args: Any, **kwargs: Any) -> Any:
         try:
             result = function(*args, **kwargs) if kwargs else function(*args)
-        except TypeError:  # a binding's own words about arguments
+        except (TypeError, AttributeError):  # others' words about something that is no array
             result = NotImplemented
         return other(*args, **kwargs) if result is NotImplemented else result
 

@@ -40,8 +40,10 @@ PyObject* call_operator(PyObject* op, PyObject* args, PyObject* kwargs) {
     PyObject* const result = kwargs ? PyObject_Call(plan.ptr(), args, kwargs)
                                     : PyObject_Vectorcall(plan.ptr(), reinterpret_cast<PyTupleObject*>(args)->ob_item,
                                                           static_cast<std::size_t>(PyTuple_GET_SIZE(args)), nullptr);
-    if (result ? result != Py_NotImplemented : !PyErr_ExceptionMatches(PyExc_TypeError)) return result;
-    PyErr_Clear();  // a binding's own words about its arguments; the operator's follow
+    if (result ? result != Py_NotImplemented
+               : !PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_AttributeError))
+        return result;
+    PyErr_Clear();  // others' words about something that is no array; the operator's follow
     Py_XDECREF(result);
     return call(unplanned, op, args, kwargs);
 }

@@ -7,6 +7,7 @@ carries the settings in force along.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
@@ -106,9 +107,20 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
                 require_provider(provider)
         backend = None if name == AUTO else first_available(wanted)
         self._settings = settings_of(backend, None if providers is None else tuple(providers))
+        self._unused = f"set_backend({name!r})"  # until it is entered, or decorates
+
+    def __del__(self) -> None:
+        if unused := getattr(self, "_unused", ""):
+            warnings.warn(
+                f"{unused} had no effect, as it was never entered: write `with tensorops.{unused}:`, decorate a "
+                f"function with it, or call tensorops.set_default_backend",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def __call__(self, function: F) -> F:
         """Return `function` with this choice in force whenever it runs; for a generator function, in each step."""
+        self._unused = ""
         if isclass(function):
             raise TypeError(f"set_backend: {function.__name__} is a class; decorate its methods")
         if _is(isgeneratorfunction, function):
@@ -152,6 +164,7 @@ class set_backend(ContextDecorator):  # noqa: N801 - reads like a function, as c
         )
 
     def __enter__(self) -> None:
+        self._unused = ""
         before = current.get()
         inside = self._settings
         if before.log is not None or before.tuned:

@@ -48,6 +48,8 @@ def _check_embedding(name: str, ids: Array, weight: Array) -> None:
     require_integer(name, ids=ids)
     require_floating(name, weight=weight)
     require_ndim(name, "weight", weight, 2, 2)
+    if weight.shape[0] == 0 and 0 not in ids.shape:
+        raise ValueError(f"{name}: weight has no rows, so no index is in range")
 
 
 def _linear_rows(x: Array, weight: Array, bias: Array | None) -> RowAxes:

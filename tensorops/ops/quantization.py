@@ -51,6 +51,8 @@ def check_quantized(
     bits, group_size = options["bits"], options["group_size"]
     if dtype_name(weight) != "uint8":
         raise TypeError(f"{name}: {label} has dtype {dtype_name(weight)}, expected uint8")
+    if parameters[0][1] is None:
+        raise TypeError(f"{name}: {parameters[0][0]} is NoneType, expected an array")
     require_floating(name, **dict(parameters))
     require_ndim(name, label, weight, len(shape) + 1, len(shape) + 1)
     *stack, width = weight.shape

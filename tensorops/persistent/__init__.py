@@ -143,7 +143,8 @@ class PersistentKernel:
         self._ranks = connect(world_size, mpi_rank, self.backend)
         with self._ranks.together("begin"):
             pass  # all of them have the ranks that they must have
-        self._active = set_backend(self.backend)
+        with (active := set_backend(self.backend)):
+            self._active = active  # for when it is compiled
         self._args = tuple(to_backend(list(example_args), self.backend))
         self._engine: Engine | None = None
         self._described: tuple[str, ...] = ()

@@ -4,10 +4,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import gc
 import multiprocessing
 import pickle
 import re
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -56,7 +58,8 @@ def test_a_block_may_be_auto():
 
 
 def test_a_block_that_nobody_entered_says_so():
-    assert repr(tp.set_backend("numpy")) == (
+    (block := tp.set_backend("numpy"))(len)
+    assert repr(block) == (
         "<set_backend 'numpy': applies to a `with` block or a decorated function; "
         "for the whole process: set_default_backend('numpy')>"
     )
@@ -603,3 +606,16 @@ def test_a_default_that_cannot_compute_is_an_error_at_every_call_that_needs_it(u
     result = support.python(UNAVAILABLE, name, TENSOROPS_BACKEND=name, TENSOROPS_PRIORITY=name)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["True True True True", "True True", "True True", "ndarray", "ndarray"]
+
+
+def test_a_block_that_is_never_entered_warns():
+    with pytest.warns(UserWarning, match=r"^set_backend\('numpy'\) had no effect.* `with tensorops.set_b"):
+        tp.set_backend("numpy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with tp.set_backend("numpy"):
+            pass
+        tp.set_backend("numpy")(lambda: None)
+        with pytest.raises(ValueError, match="unknown backend"):
+            tp.set_backend("nonsense")
+        gc.collect()

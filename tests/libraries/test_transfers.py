@@ -226,7 +226,7 @@ def test_what_is_no_array_is_refused_by_name(value, name):
 
 
 def test_rng_is_a_generator_or_an_array():
-    with pytest.raises(TypeError, match="^sample: rng is numpy.random.mtrand.RandomState, expected a seed"):
+    with pytest.raises(TypeError, match=r"^sample: rng is numpy\.random\.mtrand\.RandomState, expected a seed"):
         tp.sample(X, rng=np.random.RandomState(0))
     with pytest.raises(ValueError, match=r"^sample: rng is missing"):
         tp.sample(X)

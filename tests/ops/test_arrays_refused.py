@@ -87,3 +87,72 @@ def test_dtypes_that_are_not_numbers(odd, backend):
             name = "x" if args[0] is odd else "weight"
             with pytest.raises(TypeError, match=rf"^rms_norm: {name}\b"):
                 tp.rms_norm(*args)
+
+
+def single(array):
+    """In a dtype that every library has."""
+    return array.astype({"f": np.float32, "i": np.int32}.get(array.dtype.kind, array.dtype))
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+def test_what_is_no_array(operator, library):
+    """In the place of each array, also after calls that have left a plan, whose kernel then gets it."""
+    case = next(case for case in CASES[operator.__name__] if "float32" in case.dtypes)
+    args, kwargs = case.build(dtype_name="float32")
+    bound = {
+        name: support.there(single(value) if isinstance(value, np.ndarray) else value, library.name)
+        for name, value in operator.bind(args, kwargs).items()
+    }
+    with library.quiet(), library.reading():
+        for _ in range(2):
+            operator.apply(operator, bound)
+        for name, value in bound.items():
+            parameter = name.partition("[")[0]
+            if parameter not in operator._surely_arrays:
+                continue
+            for odd in (None, 3.5, "x", [1.0], object()):
+                if odd is None and value is None:
+                    continue
+                optional = operator._signature.parameters[parameter].default is None
+                for call in (operator, operator.generic, operator.explain):
+                    if odd is None and optional:
+                        continue
+                    with pytest.raises(TypeError, match=rf"^{operator.__name__}: {re.escape(name)} is "):
+                        operator.apply(call, bound | {name: odd})
+
+
+def test_what_holds_an_array():
+    class Parameter:
+        def __getitem__(self, key):
+            return np.ones(3, np.float32)
+
+    with pytest.raises(TypeError, match=r"^rms_norm: x is .*Parameter, which holds an array: pass x\[...\];"):
+        tp.rms_norm(Parameter())
+    with pytest.raises(TypeError, match=r"weight is .*Parameter, which holds an array: pass weight\[...\]"):
+        tp.rms_norm(np.ones(3), Parameter())
+
+
+def test_an_index_into_a_table_without_rows(library):
+    ids, table = library.from_numpy(np.zeros(2, np.int32), None), library.from_numpy(np.zeros((0, 4), np.float32), None)
+    for run in (tp.embedding, tp.embedding.generic):
+        with pytest.raises(ValueError, match=r"^embedding: weight has no rows, so no index is in range"):
+            run(ids, table)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: tp.rms_norm(x, epsilon=1e-5), "eps"),
+        (lambda x: tp.softmax(x, dim=-1), "axis"),
+        (lambda x: tp.logsumexp(x, keepdim=True), "keepdims"),
+        (lambda x: tp.layer_norm(x, gamma=x[0]), "weight"),
+        (lambda x: tp.rms_norm(x, wieght=x[0]), "weight"),
+        (lambda x: tp.sample(x, seed=1), "rng"),
+    ],
+)
+def test_a_keyword_of_another_library_names_ours(call, name):
+    for _ in range(2):
+        with pytest.raises(TypeError, match=rf"unexpected keyword argument .* \(did you mean '{name}'\?\)"):
+            call(np.ones((2, 3), np.float32))
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'colour'$"):
+        tp.relu(np.ones(3), colour=1)
