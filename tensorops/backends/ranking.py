@@ -45,7 +45,7 @@ PRIORITIES: tuple[Row, ...] = (
     Row("cuda", "{device}, an NVIDIA GPU"),
     Row("apple", "{device}, an Apple chip whose GPU shares the memory"),
     Row("neuron", "{device}, an AWS accelerator"),
-    Row("rocm", "{device}, an AMD GPU, through OpenCL"),
+    Row("rocm", "{device}, an AMD GPU"),
     Row("opencl", "{device}, through OpenCL"),
     Row("cpu", "{device}, C++ kernels"),
     Row("any", "NumPy, which computes everywhere"),
@@ -72,17 +72,32 @@ def _why(row: Row, hardware: Hardware) -> str:
     return row.words.format(device=device)
 
 
-def _candidates(hardware: Hardware, priority: Sequence[str]) -> dict[str, str]:
-    """Return the requested backends and those that suit the hardware, best first, with a reason for each."""
+@dataclass(frozen=True)
+class _Reason:
+    """What speaks for a backend, and what the installed build of its library lacks for that."""
+
+    words: str
+    lacks: str = ""
+
+
+def _candidates(hardware: Hardware, priority: Sequence[str], *, installed: bool) -> dict[str, _Reason]:
+    """Return the requested backends and those that suit the hardware, best first, with a reason for each.
+
+    Those whose library is installed here in a build without that hardware come where they would with the right build,
+    if `installed` says that the hardware is that of this machine.
+    """
     if isinstance(priority, str):
         raise TypeError("priority must be a sequence of backend names, not one string")
-    found = {resolve(name).name: "first in the requested priority" for name in priority}
+    found = {resolve(name).name: _Reason("first in the requested priority") for name in priority}
     backends = all_backends()
     for row in PRIORITIES:
         if _matches(row, hardware):
-            for backend in backends.values():
-                if row.kind in backend.suits:
-                    found.setdefault(backend.name, _why(row, hardware))
+            suitable = (backend for backend in backends.values() if row.kind in backend.suits)
+            for backend in sorted(suitable, key=lambda backend: backend.suits.index(row.kind)):
+                known = found.get(backend.name)
+                if known is None or known.lacks:
+                    lacks = backend.lacks(row.kind) if installed else ""
+                    found[backend.name] = _Reason(_why(row, hardware), lacks)
     return found
 
 
@@ -110,12 +125,13 @@ def ranked(hardware: Hardware | None = None, priority: Sequence[str] = ()) -> tu
     ValueError
         If `priority` has an unknown name; the valid ones are listed.
     """
-    candidates = _candidates(detect_hardware() if hardware is None else hardware, priority)
+    machine = detect_hardware() if hardware is None else hardware
+    candidates = _candidates(machine, priority, installed=hardware is None)
     asked_for = [resolve(name).name for name in priority]
     backends = all_backends()
     last = [name for name, backend in backends.items() if "any" in backend.suits and name not in asked_for]
     last += [name for name, backend in backends.items() if backend.for_tests and name not in asked_for]
-    front = [name for name in candidates if name not in last]
+    front = [name for name, reason in candidates.items() if name not in last and not reason.lacks]
     others = [backend for name, backend in backends.items() if name not in front and name not in last]
     others.sort(key=lambda backend: (bool(backend.missing), backend.library.lazy))
     return (*front, *(backend.name for backend in others), *last)
@@ -212,17 +228,17 @@ def get_optimal_backend(
     if priority is None:
         priority = process.configuration.backend_priority
     reason_against = _unavailable_reason if available is None else available
-    candidates = _candidates(hardware, priority)
+    candidates = _candidates(hardware, priority, installed=available is None)
     ranking: list[Candidate] = []
     chosen = ""
     for name, reason in candidates.items():
         if chosen:
             ranking.append(Candidate(name, f"not tried, because {chosen} comes first", None))
-        elif against := reason_against(name):
+        elif against := reason.lacks or reason_against(name):
             ranking.append(Candidate(name, f"not available: {against}", False))
         else:
             chosen = name
-            ranking.append(Candidate(name, reason, True))
+            ranking.append(Candidate(name, reason.words, True))
     reasons = tuple(map(str, ranking))
     if not chosen:
         raise BackendUnavailableError(f"no backend can compute here; {'; '.join(reasons)}")

@@ -201,7 +201,10 @@ class Backend:
     needs : str
         The kind of accelerator that the machine must have, as in `Accelerator.kind`; empty for any machine.
     suits : tuple of str
-        The kinds of hardware that it computes on, as in `Accelerator.kind`; every machine has ``"cpu"``.
+        The kinds of hardware that it computes on, as in `Accelerator.kind`, best first; every machine has ``"cpu"``.
+    lacks : callable
+        Takes one of these kinds; returns why the installed build of the library does not compute on it, or an empty
+        string. It must not import the library.
     options : type, optional
         The subclass of `DeviceConfig` that configures its device, if there are options.
     runtime : str
@@ -229,6 +232,7 @@ class Backend:
     requires: str = ""
     needs: str = ""
     suits: tuple[str, ...] = ()
+    lacks: Callable[[str], str] = lambda kind: ""
     options: type[DeviceConfig] | None = None
     runtime: str = ""
     missing: str = ""

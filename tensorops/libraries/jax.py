@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -220,6 +221,28 @@ def _no_tpu() -> str:
     return "" if here == "tpu" else f"JAX finds a TPU here, but computes on {here!r} by default"
 
 
+# The packages that let JAX compute on a kind of accelerator, as the start of their names, and how to install them.
+_PLUGINS = {
+    "cuda": ("jax_cuda", "pip install 'jax[cuda13]'"),
+    "rocm": ("jax_rocm", "install the jax-rocm packages of your version of ROCm"),
+    "tpu": ("libtpu", "pip install 'jax[tpu]'"),
+}
+
+
+def _lacks(kind: str) -> str:
+    """Return why JAX here does not compute on a kind of accelerator, as far as that is known without starting it."""
+    allowed = os.environ.get("JAX_PLATFORMS", "").lower()
+    names = {kind} if kind == "tpu" else {kind, "gpu"}
+    if allowed and names.isdisjoint(allowed.split(",")):
+        return f"JAX_PLATFORMS={allowed} lets JAX compute on no such device (unset JAX_PLATFORMS)"
+    if importlib.util.find_spec("jax") is None:
+        return ""  # that it is not installed is another reason
+    package, remedy = _PLUGINS[kind]
+    if any(info.name.startswith(package) for info in pkgutil.iter_modules()):
+        return ""
+    return f"JAX is installed without the package that makes it compute there ({remedy})"
+
+
 BACKENDS = (
     Backend(
         "tpu",
@@ -237,7 +260,8 @@ BACKENDS = (
         "jax",
         LIBRARY,
         "JAX on its default device",
-        suits=("tpu",),
+        suits=("tpu", "cuda", "rocm"),
+        lacks=_lacks,
         options=JAXConfig,
         remedy="pip install --upgrade jax",
         tested=ON_EVERY_CHANGE,

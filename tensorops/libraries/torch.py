@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorops._typing import Array
@@ -157,6 +160,24 @@ def _recomputed(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda *args: checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
 
 
+def _lacks(kind: str) -> str:
+    """Return why the installed build has no code for a kind of GPU, as its file says: importing it takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""  # that it is not installed is another reason
+    try:
+        said = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return ""  # not known
+    built_for = {"cuda": "cuda", "rocm": "hip"}[kind]
+    if re.search(rf"^{built_for}\b[^=\n]*= *None", said, re.MULTILINE) is None:
+        return ""
+    return (
+        f"the installed build of PyTorch has no code for {'NVIDIA' if kind == 'cuda' else 'AMD'} GPUs "
+        "(install the one that https://pytorch.org/get-started names)"
+    )
+
+
 LIBRARY = Library(
     name="torch",
     packages=("torch",),
@@ -181,6 +202,8 @@ BACKENDS = (
         "torch",
         LIBRARY,
         "PyTorch tensors",
+        suits=("cuda", "rocm"),
+        lacks=_lacks,
         remedy="pip install --upgrade torch",
         tested=ON_EVERY_CHANGE,
     ),

@@ -222,7 +222,10 @@ class LlamaConfig:
 def _refuse_unsupported(fields: Fields) -> None:
     """Raise unless the file needs exactly what `Llama` computes."""
     if (architecture := fields.string("general.architecture")) != "llama":
-        raise fields.error("general.architecture", f"{architecture!r:.80} is not supported, only 'llama'")
+        raise fields.error(
+            "general.architecture",
+            f"{architecture!r:.80} is not supported, only 'llama': a file of SmolLM2 or Llama will do",
+        )
     for key, value in fields.file.metadata.items():
         name = key.removeprefix("llama.")
         if name == key or name in READ or name in HARMLESS:

@@ -228,7 +228,10 @@ class _Reader:
             raise self.error(f"unknown tensor type {number}") from None
         if kind not in SUPPORTED_TYPES:
             names = ", ".join(t.name for t in SUPPORTED_TYPES)
-            raise self.error(f"type {kind.name} is not supported, only {names}")
+            raise self.error(
+                f"type {kind.name} is not supported, only {names}; llama.cpp converts the file: "
+                "llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0"
+            )
         return name, shape, kind, self.u64()
 
     def tensors(

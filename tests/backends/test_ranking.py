@@ -1,5 +1,7 @@
 """Which backend suits which machine: the priority table on simulated machines."""
 
+import types
+
 import pytest
 
 from tensorops.backends import ranking
@@ -42,12 +44,12 @@ def only(*names):
 @pytest.mark.parametrize(
     ("hardware", "considered", "words"),
     [
-        (gpu("H100", 90), ["cuda"], "H100, an NVIDIA GPU of the Hopper generation or newer"),
-        (gpu("B200", 100), ["cuda"], "B200, an NVIDIA GPU of the Hopper generation or newer"),
-        (gpu("A100", 80), ["cuda"], "A100, an NVIDIA GPU of the A100 generation"),
-        (gpu("RTX 4090", 89), ["cuda"], "RTX 4090, an NVIDIA GPU"),
-        (gpu("T4", 75), ["cuda"], "T4, an NVIDIA GPU"),
-        (gpu("of unknown capability", None), ["cuda"], "of unknown capability, an NVIDIA GPU"),
+        (gpu("H100", 90), ["cuda", "torch", "jax"], "H100, an NVIDIA GPU of the Hopper generation or newer"),
+        (gpu("B200", 100), ["cuda", "torch", "jax"], "B200, an NVIDIA GPU of the Hopper generation or newer"),
+        (gpu("A100", 80), ["cuda", "torch", "jax"], "A100, an NVIDIA GPU of the A100 generation"),
+        (gpu("RTX 4090", 89), ["cuda", "torch", "jax"], "RTX 4090, an NVIDIA GPU"),
+        (gpu("T4", 75), ["cuda", "torch", "jax"], "T4, an NVIDIA GPU"),
+        (gpu("of unknown capability", None), ["cuda", "torch", "jax"], "of unknown capability, an NVIDIA GPU"),
         (tpu("v5p"), ["tpu", "jax"], "TPU v5p, a TPU v5p or newer"),
         (tpu("v6e"), ["tpu", "jax"], "TPU v6e, a TPU v5p or newer"),
         (tpu("v7"), ["tpu", "jax"], "TPU v7, a TPU v5p or newer"),
@@ -55,7 +57,7 @@ def only(*names):
         (tpu("v4"), ["tpu", "jax"], "TPU v4, a TPU"),
         (Hardware("apple", "Apple M3", cpu=MAC), ["mlx"], "Apple M3, an Apple chip whose GPU shares the memory"),
         (Hardware("neuron", "AWS Trainium", cpu=SERVER), ["nki"], "AWS Trainium, an AWS accelerator"),
-        (Hardware("rocm", "MI300X", cpu=SERVER), ["opencl"], "MI300X, an AMD GPU, through OpenCL"),
+        (Hardware("rocm", "MI300X", cpu=SERVER), ["opencl", "torch", "jax"], "MI300X, an AMD GPU"),
         (Hardware("opencl", "Arc A770", cpu=LAPTOP), ["opencl"], "Arc A770, through OpenCL"),
         (Hardware(cpu=SERVER), [], "x86-64 with AVX-512, C++ kernels"),
         (Hardware(cpu=LAPTOP), [], "x86-64 with AVX2, C++ kernels"),
@@ -78,20 +80,21 @@ def test_the_rows_are_in_the_promised_order():
     """A machine that has everything, then repeatedly loses its best backend."""
     kinds = ["cuda", "tpu", "apple", "opencl"]
     everything_new = with_accelerators(*kinds, compute_capability=90, tpu_version="v5p")
-    assert ranked(everything_new)[:6] == ("cuda", "tpu", "jax", "mlx", "opencl", "cpu")
+    assert ranked(everything_new)[:7] == ("cuda", "torch", "jax", "tpu", "mlx", "opencl", "cpu")
     a100_and_new_tpu = with_accelerators(*kinds, compute_capability=80, tpu_version="v6e")
-    assert ranked(a100_and_new_tpu)[:6] == ("tpu", "jax", "cuda", "mlx", "opencl", "cpu")
+    assert ranked(a100_and_new_tpu)[:7] == ("tpu", "jax", "cuda", "torch", "mlx", "opencl", "cpu")
     a100_and_old_tpu = with_accelerators(*kinds, compute_capability=80, tpu_version="v5e")
-    assert ranked(a100_and_old_tpu)[:6] == ("cuda", "tpu", "jax", "mlx", "opencl", "cpu")
+    assert ranked(a100_and_old_tpu)[:7] == ("cuda", "torch", "jax", "tpu", "mlx", "opencl", "cpu")
     other_gpu_and_old_tpu = with_accelerators(*kinds, compute_capability=89, tpu_version="v4")
-    assert ranked(other_gpu_and_old_tpu)[:6] == ("tpu", "jax", "cuda", "mlx", "opencl", "cpu")
+    assert ranked(other_gpu_and_old_tpu)[:7] == ("tpu", "jax", "cuda", "torch", "mlx", "opencl", "cpu")
     assert ranked(with_accelerators("apple", "opencl"))[:3] == ("mlx", "opencl", "cpu")
 
 
 def test_a_reason_names_the_device_that_it_is_about():
     hardware = with_accelerators("cuda", "opencl", compute_capability=75)
     found = get_optimal_backend(hardware, available=only("opencl"))
-    assert found.reasons[:2] == ("cuda: not available: no such thing", "opencl: the opencl device, through OpenCL")
+    assert found.reasons[0] == "cuda: not available: no such thing"
+    assert found.reasons[3] == "opencl: the opencl device, through OpenCL"
 
 
 def test_every_kind_of_the_table_suits_a_backend_and_the_other_way_round():
@@ -123,21 +126,72 @@ def test_nothing_after_the_first_is_tried():
         return "" if name == "cpu" else "absent"
 
     assert get_optimal_backend(gpu("H100", 90), available=available).name == "cpu"
-    assert tried == ["cuda", "cpu"]
+    assert tried == ["cuda", "torch", "jax", "cpu"]
 
 
 def test_numpy_is_the_last_resort():
     assert get_optimal_backend(gpu("H100", 90), available=only("numpy")).name == "numpy"
 
 
-def test_jax_is_not_what_an_nvidia_gpu_is_for():
-    assert "jax" not in [c.name for c in get_optimal_backend(gpu("H100", 90), available=everything).ranking]
+MACHINES = {
+    "nvidia": gpu("H100", 90),
+    "amd": Hardware("rocm", "MI300X", cpu=SERVER),
+    "tpu": tpu("v5p"),
+    "apple": Hardware("apple", "Apple M3", cpu=MAC),
+    "server": Hardware(cpu=SERVER),
+}
+
+
+@pytest.mark.parametrize(
+    ("machine", "installed", "best"),
+    [
+        ("nvidia", ["cuda", "torch", "jax"], "cuda"),
+        ("nvidia", ["torch", "jax"], "torch"),  # our kernels take its tensors on GPUs
+        ("nvidia", ["jax"], "jax"),
+        ("nvidia", [], "cpu"),
+        ("amd", ["opencl", "torch", "jax"], "opencl"),
+        ("amd", ["torch", "jax"], "torch"),
+        ("amd", ["jax"], "jax"),
+        ("tpu", ["tpu", "jax", "torch"], "tpu"),
+        ("tpu", ["torch"], "cpu"),
+        ("apple", ["mlx", "jax", "torch"], "mlx"),
+        ("apple", ["jax", "torch"], "cpu"),
+        ("server", ["jax", "torch", "mlx", "opencl"], "cpu"),
+    ],
+)
+def test_the_best_of_what_is_installed(machine, installed, best):
+    assert get_optimal_backend(MACHINES[machine], available=only(*installed, "cpu", "numpy")).name == best
+
+
+def test_a_build_without_the_hardware_is_no_choice(monkeypatch, tmp_path):
+    """PyTorch for processors is installed, and JAX without its package for GPUs."""
+    from tensorops.libraries import jax, torch
+
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise ImportError('this takes seconds')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for said, lacking in (("cuda: Optional[str] = None\nhip = None\n", True), ("cuda = '13.0'\nhip = None\n", False)):
+        (folder / "version.py").write_text(said)
+        monkeypatch.setattr(
+            torch.importlib.util, "find_spec", lambda name: types.SimpleNamespace(origin=str(folder / "__init__.py"))
+        )
+        assert ("has no code for NVIDIA GPUs" in torch._lacks("cuda")) == lacking
+        assert "has no code for AMD GPUs" in torch._lacks("rocm")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    for names, lacking in (([], True), (["jax_cuda13_plugin"], False)):
+        found = [types.SimpleNamespace(name=name) for name in names]
+        monkeypatch.setattr(jax.pkgutil, "iter_modules", lambda found=found: found)
+        assert ("without the package" in jax._lacks("cuda")) == lacking
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert "JAX_PLATFORMS=cpu lets JAX compute on no such device" in jax._lacks("cuda")
 
 
 def test_nothing_at_all_is_an_error_with_every_reason():
     expected = (
-        r"^no backend can compute here; cuda: not available: no such thing; cpu: not available: no such thing; "
-        r"numpy: not available: no such thing$"
+        "^no backend can compute here; "
+        + "; ".join(f"{name}: not available: no such thing" for name in ("cuda", "torch", "jax", "cpu", "numpy"))
+        + "$"
     )
     with pytest.raises(BackendUnavailableError, match=expected):
         get_optimal_backend(gpu("H100", 90), available=only())
@@ -148,7 +202,7 @@ def test_nothing_at_all_is_an_error_with_every_reason():
 
 def test_a_priority_goes_first():
     found = get_optimal_backend(gpu("H100", 90), available=only("torch", "cuda"), priority=["dask", "torch", "cpu"])
-    assert [c.name for c in found.ranking] == ["dask", "torch", "cpu", "cuda", "numpy"]
+    assert [c.name for c in found.ranking] == ["dask", "torch", "cpu", "cuda", "jax", "numpy"]
     assert found.name == "torch"
     assert found.reasons[:2] == (
         "dask: not available: no such thing",
