@@ -189,7 +189,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "general.alignment: '32' is not a power of two",
     ),
     "unknown tensor type": (with_tensors(info("w", (32,), 99)), "tensor w: unknown tensor type 99"),
-    "unsupported tensor type": (with_tensors(info("w", (256,), 12)), r"type Q4_K is not supported, only F32.*: llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0"),
+    "unsupported tensor type": (
+        with_tensors(info("w", (256,), 12)),
+        "tensor w: type Q4_K is not supported, only F32.*: llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0",
+    ),
     "no dimensions": (with_tensors(info("w", ())), "tensor w: 0 dimensions; a tensor has 1 to 4"),
     "many dimensions": (with_tensors(info("w", (1,), rank=2**32 - 1)), "tensor w: 4294967295 dimensions"),
     "five dimensions": (with_tensors(info("w", (1,) * 5)), "tensor w: 5 dimensions; a tensor has 1 to 4"),
