@@ -25,21 +25,23 @@ def _accumulated(
     return Array(reduced(reduce, a.astype(target), axes, keepdims, first).astype(target))
 
 
-def _total(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """Return the sum of an ``mx.array``: on processors MLX adds in order, so of long axes blocks are summed first."""
+def total(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """Return the sum of an ``mx.array``: on processors MLX adds in order, so of many terms blocks are summed first."""
     axes = axes_of(axis, a.ndim, "sum")
-    for each in axes if a.dtype in FLOATING else ():
-        while a.shape[each] > _LONG and a.size:
+    many = a.dtype in FLOATING and a.size and math.prod(a.shape[each] for each in axes) > _LONG
+    for each in axes if many else ():
+        while a.shape[each] > _BLOCK:
             whole = a.shape[each] // _BLOCK * _BLOCK
             head, rest = mx.split(a, [whole], axis=each)
             sums = mx.sum(mx.unflatten(head, each, (-1, _BLOCK)), axis=each + 1)
             a = mx.concatenate([sums, mx.sum(rest, axis=each, keepdims=True)], axis=each) if rest.size else sums
+        a = mx.sum(a, axis=each, keepdims=True)
     return mx.sum(a, axis=axes, keepdims=keepdims)
 
 
 def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
     """Return the sum along some or all axes; integers are added in the default integer dtype or a wider one."""
-    return _accumulated(x, "sum", _total, 0, axis, dtype, keepdims)
+    return _accumulated(x, "sum", total, 0, axis, dtype, keepdims)
 
 
 def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
@@ -75,7 +77,7 @@ def _mean(a: Any, axes: Shape, keepdims: bool) -> Any:
     count = math.prod(a.shape[each] for each in axes)
     if not count or count <= _LONG:
         return reduced(mx.mean, a, axes, keepdims, math.nan)
-    return _total(a, axes, keepdims) / mx.array(count, dtype=a.dtype)
+    return total(a, axes, keepdims) / mx.array(count, dtype=a.dtype)
 
 
 def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
@@ -93,9 +95,9 @@ def _variance(x: Any, function: str, axis: Axis, correction: float, keepdims: bo
     axes = axes_of(axis, a.ndim, function)
     count = math.prod(a.shape[each] for each in axes)
     magnitude = mx.abs(a - _mean(a, axes, keepdims=True))
-    total = reduced(_total, mx.square(magnitude), axes, keepdims, 0)
+    squares = reduced(total, mx.square(magnitude), axes, keepdims, 0)
     left = count - correction
-    return total / mx.array(left if left > 0 else 0.0, dtype=total.dtype)
+    return squares / mx.array(left if left > 0 else 0.0, dtype=squares.dtype)
 
 
 def _cumulated(

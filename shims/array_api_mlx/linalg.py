@@ -22,6 +22,7 @@ from array_api_mlx._creation_functions import from_numpy
 from array_api_mlx._dtypes import COMPLEX, FLOATING, INDEX, NUMERIC, PROMOTION, REAL_PART, pairs_of
 from array_api_mlx._linear_algebra_functions import matmul, matrix_transpose, tensordot, vecdot
 from array_api_mlx._statistical_functions import sum as _sum
+from array_api_mlx._statistical_functions import total
 
 __all__ = [
     "cholesky",
@@ -295,13 +296,13 @@ def vector_norm(x: Any, /, *, axis: Axis = None, keepdims: bool = False, ord: fl
             raise ValueError("vector_norm: x has no elements, so there is no greatest or least one")
         return Array(reduced(mx.max if ord > 0 else mx.min, magnitude, axes, keepdims, 0))
     if ord == 0:
-        return Array(reduced(mx.sum, (a != 0).astype(magnitude.dtype), axes, keepdims, 0))
+        return Array(reduced(total, (a != 0).astype(magnitude.dtype), axes, keepdims, 0))
     if ord == 1:
-        return Array(reduced(mx.sum, magnitude, axes, keepdims, 0))
+        return Array(reduced(total, magnitude, axes, keepdims, 0))
     if ord == 2:
-        return Array(mx.sqrt(reduced(mx.sum, mx.square(magnitude), axes, keepdims, 0)))
+        return Array(mx.sqrt(reduced(total, mx.square(magnitude), axes, keepdims, 0)))
     power = mx.array(ord, dtype=magnitude.dtype)
-    return Array(mx.power(reduced(mx.sum, mx.power(magnitude, power), axes, keepdims, 0), mx.reciprocal(power)))
+    return Array(mx.power(reduced(total, mx.power(magnitude, power), axes, keepdims, 0), mx.reciprocal(power)))
 
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | Literal["fro", "nuc"] | None = "fro") -> Array:  # noqa: A002
@@ -309,11 +310,11 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: float | Literal["fro"
     a = _matrices(x, "matrix_norm")
     magnitude = mx.abs(a)
     if ord is None or ord == "fro":
-        norm = mx.sqrt(reduced(mx.sum, mx.square(magnitude), (a.ndim - 2, a.ndim - 1), False, 0))
+        norm = mx.sqrt(reduced(total, mx.square(magnitude), (a.ndim - 2, a.ndim - 1), False, 0))
     elif ord == "nuc":
-        norm = reduced(mx.sum, svdvals(Array(a))._array, (a.ndim - 2,), False, 0)
+        norm = reduced(total, svdvals(Array(a))._array, (a.ndim - 2,), False, 0)
     elif ord in (1, -1, math.inf, -math.inf):
-        sums = reduced(mx.sum, magnitude, (a.ndim - (2 if ord in (1, -1) else 1),), False, 0)
+        sums = reduced(total, magnitude, (a.ndim - (2 if ord in (1, -1) else 1),), False, 0)
         norm = _greatest_or_least(sums, ord)
     elif ord in (2, -2):
         norm = _greatest_or_least(svdvals(Array(a))._array, ord)

@@ -79,16 +79,17 @@ def test_norms_agree_with_torch(rng, axis):
         close(references.rms_norm(x, weight), functional.rms_norm(tx, shape, tw, 1e-6).numpy(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("n", [256, 1000, 5000])
-def test_equal_elements_become_zeros(library, n):
-    """What rounding leaves of their mean is divided by the root of eps."""
-    x = library.from_numpy(np.full((2, n), 1234.1, np.float32), None)
-    channels = library.from_numpy(np.full((2, 4, n // 4), 1234.1, np.float32), None)
+@pytest.mark.parametrize("along", [(256,), (1000,), (5000,), (100, 100, 20), (64, 64, 64)], ids=str)
+def test_equal_elements_become_zeros(library, along):
+    """What rounding leaves of their mean is divided by the root of eps; no axis needs to be long for that."""
+    axes = tuple(range(1, len(along) + 1))
+    x = library.from_numpy(np.full((2, *along), 1234.1, np.float32), None)
+    channels = library.from_numpy(np.full((1, 4, *along), 1234.1, np.float32), None)
     for y in (
-        tp.layer_norm.generic(x),
+        tp.layer_norm.generic(x, axis=axes),
         tp.group_norm.generic(channels, 2),
         tp.instance_norm.generic(channels),
-        tp.layer_norm(x),
+        tp.layer_norm(x, axis=axes),
         tp.group_norm(channels, 2),
         tp.instance_norm(channels),
     ):

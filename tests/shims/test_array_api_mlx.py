@@ -346,13 +346,18 @@ def test_reductions_without_elements_do_not_ask_mlx(name, keepdims, monkeypatch)
             np.testing.assert_array_equal(np.asarray(found), expected)
 
 
-def test_means_of_millions():
-    """MLX adds in order: its own deviation of these is 21."""
-    values = np.random.default_rng(0).standard_normal(3_000_000, dtype=np.float32) + 1000
-    exact = values.astype(np.float64)
-    assert float(xp.mean(xp.asarray(values))) == pytest.approx(exact.mean(), abs=1e-3)
-    assert float(xp.std(xp.asarray(values))) == pytest.approx(exact.std(), abs=1e-4)
-    assert float(xp.sum(xp.asarray(values))) == pytest.approx(exact.sum(), rel=1e-6)
+@pytest.mark.parametrize("shape", [(3_000_000,), (1000, 3000), (1000, 1000), (100, 100, 100)], ids=str)
+def test_means_of_millions(shape):
+    """MLX adds in order: its own deviation of three millions is 21."""
+    values = np.random.default_rng(0).standard_normal(shape, dtype=np.float32) + 1000
+    x, exact = xp.asarray(values), values.astype(np.float64)
+    assert float(xp.mean(x)) == pytest.approx(exact.mean(), abs=1e-3)
+    assert float(xp.std(x)) == pytest.approx(exact.std(), abs=1e-4)
+    assert float(xp.sum(x)) == pytest.approx(exact.sum(), rel=1e-6)
+    for order, expected in ((1, exact.sum()), (2, (exact**2).sum() ** 0.5), (3, (exact**3).sum() ** (1 / 3))):
+        assert float(xp.linalg.vector_norm(x, ord=order)) == pytest.approx(expected, rel=1e-6)
+    if len(shape) == 2:
+        assert float(xp.linalg.matrix_norm(x)) == pytest.approx((exact**2).sum() ** 0.5, rel=1e-6)
 
 
 def test_lengths_of_ranges_are_computed_with_integers():
