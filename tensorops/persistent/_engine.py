@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from tensorops._dtypes import name_of
 from tensorops._trees import map_arrays
-from tensorops.libraries import Backend, Library, library_of
+from tensorops.libraries import Backend, library_of
 from tensorops.persistent._captured import Captured, Profile, Statistics
 
 Step: TypeAlias = Callable[..., Any]
@@ -109,8 +109,12 @@ class Engine:
         """Return the context in which the step itself computes what is replayed."""
         return contextlib.nullcontext()
 
-    def first_difference(self, step: Step, args: tuple[Any, ...]) -> str:
-        """Return which call gives other numbers than the step's own; empty if that is not known."""
+    def first_difference(self, step: Step, args: tuple[Any, ...]) -> str | None:
+        """Return which call gives other numbers than the step's own; empty if that is not known.
+
+        ``None`` is for an index that a call chooses among floating-point numbers, such as a sampled token: rounding may
+        decide between two, and all that follows is computed from it.
+        """
         return ""
 
     def forget(self) -> None:
@@ -150,13 +154,9 @@ def flatten(tree: Any, arrays: list[Any], others: list[Any], kinds: frozenset[ty
 
 
 class Expected:
-    """What arguments must be but for the numbers in their arrays, where a library would compile again for others.
+    """What arguments must be but for the numbers in their arrays, where a library would compile again for others."""
 
-    Arrays of other libraries are moved, as those of the example were.
-    """
-
-    def __init__(self, args: tuple[Any, ...], library: Library) -> None:
-        self._library = library
+    def __init__(self, args: tuple[Any, ...]) -> None:
         self._kinds, self._others = self._read(args)
 
     def _read(self, args: tuple[Any, ...]) -> tuple[list[tuple[Any, ...]], list[Any]]:

@@ -500,17 +500,20 @@ class Recorder:
 
     # ------------------------------------------------------------------------ plan
 
-    def results_of_calls(self) -> tuple[list[tuple[int, str]], list[np.ndarray[Any, Any]], list[Recorded]]:
-        """Return the number and the operator of each call, and its result, of which the first is a copy.
+    def results_of_calls(self) -> tuple[list[tuple[int, str, bool]], list[np.ndarray[Any, Any]], list[Recorded]]:
+        """Return facts about each call, a copy of its result, and its result.
 
-        Left out is what calls write to arguments, or into parts of other results.
+        The facts are its number, its operator, and whether it makes integers of floating-point numbers. Left out is
+        what calls write to arguments, or into parts of other results.
         """
         found, seen = [], set()
         for number, call in enumerate(self.calls):
             for place in call.results:
                 if place.memory.is_own and id(place.memory) not in seen and place.value.nbytes == place.memory.nbytes:
                     seen.add(id(place.memory))
-                    found.append(((number, call.operator), np.array(place.value), Recorded(place.value, self)))
+                    reads_floats = any(p.value.dtype.kind not in "biu" for p in call.arguments)
+                    chooses = place.value.dtype.kind in "iu" and reads_floats
+                    found.append(((number, call.operator, chooses), np.array(place.value), Recorded(place.value, self)))
         names, values, recorded = zip(*found, strict=True) if found else ((), (), ())
         return list(names), list(values), list(recorded)
 

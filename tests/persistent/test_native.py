@@ -822,6 +822,17 @@ def test_a_handler_that_errs_for_other_numbers_is_named(monkeypatch):
         compiled(lambda x: tp.gelu(tp.silu(x) * x), REAL).compile()
 
 
+def test_a_choice_that_rounding_decides_is_no_difference(monkeypatch):
+    """Of equal logits, a step with repacked weights may choose another one."""
+    from tensorops.persistent import _comparison
+
+    monkeypatch.setattr(_comparison, "_agree", lambda *_: False)
+    logits = np.zeros((1, 5), np.float32)
+    with pytest.raises(CaptureError, match=r"^the compiled step gives other numbers"):
+        compiled(lambda x: tp.sample(x, temperature=0.0), logits).compile()
+    compiled(lambda x: tp.sample(x, temperature=0.0), logits, repack=True).compile()
+
+
 def test_the_comparison_leaves_arguments_alone_and_keeps_none():
     cache = f32(300, 100)
     before = cache.copy()

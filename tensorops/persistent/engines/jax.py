@@ -40,7 +40,7 @@ class JaxEngine(Engine):
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) if isinstance(x, jax.Array) else x,
             (self._constants, *args),
         )
-        self._expected = Expected(args, options.backend.library)
+        self._expected = Expected(args)
         self.statistics = Statistics(time.perf_counter() - started)
 
     def run(self, args: tuple[Any, ...]) -> Any:

@@ -34,7 +34,7 @@ class MlxEngine(Engine):
             mx.eval(self._compiled(*args))
         except ValueError as error:  # a value is needed while it traces
             raise CaptureError(f"the step cannot be compiled: {describe_error(error)}") from error
-        self._expected = Expected(args, options.backend.library)
+        self._expected = Expected(args)
         self.statistics = Statistics(time.perf_counter() - started)
 
     def run(self, args: tuple[Any, ...]) -> Any:

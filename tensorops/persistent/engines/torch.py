@@ -55,8 +55,8 @@ class TorchEngine(Engine):
         context: contextlib.AbstractContextManager[Any] = torch.no_grad()
         return context
 
-    def first_difference(self, step: Step, args: tuple[Any, ...]) -> str:
-        """Return which call gives other numbers than the step's own; empty if that is not known."""
+    def first_difference(self, step: Step, args: tuple[Any, ...]) -> str | None:
+        """Return which call gives other numbers than the step's own, as the engine of the arrays tells it."""
         return self._engine.first_difference(step, args)
 
     def run(self, args: tuple[Any, ...]) -> Any:
@@ -120,8 +120,8 @@ class TorchPlans(Engine):
         result = run(map_arrays(there, args))
         return map_arrays(lambda y: tensors[id(y)] if id(y) in tensors else self._torch.from_numpy(y, None), result)
 
-    def first_difference(self, step: Step, args: tuple[Any, ...]) -> str:
-        """Return which call gives other numbers than the step's own; empty if that is not known."""
+    def first_difference(self, step: Step, args: tuple[Any, ...]) -> str | None:
+        """Return which call gives other numbers than the step's own, as the engine of the arrays tells it."""
         import torch
 
         with set_backend("cpu"), torch.no_grad():
