@@ -6,14 +6,14 @@ arrays in host memory, where reading is cheap.
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf
 from numbers import Integral, Number, Real
 from typing import Any
 
 from tensorops import _dtypes
 from tensorops._messages import describe_type
 from tensorops._typing import Array, Dtype, Namespace
-from tensorops.libraries import creation_device, has_host_values, library_of
+from tensorops.libraries import creation_device, has_host_values, library_of, symbol_type
 
 
 def plural(count: int, noun: str) -> str:
@@ -68,7 +68,9 @@ def require_ndim(operator: str, name: str, x: Array, minimum: int, maximum: int 
 def require_broadcastable(operator: str, name: str, x: Array, shape: tuple[int, ...]) -> None:
     """Raise `ValueError` unless `x` broadcasts to exactly `shape`."""
     own = tuple(x.shape)
-    fits = len(own) <= len(shape) and all(n in (1, m) for n, m in zip(reversed(own), reversed(shape), strict=False))
+    fits = len(own) <= len(shape) and all(
+        n == 1 or n == m for n, m in zip(reversed(own), reversed(shape), strict=False)
+    )
     if not fits:
         raise ValueError(f"{operator}: {name} has shape {own}, which does not broadcast to {shape}")
 
@@ -89,25 +91,32 @@ def shown(value: object) -> str:
 
 # These functions define valid options, for bodies and kernels. Numbers are Python or NumPy numbers, never arrays: an
 # array's value may be on a device, not computed yet or traced, and would affect the result dtype. The functions
-# return Python numbers, which never promote arrays.
+# return Python numbers, which never promote arrays. While a library traces, a number may be a symbol, such as a length
+# that changes from call to call: it is returned as it is. Comparisons are what all symbols support; `math.isfinite`,
+# `int` and the like need a value, so that a trace would hold for that one only.
 
 
 def as_integer(operator: str, name: str, value: Any) -> int:
     """Return an option as an `int`; raise `TypeError` unless it is an integer."""
     if isinstance(value, bool) or not isinstance(value, Integral):
+        if symbol_type(value) is int:
+            return value
         raise TypeError(f"{operator}: {name} is {shown(value)}, expected an integer")
     return int(value)
 
 
 def as_number(operator: str, name: str, value: Any) -> float:
     """Return an option as a `float`; raise `TypeError` unless it is a number, and `ValueError` unless it is finite."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if not isinstance(value, bool) and isinstance(value, Real):
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ValueError(f"{operator}: {name} is {shown(value)}, out of range for float64") from None
+    elif symbol_type(value) in (int, float):
+        number = 1.0 * value
+    else:
         raise TypeError(f"{operator}: {name} is {shown(value)}, expected a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        raise ValueError(f"{operator}: {name} is {shown(value)}, out of range for float64") from None
-    if not isfinite(number):
+    if not -inf < number < inf:
         raise ValueError(f"{operator}: {name} is {number}, expected a finite number")
     return number
 
@@ -138,7 +147,7 @@ def as_share(operator: str, name: str, value: Any) -> float:
 
 def as_bool(operator: str, name: str, value: Any) -> bool:
     """Return an option as a `bool`; raise `TypeError` unless it is True or False."""
-    if not isinstance(value, bool) and not _is_numpys_bool(value):
+    if not isinstance(value, bool) and not _is_numpys_bool(value) and symbol_type(value) is not bool:
         raise TypeError(f"{operator}: {name} is {shown(value)}, expected True or False")
     return bool(value)
 
@@ -180,7 +189,7 @@ def normalize_axis(operator: str, axis: Any, ndim: int, name: str = "axis") -> i
     index = as_integer(operator, name, axis)
     if not -ndim <= index < ndim:
         raise ValueError(f"{operator}: {name} {shown(index)} is out of range, x has {plural(ndim, 'dimension')}")
-    return index % ndim
+    return list(range(ndim))[index]  # a number even where the axis is a symbol: a trace has one graph for each axis
 
 
 def normalize_axes(operator: str, axis: Any, ndim: int) -> tuple[int, ...]:

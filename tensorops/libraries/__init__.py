@@ -21,13 +21,17 @@ from tensorops.libraries._known import (
     creation_device,
     dtype_there,
     has_host_values,
+    is_fixed,
     known_names,
     learn_types,
     library_of,
     move,
     over_blocks,
     register_library,
+    rows_of,
     sums_in_order,
+    symbol_type,
+    take_along,
 )
 
 __all__ = [
@@ -46,6 +50,7 @@ __all__ = [
     "creation_device",
     "dtype_there",
     "has_host_values",
+    "is_fixed",
     "is_loaded",
     "known_names",
     "learn_types",
@@ -53,8 +58,11 @@ __all__ = [
     "move",
     "over_blocks",
     "register_library",
+    "rows_of",
     "runtime_of",
     "sums_in_order",
+    "symbol_type",
+    "take_along",
 ]
 
 

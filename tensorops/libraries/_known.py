@@ -16,7 +16,7 @@ from typing import Any
 
 from tensorops import _dtypes, _hooks
 from tensorops._messages import describe_type
-from tensorops._typing import Array, Dtype
+from tensorops._typing import Array, Dtype, Namespace
 from tensorops.libraries._arrays import bfloat16
 from tensorops.libraries._rows import Library, attribute
 
@@ -140,6 +140,34 @@ def has_host_values(x: Array) -> bool:
     """Return whether reading values of `x` needs no computation or transfer."""
     row = library_of(x)
     return row is not None and row.host_values(x)
+
+
+def symbol_type(value: object) -> type | None:
+    """Return `int`, `float` or `bool` if a number of a library's trace stands for values of this type."""
+    row = _BY_PACKAGE.get(type(value).__module__.partition(".")[0])
+    return None if row is None else row.symbol(value)
+
+
+def is_fixed(length: Any, x: Array) -> bool:
+    """Return whether a length, computed from those of `x`, is one number, rather than any in a trace."""
+    row = library_of(x)
+    return row is None or row.fixed(length)
+
+
+def rows_of(xp: Namespace, matrix: Array, indices: Array) -> Array:
+    """Return the rows of a matrix at indices; those out of range are errors where the library can tell."""
+    row = library_of(matrix)
+    if row is None or row.lookup is None:
+        return xp.take(matrix, indices, axis=0)
+    return row.lookup(matrix, indices)
+
+
+def take_along(xp: Namespace, x: Array, indices: Array, axis: int) -> Array:
+    """Return the elements of `x` at indices along an axis, counted from its front."""
+    row = library_of(x)
+    if row is None or row.take_along is None:
+        return xp.take_along_axis(x, indices, axis=axis)
+    return row.take_along(x, indices, axis)
 
 
 def sums_in_order(x: Array) -> bool:

@@ -64,6 +64,14 @@ class Library:
         Converts what its functions return in place of an array to an array.
     quiet
         A context in which it computes without warnings: IEEE special values are results, not accidents.
+    symbol
+        Returns which of `int`, `float` and `bool` an object of the library stands for while it traces, if any.
+    fixed
+        Returns whether a length is a number, not one that stands for several in a trace.
+    lookup
+        Returns the rows of a matrix at integer indices, where `take` of `standard` accepts some that are out of range.
+    take_along
+        Its ``take_along_axis`` for indices from 0 on, where that of `standard` fixes lengths in a trace.
     host_values
         Returns whether an array is eager and in host memory, so that reading a value is cheap.
     lazy
@@ -113,6 +121,10 @@ class Library:
     unfit: Callable[[Array], str] = lambda x: ""
     arrayed: Callable[[Any], Array] = lambda y: y
     quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    symbol: Callable[[object], type | None] = lambda value: None
+    fixed: Callable[[Any], bool] = lambda length: True
+    lookup: Callable[[Array, Array], Array] | None = None
+    take_along: Callable[[Array, Array, int], Array] | None = None
     host_values: Callable[[Array], bool] = lambda x: False
     lazy: bool = False
     sums_in_order: bool = False

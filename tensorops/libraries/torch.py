@@ -140,6 +140,35 @@ def _modules() -> tuple[Any, Any, Any, Any, tuple[type, ...]]:
     return torch, torch.Tensor, torch.strided, torch.autograd.forward_ad, numpys
 
 
+def _symbol(value: object) -> type | None:
+    import torch
+
+    return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
+
+
+def _fixed(length: Any) -> bool:
+    import torch
+
+    if not torch.compiler.is_compiling():
+        return not isinstance(length, torch.SymInt)
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return bool(has_static_value(length))  # under TorchDynamo, all lengths seem to be of the type int
+
+
+def _lookup(matrix: Array, indices: Array) -> Array:
+    import torch
+
+    # Inductor counts negative indices of index_select from the end.
+    return torch.nn.functional.embedding(indices, matrix)
+
+
+def _take_along(x: Array, indices: Array, axis: int) -> Array:
+    import torch
+
+    return torch.gather(x, axis, indices)  # torch.take_along_dim broadcasts lengths, and fixes them to compare them
+
+
 def _host_values(x: Array) -> bool:
     import torch
 
@@ -188,6 +217,10 @@ LIBRARY = Library(
     from_numpy=_from_numpy,
     runtime="tensorops.libraries.torch:TorchRuntime",
     device=lambda x: x.device,
+    symbol=_symbol,
+    fixed=_fixed,
+    lookup=_lookup,
+    take_along=_take_along,
     host_values=_host_values,
     unreadable=_unreadable,
     unfit=_unfit,

@@ -26,7 +26,7 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
-from tensorops.libraries import constant, creation_device
+from tensorops.libraries import constant, creation_device, is_fixed
 
 _WIDEST = 2**31 - 1
 """The widest window that matters: a valid index in every library, and more than any number of positions."""
@@ -110,7 +110,8 @@ def _as_window(name: str, window: Any) -> tuple[int | None, int | None] | None:
 
 def _count_keys(k: Array, page_table: Array | None) -> int:
     """Return the largest number of keys that a sequence may have."""
-    return int(k.shape[2] if page_table is None else page_table.shape[1] * k.shape[2])
+    keys: int = k.shape[2] if page_table is None else page_table.shape[1] * k.shape[2]
+    return keys
 
 
 def _rows(
@@ -320,6 +321,9 @@ def _scores_and_values(
     assert window is None or isinstance(window, tuple)
     batch, heads, queries, dim = q.shape
     kv_heads, keys = k.shape[1], _count_keys(k, page_table)
+    if lengths is None and window is not None and not is_fixed(queries + keys, q):
+        # A trace in which these may be any: which of the keys a window leaves out is computed as for other lengths.
+        lengths = xp.full((batch,), keys, dtype=xp.int32, device=creation_device(q))
     reach = _reach(xp, q, keys, lengths, window)
     if page_table is not None:
         table = _usable_table(xp, page_table, reach, k.shape[0], k.shape[2])
@@ -337,7 +341,7 @@ def _scores_and_values(
         if mask is not None and mask.ndim and mask.shape[-1] != 1:
             mask = mask[..., reach.first :]
         keys -= reach.first
-        reach = _Reach(0, keys)
+        reach = _Reach(0, keys, differs=False)
     grouped_q = xp.reshape(wide_q, (batch, kv_heads, group, queries, dim))
     scores, exponent = _products(xp, grouped_q, xp.expand_dims(wide_k, axis=2), scale)
     # Of the scores; a mask's -inf must not be multiplied by a tangent of it, which is zero.
@@ -346,7 +350,7 @@ def _scores_and_values(
         scores = softcap * xp.tanh(scores / unit / softcap)
         unit = xp.ones_like(unit)
 
-    allowed = _positions_allowed(xp, q, queries, keys, reach.end, is_causal, window)
+    allowed = _positions_allowed(xp, q, queries, keys, reach, is_causal, window)
     if mask is not None:
         per_group = _split_heads(xp, mask, kv_heads, group)
         if is_bool(mask):
@@ -362,32 +366,39 @@ def _scores_and_values(
 class _Reach(NamedTuple):
     """The keys of a sequence that lengths, causality and windows let any of its queries attend to: first to end - 1.
 
-    Integers, or integer arrays of shape (batch,).
+    Integers or, if it differs between sequences, integer arrays of shape (batch,).
     """
 
     first: Any
     end: Any
+    differs: bool
 
 
 def _reach(
     xp: Namespace, q: Array, keys: int, lengths: Array | None, window: tuple[int | None, int | None] | None
 ) -> _Reach:
     left = None if window is None else window[0]
-    back = keys if left is None else min(q.shape[2] + left, keys)  # no query attends further back from the end
+    back = keys if left is None else q.shape[2] + left  # no query attends further back from the end
     if lengths is None:
-        return _Reach(keys - back, keys)
+        return _Reach(0 if left is None else keys - min(back, keys), keys, differs=False)
     require_counts("scaled_dot_product_attention", "lengths", lengths, keys, xp)
-    end = xp.clip(widen_integers(xp, lengths, creation_device(lengths)), 0, keys)
+    end = _clipped(xp, widen_integers(xp, lengths, creation_device(lengths)), keys)
     if dtype_name(end).startswith("uint"):  # where the library lacks int64
         end = xp.astype(end, xp.int32)
-    return _Reach(xp.clip(end - back, 0, keys), end)
+    return _Reach(_clipped(xp, end - back, keys), end, differs=True)
+
+
+def _clipped(xp: Namespace, x: Array, most: int) -> Array:
+    """Return integers between 0 and `most`; `clip` of some libraries needs the number that `most` is in a trace."""
+    x = xp.where(x < 0, xp.zeros_like(x), x)
+    return xp.where(x > most, xp.full_like(x, most), x)
 
 
 def _only_reached(xp: Namespace, x: Array, reach: _Reach) -> Array:
     """Return keys or values with zeros in place of those that no query attends to, which may be NaN."""
     column = (x.shape[0], 1, 1, 1)
     key = xp.reshape(xp.arange(x.shape[2], device=creation_device(x)), (1, 1, x.shape[2], 1))
-    first, end = (xp.reshape(xp.astype(bound, key.dtype, copy=False), column) for bound in reach)
+    first, end = (xp.reshape(xp.astype(bound, key.dtype, copy=False), column) for bound in reach[:2])
     return xp.where((key >= first) & (key < end), x, xp.zeros_like(x))
 
 
@@ -396,13 +407,13 @@ def _usable_table(xp: Namespace, page_table: Array, reach: _Reach, num_pages: in
     table = widen_integers(xp, page_table, creation_device(page_table))
     start = page_size * xp.arange(table.shape[1], dtype=table.dtype, device=creation_device(table))
     first, end = (
-        bound if isinstance(bound, int) else xp.expand_dims(xp.astype(bound, table.dtype, copy=False), axis=1)
-        for bound in reach
+        xp.expand_dims(xp.astype(bound, table.dtype, copy=False), axis=1) if reach.differs else bound
+        for bound in reach[:2]
     )
     used = xp.broadcast_to((start < end) & (start + page_size > first), table.shape)
     table = xp.where(used, table, xp.zeros_like(table))
     require_indices("scaled_dot_product_attention", "page_table", table, num_pages, xp)
-    return xp.clip(table, 0, max(num_pages - 1, 0))
+    return _clipped(xp, table, max(num_pages - 1, 0))
 
 
 def _from_pages(xp: Namespace, x: Array, table: Array) -> Array:
@@ -418,7 +429,7 @@ def _positions_allowed(
     q: Array,
     queries: int,
     keys: int,
-    end: Any,
+    reach: _Reach,
     is_causal: bool,
     window: tuple[int | None, int | None] | None,
 ) -> Array | None:
@@ -430,7 +441,8 @@ def _positions_allowed(
     query = xp.reshape(xp.arange(queries, device=device), (queries, 1))
     key = xp.reshape(xp.arange(keys, device=device), (1, keys))
     rules = []
-    if not isinstance(end, int):
+    end = reach.end
+    if reach.differs:
         end = xp.reshape(xp.astype(end, key.dtype, copy=False), (q.shape[0], 1, 1, 1, 1))
         rules.append(key < end)
     left, right = window or (None, None)

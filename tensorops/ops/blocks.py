@@ -146,7 +146,7 @@ def _check_projection(name: str, label: str, features: int, who: str, weight: Ar
         raise ValueError(f"{name}: {label}_weight has {plural(columns, 'column')}, but {who} {features} features")
     if bias is not None and tuple(bias.shape) != (rows,):
         raise ValueError(f"{name}: {label}_bias has shape {tuple(bias.shape)}, but {label}_weight has {rows} rows")
-    return int(rows)
+    return rows
 
 
 def _check_norms(name: str, head_dim: int, **weights: Array | None) -> None:
@@ -174,7 +174,7 @@ def _check_past(
         require_floating(name, **{label: x})
         require_same_dtype(name, query=query, **{label: x})
         require_ndim(name, label, x, 4, 4)
-        past = int(x.shape[2]) if past is None else past
+        past = x.shape[2] if past is None else past
         if tuple(x.shape) != (*outer, past, dim):
             raise ValueError(f"{name}: {label} has shape {tuple(x.shape)}, expected {(*outer, past, dim)}")
     assert past is not None

@@ -2,7 +2,8 @@
 
 A call is planned once for its subscripts and shapes. The plan is a program of plain tuples: what to do with each
 operand by itself, then pairs of arrays to contract, then what to do with the last one. Tuples are what `torch.compile`
-accepts as constants.
+accepts as constants. A program is first made in labels, for which only lengths of 1 and the order of pairs matter: in a
+trace, a length may stand for any.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from tensorops._operator import operator
 from tensorops._typing import Array, ArrayOfKind, KindT, Namespace
 from tensorops._validation import as_choice, plural, shown
 from tensorops.backends import get_namespace
+from tensorops.libraries import is_fixed
 
 Label: TypeAlias = str
 """A letter of the subscripts; for an axis of the ellipsis, its number from the right, as in ``"...0"``."""
 Operation: TypeAlias = tuple[Any, ...]
-"""What to do with one array: its name and arguments, in the words of `_apply`."""
+"""What to do with one array: its name and arguments, in the words of `_apply`.
+
+In labels, a shape is a tuple of tuples of labels, whose lengths are multiplied.
+"""
 
 OPTIMIZE = ("auto", "auto-hq", "optimal", "dp", "branch-all", "branch-2", "branch-1", "greedy")
 
@@ -43,7 +48,7 @@ def _check_einsum(name: str, subscripts: str, *operands: Array, optimize: str) -
             raise TypeError(
                 f"{name}: operands[{i}] has dtype {dtype}, but operands[0] has {first}; convert one of them"
             )
-    _plan(str(subscripts), tuple(tuple(x.shape) for x in operands), optimize)
+    _plan(str(subscripts), operands, optimize)
     return {"subscripts": str(subscripts), "optimize": optimize}
 
 
@@ -100,7 +105,7 @@ def einsum(subscripts: str, *operands: ArrayOfKind[KindT], optimize: str = "auto
     array(5.)
     """
     xp = get_namespace(*operands)
-    alone, pairs, last, is_view = _plan(subscripts, tuple(tuple(x.shape) for x in operands), optimize)
+    alone, pairs, last, is_view = _plan(subscripts, operands, optimize)
     dtype, wide = _dtypes_of(xp, operands)
     if wide is not None:
         operands = tuple(xp.astype(x, wide, copy=False) for x in operands)
@@ -154,20 +159,72 @@ def _product(xp: Namespace, a: Array, b: Array, name: str, axes: Any, shape: tup
 # --- the plan ----------------------------------------------------------------------------------------
 
 
-def _plan(subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: str) -> Any:
+_ANY_LENGTH = 1024
+"""The length for which the order of pairs is found where a trace holds for any."""
+
+
+def _plan(subscripts: str, operands: tuple[Array, ...], optimize: str) -> Any:
     """Return the program: steps of each operand, pairs, last steps, and whether all that is only a view."""
+    shapes = tuple(tuple(x.shape) for x in operands)
+    first = operands[0]
+    if all(is_fixed(n, first) for shape in shapes for n in shape):
+        return _in_numbers(subscripts, shapes, optimize)
+    lengths = tuple(
+        tuple([n if is_fixed(n, first) else 1 if n == 1 else _ANY_LENGTH for n in shape]) for shape in shapes
+    )
+    terms, *program = _in_labels(subscripts, lengths, optimize)
+    return _with_lengths(program, _sizes(terms, shapes))
+
+
+def _in_numbers(subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: str) -> Any:
     return _planned(subscripts, shapes, optimize)
-
-
-_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]  # TorchDynamo calls it instead of tracing it
 
 
 @functools.lru_cache(maxsize=1024)
 def _planned(subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: str) -> Any:
-    terms, output = _parse(subscripts, [len(shape) for shape in shapes])
+    terms, _ = _parse(subscripts, [len(shape) for shape in shapes])
     sizes = _sizes(terms, shapes)
+    _, *program = _in_labels(subscripts, shapes, optimize)
+    return _with_lengths(program, sizes)
+
+
+def _with_lengths(program: Any, sizes: dict[Label, int]) -> Any:
+    """Return a program in numbers."""
+    alone, pairs, last, is_view = program
+
+    def shape_of(groups: Any) -> tuple[int, ...]:
+        return tuple([prod([sizes[label] for label in labels]) for labels in groups])
+
+    def number(name: str, argument: Any) -> Any:
+        return shape_of(argument) if name == "reshape" else sizes[argument] + 1 if name == "every" else argument
+
+    def numbers(steps: Any) -> tuple[Operation, ...]:
+        return tuple([(name, number(name, argument)) for name, argument in steps])
+
+    return (
+        tuple([numbers(steps) for steps in alone]),
+        tuple(
+            [
+                (i, j, numbers(of_first), numbers(of_second), (name, axes, None if shape is None else shape_of(shape)))
+                for i, j, of_first, of_second, (name, axes, shape) in pairs
+            ]
+        ),
+        numbers(last),
+        is_view,
+    )
+
+
+def _in_labels(subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: str) -> Any:
+    """Return the labels of all operands, and the program in labels; lengths matter where they are 1, and to the order.
+
+    Lengths of one label may differ.
+    """
+    terms, output = _parse(subscripts, [len(shape) for shape in shapes])
+    sizes: dict[Label, int] = {}
+    for label, n in ((label, n) for each in zip(terms, shapes, strict=True) for label, n in zip(*each, strict=True)):
+        sizes[label] = n if sizes.get(label, 1) == 1 else sizes[label]
     given = list(zip(terms, shapes, strict=True))
-    long = [{label for label, n in zip(*each, strict=True) if n == sizes[label]} for each in given]
+    long = [{label for label, n in zip(*each, strict=True) if n != 1 or sizes[label] == 1} for each in given]
     uses = Counter(label for labels in (*long, output) for label in labels)
     alone, inputs = [], []
     for labels, shape in given:
@@ -178,12 +235,17 @@ def _planned(subscripts: str, shapes: tuple[tuple[int, ...], ...], optimize: str
     for i, j in _path(inputs, output, sizes, optimize):
         second, first = inputs.pop(j), inputs.pop(i)
         kept = {label for labels in (*inputs, output) for label in labels}
-        steps, labels = _pair(first, second, kept, sizes)
+        steps, labels = _pair(first, second, kept)
         inputs.append(labels)
         pairs.append((i, j, *steps))
     last = _permuted(inputs[0], output)
     is_view = not pairs and all(name != "sum" for name, _ in alone[0])
-    return tuple(alone), tuple(pairs), last, is_view
+    return tuple(map(tuple, terms)), tuple(alone), tuple(pairs), last, is_view
+
+
+# TorchDynamo calls them instead of tracing them.
+_in_numbers._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_in_labels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _path(
@@ -216,10 +278,11 @@ def _by_itself(
         order = [k for k in range(len(labels)) if k not in (i, j)]
         n = lengths[i]
         labels, lengths = [labels[k] for k in order], [lengths[k] for k in order]
-        steps += [("permute", (*order, i, j)), ("reshape", (*lengths, n * n)), ("every", n + 1)]
+        rest = tuple((label,) if m != 1 else () for label, m in zip(labels, lengths, strict=True))
+        steps += [("permute", (*order, i, j)), ("reshape", (*rest, (twice, twice))), ("every", twice)]
         labels.append(twice)
         lengths.append(n)
-    single = [k for k, label in enumerate(labels) if lengths[k] != sizes[label]]  # and broadcast
+    single = [k for k, label in enumerate(labels) if lengths[k] == 1 != sizes[label]]  # and broadcast
     if single:
         steps.append(("squeeze", tuple(single)))
         labels = [label for k, label in enumerate(labels) if k not in single]
@@ -229,33 +292,32 @@ def _by_itself(
     return tuple(steps), [label for label in labels if label in wanted]
 
 
-def _pair(
-    a: list[Label], b: list[Label], kept: set[Label], sizes: dict[Label, int]
-) -> tuple[tuple[Any, Any, Operation], list[Label]]:
+def _pair(a: list[Label], b: list[Label], kept: set[Label]) -> tuple[tuple[Any, Any, Operation], list[Label]]:
     """Return the steps of two arrays and their product, and its labels."""
     batch = [label for label in a if label in b and label in kept]
     summed = [label for label in a if label in b and label not in kept]
     left, right = [label for label in a if label not in b], [label for label in b if label not in a]
     result = batch + left + right
     if not summed:
-        first = _spread(_permuted(a, batch + left), [sizes[label] for label in batch + left] + [1] * len(right))
-        ones = [1] * len(left) if batch else []
-        second = _spread(_permuted(b, batch + right), [sizes[v] for v in batch] + ones + [sizes[v] for v in right])
+        one: tuple[Label, ...] = ()
+        first = _spread(_permuted(a, batch + left), [(label,) for label in batch + left] + [one] * len(right))
+        ones = [one] * len(left) if batch else []
+        second = _spread(_permuted(b, batch + right), [(v,) for v in batch] + ones + [(v,) for v in right])
         return (first, second, ("multiply", None, None)), result
     if not batch and len(summed) == 1 and len(left) <= 1 and len(right) <= 1:  # matrices or vectors as they are
         return (_permuted(a, left + summed), _permuted(b, summed + right), ("matmul", None, None)), result
     if not batch:
         axes = tuple(tuple(labels.index(label) for label in summed) for labels in (a, b))
         return ((), (), ("tensordot", axes, None)), result
-    shape = None if len(left) == len(right) == 1 else tuple(sizes[label] for label in result)
-    first = _matrices(a, batch, left, summed, sizes, summed_last=True)
-    second = _matrices(b, batch, right, summed, sizes, summed_last=False)
+    shape = None if len(left) == len(right) == 1 else tuple((label,) for label in result)
+    first = _matrices(a, batch, left, summed, summed_last=True)
+    second = _matrices(b, batch, right, summed, summed_last=False)
     return (first, second, ("matmul", None, shape)), result
 
 
-def _spread(steps: tuple[Operation, ...], shape: list[int]) -> tuple[Operation, ...]:
+def _spread(steps: tuple[Operation, ...], shape: list[tuple[Label, ...]]) -> tuple[Operation, ...]:
     """Return steps that also insert axes of length 1, if there are any to insert."""
-    return (*steps, ("reshape", tuple(shape))) if 1 in shape else steps
+    return (*steps, ("reshape", tuple(shape))) if () in shape else steps
 
 
 def _matrices(
@@ -263,7 +325,6 @@ def _matrices(
     batch: list[Label],
     free: list[Label],
     summed: list[Label],
-    sizes: dict[Label, int],
     *,
     summed_last: bool,
 ) -> tuple[Operation, ...]:
@@ -272,8 +333,7 @@ def _matrices(
     groups = [free, summed] if last else [summed, free]
     steps = _permuted(labels, batch + groups[0] + groups[1])
     if not len(free) == len(summed) == 1:
-        lengths = [prod(sizes[label] for label in group) for group in groups]
-        steps += (("reshape", (*(sizes[label] for label in batch), *lengths)),)
+        steps += (("reshape", (*((label,) for label in batch), *map(tuple, groups))),)
     if last != summed_last:
         outer = len(batch)
         steps += (("permute", (*range(outer), outer + 1, outer)),)

@@ -22,7 +22,7 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
-from tensorops.libraries import creation_device, has_host_values
+from tensorops.libraries import creation_device, has_host_values, is_fixed
 from tensorops.ops.activation import geglu, sigmoid, softmax, softplus, swiglu
 from tensorops.ops.linear import linear
 from tensorops.ops.quantization import check_format, check_quantized, quantized_linear, unpacked
@@ -38,7 +38,7 @@ def _check_rows(name: str, x: Array, experts: Array) -> None:
     require_ndim(name, "x", x, 1)
     rows, own = tuple(x.shape[:-1]), tuple(experts.shape)
     pairs = zip(reversed(own), reversed(rows), strict=False)
-    fits = all(n == m or 1 in (n, m) or n != n or m != m for n, m in pairs)  # a size unknown to Dask is NaN
+    fits = all(n == m or n == 1 or m == 1 or n != n or m != m for n, m in pairs)  # a size unknown to Dask is NaN
     if len(own) > len(rows) or not fits:
         raise ValueError(f"{name}: experts has shape {own}, which does not broadcast with the rows {rows} of x")
 
@@ -278,9 +278,11 @@ def _by_expert(
     known = None
     if not has_host_values(experts):
         known = (index >= 0) & (index < number)
-        index = xp.clip(index, 0, number - 1)
+        index = xp.where(known, index, xp.zeros_like(index))
     flat, source = _flat_rows(xp, x, shape, rows)
-    height = -(-rows // number)
+    share = rows // number
+    # In a trace for any number of rows, the height is surely not 1, which libraries take for a case of its own.
+    height = -(-rows // number) if is_fixed(share, x) else share + 2
     if height == 1:
         y = multiply(xp.expand_dims(_taken_rows(xp, flat, source, None), axis=-2), index)[:, 0, :]
     else:
@@ -334,7 +336,7 @@ def _in_blocks(
     block = xp.arange(most, device=device)
     expert = xp.sum(xp.astype(xp.expand_dims(block, axis=1) >= last_block, every.dtype), axis=1)
     is_used = expert < number
-    expert = xp.clip(expert, 0, number - 1)
+    expert = xp.where(is_used, expert, xp.zeros_like(expert))
     begin = (block - xp.take(first_block, expert, axis=0)) * height  # within the expert's rows
     within = xp.expand_dims(begin, axis=1) + xp.arange(height, device=device)
     is_row = xp.expand_dims(is_used, axis=1) & (within < xp.expand_dims(xp.take(counts, expert, axis=0), axis=1))

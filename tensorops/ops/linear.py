@@ -11,7 +11,7 @@ from tensorops._row_axes import RowAxes, every_axis, given
 from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT
 from tensorops._validation import as_choice, require_floating, require_indices, require_integer, require_ndim
 from tensorops.backends import get_namespace
-from tensorops.libraries import creation_device
+from tensorops.libraries import creation_device, rows_of
 from tensorops.ops.activation import geglu, gelu, reglu, sigmoid, swiglu
 
 
@@ -202,7 +202,7 @@ def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT]) -> KindT:
     ValueError
         If `weight` does not have two dimensions, or an id is out of range. Ids that are traced, lazy or on an
         accelerator are not checked: kernels on OpenCL and CUDA devices give a row of NaN for one that is out of range,
-        and elsewhere the library's own rule applies.
+        compiled torch raises its own error, and elsewhere the library's own rule applies.
 
     Examples
     --------
@@ -214,5 +214,4 @@ def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT]) -> KindT:
     xp = get_namespace(ids, weight)
     require_indices("embedding", "ids", ids, weight.shape[0], xp)
     flat = xp.reshape(widen_integers(xp, ids, creation_device(ids)), (-1,))
-    rows = xp.take(weight, flat, axis=0)
-    return xp.reshape(rows, (*ids.shape, weight.shape[1]))
+    return xp.reshape(rows_of(xp, weight, flat), (*ids.shape, weight.shape[1]))

@@ -32,7 +32,7 @@ from tensorops._validation import (
     require_ndim,
 )
 from tensorops.backends import get_namespace
-from tensorops.libraries import constant, creation_device, over_blocks
+from tensorops.libraries import constant, creation_device, over_blocks, take_along
 from tensorops.ops._sums import mean_along, sum_along
 
 # Losses are computed and summed in this unit, a power of two: neither a difference of logits nor a sum of losses
@@ -542,7 +542,7 @@ def _chosen(xp: Namespace, x: Array, targets: Array, *, stays: bool) -> Array:
     ):  # XLA copies what it takes from if that is made flat, and in derivatives, too
         index = xp.__array_namespace_info__().default_dtypes(device=creation_device(x))["indexing"]
         places = xp.astype(xp.where(within, targets, xp.zeros_like(targets)), index, copy=False)
-        chosen = xp.squeeze(xp.take_along_axis(x, xp.expand_dims(places, axis=-1), axis=-1), axis=-1)
+        chosen = xp.squeeze(take_along(xp, x, xp.expand_dims(places, axis=-1), x.ndim - 1), axis=-1)
         return xp.where(within, chosen, nan)
     if not prod(x.shape) < 2**31:  # too many for indices of some libraries, or unknown to Dask
         numbers = xp.arange(classes, dtype=targets.dtype, device=creation_device(x))

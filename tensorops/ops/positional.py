@@ -21,7 +21,7 @@ from tensorops._validation import (
     shown,
 )
 from tensorops.backends import get_namespace
-from tensorops.libraries import creation_device
+from tensorops.libraries import creation_device, rows_of
 
 DEFAULT_BASE = 10000.0
 
@@ -267,7 +267,7 @@ def _cosines_and_sines(
         return cos, sin
     rows = xp.reshape(widen_integers(xp, positions, creation_device(positions)), (-1,))
     shape = (*positions.shape, dims // 2)
-    return xp.reshape(xp.take(cos, rows, axis=0), shape), xp.reshape(xp.take(sin, rows, axis=0), shape)
+    return xp.reshape(rows_of(xp, cos, rows), shape), xp.reshape(rows_of(xp, sin, rows), shape)
 
 
 def _over_heads(xp: Namespace, a: Array) -> Array:

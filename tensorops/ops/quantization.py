@@ -32,6 +32,7 @@ def check_format(name: str, bits: int, group_size: int, mode: str) -> dict[str, 
         raise ValueError(
             f"{name}: group_size is {shown(group_size)}, expected a positive number that fills whole bytes"
         )
+    bits = 4 if bits == 4 else 8  # a number even where it is a symbol in a trace
     return {"bits": bits, "group_size": group_size, "mode": mode}
 
 

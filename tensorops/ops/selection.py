@@ -11,7 +11,7 @@ from tensorops._row_axes import RowAxes, every_axis
 from tensorops._typing import Array, ArrayOfKind, KindT, Namespace
 from tensorops._validation import as_bool, as_integer, normalize_axis, require_ndim, shown
 from tensorops.backends import get_namespace
-from tensorops.libraries import creation_device
+from tensorops.libraries import creation_device, take_along
 
 
 def _check_top_k(name: str, x: Array, k: int, axis: int, largest: bool) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def top_k(x: ArrayOfKind[KindT], k: int, *, axis: int = -1, largest: bool = True
     if not hasattr(xp, "take_along_axis"):  # Dask: a gather whose blocks are not known
         return _numbers(xp, xp.sort(keys, axis=axis)[first], x, largest), indices
     if _dtypes.is_floating(x):
-        return xp.take_along_axis(x, indices, axis=axis), indices
-    return _numbers(xp, xp.take_along_axis(keys, indices, axis=axis), x, largest), indices
+        return take_along(xp, x, indices, axis), indices
+    return _numbers(xp, take_along(xp, keys, indices, axis), x, largest), indices
 
 
 def _keys(xp: Namespace, x: Array, largest: bool) -> Array:

@@ -16,6 +16,8 @@ import tensorops as tp
 from tensorops._operator import OPERATORS
 from tensorops.testing import CASES, REFERENCES, assert_matches
 from tensorops.testing._running import result_dtype
+from tensorops.testing.entries import Maker
+from tensorops.testing.tables import WORKLOADS
 
 rng = np.random.default_rng(11)
 
@@ -600,6 +602,54 @@ def test_torch_compile_of_the_operator_itself(name, torch):
     assert_close(y, REFERENCES[name](*args, **kwargs), 1e-12)
 
 
+class Lengths:
+    """The workload of an operator for several numbers of rows, as arguments of a function of its arrays alone."""
+
+    def __init__(self, name, rows=(6, 10, 13)):
+        made = [WORKLOADS[name](Maker(n, 64, "float64")) for n in rows]
+        self.expected = [REFERENCES[name](*work.args, **work.options) for work in made]
+        call = [[*work.args, *work.options.values()] for work in made]
+        self.operator, self.template, self.names = OPERATORS[name], call[0], list(made[0].options)
+        self.positions = [i for i, v in enumerate(call[0]) if isinstance(v, np.ndarray)]
+        self.arrays = [support.there([each[i] for i in self.positions], "torch") for each in call]
+
+    def __call__(self, *arrays):
+        filled = list(self.template)
+        for i, x in zip(self.positions, arrays, strict=True):
+            filled[i] = x
+        split = len(filled) - len(self.names)
+        return given(self.operator(*filled[:split], **dict(zip(self.names, filled[split:], strict=True))))
+
+
+@looks_up_again
+@pytest.mark.parametrize("name", OPERATORS)
+def test_torch_compile_once_for_all_lengths(name, torch):
+    """Numbers and lengths are symbols: what needs their values would trace again for each of them."""
+    call = Lengths(name)
+    compiled = torch.compile(lambda *arrays: call(*arrays), fullgraph=True, dynamic=True, backend="eager")
+    for i, (arrays, expected) in enumerate(zip(call.arrays, call.expected, strict=True)):
+        with torch.compiler.set_stance("fail_on_recompile" if i else "default"):
+            y = compiled(*arrays)
+        assert_close(y, given(expected), 1e-9)
+
+
+@looks_up_again
+@pytest.mark.parametrize("name", OPERATORS)
+def test_torch_export_for_all_lengths(name, torch):
+    call = Lengths(name)
+
+    class Module(torch.nn.Module):
+        def forward(self, *arrays):
+            return call(*arrays)
+
+    pairs = zip(call.arrays[0], call.arrays[1], strict=True)
+    free = tuple({i: torch.export.Dim.DYNAMIC for i in range(a.ndim) if a.shape[i] != b.shape[i]} for a, b in pairs)
+    assert any(free)
+    program = torch.export.export(Module(), tuple(call.arrays[0]), dynamic_shapes=(free,)).module()
+    for arrays, expected in zip(call.arrays, call.expected, strict=True):
+        assert_close(program(*arrays), given(expected), 1e-9)
+
+
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
 def test_torch_inductor(torch):
@@ -612,6 +662,41 @@ def test_torch_inductor(torch):
     y = torch.compile(block, fullgraph=True)(*support.there((x, w, q), "torch"))
     attended = REFERENCES["scaled_dot_product_attention"](REFERENCES["rms_norm"](q, w), q, q, is_causal=True)
     assert_close(y, attended.sum() + REFERENCES["silu"](x), 1e-12)
+    with pytest.raises(
+        RuntimeError, match=r"index out of bounds"
+    ):  # inductor counts those of index_select from the end
+        torch.compile(tp.embedding, fullgraph=True)(torch.tensor([0, -2]), torch.eye(4))
+
+
+@looks_up_again
+@pytest.mark.parametrize("row", [-2, 4])
+def test_torch_compiled_look_ups_refuse_rows_out_of_range(row, torch):
+    ids, table = torch.tensor([1, row]), torch.eye(4)
+    for function in (tp.embedding, lambda ids, table: tp.rope(torch.ones(1, 2, 8), ids, cos=table, sin=table)):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        assert_close(compiled(ids % 4, table), function(ids % 4, table).numpy(), 1e-6)
+        with pytest.raises(IndexError, match=r"out of range"):
+            compiled(ids, table)
+
+
+VARYING = {
+    "rms_norm-eps": (1e-6, 1e-2, 0.5),
+    "group_norm-num_groups": (2, 3, 6),
+    "top_k-k": (3, 5, 7),
+    "layer_norm-axis": (0, -1, 1),
+    "leaky_relu-negative_slope": (0.1, 0.2, 0.3),
+}
+
+
+@looks_up_again
+@pytest.mark.parametrize("name", VARYING)
+def test_torch_compile_of_options_that_vary(name, torch):
+    """The second value of a number makes it a symbol."""
+    operator, option = name.split("-")
+    x = normal(4, 12)
+    compiled = torch.compile(lambda x, v: OPERATORS[operator](x, **{option: v}), fullgraph=True, backend="eager")
+    for value in VARYING[name]:
+        assert_close(compiled(torch.from_numpy(x), value), REFERENCES[operator](x, **{option: value}), 1e-9)
 
 
 def test_torch_compile_refuses_another_backend(torch):

@@ -22,6 +22,7 @@ def _before_tracing(name: str) -> None:
     torch = LIBRARIES["torch"]
     learn_types(torch)
     assert torch.xp is not None
+    torch.is_wrapper(None)  # look up the type of its wrappers, if any
     backend = in_force().backend
     if backend is not None and backend.library.name != "torch":
         raise RuntimeError(
