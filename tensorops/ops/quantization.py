@@ -148,7 +148,8 @@ def quantize(
     scales : array, shape (out, in / group_size)
         Dtype of `w`.
     biases : array or None
-        Like `scales`; ``None`` in symmetric mode.
+        Like `scales`; ``None`` in symmetric mode. Derivatives with respect to `w` flow through scales and biases to the
+        extremes of each group; the integers have none.
 
     Raises
     ------

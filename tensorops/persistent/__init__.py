@@ -36,7 +36,8 @@ class PersistentKernel:
     step : callable
         A function of arrays that returns arrays, in nested containers. Shapes and dtypes are those of `example_args`
         in every run. What differs from run to run, such as a position, is in arrays; numbers of Python and arrays that
-        the step closes over are constants. It writes only to arguments that are donated.
+        the step closes over are constants. It writes only to arguments that are donated. Replays have no gradients: an
+        array of torch on the host that requires them is refused outside of ``torch.no_grad()``.
     example_args : sequence
         Arguments of one run. They are moved to the backend, and the step runs on them once while it is compiled.
     mode : {"decode", "prefill", "onepass"}

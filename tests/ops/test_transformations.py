@@ -758,6 +758,15 @@ def test_torch_parameters_and_modules(torch):
     assert_close(block.weight.grad, REFERENCES["rms_norm"](x).sum(0), 1e-12)
 
 
+def test_torch_derivatives_of_quantized_parameters(torch):
+    """Scales and biases follow the extremes of their groups; the integers are constants."""
+    w = torch.nn.Parameter(torch.tensor([[1.0, 5.0, 2.0, -3.0], [4.0, 0.5, 0.25, 8.0]]))
+    q, scales, biases = tp.quantize(w, bits=4, group_size=4)
+    assert not q.requires_grad
+    (gradient,) = torch.autograd.grad((15.0 * scales + 2.0 * biases).sum(), w)
+    assert_close(gradient, np.asarray([[0, 1, 0, 1], [0, 0, 1, 1]]), 1e-6)
+
+
 # --- mlx ---------------------------------------------------------------------------------------------
 
 

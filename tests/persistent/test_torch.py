@@ -23,7 +23,7 @@ def silu_of_norm(x):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step(dtype):
-    weight = torch.nn.Parameter(torch.ones(8, dtype=getattr(torch, dtype)))  # read as it is
+    weight = torch.ones(8, dtype=getattr(torch, dtype))  # read as it is
     x = torch.tensor(X, dtype=getattr(torch, dtype))
     kernel = PersistentKernel(lambda x, n: (tp.silu(tp.rms_norm(x, weight)), n + 1), [x, torch.tensor([3])])
     assert kernel.backend == "torch"
@@ -32,6 +32,16 @@ def test_a_step(dtype):
     assert (type(y), y.dtype, n.tolist()) == (torch.Tensor, x.dtype, [6])
     tolerance = 1e-5 if dtype == "float32" else 2e-2
     np.testing.assert_allclose(y.double(), silu_of_norm(2 * x.double().numpy()), rtol=tolerance, atol=tolerance)
+
+
+def test_constants_that_require_gradients():
+    weight, x = torch.nn.Parameter(torch.ones(8)), torch.tensor(X)
+    for step in (lambda x: tp.rms_norm(x, weight), lambda x: x * weight):
+        with pytest.raises((TypeError, ValueError, RuntimeError), match=r"requires? grad.*detach\(\)"):
+            PersistentKernel(step, [x])(x)
+    with torch.no_grad():
+        kernel = PersistentKernel(lambda x: tp.silu(tp.rms_norm(x, weight)), [x])
+        np.testing.assert_allclose(kernel(x), silu_of_norm(X), rtol=1e-5, atol=1e-5)
 
 
 def test_arrays_are_where_they_were():

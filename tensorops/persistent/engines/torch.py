@@ -80,13 +80,11 @@ class TorchPlans(Engine):
     """Steps on tensors in the host's memory: the plan of a step on NumPy arrays that share it."""
 
     def __init__(self, step: Step, args: tuple[Any, ...], options: Options) -> None:
-        import torch
-
         from tensorops.persistent.engines.numpy import NativeEngine
 
         self._torch, self._name = LIBRARIES["torch"], options.backend.name
         given = map_arrays(self._there, args)
-        with set_backend("cpu"), torch.no_grad():  # weights are read as they are
+        with set_backend("cpu"):  # constants that require gradients are refused, unless none are recorded now
             there = dataclasses.replace(options, backend=BACKENDS["cpu"])
             self._engine = NativeEngine(step, given, there)
         self.statistics = self._engine.statistics
