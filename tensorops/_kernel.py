@@ -105,6 +105,10 @@ class Kernel:
     load
         Imports what `function` needs and returns what computes in its place: later calls save the way to it. ``None``
         if it is `function` itself.
+    elsewhere
+        Takes canonical arguments that no kernel computes here, in programs that may be compiled for another platform.
+        Returns the body's results in a form that becomes this kernel there, or ``NotImplemented``. ``None`` if the
+        provider's libraries compile for no other platform.
     """
 
     provider: str
@@ -118,6 +122,7 @@ class Kernel:
     configuration: Configuration | None = None
     outpaced: Callable[[Any], str | None] | None = None
     load: Callable[[], Callable[..., Any]] | None = None
+    elsewhere: Callable[..., Any] | None = None
 
     def function_with(self, values: dict[str, int]) -> Callable[..., Any]:
         """Return what computes with these values in place of those that the kernel chooses."""

@@ -161,6 +161,7 @@ class Operator(Generic[P, R]):
         configuration: Configuration | None = None,
         outpaced: Callable[[Any], str | None] | None = None,
         load: Callable[[], Callable[..., Any]] | None = None,
+        elsewhere: Callable[..., Any] | None = None,
     ) -> Callable[[F], F]:
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
@@ -181,6 +182,7 @@ class Operator(Generic[P, R]):
                 pack=pack,
                 outpaced=outpaced,
                 load=load,
+                elsewhere=elsewhere,
             )
             return function
 
@@ -312,8 +314,10 @@ class Operator(Generic[P, R]):
         call = self._prepare(settings, args, kwargs)
         kernel, refused = self._select(settings, call)
         if kernel is None:
-            wrapped = call.wrapped and call.home is call.library
-            result: Any = self._run_body(call.arguments, call.library, wrapped=wrapped)
+            result: Any = NotImplemented if _are_named(settings) else self._run_elsewhere(call, refused)
+            if result is NotImplemented:
+                wrapped = call.wrapped and call.home is call.library
+                result = self._run_body(call.arguments, call.library, wrapped=wrapped)
         else:
             function = kernel.function_with(settings.values_for(self.__name__, kernel.provider))
             result = self.apply(function, call.arguments if kernel.wrappers else call.bare)
@@ -433,6 +437,16 @@ class Operator(Generic[P, R]):
             return self._run_body(arguments, library)
 
         return plan
+
+    def _run_elsewhere(self, call: _Call, refused: dict[str, str]) -> Any:
+        """Return the body's results in a form that programs for other platforms replace by a kernel that refused."""
+        for provider in refused:
+            kernel = self._kernels.get(provider)
+            if kernel is not None and kernel.elsewhere is not None:
+                result = self.apply(kernel.elsewhere, call.bare)
+                if result is not NotImplemented:
+                    return result
+        return NotImplemented
 
     def _run_body(self, arguments: dict[str, Any], library: Library, *, wrapped: bool = False) -> Any:
         """Return what the body makes of canonical arguments; `wrapped` if a result in wrappers is wanted."""

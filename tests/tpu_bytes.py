@@ -61,13 +61,19 @@ def _rows() -> Iterator[Row]:
     yield row("rms_norm", "(4096, 4096)", x=square, weight=width)
     yield row("add_rms_norm", "(4096, 4096)", x=square, residual=square, weight=width)
     yield row("layer_norm", "(4096, 4096)", x=square, weight=width, bias=width)
-    for name in ("softmax", "log_softmax", "logsumexp"):
+    for name in ("l2_norm", "softmax", "log_softmax", "logsumexp"):
         yield row(name, "(4096, 4096)", x=square)
+    of_channels = {"weight": (256,), "bias": (256,)}
+    for name, groups in (("group_norm", {"num_groups": 32}), ("instance_norm", {})):
+        yield row(name, "(8, 256, 64, 128)", groups, x=(8, 256, 64, 128), **of_channels)
+        yield row(name, "(8, 256, 4096)", groups, x=(8, 256, 4096), **of_channels)
+        yield row(name, "(8, 64, 64, 256)", groups | {"channel_axis": -1}, x=(8, 64, 64, 256), **of_channels)
+    yield row("top_k", "50 of (64, 128256)", {"k": 50}, x=(64, 128256))
     yield gradient("rms_norm", x=square, weight=width, dy=square)
     # The gradients of x and of the residual are the same array.
     yield gradient("add_rms_norm", ("x", "weight"), x=square, residual=square, weight=width, dy=square, dr=square)
     yield gradient("layer_norm", x=square, weight=width, bias=width, dy=square)
-    for name in ("softmax", "log_softmax"):
+    for name in ("l2_norm", "softmax", "log_softmax"):
         yield gradient(name, x=square, dy=square)
     yield gradient("logsumexp", x=square, dy=width)
     classes = {"logits": (4096, 32000), "targets": ((4096,), jnp.int32)}

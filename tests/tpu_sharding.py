@@ -72,6 +72,7 @@ def _rows() -> Iterator[Row]:
         "rms_norm": ("x", "weight"),
         "add_rms_norm": ("x", "residual", "weight"),
         "layer_norm": ("x", "weight", "bias"),
+        "l2_norm": ("x",),
         "softmax": ("x",),
         "log_softmax": ("x",),
         "logsumexp": ("x",),
@@ -79,6 +80,10 @@ def _rows() -> Iterator[Row]:
     for name, names in parameters.items():
         yield Row(name, "rows", split(ROWS, *names), True)
         yield Row(name, "columns", split(COLUMNS, *names), False, COLUMNS, summed)
+    channels = {"x": ((8, 256, 64, 128), half, ROWS), "weight": ((256,), half, EVERY)}
+    yield Row("group_norm", "batch", channels, True, options=(("num_groups", 32),))
+    yield Row("instance_norm", "batch", channels, True)
+    yield Row("top_k", "rows", {"x": ((64, 128256), half, ROWS)}, True, options=(("k", 50),))
     heads = (4, 32, 2048, 128)
     for label, spec in (("batch", ROWS), ("heads", COLUMNS)):
         yield Row("rope", label, {"x": (heads, half, spec), "positions": ((2048,), jnp.int32, EVERY)}, True, spec)

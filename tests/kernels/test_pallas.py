@@ -10,7 +10,7 @@ import support
 import tensorops as tp
 from tensorops._operator import OPERATORS
 from tensorops._trees import map_arrays
-from tensorops.kernels.pallas import blocks
+from tensorops.kernels.pallas import blocks, channels_plans
 from tensorops.libraries import LIBRARIES
 from tensorops.testing import CASES, DTYPES, REFERENCES, assert_matches
 from tensorops.testing._running import check_result
@@ -81,6 +81,74 @@ def test_several_blocks(name, steps, rng, monkeypatch):
     assert len(steps) > 4
     assert not races()
     assert_matches(support.back(y), REFERENCES[name](*args), "float32", tolerance=16)
+
+
+# Channels in planes of their own, along the sublanes and along the lanes, some of them so only as XLA stores them;
+# several groups or elements of the batch in a block, and a last block with fewer elements.
+CHANNELS = [
+    ((5, 12, 8, 128), 4, 1),
+    ((5, 256, 3, 2, 16), 4, 1),
+    ((5, 48, 130), 4, 1),
+    ((5, 16, 96), 6, -1),
+    ((3, 4, 8, 256), 2, -1),
+    ((3, 4, 8, 256), 256, -1),
+]
+
+
+@pytest.mark.parametrize(("shape", "groups", "axis"), CHANNELS)
+@pytest.mark.parametrize("dtype", DTYPES_OF_KERNELS)
+def test_groups_of_channels(dtype, shape, groups, axis, steps, rng, monkeypatch):
+    monkeypatch.setattr(channels_plans, "_ENOUGH", 2**18)
+    x = np.moveaxis(rng.standard_normal(shape), axis, 1)
+    x[0, 0], x[0, -1], x[-1, 0], x[-1, -1] = 1e-18, 1e18 * x[0, -1], 1e-18 * x[-1, 0], 1234.567  # groups apart
+    x = np.ascontiguousarray(np.moveaxis(x, 1, axis)).astype(DTYPES[dtype])
+    parameters = rng.standard_normal((2, shape[axis])).astype(np.float32)
+    options = {"channel_axis": axis, "eps": 0.0 if dtype == "float32" and groups < shape[axis] else 1e-5}
+    name = "instance_norm" if groups == shape[axis] else "group_norm"
+    options |= {} if name == "instance_norm" else {"num_groups": groups}
+    with tp.set_backend("jax", providers=["pallas"]):
+        there = support.there({"x": x, "weight": parameters[0], "bias": parameters[1]}, "jax")
+        y = OPERATORS[name](**there, **options)
+    assert len(steps) > 1
+    assert not races()
+    weight, bias = parameters
+    assert_matches(support.back(y), REFERENCES[name](x, weight=weight, bias=bias, **options), dtype, tolerance=64)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "group_norm", "instance_norm"])
+def test_equal_elements_have_no_deviation(name, steps):
+    x = np.full((2, 9, 1000), 1234.5678, np.float32)
+    with tp.set_backend("jax", providers=["pallas"]):
+        y = OPERATORS[name](*support.there((x,), "jax"), **({"num_groups": 3} if name == "group_norm" else {}))
+    assert steps
+    np.testing.assert_allclose(support.back(y), 0.0, atol=1e-6)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES_OF_KERNELS)
+@pytest.mark.parametrize("kind", ["random", "one_column", "ties", "numbers_at_the_end"])
+def test_selection(kind, dtype, largest, steps, rng):
+    """Rows of several parts, of which some need several rounds; NumPy's stable sort tells what is selected."""
+    x = rng.standard_normal((19, 1500)).astype(DTYPES[dtype])
+    if kind == "one_column":  # parts have 128 columns
+        x[:, 5::128] = 100 if largest else -100
+    elif kind == "ties":
+        x = np.where(x > 0, 0.0, -0.0).astype(x.dtype)
+    elif kind == "numbers_at_the_end":
+        x[:, :-9] = np.nan
+        x[3] = -np.inf if largest else np.inf
+    wide = x.astype(np.float64)
+    order = np.argsort(-wide if largest else wide, axis=-1, kind="stable")[:, :20]
+    with tp.set_backend("jax", providers=["pallas"]):
+        values, indices = tp.top_k(*support.there((x,), "jax"), 20, largest=largest)
+    assert len(steps) == (2 if dtype == "bfloat16" else 3)
+    assert not races()
+    np.testing.assert_array_equal(support.back(indices), order)
+    expected = np.take_along_axis(x, order, axis=-1)
+    np.testing.assert_array_equal(support.back(values).astype(np.float64), expected.astype(np.float64))
+    numbers = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.signbit(support.back(values))[numbers], np.signbit(expected)[numbers])
 
 
 def test_a_class_out_of_range_gives_nan(steps, rng):
@@ -202,6 +270,9 @@ def test_refused_on_the_cpu(traced):
 REFUSED = [
     ("rope", {"positions": np.zeros(4, int), "dims": 0}, "dims is 0"),
     ("softmax", {"axis": 0}, "axis is not the last of x"),
+    ("top_k", {"k": 0}, "k is 0, expected 1 … 128"),
+    ("top_k", {"k": 3, "axis": 0}, "axis is not the last of x"),
+    ("instance_norm", {}, "x has no positions"),
     ("softmax", {"dtype": np.dtype("float16")}, "dtype is float16, and Pallas' compiler"),
     ("cross_entropy", {"targets": np.zeros((4, 128), np.float16)}, "targets has dtype float16, and Pallas' compiler"),
 ]
@@ -324,6 +395,9 @@ CALLS = {
     "rms_norm": ((64, 256), (256,)),
     "add_rms_norm": ((64, 256), (64, 256), (256,)),
     "layer_norm": ((64, 256), (256,), (256,)),
+    "l2_norm": ((64, 256),),
+    "group_norm": ((4, 8, 16, 128),),
+    "instance_norm": ((4, 16, 128), (16,), (16,)),
     "softmax": ((64, 256),),
     "log_softmax": ((64, 256),),
     "logsumexp": ((64, 256),),
@@ -331,12 +405,19 @@ CALLS = {
     "cross_entropy": ((64, 256), (64,)),
     "scaled_dot_product_attention": ((2, 4, 64, 128), (2, 2, 64, 128), (2, 2, 64, 128)),
     "quantized_linear": ((64, 256), (48, 128), (48, 8), (48, 8)),
+    "linear_cross_entropy": ((64, 256), (512, 256), (64,)),
+    "embedding": ((64,), (512, 256)),
+    "top_k": ((64, 1000),),
 }
+OPTIONS = {"group_norm": {"num_groups": 4}, "top_k": {"k": 5}}
 INTEGERS = {
     "rope": (1, jnp.int32),
     "cross_entropy": (1, jnp.int32),
     "quantized_linear": (1, jnp.uint8),
+    "linear_cross_entropy": (2, jnp.int32),
+    "embedding": (0, jnp.int32),
 }
+NAMED = {name: (place, jnp.dtype(dtype).name) for name, (place, dtype) in INTEGERS.items()}
 
 
 def arguments(name, dtype="bfloat16"):
@@ -348,27 +429,63 @@ def arguments(name, dtype="bfloat16"):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_programs_for_tpus_have_the_kernel(name):
-    text = exported(lambda *xs: OPERATORS[name](*xs), *arguments(name))
+    text = exported(lambda *xs: OPERATORS[name](*xs, **OPTIONS.get(name, {})), *arguments(name))
     assert text.count("@tpu_custom_call") == 1
     assert f'kernel_name = "{name}' in text
-    assert "@tpu_custom_call" not in exported(lambda *xs: OPERATORS[name].generic(*xs), *arguments(name))
+    assert "@tpu_custom_call" not in exported(
+        lambda *xs: OPERATORS[name].generic(*xs, **OPTIONS.get(name, {})), *arguments(name)
+    )
+
+
+# A pure Python installation: JAX has no kernels for processors, and what it exports must not depend on them.
+EXPORTING = f"""
+import sys
+sys.modules["tensorops.kernels.cpu._native"] = None
+import jax, jax.numpy as jnp, numpy as np, tensorops as tp
+from tensorops._operator import OPERATORS
+
+def exported(function, *args, platforms=("tpu",)):
+    return jax.export.export(jax.jit(function), platforms=platforms)(*args).mlir_module()
+
+for name, shapes in {CALLS!r}.items():
+    place, integer = {{key: (i, str(dtype)) for key, (i, dtype) in {NAMED!r}.items()}}.get(name, (None, None))
+    options = {OPTIONS!r}.get(name, {{}})
+    args = [jax.ShapeDtypeStruct(s, integer if i == place else "bfloat16") for i, s in enumerate(shapes)]
+    assert "kernel_name = \\"" + name in exported(lambda *xs: OPERATORS[name](*xs, **options), *args), name
+    with tp.set_backend("jax", providers=["generic"]):
+        assert "@tpu_custom_call" not in exported(lambda *xs: OPERATORS[name](*xs, **options), *args), name
+x, w = np.linspace(-3, 3, 512, dtype=np.float32).reshape(2, 256), np.linspace(1, 2, 256, dtype=np.float32)
+with tp.trace() as log:
+    y, dx = jax.jit(jax.value_and_grad(lambda x: jnp.sum(tp.rms_norm(x, jnp.asarray(w)) ** 2)))(jnp.asarray(x))
+assert [record.kernel for record in log] == ["generic"], log
+expected = x / np.sqrt((x.astype(float) ** 2).mean(-1, keepdims=True) + 1e-6) * w
+np.testing.assert_allclose(y, (expected**2).sum(), rtol=1e-5)
+text = exported(lambda x: tp.rms_norm(x, jnp.asarray(w)), jnp.asarray(x), platforms=("cpu", "tpu"))
+assert text.count("@tpu_custom_call") == 1
+print("done")
+"""
+
+
+def test_programs_have_the_kernel_without_the_compiled_module():
+    result = support.python(EXPORTING)
+    assert result.stdout == "done\n", result.stderr
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_kernels_have_no_int64(name):
     """What the interpreter cannot tell: the compiler for TPUs refuses it, also where JAX has it."""
     with jax.enable_x64(True):
-        given = OPERATORS[name].canonical(*arguments(name))
+        given = OPERATORS[name].canonical(*arguments(name), **OPTIONS.get(name, {}))
         arrays = {key: a for key, a in given.items() if isinstance(a, jax.ShapeDtypeStruct)}
         program = PLANNERS[name]("v5e", **given)
         assert "i64" not in text_of_kernel(lambda arrays: program(**arrays), arrays)
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "softmax", "rope"])
+@pytest.mark.parametrize("name", ["rms_norm", "softmax", "rope", "group_norm", "top_k"])
 def test_mapped_programs_have_the_kernel(name):
     first, *others = arguments(name)
     several = jax.ShapeDtypeStruct((5, *first.shape), first.dtype)
-    mapped = jax.vmap(lambda *xs: OPERATORS[name](*xs), in_axes=(0, *[None] * len(others)))
+    mapped = jax.vmap(lambda *xs: OPERATORS[name](*xs, **OPTIONS.get(name, {})), in_axes=(0, *[None] * len(others)))
     text = exported(mapped, several, *others)
     assert text.count("@tpu_custom_call") == 1
 

@@ -26,6 +26,7 @@ ARRAYS = {
     "rms_norm": (1, 1),
     "add_rms_norm": (2, 1),
     "layer_norm": (1, 2),
+    "l2_norm": (1, 0),
     "softmax": (1, 0),
     "log_softmax": (1, 0),
     "logsumexp": (1, 0),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tensorops._providers import GENERIC
 from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
 
@@ -77,7 +78,7 @@ def lower(ctx: Any, *operands: Any, call: Call) -> Any:
         return mlir.lower_fun(mapped, multiple_results=True)(ctx, *operands)
     exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
     is_for_some = hasattr(module.axis_context, "num_devices") and can_divide(module.platforms[0])
-    if exported or not is_for_some:
+    if exported or not is_for_some or call.provider == GENERIC:
         return None
     # JAX does not say which devices it lowers for, and may use the program for several sets of them. Shardings that
     # count devices are enough.

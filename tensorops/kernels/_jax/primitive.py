@@ -193,6 +193,7 @@ def register(
     draw: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     in_place: Callable[[Call], Callable[..., list[Array]] | None] = lambda call: None,
     configuration: Configuration | None = None,
+    elsewhere: Callable[[dict[str, Any]], str | Call] | None = None,
 ) -> None:
     """Register a provider's kernel of an operator.
 
@@ -210,6 +211,9 @@ def register(
         Returns what computes a call instead of the primitive, if anything does.
     configuration
         What the kernel chooses, if `tensorops.tune` may override it.
+    elsewhere
+        Makes a call of arguments for a program whose platform is not known yet, if `prepare` refuses them as this
+        machine has none: it is the body but where `lower_on` has a rule for the platform.
     """
 
     @functools.wraps(operator)
@@ -242,7 +246,29 @@ def register(
 
     known: dict[object, Call] = {}
     parameters = configuration.parameters if configuration else ()
-    operator.kernel(provider, supports=supports, declines=True, configuration=configuration)(kernel)
+    operator.kernel(
+        provider,
+        supports=supports,
+        declines=True,
+        configuration=configuration,
+        elsewhere=None if elsewhere is None else functools.partial(_traced_elsewhere, operator, elsewhere),
+    )(kernel)
+
+
+def _traced_elsewhere(
+    operator: Operator[..., Any], prepare: Callable[..., str | Call], *args: Any, **kwargs: Any
+) -> Any:
+    """Return what becomes a kernel or the body when a program is compiled; ``NotImplemented`` outside of programs."""
+    import jax
+
+    arguments = operator.named(args, kwargs)
+    if _target.get() or not any(isinstance(value, jax.core.Tracer) for value in arguments.values()):
+        return NotImplemented
+    call = prepare(arguments)
+    if isinstance(call, str):
+        return NotImplemented
+    results = _compiled(call)(*[arguments[name] for name in call.names])
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def _metadata(arguments: dict[str, Any]) -> tuple[Any, ...] | None:

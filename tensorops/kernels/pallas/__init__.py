@@ -20,6 +20,9 @@ PROVIDER = Provider(
         "rms_norm",
         "add_rms_norm",
         "layer_norm",
+        "l2_norm",
+        "group_norm",
+        "instance_norm",
         "softmax",
         "log_softmax",
         "logsumexp",
@@ -29,6 +32,7 @@ PROVIDER = Provider(
         "quantized_linear",
         "linear_cross_entropy",
         "embedding",
+        "top_k",
     ),
 )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from tensorops._kernel import Configuration
 from tensorops._operator import Operator
+from tensorops._providers import GENERIC
 from tensorops.hardware.accelerators import tpu_version
 from tensorops.kernels._jax import partitioning, primitive
 from tensorops.kernels._jax.primitive import Call
@@ -64,9 +66,9 @@ def register(
     If it is `batched`, a mapped axis makes the first axis of arrays longer instead; see `Call`.
     """
 
-    def prepare(arguments: dict[str, Any]) -> str | Call:
+    def prepare(arguments: dict[str, Any], *, elsewhere: bool = False) -> str | Call:
         declared = operator.rows(arguments)
-        reason = _refuse_arrays({name: arguments[name] for name in declared.arrays})
+        reason = _refuse_arrays({name: arguments[name] for name in declared.arrays}, elsewhere=elsewhere)
         reason = reason or partitioning.refuse_split(declared, arguments)
         program = reason or planner(generation(), **arguments)
         if isinstance(program, str):
@@ -76,8 +78,9 @@ def register(
             options["axis"] = -1
         along = tuple(axes[:1] == (0,) for axes in declared.arrays.values()) if batched else ()
         call = (operator, operator.__name__, tuple(declared.arrays), sharing(declared), batched)
-        reverse = REVERSE.get(operator.__name__)
-        return Call(*call, tuple(options.items()), mixed=True, along=along, provider=_PROVIDER, reverse=reverse)
+        # Elsewhere, the derivative of the body shares its intermediate results with the call.
+        provider, reverse = (GENERIC, None) if elsewhere else (_PROVIDER, REVERSE.get(operator.__name__))
+        return Call(*call, tuple(options.items()), mixed=True, along=along, provider=provider, reverse=reverse)
 
     def choose(*args: Any, **kwargs: Any) -> dict[str, int]:
         with choosing({}) as choice:
@@ -85,16 +88,17 @@ def register(
         return {"block_rows": choice.found.rows, "block_columns": choice.found.columns} if choice.found else {}
 
     configuration = Configuration(PARAMETERS, choose)
-    primitive.register(operator, _PROVIDER, prepare, in_place=_interpreter, configuration=configuration)
+    others: dict[str, Any] = {"elsewhere": functools.partial(prepare, elsewhere=True), "configuration": configuration}
+    primitive.register(operator, _PROVIDER, prepare, in_place=_interpreter, **others)
 
 
-def _refuse_arrays(arrays: dict[str, Any]) -> str | None:
+def _refuse_arrays(arrays: dict[str, Any], *, elsewhere: bool) -> str | None:
     import jax
 
     for name, a in arrays.items():
         if not isinstance(a, jax.Array):
             return f"{name} is not a jax.Array"
-        if reason := primitive.refuse_device(name, a, "cpu" if _interpreting.get() else "tpu"):
+        if not elsewhere and (reason := primitive.refuse_device(name, a, "cpu" if _interpreting.get() else "tpu")):
             return reason
     return None
 

@@ -17,11 +17,13 @@ import jax.numpy as jnp
 
 from tensorops.kernels.pallas.blocks import Blocks
 from tensorops.kernels.pallas.rows import (
+    centred,
     mask_of,
     over_rows,
     root_mean_square,
     scaled_to_one,
     shifted_exponentials,
+    unit_vectors,
 )
 from tensorops.kernels.pallas.sums import as_int32, shares_of_classes, shift_of
 from tensorops.ops.loss import UNIT, reduced_cross_entropy
@@ -93,13 +95,26 @@ def layer_norm(
     """Compute the gradients of `tensorops.layer_norm`."""
 
     def compute(x: jax.Array, dy: jax.Array, weight: Any, _: Any) -> dict[str, jax.Array]:
-        normal, inverse = _normalized(x, eps, centred=True)
+        normal, inverse = _normalized(x, eps, deviations=True)
         slope = dy if weight is None else dy * weight
         of_x = inverse * (_without(normal, slope) - jnp.mean(slope, axis=-1, keepdims=True))
         return {"x": of_x, "weight": dy * normal, "bias": dy}
 
     parameters = {"weight": weight, "bias": bias}
     return _gradients("layer_norm", compute, blocks, generation, wanted, [x, *rest], parameters)
+
+
+def l2_norm(
+    blocks: Blocks, generation: str, wanted: Names, rest: Arrays, x: jax.Array, *, eps: float, **_: Any
+) -> list[jax.Array]:
+    """Compute the gradient of `tensorops.l2_norm`."""
+
+    def compute(x: jax.Array, dy: jax.Array) -> dict[str, jax.Array]:
+        y, inverse, bounded = unit_vectors(x, eps)
+        along = jnp.where(bounded, 0.0, jnp.sum(dy * y, axis=-1, keepdims=True))
+        return {"x": inverse * (dy - y * along)}
+
+    return _gradients("l2_norm", compute, blocks, generation, wanted, [x, *rest], {})
 
 
 def softmax(
@@ -237,11 +252,10 @@ def _gradients(
     return [by_name[key] for key in wanted]
 
 
-def _normalized(x: jax.Array, eps: float, *, centred: bool = False) -> tuple[jax.Array, jax.Array]:
+def _normalized(x: jax.Array, eps: float, *, deviations: bool = False) -> tuple[jax.Array, jax.Array]:
     """Return rows over their root mean square, and the inverse of that."""
-    scaled, unit = scaled_to_one(x, eps)
-    if centred:
-        scaled = scaled - jnp.mean(scaled, axis=-1, keepdims=True)
+    scaled, unit = scaled_to_one(x, eps**0.5)
+    scaled = centred(scaled) if deviations else scaled
     root = root_mean_square(scaled, unit, eps)
     return scaled / root, unit / root
 
@@ -253,6 +267,6 @@ def _without(normal: jax.Array, slope: jax.Array) -> jax.Array:
 
 KERNELS: dict[str, Callable[..., list[jax.Array]]] = {
     function.__name__: function
-    for function in (rms_norm, add_rms_norm, layer_norm, softmax, log_softmax, logsumexp, cross_entropy)
+    for function in (rms_norm, add_rms_norm, layer_norm, l2_norm, softmax, log_softmax, logsumexp, cross_entropy)
 }
 """The kernels by the name of the operator."""

@@ -16,11 +16,13 @@ import numpy as np
 from tensorops._dtypes import is_floating, name_of
 from tensorops.kernels._jax.primitive import Reverse
 from tensorops.kernels.pallas import attention_plans, blocks, decoding_plans
+from tensorops.kernels.pallas.channels_plans import group_norm, instance_norm
 from tensorops.kernels.pallas.lookup_plans import embedding
 from tensorops.kernels.pallas.projected_loss_plans import linear_cross_entropy
 from tensorops.kernels.pallas.quantized_plans import quantized_linear
 from tensorops.kernels.pallas.refusals import DTYPES as _DTYPES
 from tensorops.kernels.pallas.refusals import refuse_arrays as _refuse_arrays
+from tensorops.kernels.pallas.selection_plans import top_k
 from tensorops.ops.attention import log_totals
 
 Program: TypeAlias = Callable[..., list[Any]]
@@ -50,6 +52,12 @@ def layer_norm(
     """Plan `tensorops.layer_norm`."""
     parameters = {"weight": weight, "bias": bias}
     found = _whole_rows(generation, "layer_norm", axis, 4, {"x": x}, parameters, [x.dtype])
+    return found if isinstance(found, str) else functools.partial(found, eps=eps)
+
+
+def l2_norm(generation: str, *, x: Any, eps: float, axis: int | tuple[int, ...]) -> Program | str:
+    """Plan `tensorops.l2_norm`."""
+    found = _whole_rows(generation, "l2_norm", axis, 3, {"x": x}, {}, [x.dtype])
     return found if isinstance(found, str) else functools.partial(found, eps=eps)
 
 
@@ -179,6 +187,9 @@ PLANNERS: dict[str, Planner] = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     "layer_norm": layer_norm,
+    "l2_norm": l2_norm,
+    "group_norm": group_norm,
+    "instance_norm": instance_norm,
     "softmax": functools.partial(_softmax, "softmax"),
     "log_softmax": functools.partial(_softmax, "log_softmax"),
     "logsumexp": logsumexp,
@@ -188,6 +199,7 @@ PLANNERS: dict[str, Planner] = {
     "quantized_linear": quantized_linear,
     "linear_cross_entropy": linear_cross_entropy,
     "embedding": embedding,
+    "top_k": top_k,
 }
 """The planners by the name of their operator."""
 
@@ -218,6 +230,10 @@ def _layer_norm_reverse(
     return _whole_rows_reverse(generation, "layer_norm", wanted, 6, *arrays, options)
 
 
+def _l2_norm_reverse(generation: str, wanted: Names, rest: Arrays, *, x: Any, **options: Any) -> Any:
+    return _whole_rows_reverse(generation, "l2_norm", wanted, 5, {"x": x, "dy": rest[0]}, {}, options)
+
+
 def _softmax_reverse(
     name: str, generation: str, wanted: Names, rest: Arrays, *, x: Any, where: Any = None, **options: Any
 ) -> Any:
@@ -245,6 +261,7 @@ REVERSE_PLANNERS: dict[str, Planner] = {
     "rms_norm": _rms_norm_reverse,
     "add_rms_norm": _add_rms_norm_reverse,
     "layer_norm": _layer_norm_reverse,
+    "l2_norm": _l2_norm_reverse,
     "softmax": functools.partial(_softmax_reverse, "softmax"),
     "log_softmax": functools.partial(_softmax_reverse, "log_softmax"),
     "logsumexp": _logsumexp_reverse,

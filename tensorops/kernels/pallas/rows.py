@@ -28,7 +28,7 @@ def rms_norm(
     """Compute `tensorops.rms_norm` along the last axis."""
 
     def compute(x: jax.Array, weight: jax.Array | None = None) -> tuple[jax.Array]:
-        y = _divided(*scaled_to_one(x, eps), eps)
+        y = _divided(*scaled_to_one(x, eps**0.5), eps)
         return (y if weight is None else y * (weight + weight_offset),)
 
     return over_rows("rms_norm", compute, blocks, generation, [x], [weight], [x.dtype])
@@ -42,7 +42,7 @@ def add_rms_norm(
 
     def compute(x: jax.Array, residual: jax.Array, weight: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         total = (x + residual).astype(dtype).astype(jnp.float32)
-        y = _divided(*scaled_to_one(total, eps), eps)
+        y = _divided(*scaled_to_one(total, eps**0.5), eps)
         return (y if weight is None else y * weight), total
 
     return over_rows("add_rms_norm", compute, blocks, generation, [x, residual], [weight], [dtype, dtype])
@@ -54,12 +54,17 @@ def layer_norm(
     """Compute `tensorops.layer_norm` along the last axis."""
 
     def compute(x: jax.Array, weight: jax.Array | None = None, bias: jax.Array | None = None) -> tuple[jax.Array]:
-        scaled, unit = scaled_to_one(x, eps)
-        y = _divided(scaled - jnp.mean(scaled, axis=-1, keepdims=True), unit, eps)
+        scaled, unit = scaled_to_one(x, eps**0.5)
+        y = _divided(centred(scaled), unit, eps)
         y = y if weight is None else y * weight
         return (y if bias is None else y + bias,)
 
     return over_rows("layer_norm", compute, blocks, generation, [x], [weight, bias], [x.dtype])
+
+
+def l2_norm(blocks: Blocks, generation: str, x: jax.Array, *, eps: float, **_: Any) -> list[jax.Array]:
+    """Compute `tensorops.l2_norm` along the last axis."""
+    return over_rows("l2_norm", lambda x: unit_vectors(x, eps)[:1], blocks, generation, [x], [], [x.dtype])
 
 
 def softmax(
@@ -84,6 +89,16 @@ def log_softmax(
         return (shifted - jnp.log(total),)
 
     return over_rows("log_softmax", compute, blocks, generation, [x, *mask_of(where, x)], [], [dtype or x.dtype])
+
+
+def unit_vectors(x: jax.Array, eps: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return rows over their lengths, the inverses of these, and whether `eps` bounds them."""
+    scaled, unit = scaled_to_one(x, eps)
+    square, bound = jnp.sum(scaled * scaled, axis=-1, keepdims=True), jnp.float32(eps) * unit
+    bounded = square <= bound * bound
+    length = jnp.where(bounded, bound, jnp.sqrt(square))
+    length = jnp.where(length == 0, 1.0, length)  # no bound, and all elements are zero
+    return scaled / length, unit / length, bounded
 
 
 def mask_of(where: jax.Array | None, x: jax.Array) -> list[jax.Array]:
@@ -182,15 +197,26 @@ def as_column(row: jax.Array) -> jax.Array:
     return jnp.transpose(jnp.broadcast_to(row, (LANES, row.shape[1])))[:, :1]
 
 
-def scaled_to_one(x: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
+def scaled_to_one(x: jax.Array, least: float) -> tuple[jax.Array, jax.Array]:
     """Return ``x * unit`` of magnitude about one, and `unit`, a power of two for each row; see `ops.normalization`."""
-    largest = jnp.maximum(jnp.max(jnp.abs(x), axis=-1, keepdims=True), jnp.float32(eps**0.5))
+    unit = unit_of(jnp.max(jnp.abs(x), axis=-1, keepdims=True), least)
+    return x * unit, unit
+
+
+def unit_of(largest: jax.Array, least: float) -> jax.Array:
+    """Return a power of two that scales elements of at most this size to about one."""
+    largest = jnp.maximum(largest, jnp.float32(least))
     bits = jax.lax.bitcast_convert_type(largest, jnp.int32) & _EXPONENT
     # Infinity and NaN have the largest exponent, zeros the smallest. The power and its inverse are normal numbers.
     bits = jnp.where((bits == _EXPONENT) | (largest == 0), _SIGN_AND_EXPONENT_OF_ONE, bits)
     bits = jnp.clip(bits, 2 << 23, 252 << 23)
-    unit = jax.lax.bitcast_convert_type((254 << 23) - bits, jnp.float32)
-    return x * unit, unit
+    return jax.lax.bitcast_convert_type((254 << 23) - bits, jnp.float32)
+
+
+def centred(scaled: jax.Array) -> jax.Array:
+    """Subtract the mean of rows, and what rounding left of it; see `ops.normalization`."""
+    scaled = scaled - jnp.mean(scaled, axis=-1, keepdims=True)
+    return scaled - jnp.mean(scaled, axis=-1, keepdims=True)
 
 
 def _divided(scaled: jax.Array, unit: jax.Array, eps: float) -> jax.Array:
@@ -199,14 +225,19 @@ def _divided(scaled: jax.Array, unit: jax.Array, eps: float) -> jax.Array:
 
 def root_mean_square(scaled: jax.Array, unit: jax.Array, eps: float) -> jax.Array:
     """Return the root of the mean of squares, with `eps` added before scaling."""
+    return root_of(jnp.mean(scaled * scaled, axis=-1, keepdims=True), unit, eps)
+
+
+def root_of(square: jax.Array, unit: jax.Array, eps: float) -> jax.Array:
+    """Return the root of a mean of squares, with `eps` added before scaling."""
     root = jnp.float32(eps**0.5) * unit
-    square = jnp.mean(scaled * scaled, axis=-1, keepdims=True) + root * root
+    square = square + root * root
     if eps > 0:  # it underflowed, and all elements are zero: any divisor gives 0
         square = jnp.where(square == 0, 1.0, square)
     return jnp.sqrt(square)
 
 
 KERNELS: dict[str, Callable[..., list[jax.Array]]] = {
-    function.__name__: function for function in (rms_norm, add_rms_norm, layer_norm, softmax, log_softmax)
+    function.__name__: function for function in (rms_norm, add_rms_norm, layer_norm, l2_norm, softmax, log_softmax)
 }
 """The kernels on whole rows by the name of their operator."""
