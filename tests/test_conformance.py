@@ -133,9 +133,10 @@ def test_a_kernel_is_chosen_for_its_first_case(operator, provider):
     outpaced = operator.kernels[provider].outpaced or _providers.PROVIDERS[provider].by_name
     for row in testable:
         for dtype in support.dtypes_of(row.name):
-            named = tp.set_backend(support.backend_of(row.name).name, providers=[provider, "generic"])
-            by_name = outpaced or (deviation is not None and dtype in deviation.dtypes)
-            with support.holding(row.name, dtype), named if by_name else contextlib.nullcontext():
+            scope: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+            if outpaced or (deviation is not None and dtype in deviation.dtypes):  # taken only if it is named
+                scope = tp.set_backend(support.backend_of(row.name).name, providers=[provider, "generic"])
+            with support.holding(row.name, dtype), scope:
                 backend = support.backend_of(row.name)
                 args, kwargs = there(case.build(dtype_name=dtype), backend, devices.get(row.name))
                 chosen.add(operator.explain(*args, **kwargs).kernel)

@@ -19,6 +19,11 @@ from array_api_pyopencl._dtypes import DType
 _MAX_QUEUES = 64
 LARGE = 1 << 20  # bytes; before allocating a larger buffer, check how much the pool holds
 _MAX_PROGRAMS = 256  # a driver for processors takes 4 MB for each
+# Before every program: clang warns of functions that return longer vectors than its registers; all are inlined.
+_PRELUDE = """#ifdef __clang__
+#pragma clang diagnostic ignored "-Wpsabi"
+#endif
+"""
 _programs: dict[tuple[Any, Any, str], Any] = {}
 _compiling = threading.Lock()  # warnings are silenced for the whole process
 _found = threading.RLock()  # two threads must not make two contexts for one device, or two devices for one queue
@@ -191,7 +196,7 @@ class Device:
                 found = _programs.get(key)
                 if found is None:
                     try:
-                        found = self._compile(source)
+                        found = self._compile(_PRELUDE + source)
                     except cl.Error as error:  # no later attempt would end otherwise
                         found = error
                     if len(_programs) >= _MAX_PROGRAMS:

@@ -88,7 +88,7 @@ def test_logits_whose_quotients_are_equal_are_kept_together(target):
     logits[0, 9], logits[0, 50], logits[0, 120] = 2.0**25, 0.0, 1.0
     assert (logits[0, 50] - logits[0, 9]) == (logits[0, 120] - logits[0, 9])
     for top_k, temperature in ((2, 2.0**24), (3, 2.0**24), (2, 1e30), (5, 3e38)):
-        for u in (0.2, 0.55, 0.7, 0.85, 0.9, 0.999):
+        for u in (0.201, 0.551, 0.701, 0.851, 0.901, 0.999):
             uniforms = np.array([u], np.float32)
             options = {"top_k": top_k, "temperature": temperature}
             expected = tp.sample.generic(logits, **options, rng=uniforms)

@@ -97,13 +97,13 @@ def test_runs_follow_one_another_on_any_stream(torch):
     kernel = PersistentKernel(tp.silu, [torch.tensor(X)], backend="torch")
     kernel.compile()
     log = [(what, stream) for what, *_, stream in torch.fake.log if what != "record"]
-    assert log == [
+    assert log[:5] == [
         ("wait", "stream 1"),  # for what the caller's stream was given
         ("synchronize", "stream 1"),  # after the first run, without a graph
         ("wait", "stream 1"),
         ("begin", "stream 1"),
         ("end", "stream 1"),
-    ]
+    ]  # then the comparison with the step, on copies
     del torch.fake.log[:]
     kernel(torch.tensor(X))
     other = torch.cuda.Stream("other")
@@ -126,6 +126,7 @@ def test_donated_tensors_are_written_where_they_are(torch):
     kernel = PersistentKernel(writing, [x, cache, place], backend="torch", donate=[1])
     kernel.compile()
     assert not cache.any()  # compiling did not write to it
+    del torch.fake.log[:]
     given, part, start = kernel(x, cache, place)
     assert given is cache
     assert_close(cache[:, 1], REFERENCES["silu"](X[:, 0]))
@@ -137,7 +138,7 @@ def test_donated_tensors_are_written_where_they_are(torch):
     assert_close(
         cache, np.stack([0 * X[:, 0], *REFERENCES["silu"](X[:, 0] * [[1], [2]]), 0 * X[:, 0]], 1)[:, [0, 1, 3, 2]]
     )
-    assert [entry[0] for entry in torch.fake.log].count("begin") == 1
+    assert [entry[0] for entry in torch.fake.log].count("begin") == 1  # after the comparison on copies
 
 
 def test_parts_of_donated_tensors_in_another_dtype(torch):
@@ -153,15 +154,17 @@ def test_parts_of_donated_tensors_in_another_dtype(torch):
 def test_donated_tensors_elsewhere_are_captured_again(torch):
     x, caches, place = torch.tensor(X[:, :1]), torch.zeros(3, 2, 4), torch.tensor([1])
     kernel = PersistentKernel(writing, [x, caches[0], place], backend="torch", donate=[1])
+    kernel.compile()
+    del torch.fake.log[:]
     kernel(x, caches[1], place)
     kernel(x, caches[1], place)
-    assert [entry[0] for entry in torch.fake.log].count("begin") == 2
+    assert [entry[0] for entry in torch.fake.log].count("begin") == 1
     assert_close(caches[1, :, 1], REFERENCES["silu"](X[:, 0]))
     assert not caches[[0, 2]].any()
     wide = torch.zeros(2, 8)[:, ::2]  # the same shape, with other strides
     kernel(x, wide, place)
     assert_close(wide[:, 1], REFERENCES["silu"](X[:, 0]))
-    assert [entry[0] for entry in torch.fake.log].count("begin") == 3
+    assert [entry[0] for entry in torch.fake.log].count("begin") == 2
 
 
 @pytest.mark.parametrize(

@@ -428,7 +428,7 @@ def test_what_the_compiler_refuses_the_body_computes(queue, monkeypatch):
             same(tp.rms_norm(x, w))
         assert log.kernels["rms_norm"] == {"generic"}
         same(tp.rms_norm(x[1:, :], w), EXPECTED[1:])
-    assert compiled.count(broken) == 1  # no call tries again, whatever its shapes
+    assert [source.endswith(broken) for source in compiled].count(True) == 1  # no call tries again, whatever its shapes
     reason = tp.rms_norm.explain(x, w).refused["opencl"]
     assert "undeclared_name" in reason
     assert "\n" not in reason
