@@ -69,15 +69,23 @@ def warn(text: object) -> None:
     messages.print(f"[yellow]Warning:[/] {escape(text)}", soft_wrap=True, highlight=False)
 
 
-def text(context: click.Context, parameter: click.Parameter, value: str) -> str:
+def checked_text(value: str) -> str:
     """Refuse text that is empty or not UTF-8: its bytes reach Python as characters that no encoder accepts."""
     if not value:
-        raise click.BadParameter("the text is empty")
+        raise ValueError("the text is empty")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise click.BadParameter(f"character {error.start} of {value!r:.80} is not UTF-8") from None
+        raise ValueError(f"character {error.start} of {value!r:.80} is not UTF-8") from None
     return value
+
+
+def text(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Refuse what `checked_text` does."""
+    try:
+        return checked_text(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def finite(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -167,11 +175,8 @@ def configured_backend() -> Backend | None:
     return chosen
 
 
-def model_options(command: C) -> C:
-    """Add the options of commands that run a language model."""
-    command = click.option(
-        "--max-new-tokens", type=click.IntRange(min=1), default=48, show_default=True, help="Stop after this many."
-    )(command)
+def model_option(command: C) -> C:
+    """Add the option of commands that run a language model."""
     return click.option(
         "--model",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),

@@ -16,7 +16,7 @@ from tensorops.cli._options import (
     configured_backend,
     escape,
     messages,
-    model_options,
+    model_option,
     model_path,
     print_table,
     require_available,
@@ -72,7 +72,10 @@ def why_skipped(backend: Backend) -> str:
     help="Run this one; may be repeated. By default the configured one, or else all.",
 )
 @click.option("--all", "everything", is_flag=True, help="Run all, including those that are left out as too slow.")
-@model_options
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), default=48, show_default=True, help="Stop after this many."
+)
+@model_option
 def demo(prompt: str, named: tuple[Backend, ...], everything: bool, model: Path | None, max_new_tokens: int) -> None:
     """Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected."""
     require_configuration()

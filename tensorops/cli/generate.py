@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ from tensorops._providers import GENERIC
 from tensorops.cli import _model
 from tensorops.cli._options import (
     backend_name,
+    checked_text,
     configured_backend,
     finite,
     messages,
-    model_options,
+    model_option,
     model_path,
     require_available,
     require_configuration,
@@ -31,12 +32,13 @@ from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
     from tensorops.models import Llama
+    from tensorops.models.tokenizer import Tokenizer
 
 
-def divisor(context: click.Context, parameter: click.Parameter, value: float) -> float:
+def divisor(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Refuse a temperature that is 0 in float32, in which logits are divided by it."""
     smallest = float(np.finfo(np.float32).tiny)
-    if 0 < value < smallest:
+    if value is not None and 0 < value < smallest:
         raise click.BadParameter(f"{value} is less than float32's {smallest:.1e}; 0 chooses the likeliest token")
     finite(context, parameter, value)
     return value
@@ -62,9 +64,7 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
     "--temperature",
     type=click.FloatRange(min=0),
     callback=divisor,
-    default=0.0,
-    show_default=True,
-    help="0 chooses the likeliest token.",
+    help="0 chooses the likeliest token, as by default; with an option of sampling, the default is 1.",
 )
 @click.option("--top-k", type=click.IntRange(min=1), help="Sample from the likeliest K tokens.")
 @click.option(
@@ -90,95 +90,167 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
 )
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt.")
 @click.option(
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="Continue the text of a file; - is standard input.",
+)
+@click.option(
     "--batch",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Continue every line of a text file instead, several at a time; writes a line of JSON for each, in order.",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="Continue every line of a text file, several at a time; writes a line of JSON for each, in order.",
 )
 @click.option("--max-batch", type=click.IntRange(min=1), default=8, show_default=True, help="How many lines at a time.")
-@model_options
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    help="Stop after this many; by default at the end of the text, or when the model's context is full.",
+)
+@model_option
 def generate(
     prompt: str | None,
     backend: Backend | None,
     model: Path | None,
-    max_new_tokens: int,
+    max_new_tokens: int | None,
     chat: bool,
-    temperature: float,
+    temperature: float | None,
     top_k: int | None,
     top_p: float | None,
     min_p: float | None,
     seed: int | None,
     bodies: bool,
     tensor_parallel: int,
+    file: Path | None,
     batch: Path | None,
     max_batch: int,
 ) -> None:
-    """Continue PROMPT; the text streams to standard output, the speed goes to standard error."""
-    if (prompt is None) == (batch is None):
-        raise click.UsageError("give either PROMPT or --batch")
-    prompts = [prompt] if prompt is not None else _lines(batch)
+    """Continue PROMPT, where - is standard input; the text streams to standard output.
+
+    Standard error says how fast, and why the text ended.
+    """
+    if (prompt is not None) + (file is not None) + (batch is not None) != 1:
+        raise click.UsageError("give one of PROMPT, --file and --batch")
+    if tensor_parallel > 1 and "-" in (prompt, str(file), str(batch)):
+        raise click.UsageError("--tensor-parallel reads no standard input, which would reach one process only")
+    if file is not None or prompt == "-":
+        source, name = (file, "'--file'") if file is not None else (Path("-"), "'PROMPT'")
+        prompt = _prompt(_content(source, name), name)
+    lines = [] if batch is None else [line for line in _content(batch, "'--batch'").splitlines() if line.strip()]
+    if temperature is None and seed is not None:  # which is for sampling
+        temperature = 1.0
     require_configuration()
     chosen = backend or configured_backend() or _model.default_backend()
     require_available(chosen, option="--backend" if backend else "")
     with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext():
         llama = _model.load(model_path(model), chosen, tensor_parallel)
-        assert llama.tokenizer is not None  # files without one are refused when they are read
-        watch = _model.Stopwatch()
-        try:
-            encoded = [llama.tokenizer.encode_prompt(each, chat=chat) for each in prompts]
-        except ValueError as error:  # the template comes from the file
-            raise click.ClickException(str(error)) from None
-        pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
         name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name
-        if prompt is None:
-            options = {"max_new_tokens": max_new_tokens, "max_batch": max_batch, **pick}
-            count = sum(_write_batch(llama, prompts, encoded, options))
-            if llama.mpi_rank:  # the first rank says the same
-                return
-            seconds = time.perf_counter() - watch.started
-            rate = f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s with the prompts"
-            messages.print(f"[dim]{name}: {len(prompts)} texts, {rate}[/]")
-            return
-        (ids,) = encoded
-        tokens = _model.generate(llama, ids, max_new_tokens=max_new_tokens, **pick)
-        if llama.mpi_rank:  # the first rank says the same
-            list(tokens)
-            return
-        if not chat:
-            click.echo(prompt, nl=False)
-        for piece in llama.tokenizer.stream(watch.watch(tokens)):
-            click.echo(piece, nl=False)
-        click.echo()
-        messages.print(
-            f"[dim]{name}: {len(watch.stamps)} tokens, {watch.tokens_per_second:.1f} tokens/s; "
-            f"first after {watch.seconds_to_first:.2f} s ({len(ids)} tokens of prompt)[/]"
+        options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+        options |= {"min_p": min_p, "seed": seed}
+        if prompt is not None:
+            _stream(llama, prompt, chat, name, options)
+        else:
+            _write_batch(
+                llama, [_encoded(llama, line, chat, max_new_tokens) for line in lines], name, max_batch, options
+            )
+
+
+def _content(path: Path, name: str) -> str:
+    """Return the text of a file, or of standard input for -; bytes that are not UTF-8 are kept as surrogates."""
+    try:
+        with click.open_file(str(path), "rb") as stream:
+            return str(stream.read().decode("utf-8-sig", "surrogateescape"))
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {describe_error(error)}", param_hint=name) from None
+
+
+def _prompt(content: str, name: str) -> str:
+    """Return a prompt without the end of its last line; refuse what is no text."""
+    try:
+        return checked_text(content.removesuffix("\n").removesuffix("\r"))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=name) from None
+
+
+def _stream(llama: Llama, prompt: str, chat: bool, name: str, options: dict[str, Any]) -> None:
+    """Write the text that follows a prompt as it becomes known."""
+    assert llama.tokenizer is not None  # files without one are refused when they are read
+    watch = _model.Stopwatch()
+    text = _encoded(llama, prompt, chat, options["max_new_tokens"])
+    if text.error:
+        raise click.ClickException(text.error)
+    tokens = llama.generate_ids(text.ids, **options)
+    if llama.mpi_rank:  # the first rank says the same
+        list(tokens)
+        return
+    if not chat:
+        click.echo(prompt, nl=False)
+    for piece in llama.tokenizer.stream(watch.watch(tokens)):
+        click.echo(piece, nl=False)
+    click.echo()
+    count = len(watch.stamps)
+    if count < text.most:
+        end = "the end of the text"
+    else:
+        end = (
+            "--max-new-tokens" if options["max_new_tokens"] else f"the context of {llama.config.context_length} tokens"
         )
+    messages.print(
+        f"[dim]{name}: {count} tokens, to {end}; {watch.tokens_per_second:.1f} tokens/s; "
+        f"first after {watch.seconds_to_first:.2f} s ({len(text.ids)} tokens of prompt)[/]",
+        soft_wrap=True,
+    )
 
 
-def _lines(path: Path | None) -> list[str]:
-    """Return the lines of a file that are not empty."""
-    assert path is not None
-    try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{path}: {describe_error(error)}", param_hint="'--batch'") from None
+@dataclass
+class _Text:
+    """A prompt of a batch and its tokens, how many may follow and which did; or why there is none."""
+
+    prompt: str
+    ids: list[int] = field(default_factory=list)
+    most: int = 0
+    added: list[int] = field(default_factory=list)
+    error: str = ""
 
 
-def _write_batch(llama: Llama, prompts: list[str], encoded: list[list[int]], options: dict[str, Any]) -> Iterator[int]:
-    """Write a line of JSON for each prompt in their order, as soon as its turn has come; yield its number of tokens."""
+def _encoded(llama: Llama, prompt: str, chat: bool, max_new_tokens: int | None) -> _Text:
     assert llama.tokenizer is not None
-    if empty := [number for number, ids in enumerate(encoded, 1) if not ids]:
-        raise click.ClickException(f"prompt {empty[0]} has no character in the model's vocabulary")
-    tokens: list[list[int]] = [[] for _ in prompts]
-    ended: set[int] = set()
     try:
-        steps = llama.generate_batch(encoded, on_end=ended.add, **options)
-        for turn, (prompt, added) in enumerate(zip(prompts, tokens, strict=True)):
-            while turn not in ended and (step := next(steps, None)) is not None:
-                number, token = step
-                tokens[number].append(token)
-            if not llama.mpi_rank:
-                text = "".join(llama.tokenizer.stream(iter(added)))
-                click.echo(json.dumps({"prompt": prompt, "text": text, "tokens": len(added)}, ensure_ascii=False))
-            yield len(added)
+        ids = llama.tokenizer.encode_prompt(checked_text(prompt), chat=chat)
+        if not ids:
+            raise ValueError("the prompt has no character in the model's vocabulary")
+        return _Text(prompt, ids, llama.count_new_tokens(len(ids), max_new_tokens))
+    except ValueError as error:  # the template comes from the file
+        return _Text(prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), error=str(error))
+
+
+def _write_batch(llama: Llama, texts: list[_Text], name: str, max_batch: int, options: dict[str, Any]) -> None:
+    """Write a line of JSON for each text in their order, as soon as its turn has come."""
+    assert llama.tokenizer is not None
+    watch = _model.Stopwatch()
+    right = [text for text in texts if not text.error]
+    ended: set[int] = set()
+    number = 0
+    try:
+        steps = llama.generate_batch([t.ids for t in right], max_batch=max_batch, on_end=ended.add, **options)
+        for text in texts:
+            while not text.error and number not in ended and (step := next(steps, None)) is not None:
+                right[step[0]].added.append(step[1])
+            number += not text.error
+            if not llama.mpi_rank:  # the first rank says the same
+                click.echo(json.dumps(_answer(text, llama.tokenizer), ensure_ascii=False))
     except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
+    if llama.mpi_rank:
+        return
+    count, seconds = sum(len(text.added) for text in right), time.perf_counter() - watch.started
+    rate = f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s with the prompts"
+    messages.print(f"[dim]{name}: {len(right)} texts, {rate}[/]")
+    if wrong := len(texts) - len(right):
+        raise click.ClickException(f'{wrong} of {len(texts)} lines could not be continued: see "error" in theirs')
+
+
+def _answer(text: _Text, tokenizer: Tokenizer) -> dict[str, Any]:
+    if text.error:
+        return {"prompt": text.prompt, "error": text.error}
+    reason = "stop" if len(text.added) < text.most else "length"
+    answer = {"prompt": text.prompt, "text": tokenizer.decode(text.added), "tokens": len(text.added)}
+    return answer | {"finish_reason": reason}

@@ -42,6 +42,7 @@ Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
 FIRST_CAPACITY = 128
 LOAD = "load its part of the network"  # which is what ranks do together
 CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
+_LIKELY_TOKENS = 2048  # that are added to a prompt, if nobody says how many: pages of a batch have room for them
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
 
@@ -108,6 +109,13 @@ def forward(
     if start is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
         return tp.to_backend(hidden, tp.get_backend()), new_keys, new_values
     return tp.to_backend((hidden, new_keys, new_values), tp.get_backend())  # the caller's kind
+
+
+def _sampling(temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None) -> dict[str, Any]:
+    """Return options of `tensorops.sample`: the likeliest token, unless something says from which to sample."""
+    if temperature is None:
+        temperature = 0.0 if top_k is top_p is min_p is None else 1.0
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
 
 
 def _choose(
@@ -383,8 +391,8 @@ class Llama:
         self,
         ids: Sequence[int],
         *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
@@ -396,10 +404,12 @@ class Llama:
         ----------
         ids : sequence of int
             At least one token.
-        max_new_tokens : int
-            The maximum number of tokens to add, 0 or more; with the prompt they must fit the context length.
+        max_new_tokens : int, optional
+            The maximum number of tokens to add, 0 or more; with the prompt they must fit the context length. By default
+            as many as fit.
         temperature, top_k, top_p, min_p
-            As for `tensorops.sample`; temperature 0 chooses the likeliest token.
+            As for `tensorops.sample`; temperature 0 chooses the likeliest token. It is the default, unless one of the
+            others is given, which need a temperature: 1 then.
         seed : int, optional
             Makes sampling repeatable.
 
@@ -414,23 +424,47 @@ class Llama:
             The prompt is empty or too long, an id is not in the vocabulary, or `max_new_tokens` is negative.
         """
         ids = [int(token) for token in self._check_ids(ids)]
-        if max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
-        if (total := len(ids) + max_new_tokens) > self.config.context_length:
+        count = self.count_new_tokens(len(ids), max_new_tokens)
+        rng = np.random.default_rng(seed)
+        pick = _sampling(temperature, top_k, top_p, min_p) | {"rng": rng}
+        return self._continue(ids, count, pick)
+
+    def count_new_tokens(self, prompt: int, max_new_tokens: int | None = None) -> int:
+        """Return how many tokens `generate_ids` may add to a prompt.
+
+        Parameters
+        ----------
+        prompt : int
+            The number of tokens of the prompt.
+        max_new_tokens : int, optional
+            As for `generate_ids`.
+
+        Returns
+        -------
+        int
+            `max_new_tokens`, or as many as the context has room for.
+
+        Raises
+        ------
+        ValueError
+            They do not fit, or `max_new_tokens` is negative.
+        """
+        count = max(self.config.context_length - prompt, 1) if max_new_tokens is None else max_new_tokens
+        if count < 0:
+            raise ValueError(f"max_new_tokens is {count}, expected 0 or more")
+        if (total := prompt + count) > self.config.context_length:
             raise ValueError(
-                f"{len(ids)} tokens of prompt and {max_new_tokens} new ones make {total}, "
+                f"{prompt} tokens of prompt and {count} new ones make {total}, "
                 f"more than the model's context length of {self.config.context_length}"
             )
-        rng = np.random.default_rng(seed)
-        pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "rng": rng}
-        return self._continue(ids, max_new_tokens, pick)
+        return count
 
     def generate_batch(
         self,
         prompts: Iterable[Sequence[int]],
         *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.0,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
@@ -450,19 +484,20 @@ class Llama:
         ----------
         prompts : sequence of sequence of int
             At least one token each.
-        max_new_tokens : int
-            The most tokens to add to each, 0 or more.
+        max_new_tokens : int, optional
+            The most tokens to add to each, 0 or more; by default as many as fit.
         temperature, top_k, top_p, min_p, seed
             As for `generate_ids`.
         max_batch : int
             The most sequences at a time.
         max_seq_length : int, optional
-            The most tokens of a sequence; by default of the longest prompt and its new tokens.
+            The most tokens of a sequence; by default of the longest prompt and its new tokens, or the context length.
         page_size : int
             How many tokens a page of the cache holds; see `PagedKVCache`.
         max_num_pages : int, optional
-            How many pages there are; by default enough for `max_batch` sequences of `max_seq_length`. With fewer,
-            sequences wait, and the youngest may have to begin again.
+            How many pages there are; by default enough for `max_batch` sequences of `max_seq_length` or, without
+            `max_new_tokens`, of 2,048 tokens more than the longest prompt. With fewer, sequences wait, and the youngest
+            may have to begin again.
         kv_dtype : {"float32", "float16", "bfloat16"}
             In which keys and values are kept.
         on_end : callable, optional
@@ -486,23 +521,29 @@ class Llama:
         for name, value in (("max_batch", max_batch), ("page_size", page_size)):
             if isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected at least 1")
-        if max_new_tokens < 0:
+        if max_new_tokens is not None and max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
         prompts = list(prompts)  # it may be a generator, and is gone through twice
         if not prompts:
             return iter(())
-        longest = max(map(len, prompts)) + max_new_tokens
-        most = min(longest, self.config.context_length) if max_seq_length is None else max_seq_length
+        context, longest = self.config.context_length, max(map(len, prompts))
+        likely = longest + (_LIKELY_TOKENS if max_new_tokens is None else max_new_tokens)
+        if max_seq_length is not None:
+            most = max_seq_length
+        else:
+            most = context if max_new_tokens is None else min(likely, context)
         if not 0 < most <= self.config.context_length:
             raise ValueError(
                 f"max_seq_length is {most}, expected 1 to the context length, {self.config.context_length}"
             )
-        number = max_batch * -(-most // page_size) if max_num_pages is None else max_num_pages
+        number = max_num_pages
+        if number is None:
+            number = max(max_batch * -(-min(likely, most) // page_size), -(-most // page_size))
         cache = self.new_paged_cache(page_size, number, dtype=kv_dtype)
-        pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        pick = _sampling(temperature, top_k, top_p, min_p)
         batch = Batch(self, cache, max_batch, most, pick, seed, on_end)
         for ids in prompts:
-            batch.add(ids, max_new_tokens)
+            batch.add(ids, max(most - len(ids), 1) if max_new_tokens is None else max_new_tokens)
         return batch.run()
 
     def persistent(
@@ -515,7 +556,7 @@ class Llama:
         page_size: int | None = None,
         max_num_pages: int | None = None,
         kv_dtype: str = "float32",
-        temperature: float = 0.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
@@ -572,7 +613,7 @@ class Llama:
         ValueError
             A number is out of range, options do not belong together, or the backend cannot replay steps.
         """
-        pick = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        pick = _sampling(temperature, top_k, top_p, min_p)
         sizes = (length, max_seq_length, page_size, max_num_pages)
         options = StepOptions(mode, batch, *sizes, kv_dtype, pick)
         repack = mode == "decode" if repack is None else repack

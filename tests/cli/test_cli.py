@@ -378,9 +378,9 @@ def test_generate_in_a_batch(model, tmp_path):
 
 def test_a_batch_that_is_interrupted_has_written_what_was_complete(capsys):
     class Interrupted:
-        mpi_rank, tokenizer = 0, SimpleNamespace(stream=lambda tokens: map(str, tokens))
+        mpi_rank, tokenizer = 0, SimpleNamespace(decode=lambda tokens: "".join(map(str, tokens)))
 
-        def generate_batch(self, prompts, on_end):
+        def generate_batch(self, prompts, max_batch, on_end):
             yield 1, 5
             on_end(1)  # the second text: it waits for the first one
             yield 0, 7
@@ -389,18 +389,19 @@ def test_a_batch_that_is_interrupted_has_written_what_was_complete(capsys):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(generate._write_batch(Interrupted(), ["a", "b", "c"], [[1], [2], [3]], {}))
-    written = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert written == [{"prompt": "a", "text": "7", "tokens": 1}, {"prompt": "b", "text": "5", "tokens": 1}]
+        generate._write_batch(Interrupted(), [generate._Text(prompt, [1], 1) for prompt in "abc"], "cpu", 8, {})
+    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert first == {"prompt": "a", "text": "7", "tokens": 1, "finish_reason": "length"}
+    assert (second["prompt"], second["text"]) == ("b", "5")
 
 
-@pytest.mark.parametrize("arguments", [[], ["hello", "--batch", __file__]])
+@pytest.mark.parametrize("arguments", [[], ["hello", "--batch", __file__], ["-", "--file", __file__]])
 def test_generate_takes_a_prompt_or_a_file(arguments, model):
     from tensorops.cli._app import app
 
     result = CliRunner().invoke(app, ["generate", *arguments, "--model", str(model)])
     assert result.exit_code == 2
-    assert "give either PROMPT or --batch" in result.output
+    assert "give one of PROMPT, --file and --batch" in result.output
 
 
 def test_generate_and_the_library_have_the_same_default(model):
@@ -487,6 +488,79 @@ def test_a_models_name_need_not_be_utf8(model, tmp_path, command):
     refused = run(*command, "hello", "--model", str(path))
     assert refused.returncode == 1
     assert refused.stderr.endswith("le.gguf: magic: not a GGUF file\n")
+
+
+def test_generate_reads_a_file_or_standard_input(model, tmp_path):
+    from tensorops.cli._app import app
+
+    options = ["--model", str(model), "--max-new-tokens", "4"]
+    expected = CliRunner().invoke(app, ["generate", "hello\nworld", *options]).stdout
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"hello\nworld\n")
+    assert CliRunner().invoke(app, ["generate", "--file", str(path), *options]).stdout == expected
+    for given in (["-"], ["--file", "-"]):
+        assert CliRunner().invoke(app, ["generate", *given, *options], input=path.read_bytes()).stdout == expected
+    for content, problem in ((b"\n", "the text is empty"), (b"caf\xe9", "character 3 of 'caf\\udce9' is not UTF-8")):
+        result = CliRunner().invoke(app, ["generate", "-", *options], input=content)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"Invalid value for 'PROMPT': {problem}" in result.stderr
+    result = CliRunner().invoke(app, ["generate", "-", "--tensor-parallel", "2", *options])
+    assert result.exit_code == 2
+    assert "reads no standard input" in result.stderr
+
+
+def test_generate_says_why_a_text_ended(model):
+    from tensorops.cli._app import app
+    from tensorops.models import Llama
+
+    llama = Llama.from_gguf(model)
+    context = llama.config.context_length
+    whole = len(list(llama.generate_ids(llama.tokenizer.encode("hello"))))
+    long = "a b " * (context // 4 - 1)  # which leaves no room for the end of its text
+    room = context - len(llama.tokenizer.encode(long))
+    for prompt, options, words in (
+        ("hello", [], f": {whole} tokens, to the end of the text; "),
+        ("hello", ["--max-new-tokens", "5"], ": 5 tokens, to --max-new-tokens; "),
+        (long, [], f": {room} tokens, to the context of {context} tokens; "),
+    ):
+        assert words in CliRunner().invoke(app, ["generate", prompt, "--model", str(model), *options]).stderr
+
+
+def test_a_bad_line_of_a_batch_is_a_line_with_its_error(model, tmp_path):
+    from tensorops.cli._app import app
+    from tensorops.models import Llama
+
+    context = Llama.from_gguf(model).config.context_length
+    lines = [b"hello", b"caf\xe9", b"a b " * context, b"world"]
+    options = ["--model", str(model), "--max-new-tokens", "3"]
+    result = CliRunner().invoke(app, ["generate", "--batch", "-", *options], input=b"\n".join(lines))
+    assert result.exit_code == 1
+    assert "2 of 4 lines could not be continued" in result.stderr
+    first, wrong, long, last = map(json.loads, result.stdout.splitlines())
+    assert wrong == {"prompt": "caf\ufffd", "error": "character 3 of 'caf\\udce9' is not UTF-8"}
+    assert long["error"].endswith(f"more than the model's context length of {context}")
+    assert (first["prompt"], last["prompt"]) == ("hello", "world")
+    assert {(line["tokens"], line["finish_reason"]) for line in (first, last)} == {(3, "length")}
+    result = CliRunner().invoke(app, ["generate", "--batch", "-", *options[:2]], input=b"hello\nworld")
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    for prompt, line in zip(("hello", "world"), found, strict=True):
+        room = context - len(Llama.from_gguf(model).tokenizer.encode(prompt))
+        assert line["finish_reason"] == ("length" if line["tokens"] == room else "stop")
+    assert all(line["tokens"] > 20 for line in found)
+
+
+@pytest.mark.parametrize("option", ["top_k", "top_p", "min_p", "seed"])
+def test_options_of_sampling_sample(model, option):
+    from tensorops.cli._app import app
+
+    value = {"top_k": 40, "top_p": 0.99, "min_p": 0.01, "seed": 5}[option]
+    arguments = ["generate", "hello", "--model", str(model), "--max-new-tokens", "9", "--seed", "5"]
+    given = [] if option == "seed" else [f"--{option.replace('_', '-')}", str(value)]
+    sampled, hot, likeliest = (
+        CliRunner().invoke(app, [*arguments, *given, *more]).stdout
+        for more in ([], ["--temperature=1"], ["--temperature=0"])
+    )
+    assert sampled == hot != likeliest
 
 
 @pytest.mark.costly
