@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -88,11 +89,12 @@ def get_backend_info(name: str | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``backend`` (name), ``config`` (what was configured for its device), ``available_backends``,
-        ``compute_capability`` (int, 90 means 9.0), ``compute_units``, ``max_memory`` and ``max_shared_memory``
-        (bytes), ``device_count``, ``device_name``, ``dtypes``, ``versions``, ``verified`` (when it computed correctly
-        here, in ISO 8601), ``reason`` (why it is unavailable), ``remedy``, ``aliases``, ``library``, ``providers``,
-        ``summary`` and ``tested``. Unknown values are ``None``.
+        ``backend`` (name), ``config`` (``preferred_backend``, ``force_backend`` and ``backend_priority``, and what was
+        configured for its device), ``available_backends``, ``compute_capability`` (int, 90 means 9.0),
+        ``compute_units``, ``max_memory`` and ``max_shared_memory`` (bytes), ``device_count``, ``device_name``,
+        ``dtypes``, ``versions``, ``simd`` and ``openmp`` (of the kernels for processors); of these, what is not known
+        is left out. ``verified`` (when it computed correctly here, in ISO 8601), ``reason`` (why it is unavailable),
+        ``remedy``, ``aliases``, ``library``, ``providers``, ``summary`` and ``tested`` are ``None`` if there is none.
 
     Raises
     ------
@@ -119,12 +121,17 @@ def get_backend_info(name: str | None = None) -> dict[str, Any]:
         facts = DeviceFacts() if found.reason else runtime_of(backend).facts()
     except RuntimeError as error:  # it computes, but fails to describe itself
         found, facts = replace(found, reason=str(error)), DeviceFacts()
-    config = get_config(backend.name)
+    config, configured = get_config(backend.name), process.configuration
     return {
         "backend": backend.name,
-        "config": None if config is None else dataclasses.asdict(config),
+        "config": {
+            "preferred_backend": configured.preferred_backend,
+            "force_backend": configured.force_backend,
+            "backend_priority": list(configured.backend_priority),
+            **({} if config is None else dataclasses.asdict(config)),
+        },
         "available_backends": list(get_available_backends()),
-        **dataclasses.asdict(facts),
+        **{name: value for name, value in dataclasses.asdict(facts).items() if value is not None},
         **describe_row(backend, found),
     }
 
@@ -187,12 +194,13 @@ def list_backends(verbose: bool = False) -> BackendList:
     Parameters
     ----------
     verbose : bool, default False
-        Show all, including those that are not written yet or need other hardware.
+        Show all, including those that are not written yet or need other hardware, and print them. An interactive
+        session shows what the function returns, so nothing is printed there.
 
     Returns
     -------
     str
-        Lines of text; an interactive session shows them as a table.
+        Lines of text; a notebook shows them as a table.
 
     Examples
     --------
@@ -212,7 +220,10 @@ def list_backends(verbose: bool = False) -> BackendList:
             f"{hidden} more are known by name, but not available here: list_backends(verbose=True) shows them."
         )
     cells = tuple(_cells(backend, probes[backend.name], backend.name == chosen) for backend in shown)
-    return BackendList(Table("", ("  backend", "verified (UTC)", "computes with"), cells, tuple(notes)))
+    listed = BackendList(Table("", ("  backend", "verified (UTC)", "computes with"), cells, tuple(notes)))
+    if verbose and not hasattr(sys, "ps1"):  # which interactive sessions have
+        sys.stdout.write(f"{listed}\n")
+    return listed
 
 
 def _cells(backend: Backend, found: Probe, in_force_here: bool) -> tuple[str, str, str]:

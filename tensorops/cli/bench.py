@@ -258,7 +258,7 @@ def bench(
     else:
         if plot is not None and not sizes:
             sizes = _all_sizes()
-        report = _on_backends(operators, named, sizes, dtype, seconds or SECONDS, bodies)
+        report = on_backends(operators, named, sizes, dtype, seconds or SECONDS, bodies)
     _hand_over(report, as_json, output)
     if plot is not None and report.timed:
         _draw(report.to_dict(), plot)
@@ -269,9 +269,15 @@ def bench(
 # --- measuring ---------------------------------------------------------------------------------------
 
 
-def _on_backends(
-    operators: tuple[str, ...], named: tuple[Backend, ...], sizes: Sizes, dtype: str, seconds: float, bodies: bool
+def on_backends(
+    operators: tuple[str, ...],
+    named: tuple[Backend, ...] = (),
+    sizes: Sizes = (),
+    dtype: str = "float32",
+    seconds: float = SECONDS,
+    bodies: bool = False,
 ) -> Report:
+    """Time operators on backends, by default on all that compute here."""
     from tensorops.benchmarks import backends, reports
     from tensorops.benchmarks.workloads import SIZES, WORKLOADS
 
@@ -389,7 +395,7 @@ def _hand_over(report: Report, as_json: bool, output: Path | None) -> None:
     if as_json:
         click.echo(text, nl=False)
     else:
-        _print(report)
+        print_report(report)
 
 
 def _require_drawable(plot: Path, busy: bool) -> None:
@@ -430,7 +436,8 @@ def _draw(report: dict[str, Any], plot: Path) -> None:
         raise click.ClickException(f"{plot} cannot be written: {error}") from None
 
 
-def _print(report: Report) -> None:
+def print_report(report: Report) -> None:
+    """Print a report for people."""
     console = Console()
     if not console.is_terminal:  # a file has no width, and a table that is cut off loses digits
         console.width = max(console.width, WIDTH)

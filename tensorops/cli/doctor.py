@@ -16,6 +16,7 @@ from tensorops.backends import config_file, registry
 from tensorops.backends.config_file import AUTO, CONFIG, VARIABLES, Configuration
 from tensorops.backends.probing import REQUIREMENTS, Probe
 from tensorops.backends.registry import resolve
+from tensorops.cli import bench
 from tensorops.cli._options import apply_configuration, say
 from tensorops.cli.backends import had_here, print_hidden, print_unavailable, probe_best_first
 from tensorops.libraries import Backend
@@ -23,14 +24,17 @@ from tensorops.libraries import Backend
 if TYPE_CHECKING:
     from tensorops.hardware import Hardware
 
+TIMED = ("rms_norm", "softmax", "linear")
+SECONDS = 0.1  # for each figure
 POCL = "Portable Computing Language"
 INTELS_DRIVER = "libintelocl.so"
 
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Also show the backends that are not available here.")
+@click.option("--bench", "measured", is_flag=True, help="Also time some operators on every backend, in a minute.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def doctor(everything: bool, as_json: bool) -> None:
+def doctor(everything: bool, measured: bool, as_json: bool) -> None:
     """Examine the installation, the configuration and every backend; say how to fix what is missing.
 
     The exit code is 0 if the configuration is valid, the backend that it names works, and the compiled kernels load.
@@ -55,11 +59,14 @@ def doctor(everything: bool, as_json: bool) -> None:
         "notes": [*hardware.notes, *notes_on_opencl(hardware)],
         "problems": problems,
     }
+    times = bench.on_backends(TIMED, seconds=SECONDS) if measured and not problems else None
     if as_json:
-        click.echo(json.dumps(report, indent=2))
+        click.echo(json.dumps(report | ({"bench": times.to_dict()} if times else {}), indent=2))
     else:
         shown = {backend.name for backend, _ in (found if everything else had_here(found))}
         print_report(report, str(hardware), shown)
+        if times is not None:
+            bench.print_report(times)
     if problems:
         raise SystemExit(1)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -29,6 +30,15 @@ T = TypeVar("T")
 
 KINDS = ("cuda", "rocm", "tpu", "apple", "neuron", "opencl", "cpu")
 """The values of `Hardware.hardware_type`; if a machine has several kinds, the first one counts."""
+
+
+# AMD: "AMD matrix cores" for CDNA and RDNA 3 and 4; Google's TPU pages for each version; NVIDIA's tables of arithmetic
+# throughput by compute capability, where the GTX 16 and some others of 7.5 have no tensor cores.
+_ALL_TPUS = ("v",)
+_CPU_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+_CPU_MATRICES = frozenset({"amx_tile"})
+_NO_TENSOR_CORES = re.compile(r"GTX 16|MX450|MX550|\bT(400|500|550|600|1000|1200)\b")
+_CAPABILITIES = ("supports_bf16", "supports_fp8", "supports_tensor_cores")
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,9 @@ class Hardware(Displayed):
         Everything found besides the processor. A GPU that OpenCL also lists occurs twice.
     notes : tuple of str
         What could not be determined, and why.
+    supports_bf16, supports_fp8, supports_tensor_cores : bool or None
+        Whether that device has instructions for bfloat16, and units that multiply 8-bit floating-point numbers, and
+        matrices; ``None`` if unknown.
     """
 
     hardware_type: str = "cpu"
@@ -96,10 +109,41 @@ class Hardware(Displayed):
     accelerators: tuple[Accelerator, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def supports_bf16(self) -> bool | None:
+        """Whether the device has instructions for bfloat16; ``None`` if unknown."""
+        return self._supports(80, ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12"), _ALL_TPUS, _CPU_BF16)
+
+    @property
+    def supports_fp8(self) -> bool | None:
+        """Whether the device multiplies 8-bit floating-point numbers; ``None`` if unknown."""
+        return self._supports(89, ("gfx94", "gfx95", "gfx12"), ("v7",), frozenset())
+
+    @property
+    def supports_tensor_cores(self) -> bool | None:
+        """Whether the device has units that multiply matrices, as tensor cores do; ``None`` if unknown."""
+        if self.hardware_type == "cuda" and self.compute_capability == 75 and _NO_TENSOR_CORES.search(self.device_name):
+            return False
+        return self._supports(70, ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12"), _ALL_TPUS, _CPU_MATRICES)
+
+    def _supports(
+        self, capability: int, gpus: tuple[str, ...], tpus: tuple[str, ...], features: frozenset[str]
+    ) -> bool | None:
+        """Return whether the device has a capability: from which NVIDIA GPU on, which of AMD's and Google's."""
+        if self.hardware_type == "cuda":
+            return None if self.compute_capability is None else self.compute_capability >= capability
+        if self.hardware_type == "rocm":
+            return None if self.gpu_architecture is None else self.gpu_architecture.startswith(gpus)
+        if self.hardware_type == "tpu":
+            return None if self.tpu_version is None else self.tpu_version.startswith(tpus)
+        if self.hardware_type == "cpu":
+            return bool(features & self.cpu.features) if self.cpu.features else None
+        return True if self.hardware_type == "neuron" else None
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dictionaries, lists, strings and numbers, for JSON."""
         plain: dict[str, Any] = _plain(self)
-        return plain
+        return plain | {name: getattr(self, name) for name in _CAPABILITIES}
 
     def __str__(self) -> str:
         count = f"{self.device_count} x " if self.device_count > 1 else ""

@@ -36,6 +36,10 @@ class DeviceFacts:
         The floating and integer dtypes that the library supports there.
     versions : dict of str to str
         The versions of the library and of what it runs on.
+    simd : str or None
+        The instruction set of tensorops' kernels for processors: "v3", "v4_bf16", "neon".
+    openmp : bool or None
+        Whether OpenMP runs their threads.
     """
 
     compute_capability: int | None = None
@@ -46,6 +50,8 @@ class DeviceFacts:
     device_name: str | None = None
     dtypes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    simd: str | None = None
+    openmp: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tensorops._typing import Array
 from tensorops.libraries import _host
 from tensorops.libraries._arrays import bfloat16, shareable
-from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library, planned
+from tensorops.libraries._rows import ON_EVERY_CHANGE, Backend, Library
 from tensorops.libraries._runtime import DeviceFacts, MemoryStats, Runtime
 
 if TYPE_CHECKING:
@@ -240,12 +240,14 @@ BACKENDS = (
         remedy="pip install --upgrade torch",
         tested=ON_EVERY_CHANGE,
     ),
-    planned(
+    Backend(
         "triton",
         LIBRARY,
-        "Triton kernels on torch",
-        "its kernels run on CUDA tensors without being named, and have not yet been run on a GPU",
-        "use 'torch' with tensors on a CUDA device",
+        "PyTorch tensors with Triton kernels on NVIDIA GPUs; not yet run on one",
+        providers=("triton", "cuda", "torch_cpu"),
+        requires="triton",
+        needs="cuda",
+        remedy="pip install triton",
     ),
 )
 

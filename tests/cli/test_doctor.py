@@ -63,6 +63,18 @@ def test_a_sound_machine_has_no_problems(doctor, tmp_path):
     assert report["native"]["target"] in report["native"]["targets"]
 
 
+def test_one_command_detects_and_measures(doctor, monkeypatch):
+    support.require_provider("cpu")
+    monkeypatch.setattr(module, "SECONDS", 1e-6)
+    monkeypatch.setattr(module.bench, "_available", lambda: (registry.resolve("cpu"), registry.resolve("numpy")))
+    _, report = doctor('{"preferred_backend": "numpy"}', "--bench")
+    assert {(row["operator"], row["backend"]) for row in report["bench"]["results"]} == {
+        (operator, backend) for operator in module.TIMED for backend in ("cpu", "numpy")
+    }
+    _, printed = doctor('{"preferred_backend": "numpy"}', "--bench", json_wanted=False)
+    assert printed.index("No problems") < printed.index("rms_norm")
+
+
 def test_it_says_what_it_stands_on(doctor):
     _, report = doctor()
     assert report["versions"]["numpy"] == np.__version__

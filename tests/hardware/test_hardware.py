@@ -17,7 +17,7 @@ import pytest
 
 import support
 from tensorops import hardware
-from tensorops.hardware import Hardware, detect, detect_hardware
+from tensorops.hardware import CPU, Hardware, detect, detect_hardware
 from tensorops.hardware import machine as _machine
 from tensorops.hardware.accelerators import tpu_version
 from tensorops.hardware.machine import DetectionError, Machine
@@ -849,7 +849,7 @@ def test_everything_is_json():
     found = detect_hardware()
     plain = found.to_dict()
     assert json.loads(json.dumps(plain)) == plain
-    assert set(plain) == {f.name for f in dataclasses.fields(Hardware)}
+    assert set(plain) == {f.name for f in dataclasses.fields(Hardware)} | set(ABLE)
     assert set(plain["cpu"]["features"]) == found.cpu.features
     assert [d["name"] for d in plain["opencl_devices"]] == [d.name for d in found.opencl_devices]
 
@@ -922,3 +922,37 @@ def test_programs_that_hang_print_bytes_or_cannot_start(tmp_path):
     with pytest.raises(DetectionError, match=r"^rubbish could not be started: "):
         _machine.run_command([str(rubbish)])
     assert _machine.run_command([str(tmp_path / "missing")]) is None
+
+
+# --- what a device can do ----------------------------------------------------------------------------
+
+ABLE = ("supports_bf16", "supports_fp8", "supports_tensor_cores")
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"hardware_type": "cuda", "device_name": "Tesla V100", "compute_capability": 70}, (False, False, True)),
+        ({"hardware_type": "cuda", "device_name": "NVIDIA GTX 1080", "compute_capability": 61}, (False, False, False)),
+        ({"hardware_type": "cuda", "device_name": "Tesla T4", "compute_capability": 75}, (False, False, True)),
+        ({"hardware_type": "cuda", "device_name": "GeForce GTX 1650", "compute_capability": 75}, (False, False, False)),
+        ({"hardware_type": "cuda", "device_name": "A100", "compute_capability": 80}, (True, False, True)),
+        ({"hardware_type": "cuda", "device_name": "L4", "compute_capability": 89}, (True, True, True)),
+        ({"hardware_type": "cuda", "device_name": "H100", "compute_capability": 90}, (True, True, True)),
+        ({"hardware_type": "cuda"}, (None, None, None)),
+        ({"hardware_type": "rocm", "gpu_architecture": "gfx906"}, (False, False, False)),
+        ({"hardware_type": "rocm", "gpu_architecture": "gfx90a"}, (True, False, True)),
+        ({"hardware_type": "rocm", "gpu_architecture": "gfx942"}, (True, True, True)),
+        ({"hardware_type": "tpu", "tpu_version": "v5e"}, (True, False, True)),
+        ({"hardware_type": "tpu", "tpu_version": "v7"}, (True, True, True)),
+        ({"hardware_type": "apple"}, (None, None, None)),
+        ({"cpu": CPU(features=frozenset({"avx2"}))}, (False, False, False)),
+        ({"cpu": CPU(features=frozenset({"avx512", "avx512_bf16"}))}, (True, False, False)),
+        ({"cpu": CPU(features=frozenset({"amx_tile", "amx_bf16"}))}, (True, False, True)),
+        ({"cpu": CPU()}, (None, None, None)),
+    ],
+)
+def test_what_a_device_can_do(facts, expected):
+    hardware = Hardware(**facts)
+    assert tuple(getattr(hardware, name) for name in ABLE) == expected
+    assert tuple(hardware.to_dict()[name] for name in ABLE) == expected

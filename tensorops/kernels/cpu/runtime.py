@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -43,9 +44,10 @@ class CpuRuntime(NumpyRuntime):
 
     def do_facts(self) -> DeviceFacts:
         facts = super().do_facts()
-        if self._native is not None:
-            facts.versions["kernels"] = f"compiled for {self._native.target()}"
-        return facts
+        if self._native is None:
+            return facts
+        facts.versions["kernels"] = f"compiled for {self._native.target()}"
+        return dataclasses.replace(facts, simd=self._native.target(), openmp=self._native.uses_openmp())
 
     def do_memory_stats(self) -> MemoryStats:
         if self._native is None:
