@@ -34,8 +34,6 @@ import fake_cupy  # isort: skip
 import opencl_drivers  # isort: skip
 import support  # isort: skip
 
-opencl_drivers.show_intel()  # before anything queries OpenCL's platforms, here or in a program that a test starts
-
 hypothesis.settings.register_profile(
     "tensorops",
     derandomize=True,  # failures are reproducible, and every change is tested with the same examples

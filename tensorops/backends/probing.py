@@ -292,6 +292,28 @@ def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Pr
     return Probe(**said_so, verified=verified and datetime.fromisoformat(verified))
 
 
+def end_elsewhere(code: str, *arguments: str, seconds: float) -> str:
+    """Run Python code, which has `arguments`, in a separate process; return how it failed, in words.
+
+    The string is empty if it ended well, and if there is no such process.
+    """
+    import json
+    import tempfile
+    from pathlib import Path
+
+    if not sys.executable or getattr(sys, "frozen", False):
+        return ""
+    with tempfile.TemporaryDirectory(prefix="tensorops-", ignore_cleanup_errors=True) as folder:
+        complaints = Path(folder, "complaints")
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        program = f"import json, sys; sys.path[:], *arguments = json.loads(sys.argv[1]); {code}"
+        command = [sys.executable, "-W", "ignore", "-c", program, json.dumps([path, *arguments])]
+        status = _run(command, complaints, seconds)
+        if status == _NO_ANSWER:
+            return f"gave no answer within {seconds:g} seconds"
+        return _end_of(status, complaints) if status else ""
+
+
 def _run(command: list[str], complaints: Path, seconds: float) -> int | None:
     """Run a command and return its exit status, ``None`` if it cannot be started."""
     import contextlib

@@ -20,6 +20,7 @@ from tensorops.cli import bench
 from tensorops.cli._options import apply_configuration, say
 from tensorops.cli.backends import had_here, print_hidden, print_unavailable, probe_best_first
 from tensorops.libraries import Backend
+from tensorops.libraries.pyopencl import INTELS_PACKAGES, intels_driver
 
 if TYPE_CHECKING:
     from tensorops.hardware import Hardware
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 TIMED = ("rms_norm", "softmax", "linear")
 SECONDS = 0.1  # for each figure
 POCL = "Portable Computing Language"
-INTELS_DRIVER = "libintelocl.so"
 
 
 @click.command()
@@ -56,7 +56,7 @@ def doctor(everything: bool, measured: bool, as_json: bool) -> None:
         "configuration": configured,
         "plugins": plugins(),
         "backends": [_row(backend, probed) for backend, probed in found],
-        "notes": [*hardware.notes, *notes_on_opencl(hardware)],
+        "notes": [*hardware.notes, *notes_on_opencl(hardware), *examine_drivers(hardware, problems)],
         "problems": problems,
     }
     times = bench.on_backends(TIMED, seconds=SECONDS) if measured and not problems else None
@@ -244,26 +244,23 @@ def has_opencl() -> bool:
 
 def _note_on_intels_driver(pocl: bool) -> str:
     """Return how to compute with Intel's driver, which also runs on processors of AMD."""
-    why = "OpenCL computes on the processor by PoCL, and Intel's driver is faster" if pocl else ""
-    driver = intels_driver()
-    if driver is None:
-        why = why or "OpenCL has no device, and Intel's driver computes on the processor"
-        install, driver = "pip install intel-opencl-rt intel-cmplr-lib-rt && ", Path(sys.prefix, "lib", INTELS_DRIVER)
-    else:
-        why = why or "OpenCL has no device"
-        why, install = f"{why}; it is installed, but OpenCL's loader does not find it", ""
-    return f"{why}: {install}export OCL_ICD_VENDORS={driver} (this driver alone, on processors of any maker)"
+    why = "OpenCL computes on the processor by PoCL, and Intel's driver is faster"
+    why = why if pocl else "OpenCL has no device, and Intel's driver computes on the processor"
+    if intels_driver():  # which tensorops shows to OpenCL's loader, unless somebody names drivers
+        return f"{why}; it is installed, but not among the drivers that OCL_ICD_VENDORS names: unset OCL_ICD_VENDORS"
+    return f"{why}, whoever made it: {INTELS_PACKAGES}"
 
 
-def intels_driver() -> Path | None:
-    """Return the library of the package intel-opencl-rt, whose own file for OpenCL's loader has a wrong path."""
-    from importlib import metadata
+def examine_drivers(hardware: Hardware, problems: list[dict[str, str]]) -> list[str]:
+    """Compute with each OpenCL driver in a process of its own; a failure is a problem, or a note if another works."""
+    from tensorops.kernels.opencl._drivers import remedy, try_driver
 
-    try:
-        files = metadata.files("intel-opencl-rt") or ()
-    except metadata.PackageNotFoundError:
-        return None
-    return next((Path(str(file.locate())).resolve() for file in files if file.name == INTELS_DRIVER), None)
+    devices = dict.fromkeys((d.platform, d.name) for d in hardware.opencl_devices) if has_opencl() else {}
+    failed = {device: reason for device in devices if (reason := try_driver(*device))}
+    if failed and len(failed) == len(devices):
+        problems += [{"problem": reason, "remedy": remedy(driver)} for (driver, _), reason in failed.items()]
+        return []
+    return [f"{reason}; to fix it: {remedy(driver)}" for (driver, _), reason in failed.items()]
 
 
 def _row(backend: Backend, probed: Probe) -> dict[str, Any]:

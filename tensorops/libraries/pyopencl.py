@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import site
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tensorops._files import cache_folder, write_atomically
 from tensorops._messages import describe_error
 from tensorops._typing import Array
 from tensorops.libraries._arrays import bfloat16
@@ -103,11 +105,54 @@ BACKENDS = (
         aliases=("pyopencl",),
         suits=("rocm", "opencl"),
         options=OpenCLConfig,
-        remedy="install the OpenCL driver of your device; one for CPUs: pip install pocl-binary-distribution; for a "
-        "faster one on x86-64, see the notes of tensorops doctor",
+        remedy="install the OpenCL driver of your device; one for processors: "
+        "pip install intel-opencl-rt intel-cmplr-lib-rt on x86-64, pip install pocl-binary-distribution on others",
         tested=ON_EVERY_CHANGE,
     ),
 )
+
+# ------------------------------------------------------------------------------------------ Intel's driver
+
+INTELS_PACKAGES = "pip install intel-opencl-rt intel-cmplr-lib-rt"
+_INTELS_DRIVER = "libintelocl.so"
+
+
+def intels_driver() -> str:
+    """Return the path of the driver for processors that pip installs, or an empty string."""
+    for folder in (sys.prefix, site.USER_BASE or ""):
+        path = os.path.join(folder, "lib", _INTELS_DRIVER)  # noqa: PTH118 - on every import
+        if os.path.exists(path):  # noqa: PTH110
+            return path
+    return ""
+
+
+def _show_intels_driver() -> None:
+    """Let OpenCL's loader find that driver; the package names it by a path of the machine that it was built on.
+
+    When a program first asks for OpenCL's platforms, the loader reads a folder with a file for each driver. PyOpenCL's
+    always finds PoCL beside itself. A program that names its drivers keeps these.
+    """
+    if sys.platform != "linux" or os.environ.get(_DRIVERS) or not (driver := intels_driver()):
+        return
+    from hashlib import sha256
+    from pathlib import Path
+
+    try:
+        files = {path.name: path.read_text() for path in sorted(Path("/etc/OpenCL/vendors").glob("*.icd"))}
+        if any(_INTELS_DRIVER in content for content in files.values()):
+            return
+        files["intel-opencl-rt.icd"] = f"{driver}\n"
+        folder = cache_folder() / "opencl-vendors" / sha256(repr(files).encode()).hexdigest()[:16]
+        for name, content in files.items():
+            if not (folder / name).exists():
+                write_atomically(folder / name, content)
+    except (OSError, ValueError):  # no place for the folder, or no text
+        return
+    os.environ[_DRIVERS] = str(folder)
+
+
+_DRIVERS = "OCL_ICD_VENDORS"
+_show_intels_driver()
 
 # ------------------------------------------------------------------------------------------- device and memory
 

@@ -28,6 +28,7 @@ from tensorops.kernels._gpu import sources
 from tensorops.kernels._gpu.planners import Planner
 from tensorops.kernels._gpu.plans import Device, Launch, Operand
 from tensorops.kernels.cpu import calls
+from tensorops.kernels.opencl import _drivers
 
 compiled: Callable[..., Any] | None = getattr(calls.native, "opencl_kernel", None)
 """Makes a kernel that looks calls up in the compiled module, if there is one."""
@@ -182,6 +183,8 @@ def _prepare(
     if not drawn.keys() <= set(places):
         raise TypeError("a seed, of which the operator makes a generator anew for each call")
     slots = {name: slot for slot, name in enumerate((*places, *made, *constants))}
+    if reason := _drivers.why_not(device.cl_device):
+        return reason, None
     try:
         layouts = [_layout.contiguous(device.require_stored(_dtypes.ALL[y.dtype]), y.shape) for y in made.values()]
         steps = [_step(device, launch, slots) for launch in plan.launches if launch.groups]

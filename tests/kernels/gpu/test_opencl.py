@@ -34,7 +34,7 @@ import pyopencl as cl  # noqa: E402
 import pyopencl.array as cla  # noqa: E402
 
 from array_api_pyopencl import _devices, _layout  # noqa: E402
-from tensorops.kernels.opencl import _launch  # noqa: E402
+from tensorops.kernels.opencl import _drivers, _launch  # noqa: E402
 
 OPERATORS = {operator.__name__: operator for operator in PLANNERS}
 DTYPES = ("float32", "float16", "float64")
@@ -437,6 +437,36 @@ def test_what_the_compiler_refuses_the_body_computes(queue, monkeypatch):
     monkeypatch.undo()
     _launch.forget_calls()
     same(ran(tp.rms_norm, x, w))
+
+
+@pytest.mark.parametrize("trial", ["abort", "hang", "lie"])
+def test_a_driver_is_tried_in_a_process_of_its_own_before_it_compiles_a_kernel(queue, monkeypatch, tmp_path, trial):
+    code = {"abort": "import os; os.abort()", "hang": "import time; time.sleep(60)", "lie": "sys.exit('wrong sums')"}
+    words = {"abort": "was ended by signal 6", "hang": "gave no answer within 0.5 seconds", "lie": "exited with 1"}
+    compiled = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_drivers, "_reasons", {})
+    monkeypatch.setattr(_drivers, "_TRIAL", code[trial])
+    monkeypatch.setattr(_drivers, "SECONDS", 0.5 if trial == "hang" else 60)
+    monkeypatch.setattr(_launch, "_step", lambda *args: compiled.append(args))
+    _launch.forget_calls()
+    x, w = cla.to_device(queue, X), cla.to_device(queue, W)
+    with tp.trace() as log:
+        same(tp.rms_norm(x, w))
+    assert log.kernels["rms_norm"] == {"generic"}
+    assert compiled == []
+    reason = tp.rms_norm.explain(x, w).refused["opencl"]
+    assert words[trial] in reason
+    assert "to fix it: " in reason
+    monkeypatch.undo()
+    _launch.forget_calls()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_drivers, "_reasons", {})
+    same(ran(tp.rms_norm, x, w))  # a driver that works
+    monkeypatch.setattr(_drivers, "_reasons", {})
+    monkeypatch.setattr(_drivers, "_TRIAL", code["abort"])
+    assert _drivers.why_not(queue.device) == ""  # it is remembered, and not tried again
+    _launch.forget_calls()
 
 
 def test_compilers_have_no_warnings(queue, monkeypatch):

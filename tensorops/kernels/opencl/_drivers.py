@@ -1,0 +1,98 @@
+"""Whether a driver's compiler takes our kernels: it compiles the first one in a process of its own.
+
+PoCL 3 ends the process on some processors with AVX-512 (``LLVM ERROR``), or never returns. A driver that passed is
+remembered in the user's cache folder, by its version.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import threading
+from typing import Any
+
+from tensorops._files import cache_folder, write_atomically
+from tensorops.backends.probing import end_elsewhere
+from tensorops.libraries.pyopencl import INTELS_PACKAGES, intels_driver
+
+SECONDS = 60.0
+"""How long the trial may take: PoCL's compiler takes seconds."""
+
+_TRIAL = "from tensorops.kernels.opencl import _drivers; _drivers.compute(*arguments)"
+_reasons: dict[tuple[str, ...], str] = {}
+_trying = threading.Lock()
+
+
+def why_not(device: Any) -> str:
+    """Return why the driver of a device of PyOpenCL cannot compute our kernels, or an empty string."""
+    import tensorops
+
+    key = (
+        *(device.platform.name.strip(), device.name.strip()),
+        *(device.platform.version.strip(), device.driver_version.strip(), tensorops.__version__),
+    )
+    found = _reasons.get(key)
+    if found is None:
+        with _trying:
+            found = _reasons.get(key)
+            if found is None:
+                passed = cache_folder() / "opencl-drivers.json"
+                known = _read(passed)
+                found = "" if list(key) in known else try_driver(*key[:2])
+                found += f"; to fix it: {remedy(key[0])}" if found else ""
+                if not found and list(key) not in known:
+                    _write(passed, [*known, list(key)])
+                _reasons[key] = found
+    return found
+
+
+def try_driver(driver: str, device: str) -> str:
+    """Compute with a kernel on a device, both named, in a process of its own; return how that failed."""
+    end = end_elsewhere(_TRIAL, driver, device, seconds=SECONDS)
+    return f"a process that computes by OpenCL with {driver} {end}" if end else ""
+
+
+def remedy(driver: str) -> str:
+    """Return what helps where a driver's compiler fails."""
+    if "Portable" not in driver or platform.machine() not in ("x86_64", "AMD64"):
+        return f"update {driver}"
+    if intels_driver():
+        return "use Intel's driver, which is installed: pip uninstall pocl-binary-distribution"
+    return f"use Intel's driver, which runs on processors of any maker: {INTELS_PACKAGES}"
+
+
+def compute(driver: str, name: str) -> None:
+    """Compute with a kernel on a device, in the separate process."""
+    import numpy as np
+    import pyopencl as cl
+    import pyopencl.array as cla
+
+    import tensorops
+
+    listed = [device for each in cl.get_platforms() if each.name.strip() == driver for device in each.get_devices()]
+    device = next((device for device in listed if device.name.strip() == name), None)
+    if device is None:  # such as a part of one, which no program finds by name
+        return
+    globals()["why_not"] = lambda device: ""  # this is the trial
+    context = cl.Context([device])  # which a queue of Intel's does not keep alive
+    queue = cl.CommandQueue(context)
+    x = cla.to_device(queue, np.ones((3, 7), np.float32))
+    total = float(tensorops.rms_norm(x).get().sum())
+    if abs(total - 21) > 1e-3:
+        sys.exit(f"rms_norm of ones gave {total} instead of 21")
+
+
+def _read(path: Any) -> list[list[str]]:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return known if isinstance(known, list) else []
+
+
+def _write(path: Any, known: list[list[str]]) -> None:
+    try:
+        write_atomically(path, json.dumps(known[-64:]))
+    except OSError:
+        return  # it is tried again by the next program
