@@ -5,7 +5,7 @@ operators and choose backends without affecting other tests. Blocks with prompts
 raise. A line directly before a block may state what it needs, for readers and for this test:
 
     *Needs: `jax`.*                  the module can be imported
-    *Needs: `$TENSOROPS_MODEL`.*     the environment variable is set
+    *Needs: `$TENSOROPS_MODEL`.*     the environment variable is set, or the default model has been downloaded
     *Not run: the reason.*
 
 A block whose needs are not met is skipped, with the reason. ``python tests/test_docs.py PAGE`` runs one page.
@@ -117,6 +117,12 @@ import pytest  # noqa: E402 - a page's process must not need it
 
 import tensorops  # noqa: E402
 from tensorops._operator import OPERATORS  # noqa: E402
+
+with contextlib.suppress(ImportError):  # the extra for models is not installed
+    from tensorops.models.download import cached_model_path
+
+    if cached_model_path().is_file():
+        os.environ.setdefault("TENSOROPS_MODEL", str(cached_model_path()))
 
 
 @functools.cache

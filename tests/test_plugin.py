@@ -4,6 +4,7 @@ Everything runs in separate processes with the plug-in on the path, so nothing o
 """
 
 import importlib.metadata
+import json
 import os
 import pathlib
 import shutil
@@ -425,6 +426,15 @@ provider = Provider("odd", ("numpy",), "odd_kernels", "for tests", by_name={by_n
 ENTRY = "[tensorops.providers]\nodd = odd:provider\n"
 
 
+CONFORMANCE = """
+from tensorops.testing import check_conformance
+try:
+    check_conformance("odd", operators=["relu"], dtypes=["float32"])
+except AssertionError as error:
+    print(str(error).replace(chr(10), " "))
+"""
+
+
 def test_kernels_that_do_not_load_leave_the_generic_bodies(tmp_path):
     source = ROW.format(name="odd", more=", providers=('odd',)") + PROVIDER.format(by_name=True)
     write_plugin(tmp_path, "odd", "odd:backend", source, ENTRY)
@@ -441,6 +451,8 @@ print(tp.silu.explain(X).kernel == "odd", "odd" in tp.silu.explain(X).refused)
     assert computed == "True generic"
     assert refused == "{'odd': 'OSError: the driver is too old'}"
     assert without == "False False", "a provider that is used by name only was used without a name"
+    (said,) = run(CONFORMANCE, tmp_path)
+    assert "the kernels of the provider 'odd' do not load: OSError: the driver is too old" in said
 
 
 def test_a_provider_for_our_libraries_must_be_used_by_name(tmp_path):
@@ -453,4 +465,15 @@ with tp.set_backend("numpy", providers=["odd", "generic"]):
 """
     available, refused = run(code, tmp_path)
     assert available == "True"
-    assert "ValueError: register_provider: 'odd' supports arrays of numpy, which needs by_name=True" in refused
+    reason = "ValueError: register_provider: 'odd' supports arrays of numpy, which needs by_name=True"
+    assert reason in refused
+    assert reason in run(CONFORMANCE, tmp_path)[-1]
+    pytest.importorskip("click")
+    pytest.importorskip("rich")
+    command = [sys.executable, "-m", "tensorops", "doctor", "--json"]
+    environment = {**os.environ, "PYTHONPATH": support.before_python_path(tmp_path), "TENSOROPS_CONFIG": ""}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 1, process.stderr
+    (problem,) = json.loads(process.stdout)["problems"]
+    assert reason in problem["problem"]
+    assert problem["remedy"] == "pip install --upgrade odd-distribution"

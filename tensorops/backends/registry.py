@@ -44,6 +44,8 @@ plugins: dict[str, str] = {}
 """The rows of other distributions, including failed ones, and the name of each one's distribution."""
 plugin_failures: dict[str, str] = {}
 """Why a row of `plugins` failed to load."""
+provider_plugins: dict[str, str] = {}
+"""The providers of other distributions, including failed ones, and the name of each one's distribution."""
 
 
 def _renew_lock() -> None:
@@ -185,6 +187,7 @@ def _register_plugin(point: EntryPoint, owner: str) -> None:
     row = made_by(point)
     if point.group == PROVIDERS_GROUP:
         register_provider(row)
+        provider_plugins[row.name] = owner
     else:
         register_backend(row)
         plugins[row.name] = owner
@@ -226,7 +229,9 @@ def _register_failure(point: EntryPoint, owner: str, error: BaseException) -> No
     owner, name = printable(owner), printable(point.name)
     reason = f"the plug-in of {owner} failed to load: {describe_error(error)}"
     if point.group == PROVIDERS_GROUP:
-        register_failure(name if name not in PROVIDERS else f"{name}@{owner}", reason)
+        name = name if name not in PROVIDERS else f"{name}@{owner}"
+        register_failure(name, reason)
+        provider_plugins[name] = owner
         return
     row = name if name not in _by_any_name else f"{name}@{owner}"
     nowhere = Library.unusable(row, reason)

@@ -37,7 +37,8 @@ POCL = "Portable Computing Language"
 def doctor(everything: bool, measured: bool, as_json: bool) -> None:
     """Examine the installation, the configuration and every backend; say how to fix what is missing.
 
-    The exit code is 0 if the configuration is valid, the backend that it names works, and the compiled kernels load.
+    The exit code is 0 if the configuration is valid, the backend that it names works, and the compiled kernels and
+    plug-ins load.
     """
     from tensorops.hardware import detect_hardware
 
@@ -54,7 +55,7 @@ def doctor(everything: bool, measured: bool, as_json: bool) -> None:
         "hardware": hardware.to_dict(),
         "optimal": best_here(),
         "configuration": configured,
-        "plugins": plugins(),
+        "plugins": examine_plugins(problems),
         "backends": [_row(backend, probed) for backend, probed in found],
         "notes": [*hardware.notes, *notes_on_opencl(hardware), *examine_drivers(hardware, problems)],
         "problems": problems,
@@ -212,13 +213,25 @@ def _remedy_of(source: str) -> str:
     return f"unset {source}" if source.startswith("TENSOROPS_") else "tensorops config --backend=auto --no-force"
 
 
-def plugins() -> list[dict[str, str | None]]:
-    """Return the backends of other distributions, and why one failed to load."""
+def examine_plugins(problems: list[dict[str, str]]) -> list[dict[str, str | None]]:
+    """Return the backends and providers of other distributions, and why one failed to load, which is a problem."""
+    from tensorops import _providers
+
     registry.load_plugins()
-    return [
+    found: list[dict[str, str | None]] = [
         {"name": name, "distribution": owner, "reason": registry.plugin_failures.get(name)}
         for name, owner in sorted(registry.plugins.items())
     ]
+    found += [
+        {"name": f"kernels of {name}", "distribution": owner, "reason": _providers.load(name) or None}
+        for name, owner in sorted(registry.provider_plugins.items())
+    ]
+    problems += [
+        {"problem": f"{each['name']}: {each['reason']}", "remedy": f"pip install --upgrade {each['distribution']}"}
+        for each in found
+        if each["reason"]
+    ]
+    return found
 
 
 def notes_on_opencl(hardware: Hardware) -> list[str]:

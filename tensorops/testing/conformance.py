@@ -130,8 +130,9 @@ def check_conformance(
     Raises
     ------
     AssertionError
-        If a case failed, none passed, or a kernel refused every case and was therefore not tested. The message lists
-        operator, implementation, dtype, case and reason.
+        If a case failed, none passed, or a kernel refused every case and was therefore not tested, or the kernels of a
+        provider that the backend names, of another distribution, do not load. The message lists operator,
+        implementation, dtype, case and reason.
     ValueError
         If a name is unknown, or an operator is your own and has no cases; the message lists the valid names.
     BackendUnavailableError
@@ -149,6 +150,10 @@ def check_conformance(
     report = ConformanceReport(resolve(backend).name, tuple(outcomes))
     if report.failures:
         raise AssertionError(str(report))
+    for name in resolve(backend).providers or ():
+        theirs = not _providers.PROVIDERS[name].kernels.startswith("tensorops.")
+        if theirs and (reason := _providers.load(name)):
+            raise AssertionError(f"{report}, but the kernels of the provider {name!r} do not load: {reason}")
     if not report.count("passed"):
         reasons = dict.fromkeys(outcome.message for outcome in report.outcomes if outcome.message)
         raise AssertionError("\n".join([f"{report}: nothing was tested", *reasons]))

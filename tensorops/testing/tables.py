@@ -17,7 +17,7 @@ measures the rounding of the input.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tensorops.testing import (
     activation,
@@ -66,12 +66,26 @@ _FAMILIES = (
     sampling,
     selection,
 )
+T = TypeVar("T")
+
+
+class _ByOperator(dict[str, T]):
+    """A table by operator name."""
+
+    def __missing__(self, name: str) -> T:
+        families = ", ".join(family.__name__.rpartition(".")[2] for family in _FAMILIES)
+        raise LookupError(
+            f"tensorops.testing has no Entry for the operator {name!r}: add its reference, cases, refusals and "
+            f"workload to the ENTRIES of its family in tensorops/testing ({families}), and a new family to tables.py"
+        )
+
+
 _ENTRIES = {entry.reference.__name__: entry for family in _FAMILIES for entry in family.ENTRIES}
 
-REFERENCES: Mapping[str, Callable[..., Any]] = {name: entry.reference for name, entry in _ENTRIES.items()}
+REFERENCES: Mapping[str, Callable[..., Any]] = _ByOperator({name: entry.reference for name, entry in _ENTRIES.items()})
 """The float64 reference of every operator, by operator name."""
 
-CASES: Mapping[str, tuple[Case, ...]] = {name: entry.cases for name, entry in _ENTRIES.items()}
+CASES: Mapping[str, tuple[Case, ...]] = _ByOperator({name: entry.cases for name, entry in _ENTRIES.items()})
 """The cases of every operator."""
 
 
@@ -84,12 +98,14 @@ def _invalid(
     return InvalidCase(operator, name, arguments, exception, message)
 
 
-INVALID: Mapping[str, tuple[InvalidCase, ...]] = {
-    name: tuple(_invalid(name, *refusal) for refusal in entry.refusals) for name, entry in _ENTRIES.items()
-}
+INVALID: Mapping[str, tuple[InvalidCase, ...]] = _ByOperator(
+    {name: tuple(_invalid(name, *refusal) for refusal in entry.refusals) for name, entry in _ENTRIES.items()}
+)
 """Arguments that every operator must refuse."""
 
-WORKLOADS: Mapping[str, Callable[[Maker], Workload]] = {name: entry.workload for name, entry in _ENTRIES.items()}
+WORKLOADS: Mapping[str, Callable[[Maker], Workload]] = _ByOperator(
+    {name: entry.workload for name, entry in _ENTRIES.items()}
+)
 """For every operator, a function that makes its benchmark arguments."""
 
 

@@ -165,6 +165,63 @@ def test_bodies_compute_in_float32(name, pair):
         assert "f64" in str(program)  # float64 would be seen
 
 
+# --- nothing is computed in half types -----------------------------------------------------------------
+
+ROUNDING = (
+    "add", "sub", "mul", "div", "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erf_inv", "sqrt",
+    "rsqrt", "pow", "integer_pow", "square", "sin", "cos", "reduce_sum", "cumsum", "dot_general",
+)  # fmt: skip
+
+
+def rounded_in_halves(program):
+    """Return the operations of a program of JAX that round numbers of half types."""
+    found = set()
+    for step in program.eqns:
+        for inner in jax_programs(step.params.values()):
+            found |= rounded_in_halves(inner)
+        if step.primitive.name in ROUNDING and any(v.aval.dtype.name in HALVES for v in step.invars):
+            found.add(step.primitive.name)
+    return found
+
+
+def jax_programs(values):
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from jax_programs(value)
+        elif hasattr(getattr(value, "jaxpr", value), "eqns"):
+            yield getattr(value, "jaxpr", value)
+
+
+def test_a_body_that_forgets_to_widen_is_noticed():
+    support.require("jax")
+    import jax
+
+    x = jax.numpy.ones(3, "float16")
+    assert rounded_in_halves(jax.make_jaxpr(jax.jit(lambda x: x * x))(x).jaxpr) == {"mul"}
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_bodies_widen_halves_and_narrow_results(name, half):
+    """Of every operator in the registry, so that a new one that forgets it is noticed."""
+    support.require("jax")
+    import jax
+
+    operator = OPERATORS[name]
+    args, kwargs = CASES[name][0].build(dtype_name=half)
+    leaves, tree = jax.tree.flatten(support.there((args, kwargs), "jax"))
+
+    def call(*arrays):
+        remaining = iter(arrays)
+        given, options = tree.unflatten([next(remaining) if isinstance(x, jax.Array) else x for x in leaves])
+        return operator.generic(*given, **options)
+
+    program = jax.make_jaxpr(call)(*(x for x in leaves if isinstance(x, jax.Array)))
+    assert rounded_in_halves(program.jaxpr) == set()
+    floats = {x.dtype.name for x in program.out_avals if "float" in x.dtype.name}
+    assert floats <= {half}
+
+
 # --- under transformations ---------------------------------------------------------------------------
 
 

@@ -58,6 +58,7 @@ WITHOUT_MEANING = {
     "softcap": [0.0, -1],
     "temperature": [-1e-9],
     "label_smoothing": [-0.1, 1.5],
+    "z_loss": [-0.1],
     "top_p": [0, 1.5, -1],
     "min_p": [-0.1, 2],
     "axis": [99, -99, HUGE, -HUGE],
@@ -137,6 +138,16 @@ def right_value(operator, name, args, kwargs):
     if kind in ("str", "Dtype") or name in ("bits", "group_size"):  # which belong together
         return default
     return RIGHT_BY_NAME.get(name, RIGHT[kind])
+
+
+OF_ANY_VALUE = {"weight_offset", "alpha", "beta", "negative_slope", "scale", "routed_scaling_factor", "ignore_index"}
+
+
+def test_every_number_says_which_values_have_no_meaning():
+    """A new option is here or in `WITHOUT_MEANING`, and so its refusals are tested on every implementation."""
+    numbers = {name for operator, name in EVERY if options_of(operator)[name][0] in ("float", "int")}
+    assert numbers - set(WITHOUT_MEANING) == OF_ANY_VALUE
+    assert OF_ANY_VALUE.isdisjoint(WITHOUT_MEANING)
 
 
 def test_every_option_is_under_test():

@@ -15,6 +15,20 @@ DIVIDED = [
 ]
 
 
+NOT_DIVIDED = {
+    "multi_head_attention": "the operators that it calls are",
+    "einsum": "its axes are named by the caller",
+    "quantize": "its results have other axes than w",
+    "dequantize": "a row of its result has several numbers of each word",
+    "sample": "rows draw from one generator, in order",
+}
+
+
+def test_every_operator_says_how_calls_are_divided():
+    """A new one that forgets `rows=` is noticed."""
+    assert {name for name, operator in OPERATORS.items() if not operator.divides} == set(NOT_DIVIDED)
+
+
 def in_two(array, own, axes):
     """Return the two parts of an array along one of the declared axes that it has; the whole twice, if it has none."""
     for place, axis in enumerate(own):
