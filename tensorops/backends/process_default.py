@@ -69,7 +69,7 @@ def _resolve_default() -> Settings:
                 continue  # another thread was faster, or the configuration has changed meanwhile
             _replace_default(found)
         if warning:
-            warnings.warn(warning, BackendFallbackWarning, stacklevel=_callers_level())
+            warnings.warn(warning, BackendFallbackWarning, stacklevel=callers_level())
         return found
 
 
@@ -115,7 +115,7 @@ class BackendFallbackWarning(UserWarning):
     """The preferred backend cannot compute here, and the next in priority does; issued when that is detected."""
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """Return the `stacklevel` that makes a warning point at the line outside tensorops that caused it."""
     level, frame = 2, sys._getframe(2)
     while frame.f_back is not None and _package_of(frame) in ("tensorops", "contextlib"):

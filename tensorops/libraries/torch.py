@@ -102,6 +102,9 @@ def observed(torch: Any) -> str | None:
     return "torch.jit traces the call" if traced() else None
 
 
+REQUIRES_GRAD = "an argument requires grad"
+
+
 def refuse_tensors(arguments: tuple[Any, ...], *, host: bool) -> str | None:
     """Return why kernels cannot take the tensor arguments as memory of the host or of a GPU, or what must see the call.
 
@@ -126,7 +129,7 @@ def refuse_tensors(arguments: tuple[Any, ...], *, host: bool) -> str | None:
         if not storage_suffices(x, x.untyped_storage().nbytes()):
             return "an argument's storage has been resized"
         if recording and x.requires_grad:
-            return "an argument requires grad"
+            return REQUIRES_GRAD
     return None
 
 

@@ -285,3 +285,23 @@ def test_storage_that_is_just_large_enough_will_do():
     empty = torch.ones(4, 0)
     empty.untyped_storage().resize_(0)
     assert tp.silu(empty).shape == (4, 0)
+
+
+def test_the_first_call_without_a_kernel_for_gradients_names_no_grad():
+    code = """
+import warnings, numpy, torch, tensorops as tp
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RMSNorm(8)).eval()
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        tp.rms_norm(model[0](torch.ones(2, 8)), model[1].weight)
+    print(len(said), said[0].filename, said[0].message)
+with warnings.catch_warnings(record=True) as said, torch.no_grad(), tp.trace() as log:
+    tp.rms_norm(torch.ones(2, 8), model[1].weight)
+print(len(said), log[0].kernel)
+"""
+    first, second = support.python(code).stdout.splitlines()
+    assert first.startswith("1 <string> rms_norm: an argument requires grad, so torch's own operations compute")
+    assert "torch.no_grad()" in first
+    assert second == "0 torch_cpu"

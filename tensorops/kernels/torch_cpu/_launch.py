@@ -7,14 +7,16 @@ and leaves to the functions here whatever it does not know, so results and error
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import numpy as np
 
 from tensorops._dtypes import FLOATING, INTEGER, name_of
 from tensorops._operator import Operator
+from tensorops.backends.process_default import callers_level
 from tensorops.kernels.cpu import _native
-from tensorops.libraries.torch import observers, refuse_tensors
+from tensorops.libraries.torch import REQUIRES_GRAD, observers, refuse_tensors
 
 
 def register(operator: Operator[..., Any]) -> None:
@@ -24,6 +26,8 @@ def register(operator: Operator[..., Any]) -> None:
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
         if reason := refuse_tensors((*args, *kwargs.values()), host=True):
+            if reason is REQUIRES_GRAD:
+                _warn_of_gradients(operator.__name__)
             return reason
         return compiled.supports(*_views(args), **dict(zip(kwargs, _views(kwargs.values()), strict=True)))
 
@@ -43,6 +47,23 @@ def register(operator: Operator[..., Any]) -> None:
     reading = _reading()
     fast = kernel if reading is None else _native.torch_kernel(compiled.function, reading, kernel)
     operator.kernel("torch_cpu", supports=supports, checks=True)(fast)
+
+
+_warned = False
+
+
+def _warn_of_gradients(operator: str) -> None:
+    """Say once in a program that derivatives cost the kernels: whoever only infers forgets `no_grad` easily."""
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    warnings.warn(
+        f"{operator}: {REQUIRES_GRAD}, so torch's own operations compute, which autograd follows, instead of a kernel. "
+        "For inference, use torch.no_grad() or torch.inference_mode(); model.eval() does not do this. (Said once.)",
+        UserWarning,
+        stacklevel=callers_level(),
+    )
 
 
 @functools.cache
