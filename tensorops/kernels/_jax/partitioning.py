@@ -107,8 +107,6 @@ def _partition(
     call: Call, correspondence: Correspondence, mesh: Any, operands: Sequence[Any], results: Sequence[Any]
 ) -> Any:
     """Return the kernel on parts or the identity of the body's results, and the shardings for it."""
-    from tensorops.kernels._jax.primitive import primitive
-
     count = len(call.names)
     arrays = [*operands[:count], *results]
     held = [_places(a.sharding, a.ndim) for a in arrays]
@@ -121,7 +119,7 @@ def _partition(
     unused = [a.sharding for a in operands[count:]]
 
     def kernel(*parts: Array) -> list[Array]:
-        return list(primitive().bind(*parts[:count], call=call))
+        return call.bind(*parts[:count])
 
     return mesh, kernel, shardings[count:], (*shardings[:count], *unused)
 
@@ -290,8 +288,6 @@ def _mapped(call: Call, placement: Placement, results: Sequence[Any], *arrays: A
     """Return the results of the kernel on parts that are known, or of the body."""
     import jax
 
-    from tensorops.kernels._jax.primitive import primitive
-
     specs = _specs(call.row_axes(*arrays), placement, arrays, results)
     if specs is None:
         return call.body(*arrays)
@@ -302,7 +298,7 @@ def _mapped(call: Call, placement: Placement, results: Sequence[Any], *arrays: A
         arrays = tuple(jax.sharding.reshard(a, sharding) for a, sharding in zip(arrays, shardings, strict=True))
 
     def kernel(*parts: Array) -> list[Array]:
-        return list(primitive().bind(*parts, call=dataclasses.replace(call, placement=None)))
+        return dataclasses.replace(call, placement=None).bind(*parts)
 
     return list(jax.shard_map(kernel, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)(*arrays))
 

@@ -123,6 +123,10 @@ class Call:
         results = result if isinstance(result, tuple) else (result,)
         return [*results, *(statistic(**arguments) for statistic in self.statistics)]
 
+    def bind(self, *arrays: Array) -> list[Array]:
+        """Return the results of the primitive, which a provider computes when the program is compiled."""
+        return list(primitive().bind(*arrays, call=self))
+
     def along_rows(self) -> tuple[bool, ...]:
         """Return of each array whether a mapped axis is added to it, rather than being the same for every row."""
         return self.along or tuple(i < self.rows for i in range(len(self.names)))

@@ -20,6 +20,7 @@ UNKNOWN = "v4"
 """Whose blocks fit every generation: for programs that are exported, or compiled on another machine."""
 
 LANES = 128
+TOGETHER = 2 * LANES  # rows or columns that are multiplied at a time
 _ENOUGH = 10 * MIB  # blocks beyond this hide no more of the latency of memory, and every generation allows it
 _MOST = 0.9  # of the memory: the rest is for what the compiler spills
 _STEPS = 4  # that overlap reading, computing and writing

@@ -12,15 +12,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from tensorops.kernels.pallas._call import call
-from tensorops.kernels.pallas.channels_plans import ChannelBlocks
 from tensorops.kernels.pallas.rows import as_column, root_of, unit_of
+
+if TYPE_CHECKING:
+    from tensorops.kernels.pallas.channels_plans import ChannelBlocks
 
 
 def normalized(

@@ -18,7 +18,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tensorops.kernels.pallas._call import Scalars, call
-from tensorops.kernels.pallas.decoding_plans import Decoding
+
+if TYPE_CHECKING:
+    from tensorops.kernels.pallas.decoding_plans import Decoding
 
 _LARGEST_EXPONENT = 124  # of the sum of a score's products; the largest of float32 is 127
 _BIAS, _MANTISSA_BITS, _INFINITY = 127, 23, 0xFF

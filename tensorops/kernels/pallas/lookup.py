@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,9 @@ from jax.experimental.pallas import tpu as pltpu
 from tensorops._dtypes import widen_integers
 from tensorops.kernels.pallas._call import Copied, call
 from tensorops.kernels.pallas.blocks import LANES, tile_rows
-from tensorops.kernels.pallas.lookup_plans import Lookup
+
+if TYPE_CHECKING:
+    from tensorops.kernels.pallas.lookup_plans import Lookup
 
 _NAN = 0x7FC0  # of bfloat16
 _OUTSIDE = -1  # in place of a row number

@@ -18,8 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tensorops.kernels.pallas._call import call
-from tensorops.kernels.pallas.blocks import Blocks
-from tensorops.kernels.pallas.projected_loss_plans import TOGETHER
+from tensorops.kernels.pallas.blocks import TOGETHER, Blocks
 from tensorops.kernels.pallas.sums import Sums, add_part, as_int32, losses_of_sums, shares_of_numbers
 from tensorops.ops.loss import reduced_cross_entropy
 

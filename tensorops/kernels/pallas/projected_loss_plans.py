@@ -6,13 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tensorops._dtypes import is_floating
-from tensorops.kernels.pallas.blocks import LANES, MIB, VMEM, Blocks, padded
+from tensorops.kernels.pallas.blocks import LANES, MIB, TOGETHER, VMEM, Blocks, padded
 from tensorops.kernels.pallas.refusals import refuse_arrays
 
 if TYPE_CHECKING:
     from tensorops.kernels.pallas.planners import Program
 
-TOGETHER = 2 * LANES  # rows that are multiplied at a time
 _STREAMED = 2 * MIB  # bytes of weights in a step
 _MOST_CLASSES = 512  # in a step
 _WIDE = 8 * 4  # bytes of numbers that are alive for each logit

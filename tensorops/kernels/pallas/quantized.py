@@ -21,9 +21,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tensorops.kernels.pallas._call import call
-from tensorops.kernels.pallas.blocks import LANES, Blocks, padded
+from tensorops.kernels.pallas.blocks import LANES, TOGETHER, Blocks, padded
 
-_TOGETHER = 2 * LANES  # columns in one product
 _LOW_HALVES = 0x0F0F0F0F
 _HALF = 0.5  # of the weights is computed: a scaled integer may overflow where the weight does not
 
@@ -110,8 +109,8 @@ def _product(layout: Format, length: int, x_ref: Any, weights: _Weights, sorted_
     columns = x_ref.shape[1]
     precision = jax.lax.Precision.HIGHEST if x_ref.dtype == jnp.float32 else None
     total = jnp.zeros((x_ref.shape[0], weights.outputs), jnp.float32)
-    for start in range(0, columns, _TOGETHER):
-        end = min(start + _TOGETHER, columns)
+    for start in range(0, columns, TOGETHER):
+        end = min(start + TOGETHER, columns)
         x = _sorted(layout, length, x_ref, start, end) if sorted_ref is None else sorted_ref[:, start:end]
         w = weights.columns(start, end).astype(x.dtype)
         of_both = (((1,), (1,)), ((), ()))
