@@ -1,6 +1,6 @@
 """Activations, elementwise and along rows."""
 
-from tensorops.benchmarks.asv import DTYPES, Benchmark, family, implementations
+from asv_benchmarks.harness import DTYPES, Benchmark, family, implementations
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPERATORS = family("activation")

@@ -5,9 +5,9 @@ The rows of a shape are the keys, its features those of all query heads; eight q
 
 import numpy as np
 
+from asv_benchmarks.harness import DTYPES, Benchmark, family, implementations, normal, speed_in_turns
 from tensorops import scaled_dot_product_attention
 from tensorops._providers import GENERIC
-from tensorops.benchmarks.asv import DTYPES, Benchmark, family, implementations, normal, speed_in_turns
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPERATORS = family("attention")

@@ -3,8 +3,8 @@
 import numpy as np
 
 import tensorops
+from asv_benchmarks.harness import Prepared, computing_backends, normal
 from tensorops import set_backend
-from tensorops.benchmarks.asv import Prepared, computing_backends, normal
 from tensorops.benchmarks.measuring import wait_for
 
 

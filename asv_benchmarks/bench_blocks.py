@@ -1,6 +1,6 @@
 """Whole layers of networks: the rows of a shape are the sequence."""
 
-from tensorops.benchmarks.asv import DTYPES, Benchmark, family, implementations
+from asv_benchmarks.harness import DTYPES, Benchmark, family, implementations
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPERATORS = family("blocks")

@@ -1,6 +1,6 @@
 """Contraction: small and large products of two arrays, and chains whose order counts."""
 
-from tensorops.benchmarks.asv import DTYPES, Benchmark, implementations, normal
+from asv_benchmarks.harness import DTYPES, Benchmark, implementations, normal
 
 CONTRACTIONS = {
     "ij,jk->ik": [(8, 8)] * 2,

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from asv_benchmarks.harness import DTYPES, Benchmark, family, implementations, normal, speed_in_turns
 from tensorops import linear, moe, quantize, quantized_linear
-from tensorops.benchmarks.asv import DTYPES, Benchmark, family, implementations, normal, speed_in_turns
 
 OPERATORS = family("experts")
 FORMAT = {"bits": 4, "group_size": 32}

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from asv_benchmarks.harness import DTYPES, Benchmark, implementations, normal
 from tensorops import gated_linear_unit, linear, swiglu
-from tensorops.benchmarks.asv import DTYPES, Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 VOCABULARY = 8192

@@ -3,8 +3,8 @@
 What is left is the result, and what the implementation needs meanwhile.
 """
 
+from asv_benchmarks.harness import Benchmark, implementations, normal
 from tensorops._operator import OPERATORS
-from tensorops.benchmarks.asv import Benchmark, implementations, normal
 from tensorops.benchmarks.workloads import workload
 
 ARGUMENTS = "arguments"

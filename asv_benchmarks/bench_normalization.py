@@ -1,6 +1,6 @@
 """Normalization along rows; `bench_peers.py` copies the same bytes."""
 
-from tensorops.benchmarks.asv import DTYPES, Benchmark, family, implementations
+from asv_benchmarks.harness import DTYPES, Benchmark, family, implementations
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPERATORS = family("normalization")

@@ -1,12 +1,13 @@
 """The operators in other libraries, and a copy of the bytes that they must read and write, which is the limit.
 
-Each peer is a class. Without its library, all its figures are n/a. `tensorops bench --peers` times the same in turns
-with the operators, which is the better comparison; these show how a peer changes with its versions.
+Each peer is a class. Without its library, all its figures are n/a. `python -m asv_benchmarks peers` times the same in
+turns with the operators, which is the better comparison; these show how a peer changes with its versions.
 """
 
+from asv_benchmarks import peers
+from asv_benchmarks.harness import DTYPES, Benchmark
 from tensorops._operator import OPERATORS
-from tensorops.benchmarks import peers
-from tensorops.benchmarks.asv import DTYPES, Benchmark
+from tensorops.benchmarks.measuring import prepare_copy
 from tensorops.testing import BENCHMARK_SHAPES
 
 
@@ -36,7 +37,7 @@ class Copy(Peer):
             args = task.work(*shape, dtype).args
         except ValueError as error:
             raise NotImplementedError(str(error)) from None
-        self.call = peers.prepare_copy(int(task.copies * max(a.nbytes for a in args)))
+        self.call = prepare_copy(int(task.copies * max(a.nbytes for a in args)))
 
     def time_copy(self, operator, shape, dtype):
         self.call()
@@ -75,7 +76,7 @@ class Jax(Peer):
 
 
 class Attention(Benchmark):
-    """Attention of torch on the shapes of `tensorops bench --peers --section attention`."""
+    """Attention of torch on the shapes of `python -m asv_benchmarks peers --section attention`."""
 
     params = (list(peers.ATTENTION), ["float32", "bfloat16"])
     param_names = ("task", "dtype")

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 import tensorops
+from asv_benchmarks.harness import Prepared
 from tensorops.backends.registry import resolve
-from tensorops.benchmarks.asv import Prepared
 from tensorops.benchmarks.decode import jobs, steps
 from tensorops.benchmarks.measuring import Contender, in_rounds
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tensorops.benchmarks.asv import DTYPES, Benchmark, family, implementations, normal
+from asv_benchmarks.harness import DTYPES, Benchmark, family, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPERATORS = family("positional")

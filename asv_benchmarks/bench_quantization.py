@@ -2,8 +2,8 @@
 
 import functools
 
+from asv_benchmarks.harness import DTYPES, Benchmark, implementations, normal
 from tensorops import prepare, quantize, quantized_linear
-from tensorops.benchmarks.asv import DTYPES, Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 FORMAT = {"group_size": 32}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tensorops.benchmarks.asv import DTYPES, Benchmark, implementations, normal
+from asv_benchmarks.harness import DTYPES, Benchmark, implementations, normal
 from tensorops.testing import BENCHMARK_SHAPES
 
 OPTIONS = {

@@ -1,6 +1,6 @@
 """Selection: rows of a vocabulary's length, as for sampling, and of experts, as for a router."""
 
-from tensorops.benchmarks.asv import DTYPES, Benchmark, implementations, normal
+from asv_benchmarks.harness import DTYPES, Benchmark, implementations, normal
 
 SHAPES = [(1, 32000), (1, 128256), (64, 32000), (4096, 64), (4096, 128)]
 

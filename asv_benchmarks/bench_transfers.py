@@ -3,7 +3,7 @@
 import itertools
 
 import tensorops
-from tensorops.benchmarks.asv import Prepared, computing_backends, normal
+from asv_benchmarks.harness import Prepared, computing_backends, normal
 from tensorops.benchmarks.measuring import wait_for
 
 SHAPES = [(1, 64), (512, 4096)]

@@ -12,8 +12,14 @@ from tensorops._messages import describe_error
 from tensorops._operator import OPERATORS
 from tensorops._providers import GENERIC
 from tensorops.backends.registry import resolve
-from tensorops.benchmarks.measuring import Contender, in_rounds, is_unsteady, median_and_quartiles, prepare_call
-from tensorops.benchmarks.peers import prepare_copy
+from tensorops.benchmarks.measuring import (
+    Contender,
+    in_rounds,
+    is_unsteady,
+    median_and_quartiles,
+    prepare_call,
+    prepare_copy,
+)
 from tensorops.benchmarks.workloads import Workload, workload
 from tensorops.libraries import Backend
 from tensorops.testing._libraries import arrays_in

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,6 @@ import numpy as np
 import tensorops
 from tensorops.backends.registry import resolve
 from tensorops.benchmarks.measuring import is_unsteady, median_and_quartiles, threads
-from tensorops.benchmarks.model import Reader, weight_bytes
 from tensorops.libraries import Backend
 
 PERSISTENT, FROM_PYTHON = "persistent", "from Python"
@@ -36,6 +36,7 @@ POSITION = 64  # tokens in the cache
 CAPACITY = 256
 ROUNDS = 3  # processes
 STEPS_PER_READ = 10
+BANDWIDTH_BYTES = 1 << 28
 
 
 @dataclass
@@ -130,6 +131,46 @@ def prepare(path: str, backend: str, way: str) -> Callable[[], object]:
     from tensorops.models import Llama
 
     return from_python(Llama.from_gguf(path, backend, compile=resolve(backend).library.jit))
+
+
+def weight_bytes(path: Path) -> int:
+    """Return how many bytes of a file are read for one token: all weights, but only one row of an embedding table."""
+    from tensorops.models.gguf import open_gguf
+
+    tensors = dict(open_gguf(path).tensors)
+    if "output.weight" in tensors:
+        del tensors["token_embd.weight"]  # otherwise it is also the output matrix
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+class Reader:
+    """Reads a long vector by dot products of its parts, one for each thread.
+
+    A single product would not do: on some processors, BLAS computes it on one thread.
+
+    Parameters
+    ----------
+    threads : int
+        How many threads read.
+    """
+
+    def __init__(self, threads: int) -> None:
+        x = np.ones(BANDWIDTH_BYTES // 4, dtype=np.float32)
+        self.nbytes = x.nbytes
+        self._parts = np.array_split(x, threads)
+        self._pool = ThreadPoolExecutor(threads)
+
+    def seconds(self) -> float:
+        """Read the vector once, and return how long that took."""
+        start = time.perf_counter()
+        list(self._pool.map(np.dot, self._parts, self._parts))
+        return time.perf_counter() - start
+
+
+def read_bandwidth(threads: int) -> float:
+    """Return how many bytes per second so many threads read, at best."""
+    reader = Reader(threads)
+    return reader.nbytes / min(reader.seconds() for _ in range(8))
 
 
 @dataclass

@@ -17,7 +17,7 @@ COMMANDS = {
     "config": "Show the configuration, or change its file and show the result.",
     "demo": "Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected.",
     "doctor": "Examine the installation, the configuration and every backend; say how to fix what is missing.",
-    "generate": "Continue PROMPT; the text streams to standard output, the speed goes to standard error.",
+    "generate": "Continue PROMPT, where - is standard input; the text streams to standard output.",
     "selftest": "Compare every operator on every backend that computes here with its float64 reference.",
 }
 """The subcommands, and the first sentence of their help. Each is in the module with its name."""

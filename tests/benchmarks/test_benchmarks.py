@@ -12,9 +12,10 @@ import pytest
 
 import support
 import tensorops as tp
+from asv_benchmarks import harness as asv
 from tensorops._operator import OPERATORS
 from tensorops.backends.registry import BACKENDS
-from tensorops.benchmarks import asv, backends, measuring
+from tensorops.benchmarks import backends, measuring
 from tensorops.benchmarks.measuring import prepare_call, wait_for, waiter
 from tensorops.benchmarks.workloads import SIZES, WORKLOADS, workload
 from tensorops.libraries import LIBRARIES, Runtime

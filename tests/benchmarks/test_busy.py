@@ -21,10 +21,11 @@ pytest.importorskip("rich")
 
 from click.testing import CliRunner
 
-from tensorops.benchmarks import _busy_child, busy, measuring, quota
+from asv_benchmarks import _busy_child, busy, quota, reports
+from asv_benchmarks.__main__ import app
+from asv_benchmarks.processes import Child, Spinners
+from tensorops.benchmarks import measuring
 from tensorops.benchmarks.measuring import CannotMeasureError
-from tensorops.benchmarks.processes import Child, Spinners
-from tensorops.cli._app import app
 from tensorops.hardware.machine import Machine
 
 
@@ -34,7 +35,7 @@ def compiled():
 
 
 def invoke(*arguments, columns=140):
-    return CliRunner().invoke(app, ["bench", "--busy", *arguments], env={"COLUMNS": str(columns)})
+    return CliRunner().invoke(app, ["busy", *arguments], env={"COLUMNS": str(columns)})
 
 
 def is_running(pid):
@@ -69,7 +70,7 @@ def _processor_time(pid):
 @pytest.mark.skipif(sys.platform != "linux", reason="ends the process by a signal")
 def test_spinners_end_with_a_process_that_is_killed():
     program = (
-        "from tensorops.benchmarks.processes import Spinners\n"
+        "from asv_benchmarks.processes import Spinners\n"
         "import time\n"
         "with Spinners(1) as s:\n"
         "    print(s.processes[0].pid, flush=True)\n"
@@ -102,7 +103,7 @@ def test_a_child_that_ends_says_why():
 
 
 def test_a_quota_limits_a_process():
-    start = "from tensorops.benchmarks._busy_child import main; main()"
+    start = "from asv_benchmarks._busy_child import main; main()"
     try:
         with quota.control_group(0.25) as move, Child("the child", [sys.executable, "-c", start]) as child:
             child.ask(["prepare", [], None, 1, False])
@@ -241,7 +242,7 @@ def test_configurations_are_environment_variables(name, monkeypatch):
 
 def test_torch_is_imported_first_in_turns_with_it():
     *_, start = busy._child("default", busy.SCENARIOS["torch"])._command
-    assert start.index("import torch") < start.index("tensorops")
+    assert start.startswith("import torch; ")
 
 
 def test_missing_things_say_why(monkeypatch, tmp_path):
@@ -276,7 +277,6 @@ def test_the_table_of_fabricated_times():
     from rich.console import Console
 
     from tensorops.backends.registry import resolve
-    from tensorops.benchmarks import reports
 
     seconds = {"default": (0.004, 400), "passive waits": (0.002, 5), "one thread": (0.001, 400)}
     cells = [busy.Cell("decode", name, "cpu", n, t, t, t) for name, (t, n) in seconds.items()]
@@ -301,8 +301,6 @@ def test_the_table_of_fabricated_times():
 def test_the_table_compares_several_callers_with_one():
     from rich.console import Console
 
-    from tensorops.benchmarks import reports
-
     cells = [busy.Cell("silu", name, "cpu", 400, 0.5, 0.5, 0.5, 0.75) for name in busy.CONFIGURATIONS]
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(reports._under_load(busy.Result("python-threads", busy.SCENARIOS["python-threads"], cells)))
@@ -323,28 +321,16 @@ def test_an_unknown_scenario_lists_the_known_ones():
     assert all(name in said for name in busy.SCENARIOS)
 
 
-def test_the_help_lists_the_scenarios():
-    said = " ".join(CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "140"}).output.split())
-    assert ", ".join(busy.SCENARIOS) in said
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--busy", "--peers"), "--peers and --busy exclude each other"),
-        (("--busy", "--size", "1x64"), "--size has no meaning with --busy"),
-        (("--busy", "--dtype", "float64"), "--dtype has no meaning with --busy"),
-        (("--busy", "--section", "rows"), "--section has no meaning with --busy"),
-        (("--busy", "--backend", "python"), "leave out --busy or --backend"),
-        (("--busy", "relu"), "valid names with --busy: rms_norm, silu"),
-        (("--peers", "--scenario", "idle"), "--scenario has no meaning with --peers"),
-        (("--scenario", "idle"), "--scenario needs --busy"),
-        (("--busy", "silu", "--model", __file__), "--model needs decode among the OPERATORS"),
+        (("relu",), "valid names: rms_norm, silu"),
+        (("silu", "--model", __file__), "--model needs decode among the OPERATORS"),
     ],
 )
 def test_refused(arguments, said):
     if "--model" in arguments:
         support.require_provider("cpu")
-    result = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "200"})
+    result = invoke(*arguments, columns=200)
     assert result.exit_code == 2
     assert said in " ".join(result.stderr.split())

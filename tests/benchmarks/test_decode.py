@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from make_gguf import write_llama
 from tensorops.benchmarks import decode
-from tensorops.benchmarks.model import read_bandwidth, weight_bytes
+from tensorops.benchmarks.decode import read_bandwidth, weight_bytes
 from tensorops.cli._app import app
 from tensorops.models import Llama
 
@@ -39,7 +39,7 @@ def test_all_threads_read_at_once(monkeypatch):
         together.wait()  # breaks, and raises, unless there are two
 
     monkeypatch.setattr(np, "dot", dot)
-    monkeypatch.setattr("tensorops.benchmarks.model.BANDWIDTH_BYTES", 1 << 16)
+    monkeypatch.setattr("tensorops.benchmarks.decode.BANDWIDTH_BYTES", 1 << 16)
     assert read_bandwidth(2) > 0
     assert set(sizes) == {1 << 15}
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import support
-from command_line import run as run_command
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
 
 from click.testing import CliRunner
 
+from asv_benchmarks import __main__ as command
+from asv_benchmarks import _llama_cpp, comparison, peers
+from asv_benchmarks import model as benchmark
+from asv_benchmarks.peers import ATTENTION, PEERS, ROWS, PeerDiffersError, PeerMissingError
 from tensorops._operator import OPERATORS
-from tensorops.benchmarks import _llama_cpp, comparison, measuring, peers
-from tensorops.benchmarks import model as benchmark
-from tensorops.benchmarks.peers import ATTENTION, PEERS, ROWS, PeerDiffersError, PeerMissingError
-from tensorops.cli._app import app
+from tensorops.benchmarks import decode, measuring
 from tensorops.testing import DTYPES, REFERENCES, assert_matches
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -36,7 +36,7 @@ def compiled():
 @pytest.fixture
 def small(monkeypatch):
     """Shorten a run: two sizes, small attention, and one task of each kind."""
-    monkeypatch.setattr("tensorops.testing.BENCHMARK_SHAPES", ((1, 64), (3, 48)))
+    monkeypatch.setattr(command, "BENCHMARK_SHAPES", ((1, 64), (3, 48)))
     tiny = peers._attention(4, 4, 32, is_causal=True), peers._attention(1, 8, 8)
     monkeypatch.setattr(peers, "ATTENTION", dict(zip(("prefill", "decode"), tiny, strict=True)))
     monkeypatch.setattr(measuring, "REST", 0.0)
@@ -65,7 +65,7 @@ def stubbed(monkeypatch):
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["bench", "--peers", *arguments, "--seconds", "0.001"], env={"COLUMNS": "140"})
+    return CliRunner().invoke(command.app, ["peers", *arguments, "--seconds", "0.001"], env={"COLUMNS": "140"})
 
 
 def compared(*arguments):
@@ -185,7 +185,7 @@ def test_a_wrong_peer_ends_the_command(small, monkeypatch):
 
 def test_the_copy_is_torchs():
     support.require("torch")
-    call = peers.prepare_copy(160)
+    call = measuring.prepare_copy(160)
     there = call()
     assert type(there).__module__ == "torch"
     assert there.nbytes == 160
@@ -196,14 +196,14 @@ def test_without_torch_the_copy_is_numpys(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     copied = []
     monkeypatch.setattr(np, "copyto", lambda there, x: copied.append((there.nbytes, x.nbytes, there is x)))
-    peers.prepare_copy(160)()
+    measuring.prepare_copy(160)()
     assert copied == [(160, 160, False)]
 
 
 @pytest.mark.parametrize(("name", "arrays"), [("silu", 1), ("add_rms_norm", 2), ("swiglu", 1.5)])
 def test_the_copy_beside_an_operator_moves_what_it_moves(monkeypatch, name, arrays):
     asked = []
-    monkeypatch.setattr(peers, "prepare_copy", lambda nbytes: asked.append(nbytes) or (lambda: None))
+    monkeypatch.setattr(comparison, "prepare_copy", lambda nbytes: asked.append(nbytes) or (lambda: None))
     comparison.compare(name, ROWS[name], 3, 48, "float32", 0.01)
     assert asked == [arrays * 3 * 48 * 4]
 
@@ -246,7 +246,7 @@ def test_the_table_in_numbers(small, stubbed):
 
 def test_a_size_leaves_out_attention(small, stubbed, tmp_path):
     path = tmp_path / "result.json"
-    report = compared("--size", "2x32", "--backend", "cpu", "--output", str(path))
+    report = compared("--size", "2x32", "--output", str(path))
     assert [row["task"] for row in report["rows"]] == list(ROWS)
     assert all(math.prod(map(int, row["shape"].split("x"))) == 64 for row in report["rows"])
     assert "attention" not in report
@@ -270,7 +270,7 @@ def test_the_table_for_people(small, stubbed):
 
 def test_no_digit_is_cut_off(small, stubbed):
     support.require("torch")
-    result = CliRunner().invoke(app, ["bench", "--peers", "silu"], env={"COLUMNS": "60"})
+    result = CliRunner().invoke(command.app, ["peers", "silu"], env={"COLUMNS": "60"})
     assert "…" not in result.stdout
     assert "2.12/1.50" in result.stdout
 
@@ -337,11 +337,10 @@ def test_a_dtype_that_a_peer_lacks_is_said(peer, dtype):
     [
         (
             ("sillu",),
-            "unknown operator 'sillu' (did you mean 'silu'?); valid names with --peers: rms_norm, add_rms_norm",
+            "unknown operator 'sillu' (did you mean 'silu'?); valid names: rms_norm, add_rms_norm",
         ),
-        (("rope",), "unknown operator 'rope'; valid names with --peers: rms_norm"),
+        (("rope",), "unknown operator 'rope'; valid names: rms_norm"),
         (("--dtype", "float23"), "unknown dtype 'float23'"),
-        (("--backend", "numpy"), "--peers times the kernels of the backend cpu only: leave out --peers or --backend"),
         (("--section", "model"), "the section model and --model GGUF_FILE need each other"),
         (
             ("--section", "rows", "--model", __file__),
@@ -359,12 +358,6 @@ def test_usage_errors_are_exit_code_2(arguments, message):
     assert message in " ".join(result.stderr.replace("│", " ").split())
 
 
-def test_it_needs_the_compiled_kernels():
-    result = run_command("bench", "--peers", "silu", TENSOROPS_CPU_TARGET="z80")
-    assert result.returncode == 1
-    assert "backend 'cpu' is not available" in result.stderr
-
-
 # --- the model ---------------------------------------------------------------------------------------
 
 
@@ -380,7 +373,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def quick_bandwidth(monkeypatch):
-    monkeypatch.setattr(benchmark, "BANDWIDTH_BYTES", 1 << 16)
+    monkeypatch.setattr(decode, "BANDWIDTH_BYTES", 1 << 16)
     monkeypatch.setattr(benchmark, "NEW_TOKENS", 3)
     monkeypatch.setattr(benchmark, "PREFILL", 9)
 

@@ -180,9 +180,10 @@ def test_unsteady_times_are_told_of():
         (["--size=prefil"], 2, "'prefil' is not a size (did you mean 'prefill'?); valid: small, decode, "),
         (["--dtype=flaot32"], 2, "unknown dtype 'flaot32' (did you mean 'float32'?); valid names: float16, bfloat16,"),
         (["--seconds=0"], 2, "0.0 is not in the range x>0"),
-        (["--section=rows"], 2, "--section needs --peers"),
-        (["--peers", "--bodies"], 2, "--bodies has no meaning with --peers"),
-        (["--model", __file__], 2, "--model needs --peers"),
+        (["--decode", "--size", "small"], 2, "--size has no meaning with --decode"),
+        (["--decode", "--bodies"], 2, "--bodies has no meaning with --decode"),
+        (["--decode", "silu"], 2, "--decode takes no OPERATORS"),
+        (["--model", __file__], 2, "--model needs --decode"),
         (["gelu_tanh"], 2, "unknown operator 'gelu_tanh' (did you mean 'gelu'?)"),
     ],
 )

@@ -134,7 +134,7 @@ def test_the_list_of_commands_says_what_their_own_help_says():
 
 @pytest.mark.parametrize(
     ("arguments", "working"),
-    [(["selftest", "--backend=numpy"], "selftest.run"), (["bench", "relu", "--backend=numpy"], "bench._run")],
+    [(["selftest", "--backend=numpy"], "selftest.run"), (["bench", "relu", "--backend=numpy"], "bench.run_jobs")],
 )
 def test_ctrl_c_is_one_line_and_exit_code_130(arguments, working):
     module, function = working.split(".")

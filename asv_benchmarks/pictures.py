@@ -92,7 +92,7 @@ def bars(report: dict[str, Any]) -> tuple[list[Bar], float, str]:
         found = [Bar(f"{speed['backend']}, {speed['way']}", speed["tokens_per_second"]) for speed in speeds]
         return found, decoding["bound"], decoding["model"]
     if "model" not in report:
-        raise CannotDrawError("there is nothing to draw: the file has no figures of `tensorops bench --output`")
+        raise CannotDrawError("there is nothing to draw: the file has no figures of --output")
     model = report["model"]
     return [Bar(name, speed) for name, speed in model["decode"].items()], model["bound"], model["model"]
 
@@ -109,7 +109,7 @@ def require_drawable(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise CannotDrawError(f"pictures need matplotlib: {installing('plot')} ({error})") from None
+        raise CannotDrawError(f"pictures need matplotlib: {installing('bench')} ({error})") from None
 
 
 def draw(report: dict[str, Any], path: Path) -> bytes:
@@ -267,7 +267,8 @@ def _written(figure: Any, report: dict[str, Any], suffix: str) -> bytes:
         figure.savefig(made, format="png", dpi=160, transparent=True)
         return made.getvalue()
     # Without a date: the same report gives the same file.
-    figure.savefig(made, format="svg", transparent=True, metadata={"Date": None, "Creator": "tensorops bench --plot"})
+    about = {"Date": None, "Creator": "python -m asv_benchmarks draw"}
+    figure.savefig(made, format="svg", transparent=True, metadata=about)
     svg = made.getvalue().decode().replace(" <metadata>", f" {ON_DARK}\n <metadata>", 1)
     return (svg if suffix == ".svg" else _page(svg, report)).encode()
 

@@ -6,15 +6,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asv_benchmarks import _llama_cpp
+from asv_benchmarks.processes import Child
+from tensorops.benchmarks.decode import read_bandwidth, weight_bytes
 from tensorops.benchmarks.measuring import CannotMeasureError
-from tensorops.benchmarks.processes import Child
 
 if TYPE_CHECKING:
     from tensorops.models import Llama
@@ -24,7 +25,6 @@ ROUNDS = 3
 TEXT = "The capital of France is"
 NEW_TOKENS = 128
 PREFILL = 512
-BANDWIDTH_BYTES = 1 << 28
 
 NOTE = (
     "llama.cpp runs without repacking weights for matrix instructions (use_extra_bufts=False), which crashes where the "
@@ -128,51 +128,11 @@ def run(llama: Llama, prompt: list[int], count: int) -> list[float]:
     return np.diff(stamps).tolist()
 
 
-def weight_bytes(path: Path) -> int:
-    """Return how many bytes of a file are read for one token: all weights, but only one row of an embedding table."""
-    from tensorops.models.gguf import open_gguf
-
-    tensors = dict(open_gguf(path).tensors)
-    if "output.weight" in tensors:
-        del tensors["token_embd.weight"]  # otherwise it is also the output matrix
-    return sum(tensor.nbytes for tensor in tensors.values())
-
-
-class Reader:
-    """Reads a long vector by dot products of its parts, one for each thread.
-
-    A single product would not do: on some processors, BLAS computes it on one thread.
-
-    Parameters
-    ----------
-    threads : int
-        How many threads read.
-    """
-
-    def __init__(self, threads: int) -> None:
-        x = np.ones(BANDWIDTH_BYTES // 4, dtype=np.float32)
-        self.nbytes = x.nbytes
-        self._parts = np.array_split(x, threads)
-        self._pool = ThreadPoolExecutor(threads)
-
-    def seconds(self) -> float:
-        """Read the vector once, and return how long that took."""
-        start = time.perf_counter()
-        list(self._pool.map(np.dot, self._parts, self._parts))
-        return time.perf_counter() - start
-
-
-def read_bandwidth(threads: int) -> float:
-    """Return how many bytes per second so many threads read, at best."""
-    reader = Reader(threads)
-    return reader.nbytes / min(reader.seconds() for _ in range(8))
-
-
 class Process(Child):
     """llama.cpp in a separate process; `problem` says why it does not run."""
 
     def __init__(self, path: Path, context: int, threads: int) -> None:
-        command = [sys.executable, "-m", "tensorops.benchmarks._llama_cpp", str(path), str(context), str(threads)]
+        command = [sys.executable, "-P", _llama_cpp.__file__, str(path), str(context), str(threads)]
         super().__init__("llama.cpp", command)
         self.problem = ""
 

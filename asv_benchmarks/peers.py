@@ -21,7 +21,7 @@ from tensorops.libraries import LIBRARIES
 from tensorops.testing import DTYPES
 from tensorops.testing._libraries import back
 
-__all__ = ["ATTENTION", "PEERS", "ROWS", "PeerDiffersError", "PeerMissingError", "Task", "prepare", "prepare_copy"]
+__all__ = ["ATTENTION", "PEERS", "ROWS", "PeerDiffersError", "PeerMissingError", "Task", "prepare"]
 
 Expressions: TypeAlias = dict[str, Callable[..., Any]]
 
@@ -389,18 +389,6 @@ def require_same(theirs: Any, ours: Any, what: str) -> None:
         error, bound = np.max(np.abs(a - b)), _TOLERANCE[our.dtype.name] * np.max(np.abs(b))
         if not error <= bound:  # also if it is NaN
             raise PeerDiffersError(f"{what} is off by {error:.3g}, more than {bound:.3g}: it computes something else")
-
-
-def prepare_copy(nbytes: int) -> Call:
-    """Return a call that copies so many bytes into memory already written: with torch if installed, else NumPy."""
-    x = np.ones(nbytes // 4, np.float32)
-    try:
-        require_package("torch")
-    except PeerMissingError:
-        there = np.copy(x)
-        return lambda: np.copyto(there, x)
-    (source,) = _to_torch((x,))
-    return partial(source.clone().copy_, source)
 
 
 def versions() -> dict[str, str]:

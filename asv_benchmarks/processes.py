@@ -40,7 +40,7 @@ class Child:
     def __enter__(self) -> Child:
         pipe = subprocess.PIPE
         self._said = tempfile.TemporaryFile("w+", errors="replace")  # an unread pipe could fill up
-        self._process = subprocess.Popen(  # noqa: S603 - this Python, and files of the user's
+        self._process = subprocess.Popen(
             self._command, stdin=pipe, stdout=pipe, stderr=self._said, text=True, env=self._environment
         )
         return self
@@ -98,7 +98,7 @@ class Spinners:
             for _ in range(self._count):
                 command = [sys.executable, "-S", "-c", _SPIN]
                 self.processes.append(
-                    subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
+                    subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
                 )
             for process in self.processes:
                 assert process.stdout is not None

@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tensorops.benchmarks._busy_child import DECODE, TASKS
+from asv_benchmarks import _busy_child
+from asv_benchmarks._busy_child import DECODE, TASKS
+from asv_benchmarks.processes import Child, Spinners
+from asv_benchmarks.quota import PERIOD, control_group
 from tensorops.benchmarks.measuring import CannotMeasureError, processors
-from tensorops.benchmarks.processes import Child, Spinners
-from tensorops.benchmarks.quota import PERIOD, control_group
 
 __all__ = ["CONFIGURATIONS", "DECODE", "ONE_THREAD", "OPERATORS", "SCENARIOS", "TASKS", "Cell", "Result", "jobs"]
 
@@ -45,7 +46,7 @@ CONFIGURATIONS: dict[str, dict[str, str]] = {
 """Environment variables of the processes; all others that concern threads are removed."""
 
 _REMOVED = ("TENSOROPS_NUM_THREADS", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
-_START = "from tensorops.benchmarks._busy_child import main; main()"
+_START = f"import runpy; runpy.run_path({_busy_child.__file__!r}, run_name='__main__')"
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _child(configuration: str, scenario: Scenario) -> Child:
     if scenario.threads_per_processor is not None:
         own["OMP_NUM_THREADS"] = str(scenario.threads_per_processor * processors())
     start = f"import torch; {_START}" if scenario.after_torch else _START  # as in programs that use torch first
-    return Child(f"the process with {configuration}", [sys.executable, "-c", start], kept | own)
+    return Child(f"the process with {configuration}", [sys.executable, "-P", "-c", start], kept | own)
 
 
 def _require_quota(child: Child) -> None:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import tensorops
+from asv_benchmarks import peers
 from tensorops._operator import OPERATORS
-from tensorops.benchmarks import peers
-from tensorops.benchmarks.measuring import Call, Contender, in_rounds, is_unsteady, median_and_quartiles
+from tensorops.benchmarks.measuring import Call, Contender, in_rounds, is_unsteady, median_and_quartiles, prepare_copy
 
 OURS, COPY = "tensorops", "copy"
 BACKEND = "cpu"  # the backend whose kernels are compared
@@ -93,7 +93,7 @@ def compare(name: str, task: peers.Task, rows: int, features: int, dtype: str, s
         ours = operator(*args, **task.options)
     copied = int(task.copies * max(a.nbytes for a in args))
     line.bytes = 2 * copied
-    calls = {OURS: lambda: operator(*args, **task.options), COPY: peers.prepare_copy(copied)}
+    calls = {OURS: lambda: operator(*args, **task.options), COPY: prepare_copy(copied)}
     for peer in peers.PEERS:
         try:
             calls[peer] = peers.prepare(peer, name, args, ours)
