@@ -14,8 +14,7 @@ from tensorops import _providers
 from tensorops._operator import OPERATORS
 from tensorops.backends.registry import BACKENDS
 from tensorops.libraries import LIBRARIES
-from tensorops.testing import CASES, INVALID, REFERENCES
-from tensorops.testing.tables import WORKLOADS
+from tensorops.testing import CASES, REFERENCES
 
 PACKAGE = pathlib.Path(tp.__file__).parent
 PUBLIC_MODULES = {"models", "persistent", "rope_scaling"}
@@ -333,13 +332,6 @@ def test_the_folders_of_kernels_are_described_beside_them():
     folders, _declarations = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
     ours = [row.name for row in _providers.PROVIDERS.values() if row.kernels.startswith("tensorops.")]
     assert set(re.findall(r"^\| `(\w+)` ", folders, re.MULTILINE)) == set(ours)
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-def test_every_operator_has_an_entry(name):
-    for table in (REFERENCES, CASES, INVALID, WORKLOADS):
-        assert table[name]
-    assert len({case.name for case in CASES[name]}) == len(CASES[name])
 
 
 def test_an_operator_without_an_entry_is_told_what_is_missing():
