@@ -2,7 +2,6 @@
 
 import math
 import weakref
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -413,7 +412,10 @@ def kept_by_callers():
         del x
         return seen() is not None
 
-    return is_alive_after_del(SimpleNamespace())
+    class Kept:
+        """What can be referred to weakly."""
+
+    return is_alive_after_del(Kept())
 
 
 def peak_of_torch(torch, function):
