@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -308,13 +308,14 @@ def end_elsewhere(code: str, *arguments: str, seconds: float) -> str:
         path = [entry for entry in sys.path if isinstance(entry, str)]
         program = f"import json, sys; sys.path[:], *arguments = json.loads(sys.argv[1]); {code}"
         command = [sys.executable, "-W", "ignore", "-c", program, json.dumps([path, *arguments])]
-        status = _run(command, complaints, seconds)
+        unset = {name for name in os.environ if name.startswith("TENSOROPS_")} - {CONFIG}  # whatever is configured
+        status = _run(command, complaints, seconds, unset)
         if status == _NO_ANSWER:
             return f"gave no answer within {seconds:g} seconds"
         return _end_of(status, complaints) if status else ""
 
 
-def _run(command: list[str], complaints: Path, seconds: float) -> int | None:
+def _run(command: list[str], complaints: Path, seconds: float, unset: Set[str] = frozenset()) -> int | None:
     """Run a command and return its exit status, ``None`` if it cannot be started."""
     import contextlib
     import subprocess
@@ -324,7 +325,7 @@ def _run(command: list[str], complaints: Path, seconds: float) -> int | None:
         with complaints.open("wb") as stream:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, with our own arguments
                 command,
-                env=_environment(),
+                env={name: value for name, value in _environment().items() if name not in unset},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
