@@ -125,10 +125,13 @@ with contextlib.suppress(ImportError):  # the extra for models is not installed
         os.environ.setdefault("TENSOROPS_MODEL", str(cached_model_path()))
 
 
+GRADIENTS = ("-W", "ignore:rms_norm")  # a warning that gradients are recorded, which the pages tell of
+
+
 @functools.cache
 def run_page(page, tmp):
     process = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output", __file__, str(page)],
+        [sys.executable, "-W", "error", "-W", "ignore:Non-empty compiler output", *GRADIENTS, __file__, str(page)],
         cwd=tmp,
         env=os.environ | {"PYTHONUTF8": "1"},
         capture_output=True,

@@ -228,9 +228,7 @@ EXCEPTIONS = {
     "hardware/__init__.py": "OpenCL tells of its devices through PyOpenCL",
     "hardware/opencl.py": "OpenCL tells of its devices through PyOpenCL",
     "models/mesh.py": "a mesh is an object of JAX",
-    "benchmarks/peers.py": "they are compared with",
-    "benchmarks/busy.py": "torch's threads are a load",
-    "benchmarks/_busy_child.py": "torch's threads are a load",
+    "benchmarks/measuring.py": "torch copies with all threads, which NumPy does not",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import statistics
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import tensorops
 from tensorops import _providers
 from tensorops.backends import registry
-from tensorops.libraries import Library, Runtime, library_of, runtime_of
+from tensorops.libraries import LIBRARIES, Library, Runtime, library_of, runtime_of
 from tensorops.testing._libraries import arrays_in
 
 Call: TypeAlias = Callable[[], Any]
@@ -148,11 +149,11 @@ def threads() -> int:
 
 def prepare_copy(nbytes: int) -> Call:
     """Return a call that copies so many bytes into memory already written: with torch if installed, else NumPy."""
-    x = np.ones(nbytes // 4, np.float32)
+    x, row = np.ones(nbytes // 4, np.float32), LIBRARIES["torch"]
     try:
-        import torch
+        importlib.import_module(row.packages[0])
     except ImportError:
         there = np.copy(x)
         return lambda: np.copyto(there, x)
-    source = torch.from_numpy(x)
+    source = row.from_numpy(x, None)
     return functools.partial(source.clone().copy_, source)
