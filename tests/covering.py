@@ -22,6 +22,8 @@ import support
 from opencl_drivers import Platform
 from tensorops.libraries import LIBRARIES, Backend, Library
 
+ABOUT_DRIVERS = ("test_launches.py", "test_opencl.py", "test_covering.py")
+
 
 def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> set[int]:
     """Return the indices of rows that together hold every combination of values in `strength` columns.
@@ -53,12 +55,19 @@ def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     groups = defaultdict(list)
     out = set()
     for item in items:
-        if item.get_closest_marker("exhaustive"):
+        if item.get_closest_marker("exhaustive") or is_of_another_driver(item):
             out.add(item)
         elif hasattr(item, "callspec"):
             # Tests of a missing library or driver are skipped and represent nothing.
             groups[item.nodeid.partition("[")[0], why_not(item)].append(item)
     return out.union(*map(_left_out_of, groups.values()))
+
+
+def is_of_another_driver(item: pytest.Item) -> bool:
+    """Return whether a test is of a further OpenCL driver, which compiles every program anew, and not about drivers."""
+    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    named = [value for value in params if isinstance(value, Platform) and not value.reason]
+    return any(value.is_further for value in named) and item.path.name not in ABOUT_DRIVERS
 
 
 def _left_out_of(group: list[pytest.Function]) -> set[pytest.Item]:

@@ -15,6 +15,7 @@ class Platform:
     choice: str
     name: str
     reason: str
+    is_further: bool = False  # than the first that can compute
 
     def __str__(self) -> str:
         return self.name
@@ -34,9 +35,11 @@ def platforms() -> tuple[Platform, ...]:
 
     found = [(i, platform, platform.get_devices()) for i, platform in enumerate(cl.get_platforms())]
     working = [(f"{i}:0", platform.name.strip(), devices[0]) for i, platform, devices in found if devices]
-    return tuple(
-        Platform(choice, name, _why_not_arrays(device) or _drivers.why_not(device)) for choice, name, device in working
-    )
+    listed: list[Platform] = []
+    for choice, name, device in working:
+        reason = _why_not_arrays(device) or _drivers.why_not(device)
+        listed.append(Platform(choice, name, reason, not reason and any(not p.reason for p in listed)))
+    return tuple(listed)
 
 
 def _why_not_arrays(device: object) -> str:
