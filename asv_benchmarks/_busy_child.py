@@ -121,7 +121,7 @@ def torch_call(shape: tuple[int, ...]) -> Call:
 # --- timing ------------------------------------------------------------------------------------------
 
 
-def time_calls(task: Timed, seconds: float) -> None:
+def seconds_of_calls(task: Timed, seconds: float) -> None:
     """Time calls one by one, at least one, after a call that is not timed: it wakes threads and touches memory."""
     call, first, samples = task.make(), task.first, task.seconds
     call()
@@ -136,7 +136,7 @@ def time_calls(task: Timed, seconds: float) -> None:
     task.calls += calls
 
 
-def time_threads(task: Timed, threads: int, seconds: float) -> None:
+def seconds_of_threads(task: Timed, threads: int, seconds: float) -> None:
     """Time one thread of Python for a third of the seconds, then several at once."""
     task.alone.append(wall_time_per_call(task, 1, seconds / 3)[0])
     mean, calls = wall_time_per_call(task, threads, seconds * 2 / 3)
@@ -204,9 +204,9 @@ class Answers:
         """Time a task again; return the summary of all its times."""
         task = self.tasks[name]
         if self.python_threads > 1:
-            time_threads(task, self.python_threads, seconds)
+            seconds_of_threads(task, self.python_threads, seconds)
         else:
-            time_calls(task, seconds)
+            seconds_of_calls(task, seconds)
         return task.summary()
 
 

@@ -169,7 +169,7 @@ def test_a_call_of_torch_is_outside_the_clock():
         time.sleep(0.01)
 
     task = _busy_child.Timed(lambda: call, first)
-    _busy_child.time_calls(task, 0.03)
+    _busy_child.seconds_of_calls(task, 0.03)
     assert order[:3] == ["ours", "first", "ours"]
     assert order.count("first") == task.calls == len(task.seconds)
     assert task.summary()["median"] < 0.005
@@ -177,7 +177,7 @@ def test_a_call_of_torch_is_outside_the_clock():
 
 def test_calls_of_several_threads_share_the_wall_time():
     task = _busy_child.Timed(lambda: lambda: time.sleep(0.01))
-    _busy_child.time_threads(task, 4, 0.15)
+    _busy_child.seconds_of_threads(task, 4, 0.15)
     summary = task.summary()
     assert summary["one_python_thread"] >= 0.01
     assert summary["mean"] < 0.01  # sleeping threads do not wait for each other
