@@ -119,7 +119,7 @@ _INTELS_DRIVER = "libintelocl.so"
 
 def intels_driver() -> str:
     """Return the path of the driver for processors that pip installs, or an empty string."""
-    for folder in (sys.prefix, site.USER_BASE or ""):
+    for folder in filter(None, (sys.prefix, site.USER_BASE)):
         path = os.path.join(folder, "lib", _INTELS_DRIVER)  # noqa: PTH118 - on every import
         if os.path.exists(path):  # noqa: PTH110
             return path

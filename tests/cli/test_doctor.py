@@ -384,6 +384,15 @@ def test_a_driver_whose_compiler_fails_is_named_with_what_helps(monkeypatch, oth
         assert words in said
 
 
+def test_intels_driver_is_not_taken_from_the_current_folder(monkeypatch, tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libintelocl.so").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr("site.USER_BASE", None)
+    assert module.intels_driver() == ""
+
+
 def test_intels_driver_is_found_where_pip_put_it():
     """In a program that imports tensorops and then asks PyOpenCL for platforms, whatever tests were told."""
     support.require("pyopencl")

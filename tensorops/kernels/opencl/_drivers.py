@@ -27,12 +27,7 @@ _trying = threading.Lock()
 
 def why_not(device: Any) -> str:
     """Return why the driver of a device of PyOpenCL cannot compute our kernels, or an empty string."""
-    import tensorops
-
-    key = (
-        *(device.platform.name.strip(), device.name.strip()),
-        *(device.platform.version.strip(), device.driver_version.strip(), tensorops.__version__),
-    )
+    key = _key(device)
     found = _reasons.get(key)
     if found is None:
         with _trying:
@@ -46,6 +41,13 @@ def why_not(device: Any) -> str:
                     _write(passed, [*known, list(key)])
                 _reasons[key] = found
     return found
+
+
+def _key(device: Any) -> tuple[str, ...]:
+    import tensorops
+
+    driver, facts = device.platform, (device.driver_version.strip(), tensorops.__version__)
+    return driver.name.strip(), device.name.strip(), driver.version.strip(), *facts
 
 
 def try_driver(driver: str, device: str) -> str:
@@ -77,7 +79,7 @@ def compute(driver: str, name: str) -> None:
     device = next((device for device in listed if device.name.strip() == name), None)
     if device is None:  # such as a part of one, which no program finds by name
         return
-    globals()["why_not"] = lambda device: ""  # this is the trial
+    _reasons[_key(device)] = ""  # this is the trial
     context = cl.Context([device])  # which a queue of Intel's does not keep alive
     queue = cl.CommandQueue(context)
     x = cla.to_device(queue, np.ones((3, 7), np.float32))
