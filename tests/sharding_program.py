@@ -118,7 +118,7 @@ def _rows() -> Iterator[Row]:
 
     targets = rng.integers(0, 32, 16)
     none, mean = {"reduction": "none"}, {"reduction": "mean"}
-    yield row("cross_entropy", "rows", EVERY, "cross_entropy_none", options=none, logits=x, targets=targets)
+    yield row("cross_entropy", "rows", EVERY, "cross_entropy", options=none, logits=x, targets=targets)
     yield row("cross_entropy", "mean", (), "", "all-reduce", mean, logits=x, targets=targets)
     yield row("cross_entropy", "classes", (), "", "all-reduce", none, logits=apart, targets=(targets, ()))
 
@@ -150,7 +150,7 @@ def _rows() -> Iterator[Row]:
     yield row("rope", "heads", split, x=(q, split), positions=positions)
     yield row("rope", "sequence", (None, None, "b"), x=(q, (None, None, "b")), positions=(np.arange(4), ("b",)))
     tables = {name: (normal(64, 4), ()) for name in ("cos", "sin")}
-    yield row("rope", "tables", EVERY, "rope_by_tables", x=q, positions=positions, **tables)
+    yield row("rope", "tables", EVERY, "rope", x=q, positions=positions, **tables)
 
     matrix = normal(24, 32)
     yield row("linear", "rows", x=x, weight=(matrix, ()), bias=(normal(24), ()))

@@ -1,4 +1,4 @@
-"""Records a step on NumPy arrays as a plan: calls of compiled handlers, with one arena for the arrays in between.
+"""Records a step on NumPy arrays as a plan: calls of compiled operators, with one arena for the arrays in between.
 
 The step runs once, for real. An array is known by its memory: that of an argument, of a result of a recorded call, or,
 if neither, of a constant. When the step has ended, results whose lives do not overlap are given the same memory.
@@ -7,7 +7,6 @@ if neither, of a constant. When the step has ended, results whose lives do not o
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 import time
 from collections import Counter
@@ -18,13 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorops._operator import OPERATORS, Operator
-from tensorops._row_axes import RowAxes
+from tensorops._operator import Operator
 from tensorops._trees import map_arrays
 from tensorops.backends import to_backend
 from tensorops.backends.settings import Settings
 from tensorops.kernels.cpu import _native, panels
-from tensorops.kernels.cpu.handlers import HANDLERS, Handler
+from tensorops.kernels.cpu.rows import rows_of
 from tensorops.libraries import library_of
 from tensorops.persistent import _row_blocks
 from tensorops.persistent._arena import arrange, padded
@@ -38,6 +36,7 @@ _LARGE = 1024 * 1024  # bytes of a result that is not copied
 _ARITHMETIC = ("float32", "float64", "int32", "int64")
 _NUMPY = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
 _FOREVER = 2**62
+_COMPILED = frozenset(_native.operators())
 _MOST_AXES = 8  # of an array with strides
 _MOST_PACKED = 64  # the rows of x up to which panels were measured to be faster
 
@@ -67,11 +66,11 @@ class _Memory:
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """An array in a block of memory, contiguous unless its call is told its strides."""
+    """An array in a block of memory; if it is to have another shape than `value`, that is contiguous."""
 
     memory: _Memory
     value: np.ndarray[Any, Any]
-    shape: tuple[int, ...]  # for the handler
+    shape: tuple[int, ...]
 
     @property
     def offset(self) -> int:
@@ -87,32 +86,41 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Call:
-    operator: str
-    handler: str
+    operator: str  # as users know it
+    compiled: str
+    names: tuple[str, ...]  # the parameters that are arrays
     arguments: tuple[_Place, ...]
     results: tuple[_Place, ...]
-    options: tuple[tuple[str, float], ...]
-    exchange: Callable[..., Any] | None = None  # in Python, instead of a handler
+    options: tuple[tuple[str, Any], ...]
+    exchange: Callable[..., Any] | None = None  # in Python, instead of a compiled operator
     by_rows: _row_blocks.Call = _row_blocks.WHOLE
 
     @property
     def alike(self) -> tuple[Any, ...]:
         """Everything but the values: what calls have in common that their kernel computes in the same way."""
         every = (*self.arguments, *self.results)
-        return self.handler, self.options, *((place.shape, place.value.dtype) for place in every)
+        layouts = ((place.shape, place.strides, place.value.dtype) for place in every)
+        return self.compiled, self.names, self.options, *layouts
 
     @property
     def shown(self) -> CapturedCall:
         every = (*self.arguments, *self.results)
         shapes = tuple(f"{p.value.dtype.name}{list(p.shape)}" for p in every)
-        return CapturedCall(self.operator, self.handler, shapes, sum(_moved(self, p) for p in every))
+        return CapturedCall(self.operator, self.compiled, shapes, sum(_moved(self, p) for p in every))
+
+    def add_to(self, plan: Any, read: Sequence[int], written: Sequence[int]) -> None:
+        """Add the call to a plan in which the arrays have these numbers."""
+        try:
+            plan.add_call(self.compiled, list(zip(self.names, read, strict=True)), list(written), dict(self.options))
+        except ValueError as error:
+            raise CaptureError(f"{self.operator}: {error}") from None
 
 
 def _moved(call: _Call, place: _Place) -> int:
-    """Return how many bytes a call moves of an array: of what it takes parts from or puts parts into, these parts."""
-    if call.handler == "take" and place is call.arguments[0]:
+    """Return how many bytes a call touches of an array: for take and put, only the selected rows."""
+    if call.compiled == "take" and place is call.arguments[0]:
         return int(call.results[0].value.nbytes)
-    if call.handler == "put" and place is call.results[0]:
+    if call.compiled == "put" and place is call.results[0]:
         return int(call.arguments[0].value.nbytes)
     return int(place.value.nbytes)
 
@@ -211,10 +219,9 @@ class Recorder:
         """Record a copy between arrays with strides; the values have been copied."""
         if source.ndim > _MOST_AXES:
             raise CaptureError(f"{self._current}: an array of more than {_MOST_AXES} axes cannot be copied")
-        options = (*_strides("from", source), *_strides("to", target))
         places = [self._strided(a) for a in (source, target)]
         axes = _elementwise(source.shape, target.shape)
-        self._add(self._current or "copy", "copy", places[:1], places[1:], options, row_axes=axes)
+        self._add(self._current or "copy", "copy", {"x": places[0]}, places[1:], row_axes=axes)
 
     def _strided(self, value: np.ndarray[Any, Any]) -> _Place:
         memory = self._find(value)
@@ -225,19 +232,21 @@ class Recorder:
     def _add(
         self,
         operator: str,
-        handler: str,
-        arguments: Sequence[_Place],
+        compiled: str,
+        arguments: dict[str, _Place],
         results: Sequence[_Place],
-        options: tuple[tuple[str, float], ...] = (),
+        options: dict[str, Any] | None = None,
         exchange: Callable[..., Any] | None = None,
         row_axes: tuple[int | None, ...] = (),
     ) -> None:
-        for place in (*arguments, *results):
+        places = tuple(arguments.values())
+        for place in (*places, *results):
             place.memory.last = len(self.calls)
         for place in results:
             self._require_writable(operator, place.memory)
-        by_rows = _by_rows(arguments, results, row_axes)
-        self.calls.append(_Call(operator, handler, tuple(arguments), tuple(results), options, exchange, by_rows))
+        by_rows = _by_rows(places, results, row_axes)
+        given = tuple((options or {}).items())
+        self.calls.append(_Call(operator, compiled, tuple(arguments), places, tuple(results), given, exchange, by_rows))
 
     def _require_writable(self, operator: str, memory: _Memory | None) -> None:
         assert memory is not None  # what is recorded has known memory
@@ -272,7 +281,7 @@ class Recorder:
         with np.errstate(all="ignore"):
             made = self._own(x.value.astype(dtype))
         axes = _elementwise(made.shape, made.shape)
-        self._add("astype", "convert", [self.place(x)], [self.place(Recorded(made, self))], row_axes=axes)
+        self._add("astype", "convert", {"x": self.place(x)}, [self.place(Recorded(made, self))], row_axes=axes)
         return Recorded(made, self)
 
     def arithmetic(self, name: str, a: Any, b: Any) -> Recorded:
@@ -294,7 +303,8 @@ class Recorder:
         with np.errstate(all="ignore"):
             made = self._own(np.asarray(_NUMPY[name](*values)).reshape(shape))
         axes = _elementwise(a.shape, b.shape, shape)
-        self._add(name, name, [self.place(a), self.place(b)], [self.place(Recorded(made, self))], row_axes=axes)
+        places = {"a": self.place(a), "b": self.place(b)}
+        self._add(name, name, places, [self.place(Recorded(made, self))], row_axes=axes)
         return Recorded(made, self)
 
     def _as(self, x: Any, dtype: np.dtype[Any]) -> Any:
@@ -321,7 +331,7 @@ class Recorder:
         source = self.place(x, (outer, value.shape[axis], inner))
         at = self.place(indices, (numbers.size,))
         target = self.place(Recorded(made, self), (outer, numbers.size, inner))
-        self._add(self._current, "take", [source, at], [target])
+        self._add(self._current, "take", {"x": source, "indices": at}, [target])
         return Recorded(made, self)
 
     def put(self, x: Recorded, indices: Recorded, axis: int, new: Any) -> None:
@@ -340,7 +350,7 @@ class Recorder:
         outer, inner = int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis + 1 :]))
         parts = self.place(new, (outer, indices.size, inner))
         at = self.place(indices, (indices.size,))
-        self._add("assignment", "put", [parts, at], [self.place(x, (outer, x.shape[axis], inner))])
+        self._add("assignment", "put", {"x": parts, "indices": at}, [self.place(x, (outer, x.shape[axis], inner))])
 
     def write(self, x: Recorded, new: Any) -> None:
         """Record the assignment of a view of an array."""
@@ -387,7 +397,7 @@ class Recorder:
         if not source.memory.is_own:
             source = self.place(self._contiguous(x))
         made = self._own(np.resize(x.value, shape))
-        self._add(name, "Python", [source], [self.place(Recorded(made, self))], exchange=function)
+        self._add(name, "Python", {"x": source}, [self.place(Recorded(made, self))], exchange=function)
         return Recorded(made, self)
 
     # ------------------------------------------------------------------- operators
@@ -398,8 +408,7 @@ class Recorder:
             return NotImplemented  # of constants
         args, kwargs = map_arrays(_on_host, (args, kwargs))
         name = operator.__name__
-        handler = HANDLERS.get(name)
-        if handler is None and name != "embedding":
+        if name not in _COMPILED:
             if not operator.calls:
                 raise CaptureError(f"{name} has no kernel that can be recorded")
             arguments = operator.bind(args, kwargs)
@@ -407,12 +416,12 @@ class Recorder:
             return operator.compute(**known)
         arguments = operator.canonical(*args, **kwargs)
         self._current = name
-        if name == "embedding" or handler is None:
+        if name == "embedding":
             ids = arguments["ids"]
             flat = ids.reshape((-1,))
             rows = self.take(arguments["weight"], flat, 0)
             return rows.reshape((*ids.shape, rows.shape[-1]))
-        return self._record(operator, handler, arguments)
+        return self._record(operator, arguments)
 
     def _as_recorded(self, value: Any) -> Any:
         """Return a constant as one of the step's arrays, as a body takes arrays of one library only."""
@@ -420,30 +429,29 @@ class Recorder:
             return value
         return Recorded(self._constant(value, None).value, self)
 
-    def _record(self, operator: Operator[..., Any], handler: Handler, arguments: dict[str, Any]) -> Any:
+    def _record(self, operator: Operator[..., Any], arguments: dict[str, Any]) -> Any:
         name = operator.__name__
         if isinstance(arguments.get("rng"), np.random.Generator):
             raise CaptureError(f"{name}: numbers of a generator would stay the same; pass an array of them as `rng`")
         if self.repacks and name == "quantized_linear" and (packed := self._packed(arguments)) is not None:
             return packed
-        rows = _rows(operator, handler, arguments)
+        rows = rows_of(operator, arguments)
         arrays = [key for key, value in arguments.items() if isinstance(value, Recorded | np.ndarray)]
         order = list(rows.arrays) if rows else arrays
-        given = arguments if handler.mixed else self._widened(arguments, order)
-        strided = {each for each in handler.strided if _has_strides(given.get(each))}
-        places = [self._strided(given[each].value) if each in strided else self.place(given[each]) for each in order]
+        places = {
+            each: self._strided(given.value) if _has_strides(given := arguments[each]) else self.place(given)
+            for each in order
+        }
         values = {key: value.value if isinstance(value, Recorded) else value for key, value in arguments.items()}
         result = operator.apply(self._run_with(operator), values)
         several = result if isinstance(result, tuple) else (result,)
         made = [self._own(y) for y in several if y is not None]
         results = [self.place(Recorded(y, self)) for y in made]
-        options = _numbers(handler, order, arguments, rows.whole if rows else ())
-        options += tuple(itertools.chain(*(_strides(each, given[each].value) for each in order if each in strided)))
-        shapes, made_shapes = ([place.shape for place in each] for each in (places, results))
+        options = {key: value for key, value in arguments.items() if key not in arrays and value is not None}
+        shapes, made_shapes = ([place.shape for place in each] for each in (places.values(), results))
         axes = _row_blocks.row_axis_of(rows, shapes, made_shapes) if rows else ()
         self._current = name
-        handled = handler.name(arguments) if handler.name else name
-        self._add(name, handled, places, results, options, row_axes=axes)
+        self._add(name, name, places, results, options, row_axes=axes)
         if (alike := self.calls[-1].alike) not in self._tried:
             _try(self.calls[-1])
             self._tried.add(alike)
@@ -467,27 +475,13 @@ class Recorder:
         value = _native.panel_linear(x.value if x.value.flags.c_contiguous else np.ascontiguousarray(x.value), packed)
         if value is NotImplemented:
             return None
-        places = [self.place(x), self.place(packed.memory)]
+        places = {"x": self.place(x), "panels": self.place(packed.memory)}
         made = self._own(value)
         facts = ("bits", "group_size", "biased", "scale_dtype")
-        options = (("outputs", float(packed.shape[0])), *((name, float(getattr(packed, name))) for name in facts))
+        options = {"outputs": packed.shape[0], **{name: getattr(packed, name) for name in facts}}
         self._add("quantized_linear", "panel_linear", places, [self.place(Recorded(made, self))], options)
         _try(self.calls[-1])
         return Recorded(made, self)
-
-    def _widened(self, arguments: dict[str, Any], order: list[str]) -> dict[str, Any]:
-        """Return the arguments with parameters in a dtype that the handler takes."""
-        x = arguments[order[0]]
-        wide = np.dtype("float64" if x.dtype == np.float64 else "float32")
-        parameters = [name for name in order[1:] if arguments[name].shape != x.shape]
-        dtypes = {arguments[name].dtype for name in parameters}
-        if len(dtypes) <= 1 and dtypes <= {x.dtype, *([wide] if x.dtype.itemsize == 2 else [])}:
-            return arguments
-        changed = {}
-        for name in parameters:
-            p = arguments[name]
-            changed[name] = self.converted(p, wide) if isinstance(p, Recorded) else np.asarray(p, wide)
-        return arguments | changed
 
     def _run_with(self, operator: Operator[..., Any]) -> Callable[..., Any]:
         from tensorops.backends.settings import activate
@@ -539,7 +533,7 @@ class Recorder:
 
         def number(place: _Place) -> int:
             memory = place.memory
-            key = (id(memory), place.offset, place.shape, place.value.dtype)
+            key = (id(memory), place.offset, place.shape, place.strides, place.value.dtype)
             if key not in numbers:
                 numbers[key] = given = plan.add_array(place.value, list(place.shape))
                 if id(memory) in made:
@@ -561,8 +555,7 @@ class Recorder:
                 continue
             native.append(index)
             read, written = ([number(place) for place in places] for places in (call.arguments, call.results))
-            if not plan.add_call(call.handler, read, written, list(call.options)):
-                raise CaptureError(f"{call.operator}: there is no handler {call.handler!r}")
+            call.add_to(plan, read, written)
         for group in groups:
             plan.run_by_rows(native.index(group.begin), group.rows, group.block, group.threads, group.arrays)
         views: list[Any] = []
@@ -650,8 +643,7 @@ def _try(call: _Call) -> None:
     read = [plan.add_array(place.value, list(place.shape)) for place in call.arguments]
     scratch = [np.empty_like(place.value) for place in call.results]
     written = [plan.add_array(y, list(p.shape)) for y, p in zip(scratch, call.results, strict=True)]
-    if not plan.add_call(call.handler, read, written, list(call.options)):
-        raise CaptureError(f"{call.operator}: there is no handler {call.handler!r}")
+    call.add_to(plan, read, written)
     try:
         plan.run()
     except ValueError as error:
@@ -664,13 +656,6 @@ def _try(call: _Call) -> None:
 def _on_host(x: Any) -> Any:
     """Return a constant of another library as an array of NumPy, with the same memory where that is possible."""
     return x if isinstance(x, Recorded | np.ndarray) else to_backend(x, "numpy") if library_of(x) is not None else x
-
-
-def _rows(operator: Operator[..., Any], handler: Handler, arguments: dict[str, Any]) -> RowAxes | None:
-    """Return how the axes of the arrays of a call correspond, in the handler's order, if that is declared."""
-    if handler.rows:
-        return handler.rows(**arguments)
-    return operator.rows(arguments) if operator.divides else None
 
 
 def _elementwise(*shapes: tuple[int, ...]) -> tuple[int | None, ...]:
@@ -695,31 +680,10 @@ def _by_rows(arguments: Sequence[_Place], results: Sequence[_Place], axes: tuple
 
 
 def _has_strides(x: Any) -> bool:
-    """Return whether an array is not contiguous, and a handler can read it all the same if it may have strides."""
-    if not isinstance(x, Recorded) or x.value.flags.c_contiguous or x.ndim > _MOST_AXES:
+    """Return whether an array is not contiguous, and compiled operators read it all the same."""
+    if not isinstance(x, Recorded) or x.value.flags.c_contiguous or not 2 <= x.ndim <= _MOST_AXES:
         return False
     return bool(x.value.strides[-1] == x.value.itemsize or x.shape[-1] == 1)
-
-
-def _strides(name: str, value: np.ndarray[Any, Any]) -> tuple[tuple[str, float], ...]:
-    """Return the strides of an array as options."""
-    return tuple((f"{name}_{axis}", float(step)) for axis, step in enumerate(value.strides))
-
-
-def _numbers(
-    handler: Handler, order: list[str], arguments: dict[str, Any], whole: tuple[int, ...]
-) -> tuple[tuple[str, float], ...]:
-    """Return what a handler is told besides the arrays; a tuple gives a number for each element."""
-    places = {name: place for place, name in enumerate(order) if place}
-    found: dict[str, Any] = {"axes": len(whole)} if len(whole) > 1 else {}
-    for name in handler.options:
-        value = places.get(name) if name in places else arguments.get(name)
-        if name in order or value is None or not isinstance(value, int | float | tuple):
-            if name in places:
-                found[name] = places[name]
-            continue
-        found |= {f"{name}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {name: value}
-    return tuple((name, float(value)) for name, value in found.items() if value is not None)
 
 
 class Plans:
@@ -747,6 +711,3 @@ class _OfOperator:
 
     def __setitem__(self, kind: type, plan: Callable[..., Any]) -> None:
         """Forget what constants would be computed with."""
-
-
-assert set(HANDLERS) <= set(OPERATORS) | {"logsumexp"}

@@ -22,8 +22,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from tensorops import _providers
 from tensorops._kernel import Configuration
 from tensorops._operator import Operator
@@ -61,8 +59,6 @@ class Call:
     ----------
     operator
         The operator.
-    handler
-        The kernel's name for its provider.
     names
         The parameters that are arrays, in the order of the arrays.
     rows
@@ -73,12 +69,6 @@ class Call:
         makes the first longer, instead of adding one.
     options
         The operator's options by name; an axis counts from the end.
-    attributes
-        The names of the options that the kernel takes, and of the arrays whose places it must be told.
-    axes
-        How many of the last axes are one row.
-    mixed
-        Whether the kernel reads parameters in any dtype, so that none is widened.
     most_rows
         Up to how many rows the kernel is faster than XLA; 0 if it always is.
     along
@@ -99,14 +89,10 @@ class Call:
     """
 
     operator: Operator[..., Any]
-    handler: str
     names: tuple[str, ...]
     rows: int = 1
     batched: bool = False
     options: tuple[tuple[str, Any], ...] = ()
-    attributes: tuple[str, ...] = ()
-    axes: int = 1
-    mixed: bool = False
     most_rows: int = 0
     along: tuple[bool, ...] = ()
     provider: str = ""
@@ -137,15 +123,6 @@ class Call:
             return None
         arguments = self.operator.canonical(**dict(zip(self.names, arrays, strict=True)), **dict(self.options))
         return self.correspond(**arguments) if self.correspond else self.operator.rows(arguments)
-
-    def numbers(self) -> dict[str, np.float64]:
-        """Return what the kernel is told besides the arrays; a tuple gives a number for each element."""
-        places = {name: place for place, name in enumerate(self.names) if place}
-        found: dict[str, Any] = {"axes": self.axes} if self.axes > 1 else {}
-        for name, value in {**dict(self.options), **places}.items():
-            if name in self.attributes:
-                found |= {f"{name}_{i}": v for i, v in enumerate(value)} if isinstance(value, tuple) else {name: value}
-        return {name: np.float64(value) for name, value in found.items() if value is not None}
 
 
 Rule: TypeAlias = Callable[..., Any]
@@ -311,19 +288,8 @@ def _compiled(call: Call) -> Callable[..., list[Array]]:
 
     shared = primitive()
     return jax.jit(  # type: ignore[no-any-return]
-        lambda *arrays: shared.bind(*(arrays if call.mixed else _fitting(arrays, call.rows)), call=call), inline=True
+        lambda *arrays: shared.bind(*arrays, call=call), inline=True
     )
-
-
-def _fitting(arrays: Sequence[Array], rows: int) -> Sequence[Array]:
-    """Widen the parameters of rows to the dtype of the computation, unless the kernels read them as they are."""
-    x, parameters = arrays[0], arrays[rows:]
-    dtypes = {p.dtype for p in parameters}
-    as_they_are = {x.dtype, np.dtype(np.float32)} if x.dtype.itemsize == 2 else {x.dtype}
-    if len(dtypes) <= 1 and dtypes <= as_they_are:
-        return arrays
-    wide = np.float64 if x.dtype == np.float64 else np.float32
-    return [*arrays[:rows], *(p.astype(wide) for p in parameters)]
 
 
 @functools.cache

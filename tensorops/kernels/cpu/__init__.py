@@ -1,4 +1,4 @@
-"""C++ kernels for arrays in host memory; the sources are in ``native/cpu``."""
+"""C++ kernels for arrays in host memory; the sources are in ``native``."""
 
 from __future__ import annotations
 

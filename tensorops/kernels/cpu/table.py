@@ -1,4 +1,4 @@
-"""The compiled function of every operator; its source is the file of the same name in ``native/cpu``."""
+"""The compiled functions of operators; their sources are in ``native/operators``."""
 
 from __future__ import annotations
 
@@ -27,67 +27,14 @@ except ImportError as error:
         raise ValueError(f"environment variable {shortened(error, 500)}") from None
     raise
 
+from tensorops import ops
 from tensorops._kernel import Configuration
 from tensorops.backends import probing
 from tensorops.backends.registry import resolve
 from tensorops.hardware import usable_processors
 from tensorops.kernels.cpu import _native, calls, panels  # noqa: F401 - the import of `calls` has an effect
-from tensorops.ops import (
-    activation,
-    attention,
-    experts,
-    linear,
-    loss,
-    normalization,
-    positional,
-    quantization,
-    sampling,
-    selection,
-)
 
 _native.use_processors(usable_processors())
-
-OPERATORS = (
-    activation.relu,
-    activation.relu_squared,
-    activation.sigmoid,
-    activation.silu,
-    activation.softplus,
-    activation.gelu,
-    activation.quick_gelu,
-    activation.mish,
-    activation.hard_sigmoid,
-    activation.hard_swish,
-    activation.elu,
-    activation.selu,
-    activation.leaky_relu,
-    activation.swiglu,
-    activation.geglu,
-    activation.reglu,
-    activation.softmax,
-    activation.log_softmax,
-    activation.logsumexp,
-    attention.scaled_dot_product_attention,
-    experts.grouped_linear,
-    experts.grouped_quantized_linear,
-    experts.moe,
-    linear.embedding,
-    linear.linear,
-    loss.cross_entropy,
-    loss.linear_cross_entropy,
-    normalization.rms_norm,
-    normalization.add_rms_norm,
-    normalization.layer_norm,
-    normalization.group_norm,
-    normalization.instance_norm,
-    normalization.l2_norm,
-    positional.rope,
-    quantization.quantize,
-    quantization.dequantize,
-    quantization.quantized_linear,
-    sampling.sample,
-    selection.top_k,
-)
 
 CONFIGURATIONS = {
     "linear": Configuration(
@@ -98,15 +45,18 @@ CONFIGURATIONS = {
 }
 PACK = {"quantized_linear": panels.pack}
 
+OPERATORS = tuple(each for each in ops.every_operator() if each.__name__ in _native.operators())
+
 for _operator in OPERATORS:
+    _name = _operator.__name__
     # The compiled functions are the kernels: they decline in C++ what `supports` refuses, so a call needs no launcher.
     _operator.kernel(
         "cpu",
-        supports=getattr(_native, f"{_operator.__name__}_supports"),
+        supports=getattr(_native, f"{_name}_supports"),
         checks=True,
-        configuration=CONFIGURATIONS.get(_operator.__name__),
-        pack=PACK.get(_operator.__name__),
-    )(getattr(_native, _operator.__name__))
+        configuration=CONFIGURATIONS.get(_name),
+        pack=PACK.get(_name),
+    )(getattr(_native, _name))
 
 
 def configure() -> None:

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tensorops._dtypes import dtype_name
 from tensorops._operator import Operator
-from tensorops._row_axes import RowAxes
-from tensorops._typing import Array
 from tensorops.kernels._jax import partitioning, primitive
 from tensorops.kernels._jax.primitive import Call
-from tensorops.kernels.cpu.handlers import HANDLERS
+from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu.rows import ROWS, rows_of
 
 _PROVIDER = "jax_ffi"
-_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_NO_INTEGER = -(2**63)  # stands for None in a tuple of integers
 
 
 def register(
     operator: Operator[..., Any],
     *,
-    refuse: Callable[[dict[str, Any]], str | None] | None = None,
     rows: Callable[[dict[str, Any]], int] | None = None,
     most_rows: Callable[[dict[str, Any]], int] | None = None,
     batched: bool = False,
-    several_axes: bool = False,
     draw: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> None:
     """Register the kernel of an operator that declares how its calls may be split.
@@ -36,8 +33,6 @@ def register(
     ----------
     operator
         An operator on rows along the last axis and on parameters of those rows.
-    refuse
-        Returns why the kernel does not support the arguments; replaces the check for rows and their parameters.
     rows
         Returns how many leading arrays have the rows of the first for given arguments, if it is not what the operator
         declares; see `Call`.
@@ -45,101 +40,90 @@ def register(
         Returns up to how many rows the kernel is faster than XLA for given arguments; see `Call`.
     batched
         Whether the first axis counts rows; see `Call`.
-    several_axes
-        Whether several of the last axes may be one row; the result may then have another dtype as well.
     draw
         Returns the arguments with numbers in place of a generator of them.
     """
-    handler = HANDLERS[operator.__name__]
+
+    import jax
 
     def prepare(arguments: dict[str, Any]) -> str | Call:
-        declared = handler.rows(**arguments) if handler.rows else operator.rows(arguments)
-        reason = refuse(arguments) if refuse else _refuse_rows(arguments, declared, several_axes)
+        declared = rows_of(operator, arguments)
+        assert declared is not None  # of all operators that are registered
+        names = tuple(name for name in declared.arrays if not isinstance(arguments[name], np.random.Generator))
+        others = {name: value for name, value in arguments.items() if name not in names and value is not None}
+        options = {name: value for name, value in others.items() if not isinstance(value, jax.Array)}
+        arrays = {name: arguments[name] for name in names}
+        reason = _refuse_arrays(arrays) or _refuse(operator, arrays, options)
         most = most_rows(arguments) if most_rows and not reason else 0
-        if most and primitive.row_count(arguments[next(iter(declared.arrays))]) > most:
+        if most and primitive.row_count(arrays[names[0]]) > most:
             reason = f"there are more than {most} rows, which XLA computes as fast"
         if reason := reason or partitioning.refuse_split(declared, arguments) or _unusable():
             return reason
-        options = {
-            name: value for name, value in arguments.items() if name not in declared.arrays and value is not None
-        }
-        axes = len(declared.whole) if several_axes else 1
-        if "axis" in options:
-            options["axis"] = tuple(range(-axes, 0)) if axes > 1 else -1
-        name = handler.name(arguments) if handler.name else operator.__name__
+        if "axis" in options:  # so that it stays the same if a call is mapped
+            ndim = arrays[names[0]].ndim
+            axes = options["axis"] if isinstance(options["axis"], tuple) else (options["axis"],)
+            counted = tuple(axis - ndim if axis >= 0 else axis for axis in axes)
+            options["axis"] = counted if len(counted) > 1 else counted[0]
         count = rows(arguments) if rows else declared.sharing
-        names = tuple(declared.arrays)
         along = tuple(of[:1] == (0,) for of in declared.arrays.values()) if batched else ()
-        options_of_call = tuple(options.items())
-        kernel = (handler.options, axes, handler.mixed, most, along, _PROVIDER)
-        return Call(operator, name, names, count, batched, options_of_call, *kernel, correspond=handler.rows)
+        correspond = ROWS.get(operator.__name__)
+        return Call(
+            operator, names, count, batched, tuple(options.items()), most, along, _PROVIDER, correspond=correspond
+        )
 
     primitive.register(operator, _PROVIDER, prepare, draw=draw)
 
 
-# ---------------------------------------------------------------------------------------------- refusals
-
-
-def _refuse_rows(arguments: dict[str, Any], rows: RowAxes, several_axes: bool) -> str | None:
-    """Return why a call is not on rows along the last axes with parameters that the kernels support."""
-    first, *others = rows.arrays
-    x = arguments[first]
-    for name in rows.arrays:
-        if reason := refuse_array(name, arguments[name]):
-            return reason
-    if several_axes and len(rows.whole) > 1:
-        if rows.whole[0] != x.ndim - len(rows.whole):
-            return f"the axes are not the last of {first}"
-    elif rows.whole not in ((), (x.ndim - 1,)):
-        return f"axis is not the last of {first}"
-    if any(x.shape[a] == 0 for a in rows.whole):
-        return f"the last axis of {first} is empty" if len(rows.whole) == 1 else f"{first} is empty"
-    result = x.dtype if rows.dtype is None else rows.dtype
-    if result != x.dtype and not (result == np.float32 and x.dtype.itemsize == 2):
-        return f"dtype is neither the dtype of {first} nor, for half types, float32"
-    return _refuse_parameters(arguments, others[rows.sharing - 1 :], x)
-
-
-def _refuse_parameters(arguments: dict[str, Any], names: Sequence[str], x: Array) -> str | None:
-    for name in names:
-        if arguments[name].dtype == np.float64 and x.dtype != np.float64:
-            return f"{name} has dtype float64, and x a narrower one"
-    return "bias is given without weight" if "bias" in names and "weight" not in names else None
-
-
-def refuse_channels(arguments: dict[str, Any]) -> str | None:
-    """Return why a call is not on groups of channels along the second axis that the kernels support."""
-    x = arguments["x"]
-    parameters = [name for name in ("weight", "bias") if arguments[name] is not None]
-    for name in ("x", *parameters):
-        if reason := refuse_array(name, arguments[name]):
-            return reason
-    if arguments["channel_axis"] != 1:
-        return "channel_axis is not the second of x"
-    return "x is empty" if 0 in x.shape else _refuse_parameters(arguments, parameters, x)
-
-
-def refuse_array(name: str, x: Array, dtypes: tuple[str, ...] = _DTYPES, least: int = 1) -> str | None:
-    """Return why the kernels do not take an array, which must have one of these dtypes and at least so many axes."""
+def _refuse_arrays(arrays: dict[str, Any]) -> str | None:
+    """Return why arrays cannot be those of a program for this platform."""
     import jax
 
-    if not isinstance(x, jax.Array):
-        return f"{name} is not a jax.Array"
-    if dtype_name(x) not in dtypes:
-        return f"{name} has a dtype without a kernel"
-    if x.ndim < least:
-        return f"{name} has {x.ndim} dimensions"
-    if not all(isinstance(n, int) for n in x.shape):
-        return f"{name} has a symbolic shape"
-    return primitive.refuse_device(name, x, "cpu")
+    for name, x in arrays.items():
+        if not isinstance(x, jax.Array):
+            return f"{name} is not a jax.Array"
+        if not all(isinstance(n, int) for n in x.shape):
+            return f"{name} has a symbolic shape"
+        if reason := primitive.refuse_device(name, x, "cpu"):
+            return reason
+    return None
+
+
+def _refuse(operator: Operator[..., Any], arrays: dict[str, Any], options: dict[str, Any]) -> str | None:
+    """Return why the compiled operator does not take arrays of these shapes and dtypes."""
+    described = {name: (dtype_name(x), list(x.shape)) for name, x in arrays.items()}
+    return _native.refuse(operator.__name__, described, {name: _option(value) for name, value in options.items()})
+
+
+def _option(value: Any) -> Any:
+    """Return an option as the compiled module reads it: other libraries' dtypes by name."""
+    if isinstance(value, bool | int | float | str | tuple | np.generic | np.random.Generator):
+        return value
+    return np.dtype(value).name
+
+
+def _attributes(call: Call) -> dict[str, Any]:
+    """Return the attributes of a program's call: its options, and which parameters its arrays are."""
+    parameters = call.operator.parameters
+    found: dict[str, Any] = {"arrays": np.int64(sum(1 << parameters.index(name) for name in call.names))}
+    for name, value in call.options:
+        option = _option(value)
+        if isinstance(option, bool):
+            found[name] = np.bool_(option)
+        elif isinstance(option, int):
+            found[name] = np.int64(option)
+        elif isinstance(option, float):
+            found[name] = np.float64(option)
+        elif isinstance(option, tuple):
+            found[name] = np.array([_NO_INTEGER if n is None else n for n in option], np.int64)
+        else:
+            found[name] = option
+    return found
 
 
 @functools.cache
 def _unusable() -> str:
     """Register the kernels with XLA, once; return why it does not accept them, or an empty string."""
     import jax
-
-    from tensorops.kernels.cpu import _native
 
     try:
         for name, handler in _native.xla_handlers().items():
@@ -157,7 +141,9 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
     if call.provider != _PROVIDER or exported:  # the kernel is only here
         return None
-    return jax.ffi.ffi_lowering(f"tensorops.{call.handler}")(ctx, *operands, **call.numbers())
+    places = [call.operator.parameters.index(name) for name in call.names]
+    assert places == sorted(places)  # the order in which the compiled module reads arrays
+    return jax.ffi.ffi_lowering(f"tensorops.{call.operator.__name__}")(ctx, *operands, **_attributes(call))
 
 
 primitive.lower_on("cpu", _lower)

@@ -1,10 +1,17 @@
-"""Operators as foreign functions; see ``native/cpu/bind_xla.cpp`` and ``xla_<family>.cpp``."""
+"""Operators as foreign functions; see ``native/xla``.
+
+XLA cannot raise in the middle of a program: the loss of a target that is out of range is NaN, and so are features that
+rotate to a row outside the tables; lengths and pages out of range are clamped.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 import tensorops.kernels.cpu.table  # noqa: F401 - its ImportError says why the compiled module is missing
-from tensorops.kernels.jax_ffi import _refusals
-from tensorops.kernels.jax_ffi._launch import refuse_channels, register
+from tensorops.kernels.jax_ffi._launch import register
 from tensorops.ops import (
     activation,
     attention,
@@ -18,8 +25,36 @@ from tensorops.ops import (
     selection,
 )
 
-# `kernels.cpu.handlers` tells how calls are written. What XLA itself computes as fast as a copy is not among them:
-# relu, relu_squared, leaky_relu, hard_sigmoid, hard_swish and reglu.
+
+def _most_rows_of_linear(arguments: dict[str, Any]) -> int:
+    """Return up to how many rows the kernel is faster than XLA, which widens half types for its product.
+
+    ``docs/kernels-under-libraries.md`` has the measurements.
+    """
+    return 32 if arguments["x"].dtype == arguments["weight"].dtype == np.float32 else 256
+
+
+def _rows_of_loss(arguments: dict[str, Any]) -> int:
+    """Return how many arrays an axis may be added to: none if the losses of all rows are combined."""
+    return 2 if arguments["reduction"] == "none" else 0
+
+
+def _with_numbers(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Draw the uniform numbers that a call needs, as the body does."""
+    rng, logits = arguments["rng"], arguments["logits"]
+    if arguments["temperature"] == 0:
+        return arguments | {"rng": None}
+    if not isinstance(rng, np.random.Generator):
+        return arguments
+    import jax
+
+    drawn = rng.random(logits.shape[:-1], dtype=np.float32)
+    # Those for an array that is spread over devices are on none in particular: XLA gives each device what it needs.
+    alone = not isinstance(logits, jax.core.Tracer) and len(logits.devices()) == 1
+    return arguments | {"rng": jax.device_put(drawn, logits.sharding if alone else None)}
+
+
+# XLA itself computes these as fast as a copy: relu, relu_squared, leaky_relu, hard_sigmoid, hard_swish and reglu.
 for _operator in (
     activation.sigmoid,
     activation.silu,
@@ -35,18 +70,20 @@ for _operator in (
     normalization.add_rms_norm,
     normalization.layer_norm,
     normalization.l2_norm,
+    activation.softmax,
+    activation.log_softmax,
+    activation.logsumexp,
     selection.top_k,
+    experts.grouped_linear,
+    experts.grouped_quantized_linear,
+    experts.moe,
+    quantization.quantized_linear,
+    positional.rope,
 ):
     register(_operator)
-for _operator in (activation.softmax, activation.log_softmax, activation.logsumexp):
-    register(_operator, several_axes=True)
-register(normalization.group_norm, refuse=refuse_channels, batched=True)
-register(normalization.instance_norm, refuse=refuse_channels, batched=True)
-register(experts.grouped_linear, refuse=_refusals.refuse_grouped)
-register(experts.grouped_quantized_linear, refuse=_refusals.refuse_grouped)
-register(quantization.quantized_linear, refuse=_refusals.refuse_quantized)
-register(linear.linear, refuse=_refusals.refuse_linear, most_rows=_refusals.most_rows_of_linear)
-register(loss.cross_entropy, refuse=_refusals.refuse_loss, rows=_refusals.rows_of_loss)
-register(positional.rope, refuse=_refusals.refuse_rotation)
-register(attention.scaled_dot_product_attention, refuse=_refusals.refuse_attention, batched=True)
-register(sampling.sample, refuse=_refusals.refuse_sample, draw=_refusals.with_numbers)
+for _operator in (normalization.group_norm, normalization.instance_norm, attention.scaled_dot_product_attention):
+    register(_operator, batched=True)
+register(linear.linear, most_rows=_most_rows_of_linear)
+register(loss.cross_entropy, rows=_rows_of_loss)
+register(loss.linear_cross_entropy, rows=lambda _: 0)  # no further rows: its second array is the weight
+register(sampling.sample, draw=_with_numbers)

@@ -77,10 +77,10 @@ def register(
         if "axis" in options:
             options["axis"] = -1
         along = tuple(axes[:1] == (0,) for axes in declared.arrays.values()) if batched else ()
-        call = (operator, operator.__name__, tuple(declared.arrays), sharing(declared), batched)
+        call = (operator, tuple(declared.arrays), sharing(declared), batched)
         # Elsewhere, the derivative of the body shares its intermediate results with the call.
         provider, reverse = (GENERIC, None) if elsewhere else (_PROVIDER, REVERSE.get(operator.__name__))
-        return Call(*call, tuple(options.items()), mixed=True, along=along, provider=provider, reverse=reverse)
+        return Call(*call, tuple(options.items()), along=along, provider=provider, reverse=reverse)
 
     def choose(*args: Any, **kwargs: Any) -> dict[str, int]:
         with choosing({}) as choice:

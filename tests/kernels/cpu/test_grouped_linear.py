@@ -102,7 +102,7 @@ X, E, W = np.ones((2, 8), np.float32), np.zeros(2, np.int64), np.ones((3, 4, 8),
 REFUSED = {
     "x has dtype float64, whose products numpy.matmul computes": (X.astype(np.float64), E, W),
     "weight has dtype float64": (X, E, W.astype(np.float64)),
-    "experts has a dtype that is no integer": (X, E.astype(np.float32), W),
+    "experts has a dtype that is not an integer": (X, E.astype(np.float32), W),
     "experts has more dimensions than x has rows": (X, E[None], W),
     "experts does not broadcast with the rows of x": (X, np.zeros(3, np.int64), W),
     "an index in experts is out of range": (X, E + 3, W),

@@ -139,7 +139,7 @@ def test_several_threads_and_one_give_the_same_bits(target, rng):
         (lambda x, w, b: (x.astype(np.float64), w, b), "x has dtype float64, whose products numpy.matmul computes"),
         (lambda x, w, b: (x, w.astype(np.float64), b), "weight has dtype float64"),
         (lambda x, w, b: (x, w, b.astype(np.float64)), "bias has dtype float64"),
-        (lambda x, w, b: (x[0, 0], w, b), "x is not a numpy.ndarray"),
+        (lambda x, w, b: (x[0, 0], w, b), "x is not an array"),
         (lambda x, w, b: (np.asarray(x[0, 0]), w, b), "x has 0 dimensions"),
         (lambda x, w, b: (x[:, ::2], w[:, ::2].copy(), b), "the last axis of x is not contiguous"),
         (lambda x, w, b: (x, np.asfortranarray(w), b), "the last axis of weight is not contiguous"),
@@ -159,7 +159,6 @@ def test_linear_says_what_it_refuses(change, reason, rng):
     assert str(_native.linear_supports(*args)).startswith(reason)
     assert _native.linear(*args) is NotImplemented
     assert _native.linear_tuned(*args, few_rows=3) is NotImplemented
-    assert _native.linear_configuration(*args) is NotImplemented
 
 
 # -------------------------------------------------------------------------------------- quantized_linear
@@ -334,8 +333,8 @@ def test_many_rows_are_copied_by_several_threads(rng):
         (lambda i, w: (np.asarray([2**63], np.uint64), w), "an id is out of range"),
         (lambda i, w: (np.asarray([-(2**63)]), w), "an id is out of range"),
         (lambda i, w: (i.tolist(), w), "ids is not a numpy.ndarray"),
-        (lambda i, w: (i > 1, w), "ids has a dtype that is no integer"),
-        (lambda i, w: (i.astype(float), w), "ids has a dtype that is no integer"),
+        (lambda i, w: (i > 1, w), "ids has a dtype that is not an integer"),
+        (lambda i, w: (i.astype(float), w), "ids has a dtype that is not an integer"),
         (lambda i, w: (i.astype(">i8"), w), "ids is in foreign byte order"),
         (lambda i, w: (i, w[0]), "weight does not have 2 dimensions"),
         (lambda i, w: (i, w[:0]), "weight is empty"),

@@ -161,7 +161,7 @@ def test_threads_and_results_like_those_of_the_body(rng):
         (lambda x, t: (x, t + 5), {}, "a target is out of range"),
         (lambda x, t: (x, t - 1), {}, "a target is out of range"),
         (lambda x, t: (x, t - 100), {}, "a target is out of range"),
-        (lambda x, t: (x, t > 0), {}, "targets has a dtype that is no integer"),
+        (lambda x, t: (x, t > 0), {}, "targets has a dtype that is not an integer"),
         (lambda x, t: (x, t.astype(float)), {}, "targets does not have the shape of logits"),
         (lambda x, t: (x, x.astype(float)), {}, "targets has another dtype than logits"),
         (lambda x, t: (x, np.repeat(x, 2, -1)[:, ::2]), {}, "the last axis of targets is not contiguous"),
@@ -274,7 +274,7 @@ def test_special_linear_losses(target, rng):
     [
         (lambda x, w, t: (x, w, t + 5), {}, "a target is out of range"),
         (lambda x, w, t: (x, w, t - 1), {}, "a target is out of range"),
-        (lambda x, w, t: (x, w, t > 0), {}, "targets has a dtype that is no integer"),
+        (lambda x, w, t: (x, w, t > 0), {}, "targets has a dtype that is not an integer"),
         (lambda x, w, t: (x, w, t[:2]), {}, "targets does not have the shape of x without the last axis"),
         (lambda x, w, t: (x, w, x @ w.T), {}, "targets are probabilities"),
         (lambda x, w, t: (x, w[:, :3], t), {}, "weight has shape (5, 3), not (5, 4)"),

@@ -1,0 +1,36 @@
+// The targets for which kernels were compiled, and the choice among them at run time.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiled_kernels.h"  // made by kernels/CMakeLists.txt
+
+namespace tensorops {
+
+// The kernels of one target.
+struct Target {
+    const char* name;
+    std::string_view needs;  // what the processor must have, in C++
+#define TENSOROPS_MEMBER(kernel, Arguments) void (*kernel)(const Arguments&);
+    TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_MEMBER)
+#undef TENSOROPS_MEMBER
+
+    // Whether panel_linear is quicker than quantized_linear: products of bytes must be one instruction.
+    bool gains_by_panels() const { return needs.find("avx512vnni") != std::string_view::npos; }
+};
+
+// The names of the targets that this machine can run, best first.
+std::vector<std::string> runnable_targets();
+
+// Targets that this machine could run and that are better than all of these, but were not compiled; best first.
+std::vector<std::string> better_targets();
+
+// The target in use: the best, or the choice of use_target.
+const Target& target();
+
+// Chooses a target by name; false if this machine cannot run it.
+bool use_target(const std::string& name);
+
+}  // namespace tensorops

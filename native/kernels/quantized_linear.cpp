@@ -1,0 +1,66 @@
+// y = x · Wᵀ with W = scales · q + biases, for integers q of 4 or 8 bits; see quantized_products.h.
+//
+// Bytes: the weights, scales and biases once; a few rows are memory-bound.
+#include "linear.h"
+#include "quantized_products.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+TENSOROPS_COMPUTE_EACH()
+
+namespace {
+
+std::int64_t units_of_outputs(const QuantizedLinear& op) { return (op.outputs + kOutputUnit - 1) / kOutputUnit; }
+
+template <int kBits, bool kSigned, class T, class S>
+void many_rows(const QuantizedLinear& op, int threads) {
+    products_with_rows<T, float>(
+        op.x, reinterpret_cast<T*>(op.y), op.outputs, nullptr,
+        [&op](std::int64_t index, float* w) {
+            dequantize_row<kBits, kSigned, S>(op, index, w);
+            return w;
+        },
+        [&op](const T* from, float* to) { arrange(from, op.bits, op.x.length, to); }, threads);
+}
+
+// The first method; false if some x is too large or too small for it.
+template <int kBits, bool kSigned, class T, class S>
+bool few_rows(const QuantizedLinear& op, int threads) {
+    const Way<kBits, kSigned> way(op);
+    const Scratch scratch(op.x.count * way.room());
+    typename Way<kBits, kSigned>::Row rows[kFewRows];
+    for (std::int64_t r = 0; r < op.x.count; ++r)
+        if (!way.make_row(reinterpret_cast<const T*>(op.x.row(r)), scratch.at<char>(r * way.room()), rows[r]))
+            return false;
+    T* y = reinterpret_cast<T*>(op.y);
+    over_stretches(threads, units_of_outputs(op), [&](std::int64_t unit) {
+        const std::int64_t begin = unit * kOutputUnit;
+        some_outputs<T, S>(op.x.count, way, rows, begin, std::min(kOutputUnit, op.outputs - begin),
+                           [&](std::int64_t r) { return y + r * op.outputs + begin; });
+    });
+    return true;
+}
+
+template <int kBits, bool kSigned, class T, class S>
+void products(const QuantizedLinear& op) {
+    const std::int64_t work = matrix_work(op.x.count, op.outputs, op.x.length, kBits / 8.0);
+    const int threads = threads_for(units_of_outputs(op), work);
+    if (op.x.count > kFewRows || !takes_few(op) || !few_rows<kBits, kSigned, T, S>(op, threads))
+        many_rows<kBits, kSigned, T, S>(op, threads);
+}
+
+template <class T, class S>
+void products_of(const QuantizedLinear& op) {
+    if (op.bits == 4) return products<4, false, T, S>(op);
+    return op.biases ? products<8, false, T, S>(op) : products<8, true, T, S>(op);
+}
+
+}  // namespace
+
+TENSOROPS_KERNEL(quantized_linear, QuantizedLinear) {
+    for_narrow_dtype(op.x_dtype, [&op](auto x) {
+        for_narrow_dtype(op.scale_dtype, [&op](auto scale) { products_of<decltype(x), decltype(scale)>(op); });
+    });
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

@@ -1,0 +1,134 @@
+// y = x / sqrt(mean(x²) + eps) · (weight + weight_offset), along rows; add_rms_norm adds a residual to x first.
+// y = x / max(sqrt(sum(x²)), eps) for l2_norm.
+//
+// Work: rows go to threads in contiguous blocks. A row is read twice, for the sum of squares and for the result; the
+//   second time it comes from the first- or second-level cache (16 KiB for 4096 floats), and the next row is fetched
+//   meanwhile. A sum with a residual is written while its squares are added up.
+// Precision: float64 in float64, everything else in float32, summed in blocks, so that the error does not grow with the
+//   row. If the mean square, or the sum, leaves the range in which float32 squares neither overflow nor vanish, the row
+//   is computed again: see careful_row.h.
+// Bytes: each element once in, once out, as in a copy. The benchmark's rows `copy` and `numpy/cpu` show which fraction
+//   of a copy's speed is reached: asv run --bench Normalization
+#include "rms_norm.h"
+
+#include <cmath>
+
+#include "careful_row.h"
+#include "over_rows.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {
+
+template <class T>
+Compute<T> sum_of_squares(const T* x, std::int64_t n) {
+    const auto square = [x](std::int64_t i, std::int64_t k) {
+        const auto a = load_some(x + i, k);
+        return a * a;
+    };
+    return sum_of_row<T>(n, square);
+}
+
+// Elements of x + residual, rounded to the caller's dtype
+template <class T>
+inline auto sum_of_two(const T* x, const T* residual, std::int64_t k) {
+    return as_stored<T>(load_some(x, k) + load_some(residual, k));
+}
+
+// The mean square of x + residual; the sum is stored in the same pass
+template <bool kStream, class T>
+Compute<T> write_sum(const T* x, const T* residual, T* sum, std::int64_t n) {
+    constexpr std::int64_t lanes = kLanes<T>, block = kAddedPlainly * 2 * lanes;
+    const auto write = [=](std::int64_t i, std::int64_t end) {
+        Vec<Compute<T>> s0{}, s1{};
+        for (; i + 2 * lanes <= end; i += 2 * lanes) {
+            const auto a = sum_of_two(x + i, residual + i, lanes),
+                       b = sum_of_two(x + i + lanes, residual + i + lanes, lanes);
+            put_two<kStream>(sum + i, a, b);
+            s0 += a * a;
+            s1 += b * b;
+        }
+        for (; i < end; i += lanes) {
+            const std::int64_t k = end - i < lanes ? end - i : lanes;
+            const auto a = sum_of_two(x + i, residual + i, k);
+            k == lanes ? store(sum + i, a) : store_part(sum + i, a, k);
+            s0 += a * a;
+        }
+        return s0 + s1;
+    };
+    const auto count = static_cast<Compute<T>>(n);
+    if (n <= block) return sum_of_lanes<Compute<T>>(write(0, n)) / count;
+    Total<Compute<T>> total;
+    for (std::int64_t i = 0; i < n; i += block) total.add(write(i, n - i < block ? n : i + block));
+    return total.value() / count;
+}
+
+// y = value(i, k) · r · (weight + offset); meanwhile the next row is fetched
+template <bool kStream, class T, class W, class F>
+void scale_row(F value, const W* weight, T* y, std::int64_t n, const T* next, Compute<T> r, Compute<T> offset) {
+    if (weight)
+        put_row<kStream>(y, n, next, [=](std::int64_t i, std::int64_t k) {
+            return value(i, k) * r * (load_some(weight + i, k) + offset);
+        });
+    else
+        put_row<kStream>(y, n, next, [=](std::int64_t i, std::int64_t k) { return value(i, k) * r; });
+}
+
+template <bool kStream, class T, class W>
+void one_row(const RmsNorm& op, std::int64_t index) {
+    using C = Compute<T>;
+    const std::int64_t n = op.x.length, after = index + 1 < op.x.count ? index + 1 : index;
+    const T *x = reinterpret_cast<const T*>(op.x.row(index)), *next = reinterpret_cast<const T*>(op.x.row(after));
+    const T* residual = op.sum ? reinterpret_cast<const T*>(op.residual.row(index)) : nullptr;
+    const W* weight = reinterpret_cast<const W*>(op.weight);
+    T *y = reinterpret_cast<T*>(op.y) + index * n, *sum = op.sum ? reinterpret_cast<T*>(op.sum) + index * n : nullptr;
+    const C mean = sum ? write_sum<kStream>(x, residual, sum, n) : sum_of_squares(x, n) / static_cast<C>(n);
+    const double spread = static_cast<double>(mean) + op.eps;
+    if (!is_usual<C>(spread))
+        return careful_row(sum ? sum : x, weight, static_cast<const W*>(nullptr), y, n, op.eps, op.weight_offset,
+                           Divisor::root_mean_square);
+    const C r = static_cast<C>(1.0 / std::sqrt(spread)), offset = static_cast<C>(op.weight_offset);
+    const T* from = sum && !kStream ? sum : x;
+    if (sum && kStream)  // a sum that was written past the caches is faster to compute again than to read
+        scale_row<kStream>([=](std::int64_t i, std::int64_t k) { return sum_of_two(x + i, residual + i, k); }, weight,
+                           y, n, next, r, offset);
+    else
+        scale_row<kStream>([=](std::int64_t i, std::int64_t k) { return load_some(from + i, k); }, weight, y, n, next,
+                           r, offset);
+}
+
+template <bool kStream, class T>
+void one_vector(const RmsNorm& op, std::int64_t index) {
+    using C = Compute<T>;
+    const std::int64_t n = op.x.length, after = index + 1 < op.x.count ? index + 1 : index;
+    const T *x = reinterpret_cast<const T*>(op.x.row(index)), *next = reinterpret_cast<const T*>(op.x.row(after));
+    T* y = reinterpret_cast<T*>(op.y) + index * n;
+    const double square = static_cast<double>(sum_of_squares(x, n)), least = op.eps * op.eps;
+    const double spread = square < least ? least : square;  // NaN if the square is
+    if (!is_usual<C>(spread)) {
+        const T* none = nullptr;
+        return careful_row(x, none, none, y, n, op.eps, 0.0, Divisor::length);
+    }
+    const C r = static_cast<C>(1.0 / std::sqrt(spread));
+    put_row<kStream>(y, n, next, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) * r; });
+}
+
+void l2_norm(const RmsNorm& op) {
+    for_dtype(op.x_dtype, [&op](auto x) {
+        const std::int64_t bytes = op.x.count * op.x.length * static_cast<std::int64_t>(sizeof x);
+        over_rows(op.x.count, 2 * bytes, op.streaming,
+                  [&op](auto streaming, std::int64_t i) { one_vector<streaming, decltype(x)>(op, i); });
+    });
+}
+
+}  // namespace
+
+TENSOROPS_KERNEL(rms_norm, RmsNorm) {
+    if (op.by_length) return l2_norm(op);
+    for_dtypes(op.x_dtype, op.weight_dtype, [&op](auto x, auto weight) {
+        const std::int64_t bytes = op.x.count * op.x.length * static_cast<std::int64_t>(sizeof x);
+        over_rows(op.x.count, (op.sum ? 4 : 2) * bytes, op.streaming,
+                  [&op](auto streaming, std::int64_t i) { one_row<streaming, decltype(x), decltype(weight)>(op, i); });
+    });
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

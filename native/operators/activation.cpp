@@ -1,0 +1,164 @@
+// Elementwise functions, gated units, and functions along the last axes.
+#include "activation.h"
+
+#include "checks.h"
+#include "softmax.h"
+#include "targets.h"
+
+namespace tensorops {
+namespace {
+
+// A contiguous array is one row: elements then go to threads whatever the shape.
+Rows elements_of(const Array& a) {
+    Rows rows{};
+    rows.data = a.data;
+    rows.count = 1;
+    rows.length = a.size();
+    return rows;
+}
+
+Reason activate(Call& call, Activation& op, const Array& x, const Array* up = nullptr) {
+    Array y;
+    if (!call.make({{y, x}})) return call.reason;
+    const std::int64_t bytes = x.bytes(), item = x.item();
+    if (bytes == 0) return {};
+    const bool flat = x.is_contiguous() && (!up || up->is_contiguous());  // one row, which is cut by elements
+    op.x = flat ? elements_of(x) : rows_of(x);
+    if (up) op.up = flat ? elements_of(*up) : rows_of(*up);
+    op.y = y.data;
+    op.dtype = x.dtype;
+    op.streaming = call.streams && bytes >= kStreamBytes && (flat || op.x.length * item % 64 == 0);
+    const auto cut = [flat, item](Activation& part, std::int64_t begin, std::int64_t end) {
+        part.y += begin * (flat ? 1 : part.x.length) * item;
+        for (Rows* rows : {&part.x, &part.up}) {
+            if (!flat) {
+                take_part(*rows, begin, end);
+            } else if (rows->data) {
+                rows->data += begin * item;
+                rows->length = end - begin;
+            }
+        }
+    };
+    call.compute_parts(target().activation, op, flat ? op.x.length : op.x.count, flat ? 64 : 1, bytes, cut);
+    return {};
+}
+
+// A function of one array, and of up to two numbers
+Reason unary(Call& call, Function function) {
+    Reader in(call);
+    Activation op{};
+    op.function = function;
+    const Array& x = in.rows();
+    for (double* parameter : {&op.alpha, &op.beta})
+        if (in.has_more()) *parameter = in.finite();
+    return in.failed() ? in.reason : activate(call, op, x);
+}
+
+Reason gated(Call& call, Function function) {
+    Reader in(call);
+    Activation op{};
+    op.function = function;
+    const Array &gate = in.rows(), &up = in.rows();
+    in.require(gate.dtype == up.dtype, "gate and up differ in dtype");
+    in.require(gate.has_shape(up), "gate and up differ in shape");
+    return in.failed() ? in.reason : activate(call, op, gate, &up);
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(relu, "x") { return unary(call, Function::relu); }
+TENSOROPS_OPERATOR(relu_squared, "x") { return unary(call, Function::relu_squared); }
+TENSOROPS_OPERATOR(sigmoid, "x") { return unary(call, Function::sigmoid); }
+TENSOROPS_OPERATOR(silu, "x") { return unary(call, Function::silu); }
+TENSOROPS_OPERATOR(softplus, "x") { return unary(call, Function::softplus); }
+TENSOROPS_OPERATOR(mish, "x") { return unary(call, Function::mish); }
+TENSOROPS_OPERATOR(hard_swish, "x") { return unary(call, Function::hard_swish); }
+TENSOROPS_OPERATOR(selu, "x") { return unary(call, Function::selu); }
+TENSOROPS_OPERATOR(quick_gelu, "x, *, alpha=1.702") { return unary(call, Function::quick_gelu); }
+TENSOROPS_OPERATOR(elu, "x, *, alpha=1.0") { return unary(call, Function::elu); }
+TENSOROPS_OPERATOR(leaky_relu, "x, *, negative_slope=0.01") { return unary(call, Function::leaky_relu); }
+TENSOROPS_OPERATOR(hard_sigmoid, "x, *, alpha=0.16666666666666666, beta=0.5") {
+    return unary(call, Function::hard_sigmoid);
+}
+TENSOROPS_OPERATOR(swiglu, "gate, up") { return gated(call, Function::swiglu); }
+TENSOROPS_OPERATOR(geglu, "gate, up") { return gated(call, Function::geglu); }
+TENSOROPS_OPERATOR(reglu, "gate, up") { return gated(call, Function::reglu); }
+
+TENSOROPS_OPERATOR(gelu, "x, *, approximate='none'") {
+    Reader in(call);
+    Activation op{};
+    const Array& x = in.rows();
+    op.function = in.choice({"none", "tanh"}) == 0 ? Function::gelu : Function::gelu_tanh;
+    return in.failed() ? in.reason : activate(call, op, x);
+}
+
+// ------------------------------------------------------------------------------------- along the last axes
+
+namespace {
+
+struct Reduced {
+    const Array& x;
+    int axes;  // how many of the last are one row
+    Dtype dtype;  // of the result
+};
+
+Reason refuse(const Reduced& r) {
+    if (r.axes > 1 && !r.x.is_contiguous_from(r.x.ndim - r.axes))
+        return "the last " + std::to_string(r.axes) + " axes of x are not contiguous";
+    const bool widens = is_half(r.x.dtype) && r.dtype == Dtype::float32;
+    return r.dtype == r.x.dtype || widens ? Reason{} : "dtype is neither the dtype of x nor, for half types, float32";
+}
+
+Reason normalize(Call& call, Normalized kind, const Reduced& r, int ndim, const std::int64_t* shape) {
+    Array y;
+    if (!call.make({{y, ndim, shape, r.dtype}})) return call.reason;
+    const std::int64_t item = y.item(), bytes = r.x.size() * item;
+    if (bytes == 0) return {};
+    Softmax op{};
+    op.kind = kind;
+    op.x = rows_of(r.x, r.axes);
+    op.y = y.data;
+    op.dtype = r.x.dtype;
+    op.y_dtype = r.dtype;
+    op.streaming = call.streams && bytes >= kStreamBytes && op.x.length * item % 64 == 0;
+    const std::int64_t row_bytes = (kind == Normalized::logsumexp ? 1 : op.x.length) * item;
+    const auto cut = [row_bytes](Softmax& part, std::int64_t begin, std::int64_t end) {
+        take_part(part.x, begin, end);
+        part.y += begin * row_bytes;
+    };
+    call.compute_parts(target().softmax, op, op.x.count, 1, bytes, cut);
+    return {};
+}
+
+Reason softmax_of(Call& call, Normalized kind) {
+    Reader in(call);
+    const Array& x = in.rows();
+    const int axes = in.last_axes(x, "x");
+    const bool has_where = in.value().kind != Value::none;
+    const Reduced reduced{x, axes, in.dtype(x.dtype)};
+    if (!in.require(refuse(reduced)) || !in.require(!has_where, "where is given")) return in.reason;
+    return normalize(call, kind, reduced, x.ndim, x.shape);
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(softmax, "x, *, axis=-1, where=None, dtype=None") { return softmax_of(call, Normalized::softmax); }
+TENSOROPS_OPERATOR(log_softmax, "x, *, axis=-1, where=None, dtype=None") {
+    return softmax_of(call, Normalized::log_softmax);
+}
+
+TENSOROPS_OPERATOR(logsumexp, "x, *, axis=-1, keepdims=False, dtype=None") {
+    Reader in(call);
+    const Array& x = in.rows();
+    const int axes = in.last_axes(x, "x");
+    const bool keepdims = in.flag();
+    const Reduced reduced{x, axes, in.dtype(x.dtype)};
+    if (!in.require(refuse(reduced))) return in.reason;
+    if (x.size_from(x.ndim - axes) == 0)
+        return axes == 1 ? "the last axis of x is empty" : "one of the last axes of x is empty";
+    std::int64_t shape[kMaxAxes];
+    for (int d = 0; d < x.ndim; ++d) shape[d] = d < x.ndim - axes ? x.shape[d] : 1;
+    return normalize(call, Normalized::logsumexp, reduced, keepdims ? x.ndim : x.ndim - axes, shape);
+}
+
+}  // namespace tensorops

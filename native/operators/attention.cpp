@@ -1,0 +1,218 @@
+// Attention.
+#include "attention.h"
+
+#include <cstring>
+
+#include "checks.h"
+#include "targets.h"
+
+namespace tensorops {
+namespace {
+
+// Beyond these, products with a number may leave the range of float32 in other ways than in the operator's body.
+constexpr double kSmallest = 1e-30, kLargest = 1e30;
+constexpr std::int64_t kWidest = 16384;  // features of a head: a thread keeps 128 rows of them
+
+constexpr Dtypes kMask{[](Dtype d) { return is_floating(d) || d == Dtype::boolean; }, "has a dtype without a kernel"};
+
+// A call as the kernel takes it, and the integers that it points to
+struct Bound {
+    Attention op{};
+    std::vector<std::int64_t> lengths, pages;
+};
+
+Reason refuse_heads(const char* name, const Array& a) {
+    if (a.ndim != 4) return std::string(name) + " has " + std::to_string(a.ndim) + " dimensions, not 4";
+    if (!a.is_contiguous_from(3) && a.size() != 0)
+        return "the last axis of " + std::string(name) + " is not contiguous";
+    if (a.shape[3] > kWidest) return std::string(name) + " has more than " + std::to_string(kWidest) + " features";
+    return {};
+}
+
+Reason refuse_shapes(const Array& q, const Array& k, const Array& v, bool in_pages) {
+    const std::int64_t *of_q = q.shape, *of_k = k.shape, *of_v = v.shape;
+    if (q.dtype != k.dtype || q.dtype != v.dtype) return "q, k and v differ in dtype";
+    if (in_pages && of_k[0] != of_v[0]) return "k and v differ in pages";
+    if (!in_pages && (of_q[0] != of_k[0] || of_q[0] != of_v[0])) return "q, k and v differ in batch size";
+    if (of_q[3] != of_k[3]) return "q and k differ in head dimension";
+    if (of_k[1] != of_v[1] || of_k[2] != of_v[2]) return "k and v differ in heads or keys";
+    if (of_k[1] == 0 || of_q[1] % of_k[1] != 0) return "the heads of k do not divide those of q";
+    if (of_q[3] == 0) return "the head dimension is 0";
+    return {};
+}
+
+Reason refuse_mask(const Array* mask, const std::int64_t* scores) {
+    if (!mask) return {};
+    if (mask->ndim > 4) return "mask has more than 4 dimensions";
+    for (int d = 0; d < mask->ndim; ++d) {
+        const std::int64_t n = mask->shape[d];
+        if (n != 1 && n != scores[4 - mask->ndim + d])
+            return "mask does not broadcast to (batch, heads, queries, keys)";
+    }
+    return {};
+}
+
+Reason read_scale(const Value& v, std::int64_t dim, double* scale) {
+    if (v.kind == Value::none) {
+        *scale = 1 / std::sqrt(static_cast<double>(dim));
+        return {};
+    }
+    *scale = v.kind == Value::number ? v.as_number : v.kind == Value::integer ? static_cast<double>(v.as_integer) : NAN;
+    const double size = std::fabs(*scale);
+    if (size != 0 && !(size >= kSmallest && size <= kLargest)) return "scale is not a usual number";
+    return {};
+}
+
+Reason read_softcap(const Value& v, double* softcap) {
+    *softcap = v.kind == Value::number    ? v.as_number
+               : v.kind == Value::integer ? static_cast<double>(v.as_integer)
+               : v.kind == Value::none    ? 0
+                                          : NAN;
+    if (v.kind != Value::none && !(*softcap >= kSmallest && *softcap <= kLargest))
+        return "softcap is not a usual positive number";
+    return {};
+}
+
+bool read_side(std::int64_t value, std::int64_t* side) {
+    *side = value == -1 || value == kNoInteger ? kUnbounded : value;
+    return *side >= 0 && *side <= kUnbounded;
+}
+
+Reason read_window(const Value& v, Attention* op) {
+    op->left = op->right = kUnbounded;
+    if (v.kind == Value::none) return {};
+    if (v.kind == Value::integer) {
+        if (v.as_integer < 1 || v.as_integer > kUnbounded) return "window is neither a usual positive integer nor a pair of usual integers from -1 on";
+        op->left = op->right = v.as_integer - 1;
+        return {};
+    }
+    if (v.kind != Value::integers) return "window is neither a usual positive integer nor a pair of usual integers from -1 on";
+    const bool usual = v.as_integers.count == 2 &&
+                       read_side(v.as_integers.items[0], &op->left) && read_side(v.as_integers.items[1], &op->right);
+    return usual ? Reason{} : "window is neither a usual positive integer nor a pair of usual integers from -1 on";
+}
+
+// Also finds how many keys a sequence may have.
+Reason refuse_page_table(const Array* table, const Array& q, const Array& k, Attention* op) {
+    op->keys = k.shape[2];
+    if (!table) return {};
+    if (table->ndim != 2) return "page_table does not have 2 dimensions";
+    if (table->shape[0] != q.shape[0]) return "page_table does not have one row for each sequence";
+    if (k.shape[0] == 0 && table->size() != 0) return "there are no pages";
+    op->page_size = k.shape[2];
+    op->pages_each = table->shape[1];
+    op->keys = product(op->page_size, op->pages_each);
+    return op->keys > kUnbounded ? "page_table has too many pages" : Reason{};
+}
+
+// Lets an integer be one from 0 to `most`; returns whether it was.
+bool clamp(std::int64_t& n, Dtype dtype, std::int64_t most) {
+    if (n >= 0 && n <= most) return true;
+    n = n >= 0 || dtype == Dtype::uint64 ? most : 0;  // those of uint64 beyond int64 are negative here
+    return false;
+}
+
+Reason read_lengths(const Call& call, const Array* lengths, std::int64_t batch, Bound* bound) {
+    if (!lengths) return {};
+    if (lengths->ndim != 1 || lengths->shape[0] != batch) return "lengths does not have one number for each sequence";
+    if (!call.has_values) return {};
+    bound->lengths = read_integers(*lengths);
+    for (std::int64_t& n : bound->lengths)
+        if (!clamp(n, lengths->dtype, bound->op.keys) && call.may_fail)
+            return "lengths has a number outside 0 … " + std::to_string(bound->op.keys);
+    bound->op.lengths = bound->lengths.data();
+    return {};
+}
+
+// Reads the table, of which only pages with keys that a query may attend to must be in range.
+Reason read_pages(const Call& call, const Array* table, std::int64_t pages, Bound* bound) {
+    Attention& op = bound->op;
+    if (!table || op.keys == 0 || !call.has_values) return {};
+    bound->pages = read_integers(*table);
+    for (std::int64_t b = 0; b < op.batch; ++b) {
+        std::int64_t* const row = bound->pages.data() + b * op.pages_each;
+        const Reach reach = reach_of(op, b);
+        for (std::int64_t i = 0; i < op.pages_each; ++i) {
+            const bool is_used = reach.keys() > 0 && i >= reach.first / op.page_size && i <= (reach.end - 1) / op.page_size;
+            if (!clamp(row[i], table->dtype, pages - 1) && is_used && call.may_fail)
+                return "page_table has an index outside 0 … " + std::to_string(pages - 1) + " that is in use";
+        }
+    }
+    op.pages = bound->pages.data();
+    return {};
+}
+
+void set_mask(Attention& op, const Array* mask) {
+    if (!mask) return;
+    op.mask = mask->data;
+    op.mask_dtype = mask->dtype;
+    op.mask_kind = mask->dtype == Dtype::boolean ? MaskKind::boolean : MaskKind::floating;
+    for (int d = 0; d < mask->ndim; ++d)
+        if (mask->shape[d] != 1) op.mask_stride[4 - mask->ndim + d] = mask->stride(d);
+}
+
+void set_heads(const Array& a, const char*& data, std::int64_t* strides) {
+    data = a.data;
+    for (int d = 0; d < 3; ++d) strides[d] = a.stride(d);
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(scaled_dot_product_attention,
+                   "q, k, v, *, mask=None, is_causal=False, scale=None, window=None, softcap=None, sinks=None, "
+                   "lengths=None, page_table=None") {
+    Reader in(call);
+    const Array &q = in.array(), &k = in.array(), &v = in.array();
+    const Array* mask = in.optional(kMask);
+    const bool is_causal = in.flag();
+    const Value &scale = in.value(), &window = in.value(), &softcap = in.value();
+    const Array *sinks = in.optional(), *lengths = in.optional(kIntegers), *table = in.optional(kIntegers);
+    for (const auto& [name, a] : {std::pair{"q", &q}, std::pair{"k", &k}, std::pair{"v", &v}})
+        in.require(refuse_heads(name, *a));
+    if (in.failed()) return in.reason;
+    in.require(refuse_shapes(q, k, v, table != nullptr));
+    Bound bound;
+    Attention& op = bound.op;
+    if (!in.require(refuse_page_table(table, q, k, &op))) return in.reason;
+    const std::int64_t scores[4] = {q.shape[0], q.shape[1], q.shape[2], op.keys};
+    in.require(refuse_mask(mask, scores));
+    if (sinks && (sinks->ndim != 1 || sinks->shape[0] != scores[1]))
+        in.require(false, "sinks does not have one element for each head of q");
+    in.require(read_scale(scale, q.shape[3], &op.scale));
+    in.require(read_softcap(softcap, &op.softcap));
+    if (!in.require(read_window(window, &op))) return in.reason;
+    if (is_causal) op.right = 0;
+    op.batch = scores[0];
+    op.queries = scores[2];
+    if (!in.require(read_lengths(call, lengths, op.batch, &bound))) return in.reason;
+    if (!in.require(read_pages(call, table, k.shape[0], &bound))) return in.reason;
+    Array y;
+    const std::int64_t shape[4] = {scores[0], scores[1], scores[2], v.shape[3]};
+    if (!call.make({{y, 4, shape, q.dtype}})) return call.reason;
+    if (y.size() == 0) return {};
+    op.y = y.data;
+    const double keys = keys_of(op);
+    if (keys == 0) {
+        std::memset(op.y, 0, static_cast<std::size_t>(y.bytes()));
+        return {};
+    }
+    set_heads(q, op.q, op.q_stride);
+    set_heads(k, op.k, op.k_stride);
+    set_heads(v, op.v, op.v_stride);
+    op.heads = shape[1];
+    op.kv_heads = k.shape[1];
+    op.dim = q.shape[3];
+    op.value_dim = shape[3];
+    op.dtype = q.dtype;
+    set_mask(op, mask);
+    if (sinks) {
+        op.sinks = sinks->data;
+        op.sinks_stride = sinks->stride(0);
+        op.sinks_dtype = sinks->dtype;
+    }
+    op.work = work_of(op, keys, q.item());
+    call.compute(op.work, [&op] { target().attention(op); });
+    return {};
+}
+
+}  // namespace tensorops

@@ -1,0 +1,99 @@
+// Linear maps, and the lookup of rows.
+#include "linear.h"
+
+#include <cstring>
+
+#include "checks.h"
+#include "parallel.h"
+#include "targets.h"
+
+namespace tensorops {
+namespace {
+
+Reason refuse(const Call& call, const Array& x, const Array& weight, const Array* bias) {
+    if (Reason reason = refuse_double(call, x); !reason.empty()) return reason;
+    if (weight.dtype == Dtype::float64) return "weight has dtype float64";
+    if (Reason reason = refuse_matrix("weight", weight, kAny, x.length()); !reason.empty()) return reason;
+    if (x.size() == 0 || weight.size() == 0) return "x or weight is empty";
+    const bool is_single = x.dtype == Dtype::float32 && weight.dtype == Dtype::float32;
+    if (call.multiplies && is_single && x.size() / x.length() > kMostRows)
+        return "x has more than " + std::to_string(kMostRows) + " rows, which numpy.matmul multiplies faster";
+    if (bias && bias->dtype == Dtype::float64) return "bias has dtype float64";
+    return refuse_vector("bias", bias, weight.shape[0], "row of weight");
+}
+
+Reason product_of(Call& call, Reader& in, const Array& x, const Array& weight, const Array* bias,
+                  std::int64_t few_rows = 0) {
+    if (!in.require(refuse(call, x, weight, bias))) return in.reason;
+    Linear op{};
+    op.outputs = weight.shape[0];
+    Array y;
+    if (!call.make({{y, x.ndim, OutputShape(x, op.outputs).dims(), x.dtype}})) return call.reason;
+    op.x = rows_of(x);
+    op.weight = weight.data;
+    op.weight_stride = weight.stride(0);
+    op.bias = bias ? bias->data : nullptr;
+    op.x_dtype = x.dtype;
+    op.weight_dtype = weight.dtype;
+    op.bias_dtype = bias ? bias->dtype : weight.dtype;
+    op.few_rows = few_rows;
+    op.y = y.data;
+    call.compute(product(weight.bytes(), op.x.count), [&op] { target().linear(op); });
+    return {};
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(linear, "x, weight, bias=None") {
+    Reader in(call);
+    const Array &x = in.rows(), &weight = in.array();
+    const Array* bias = in.optional();
+    return product_of(call, in, x, weight, bias);
+}
+
+// With `few_rows` of the kernel: an operator of its own, as `linear` takes what its callers may write.
+TENSOROPS_STEP(linear_tuned, "x, weight, bias=None, *, few_rows=None") {
+    Reader in(call);
+    const Array &x = in.rows(), &weight = in.array();
+    const Array* bias = in.optional();
+    const Value& rows = in.value();
+    const std::int64_t few_rows = rows.kind == Value::integer ? rows.as_integer : 0;
+    in.require(rows.kind == Value::none || few_rows > 0, "few_rows is not a positive integer");
+    return product_of(call, in, x, weight, bias, few_rows);
+}
+
+TENSOROPS_OPERATOR(embedding, "ids, weight") {
+    Reader in(call);
+    const Array &ids = in.array(kIntegers), &weight = in.array();
+    in.require(weight.ndim == 2, "weight does not have 2 dimensions");
+    in.require(ids.ndim < kMaxAxes, "ids has as many dimensions as an array can have");
+    in.require(weight.size() != 0, "weight is empty");
+    if (!in.require(weight.is_contiguous_from(weight.ndim - 1), "the last axis of weight is not contiguous"))
+        return in.reason;
+    const std::int64_t rows = weight.shape[0];
+    std::vector<std::int64_t> numbers;
+    if (call.has_values) {
+        numbers = read_integers(ids);
+        for (std::int64_t& n : numbers)
+            if (n < 0 || n >= rows) return "an id is out of range";
+    }
+    std::int64_t shape[kMaxAxes];
+    std::copy_n(ids.shape, ids.ndim, shape);
+    shape[ids.ndim] = weight.shape[1];
+    Array y;
+    if (!call.make({{y, ids.ndim + 1, shape, weight.dtype}})) return call.reason;
+    const std::int64_t bytes = weight.shape[1] * weight.item(), stride = weight.stride(0), count = ids.size();
+    const char* from = weight.data;
+    char* to = y.data;
+    const std::int64_t* id = numbers.data();
+    call.compute(count * bytes, [=] {
+        Interruption* const at = interruption;
+        over_shares(threads_for(count, 2 * count * bytes), count, 1, [=](Share mine) {
+            for (std::int64_t k = mine.begin; k < mine.end && !leaves(at, bytes); ++k)
+                std::memcpy(to + k * bytes, from + id[k] * stride, static_cast<std::size_t>(bytes));
+        });
+    });
+    return {};
+}
+
+}  // namespace tensorops

@@ -1,0 +1,204 @@
+// Normalization of rows, and of channels.
+#include "checks.h"
+#include "group_norm.h"
+#include "layer_norm.h"
+#include "rms_norm.h"
+#include "targets.h"
+
+namespace tensorops {
+namespace {
+
+// A weight or bias: not given, or `count` elements of any dtype, but for float64 with a narrower x.
+Reason refuse_parameter(const char* name, const Array* p, const Array& x, std::int64_t count, const char* of_x) {
+    if (!p) return {};
+    if (p->ndim != 1 || p->shape[0] != count)
+        return std::string(name) + " has " + std::to_string(p->size()) + " elements, but " + of_x + " has " +
+               std::to_string(count);
+    if (!p->is_contiguous()) return std::string(name) + " is not contiguous";
+    const bool is_wider = p->dtype == Dtype::float64 && x.dtype != Dtype::float64;
+    return is_wider ? std::string(name) + " has dtype float64, and x a narrower one" : Reason{};
+}
+
+Reason refuse_parameter(const char* name, const Array* p, const Array& x) {
+    return refuse_parameter(name, p, x, x.length(), "axis -1 of x");
+}
+
+// Computes the rows of op, whose results are as large as x.
+template <class Op>
+void compute_rows(Call& call, void (*kernel)(const Op&), Op& op, const Array& x) {
+    const std::int64_t bytes = x.bytes(), row_bytes = op.x.length * x.item();
+    op.streaming = call.streams && bytes >= kStreamBytes && row_bytes % 64 == 0;
+    const auto cut = [row_bytes](Op& part, std::int64_t begin, std::int64_t end) {
+        take_part(part.x, begin, end);
+        part.y += begin * row_bytes;
+        if constexpr (is_same<Op, RmsNorm>) {
+            take_part(part.residual, begin, end);
+            if (part.sum) part.sum += begin * row_bytes;
+        }
+    };
+    call.compute_parts(kernel, op, op.x.count, 1, bytes, cut);
+}
+
+void normalize(Call& call, RmsNorm& op, const Array& x, const Array* weight) {
+    const RowParameter scale(weight, x);
+    op.x = rows_of(x);
+    op.weight = scale.data();
+    op.x_dtype = x.dtype;
+    op.weight_dtype = weight ? scale.dtype() : x.dtype;
+    compute_rows(call, target().rms_norm, op, x);
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(rms_norm, "x, weight=None, eps=1e-06, *, axis=-1, weight_offset=0.0") {
+    Reader in(call);
+    const Array& x = in.rows();
+    const Array* weight = in.optional();
+    RmsNorm op{};
+    op.eps = in.nonnegative();
+    in.last_axis(x, "x");
+    op.weight_offset = in.finite();
+    if (!in.require(refuse_parameter("weight", weight, x))) return in.reason;
+    Array y;
+    if (!call.make({{y, x}})) return call.reason;
+    if (x.size() == 0) return {};
+    op.y = y.data;
+    normalize(call, op, x, weight);
+    return {};
+}
+
+TENSOROPS_OPERATOR(add_rms_norm, "x, residual, weight=None, eps=1e-06, *, axis=-1 -> y, sum") {
+    Reader in(call);
+    const Array &x = in.rows(), &residual = in.rows();
+    const Array* weight = in.optional();
+    RmsNorm op{};
+    op.eps = in.nonnegative();
+    in.last_axis(x, "x");
+    in.require(residual.dtype == x.dtype, "residual has another dtype than x");
+    in.require(residual.has_shape(x), "residual has another shape than x");
+    if (!in.require(refuse_parameter("weight", weight, x))) return in.reason;
+    Array y, sum;
+    if (!call.make({{y, x}, {sum, x}})) return call.reason;
+    if (x.size() == 0) return {};
+    op.residual = rows_of(residual);
+    op.y = y.data;
+    op.sum = sum.data;
+    normalize(call, op, x, weight);
+    return {};
+}
+
+TENSOROPS_OPERATOR(l2_norm, "x, eps=1e-12, *, axis=-1") {
+    Reader in(call);
+    const Array& x = in.rows();
+    RmsNorm op{};
+    op.by_length = true;
+    op.eps = in.nonnegative();
+    const int axes = in.last_axes(x, "x");
+    if (!in.require(axes == 1, "axis is not the last of x")) return in.reason;
+    Array y;
+    if (!call.make({{y, x}})) return call.reason;
+    if (x.size() == 0) return {};
+    op.y = y.data;
+    normalize(call, op, x, nullptr);
+    return {};
+}
+
+TENSOROPS_OPERATOR(layer_norm, "x, weight=None, bias=None, eps=1e-05, *, axis=-1") {
+    Reader in(call);
+    const Array& x = in.rows();
+    const Array *weight = in.optional(), *bias = in.optional();
+    LayerNorm op{};
+    op.eps = in.nonnegative();
+    const int axes = in.last_axes(x, "x");
+    in.require(axes == 1, "axis is not the last of x");
+    in.require(refuse_parameter("weight", weight, x));
+    if (!in.require(refuse_parameter("bias", bias, x))) return in.reason;
+    Array y;
+    if (!call.make({{y, x}})) return call.reason;
+    if (x.size() == 0) return {};
+    const bool differ = weight && bias && weight->dtype != bias->dtype;
+    const RowParameter scale(weight, x, differ), shift(bias, x, differ);
+    op.x = rows_of(x);
+    op.y = y.data;
+    op.weight = scale.data();
+    op.bias = shift.data();
+    op.x_dtype = x.dtype;
+    op.parameter_dtype = weight ? scale.dtype() : bias ? shift.dtype() : x.dtype;
+    compute_rows(call, target().layer_norm, op, x);
+    return {};
+}
+
+// ---------------------------------------------------------------------------------------- of channels
+
+namespace {
+
+// The groups of every element of a batch as rows
+Reason normalize_groups(Call& call, Reader& in, const Array& x, std::int64_t groups, const Array* weight,
+                        const Array* bias) {
+    GroupNorm op{};
+    op.eps = in.nonnegative();
+    const std::int64_t axis = in.integer();
+    if (in.failed()) return in.reason;
+    if (x.ndim < 2) return "x has fewer than 2 dimensions";
+    if (axis != 1 && axis != 1 - x.ndim)
+        return "channel_axis " + std::to_string(axis) + " is not the second of x";
+    if (!x.is_contiguous_from(1)) return "x is not contiguous from its second axis on";
+    const std::int64_t channels = x.shape[1];
+    if (groups == kAny) groups = channels;
+    for (const auto& [name, p] : {std::pair{"weight", weight}, std::pair{"bias", bias}})
+        if (Reason reason = refuse_parameter(name, p, x, channels, "axis 1 of x"); !reason.empty()) return reason;
+    if (call.op.parameters[1].name == "num_groups" && (groups < 1 || channels % groups != 0))
+        return "num_groups does not divide the " + std::to_string(channels) + " channels of x";
+    Array y;
+    if (!call.make({{y, x}})) return call.reason;
+    if (x.size() == 0) return {};
+    op.groups = groups;
+    op.span = x.size_from(2);
+    op.x = Rows{};
+    op.x.data = x.data;
+    op.x.count = x.shape[0] * groups;
+    op.x.length = channels / groups * op.span;
+    const std::int64_t row_bytes = op.x.length * x.item(), batch_bytes = x.stride(0);
+    if (x.shape[0] == 1 || batch_bytes == groups * row_bytes) {
+        op.x.outer = 1;
+        op.x.shape[0] = op.x.count;
+        op.x.stride[0] = row_bytes;
+    } else {
+        op.x.outer = 2;
+        op.x.shape[0] = x.shape[0];
+        op.x.stride[0] = batch_bytes;
+        op.x.shape[1] = groups;
+        op.x.stride[1] = row_bytes;
+    }
+    op.y = y.data;
+    op.x_dtype = x.dtype;
+    if (weight) {
+        op.weight = weight->data;
+        op.weight_dtype = weight->dtype;
+    }
+    if (bias) {
+        op.bias = bias->data;
+        op.bias_dtype = bias->dtype;
+    }
+    compute_rows(call, target().group_norm, op, x);
+    return {};
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(group_norm, "x, num_groups, weight=None, bias=None, eps=1e-05, *, channel_axis=1") {
+    Reader in(call);
+    const Array& x = in.array();
+    const std::int64_t groups = in.integer();
+    const Array *weight = in.optional(), *bias = in.optional();
+    return normalize_groups(call, in, x, groups, weight, bias);
+}
+
+TENSOROPS_OPERATOR(instance_norm, "x, weight=None, bias=None, eps=1e-05, *, channel_axis=1") {
+    Reader in(call);
+    const Array& x = in.array();
+    const Array *weight = in.optional(), *bias = in.optional();
+    return normalize_groups(call, in, x, kAny, weight, bias);
+}
+
+}  // namespace tensorops

@@ -1,0 +1,160 @@
+// Quantization, and products with quantized matrices.
+#include "checks.h"
+#include "linear.h"
+#include "panel_linear.h"
+#include "quantize.h"
+#include "targets.h"
+
+namespace tensorops {
+namespace {
+
+Reason refuse_format(std::int64_t bits, std::int64_t group_size, std::int64_t columns) {
+    if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
+    if (group_size < 1 || group_size > columns || columns % group_size != 0) return "group_size does not divide a row";
+    return group_size * bits % 8 == 0 ? Reason{} : "group_size does not fill whole bytes";
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(quantize, "w, *, bits, group_size, mode='affine' -> weight, scales, biases") {
+    Reader in(call);
+    const Array& w = in.array();
+    Quantize op{};
+    const std::int64_t bits = in.integer();
+    op.group_size = in.integer();
+    const bool is_affine = in.choice({"affine", "symmetric"}) == 0;
+    in.require(refuse_matrix("w", w));
+    in.require(w.size() != 0, "w is empty");
+    in.require(is_affine || bits == 8, "mode 'symmetric' has 8 bits");
+    if (in.failed() || !in.require(refuse_format(bits, op.group_size, w.shape[1]))) return in.reason;
+    op.rows = w.shape[0];
+    op.columns = w.shape[1];
+    op.bits = static_cast<int>(bits);
+    const std::int64_t packed[] = {op.rows, op.columns * bits / 8}, groups[] = {op.rows, op.columns / op.group_size};
+    Array weight, scales, biases{};
+    if (is_affine) {
+        if (!call.make({{weight, 2, packed, Dtype::uint8}, {scales, 2, groups, w.dtype}, {biases, 2, groups, w.dtype}}))
+            return call.reason;
+    } else if (!call.make({{weight, 2, packed, Dtype::uint8}, {scales, 2, groups, w.dtype}})) {
+        return call.reason;
+    }
+    op.w = w.data;
+    op.w_stride = w.stride(0);
+    op.dtype = w.dtype;
+    op.weight = weight.data;
+    op.scales = scales.data;
+    op.biases = biases.data;
+    const std::int64_t row_bytes = packed[1], of_groups = groups[1] * w.item();
+    const auto cut = [row_bytes, of_groups](Quantize& part, std::int64_t begin, std::int64_t end) {
+        part.rows = end - begin;
+        part.w += begin * part.w_stride;
+        part.weight += begin * row_bytes;
+        part.scales += begin * of_groups;
+        if (part.biases) part.biases += begin * of_groups;
+    };
+    call.compute_parts(target().quantize, op, op.rows, 1, w.bytes(), cut);
+    return {};
+}
+
+TENSOROPS_OPERATOR(dequantize, "weight, scales, biases=None, *, bits=4, group_size=32, mode='affine' -> w") {
+    Reader in(call);
+    const Array& weight = in.array(kBytes);
+    const Array& scales = in.array();
+    const Array* biases = in.optional();
+    Dequantize op{};
+    const std::int64_t bits = in.integer();
+    op.group_size = in.integer();
+    const bool is_affine = in.choice({"affine", "symmetric"}) == 0;
+    in.require(refuse_matrix("weight", weight));
+    in.require(weight.size() != 0, "weight is empty");
+    if (!in.require(bits == 4 || bits == 8, "bits is neither 4 nor 8")) return in.reason;
+    op.rows = weight.shape[0];
+    op.columns = weight.shape[1] * (8 / bits);
+    if (!in.require(refuse_format(bits, op.group_size, op.columns))) return in.reason;
+    in.require(biases || bits == 8, "biases are missing");
+    in.require(!biases || is_affine, "mode 'symmetric' has no biases");
+    if (!in.require(refuse_scales(scales, biases, op.rows, op.columns / op.group_size))) return in.reason;
+    Array w;
+    const std::int64_t shape[] = {op.rows, op.columns};
+    if (!call.make({{w, 2, shape, scales.dtype}})) return call.reason;
+    op.weight = weight.data;
+    op.weight_stride = weight.stride(0);
+    op.scales = scales.data;
+    op.scale_stride = scales.stride(0);
+    if (biases) {
+        op.biases = biases->data;
+        op.bias_stride = biases->stride(0);
+    }
+    op.bits = static_cast<int>(bits);
+    op.dtype = scales.dtype;
+    op.w = w.data;
+    const std::int64_t bytes = w.bytes();
+    op.streaming = call.streams && bytes >= kStreamBytes && op.group_size % 16 == 0;
+    const auto cut = [row_bytes = bytes / op.rows](Dequantize& part, std::int64_t begin, std::int64_t end) {
+        part.rows = end - begin;
+        part.weight += begin * part.weight_stride;
+        part.scales += begin * part.scale_stride;
+        if (part.biases) part.biases += begin * part.bias_stride;
+        part.w += begin * row_bytes;
+    };
+    call.compute_parts(target().dequantize, op, op.rows, 64, bytes, cut);  // 64 rows end at a cache line
+    return {};
+}
+
+TENSOROPS_OPERATOR(quantized_linear, "x, weight, scales, biases=None, *, bits=4, group_size=32") {
+    Reader in(call);
+    const Array &x = in.rows(), &weight = in.array(kBytes), &scales = in.array(kNarrow);
+    const Array* biases = in.optional(kNarrow);
+    QuantizedLinear op{};
+    const std::int64_t bits = in.integer();
+    op.group_size = in.integer();
+    in.require(refuse_double(call, x));
+    in.require(x.size() != 0 && weight.size() != 0, "x or weight is empty");
+    in.require(refuse_product(biases, bits, op.group_size, x.length()));
+    if (in.failed() || !in.require(refuse_matrix("weight", weight, kAny, x.length() * bits / 8))) return in.reason;
+    op.outputs = weight.shape[0];
+    if (!in.require(refuse_scales(scales, biases, op.outputs, x.length() / op.group_size))) return in.reason;
+    Array y;
+    if (!call.make({{y, x.ndim, OutputShape(x, op.outputs).dims(), x.dtype}})) return call.reason;
+    op.x = rows_of(x);
+    op.weight = weight.data;
+    op.weight_stride = weight.stride(0);
+    op.scales = scales.data;
+    op.scale_stride = scales.stride(0);
+    if (biases) {
+        op.biases = biases->data;
+        op.bias_stride = biases->stride(0);
+    }
+    op.bits = static_cast<int>(bits);
+    op.y = y.data;
+    op.x_dtype = x.dtype;
+    op.scale_dtype = scales.dtype;
+    call.compute(product(weight.bytes(), op.x.count), [&op] { target().quantized_linear(op); });
+    return {};
+}
+
+// Weights in panels, as the bytes of WeightPanels; the options describe them.
+TENSOROPS_STEP(panel_linear, "x, panels, *, outputs, bits, group_size, biased, scale_dtype") {
+    Reader in(call);
+    const Array &x = in.rows(), &panels = in.array(kBytes);
+    PanelFormat format{};
+    format.outputs = in.integer();
+    format.bits = static_cast<int>(in.integer());
+    format.group_size = in.integer();
+    format.has_biases = in.flag();
+    format.scale_dtype = in.dtype(Dtype::other);
+    format.inputs = x.length();
+    in.require(is_narrow(x.dtype), "x has dtype float64");
+    in.require(x.size() != 0, "x is empty");
+    in.require(is_narrow(format.scale_dtype), "scale_dtype is not known");
+    if (!in.require(refuse_product(format.has_biases, format.bits, format.group_size, format.inputs))) return in.reason;
+    const bool fits = panels.ndim == 1 && panels.shape[0] == format.panels() * format.panel_bytes();
+    if (!in.require(fits && format.outputs > 0, "panels has another format")) return in.reason;
+    Array y;
+    if (!call.make({{y, x.ndim, OutputShape(x, format.outputs).dims(), x.dtype}})) return call.reason;
+    const PanelLinear op{rows_of(x), panels.data, format, y.data, x.dtype};
+    call.compute(product(panels.bytes(), op.x.count), [&op] { target().panel_linear(op); });
+    return {};
+}
+
+}  // namespace tensorops
