@@ -61,18 +61,11 @@ Read<To> reader_of_integers(Dtype dtype) {
 }
 
 Read<double> reader_of_doubles(Dtype dtype) {
-    switch (dtype) {
-        case Dtype::float16:
-            return read_half<5>;
-        case Dtype::bfloat16:
-            return read_half<8>;
-        case Dtype::float32:
-            return read_one<float, double>;
-        case Dtype::float64:
-            return read_one<double, double>;
-        default:
-            return reader_of_integers<double>(dtype);
-    }
+    if (dtype == Dtype::float16) return read_half<5>;
+    if (dtype == Dtype::bfloat16) return read_half<8>;
+    if (dtype == Dtype::float32) return read_one<float, double>;
+    if (dtype == Dtype::float64) return read_one<double, double>;
+    return reader_of_integers<double>(dtype);
 }
 
 template <class To>

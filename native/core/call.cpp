@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <new>
+#include <stdexcept>
 #include <unordered_map>
 
 namespace tensorops {
@@ -125,8 +126,8 @@ bool Call::take(int index, const Array& given, const Result& wanted) {
 Reason call_operator(Call& call) {
     try {
         return call.op.function(call);
-    } catch (const std::bad_alloc&) {
-        return "there is not enough memory";
+    } catch (const std::length_error&) {  // of a vector
+        throw std::bad_alloc();
     }
 }
 

@@ -192,7 +192,7 @@ class Call {
     bool take(int index, const Array& given, const Result& wanted);
 };
 
-// Calls the operator, and says so if there is not enough memory.
+// Calls the operator. Throws std::bad_alloc, and nothing else of its own, if there is not enough memory.
 Reason call_operator(Call& call);
 
 // Dtypes that an operator takes

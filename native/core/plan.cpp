@@ -36,7 +36,11 @@ class Plan::Recorded : public Call {
     }
     // Calls the operator; false if it refuses, with a reason.
     bool call() {
-        reason = call_operator(*this);
+        try {
+            reason = call_operator(*this);
+        } catch (const std::bad_alloc&) {
+            reason = "there is not enough memory";
+        }
         return reason.empty();
     }
     void fetch_parameters() const;

@@ -82,7 +82,7 @@ class OutputShape {
   public:
     OutputShape(const Array& x, std::int64_t outputs) {
         std::copy_n(x.shape, x.ndim, dims_);
-        dims_[x.ndim - 1] = outputs;
+        dims_[std::max(x.ndim, 1) - 1] = outputs;  // compilers do not know that there is an axis
     }
     const std::int64_t* dims() const { return dims_; }
 

@@ -113,14 +113,14 @@ NB_MODULE(_native, m) {
         "The operators as handlers of XLA's foreign function interface, in capsules by name.");
     m.def(
         "linear_configuration",
-        [](nb::args, nb::kwargs) {
+        [](nb::handle, nb::handle, nb::handle) {
             std::int64_t few_rows = 0;
             target().linear_choice({Linear{}, &few_rows});
             nb::dict chosen;
             chosen["few_rows"] = few_rows;
             return chosen;
         },
-        "What the kernel of linear chooses.");
+        "x"_a, "weight"_a, "bias"_a = nb::none(), "What the kernel of linear chooses for a call that it supports.");
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("better_targets", &better_targets,

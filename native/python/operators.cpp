@@ -210,7 +210,7 @@ Value read_value(nb::handle h) {
 nb::object call_with_numpy(const Operator& op, Value* values, bool only_checks) {
     NumpyCall call(op, values);
     call.only_checks = only_checks;
-    const Reason reason = op.function(call);
+    const Reason reason = call_operator(call);
     if (only_checks) return reason.empty() ? nb::none() : nb::object(nb::cast(reason));
     return reason.empty() ? call.results() : nb::borrow(Py_NotImplemented);
 }
@@ -313,8 +313,9 @@ class ShapeCall : public Call {
 };
 
 // Why an operator refuses arrays of which only shapes and dtypes are known
-nb::object refuse(const std::string& name, const std::map<std::string, std::pair<std::string, std::vector<std::int64_t>>>& arrays,
-                  const nb::dict& options) {
+nb::object refuse(const std::string& name, const nb::dict& described, const nb::dict& options) {
+    const auto arrays =
+        nb::cast<std::map<std::string, std::pair<std::string, std::vector<std::int64_t>>>>(described);
     const Operator* op = find_operator(name);
     if (!op) throw nb::value_error(("there is no operator " + name).c_str());
     std::vector<Value> values = op->defaults;
@@ -323,8 +324,8 @@ nb::object refuse(const std::string& name, const std::map<std::string, std::pair
         if (place < 0) throw nb::value_error((name + " has no parameter " + parameter).c_str());
         return values[static_cast<std::size_t>(place)];
     };
-    for (const auto& [parameter, described] : arrays) {
-        const auto& [dtype, shape] = described;
+    for (const auto& [parameter, array] : arrays) {
+        const auto& [dtype, shape] = array;
         Dtype found = Dtype::other;
         for (int i = 0; i < static_cast<int>(Dtype::other); ++i)
             if (dtype == kDtypeNames[i]) found = static_cast<Dtype>(i);
@@ -336,7 +337,7 @@ nb::object refuse(const std::string& name, const std::map<std::string, std::pair
     call.only_checks = true;
     call.has_values = false;
     call.names_dtypes = true;
-    const Reason reason = op->function(call);
+    const Reason reason = call_operator(call);
     return reason.empty() ? nb::none() : nb::object(nb::cast(reason));
 }
 

@@ -23,6 +23,11 @@ void require(bool condition, const char* what) {
     ++failures;
 }
 
+template <class T>
+char* bytes(std::vector<T>& values) {
+    return reinterpret_cast<char*>(values.data());
+}
+
 constexpr Plan::Rows kWhole{0, 0, 0}, kByRows{0, kRowBytes, 0}, kOwn{0, kRowBytes, kBlock * kRowBytes};
 
 // y = (x + 1) · x - x = x², whose first result is only a block for each thread.
@@ -35,13 +40,13 @@ struct Chain {
     Chain() {
         for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 97);
         const auto add = [this](std::vector<float>& a) {
-            return plan.add_array(xla::kFloat32, a.data(), {kRows, kLength});
+            return plan.add_array(Dtype::float32, bytes(a), {kRows, kLength});
         };
         const std::int64_t a = add(x), b = add(between), c = add(product), d = add(y);
-        const std::int64_t number = plan.add_array(xla::kFloat32, &one, {1});
-        require(plan.add_call("add", {a, number}, {b}, {}), "there is a handler");
-        require(plan.add_call("multiply", {b, a}, {c}, {}), "there is a handler");
-        require(plan.add_call("subtract", {c, a}, {d}, {}), "there is a handler");
+        const std::int64_t number = plan.add_array(Dtype::float32, reinterpret_cast<char*>(&one), {1});
+        plan.add_call("add", {{"a", a}, {"b", number}}, {b}, {});
+        plan.add_call("multiply", {{"a", b}, {"b", a}}, {c}, {});
+        plan.add_call("subtract", {{"a", c}, {"b", a}}, {d}, {});
         plan.run_by_rows(0, kRows, kBlock, kThreads,
                          {{kByRows, kWhole, kOwn}, {kOwn, kByRows, kByRows}, {kByRows, kByRows, kByRows}});
     }
@@ -77,12 +82,13 @@ void an_error_ends_the_run() {
     std::vector<std::int64_t> wrong{0, 5};
     std::vector<float> parts(kRows * 2);
     Plan plan{kThreads};
-    const std::int64_t x = plan.add_array(xla::kFloat32, chain.x.data(), {kRows, 5, 1});
-    const std::int64_t y = plan.add_array(xla::kFloat32, chain.y.data(), {kRows, 5, 1});
-    const std::int64_t at = plan.add_array(xla::kInt64, wrong.data(), {2});
-    const std::int64_t to = plan.add_array(xla::kFloat32, parts.data(), {kRows, 2, 1});
+    const std::int64_t x = plan.add_array(Dtype::float32, bytes(chain.x), {kRows, 5, 1});
+    const std::int64_t y = plan.add_array(Dtype::float32, bytes(chain.y), {kRows, 5, 1});
+    const std::int64_t at = plan.add_array(Dtype::int64, bytes(wrong), {2});
+    const std::int64_t to = plan.add_array(Dtype::float32, bytes(parts), {kRows, 2, 1});
     const Plan::Rows five{0, 5 * sizeof(float), 0}, two{0, 2 * sizeof(float), 0};
-    require(plan.add_call("add", {x, x}, {y}, {}) && plan.add_call("take", {y, at}, {to}, {}), "there are handlers");
+    plan.add_call("add", {{"a", x}, {"b", x}}, {y}, {});
+    plan.add_call("take", {{"x", y}, {"indices", at}}, {to}, {});
     plan.run_by_rows(0, kRows, kBlock, kThreads, {{five, five, five}, {five, kWhole, two}});
     for (int i = 0; i < 100; ++i) {
         std::string message;

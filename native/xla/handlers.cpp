@@ -250,7 +250,7 @@ Error* handle(const Operator& op, CallFrame* frame) {
         return error(*frame, kInvalidArgument, ("tensorops: " + op.name + " was given " + wrong).c_str());
     const Team team(*frame);
     try {
-        const Reason reason = op.function(call);
+        const Reason reason = call_operator(call);
         if (reason.empty()) return nullptr;
         return error(*frame, kInvalidArgument, ("tensorops: " + op.name + ": " + reason).c_str());
     } catch (const std::bad_alloc&) {

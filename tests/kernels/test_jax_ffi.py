@@ -297,7 +297,6 @@ MALFORMED = {
     "shapes": ("swiglu", X, (X, X[:1])),
     "weight": ("rms_norm", X, (X, X)),
     "weight-length": ("rms_norm", X, (X, X[0, :2])),
-    "bias-dtype": ("layer_norm", X, (X, X[0], X[0].astype(np.float64))),
     "sum": ("logsumexp", X, (X,)),
     "channels": ("group_norm", X, (X, X[0], X[0, :2])),
     "no-channels": ("instance_norm", X[0], (X[0],)),
@@ -931,7 +930,7 @@ def test_an_expert_out_of_range_is_found_before_memory_is_touched(rng):
     x, experts, weight, _ = grouped(rng, (4, 8), 4, 3, 5)
     for wrong in (-1, 3):
         experts[2] = wrong
-        with pytest.raises(jax.errors.JaxRuntimeError, match="an index in experts that is out of range"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="an index in experts is out of range"):
             jax.block_until_ready(tp.grouped_linear(*support.there((x, experts.astype(np.int32), weight), "jax")))
 
 
@@ -956,6 +955,6 @@ def test_a_layer_of_experts_is_compiled_as_a_whole(rng):
     gate_up, down = (rng.standard_normal(s).astype(np.float32) for s in ((4, 16, 16), (4, 16, 8)))
     arrays = support.there((x, logits, gate_up, down), "jax")
     layer = functools.partial(tp.moe, top_k=2)
-    assert program(layer, *arrays).count("@tensorops.grouped_linear(") == 2
+    assert calls("moe", layer, *arrays)
     expected = REFERENCES["moe"](x, logits, gate_up, down, top_k=2)
     assert_matches(support.back(jax.jit(layer)(*arrays)), expected, "float32", tolerance=64)

@@ -231,7 +231,7 @@ def test_an_error_names_the_call():
     wrong = lengths.copy()
     wrong[50] = 17
     with pytest.raises(
-        ValueError, match="call 1, scaled_dot_product_attention: a kernel was given a length that is out of range"
+        ValueError, match="call 1, scaled_dot_product_attention: lengths has a number outside 0 … 16"
     ):
         kernel(q, wrong)
     expected = REFERENCES["scaled_dot_product_attention"](np.maximum(q, 0), k, k, lengths=lengths).astype(np.float32)
@@ -273,7 +273,7 @@ def test_a_run_cannot_begin_within_a_group():
 )
 def test_plans_refuse_rows_that_are_not_there(arguments, message):
     plan, x = NATIVE.Plan(1), f32(4, 4)
-    assert plan.add_call("silu", [plan.add_array(x, [4, 4])], [plan.add_array(x.copy(), [4, 4])], [])
+    plan.add_call("silu", [("x", plan.add_array(x, [4, 4]))], [plan.add_array(x.copy(), [4, 4])], {})
     with pytest.raises(ValueError, match=message):
         plan.run_by_rows(*arguments)
 
@@ -365,3 +365,23 @@ def test_row_axes():
     assert blocks.row_axis_of(transposed, [(4, 5), (5, 4)], [(4, 5)]) == ()  # its rows are not one after another
     reduced = RowAxes({"x": (0, 1)}, (1,))
     assert blocks.row_axis_of(reduced, [(4, 5)], [(5,)]) == ()  # a result of all rows
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (("swish", [("x", 0)], [0], {}), "there is no operator swish"),
+        (("silu", [("y", 0)], [0], {}), "silu has no parameter y"),
+        (("silu", [("x", 0)], [0], {"alpha": 1.0}), "silu has no parameter alpha"),
+        (("silu", [], [0], {}), "silu lacks an argument"),
+        (("silu", [("x", 0)], [0, 0], {}), "silu has fewer results"),
+    ],
+)
+def test_plans_refuse_calls_of_nothing_they_know(call, message):
+    plan = NATIVE.Plan(1)
+    plan.add_array(f32(4, 4), [4, 4])
+    with pytest.raises(ValueError, match=message):
+        plan.add_call(*call)
+    with pytest.raises(IndexError):
+        plan.add_call("silu", [("x", 1)], [0], {})
+    plan.run()  # nothing

@@ -43,7 +43,6 @@ def register(
     draw
         Returns the arguments with numbers in place of a generator of them.
     """
-
     import jax
 
     def prepare(arguments: dict[str, Any]) -> str | Call:

@@ -81,8 +81,8 @@ for _operator in (
     positional.rope,
 ):
     register(_operator)
-for _operator in (normalization.group_norm, normalization.instance_norm, attention.scaled_dot_product_attention):
-    register(_operator, batched=True)
+for _batched in (normalization.group_norm, normalization.instance_norm, attention.scaled_dot_product_attention):
+    register(_batched, batched=True)
 register(linear.linear, most_rows=_most_rows_of_linear)
 register(loss.cross_entropy, rows=_rows_of_loss)
 register(loss.linear_cross_entropy, rows=lambda _: 0)  # no further rows: its second array is the weight

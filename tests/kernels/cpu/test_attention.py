@@ -586,6 +586,9 @@ Q = np.ones((1, 2, 3, 4), np.float32)
 K = np.ones((1, 1, 5, 4), np.float32)
 
 
+WINDOW = "window is neither a usual positive integer nor a pair of usual integers from -1 on"
+
+
 @pytest.mark.parametrize(
     ("args", "options", "reason"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -29,9 +30,9 @@ def sources(*patterns):
 
 def test_targets_are_listed_for_cmake_only():
     named = re.compile(rf"\b({'|'.join(TARGETS)})\b(?!\.)")
-    code = {name: re.sub(r"//.*", "", text) for name, text in sources("cpu/*.h", "*/*.cpp").items()}
+    code = {name: re.sub(r"//.*", "", text) for name, text in sources("*/*.h", "*/*.cpp").items()}
     assert {name: found for name, text in code.items() if (found := set(named.findall(text)))} == {}
-    listed = re.findall(r"^ *add_target\((\w+)", (NATIVE / "cpu" / "CMakeLists.txt").read_text(), re.MULTILINE)
+    listed = re.findall(r"^ *add_target\((\w+)", (NATIVE / "kernels" / "CMakeLists.txt").read_text(), re.MULTILINE)
     assert [name for name in reversed(listed) if name in TARGETS] == TARGETS
 
 
@@ -48,18 +49,21 @@ def test_targets_are_listed_for_cmake_only():
     ],
 )
 def test_words_are_defined_once(definition):
-    found = [name for name, text in sources("cpu/*").items() for _ in re.finditer(definition, text)]
+    code = sources("core/*", "kernels/*", "operators/*")
+    found = [name for name, text in code.items() for _ in re.finditer(definition, text)]
     assert len(found) == 1, found
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
-def test_operators_are_bound_in_the_file_of_their_family(operator):
+def test_operators_are_in_the_file_of_their_family(operator):
     family = operator.__wrapped__.__module__.rpartition(".")[2]
-    named = {
-        name
-        for name, text in sources("cpu/bind_*.cpp").items()
-        if re.search(rf'(?<!= )"{operator.__name__}"(?!_a)', text)  # neither an argument nor the value of one
-    }
-    assert named == {f"bind_{family}.cpp"}
-    handled = {name for name, text in sources("cpu/xla_*.cpp").items() if f'{{"{operator.__name__}"' in text}
-    assert handled <= {f"xla_{family}.cpp"}
+    defined = rf"^TENSOROPS_OPERATOR\({operator.__name__},"
+    named = [name for name, text in sources("operators/*.cpp").items() if re.search(defined, text, re.MULTILINE)]
+    assert named == [f"{family}.cpp"]
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
+def test_signatures_are_those_of_operators(operator):
+    bare = [p.replace(annotation=p.empty) for p in inspect.signature(operator.__wrapped__).parameters.values()]
+    compiled = inspect.signature(getattr(_native, operator.__name__))
+    assert compiled == inspect.Signature(bare)
