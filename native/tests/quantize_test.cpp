@@ -29,8 +29,22 @@ struct Group {
     std::vector<int> codes;
 };
 
+// A scale in the dtype of the array: the next larger number for half types, so that the integers reach every element, but
+// a smaller one where the largest element would be beyond the dtype.
 template <class C>
-Group quantized(const Real* x, std::int64_t n, Packing format) {
+C as_stored(C scale, C low, C steps, const Format& format) {
+    const auto in_dtype = [&format](C x) { return static_cast<C>(rounded(format, Real{x})); };
+    const C epsilon = std::ldexp(C(1), -format.mantissa), least = std::ldexp(C(1), 1 - format.bias - format.mantissa);
+    const C largest = (2 - epsilon) * std::ldexp(C(1), format.bias);
+    C stored = in_dtype(scale);
+    if (format.bytes == 2 && stored < scale)
+        stored = in_dtype(stored + std::max(stored * (C(0.625) * epsilon), C(0.75) * least));
+    const volatile C half_extent = steps * (stored * C(0.5)), half_low = low * C(0.5), half = half_extent + half_low;
+    return half > C(0.5) * largest ? in_dtype(scale * (C(1) - 2 * epsilon)) : stored;
+}
+
+template <class C>
+Group quantized(const Real* x, std::int64_t n, Packing format, const Format& stored) {
     const int steps = format.is_signed ? 127 : (1 << format.bits) - 1;
     C low = static_cast<C>(x[0]), high = low, size = 0;
     bool finite = true, nan = false;
@@ -44,7 +58,8 @@ Group quantized(const Real* x, std::int64_t n, Packing format) {
     }
     if (nan) low = high = size = std::numeric_limits<C>::quiet_NaN();
     const volatile C half_high = C(0.5) * high, half_low = C(0.5) * low, extent = half_high - half_low;
-    const C scale = format.is_signed ? size / static_cast<C>(steps) : extent / (C(0.5) * static_cast<C>(steps));
+    const C exact = format.is_signed ? size / static_cast<C>(steps) : extent / (C(0.5) * static_cast<C>(steps));
+    const C scale = as_stored(exact, format.is_signed ? C(0) : low, static_cast<C>(steps), stored);
     Group group{scale, format.is_signed ? 0 : low, {}};
     for (std::int64_t i = 0; i < n; ++i) {
         if (!finite || !(scale > 0)) {
@@ -74,8 +89,8 @@ void quantize(Test& t, Packing format, std::int64_t group_size) {
     std::vector<char> bytes;
     for (std::int64_t g = 0; g < rows * t.length; ++g) {
         const Real* x = w.values.data() + g * group_size;
-        const Group group = t.dtype == Dtype::float64 ? quantized<double>(x, group_size, format)
-                                                      : quantized<float>(x, group_size, format);
+        const Group group = t.dtype == Dtype::float64 ? quantized<double>(x, group_size, format, format_of(t.dtype))
+                                                      : quantized<float>(x, group_size, format, format_of(t.dtype));
         scales.value.push_back(rounded(format_of(t.dtype), group.scale));
         biases.value.push_back(rounded(format_of(t.dtype), group.low));
         pack(group.codes, format.bits, bytes);
