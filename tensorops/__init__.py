@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from tensorops.backends.options import get_config
     from tensorops.backends.ranking import OptimalBackend, get_optimal_backend
     from tensorops.hardware import Hardware, detect_hardware
+    from tensorops.kernels.cpu.interface import get_include, get_library
     from tensorops.libraries import ConfigurationError, MemoryStats
     from tensorops.libraries.cupy import CUDAConfig
     from tensorops.libraries.jax import JAXConfig
@@ -134,6 +135,8 @@ __all__ = [
     "get_backend_info",
     "get_config",
     "get_default_backend",
+    "get_include",
+    "get_library",
     "get_memory_stats",
     "get_namespace",
     "get_optimal_backend",
@@ -192,6 +195,7 @@ _LATER = {
     "backends.options": "get_config",
     "backends.ranking": "OptimalBackend get_optimal_backend",
     "hardware": "Hardware detect_hardware",
+    "kernels.cpu.interface": "get_include get_library",
     "libraries": "ConfigurationError MemoryStats",
     "libraries.cupy": "CUDAConfig",
     "libraries.jax": "JAXConfig",

@@ -54,7 +54,7 @@ Operator* operator_of(const char* name, std::string_view signature, Reason (*fun
     constexpr std::string_view kArrow = " -> ";
     const std::size_t arrow = signature.find(kArrow);
     const std::string_view given = signature.substr(0, arrow);
-    auto* made = new Operator{name, std::string(given), {}, {}, {}, 0, 0, function, is_step};
+    auto* made = new Operator{name, std::string(given), {}, {}, {}, {}, 0, 0, function, is_step};
     bool is_keyword = false;
     for (const std::string_view part : split(given)) {
         if (part == "*") {
@@ -79,6 +79,7 @@ Operator* operator_of(const char* name, std::string_view signature, Reason (*fun
     } else {
         for (const std::string_view part : split(signature.substr(arrow + kArrow.size()))) made->results.emplace_back(part);
     }
+    made->whole_signature = made->signature + std::string(arrow == std::string_view::npos ? " -> y" : signature.substr(arrow));
     if (made->parameters.size() > kMostParameters || made->results.size() > kMostResults) std::abort();
     return made;
 }

@@ -70,7 +70,8 @@ struct Parameter {
 class Call;
 
 struct Operator {
-    std::string name, signature;  // the latter as in Python, without annotations
+    std::string name;
+    std::string signature, whole_signature;  // as in Python, without annotations; the latter also has the results
     std::vector<Parameter> parameters;
     std::vector<std::string> results;
     std::vector<Value> defaults;  // of all parameters
@@ -136,7 +137,8 @@ class Call {
 
     const Operator& op;
     Value* const values;       // of each parameter
-    bool only_checks = false;  // asked whether the call is refused
+    bool only_checks = false;     // asked whether the call is refused
+    bool only_describes = false;  // asked for the shapes and dtypes of results
     bool has_values = true;    // else only shapes and dtypes are known
     bool may_fail = true;      // else the numbers in arrays are never refused: results are NaN, or numbers are clamped
     bool streams = false;      // results are in memory that the process has used before
@@ -150,7 +152,7 @@ class Call {
         int index = 0;
         for (const Result& result : results)
             if (!make_one(index++, result)) return false;
-        return true;
+        return !only_describes;
     }
     // The result of a step
     virtual const Array* given(int) const { return nullptr; }
@@ -242,8 +244,9 @@ class Reader {
         return reason.empty();
     }
     bool require(const Reason& refusal) {
+        if (refusal.empty()) return reason.empty();
         if (reason.empty()) reason = refusal;
-        return reason.empty();
+        return false;
     }
 
   private:

@@ -42,28 +42,12 @@ class Interruption {
 // The interruption of the calling thread; the thread that calls a team must pass it on.
 inline thread_local Interruption* interruption = nullptr;
 
-inline Interruption::Interruption(bool (*asked)()) : asked_(asked), outer_(interruption), next_(Clock::now() + kPause) {
-    interruption = this;
-}
-
-inline Interruption::~Interruption() { interruption = outer_; }
-
 inline bool Interruption::leaves(std::int64_t work) {
     if (interruption == this && !happened()) {
         work_ += work;
         if (work_ >= kWorkPerLook) look();
     }
     return happened();
-}
-
-inline void Interruption::look() {
-    work_ = 0;
-    if (Clock::now() < next_) return;
-    interruption = nullptr;  // a signal handler's computations are not part of this call
-    const bool asked = asked_();
-    interruption = this;
-    if (asked) happened_.store(true, std::memory_order_relaxed);
-    next_ = Clock::now() + kPause;
 }
 
 inline bool leaves(Interruption* at, std::int64_t work) { return at && at->leaves(work); }

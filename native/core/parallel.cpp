@@ -321,6 +321,19 @@ Lender lent_threads(int most) {
     return lent;
 }
 
+bool use_one_thread(bool only) { return std::exchange(one_thread, only); }
+void bound_threads(int most) { thread_bound = most; }
+int bound_of_threads() { return thread_bound.load(); }
+void use_processors(int count) { processors = count; }
+
+bool uses_openmp() {
+#if defined(_OPENMP)
+    return true;
+#else
+    return false;
+#endif
+}
+
 void use_own_threads() {
     own_team = new Team;
     lent_team = new Team;

@@ -141,6 +141,13 @@ void over_stretches(int threads, std::int64_t count, const F& f) {
     });
 }
 
+// For callers in other libraries, which do not see the variables above
+bool use_one_thread(bool only);  // returns what held
+void bound_threads(int most);
+int bound_of_threads();
+void use_processors(int count);
+bool uses_openmp();
+
 // Gives up OpenMP and the present threads. For a child of fork(), which has no threads but one.
 void use_own_threads();
 

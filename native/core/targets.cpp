@@ -1,6 +1,7 @@
 #include "targets.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <iterator>
 #include <type_traits>
 
@@ -15,12 +16,12 @@ namespace tensorops {
 #define TENSOROPS_WHOLE(target, runnable)                                                           \
     namespace target {                                                                              \
     TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_DECLARE)                                                    \
-    constexpr Target kTarget = {#target, #runnable, TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
+    constexpr Target kTarget = {#target, #runnable, TENSOROPS_FLAGS_##target, TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
     }
 #define TENSOROPS_VARIANT(target, base, own, runnable)                                                  \
     namespace target {                                                                                  \
     using namespace base;                                                                               \
-    own constexpr Target kTarget = {#target, #runnable, TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
+    own constexpr Target kTarget = {#target, #runnable, TENSOROPS_FLAGS_##target, TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
     }
 TENSOROPS_FOR_EACH_TARGET(TENSOROPS_WHOLE, TENSOROPS_VARIANT, TENSOROPS_DECLARE_ONE)
 
@@ -67,6 +68,20 @@ bool use_target(const std::string& name) {
     }
     return false;
 }
+
+std::string choose_target() {
+    const std::vector<std::string> runnable = runnable_targets();
+    if (runnable.empty()) return "this processor is older than any the kernels were compiled for";
+    const char* said = std::getenv("TENSOROPS_CPU_TARGET");
+    const std::string forced = said ? said : "";
+    const bool unset = forced.find_first_not_of(" \t\n\r\f\v") == std::string::npos;  // as for the other variables
+    if (use_target(unset ? runnable.front() : forced)) return {};
+    std::string names;
+    for (const std::string& name : runnable) names += " " + name;
+    return "TENSOROPS_CPU_TARGET is " + forced + "; this machine can run:" + names;
+}
+
+bool has_target() { return in_use != nullptr; }
 
 const Target& target() { return *in_use; }
 

@@ -13,6 +13,7 @@ namespace tensorops {
 struct Target {
     const char* name;
     std::string_view needs;  // what the processor must have, in C++
+    const char* flags;       // of the compiler
 #define TENSOROPS_MEMBER(kernel, Arguments) void (*kernel)(const Arguments&);
     TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_MEMBER)
 #undef TENSOROPS_MEMBER
@@ -32,5 +33,10 @@ const Target& target();
 
 // Chooses a target by name; false if this machine cannot run it.
 bool use_target(const std::string& name);
+
+// Chooses the target of the environment variable TENSOROPS_CPU_TARGET or the best one; returns why there is none, or an
+// empty text.
+std::string choose_target();
+bool has_target();
 
 }  // namespace tensorops

@@ -153,7 +153,13 @@ void set_mask(Attention& op, const Array* mask) {
 
 void set_heads(const Array& a, const char*& data, std::int64_t* strides) {
     data = a.data;
-    for (int d = 0; d < 3; ++d) strides[d] = a.stride(d);
+    if (a.strides) {
+        std::copy_n(a.strides, 3, strides);
+        return;
+    }
+    strides[2] = a.shape[3] * a.item();
+    strides[1] = strides[2] * a.shape[2];
+    strides[0] = strides[1] * a.shape[1];
 }
 
 }  // namespace

@@ -26,18 +26,6 @@ namespace tensorops {
 
 namespace {
 
-void choose_target() {
-    const std::vector<std::string> runnable = runnable_targets();
-    if (runnable.empty()) throw nb::import_error("this processor is older than any the kernels were compiled for");
-    const char* said = std::getenv("TENSOROPS_CPU_TARGET");
-    const std::string forced = said ? said : "";
-    const bool unset = forced.find_first_not_of(" \t\n\r\f\v") == std::string::npos;  // as for the other variables
-    if (use_target(unset ? runnable.front() : forced)) return;
-    std::string names;
-    for (const std::string& name : runnable) names += " " + name;
-    throw nb::import_error(("TENSOROPS_CPU_TARGET is " + forced + "; this machine can run:" + names).c_str());
-}
-
 int import_numpy() {
     import_array1(-1);
     return 0;
@@ -86,7 +74,7 @@ NB_MODULE(_native, m) {
     using namespace tensorops;
     if (import_numpy() != 0) throw nb::python_error();
     find_bfloat16();
-    choose_target();
+    if (const std::string why = choose_target(); !why.empty()) throw nb::import_error(why.c_str());
 #if !defined(_WIN32)
     pthread_atfork(pool::lock, pool::unlock, [] {
         pool::unlock();
@@ -125,16 +113,7 @@ NB_MODULE(_native, m) {
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("better_targets", &better_targets,
           "Targets better than these that this machine could run, but that were not compiled, best first.");
-    m.def(
-        "uses_openmp",
-        [] {
-#if defined(_OPENMP)
-            return true;
-#else
-            return false;
-#endif
-        },
-        "Whether threads of OpenMP share the work of calls from Python.");
+    m.def("uses_openmp", &uses_openmp, "Whether threads of OpenMP share the work of calls from Python.");
     m.def("target", [] { return std::string(target().name); }, "The target in use.");
     m.def(
         "use_target",
@@ -171,14 +150,14 @@ NB_MODULE(_native, m) {
         "set_num_threads",
         [](int n) {
             if (n < 0) throw nb::value_error("the number of threads must be at least 0");
-            thread_bound = n;
+            bound_threads(n);
         },
         "n"_a, "Bound the threads of these kernels, beside OpenMP's own bound; 0: no bound of their own.");
     m.def(
-        "use_one_thread", [](bool only) { return std::exchange(one_thread, only); }, "only"_a,
+        "use_one_thread", &use_one_thread, "only"_a,
         "Whether kernels that this thread calls stay on it, as somebody else shares out the work; return what held.");
     m.def(
-        "use_processors", [](int n) { processors = n; }, "n"_a,
+        "use_processors", &use_processors, "n"_a,
         "Bound the threads of all calls together by the number of processors; 0: no bound.");
-    m.def("num_threads", [] { return thread_bound.load(); }, "The bound that set_num_threads set; 0: none.");
+    m.def("num_threads", &bound_of_threads, "The bound that set_num_threads set; 0: none.");
 }
