@@ -55,6 +55,7 @@ from tensorops.ops.activation import (
     silu,
     softmax,
     softplus,
+    squareplus,
     swiglu,
 )
 from tensorops.ops.attention import scaled_dot_product_attention
@@ -178,6 +179,7 @@ __all__ = [
     "silu",
     "softmax",
     "softplus",
+    "squareplus",
     "swiglu",
     "synchronize",
     "to_backend",

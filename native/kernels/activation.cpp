@@ -121,6 +121,19 @@ struct LeakyRelu {
         return x > 0 ? x : x * static_cast<Element<V>>(slope);
     }
 };
+struct Squareplus {
+    double root_of_b;
+    // Of (x + √(x² + b)) / 2, the square overflows and the sum cancels where x is negative: there it is b / 2 over the
+    // sum of the magnitudes.
+    template <class V>
+    V operator()(V x) const {
+        using C = Element<V>;
+        const C c = static_cast<C>(root_of_b);
+        const V a = x < 0 ? -x : x, r = (a > c ? V{} + c : a) / (a > c ? a : V{} + c);
+        const V half_root = (a > c ? a : V{} + c) * (square_root(r * r + 1) * C(0.5)), half = a * C(0.5);
+        return x < 0 ? c / (half_root + half) * (c * C(0.25)) : half_root + half;
+    }
+};
 template <class F>
 struct Gated {
     template <class V>
@@ -235,6 +248,8 @@ TENSOROPS_KERNEL(activation, Activation) {
             return unary(Selu{}, op);
         case Function::leaky_relu:
             return unary(LeakyRelu{op.alpha}, op);
+        case Function::squareplus:
+            return unary(Squareplus{std::sqrt(op.alpha)}, op);
         case Function::swiglu:
             return gated(Silu{}, op);
         case Function::geglu:

@@ -21,6 +21,7 @@ enum class Function : int {
     elu,
     selu,
     leaky_relu,
+    squareplus,
     swiglu,
     geglu,
     reglu

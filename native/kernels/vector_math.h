@@ -28,6 +28,13 @@ inline Vec<double> minus_magnitude(Vec<double> x) {
     return by_lane(x, [](double a) { return -std::fabs(a); });
 }
 
+// Compilers make one instruction of the loop.
+template <class V>
+inline V square_root(V x) {
+    for (std::size_t i = 0; i < sizeof(V) / sizeof(x[0]); ++i) x[i] = std::sqrt(x[i]);
+    return x;
+}
+
 // The larger and the smaller of x and a bound; NaN stays NaN, and a zero keeps its sign.
 inline Vec<float> at_least(Vec<float> x, float bound) {
     const Vec<float> b = Vec<float>{} + bound;

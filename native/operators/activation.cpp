@@ -80,6 +80,17 @@ TENSOROPS_OPERATOR(leaky_relu, "x, *, negative_slope=0.01") { return unary(call,
 TENSOROPS_OPERATOR(hard_sigmoid, "x, *, alpha=0.16666666666666666, beta=0.5") {
     return unary(call, Function::hard_sigmoid);
 }
+TENSOROPS_OPERATOR(squareplus, "x, *, b=4.0") {
+    Reader in(call);
+    Activation op{};
+    op.function = Function::squareplus;
+    const Array& x = in.rows();
+    op.alpha = in.finite();
+    const double root = std::sqrt(op.alpha);
+    in.require(root > 0, "b is not a positive number");
+    in.require(x.dtype == Dtype::float64 || std::isnormal(static_cast<float>(root)), "b is beyond the range of float32");
+    return in.failed() ? in.reason : activate(call, op, x);
+}
 TENSOROPS_OPERATOR(swiglu, "gate, up") { return gated(call, Function::swiglu); }
 TENSOROPS_OPERATOR(geglu, "gate, up") { return gated(call, Function::geglu); }
 TENSOROPS_OPERATOR(reglu, "gate, up") { return gated(call, Function::reglu); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from math import pi, sqrt
 from typing import Any
 
@@ -49,6 +50,14 @@ def _check_hard_sigmoid(name: str, x: Array, alpha: float, beta: float) -> dict[
 def _check_leaky_relu(name: str, x: Array, negative_slope: float) -> dict[str, Any]:
     require_floating(name, x=x)
     return {"negative_slope": as_number(name, "negative_slope", negative_slope)}
+
+
+def _check_squareplus(name: str, x: Array, b: float) -> dict[str, Any]:
+    require_floating(name, x=x)
+    b = as_number(name, "b", b)
+    if b <= 0:
+        raise ValueError(f"{name}: b is {b}, expected a positive number")
+    return {"b": b}
 
 
 def _check_gated(name: str, gate: Array, up: Array) -> None:
@@ -584,6 +593,52 @@ def leaky_relu(x: ArrayT, *, negative_slope: float = 0.01) -> ArrayT:
     xp = get_namespace(x)
     (wide,) = widen(xp, x)
     return narrow(xp, xp.where(wide > 0, wide, negative_slope * wide), x)
+
+
+@operator(check=_check_squareplus, rows=elementwise("x"))
+def squareplus(x: ArrayT, *, b: float = 4.0) -> ArrayT:
+    r"""Algebraic approximation of relu and softplus, without exponentials.
+
+    .. math:: y = \frac{x + \sqrt{x^2 + b}}{2}
+
+    Parameters
+    ----------
+    x : array, floating point
+        Input of any shape.
+    b : float, optional
+        Width of the smooth part, positive: the result at 0 is :math:`\sqrt{b} / 2`. Near 0, :math:`4 (\log 2)^2` gives
+        `softplus`.
+
+    Returns
+    -------
+    array
+        Shape, dtype, library and device of `x`; half types are computed in float32. Squares do not overflow, and small
+        results for negative `x` do not cancel.
+
+    Raises
+    ------
+    TypeError
+        If `x` is not floating point, or `b` not a number.
+    ValueError
+        If `b` is not a finite positive number.
+
+    References
+    ----------
+    Barron, "Squareplus: A Softplus-Like Algebraic Rectifier", 2021, https://arxiv.org/abs/2112.11687
+
+    Examples
+    --------
+    >>> import numpy as np, tensorops
+    >>> tensorops.squareplus(np.asarray([-1.5, 0.0, 1.5]))
+    array([0.5, 1. , 2. ])
+    """
+    xp = get_namespace(x)
+    (wide,) = widen(xp, x)
+    magnitude, root_of_b = xp.abs(wide), xp.full_like(wide, math.sqrt(b))
+    larger, smaller = xp.maximum(magnitude, root_of_b), xp.minimum(magnitude, root_of_b)
+    half_root = larger * (0.5 * xp.sqrt(1.0 + (smaller / larger) ** 2))
+    sum_ = half_root + 0.5 * magnitude
+    return narrow(xp, xp.where(wide < 0, root_of_b / sum_ * (0.25 * root_of_b), sum_), x)
 
 
 @operator(check=_check_gated, rows=elementwise("gate", "up"))

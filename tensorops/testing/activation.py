@@ -52,6 +52,7 @@ __all__ = [
     "silu",
     "softmax",
     "softplus",
+    "squareplus",
     "swiglu",
 ]
 
@@ -148,6 +149,14 @@ def leaky_relu(x: ArrayLike, *, negative_slope: float = 0.01) -> Float64:
     """``x`` where it is positive, else ``negative_slope * x``."""
     x = float64(x)
     return float64(np.where(x > 0, x, negative_slope * x))
+
+
+@quiet
+def squareplus(x: ArrayLike, *, b: float = 4.0) -> Float64:
+    """``(x + hypot(x, sqrt(b))) / 2``, as ``b / 2 / (hypot(x, sqrt(b)) - x)`` for negative numbers."""
+    x = float64(x)
+    sum_ = np.hypot(x, np.sqrt(b)) / 2 + np.abs(x) / 2
+    return float64(np.where(x < 0, b / 4 / sum_, sum_))
 
 
 @quiet
@@ -497,6 +506,12 @@ ENTRIES = (
             *_elementwise_cases("leaky_relu", (), "relu_", negative_slope=0.0),
         ),
         _of_one_array_and("negative_slope"),
+        one_array,
+    ),
+    Entry(
+        squareplus,
+        (*_elementwise_cases("squareplus", ()), *_elementwise_cases("squareplus", (), "narrow_", b=0.01)),
+        (*_of_one_array_and("b"), ("zero_b", ValueError, "b", lambda: args(ones(3), b=0.0))),
         one_array,
     ),
     Entry(swiglu, tuple(_gated_cases("swiglu", ())), _OF_GATES, _two_arrays),
