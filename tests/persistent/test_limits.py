@@ -86,10 +86,13 @@ def test_numbers_without_a_cache():
 def test_past_the_end_of_a_cache():
     """Where values can be read, a wrong one is an error that names the call."""
     made = kernel("numpy", [Q, CACHE, LENGTHS], max_seq_length=16)
-    with pytest.raises(ValueError, match=r"^call 2, scaled_dot_product_attention: lengths has a number outside 0 … 16$"):
+    with pytest.raises(ValueError, match=r"^call 2, scaled_dot_product_attention: lengths has a number outside 0"):
         made(Q, CACHE, np.asarray([3, 17], np.int32))
     paged = kernel("numpy", [Q, PAGES, LENGTHS, TABLE], page_size=4)
-    with pytest.raises(ValueError, match=r"^call 2, scaled_dot_product_attention: page_table has an index outside 0 … .* that is in use$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^call 2, scaled_dot_product_attention: page_table has an index outside",
+    ):
         paged(Q, PAGES, LENGTHS, np.asarray([[0, 1, 2], [3, 9, 5]], np.int32))
     unused = np.asarray([[0, -1, 99], [3, 4, -1]], np.int32)
     np.testing.assert_array_equal(paged(Q, PAGES, LENGTHS, unused), paged(Q, PAGES, LENGTHS, TABLE))

@@ -16,7 +16,6 @@ import tensorops as tp
 from tensorops._operator import OPERATORS
 from tensorops._trees import map_arrays
 from tensorops.hardware import usable_processors
-
 from tensorops.testing import CASES, REFERENCES, assert_matches
 
 NATIVE = support.require_native()

@@ -230,9 +230,7 @@ def test_an_error_names_the_call():
     kernel(q, lengths)
     wrong = lengths.copy()
     wrong[50] = 17
-    with pytest.raises(
-        ValueError, match="call 1, scaled_dot_product_attention: lengths has a number outside 0 … 16"
-    ):
+    with pytest.raises(ValueError, match="call 1, scaled_dot_product_attention: lengths has a number outside 0 … 16"):
         kernel(q, wrong)
     expected = REFERENCES["scaled_dot_product_attention"](np.maximum(q, 0), k, k, lengths=lengths).astype(np.float32)
     assert_matches(kernel(q, lengths), REFERENCES["silu"](expected), "float32", tolerance=64)

@@ -46,7 +46,7 @@ class CpuRuntime(NumpyRuntime):
         facts = super().do_facts()
         if self._native is None:
             return facts
-        facts.versions["kernels"] = f"compiled for {self._native.target()}"
+        facts.versions["kernels"] = f"compiled for {', '.join(self._native.targets())}"
         return dataclasses.replace(facts, simd=self._native.target(), openmp=self._native.uses_openmp())
 
     def do_memory_stats(self) -> MemoryStats:

@@ -52,8 +52,8 @@ def test_the_programs_of_the_page(tmp_path):
     (second,) = re.findall(r"```cpp\n(.*?)```", text, re.DOTALL)
     assert run(compiled(first, "c", tmp_path)) == "0.365 2.426\n"
     assert run(compiled(second, "cpp", tmp_path)) == "0.6652\nsoftmax: axis is not the last of x\n"
-    both = f"#include <tensorops/backends.h>\n{mine}\nint main(void) {{ return register_mine() || tensorops_backend_count() != 2; }}\n"
-    assert run(compiled(both, "c", tmp_path)) == ""
+    main = "int main(void) { return register_mine() || tensorops_backend_count() != 2; }"
+    assert run(compiled(f"#include <tensorops/backends.h>\n{mine}\n{main}\n", "c", tmp_path)) == ""
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="there is no CMake")
@@ -64,7 +64,7 @@ def test_a_project_finds_the_package(tmp_path):
     )
     (tmp_path / "user.cpp").write_text(
         "#include <tensorops/backends.hpp>\nint main() {\n"
-        "    return tensorops::BackendRegistry::instance().get_default_backend().get_name() == \"cpu\" ? 0 : 1;\n}\n"
+        '    return tensorops::BackendRegistry::instance().get_default_backend().get_name() == "cpu" ? 0 : 1;\n}\n'
     )
     prefix = pathlib.Path(tp.get_include()).parent
     build = tmp_path / "build"
