@@ -124,8 +124,7 @@ class TensorCall : public Call {
         for (std::size_t i = 0; i < given_.result_count; ++i)
             if (Reason reason = read_result(given_.results[i]); !reason.empty()) return reason;
         for (std::size_t i = 0; i < op.parameters.size(); ++i)
-            if (op.parameters[i].is_required && values[i].kind == Value::none)
-                return "needs " + op.parameters[i].name;
+            if (op.parameters[i].is_required && values[i].kind == Value::none) return "needs " + op.parameters[i].name;
         return {};
     }
 
@@ -146,9 +145,7 @@ class TensorCall : public Call {
         }
         return take(index, results_[index].array, wanted);
     }
-    void run(std::int64_t, void (*work)(const void*), const void* context) override {
-        work(context);
-    }
+    void run(std::int64_t, void (*work)(const void*), const void* context) override { work(context); }
 
   private:
     Reason read_argument(const TensoropsTensor& given, View& view) {
@@ -203,7 +200,8 @@ class TensorCall : public Call {
         tensors_[place] = given.tensor;
         if (describes_) return given.tensor->shape ? Reason{} : "has no room for the shape of the result " + *found;
         View& view = results_[place];
-        if (Reason reason = view.read(*given.tensor, true); !reason.empty()) return "the result " + *found + " " + reason;
+        if (Reason reason = view.read(*given.tensor, true); !reason.empty())
+            return "the result " + *found + " " + reason;
         for (std::size_t i = 0; i < given_.argument_count; ++i)
             if (given_.arguments[i].tensor && view.overlaps(views_[i]))
                 return "the result " + *found + " overlaps " + given_.arguments[i].name;

@@ -77,9 +77,11 @@ Operator* operator_of(const char* name, std::string_view signature, Reason (*fun
     if (arrow == std::string_view::npos) {
         made->results.emplace_back("y");
     } else {
-        for (const std::string_view part : split(signature.substr(arrow + kArrow.size()))) made->results.emplace_back(part);
+        for (const std::string_view part : split(signature.substr(arrow + kArrow.size())))
+            made->results.emplace_back(part);
     }
-    made->whole_signature = made->signature + std::string(arrow == std::string_view::npos ? " -> y" : signature.substr(arrow));
+    made->whole_signature =
+        made->signature + std::string(arrow == std::string_view::npos ? " -> y" : signature.substr(arrow));
     if (made->parameters.size() > kMostParameters || made->results.size() > kMostResults) std::abort();
     return made;
 }
@@ -115,8 +117,9 @@ bool Call::take(int index, const Array& given, const Result& wanted) {
     const bool is_index = wanted.is_index && given.dtype == Dtype::int32;
     if ((given.dtype != wanted.dtype && !is_index) || !given.has_shape(wanted.ndim, wanted.shape) ||
         !given.is_contiguous()) {
-        reason = "the result " + op.results[static_cast<std::size_t>(index)] + " is not a C-contiguous array of shape " +
-                 shown(wanted.ndim, wanted.shape) + " and dtype " + kDtypeNames[static_cast<int>(wanted.dtype)];
+        reason = "the result " + op.results[static_cast<std::size_t>(index)] +
+                 " is not a C-contiguous array of shape " + shown(wanted.ndim, wanted.shape) + " and dtype " +
+                 kDtypeNames[static_cast<int>(wanted.dtype)];
         return false;
     }
     wanted.array = given;
@@ -168,7 +171,8 @@ const Array& Reader::rows(const Dtypes& dtypes) {
         fail("has 0 dimensions");
         return *array_of(Value{}, dtypes);
     }
-    if (!a.is_contiguous_from(a.ndim - 1)) require(false, ("the last axis of " + std::string(name()) + " is not contiguous").c_str());
+    if (!a.is_contiguous_from(a.ndim - 1))
+        require(false, ("the last axis of " + std::string(name()) + " is not contiguous").c_str());
     return a;
 }
 
@@ -229,7 +233,8 @@ std::size_t Reader::choice(std::initializer_list<std::string_view> among) {
 
 void Reader::last_axis(const Array& of, const char* of_name) {
     const std::int64_t axis = integer();
-    if (axis != -1 && axis != of.ndim - 1 && !failed()) reason = "axis " + std::to_string(axis) + " is not the last of " + of_name;
+    if (axis != -1 && axis != of.ndim - 1 && !failed())
+        reason = "axis " + std::to_string(axis) + " is not the last of " + of_name;
 }
 
 int Reader::last_axes(const Array& of, const char* of_name) {
@@ -244,7 +249,9 @@ int Reader::last_axes(const Array& of, const char* of_name) {
         if (usual) named |= std::uint64_t{1} << (-1 - axis);
     }
     if (usual && named == (std::uint64_t{1} << axes.count) - 1) return axes.count;
-    if (!failed()) reason = axes.count > 1 ? std::string("the axes are not the last of ") + of_name : std::string("axis is not the last of ") + of_name;
+    if (!failed())
+        reason = axes.count > 1 ? std::string("the axes are not the last of ") + of_name
+                                : std::string("axis is not the last of ") + of_name;
     return 1;
 }
 

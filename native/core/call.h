@@ -136,14 +136,14 @@ class Call {
     virtual ~Call() = default;
 
     const Operator& op;
-    Value* const values;       // of each parameter
+    Value* const values;          // of each parameter
     bool only_checks = false;     // asked whether the call is refused
     bool only_describes = false;  // asked for the shapes and dtypes of results
-    bool has_values = true;    // else only shapes and dtypes are known
-    bool may_fail = true;      // else the numbers in arrays are never refused: results are NaN, or numbers are clamped
-    bool streams = false;      // results are in memory that the process has used before
-    bool names_dtypes = false; // options of type dtype are text
-    bool multiplies = false;   // the caller multiplies several rows by matrices of float32 faster
+    bool has_values = true;       // else only shapes and dtypes are known
+    bool may_fail = true;       // else the numbers in arrays are never refused: results are NaN, or numbers are clamped
+    bool streams = false;       // results are in memory that the process has used before
+    bool names_dtypes = false;  // options of type dtype are text
+    bool multiplies = false;    // the caller multiplies several rows by matrices of float32 faster
     Reason reason;
 
     // Makes the results, or finds the caller's; false if the call ends here, with a reason or as it only checks.

@@ -31,8 +31,9 @@ enum class Dtype : int {
     boolean,
     other
 };
-inline constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
-                                              "int64",   "uint8",    "uint16",  "uint32",  "uint64", "bool",  "another"};
+inline constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32", "float64", "int8",
+                                              "int16",   "int32",    "int64",   "uint8",   "uint16",
+                                              "uint32",  "uint64",   "bool",    "another"};
 
 constexpr bool is_floating(Dtype dtype) { return dtype <= Dtype::float64; }
 constexpr bool is_half(Dtype dtype) { return dtype <= Dtype::bfloat16; }

@@ -1,6 +1,6 @@
 // Which threads compute.
 //
-// OpenMP's, because other libraries in the process use them too: where torch is called in turns with kernels, both find
+// OpenMP's, because other libraries in the process use them too: where calls of torch and kernels alternate, both find
 // the same threads awake. A parallel region of OpenMP ends only when all threads have finished, and begins only when
 // all have left the previous one. Beside programs that keep the processors busy, that is whole time slices of waiting,
 // for microseconds of work. Every call therefore measures how much longer it took than it would have taken alone; if it
@@ -20,7 +20,7 @@
 #include <omp.h>
 #endif
 
-#include "help.h"
+#include "helper_backoff.h"
 #include "interruption.h"
 #include "lent_threads.h"
 #include "relax.h"
@@ -32,7 +32,7 @@ using Work = void (*)(const void* context, Member member);
 using Clock = std::chrono::steady_clock;
 constexpr int kLine = 64;  // bytes of a line of the caches
 
-// Waits until so many other threads have finished. A long call keeps checking for signals.
+// Waits until `others` threads have finished. A long call keeps checking for signals.
 template <class F>
 void await(const std::atomic<int>& finished, int others, F idle) {
     constexpr int kTurns = 2000;  // some tens of microseconds
@@ -123,7 +123,7 @@ class Team {
     }
 
   private:
-    // The number of the call, its parts, and the first that nobody has begun: in one word, so that a thread that is
+    // The number of the call, its parts, and the first that no thread has begun: in one word, so that a thread that is
     // late cannot begin a part of a call that has ended.
     struct State {
         std::uint32_t call;
@@ -192,7 +192,7 @@ class Team {
             }
             std::unique_lock lock(mutex_);
             sleeping_.fetch_add(1);
-            // Waking takes longer than a short call: who comes too late for it is awake for the next ones.
+            // Waking takes longer than a short call: a thread that is too late for it is awake for the next ones.
             opened_.wait(lock,
                          [this, asked = asked_] { return asked_ != asked || State::of(state_.load()).is_open(); });
             sleeping_.fetch_sub(1);
@@ -237,7 +237,7 @@ std::int64_t now() {
 #endif
 }
 
-Help help;
+HelperBackoff help;
 
 #if defined(_OPENMP)
 void parallel_region(int threads, Work work, const void* context) {

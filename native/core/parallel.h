@@ -101,7 +101,7 @@ void over_pieces(int threads, std::int64_t count, const F& f) {
 }
 
 // Calls f(i) for pieces 0 to count - 1. Each thread begins with its share and goes through it in order, as memory
-// is read fastest; who has finished takes from the end of another's.
+// is read fastest; idle threads steal from the tail of another's range.
 template <class F>
 void over_stretches(int threads, std::int64_t count, const F& f) {
     constexpr int kMost = 64;

@@ -291,18 +291,17 @@ void Plan::copy_for_threads(Group& group, std::size_t threads) {
         std::vector<Block>& copies = group.copies.emplace_back();
         for (std::size_t i = group.begin; i < group.end; ++i) {
             const Recorded& call = calls_[i].call();
-            Recorded& copy =
-                copies.emplace_back(call.op, static_cast<std::size_t>(call.array_count)).call();
+            Recorded& copy = copies.emplace_back(call.op, static_cast<std::size_t>(call.array_count)).call();
             std::copy_n(call.values, call.op.parameters.size(), copy.values);
             std::copy_n(call.results, call.result_count, copy.results);
             copy.result_count = call.result_count;
             copy.array_count = call.array_count;
             for (int k = 0; k < call.array_count; ++k) {
-                const auto offset = reinterpret_cast<const char*>(call.arrays[k]) - reinterpret_cast<const char*>(&call);
+                const auto offset =
+                    reinterpret_cast<const char*>(call.arrays[k]) - reinterpret_cast<const char*>(&call);
                 copy.arrays[k] = reinterpret_cast<Array*>(reinterpret_cast<char*>(&copy) + offset);
                 const Array& whole = *call.arrays[k];
-                copy.arrays[k]->shape =
-                    group.dimensions.emplace_back(whole.shape, whole.shape + whole.ndim).data();
+                copy.arrays[k]->shape = group.dimensions.emplace_back(whole.shape, whole.shape + whole.ndim).data();
             }
         }
     }

@@ -32,7 +32,8 @@ class Plan {
 
     // The values of options by name; a double that is an integer is not one.
     using Option = std::variant<double, std::int64_t, bool, std::string, std::vector<std::int64_t>>;
-    // Adds a call, whose arguments are numbers of arrays by parameter. Throws if there is no such operator or parameter.
+    // Adds a call, whose arguments are numbers of arrays by parameter. Throws if there is no such operator or
+    // parameter.
     void add_call(const std::string& name, const std::vector<std::pair<std::string, std::int64_t>>& arguments,
                   const std::vector<std::int64_t>& results, const std::map<std::string, Option>& options);
 
@@ -91,7 +92,7 @@ class Plan {
         std::size_t begin, end;
         std::int64_t rows, block, threads;
         std::vector<std::vector<Rows>> arrays;
-        std::vector<std::vector<Block>> copies;             // of each thread
+        std::vector<std::vector<Block>> copies;            // of each thread
         std::deque<std::vector<std::int64_t>> dimensions;  // of the copies' arrays
     };
 

@@ -13,15 +13,17 @@ namespace tensorops {
 #define TENSOROPS_DECLARE(kernel, Arguments) void kernel(const Arguments&);
 #define TENSOROPS_DECLARE_ONE(kernel) std::remove_pointer_t<decltype(Target::kernel)> kernel;
 #define TENSOROPS_FUNCTION(kernel, Arguments) kernel,
-#define TENSOROPS_WHOLE(target, runnable)                                                           \
-    namespace target {                                                                              \
-    TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_DECLARE)                                                    \
-    constexpr Target kTarget = {#target, #runnable, TENSOROPS_FLAGS_##target, TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
+#define TENSOROPS_WHOLE(target, runnable)                                       \
+    namespace target {                                                          \
+    TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_DECLARE)                                \
+    constexpr Target kTarget = {#target, #runnable, TENSOROPS_FLAGS_##target,   \
+                                TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
     }
-#define TENSOROPS_VARIANT(target, base, own, runnable)                                                  \
-    namespace target {                                                                                  \
-    using namespace base;                                                                               \
-    own constexpr Target kTarget = {#target, #runnable, TENSOROPS_FLAGS_##target, TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
+#define TENSOROPS_VARIANT(target, base, own, runnable)                              \
+    namespace target {                                                              \
+    using namespace base;                                                           \
+    own constexpr Target kTarget = {#target, #runnable, TENSOROPS_FLAGS_##target,   \
+                                    TENSOROPS_FOR_EACH_KERNEL(TENSOROPS_FUNCTION)}; \
     }
 TENSOROPS_FOR_EACH_TARGET(TENSOROPS_WHOLE, TENSOROPS_VARIANT, TENSOROPS_DECLARE_ONE)
 

@@ -56,12 +56,12 @@ SMALL_KERNEL(activation)
     for (index_t turn = 0; turn < rows_each; ++turn) {
         const index_t at = ROW_INDEX(turn);
         if (at >= rows * pieces) break;
-        // Rows that are cut are fewer than 2^32 pieces: so many would be 2^40 bytes.
+        // Rows that are cut are fewer than 2^32 pieces: that many would be 2^40 bytes.
         const index_t row = rows == 1 ? 0 : pieces == 1 ? at : (index_t)((uint)at / (uint)pieces);
         const int begin = (int)(at - row * pieces) * span;
         const GLOBAL STORAGE(X) *from = ROW(x, row);
 #if GATED
-        const GLOBAL STORAGE(X) *beside = ROW(up, row);
+        const GLOBAL STORAGE(X) *ups = ROW(up, row);
 #endif
         GLOBAL STORAGE(X) *to = ROW(y, row);
 #if KEPT
@@ -70,7 +70,7 @@ SMALL_KERNEL(activation)
             UNROLL_KEPT for (int k = 0; k < KEPT; ++k) {
                 a[k] = JOIN(load_, X)(from + begin + ELEMENT(k));
 #if GATED
-                b[k] = JOIN(load_, X)(beside + begin + ELEMENT(k));
+                b[k] = JOIN(load_, X)(ups + begin + ELEMENT(k));
 #endif
             }
             UNROLL_KEPT for (int k = 0; k < KEPT; ++k) JOIN(store_, X)(to + begin + ELEMENT(k), VALUE(a[k], b[k]));
@@ -84,7 +84,7 @@ SMALL_KERNEL(activation)
             const int i = begin + k * VEC;
             const vec a = JOIN(load_, X)(from + i);
 #if GATED
-            const vec b = JOIN(load_, X)(beside + i);
+            const vec b = JOIN(load_, X)(ups + i);
 #endif
             JOIN(store_, X)(to + i, VALUE(a, b));
         }
@@ -94,7 +94,7 @@ SMALL_KERNEL(activation)
             if (i >= n) break;
             const vec a = GET(from, x_step, i);
 #if GATED
-            const vec b = GET(beside, up_step, i);
+            const vec b = GET(ups, up_step, i);
 #endif
             PUT(to, y_step, i, VALUE(a, b));
         }

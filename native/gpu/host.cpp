@@ -1,5 +1,5 @@
 // What runs kernels of host.h: the blocks of a launch one after another, and each thread of a block as a fiber that
-// runs until it waits. Those who wait for a warp or for the block go on when all its threads wait at the same line.
+// runs until it waits. Those that wait for a warp or for the block go on when all its threads wait at the same line.
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>

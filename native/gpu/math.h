@@ -1,6 +1,6 @@
 // exp, expm1, log1p, tanh, sigmoid and gelu on `vec`, and bounds that keep NaN; the same in all preludes.
 //
-// float32: polynomials fitted to minimize the largest relative error, as those of native/cpu/vector_math.h for
+// float32: polynomials fitted to minimize the largest relative error, as those of native/kernels/vector_math.h for
 // processors without AVX-512. Each states its largest error in units of the last place and the range where it was
 // measured (tests/kernels/gpu/test_activation.py). Outside of it, results are what they round to: 0, 1, infinity. By
 // their documentation, CUDA's hardware functions add at most 3 units; that has not been measured.

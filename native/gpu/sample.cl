@@ -61,7 +61,7 @@ KERNEL(sample)
 }
 #else
 
-// Float64 beside logits of another type comes as its bits
+// Float64 with logits of another type comes as its bits
 #if UNIFORM_BITS == 64
 #define UNIFORM_AT(p) real_of_parts(PARTS_OF_BITS(*(p)))
 #else

@@ -25,7 +25,7 @@ INLINE real total(Sum s) {
     return FOLD(both, ADD);
 }
 
-// Whether no square in a mean was too large or too small. Those that vanished are negligible beside such a mean.
+// Whether no square in a mean was too large or too small. Those that vanished are negligible compared with such a mean.
 #define LEAST_USUAL (DOUBLE ? (real)1e-290 : (real)1e-30f)
 #define MOST_USUAL (DOUBLE ? (real)1e290 : (real)1e30f)
 INLINE bool is_usual(real mean) { return mean >= LEAST_USUAL && mean <= MOST_USUAL; }

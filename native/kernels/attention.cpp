@@ -73,7 +73,7 @@ void attend(const Attention& op) {
     on_team(threads, [&](Member member) {
         Worker<T> worker(plan, memory + member.index * plan.thread_size(), known);
         for (std::int64_t i = -1; (i = after(i)) < plan.items;) {
-            const std::int64_t later = i + member.count;  // if threads take items in turns
+            const std::int64_t later = i + member.count;  // if threads take items alternately
             const Item next = plan.item_at(first_items, std::min(later, plan.items - 1));
             worker.run(plan.item_at(first_items, i), partials + i * partial, at, later < plan.items ? &next : nullptr);
         }

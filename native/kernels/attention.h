@@ -1,4 +1,4 @@
-// The interface between the binding and the kernel in attention.cpp.
+// The arguments of the kernel in attention.cpp.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The interface between the binding and the kernel in cross_entropy.cpp.
+// The arguments of the kernel in cross_entropy.cpp.
 #pragma once
 
 #include "elements.h"

@@ -1,4 +1,4 @@
-// The interface between the bindings and the kernels in grouped_linear.cpp and grouped_quantized_linear.cpp: rows of x
+// The arguments of the kernels in grouped_linear.cpp and grouped_quantized_linear.cpp: rows of x
 // that are each multiplied by the matrix of one expert.
 #pragma once
 

@@ -12,26 +12,26 @@ namespace {
 
 constexpr std::int64_t kPiecesPerThread = 16;
 
-template <int kBits, bool kSigned, class T, class S>
+template <int kBits, bool kSigned, class T>
 void products(const GroupedQuantizedLinear& grouped) {
     const QuantizedLinear& op = grouped.linear;
-    const Way<kBits, kSigned> way(op);
+    const FewRowsProduct<kBits, kSigned> product(op);
     const std::int64_t n = op.x.length, line = whole_lines(n * static_cast<std::int64_t>(sizeof(float)));
     const Extent extent = extent_of(grouped.groups, op.outputs, n, kBits / 8.0);
     const int threads = threads_for(extent.experts * ((op.outputs + kOutputs - 1) / kOutputs), extent.work);
     const bool takes = takes_few(op);
-    const std::int64_t room = takes ? std::max(line, way.room()) : line;  // of a row, for either method
+    const std::int64_t room = takes ? std::max(line, product.room()) : line;  // of a row, for either method
     const std::int64_t rows = std::min(kChunkRows, op.x.count) * room;
     const Scratch scratch(rows + line * kBlockOutputs * threads);
     const auto arranged = [&](std::int64_t place) { return scratch.at<float>(room * place); };
     const auto x = [&op](std::int64_t row) { return reinterpret_cast<const T*>(op.x.row(row)); };
     T* const y = reinterpret_cast<T*>(op.y);
-    typename Way<kBits, kSigned>::Row fixed[kChunkRows];
+    typename FewRowsProduct<kBits, kSigned>::Row fixed[kChunkRows];
     bool is_fixed[kChunkRows];  // for the first row of a segment, whether all of them are
     const auto prepare = [&](const Segment& s) {
         bool few = takes && s.count <= kFewRows;
         for (std::int64_t r = 0, place = s.place; few && r < s.count; ++r, ++place)
-            few = way.make_row(x(s.rows[r]), scratch.at<char>(room * place), fixed[place]);
+            few = product.make_row(x(s.rows[r]), scratch.at<char>(room * place), fixed[place]);
         for (std::int64_t r = 0; !few && r < s.count; ++r) arrange(x(s.rows[r]), kBits, n, arranged(s.place + r));
         is_fixed[s.place] = few;
     };
@@ -40,7 +40,7 @@ void products(const GroupedQuantizedLinear& grouped) {
         if (leaves(at, matrix_work(s.count, width, n, kBits / 8.0))) return;
         const std::int64_t index = s.expert * grouped.per_expert + first;
         const auto dequantized = [&op](std::int64_t i, float* w) {
-            dequantize_row<kBits, kSigned, S>(op, i, w);
+            dequantize_row<kBits, kSigned>(op, i, w);
             return w;
         };
         const bool few = is_fixed[s.place];
@@ -49,7 +49,7 @@ void products(const GroupedQuantizedLinear& grouped) {
             const std::int64_t some = std::min(step, width - done);
             const auto to = [&](std::int64_t r) { return y + s.rows[r] * grouped.y_stride + first + done; };
             if (few)
-                some_outputs<T, S>(s.count, way, fixed + s.place, index + done, some, to);
+                some_outputs<T>(s.count, product, fixed + s.place, index + done, some, to);
             else
                 outputs_of_rows<float, float>(
                     s.count, n, index + done, some, dequantized, scratch.at<char>(rows + line * kBlockOutputs * member),
@@ -66,18 +66,16 @@ void products(const GroupedQuantizedLinear& grouped) {
     });
 }
 
-template <class T, class S>
+template <class T>
 void products_of(const GroupedQuantizedLinear& op) {
-    if (op.linear.bits == 4) return products<4, false, T, S>(op);
-    return op.linear.biases ? products<8, false, T, S>(op) : products<8, true, T, S>(op);
+    if (op.linear.bits == 4) return products<4, false, T>(op);
+    return op.linear.biases ? products<8, false, T>(op) : products<8, true, T>(op);
 }
 
 }  // namespace
 
 TENSOROPS_KERNEL(grouped_quantized_linear, GroupedQuantizedLinear) {
-    for_narrow_dtype(op.linear.x_dtype, [&op](auto x) {
-        for_narrow_dtype(op.linear.scale_dtype, [&op](auto scale) { products_of<decltype(x), decltype(scale)>(op); });
-    });
+    for_narrow_dtype(op.linear.x_dtype, [&op](auto x) { products_of<decltype(x)>(op); });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -1,4 +1,4 @@
-// The interface between the binding and the kernel in layer_norm.cpp.
+// The arguments of the kernel in layer_norm.cpp.
 #pragma once
 
 #include "elements.h"

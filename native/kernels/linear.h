@@ -1,4 +1,4 @@
-// The interface between the bindings and the kernels in linear.cpp and quantized_linear.cpp.
+// The arguments of the kernels in linear.cpp and quantized_linear.cpp.
 #pragma once
 
 #include "elements.h"

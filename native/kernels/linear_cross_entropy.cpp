@@ -1,7 +1,8 @@
 // Cross entropy of rows of logits x · Wᵀ + bias, which exist for a tile of rows and classes only.
 //
-// Work: that of linear.cpp; what is done of a logit is small beside its product with more than a few features. Each
-//   thread keeps the largest logit of a row that it has seen, and the sum of exponentials beside it; at the end those
+// Work: that of linear.cpp; what is done of a logit is small compared with its product with more than a few features.
+// Each
+//   thread keeps the largest logit of a row that it has seen, and the sum of exponentials; at the end those
 //   of all threads are joined.
 // Precision: logits as in linear.cpp, not rounded to half types; sums of exponentials and losses in double.
 // Bytes: the weights once for every chunk of rows; a few dozen for each row and thread.
@@ -95,7 +96,7 @@ Joined joined(const Seen* seen, std::int64_t rows, int threads) {
     return {std::log(sum / static_cast<double>(kOneInUnits<float>)) + static_cast<double>(largest), even};
 }
 
-// Of all rows: what their losses are made of beside the logits
+// Of all rows: what their losses are made of besides the logits
 struct Shares {
     double counted, divisor, weights;  // rows that are not ignored; the divisor of a mean; the mean weight of a class
 };

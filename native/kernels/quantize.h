@@ -1,4 +1,4 @@
-// The interface between the bindings and the kernels in quantize.cpp.
+// The arguments of the kernels in quantize.cpp.
 #pragma once
 
 #include "elements.h"

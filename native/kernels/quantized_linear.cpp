@@ -12,55 +12,53 @@ namespace {
 
 std::int64_t units_of_outputs(const QuantizedLinear& op) { return (op.outputs + kOutputUnit - 1) / kOutputUnit; }
 
-template <int kBits, bool kSigned, class T, class S>
+template <int kBits, bool kSigned, class T>
 void many_rows(const QuantizedLinear& op, int threads) {
     products_with_rows<T, float>(
         op.x, reinterpret_cast<T*>(op.y), op.outputs, nullptr,
         [&op](std::int64_t index, float* w) {
-            dequantize_row<kBits, kSigned, S>(op, index, w);
+            dequantize_row<kBits, kSigned>(op, index, w);
             return w;
         },
         [&op](const T* from, float* to) { arrange(from, op.bits, op.x.length, to); }, threads);
 }
 
 // The first method; false if some x is too large or too small for it.
-template <int kBits, bool kSigned, class T, class S>
+template <int kBits, bool kSigned, class T>
 bool few_rows(const QuantizedLinear& op, int threads) {
-    const Way<kBits, kSigned> way(op);
-    const Scratch scratch(op.x.count * way.room());
-    typename Way<kBits, kSigned>::Row rows[kFewRows];
+    const FewRowsProduct<kBits, kSigned> product(op);
+    const Scratch scratch(op.x.count * product.room());
+    typename FewRowsProduct<kBits, kSigned>::Row rows[kFewRows];
     for (std::int64_t r = 0; r < op.x.count; ++r)
-        if (!way.make_row(reinterpret_cast<const T*>(op.x.row(r)), scratch.at<char>(r * way.room()), rows[r]))
+        if (!product.make_row(reinterpret_cast<const T*>(op.x.row(r)), scratch.at<char>(r * product.room()), rows[r]))
             return false;
     T* y = reinterpret_cast<T*>(op.y);
     over_stretches(threads, units_of_outputs(op), [&](std::int64_t unit) {
         const std::int64_t begin = unit * kOutputUnit;
-        some_outputs<T, S>(op.x.count, way, rows, begin, std::min(kOutputUnit, op.outputs - begin),
-                           [&](std::int64_t r) { return y + r * op.outputs + begin; });
+        some_outputs<T>(op.x.count, product, rows, begin, std::min(kOutputUnit, op.outputs - begin),
+                        [&](std::int64_t r) { return y + r * op.outputs + begin; });
     });
     return true;
 }
 
-template <int kBits, bool kSigned, class T, class S>
+template <int kBits, bool kSigned, class T>
 void products(const QuantizedLinear& op) {
     const std::int64_t work = matrix_work(op.x.count, op.outputs, op.x.length, kBits / 8.0);
     const int threads = threads_for(units_of_outputs(op), work);
-    if (op.x.count > kFewRows || !takes_few(op) || !few_rows<kBits, kSigned, T, S>(op, threads))
-        many_rows<kBits, kSigned, T, S>(op, threads);
+    if (op.x.count > kFewRows || !takes_few(op) || !few_rows<kBits, kSigned, T>(op, threads))
+        many_rows<kBits, kSigned, T>(op, threads);
 }
 
-template <class T, class S>
+template <class T>
 void products_of(const QuantizedLinear& op) {
-    if (op.bits == 4) return products<4, false, T, S>(op);
-    return op.biases ? products<8, false, T, S>(op) : products<8, true, T, S>(op);
+    if (op.bits == 4) return products<4, false, T>(op);
+    return op.biases ? products<8, false, T>(op) : products<8, true, T>(op);
 }
 
 }  // namespace
 
 TENSOROPS_KERNEL(quantized_linear, QuantizedLinear) {
-    for_narrow_dtype(op.x_dtype, [&op](auto x) {
-        for_narrow_dtype(op.scale_dtype, [&op](auto scale) { products_of<decltype(x), decltype(scale)>(op); });
-    });
+    for_narrow_dtype(op.x_dtype, [&op](auto x) { products_of<decltype(x)>(op); });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

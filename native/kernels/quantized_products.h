@@ -102,20 +102,20 @@ void dequantize_group(const std::uint8_t* q, std::int64_t bytes, float s, float 
     }
 }
 
-template <int kBits, bool kSigned, class S>
+template <int kBits, bool kSigned>
 void dequantize_row(const QuantizedLinear& op, std::int64_t index, float* w) {
     const Output o = output(op, index);
     const std::int64_t bytes = op.group_size * kBits / 8, n = op.x.length;
-    const S *scales = reinterpret_cast<const S*>(o.scales), *biases = reinterpret_cast<const S*>(o.biases);
-    constexpr std::int64_t kPiece =
-        64;  // groups whose numbers become float32 together: one alone takes as long as eight
+    // Groups whose numbers become float32 together: one alone takes as long as eight.
+    constexpr std::int64_t kPiece = 64;
     float s[kPiece], b[kPiece] = {};
     const std::int64_t groups = n / op.group_size;
     float* high = w + n / 2;
     for (std::int64_t begin = 0, i = 0; begin < groups; begin += kPiece) {
         const std::int64_t count = std::min(kPiece, groups - begin);
-        convert(scales + begin, s, count);
-        if (!kSigned) convert(biases + begin, b, count);
+        const std::int64_t offset = begin * size_of(op.scale_dtype);
+        widen(op.scale_dtype, o.scales + offset, s, count);
+        if (!kSigned) widen(op.scale_dtype, o.biases + offset, b, count);
         for (std::int64_t g = 0; g < count; ++g, i += bytes)
             dequantize_group<kBits, kSigned>(o.weight + i, bytes, s[g], b[g], w + i, high + i);
     }
@@ -143,6 +143,13 @@ inline Vec<float> load_first(const T* p, std::int64_t n) {
 #else
     return n >= kLanes<float> ? load(p) : load_part(p, n);
 #endif
+}
+
+// The same for scales and biases of any dtype. A branch for each vector takes no time, and products are compiled once.
+inline Vec<float> load_numbers(const char* p, std::int64_t index, std::int64_t n, Dtype dtype) {
+    if (dtype == Dtype::float32) return load_first(reinterpret_cast<const float*>(p) + index, n);
+    if (dtype == Dtype::float16) return load_first(reinterpret_cast<const Float16*>(p) + index, n);
+    return load_first(reinterpret_cast<const BFloat16*>(p) + index, n);
 }
 
 // The last vector of a row's numbers, one for each group. Without masks it ends with the row, so that it also has
@@ -312,7 +319,7 @@ inline constexpr std::int64_t kShortRow = 512;  // bytes
 
 // Some neighbouring outputs for some rows. Sums are `long` if they are taken in blocks. What is of one output or row
 // has an index that is known when this is compiled: otherwise it would not stay in registers.
-template <int kRows, int kCount, bool kLong, int kBits, bool kSigned, class S>
+template <int kRows, int kCount, bool kLong, int kBits, bool kSigned>
 inline __attribute__((always_inline)) void outputs_together(const QuantizedLinear& op, const Lengths<kBits>& lengths,
                                                             const FixedRow<kBits>* x, std::int64_t index,
                                                             float (*y)[kOutputs]) {
@@ -324,8 +331,8 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
     const auto each_row = [](auto f) TENSOROPS_INLINED { for_each<kRows>(f); };
     Output of[kCount];
     each_output([&](auto i) TENSOROPS_INLINED { of[i] = output(op, index + static_cast<std::int64_t>(i)); });
-    const auto scales = [&of](auto i) TENSOROPS_INLINED { return reinterpret_cast<const S*>(of[i].scales); };
-    const auto biases = [&of](auto i) TENSOROPS_INLINED { return reinterpret_cast<const S*>(of[i].biases); };
+    const Dtype dtype = op.scale_dtype;
+    const std::int64_t size = size_of(dtype);
     Vec<float> sum[kCount][kRows] = {}, s[kCount];
     Total<float> total[kLong ? kCount : 1][kRows];
     const auto end_block_of_sums = [&]() TENSOROPS_INLINED {
@@ -353,8 +360,8 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
     };
     const auto load_scales = [&](std::int64_t group, std::int64_t count) TENSOROPS_INLINED {
         each_output([&](auto i) TENSOROPS_INLINED {
-            s[i] = load_first(scales(i) + group, count);
-            fetch(reinterpret_cast<const char*>(scales(i) + group) + lengths.scales_ahead);
+            s[i] = load_numbers(of[i].scales, group, count, dtype);
+            fetch(of[i].scales + group * size + lengths.scales_ahead);
         });
     };
     ScalesOfBlocks scale;
@@ -403,14 +410,15 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
             if constexpr (kLong)
                 if (g % (kAddedPlainly * kLanes<float>) == 0 && g > 0) end_block_of_sums();
             each_output([&](auto i) TENSOROPS_INLINED {
-                add_biases(i, load(biases(i) + g), g);
-                fetch(reinterpret_cast<const char*>(biases(i) + g) + lengths.biases_ahead);
+                add_biases(i, load_numbers(of[i].biases, g, kLanes<float>, dtype), g);
+                fetch(of[i].biases + g * size + lengths.biases_ahead);
             });
         }
         const std::int64_t last = lengths.last.begin;
         if (g < groups)
-            each_output([&](auto i)
-                            TENSOROPS_INLINED { add_biases(i, load_first(biases(i) + last, groups - last), g); });
+            each_output([&](auto i) TENSOROPS_INLINED {
+                add_biases(i, load_numbers(of[i].biases, last, groups - last, dtype), g);
+            });
     }
     if constexpr (kLong) end_block_of_sums();
     each_row([&](auto r) TENSOROPS_INLINED {
@@ -426,13 +434,13 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
 inline bool takes_few(const QuantizedLinear& op) { return op.group_size % kFixed == 0 && kChunk % op.group_size == 0; }
 
 template <int kBits, bool kSigned>
-struct Way {
+struct FewRowsProduct {
     using Row = FixedRow<kBits>;
     const QuantizedLinear& op;
     const Lengths<kBits> lengths;
     const std::int64_t count, blocks_bytes, scales_bytes, sums_bytes;
 
-    explicit Way(const QuantizedLinear& op_)
+    explicit FewRowsProduct(const QuantizedLinear& op_)
         : op(op_),
           lengths(op),
           count((op.x.length + kBlockWeights<kBits> - 1) / kBlockWeights<kBits>),
@@ -481,61 +489,57 @@ struct Way {
     }
 
     // Outputs for at most kTogether rows: `width` of them, from the `first` row of W on.
-    template <class S>
     void compute(std::int64_t count, const Row* rows, std::int64_t first, std::int64_t width,
                  float (*y)[kOutputs]) const;
 
   private:
-    template <int kRows, class S>
+    template <int kRows>
     void compute_rows(const Row* rows, std::int64_t first, std::int64_t width, float (*y)[kOutputs]) const;
 
     // Outputs of one row, without the factor of its scales.
-    template <class S>
     void finish(const Row& row, std::int64_t first, std::int64_t width, float* y) const;
 };
 
 template <int kBits, bool kSigned>
-template <int kRows, class S>
-void Way<kBits, kSigned>::compute_rows(const Row* rows, std::int64_t first, std::int64_t width,
-                                       float (*y)[kOutputs]) const {
+template <int kRows>
+void FewRowsProduct<kBits, kSigned>::compute_rows(const Row* rows, std::int64_t first, std::int64_t width,
+                                                  float (*y)[kOutputs]) const {
     constexpr int kCount = kRows == 1 ? kOutputsOfOneRow : 1;
     const auto at = [y](std::int64_t i) { return reinterpret_cast<float (*)[kOutputs]>(&y[0][i]); };
     const bool is_long = op.x.length > kAddedPlainly * kChunk;
     std::int64_t i = 0;
     if (!is_long && lengths.bytes <= kShortRow)
         for (; i + kCount <= width; i += kCount)
-            outputs_together<kRows, kCount, false, kBits, kSigned, S>(op, lengths, rows, first + i, at(i));
+            outputs_together<kRows, kCount, false, kBits, kSigned>(op, lengths, rows, first + i, at(i));
     for (; i < width; ++i)
-        is_long ? outputs_together<kRows, 1, true, kBits, kSigned, S>(op, lengths, rows, first + i, at(i))
-                : outputs_together<kRows, 1, false, kBits, kSigned, S>(op, lengths, rows, first + i, at(i));
+        is_long ? outputs_together<kRows, 1, true, kBits, kSigned>(op, lengths, rows, first + i, at(i))
+                : outputs_together<kRows, 1, false, kBits, kSigned>(op, lengths, rows, first + i, at(i));
 }
 
 template <int kBits, bool kSigned>
-template <class S>
-void Way<kBits, kSigned>::compute(std::int64_t count, const Row* rows, std::int64_t first, std::int64_t width,
-                                  float (*y)[kOutputs]) const {
+void FewRowsProduct<kBits, kSigned>::compute(std::int64_t count, const Row* rows, std::int64_t first,
+                                             std::int64_t width, float (*y)[kOutputs]) const {
     static_assert(kTogether == 4);
     if (count == 1)
-        compute_rows<1, S>(rows, first, width, y);
+        compute_rows<1>(rows, first, width, y);
     else if (count == 2)
-        compute_rows<2, S>(rows, first, width, y);
+        compute_rows<2>(rows, first, width, y);
     else if (count == 3)
-        compute_rows<3, S>(rows, first, width, y);
+        compute_rows<3>(rows, first, width, y);
     else
-        compute_rows<4, S>(rows, first, width, y);
-    for (std::int64_t r = 0; r < count; ++r) finish<S>(rows[r], first, width, y[r]);
+        compute_rows<4>(rows, first, width, y);
+    for (std::int64_t r = 0; r < count; ++r) finish(rows[r], first, width, y[r]);
 }
 
 template <int kBits, bool kSigned>
-template <class S>
-void Way<kBits, kSigned>::finish(const Row& row, std::int64_t first, std::int64_t width, float* y) const {
+void FewRowsProduct<kBits, kSigned>::finish(const Row& row, std::int64_t first, std::int64_t width, float* y) const {
     const auto is_finite = [](float v) { return v - v == 0; };
     bool are_finite = true;
     for (std::int64_t i = 0; i < width; ++i) are_finite &= is_finite(y[i]);
     if (!are_finite && row.small_scales) {
         const Row small = row.small();
         float again[1][kOutputs];
-        compute<S>(1, &small, first, width, again);
+        compute(1, &small, first, width, again);
         for (std::int64_t i = 0; i < width; ++i) y[i] = is_finite(y[i]) ? y[i] * row.back : again[0][i];
         return;
     }
@@ -543,31 +547,25 @@ void Way<kBits, kSigned>::finish(const Row& row, std::int64_t first, std::int64_
 }
 
 // Compiled by quantized_linear.cpp: nothing else takes as long.
-#define TENSOROPS_COMPUTE(keyword, bits, is_signed, S)                                                        \
-    keyword template void Way<bits, is_signed>::compute<S>(std::int64_t, const FixedRow<bits>*, std::int64_t, \
-                                                           std::int64_t, float (*)[kOutputs]) const;
-#define TENSOROPS_COMPUTE_EACH(keyword)            \
-    TENSOROPS_COMPUTE(keyword, 4, false, float)    \
-    TENSOROPS_COMPUTE(keyword, 4, false, Float16)  \
-    TENSOROPS_COMPUTE(keyword, 4, false, BFloat16) \
-    TENSOROPS_COMPUTE(keyword, 8, false, float)    \
-    TENSOROPS_COMPUTE(keyword, 8, false, Float16)  \
-    TENSOROPS_COMPUTE(keyword, 8, false, BFloat16) \
-    TENSOROPS_COMPUTE(keyword, 8, true, float)     \
-    TENSOROPS_COMPUTE(keyword, 8, true, Float16)   \
-    TENSOROPS_COMPUTE(keyword, 8, true, BFloat16)
+#define TENSOROPS_COMPUTE(keyword, bits, is_signed)                                                                   \
+    keyword template void FewRowsProduct<bits, is_signed>::compute(std::int64_t, const FixedRow<bits>*, std::int64_t, \
+                                                                   std::int64_t, float (*)[kOutputs]) const;
+#define TENSOROPS_COMPUTE_EACH(keyword)  \
+    TENSOROPS_COMPUTE(keyword, 4, false) \
+    TENSOROPS_COMPUTE(keyword, 8, false) \
+    TENSOROPS_COMPUTE(keyword, 8, true)
 TENSOROPS_COMPUTE_EACH(extern)
 
 // ------------------------------------------------------------------------------------------------------ the choice
 
 // Some outputs for any number of rows, from the `first` row of W on, where to(r) points to where those of row r go.
-template <class T, class S, class W, class To>
-void some_outputs(std::int64_t count, const W& way, const typename W::Row* rows, std::int64_t first, std::int64_t width,
-                  To to) {
+template <class T, class W, class To>
+void some_outputs(std::int64_t count, const W& product, const typename W::Row* rows, std::int64_t first,
+                  std::int64_t width, To to) {
     for (std::int64_t r = 0; r < count; r += kTogether) {
         const std::int64_t together = std::min(kTogether, count - r);
         float sums[kTogether][kOutputs];
-        way.template compute<S>(together, rows + r, first, width, sums);
+        product.compute(together, rows + r, first, width, sums);
         for (std::int64_t i = 0; i < together; ++i) store_outputs<T>(to(r + i), sums[i], nullptr, width);
     }
 }

@@ -1,4 +1,4 @@
-// The interface between the binding and the kernel in rope.cpp.
+// The arguments of the kernel in rope.cpp.
 #pragma once
 
 #include "elements.h"

@@ -1,4 +1,4 @@
-// The interface between the bindings and the kernel in sample.cpp.
+// The arguments of the kernel in sample.cpp.
 #pragma once
 
 #include "elements.h"

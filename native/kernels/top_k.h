@@ -1,4 +1,4 @@
-// The interface between the bindings and the kernel in top_k.cpp.
+// The arguments of the kernel in top_k.cpp.
 #pragma once
 
 #include "elements.h"

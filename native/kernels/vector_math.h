@@ -155,7 +155,7 @@ inline Vec<double> exp_in_units(Vec<double> x) {
 inline Vec<double> exp_of_negative(Vec<double> x) { return exp_in_units(x); }
 
 // exp(x) - 1 for negative x, in which nothing cancels: 2^k q + (2^k - 1), where k = 0 near 0. A table of powers, as
-// AVX-512 has for exp, would have rounding errors that are large beside such small results.
+// AVX-512 has for exp, would have rounding errors that are large compared with such small results.
 inline Vec<float> expm1_of_negative(Vec<float> x) {
     x = at_least(x, -20.0f);  // where it is -1 in float32
     constexpr float shift = kToInteger + 127;

@@ -88,7 +88,8 @@ TENSOROPS_OPERATOR(squareplus, "x, *, b=4.0") {
     op.alpha = in.finite();
     const double root = std::sqrt(op.alpha);
     in.require(root > 0, "b is not a positive number");
-    in.require(x.dtype == Dtype::float64 || std::isnormal(static_cast<float>(root)), "b is beyond the range of float32");
+    in.require(x.dtype == Dtype::float64 || std::isnormal(static_cast<float>(root)),
+               "b is beyond the range of float32");
     return in.failed() ? in.reason : activate(call, op, x);
 }
 TENSOROPS_OPERATOR(swiglu, "gate, up") { return gated(call, Function::swiglu); }
@@ -109,7 +110,7 @@ namespace {
 
 struct Reduced {
     const Array& x;
-    int axes;  // how many of the last are one row
+    int axes;     // how many of the last are one row
     Dtype dtype;  // of the result
 };
 

@@ -82,13 +82,15 @@ Reason read_window(const Value& v, Attention* op) {
     op->left = op->right = kUnbounded;
     if (v.kind == Value::none) return {};
     if (v.kind == Value::integer) {
-        if (v.as_integer < 1 || v.as_integer > kUnbounded) return "window is neither a usual positive integer nor a pair of usual integers from -1 on";
+        if (v.as_integer < 1 || v.as_integer > kUnbounded)
+            return "window is neither a usual positive integer nor a pair of usual integers from -1 on";
         op->left = op->right = v.as_integer - 1;
         return {};
     }
-    if (v.kind != Value::integers) return "window is neither a usual positive integer nor a pair of usual integers from -1 on";
-    const bool usual = v.as_integers.count == 2 &&
-                       read_side(v.as_integers.items[0], &op->left) && read_side(v.as_integers.items[1], &op->right);
+    if (v.kind != Value::integers)
+        return "window is neither a usual positive integer nor a pair of usual integers from -1 on";
+    const bool usual = v.as_integers.count == 2 && read_side(v.as_integers.items[0], &op->left) &&
+                       read_side(v.as_integers.items[1], &op->right);
     return usual ? Reason{} : "window is neither a usual positive integer nor a pair of usual integers from -1 on";
 }
 
@@ -133,7 +135,8 @@ Reason read_pages(const Call& call, const Array* table, std::int64_t pages, Boun
         std::int64_t* const row = bound->pages.data() + b * op.pages_each;
         const Reach reach = reach_of(op, b);
         for (std::int64_t i = 0; i < op.pages_each; ++i) {
-            const bool is_used = reach.keys() > 0 && i >= reach.first / op.page_size && i <= (reach.end - 1) / op.page_size;
+            const bool is_used =
+                reach.keys() > 0 && i >= reach.first / op.page_size && i <= (reach.end - 1) / op.page_size;
             if (!clamp(row[i], table->dtype, pages - 1) && is_used && call.may_fail)
                 return "page_table has an index outside 0 … " + std::to_string(pages - 1) + " that is in use";
         }

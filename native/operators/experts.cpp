@@ -99,8 +99,7 @@ TENSOROPS_OPERATOR(grouped_linear, "x, experts, weight, bias=None") {
 
 TENSOROPS_OPERATOR(grouped_quantized_linear, "x, experts, weight, scales, biases=None, *, bits=4, group_size=32") {
     Reader in(call);
-    const Array &x = in.rows(), &experts = in.array(kIntegers), &weight = in.array(kBytes),
-                &scales = in.array(kNarrow);
+    const Array &x = in.rows(), &experts = in.array(kIntegers), &weight = in.array(kBytes), &scales = in.array(kNarrow);
     const Array* biases = in.optional(kNarrow);
     GroupedQuantizedLinear op{};
     const std::int64_t bits = in.integer(), group_size = in.integer();
@@ -173,7 +172,8 @@ Reason read_plain(const Part& part, std::int64_t experts, std::int64_t columns, 
     const std::string name = std::string(part.name) + "_proj";
     const Array& w = *part.proj;
     if (part.biases) return std::string(part.name) + "_biases is given without scales";
-    if (!is_narrow(w.dtype)) return name + (is_floating(w.dtype) ? " has dtype float64" : " has a dtype without a kernel");
+    if (!is_narrow(w.dtype))
+        return name + (is_floating(w.dtype) ? " has dtype float64" : " has a dtype without a kernel");
     if (Reason reason = refuse_matrices(name, w, experts, kAny, columns); !reason.empty()) return reason;
     projection.outputs = w.shape[w.ndim - 2];
     projection.plain.linear.weight = w.data;
@@ -241,8 +241,7 @@ Reason read_shared(const Call& call, const Part& gate_up, const Part& down, cons
                    const Format& format, MixtureOfExperts& op) {
     op.has_shared = gate_up.proj && down.proj;
     if (!op.has_shared) {
-        for (const Array* a :
-             {gate_up.proj, down.proj, gate_up.scales, gate_up.biases, down.scales, down.biases, gate})
+        for (const Array* a : {gate_up.proj, down.proj, gate_up.scales, gate_up.biases, down.scales, down.biases, gate})
             if (a) return "not both projections of the shared block are given";
         return {};
     }

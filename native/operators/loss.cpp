@@ -95,8 +95,9 @@ Reason compute_losses(Call& call, Op& op, const Options& options, const Array& x
 
 }  // namespace
 
-TENSOROPS_OPERATOR(cross_entropy, "logits, targets, weight=None, *, reduction='mean', ignore_index=-100, "
-                                  "label_smoothing=0.0, z_loss=0.0") {
+TENSOROPS_OPERATOR(cross_entropy,
+                   "logits, targets, weight=None, *, reduction='mean', ignore_index=-100, "
+                   "label_smoothing=0.0, z_loss=0.0") {
     Reader in(call);
     const Array &logits = in.rows(), &targets = in.array(kNumbers);
     const Array* weight = in.optional();
@@ -121,8 +122,9 @@ TENSOROPS_OPERATOR(cross_entropy, "logits, targets, weight=None, *, reduction='m
     return compute_losses(call, op, options, logits, targets, logits.length(), logits.bytes(), target().cross_entropy);
 }
 
-TENSOROPS_OPERATOR(linear_cross_entropy, "x, weight, targets, bias=None, ce_weight=None, *, reduction='mean', "
-                                         "ignore_index=-100, label_smoothing=0.0, z_loss=0.0") {
+TENSOROPS_OPERATOR(linear_cross_entropy,
+                   "x, weight, targets, bias=None, ce_weight=None, *, reduction='mean', "
+                   "ignore_index=-100, label_smoothing=0.0, z_loss=0.0") {
     Reader in(call);
     const Array &x = in.rows(), &weight = in.array(), &targets = in.array(kNumbers);
     const Array *bias = in.optional(), *ce_weight = in.optional();

@@ -1,5 +1,5 @@
-// What plans need besides operators: copies, single rows of arrays, conversions, simple arithmetic. Results are the plan's
-// arrays, of which a step may write a part.
+// What plans need besides operators: copies, single rows of arrays, conversions, simple arithmetic. Results are the
+// plan's arrays, of which a step may write a part.
 #include <cmath>
 #include <cstring>
 
@@ -18,8 +18,7 @@ void copy_axes(const Array& x, const Array& y, int axis, const char* from, char*
         std::memcpy(to, from, static_cast<std::size_t>(x.shape[axis] * item));
         return;
     }
-    for (std::int64_t i = 0; i < x.shape[axis]; ++i)
-        copy_axes(x, y, axis + 1, from + i * step_from, to + i * step_to);
+    for (std::int64_t i = 0; i < x.shape[axis]; ++i) copy_axes(x, y, axis + 1, from + i * step_from, to + i * step_to);
 }
 
 // Copies parts along the second axis of a contiguous array of 3 axes, which are elsewhere one after another.
@@ -45,7 +44,8 @@ Reason move_parts(const Array& whole, const Array& parts, const Array& indices) 
 
 template <class T, class From>
 void write(const std::vector<From>& values, const Array& y) {
-    std::transform(values.begin(), values.end(), reinterpret_cast<T*>(y.data), [](From v) { return static_cast<T>(v); });
+    std::transform(values.begin(), values.end(), reinterpret_cast<T*>(y.data),
+                   [](From v) { return static_cast<T>(v); });
 }
 
 // The bits of the nearest number of a half type, ties to even

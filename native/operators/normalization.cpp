@@ -140,8 +140,7 @@ Reason normalize_groups(Call& call, Reader& in, const Array& x, std::int64_t gro
     const std::int64_t axis = in.integer();
     if (in.failed()) return in.reason;
     if (x.ndim < 2) return "x has fewer than 2 dimensions";
-    if (axis != 1 && axis != 1 - x.ndim)
-        return "channel_axis " + std::to_string(axis) + " is not the second of x";
+    if (axis != 1 && axis != 1 - x.ndim) return "channel_axis " + std::to_string(axis) + " is not the second of x";
     if (!x.is_contiguous_from(1)) return "x is not contiguous from its second axis on";
     const std::int64_t channels = x.shape[1];
     if (groups == kAny) groups = channels;

@@ -92,8 +92,9 @@ std::vector<double> positions_of(const Given& given, bool& of_batch) {
 
 }  // namespace
 
-TENSOROPS_OPERATOR(rope, "x, positions=None, *, base=10000.0, freqs=None, cos=None, sin=None, interleaved=False, "
-                         "dims=None, attention_factor=1.0") {
+TENSOROPS_OPERATOR(rope,
+                   "x, positions=None, *, base=10000.0, freqs=None, cos=None, sin=None, interleaved=False, "
+                   "dims=None, attention_factor=1.0") {
     Reader in(call);
     const Array& x = in.rows();
     const Array* positions = in.optional(kNumbers);

@@ -15,7 +15,8 @@ double number_or(Reader& in, double otherwise) {
 Reason refuse_uniforms(const Value& rng, const Array& logits) {
     if (rng.kind == Value::none) return "rng is missing";
     if (rng.kind == Value::object) return {};  // a generator
-    if (rng.kind != Value::array) return "rng " + std::string(rng.kind == Value::refused ? rng.view() : "is not an array");
+    if (rng.kind != Value::array)
+        return "rng " + std::string(rng.kind == Value::refused ? rng.view() : "is not an array");
     const Array& u = rng.as_array;
     if (!is_floating(u.dtype)) return "rng has a dtype without a kernel";
     if (!u.has_shape(logits.ndim - 1, logits.shape)) return "rng does not have one element for each row of logits";

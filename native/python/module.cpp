@@ -13,10 +13,10 @@
 #define TENSOROPS_IMPORTS_NUMPY
 #include "bind.h"
 #include "cpu_features.h"
+#include "handlers.h"
 #include "numpy_array.h"
 #include "parallel.h"
 #include "pool.h"
-#include "handlers.h"
 #include "targets.h"
 
 namespace nb = nanobind;
@@ -152,12 +152,10 @@ NB_MODULE(_native, m) {
             if (n < 0) throw nb::value_error("the number of threads must be at least 0");
             bound_threads(n);
         },
-        "n"_a, "Bound the threads of these kernels, beside OpenMP's own bound; 0: no bound of their own.");
-    m.def(
-        "use_one_thread", &use_one_thread, "only"_a,
-        "Whether kernels that this thread calls stay on it, as somebody else shares out the work; return what held.");
-    m.def(
-        "use_processors", &use_processors, "n"_a,
-        "Bound the threads of all calls together by the number of processors; 0: no bound.");
+        "n"_a, "Bound the threads of these kernels, in addition to OpenMP's own bound; 0: no bound of their own.");
+    m.def("use_one_thread", &use_one_thread, "only"_a,
+          "Whether kernels that this thread calls stay on it, as somebody else shares out the work; return what held.");
+    m.def("use_processors", &use_processors, "n"_a,
+          "Bound the threads of all calls together by the number of processors; 0: no bound.");
     m.def("num_threads", &bound_of_threads, "The bound that set_num_threads set; 0: none.");
 }

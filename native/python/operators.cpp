@@ -30,8 +30,10 @@ PyArray_Descr* descriptors[static_cast<int>(Dtype::other)];
 
 void find_dtypes() {
     std::fill(std::begin(dtypes_of_types), std::end(dtypes_of_types), Dtype::other);
-    constexpr std::pair<int, Dtype> kFloating[] = {
-        {NPY_FLOAT16, Dtype::float16}, {NPY_FLOAT32, Dtype::float32}, {NPY_FLOAT64, Dtype::float64}, {NPY_BOOL, Dtype::boolean}};
+    constexpr std::pair<int, Dtype> kFloating[] = {{NPY_FLOAT16, Dtype::float16},
+                                                   {NPY_FLOAT32, Dtype::float32},
+                                                   {NPY_FLOAT64, Dtype::float64},
+                                                   {NPY_BOOL, Dtype::boolean}};
     for (const auto& [type, dtype] : kFloating) dtypes_of_types[type] = dtype;
     constexpr Dtype kSigned[] = {Dtype::int8, Dtype::int16, Dtype::int32, Dtype::int64};
     constexpr Dtype kUnsigned[] = {Dtype::uint8, Dtype::uint16, Dtype::uint32, Dtype::uint64};
@@ -147,9 +149,7 @@ void read(PyObject* p, Value& v, Room& room) {
 
 class NumpyCall : public Call {
   public:
-    NumpyCall(const Operator& which, Value* parameters) : Call(which, parameters) {
-        streams = multiplies = true;
-    }
+    NumpyCall(const Operator& which, Value* parameters) : Call(which, parameters) { streams = multiplies = true; }
 
     // The result, or all of them as a tuple
     nb::object results() {
@@ -314,8 +314,7 @@ class ShapeCall : public Call {
 
 // Why an operator refuses arrays of which only shapes and dtypes are known
 nb::object refuse(const std::string& name, const nb::dict& described, const nb::dict& options) {
-    const auto arrays =
-        nb::cast<std::map<std::string, std::pair<std::string, std::vector<std::int64_t>>>>(described);
+    const auto arrays = nb::cast<std::map<std::string, std::pair<std::string, std::vector<std::int64_t>>>>(described);
     const Operator* op = find_operator(name);
     if (!op) throw nb::value_error(("there is no operator " + name).c_str());
     std::vector<Value> values = op->defaults;
@@ -364,7 +363,8 @@ void bind_operators(nb::module_& m) {
         m.attr((op->name + "_supports").c_str()) = function_of(function->refuses, *function);
         names.push_back(op->name);
     }
-    m.def("operators", [names] { return names; }, "The names of the operators, each a function and one of `_supports`.");
+    m.def(
+        "operators", [names] { return names; }, "The names of the operators, each a function and one of `_supports`.");
     m.def("refuse", &refuse, "operator"_a, "arrays"_a, "options"_a,
           "Why an operator refuses arrays, of which dtypes and shapes are given by parameter, and options; or None.");
 }

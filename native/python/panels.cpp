@@ -71,8 +71,7 @@ nb::object pack_panels(nb::handle weight, nb::handle scales, nb::handle biases, 
                        nb::handle group_size) {
     const Given arrays = given(weight, scales, biases, bits, group_size);
     if (!refuse_pack_panels(arrays).empty()) return nb::borrow(Py_NotImplemented);
-    const PlainWeights plain =
-        plain_weights(arrays.weight.as_array, arrays.scales.as_array, arrays.optional_biases());
+    const PlainWeights plain = plain_weights(arrays.weight.as_array, arrays.scales.as_array, arrays.optional_biases());
     nb::gil_scoped_release released;
     auto panels = std::make_unique<WeightPanels>(arrays.format(), plain);
     nb::gil_scoped_acquire held;
@@ -89,10 +88,10 @@ std::tuple<nb::object, nb::object, nb::object> unpack_panels(const WeightPanels&
     const PanelFormat& format = panels.format();
     nb::object weight = empty_matrix(format.outputs, format.inputs * format.bits / 8, Dtype::uint8);
     nb::object scales = empty_matrix(format.outputs, format.groups(), format.scale_dtype);
-    nb::object biases = format.has_biases ? empty_matrix(format.outputs, format.groups(), format.scale_dtype) : nb::none();
+    nb::object biases =
+        format.has_biases ? empty_matrix(format.outputs, format.groups(), format.scale_dtype) : nb::none();
     const Value w = read_value(weight), s = read_value(scales), b = read_value(biases);
-    const PlainWeights plain =
-        plain_weights(w.as_array, s.as_array, b.kind == Value::none ? nullptr : &b.as_array);
+    const PlainWeights plain = plain_weights(w.as_array, s.as_array, b.kind == Value::none ? nullptr : &b.as_array);
     {
         nb::gil_scoped_release released;
         panels.unpack(plain);
@@ -149,16 +148,19 @@ void bind_panels(nb::module_& m) {
           "bits"_a.none() = 4, "group_size"_a.none() = 32);
     m.def(
         "pack_panels_supports",
-        [](nb::handle weight, nb::handle scales, nb::handle biases, nb::handle bits, nb::handle group_size) -> nb::object {
+        [](nb::handle weight, nb::handle scales, nb::handle biases, nb::handle bits,
+           nb::handle group_size) -> nb::object {
             const Reason reason = refuse_pack_panels(given(weight, scales, biases, bits, group_size));
             return reason.empty() ? nb::none() : nb::object(nb::cast(reason));
         },
         "weight"_a, "scales"_a, "biases"_a = nb::none(), nb::kw_only(), "bits"_a.none() = 4,
         "group_size"_a.none() = 32);
-    m.def("panel_linear", [](nb::handle x, const WeightPanels& panels) { return multiply(x, panels, false); }, "x"_a,
-          "weight"_a);
-    m.def("panel_linear_supports", [](nb::handle x, const WeightPanels& panels) { return multiply(x, panels, true); },
-          "x"_a, "weight"_a);
+    m.def(
+        "panel_linear", [](nb::handle x, const WeightPanels& panels) { return multiply(x, panels, false); }, "x"_a,
+        "weight"_a);
+    m.def(
+        "panel_linear_supports", [](nb::handle x, const WeightPanels& panels) { return multiply(x, panels, true); },
+        "x"_a, "weight"_a);
 }
 
 }  // namespace tensorops

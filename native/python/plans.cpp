@@ -78,7 +78,7 @@ void run_by_rows(Plan& plan, std::size_t begin, std::int64_t rows, std::int64_t 
     plan.run_by_rows(begin, rows, block, threads, std::move(all));
 }
 
-// Where a part of a plan ends, which is at the last call if nobody says where
+// Where a part of a plan ends, the last call by default
 std::size_t end_of(const Plan& plan, std::size_t begin, std::optional<std::size_t> end) {
     const std::size_t found = end.value_or(plan.calls());
     if (begin > found || found > plan.calls()) throw nb::index_error("a plan has no such calls");
@@ -250,7 +250,8 @@ void bind_plans(nb::module_& m) {
         .def("add_call", &add_call, "operator"_a, "arguments"_a, "results"_a, "options"_a,
              "Add a call of an operator, with the numbers of arrays by parameter and of those of its results.")
         .def("run_by_rows", &run_by_rows, "begin"_a, "rows"_a, "block"_a, "threads"_a, "arrays"_a,
-             "Let at most that many threads take blocks of rows through some calls. Each array has the axis of its rows, "
+             "Let at most that many threads take blocks of rows through some calls. Each array has the axis of its "
+             "rows, "
              "the bytes from one to the next, or 0 if all rows need all of it, and the bytes for each thread if no "
              "other call sees it.")
         .def_prop_ro("threads", &Plan::threads, "The number of threads of a run.")

@@ -1,4 +1,4 @@
-// Conversions between float32 and half types: every half, and float32 at and beside the middles between halves.
+// Conversions between float32 and half types: every half, and float32 at and next to the middles between halves.
 #include "compiled_targets.h"
 #include "tests.h"
 #include "vector_functions.h"

@@ -59,7 +59,7 @@ class Memory {
         return data_;
     }
 
-    // Whether nothing was written beside the array that was placed last.
+    // Whether nothing was written next to the array that was placed last.
     bool rest_is_unused() const {
         const auto unused = [](char c) { return c == kUnused; };
         return std::all_of(begin_, data_, unused) && std::all_of(data_ + bytes_, begin_ + room_, unused);

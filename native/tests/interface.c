@@ -1,12 +1,11 @@
-/* A program in C: operators on tensors with strides, what is refused, and from several threads. Returns 0 if all that it
- * requires is true. */
+/* A program in C: operators on tensors with strides, what is refused, and from several threads. Returns 0 if all that
+ * it requires is true. */
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
 #include <tensorops/backends.h>
 
 static int failures = 0;
@@ -79,7 +78,8 @@ static void strides(void) {
 /* What is wrong is said, and no memory is touched. */
 static void refusals(void) {
     float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, y[8];
-    int64_t shape[] = {2, 4}, other[] = {4, 2}, columns[] = {1, 2}, huge[] = {INT64_MAX, INT64_MAX}, negative[] = {2, -4};
+    int64_t shape[] = {2, 4}, other[] = {4, 2}, columns[] = {1, 2}, huge[] = {INT64_MAX, INT64_MAX},
+            negative[] = {2, -4};
     DLTensor t = tensor(x, kDLFloat, 32, 2, shape, NULL), r = tensor(y, kDLFloat, 32, 2, shape, NULL), bad;
     const TensoropsTensor argument[] = {{"x", &t}}, result[] = {{"y", &r}};
     const TensoropsTensor with_bad[] = {{"x", &bad}}, to_bad[] = {{"y", &bad}}, nameless[] = {{NULL, &t}};
@@ -96,7 +96,8 @@ static void refusals(void) {
     require(call("silu", NULL, 1, result, 1, NULL, 0) != 0 && says("null pointer"), "arguments are needed");
     require(call("silu", argument, 0, result, 1, NULL, 0) != 0 && says("needs x"), "x is needed");
     require(call("silu", nameless, 1, result, 1, NULL, 0) != 0 && says("without a name"), "names are needed");
-    require(call("silu", argument, 1, result, 0, NULL, 0) != 0 && says("needs a tensor for the result y"), "y is needed");
+    require(call("silu", argument, 1, result, 0, NULL, 0) != 0 && says("needs a tensor for the result y"),
+            "y is needed");
     const TensoropsTensor twice[] = {{"y", &r}, {"y", &r}};
     require(call("silu", argument, 1, twice, 2, NULL, 0) != 0 && says("twice"), "a result is given once");
     const TensoropsTensor in_place[] = {{"y", &t}};
@@ -131,16 +132,20 @@ static void refusals(void) {
     bad = tensor(y, kDLFloat, 32, 2, shape, columns);
     require(call("silu", argument, 1, to_bad, 1, NULL, 0) != 0 && says("C-contiguous"), "layout of a result");
 
-    TensoropsOption options[] = {
-        {"alpha", TENSOROPS_NUMBER, {1}}, {"axis", TENSOROPS_TEXT, {0}}, {"axis", TENSOROPS_INTEGERS, {0}},
-        {"axis", (TensoropsKind)77, {0}}, {NULL, TENSOROPS_NUMBER, {0}}, {"axis", TENSOROPS_INTEGER, {0}},
-        {"dtype", TENSOROPS_TEXT, {0}}};
+    TensoropsOption options[] = {{"alpha", TENSOROPS_NUMBER, {1}},  {"axis", TENSOROPS_TEXT, {0}},
+                                 {"axis", TENSOROPS_INTEGERS, {0}}, {"axis", (TensoropsKind)77, {0}},
+                                 {NULL, TENSOROPS_NUMBER, {0}},     {"axis", TENSOROPS_INTEGER, {0}},
+                                 {"dtype", TENSOROPS_TEXT, {0}}};
     options[2].value.integers.items = NULL;
     options[2].value.integers.count = 3;
     options[5].value.integer = 5;
     options[6].value.text = "float128";
-    const char* what[] = {"no parameter alpha",     "without a text", "without its integers",
-                          "unknown kind",           "without a name", "axis is not the last of x",
+    const char* what[] = {"no parameter alpha",
+                          "without a text",
+                          "without its integers",
+                          "unknown kind",
+                          "without a name",
+                          "axis is not the last of x",
                           "dtype is neither the dtype of x"};
     for (int i = 0; i < 7; ++i)
         require(call("softmax", argument, 1, result, 1, options + i, 1) != 0 && says(what[i]), what[i]);
@@ -157,8 +162,9 @@ static void descriptions(void) {
     require(y.ndim == 3 && room[0] == 2 && room[1] == 5 && room[2] == 7, "their shape");
     require(y.dtype.code == kDLFloat && y.dtype.bits == 16, "their dtype");
     require(tensorops_operator_count() > 30 && tensorops_operator_at(0) && !tensorops_operator_at(1000), "operators");
-    require(strcmp(tensorops_signature("rms_norm"),
-                   "x, weight=None, eps=1e-06, *, axis=-1, weight_offset=0.0 -> y") == 0, "their signatures");
+    require(
+        strcmp(tensorops_signature("rms_norm"), "x, weight=None, eps=1e-06, *, axis=-1, weight_offset=0.0 -> y") == 0,
+        "their signatures");
     require(tensorops_signature("swish") == NULL && tensorops_signature(NULL) == NULL, "of known ones");
 }
 

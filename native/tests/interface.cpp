@@ -1,12 +1,11 @@
 // A program in C++: attention and quantized_linear compared with double, and a backend of its own. Returns 0 if all
 // that it requires is true.
-#include <tensorops/backends.hpp>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
 #include <string>
+#include <tensorops/backends.hpp>
 #include <vector>
 
 namespace {
@@ -51,7 +50,8 @@ struct Tensor : DLTensor {
         return reinterpret_cast<T*>(memory.data());
     }
 };
-constexpr DLDataType kFloat32{kDLFloat, 32, 1}, kBfloat16{kDLBfloat, 16, 1}, kUint8{kDLUInt, 8, 1}, kInt32{kDLInt, 32, 1};
+constexpr DLDataType kFloat32{kDLFloat, 32, 1}, kBfloat16{kDLBfloat, 16, 1}, kUint8{kDLUInt, 8, 1},
+    kInt32{kDLInt, 32, 1};
 
 double number(std::size_t i) { return std::sin(static_cast<double>(i * 37 % 101)); }
 
@@ -110,7 +110,8 @@ void quantized_linear(const Backend& backend) {
             for (int i = 0; i < kInputs; ++i) {
                 const int group = o * kGroups + i / 32;
                 const double w = weight.memory[static_cast<std::size_t>(o * kInputs + i)] *
-                                     static_cast<double>(scales.as<float>()[group]) + biases.as<float>()[group];
+                                     static_cast<double>(scales.as<float>()[group]) +
+                                 biases.as<float>()[group];
                 expected += w * x.as<float>()[r * kInputs + i];
                 size += std::fabs(w * x.as<float>()[r * kInputs + i]);
             }
@@ -167,7 +168,8 @@ void own_backend() {
     require(registry.get_default_backend().get_name() == "counting", "the latest is the default");
     require(backend.needs_gpu() && backend.get_display_name() == "counting", "its facts");
     require(!backend.supports_data_type(kFloat32) && backend.get_max_memory() == -1 &&
-                backend.get_max_shared_memory() == 0 && backend.get_compile_flags().empty(), "what it does not know");
+                backend.get_max_shared_memory() == 0 && backend.get_compile_flags().empty(),
+            "what it does not know");
     refuses("does not allocate", [&] { backend.allocate_memory(8); });
     Tensor x({1}, kFloat32), y({1}, kFloat32);
     backend.call("relu", {{"x", &x}}, {{"y", &y}});

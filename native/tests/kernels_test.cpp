@@ -37,7 +37,7 @@ void scale_by_largest(Expected& expected, std::int64_t length) {
     expected.scale.resize(expected.value.size(), std::fabs(largest));
 }
 
-// Parameters of a row: None, of the dtype of x, and float32 beside half types.
+// Parameters of a row: None, of the dtype of x, and float32 with half types.
 std::vector<std::vector<Input>> parameters(Test& t, int count) {
     std::vector<std::vector<Input>> choices{{}};
     for (Dtype dtype : {t.dtype, Dtype::float32}) {

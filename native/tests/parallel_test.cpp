@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "help.h"
+#include "helper_backoff.h"
 #include "lent_threads.h"
 #include "tests.h"
 
@@ -98,7 +98,7 @@ void threads_of_a_replay_fetch_meanwhile() {
 
 void help_pauses_after_a_loss() {
     constexpr std::int64_t ms = 1'000'000;
-    Help help;
+    HelperBackoff help;
     std::int64_t now = 1'000'000 * ms;
     const auto is_paused = [&] { return help.is_paused([&now] { return now; }); };
     const auto lose = [&](std::int64_t lost) { help.note_lost(lost, now); };

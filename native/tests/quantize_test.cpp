@@ -29,8 +29,8 @@ struct Group {
     std::vector<int> codes;
 };
 
-// A scale in the dtype of the array: the next larger number for half types, so that the integers reach every element, but
-// a smaller one where the largest element would be beyond the dtype.
+// A scale in the dtype of the array: the next larger number for half types, so that the integers reach every element,
+// but a smaller one where the largest element would be beyond the dtype.
 template <class C>
 C as_stored(C scale, C low, C steps, const Format& format) {
     const auto in_dtype = [&format](C x) { return static_cast<C>(rounded(format, Real{x})); };

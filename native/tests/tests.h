@@ -5,23 +5,23 @@
 
 namespace tensorops::tests {
 
-void attention(Test& t);                 // so many keys
-void conversion(Test& t);                // in rows of so many
-void cross_entropy(Test& t);             // so many classes
-void dequantize(Test& t);                // so many groups
-void grouped_linear(Test& t);            // so many inputs
-void grouped_quantized_linear(Test& t);  // so many groups
-void linear(Test& t);                    // so many inputs
-void linear_cross_entropy(Test& t);      // so many classes
-void panel_linear(Test& t);              // so many groups
-void quantize(Test& t);                  // so many groups
-void quantized_linear(Test& t);          // so many groups
-void rope(Test& t);                      // so many features
-void sample(Test& t);                    // so many candidates
-void top_k(Test& t);                     // so many candidates
-void weighted_sums(Test& t);             // so many features
-void widened_rows(Test& t);              // so many features
-void vector_math(Test& t);               // so many numbers
+void attention(Test& t);                 // a number of keys
+void conversion(Test& t);                // in rows of that many
+void cross_entropy(Test& t);             // a number of classes
+void dequantize(Test& t);                // a number of groups
+void grouped_linear(Test& t);            // a number of inputs
+void grouped_quantized_linear(Test& t);  // a number of groups
+void linear(Test& t);                    // a number of inputs
+void linear_cross_entropy(Test& t);      // a number of classes
+void panel_linear(Test& t);              // a number of groups
+void quantize(Test& t);                  // a number of groups
+void quantized_linear(Test& t);          // a number of groups
+void rope(Test& t);                      // a number of features
+void sample(Test& t);                    // a number of candidates
+void top_k(Test& t);                     // a number of candidates
+void weighted_sums(Test& t);             // a number of features
+void widened_rows(Test& t);              // a number of features
+void vector_math(Test& t);               // a number of numbers
 void vector_math_on_every_float(Test& t);
 
 // Whether work is distributed rightly, which no kernel is needed for.

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "tests.h"
 #include "handlers.h"
+#include "tests.h"
 
 namespace tensorops::xla {
 

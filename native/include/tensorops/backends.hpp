@@ -66,8 +66,8 @@ class Backend {
     void call(const char* name, std::initializer_list<TensoropsTensor> arguments,
               std::initializer_list<TensoropsTensor> results, std::initializer_list<Option> options = {}) const {
         const std::vector<TensoropsOption> all(options.begin(), options.end());
-        const TensoropsCall call{sizeof(TensoropsCall), name, arguments.begin(), arguments.size(), results.begin(),
-                                 results.size(),        all.data(), all.size()};
+        const TensoropsCall call{sizeof(TensoropsCall), name,           arguments.begin(), arguments.size(),
+                                 results.begin(),       results.size(), all.data(),        all.size()};
         if (tensorops_call(backend_, &call) != 0) throw Error(tensorops_error());
     }
 
@@ -86,7 +86,8 @@ class BackendRegistry {
     std::vector<std::string> get_available_backends() const {
         std::vector<std::string> names;
         for (std::size_t i = 0; i < tensorops_backend_count(); ++i)
-            if (const Backend backend(tensorops_backend_at(i)); backend.is_available()) names.push_back(backend.get_name());
+            if (const Backend backend(tensorops_backend_at(i)); backend.is_available())
+                names.push_back(backend.get_name());
         return names;
     }
     Backend get_backend(const std::string& name) const { return Backend(tensorops_backend(name.c_str())); }

@@ -33,7 +33,7 @@ class Arrays(Protocol):
     """A library's arrays in the memory of GPUs."""
 
     reading: tuple[Any, ...] | None
-    """How the compiled module reads these arrays, if it can: see ``native/cpu/bind_cuda_calls.cpp``."""
+    """How the compiled module reads these arrays, if it can: see ``native/python/cuda_calls.cpp``."""
 
     def sign(self, values: tuple[Any, ...], key: list[Any], places: list[Any]) -> Sequence[int]:
         """Append to a key what tells a call from others, and to a list its arrays' addresses, beside its generators.

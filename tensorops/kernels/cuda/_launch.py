@@ -2,7 +2,7 @@
 
 A call is found by the metadata of its arrays and the values of its options. What it launches is ready but for the
 addresses of its arrays. If there is a compiled module, it does this for most calls
-(``native/cpu/bind_cuda_calls.cpp``) and leaves all others to the functions here, so results and errors are the same.
+(``native/python/cuda_calls.cpp``) and leaves all others to the functions here, so results and errors are the same.
 Nothing waits for the GPU, and all memory is the library's own, so calls can be captured in graphs; only the first call
 of its kind compiles and loads its kernels.
 """

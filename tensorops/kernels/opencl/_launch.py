@@ -3,7 +3,7 @@
 Arrays are taken as those of `array_api_pyopencl`, which share memory and queue with PyOpenCL's own, and whose layout is
 one interned object. What runs a call is found among the plans of its device, by the layouts of the arrays and the
 values of the options. If there is a compiled module, it does this for most calls
-(``native/cpu/bind_opencl_calls.cpp``) and leaves all others to the functions here, so results and errors are the same.
+(``native/python/opencl_calls.cpp``) and leaves all others to the functions here, so results and errors are the same.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Torch tensors as NumPy arrays and back, where only this call needs to see the operation.
 
-The compiled module does this itself, if torch has DLPack's table of C functions (``native/cpu/bind_torch_calls.cpp``),
+The compiled module does this itself, if torch has DLPack's table of C functions (``native/python/torch_calls.cpp``),
 and leaves to the functions here whatever it does not know, so results and errors are the same.
 """
 

@@ -8,9 +8,9 @@
 namespace tensorops {
 
 // Times are nanoseconds, roughly. Threads may call the functions at any time: one decision holds for all of them.
-class Help {
+class HelperBackoff {
   public:
-    // After a call with help that took so much longer than without it; less than 0 if it was quicker.
+    // After a call with help that took `lost` longer than without it; less than 0 if it was quicker.
     void note_lost(std::int64_t lost, std::int64_t now) {
         if (lost < kUnnoticed) return;
         const std::int64_t last = pause_.load(std::memory_order_relaxed);
@@ -35,10 +35,10 @@ class Help {
   private:
     static constexpr std::int64_t kUnnoticed = 20'000, kLongestPause = 1'000'000'000;
     // The first pause as a multiple of the loss. If a loss follows within the length of the last pause, the next one is
-    // twice as long, up to another multiple: beside programs that never rest, a loss is one or two time slices of 4 ms,
-    // and soon comes about eight times in a second; a single loss costs a few calls their help. Hosts and interrupts
-    // also take time on machines that are otherwise idle, some tens of microseconds several times in a second and a
-    // time slice once. Pauses of a second after these let text come at two thirds of the speed for minutes.
+    // twice as long, up to another multiple: next to programs that never rest, a loss is one or two time slices of 4
+    // ms, and soon comes about eight times in a second; a single loss costs a few calls their help. Hosts and
+    // interrupts also take time on machines that are otherwise idle, some tens of microseconds several times in a
+    // second and a time slice once. With pauses of a second, decoding ran at two thirds of the speed for minutes.
     static constexpr std::int64_t kPauses = 4, kMostPauses = 32;
 
     std::atomic<bool> is_paused_{false};
