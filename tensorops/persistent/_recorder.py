@@ -1,15 +1,13 @@
-"""Records a step on NumPy arrays as a plan: calls of compiled operators, with one arena for the arrays in between.
+"""Records a step on NumPy arrays: calls of compiled operators, and the memory that they read and write.
 
 The step runs once, for real. An array is known by its memory: that of an argument, of a result of a recorded call, or,
-if neither, of a constant. When the step has ended, results whose lives do not overlap are given the same memory.
+if neither, of a constant.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-import time
-from collections import Counter
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from operator import index as as_index
@@ -25,104 +23,16 @@ from tensorops.kernels.cpu import _native, panels
 from tensorops.kernels.cpu.rows import rows_of
 from tensorops.libraries import library_of
 from tensorops.persistent import _row_blocks
-from tensorops.persistent._arena import arrange, padded
-from tensorops.persistent._captured import CapturedCall, CaptureError, Statistics, words_of
-from tensorops.persistent._comparison import agree
+from tensorops.persistent._calls import Call, Memory, Place, try_alone
+from tensorops.persistent._captured import CaptureError
+from tensorops.persistent._planned import Planned, make_plan
 from tensorops.persistent._recorded import Recorded
-from tensorops.persistent._results import NewResult, PartOfArgument
 
-_LINE = 64
-_LARGE = 1024 * 1024  # bytes of a result that is not copied
 _ARITHMETIC = ("float32", "float64", "int32", "int64")
 _NUMPY = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
-_FOREVER = 2**62
 _COMPILED = frozenset(_native.operators())
 _MOST_AXES = 8  # of an array with strides
 _MOST_PACKED = 64  # the rows of x up to which panels were measured to be faster
-
-
-@dataclass(eq=False)
-class _Memory:
-    """One block of memory that calls read or write."""
-
-    array: np.ndarray[Any, Any]  # contiguous
-    is_own: bool = False  # between calls: it goes to the arena
-    argument: int | None = None
-    owner: int = -1  # the argument that has it
-    first: int = 0  # the calls that write it first and read it last
-    last: int = 0
-    each_thread: int = 0  # if it is only used by rows of calls that are run by rows
-    reserved: int = 0  # by all threads then
-    offset: int = 0  # in the arena
-
-    @property
-    def nbytes(self) -> int:
-        return self.reserved or self.array.nbytes
-
-    @property
-    def address(self) -> int:
-        return int(self.array.__array_interface__["data"][0])
-
-
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """An array in a block of memory; if it is to have another shape than `value`, that is contiguous."""
-
-    memory: _Memory
-    value: np.ndarray[Any, Any]
-    shape: tuple[int, ...]
-
-    @property
-    def offset(self) -> int:
-        return int(self.value.__array_interface__["data"][0]) - self.memory.address
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        if not self.value.flags.c_contiguous:
-            return self.value.strides
-        size = self.value.itemsize
-        return tuple(size * math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
-
-
-@dataclass(frozen=True)
-class _Call:
-    operator: str  # as users know it
-    compiled: str
-    names: tuple[str, ...]  # the parameters that are arrays
-    arguments: tuple[_Place, ...]
-    results: tuple[_Place, ...]
-    options: tuple[tuple[str, Any], ...]
-    exchange: Callable[..., Any] | None = None  # in Python, instead of a compiled operator
-    by_rows: _row_blocks.Call = _row_blocks.WHOLE
-
-    @property
-    def alike(self) -> tuple[Any, ...]:
-        """Everything but the values: what calls have in common that their kernel computes in the same way."""
-        every = (*self.arguments, *self.results)
-        layouts = ((place.shape, place.strides, place.value.dtype) for place in every)
-        return self.compiled, self.names, self.options, *layouts
-
-    @property
-    def shown(self) -> CapturedCall:
-        every = (*self.arguments, *self.results)
-        shapes = tuple(f"{p.value.dtype.name}{list(p.shape)}" for p in every)
-        return CapturedCall(self.operator, self.compiled, shapes, sum(_moved(self, p) for p in every))
-
-    def add_to(self, plan: Any, read: Sequence[int], written: Sequence[int]) -> None:
-        """Add the call to a plan in which the arrays have these numbers."""
-        try:
-            plan.add_call(self.compiled, list(zip(self.names, read, strict=True)), list(written), dict(self.options))
-        except ValueError as error:
-            raise CaptureError(f"{self.operator}: {error}") from None
-
-
-def _moved(call: _Call, place: _Place) -> int:
-    """Return how many bytes a call touches of an array: for take and put, only the selected rows."""
-    if call.compiled == "take" and place is call.arguments[0]:
-        return int(call.results[0].value.nbytes)
-    if call.compiled == "put" and place is call.results[0]:
-        return int(call.arguments[0].value.nbytes)
-    return int(place.value.nbytes)
 
 
 @dataclass(eq=False)
@@ -145,8 +55,8 @@ class Recorder:
     written: frozenset[int]
     repacks: bool = False
     panels: MutableMapping[Any, Any] = field(default_factory=dict)
-    calls: list[_Call] = field(default_factory=list)
-    _blocks: list[_Memory] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    _blocks: list[Memory] = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _current: str = ""
     _tried: set[Any] = field(default_factory=set)
@@ -155,16 +65,16 @@ class Recorder:
 
     def argument(self, number: int, owner: int, array: np.ndarray[Any, Any]) -> Recorded:
         """Make an array known by its number among all of the arguments, and by the argument that it is in."""
-        self._know(_Memory(array, argument=number, owner=owner))
+        self._know(Memory(array, argument=number, owner=owner))
         return Recorded(array, self)
 
-    def _know(self, memory: _Memory) -> _Memory:
+    def _know(self, memory: Memory) -> Memory:
         at = bisect.bisect_left(self._starts, memory.address)
         self._starts.insert(at, memory.address)
         self._blocks.insert(at, memory)
         return memory
 
-    def _find(self, value: np.ndarray[Any, Any]) -> _Memory | None:
+    def _find(self, value: np.ndarray[Any, Any]) -> Memory | None:
         start = int(value.__array_interface__["data"][0])
         at = bisect.bisect_right(self._starts, start) - 1
         if at < 0:
@@ -181,19 +91,19 @@ class Recorder:
             value = np.array(value, order="C")
         if not value.nbytes:
             raise CaptureError(f"{self._current}: an empty array cannot be recorded")
-        self._know(_Memory(value, is_own=True, first=len(self.calls), last=len(self.calls)))
+        self._know(Memory(value, is_own=True, first=len(self.calls), last=len(self.calls)))
         return value
 
-    def place(self, x: Any, shape: tuple[int, ...] | None = None) -> _Place:
+    def place(self, x: Any, shape: tuple[int, ...] | None = None) -> Place:
         """Return where an array is, contiguous; a copy is recorded of one that is not."""
         if not isinstance(x, Recorded):
             return self._constant(np.asarray(_on_host(x)), shape)
         value = x.value if x.value.flags.c_contiguous else self._contiguous(x).value
         memory = self._find(value)
         assert memory is not None  # what is recorded has known memory
-        return _Place(memory, value, value.shape if shape is None else shape)
+        return Place(memory, value, value.shape if shape is None else shape)
 
-    def _constant(self, value: np.ndarray[Any, Any], shape: tuple[int, ...] | None) -> _Place:
+    def _constant(self, value: np.ndarray[Any, Any], shape: tuple[int, ...] | None) -> Place:
         memory = self._find(value)
         if memory is not None and (memory.is_own or memory.argument is not None):
             raise CaptureError(
@@ -202,12 +112,12 @@ class Recorder:
             )
         if memory is None or not value.flags.c_contiguous:
             value = np.ascontiguousarray(value).reshape(value.shape)
-            memory = self._know(_Memory(value)) if self._find(value) is None else self._find(value)
+            memory = self._know(Memory(value)) if self._find(value) is None else self._find(value)
         assert memory is not None
         if value.nbytes > memory.array.nbytes:  # a larger view of memory that is known by a smaller one
             at = self._blocks.index(memory)
-            self._blocks[at] = memory = _Memory(value)
-        return _Place(memory, value, value.shape if shape is None else shape)
+            self._blocks[at] = memory = Memory(value)
+        return Place(memory, value, value.shape if shape is None else shape)
 
     def _contiguous(self, x: Recorded) -> Recorded:
         made = self._new(x.shape, x.dtype)
@@ -223,18 +133,18 @@ class Recorder:
         axes = _elementwise(source.shape, target.shape)
         self._add(self._current or "copy", "copy", {"x": places[0]}, places[1:], row_axes=axes)
 
-    def _strided(self, value: np.ndarray[Any, Any]) -> _Place:
+    def _strided(self, value: np.ndarray[Any, Any]) -> Place:
         memory = self._find(value)
         if memory is None:
             return self._constant(value, None)
-        return _Place(memory, value, value.shape)
+        return Place(memory, value, value.shape)
 
     def _add(
         self,
         operator: str,
         compiled: str,
-        arguments: dict[str, _Place],
-        results: Sequence[_Place],
+        arguments: dict[str, Place],
+        results: Sequence[Place],
         options: dict[str, Any] | None = None,
         exchange: Callable[..., Any] | None = None,
         row_axes: tuple[int | None, ...] = (),
@@ -246,9 +156,9 @@ class Recorder:
             self._require_writable(operator, place.memory)
         by_rows = _by_rows(places, results, row_axes)
         given = tuple((options or {}).items())
-        self.calls.append(_Call(operator, compiled, tuple(arguments), places, tuple(results), given, exchange, by_rows))
+        self.calls.append(Call(operator, compiled, tuple(arguments), places, tuple(results), given, exchange, by_rows))
 
-    def _require_writable(self, operator: str, memory: _Memory | None) -> None:
+    def _require_writable(self, operator: str, memory: Memory | None) -> None:
         assert memory is not None  # what is recorded has known memory
         if memory.argument is not None and memory.owner not in self.written:
             raise CaptureError(f"{operator}: the step writes to argument {memory.owner}, which is not in `donate`")
@@ -453,7 +363,7 @@ class Recorder:
         self._current = name
         self._add(name, name, places, results, options, row_axes=axes)
         if (alike := self.calls[-1].alike) not in self._tried:
-            _try(self.calls[-1])
+            try_alone(self.calls[-1])
             self._tried.add(alike)
         left = iter(made)
         recorded = tuple(None if y is None else Recorded(next(left), self) for y in several)
@@ -480,7 +390,7 @@ class Recorder:
         facts = ("bits", "group_size", "biased", "scale_dtype")
         options = {"outputs": packed.shape[0], **{name: getattr(packed, name) for name in facts}}
         self._add("quantized_linear", "panel_linear", places, [self.place(Recorded(made, self))], options)
-        _try(self.calls[-1])
+        try_alone(self.calls[-1])
         return Recorded(made, self)
 
     def _run_with(self, operator: Operator[..., Any]) -> Callable[..., Any]:
@@ -492,7 +402,7 @@ class Recorder:
 
         return run
 
-    # ------------------------------------------------------------------------ plan
+    # --------------------------------------------------------------------- results
 
     def results_of_calls(self) -> tuple[list[tuple[int, str, bool]], list[np.ndarray[Any, Any]], list[Recorded]]:
         """Return facts about each call, a copy of its result, and its result.
@@ -513,144 +423,7 @@ class Recorder:
 
     def plan(self, kept: Sequence[Recorded], threads: int) -> Planned:
         """Make a plan of the calls; `kept` are the results of the step, in memory that stays."""
-        started = time.perf_counter()
-        outputs = [self.place(x) for x in kept]
-        for place in outputs:
-            place.memory.last = _FOREVER
-        used = {id(p.memory) for c in self.calls for p in (*c.arguments, *c.results)} | {id(p.memory) for p in outputs}
-        exchanged = {id(p.memory) for c in self.calls if c.exchange for p in (*c.arguments, *c.results)}
-        made = _made_anew([place for place in outputs if id(place.memory) not in exchanged])
-        own = [m for m in self._blocks if m.is_own and id(m) in used and id(m) not in made]
-        separate = sum(padded(memory, _LINE) for memory in own)
-        plan = _native.Plan(threads)
-        groups = tuple(_row_blocks.find_groups([call.by_rows for call in self.calls], plan.threads))
-        size = arrange(own, _LINE)
-        arena = np.empty(size + _LINE, np.uint8)
-        arena = arena[-arena.__array_interface__["data"][0] % _LINE :][:size]
-        numbers: dict[Any, int] = {}
-        arguments: dict[int, list[tuple[int, int]]] = {}
-        constants = []
-
-        def number(place: _Place) -> int:
-            memory = place.memory
-            key = (id(memory), place.offset, place.shape, place.strides, place.value.dtype)
-            if key not in numbers:
-                numbers[key] = given = plan.add_array(place.value, list(place.shape))
-                if id(memory) in made:
-                    made[id(memory)].arrays.append((given, place.offset))
-                elif memory.is_own:
-                    plan.move_array(given, arena, memory.offset + place.offset)
-                elif memory.argument is not None:
-                    arguments.setdefault(memory.argument, []).append((given, place.offset))
-                else:
-                    constants.append(memory.array)
-            return numbers[key]
-
-        native: list[int] = []
-        exchanges: list[Exchange] = []
-        for index, call in enumerate(self.calls):
-            if call.exchange is not None:
-                sent, received = (_in_arena(arena, place) for place in (*call.arguments, *call.results))
-                exchanges.append(Exchange(len(native), index, call.exchange, sent, received))
-                continue
-            native.append(index)
-            read, written = ([number(place) for place in places] for places in (call.arguments, call.results))
-            call.add_to(plan, read, written)
-        for group in groups:
-            plan.run_by_rows(native.index(group.begin), group.rows, group.block, group.threads, group.arrays)
-        views: list[Any] = []
-        for place in outputs:
-            memory, value = place.memory, place.value
-            if id(memory) in made:
-                views.append(made[id(memory)])
-            elif memory.is_own:
-                views.append(_in_arena(arena, place))
-            elif memory.argument is None:
-                views.append(value)
-            else:
-                views.append(PartOfArgument(memory.argument, place.offset, value.shape, value.dtype))
-        shown = tuple(call.shown for call in self.calls)
-        seconds = time.perf_counter() - started
-        statistics = Statistics(seconds, len(native), sum(c.bytes for c in shown), size, separate)
-        return Planned(plan, arena, arguments, constants, views, shown, statistics, native, exchanges, groups)
-
-
-def _in_arena(arena: np.ndarray[Any, Any], place: _Place) -> np.ndarray[Any, Any]:
-    start, value = place.memory.offset + place.offset, place.value
-    found: np.ndarray[Any, Any] = arena[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
-    return found
-
-
-def _made_anew(outputs: Sequence[_Place]) -> dict[int, NewResult]:
-    """Return the large results, by the memory that each has for itself: each run puts them where they stay."""
-    found: dict[int, NewResult] = {}
-    alone = Counter(id(place.memory) for place in outputs)
-    for place in outputs:
-        memory, value = place.memory, place.value
-        if memory.is_own and alone[id(memory)] == 1 and value.nbytes == memory.nbytes >= _LARGE:
-            found[id(memory)] = NewResult(np.broadcast_to(np.zeros((), value.dtype), value.shape), [])
-    return found
-
-
-@dataclass(frozen=True, eq=False)
-class Exchange:
-    """What ranks do together between two calls of a plan."""
-
-    before: int  # which of the plan's calls
-    index: int  # among all calls, with exchanges
-    function: Callable[..., Any]
-    given: np.ndarray[Any, Any]
-    made: np.ndarray[Any, Any]
-
-
-@dataclass(eq=False)
-class Planned:
-    """A plan, with everything that it reads and writes.
-
-    Parameters
-    ----------
-    plan
-        The compiled object.
-    arena, constants
-        Memory that it keeps.
-    arguments
-        Which arrays of the plan are in an argument, and at which offset.
-    results
-        Views of the arena, constants, parts of arguments, or what is made anew.
-    native
-        The places of the plan's calls among all calls.
-    exchanges
-        What happens between them in Python.
-    groups
-        Which of all calls are run by rows.
-    """
-
-    plan: Any
-    arena: np.ndarray[Any, Any]
-    arguments: dict[int, list[tuple[int, int]]]
-    constants: list[np.ndarray[Any, Any]]
-    results: list[Any]
-    calls: tuple[CapturedCall, ...]
-    statistics: Statistics
-    native: list[int]
-    exchanges: list[Exchange]
-    groups: tuple[_row_blocks.Group, ...]
-
-
-def _try(call: _Call) -> None:
-    """Run a call by itself, and compare its results with the operator's."""
-    plan = _native.Plan(1)
-    read = [plan.add_array(place.value, list(place.shape)) for place in call.arguments]
-    scratch = [np.empty_like(place.value) for place in call.results]
-    written = [plan.add_array(y, list(p.shape)) for y, p in zip(scratch, call.results, strict=True)]
-    call.add_to(plan, read, written)
-    try:
-        plan.run()
-    except ValueError as error:
-        raise CaptureError(f"{call.operator}: {words_of(error)}") from None
-    for y, place in zip(scratch, call.results, strict=True):
-        if not agree(y, place.value):
-            raise CaptureError(f"{call.operator}: its kernel does not take these options")
+        return make_plan(self.calls, self._blocks, [self.place(x) for x in kept], threads)
 
 
 def _on_host(x: Any) -> Any:
@@ -664,7 +437,7 @@ def _elementwise(*shapes: tuple[int, ...]) -> tuple[int | None, ...]:
     return () if axis is None else tuple(axis if shape == shapes[-1] else None for shape in shapes)
 
 
-def _by_rows(arguments: Sequence[_Place], results: Sequence[_Place], axes: tuple[int | None, ...]) -> _row_blocks.Call:
+def _by_rows(arguments: Sequence[Place], results: Sequence[Place], axes: tuple[int | None, ...]) -> _row_blocks.Call:
     """Return how a call goes through rows, of which `axes` are those of the arrays."""
     uses = []
     places = [*((place, False) for place in arguments), *((place, True) for place in results)]

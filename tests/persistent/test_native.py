@@ -22,7 +22,7 @@ NATIVE = support.require_native()
 
 from tensorops.persistent import CaptureError, PersistentKernel  # noqa: E402
 from tensorops.persistent._arena import arrange  # noqa: E402
-from tensorops.persistent._recorder import _Memory  # noqa: E402
+from tensorops.persistent._calls import Memory  # noqa: E402
 from tensorops.persistent.engines.numpy import SMALL  # noqa: E402
 
 
@@ -320,7 +320,7 @@ def test_results_whose_lives_overlap_share_no_memory(seed):
 
 
 def test_memory_is_given_to_lives_that_do_not_overlap():
-    blocks = [_Memory(np.empty(n, np.uint8), first=first, last=last) for n, first, last in
+    blocks = [Memory(np.empty(n, np.uint8), first=first, last=last) for n, first, last in
               [(100, 0, 3), (200, 1, 1), (64, 2, 5), (200, 4, 6), (10, 6, 9)]]  # fmt: skip
     size = arrange(blocks, 64)
     assert size < sum(-(-b.array.nbytes // 64) * 64 for b in blocks)
