@@ -144,6 +144,6 @@ class Kernel:
             return ""
         return f"deviates in {_dtypes.dtype_name(x)}: {self.deviation.reason}"
 
-    def unasked(self, x: Any) -> str:
+    def opt_in_reason(self, x: Any) -> str:
         """Return why this kernel runs only where its provider is named, for a first array `x`, or an empty string."""
         return self.deviates(x) or (self.outpaced(x) or "" if self.outpaced is not None else "")

@@ -583,7 +583,7 @@ class Operator(Generic[P, R]):
         kernel = self._kernels.get(provider)
         if kernel is None:
             return "has no kernel for this operator"
-        if not _are_named(settings) and (reason := kernel.unasked(call.first)):
+        if not _are_named(settings) and (reason := kernel.opt_in_reason(call.first)):
             return f"{reason}; it runs where it is named: providers=[{provider!r}]"
         try:
             arguments = call.arguments if kernel.wrappers else call.bare

@@ -121,7 +121,7 @@ def as_number(operator: str, name: str, value: Any) -> float:
     return number
 
 
-def as_number_of_at_least_0(operator: str, name: str, value: Any) -> float:
+def as_nonnegative_number(operator: str, name: str, value: Any) -> float:
     """Return an option as a `float`; raise `ValueError` unless it is finite and at least 0."""
     number = as_number(operator, name, value)
     if number < 0.0:

@@ -11,7 +11,7 @@ from tensorops._typing import Array, ArrayInput, ArrayOfKind, KindT, Namespace
 from tensorops._validation import (
     as_bool,
     as_integer,
-    as_number_of_at_least_0,
+    as_nonnegative_number,
     as_positive_number,
     plural,
     require_floating,
@@ -86,7 +86,7 @@ def _check_multi_head_attention(
     k = _Planned((batch, kv_heads, past + keys, q_dim), query.dtype)
     v = _Planned((batch, kv_heads, past + keys, value_dim), query.dtype)
     canonical |= scaled_dot_product_attention.check_for(name, q=q, k=k, v=v, lengths=lengths, **options)
-    norm_eps = as_number_of_at_least_0(name, "norm_eps", norm_eps)
+    norm_eps = as_nonnegative_number(name, "norm_eps", norm_eps)
     return {**canonical, "num_heads": heads, "kv_num_heads": kv_heads, "norm_eps": norm_eps}
 
 

@@ -142,7 +142,7 @@ def _apply(xp: Namespace, x: Array, steps: Iterable[Operation]) -> Array:
             x = xp.squeeze(x, axis=argument)
         elif name == "sum":
             x = xp.sum(x, axis=argument, dtype=x.dtype)
-        else:  # every so manyeth element: of a matrix in one row, the diagonal
+        else:  # every n-th element: of a matrix in one row, the diagonal
             x = x[..., ::argument]
     return x
 

@@ -25,7 +25,7 @@ from tensorops._typing import Array, ArrayInput, ArrayOfKind, KindT, Namespace
 from tensorops._validation import (
     as_choice,
     as_integer,
-    as_number_of_at_least_0,
+    as_nonnegative_number,
     as_share,
     require_floating,
     require_indices,
@@ -47,7 +47,7 @@ def _check_options(
         "reduction": as_choice(name, "reduction", reduction, ("mean", "sum", "none")),
         "ignore_index": as_integer(name, "ignore_index", ignore_index),
         "label_smoothing": as_share(name, "label_smoothing", label_smoothing),
-        "z_loss": as_number_of_at_least_0(name, "z_loss", z_loss),
+        "z_loss": as_nonnegative_number(name, "z_loss", z_loss),
     }
     if is_floating(targets) and options["ignore_index"] >= 0:
         raise ValueError(

@@ -11,8 +11,8 @@ from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
 from tensorops._validation import (
     as_axes,
     as_integer,
+    as_nonnegative_number,
     as_number,
-    as_number_of_at_least_0,
     normalize_axes,
     normalize_axis,
     plural,
@@ -31,7 +31,7 @@ def _check_rms_norm(
 ) -> dict[str, Any]:
     require_floating(name, x=x, weight=weight)
     require_ndim(name, "x", x, 1)
-    eps = as_number_of_at_least_0(name, "eps", eps)
+    eps = as_nonnegative_number(name, "eps", eps)
     weight_offset = as_number(name, "weight_offset", weight_offset)
     index = normalize_axis(name, axis, x.ndim)
     if weight is not None:
@@ -57,7 +57,7 @@ def _check_layer_norm(
 ) -> dict[str, Any]:
     require_floating(name, x=x, weight=weight, bias=bias)
     require_ndim(name, "x", x, 1)
-    eps = as_number_of_at_least_0(name, "eps", eps)
+    eps = as_nonnegative_number(name, "eps", eps)
     axes = normalize_axes(name, axis, x.ndim)
     normalized = tuple(x.shape[a] for a in axes)
     for label, parameter in (("weight", weight), ("bias", bias)):
@@ -89,7 +89,7 @@ def _check_instance_norm(
 ) -> dict[str, Any]:
     require_floating(name, x=x, weight=weight, bias=bias)
     require_ndim(name, "x", x, 2)
-    eps = as_number_of_at_least_0(name, "eps", eps)
+    eps = as_nonnegative_number(name, "eps", eps)
     index = normalize_axis(name, channel_axis, x.ndim, "channel_axis")
     if index == 0:
         raise ValueError(f"{name}: channel_axis is {shown(channel_axis)}, the batch axis of x")
@@ -105,7 +105,7 @@ def _check_instance_norm(
 def _check_l2_norm(name: str, x: Array, eps: float, axis: int | tuple[int, ...]) -> dict[str, Any]:
     require_floating(name, x=x)
     require_ndim(name, "x", x, 1)
-    return {"eps": as_number_of_at_least_0(name, "eps", eps), "axis": normalize_axes(name, axis, x.ndim)}
+    return {"eps": as_nonnegative_number(name, "eps", eps), "axis": normalize_axes(name, axis, x.ndim)}
 
 
 def _rms_norm_rows(x: Array, weight: Array | None, axis: int, **_: Any) -> RowAxes:

@@ -10,7 +10,7 @@ from tensorops._operator import operator
 from tensorops._typing import Array, ArrayInput, Namespace
 from tensorops._validation import (
     as_integer,
-    as_number_of_at_least_0,
+    as_nonnegative_number,
     as_share,
     require_floating,
     require_ndim,
@@ -36,7 +36,7 @@ def _check_sample(
 ) -> dict[str, Any]:
     require_floating(name, logits=logits)
     require_ndim(name, "logits", logits, 1)
-    temperature = as_number_of_at_least_0(name, "temperature", temperature)
+    temperature = as_nonnegative_number(name, "temperature", temperature)
     if top_k is not None:
         top_k = as_integer(name, "top_k", top_k)
         if top_k < 1:

@@ -69,7 +69,7 @@ class Ranks:
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
-        """Let no rank go on if one fails here: it would wait for that one for ever."""
+        """Raise on all ranks if one fails here, to avoid a deadlock."""
         yield
 
     def first_that_differs(self, value: Any) -> int | None:

@@ -171,7 +171,7 @@ assert _native.memory_stats()["in_use"] == before
 
 
 def test_results_that_no_memory_holds_are_an_error_at_once():
-    """In a process of its own, with a limit of time: what loops for ever would keep the interpreter."""
+    """In a process of its own, with a limit of time: an endless loop would keep the interpreter."""
     result = support.python(ALL_TOO_LARGE, PYTHONPATH=support.before_python_path(HERE, HERE.parents[1]))
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
 
