@@ -40,7 +40,7 @@ def _names(kind: str, valid: Any) -> Any:
     return lambda context, parameter, values: tuple(dict.fromkeys(bench.known(kind, name, valid) for name in values))
 
 
-# --- beside peers ------------------------------------------------------------------------------------
+# --- compared with peers ------------------------------------------------------------------------------------
 
 
 def _tasks(
@@ -63,7 +63,7 @@ def _tasks(
 @bench.dtype_option
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=SECONDS, show_default=True)
 @click.option("--section", "sections", multiple=True, type=click.Choice(SECTIONS), help="May be repeated.")
-@click.option("--model", "file", type=GGUF, help="A GGUF file to run beside llama.cpp.")
+@click.option("--model", "file", type=GGUF, help="A GGUF file to run compared with llama.cpp.")
 @bench.json_options
 def peers(
     operators: tuple[str, ...],
@@ -75,7 +75,7 @@ def peers(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Time the compiled kernels beside a copy of the same bytes and other libraries: a few minutes.
+    """Time the compiled kernels compared with a copy of the same bytes and other libraries: a few minutes.
 
     OPERATORS are those of rows of features, by default all, and attention; gelu_tanh is gelu in its other form.
     """
@@ -115,7 +115,7 @@ def busy(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Time the compiled kernels beside other programs and under other loads: about three minutes.
+    """Time the compiled kernels compared with other programs and under other loads: about three minutes.
 
     They compute with all threads, with passive waits, and with one. OPERATORS may include decode, one token of a model.
     """

@@ -1,4 +1,4 @@
-"""Operators of experts; and mixture of experts beside the products of its experts' rows, one after another."""
+"""Operators of experts; and mixture of experts compared with the products of its experts' rows, one after another."""
 
 import numpy as np
 

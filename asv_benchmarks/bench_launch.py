@@ -1,4 +1,4 @@
-"""What a call of a GPU kernel costs in Python beside the launch itself: `rms_norm` on 64 elements.
+"""What a call of a GPU kernel costs in Python besides the launch itself: `rms_norm` on 64 elements.
 
     python -m asv_benchmarks.bench_launch [SECONDS] [--python]
 
@@ -204,7 +204,7 @@ TASKS = {"PyOpenCL": opencl, "torch, no GPU": cuda_torch, "like CuPy, no GPU": c
 
 
 class Launch:
-    """The operator, beside the bare launch."""
+    """The operator, compared with the bare launch."""
 
     params = (
         [

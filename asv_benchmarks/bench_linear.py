@@ -35,7 +35,7 @@ class GatedLinearUnit(Benchmark):
 
 
 class GatedLinearUnitSteps(Benchmark):
-    """The operator on NumPy arrays, beside its steps and beside those with both matrices as one."""
+    """The operator on NumPy arrays, compared with its steps and compared with those with both matrices as one."""
 
     params = ([1, 32, 512], ["float32", "bfloat16"], ["gated_linear_unit", "steps", "joint matrix"])
     param_names = ("rows", "dtype", "what")

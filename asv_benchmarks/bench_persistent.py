@@ -1,9 +1,9 @@
-"""A decoding step as a `PersistentKernel` beside the same step from Python, and what a replay costs by itself.
+"""A decoding step as a `PersistentKernel` compared with the same step from Python, and what a replay costs by itself.
 
     python -m asv_benchmarks.bench_persistent [MODEL.gguf]
 
 prints the same as medians, as `tensorops bench --decode` measures it: each way in processes of its own, which read a
-long vector between their steps for the bound. Then come many sequences in one step beside one after another.
+long vector between their steps for the bound. Then come many sequences in one step compared with one after another.
 Without a file, it is that of ``$TENSOROPS_MODEL``, or the one that `tensorops generate` has downloaded.
 """
 
@@ -64,7 +64,7 @@ def rows_of_calls() -> dict[str, Callable[[], object]]:
 
 
 class Rows(Prepared):
-    """Calls that a plan runs by rows, beside the same calls from Python."""
+    """Calls that a plan runs by rows, compared with the same calls from Python."""
 
     params = (["persistent", "from Python"],)
     param_names = ("way",)

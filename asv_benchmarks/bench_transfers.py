@@ -1,4 +1,4 @@
-"""Conversion of arrays between libraries, which share memory where they can; NumPy's copy of it beside that."""
+"""Conversion of arrays between libraries, which share memory where they can; NumPy's copy of it next to that."""
 
 import itertools
 

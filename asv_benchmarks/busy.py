@@ -79,8 +79,8 @@ class Scenario:
 
 SCENARIOS: dict[str, Scenario] = {
     "idle": Scenario("on an idle machine"),
-    "spinner": Scenario("beside one spinning process", spinners=1),
-    "spinners": Scenario("beside one spinning process per processor", spinners=None),
+    "spinner": Scenario("next to one spinning process", spinners=1),
+    "spinners": Scenario("next to one spinning process per processor", spinners=None),
     "torch": Scenario("in turns with torch", after_torch=True),
     "python-threads": Scenario(f"{PYTHON_THREADS} Python threads at once", python_threads=PYTHON_THREADS),
     "quota": Scenario(f"with {QUOTA} processors by a control group", quota=QUOTA),

@@ -1,4 +1,4 @@
-"""What copies take on an OpenCL device that is a processor, beside operators that do little but move 32 MiB.
+"""What copies take on an OpenCL device that is a processor, compared with operators that do little but move 32 MiB.
 
     python -m asv_benchmarks.opencl_copies [SECONDS]
 

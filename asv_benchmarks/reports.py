@@ -30,7 +30,7 @@ METHOD_UNDER_LOADS = (
 )
 
 
-# --- beside peers ------------------------------------------------------------------------------------
+# --- compared with peers ------------------------------------------------------------------------------------
 
 
 def beside_peers(found: Sequence[Line | ModelLine], backend: Backend, dtype: str, seconds: float) -> Report:

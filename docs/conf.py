@@ -87,7 +87,7 @@ html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "navbar_align": "left",
-    # No headings beside wide tables, nor where there are none.
+    # No headings next to wide tables, nor where there are none.
     "secondary_sidebar_items": {
         "**": ["page-toc"],
         "index": [],
@@ -101,4 +101,4 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"index": [], "search": [], "genindex": []}  # nothing is beside them: the page takes the room
+html_sidebars = {"index": [], "search": [], "genindex": []}  # nothing is next to them: the page takes the room

@@ -22,7 +22,7 @@ def tune(operator: str | Operator[..., Any], provider: str, /, **values: int) ->
 
     Results stay right, whatever the values are; only time and memory change. What a value gains depends on the machine
     and on the shapes: measure it. `explain` tells what a kernel chooses. Values hold where the kernel runs, without
-    choosing it, and beside those of outer blocks; in the thread or asyncio task, as with `set_backend`. The block keeps
+    choosing it, in addition to outer blocks'; in the thread or asyncio task, as with `set_backend`. The block keeps
     the default backend that it began under.
 
     Parameters

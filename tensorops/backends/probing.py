@@ -46,7 +46,7 @@ _PLUGIN = (
     "from tensorops.backends.probing import load_plugin; load_plugin(*sys.argv[2:])"
 )
 REQUIREMENTS = ("array_api_compat", "ml_dtypes", "opt_einsum")
-"""Packages that tensorops cannot compute without, beside NumPy; a source tree without an installation may lack them."""
+"""Packages that tensorops needs, besides NumPy; a source tree without an installation may lack them."""
 
 _UNKNOWN = 3  # the child's exit status for a backend that only this process has registered
 _NO_ANSWER = 2**31  # not a valid exit status

@@ -1,4 +1,4 @@
-"""The sizes of benchmarks; each operator's workload is in `tensorops.testing`, beside its cases."""
+"""The sizes of benchmarks; each operator's workload is in `tensorops.testing`, next to its cases."""
 
 from tensorops.testing.workloads import WORKLOADS, Workload, workload
 

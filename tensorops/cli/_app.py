@@ -13,7 +13,7 @@ from tensorops.cli import INTERRUPTED
 
 COMMANDS = {
     "backends": "List the backends, each probed by a tiny computation, and the providers of kernels.",
-    "bench": "Time OPERATORS, by default all, on every backend that computes here, beside NumPy's generic bodies.",
+    "bench": "Time OPERATORS, by default all, on every available backend, compared with NumPy's generic bodies.",
     "config": "Show the configuration, or change its file and show the result.",
     "demo": "Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected.",
     "doctor": "Examine the installation, the configuration and every backend; say how to fix what is missing.",

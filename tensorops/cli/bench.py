@@ -101,7 +101,7 @@ def require_folder(output: Path | None) -> None:
     "--decode",
     is_flag=True,
     help="Time a language model's step from a token to the next on every backend, as a persistent kernel and from "
-    "Python, beside the time that reading the weights takes, instead.",
+    "Python, compared with the time that reading the weights takes, instead.",
 )
 @click.option("--backend", "named", multiple=True, callback=backend_names, metavar="NAME", help="May be repeated.")
 @click.option("--bodies", is_flag=True, help="Time the generic bodies on each backend, too.")
@@ -137,7 +137,7 @@ def bench(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Time OPERATORS, by default all, on every backend that computes here, beside NumPy's generic bodies.
+    """Time OPERATORS, by default all, on every available backend, compared with NumPy's generic bodies.
 
     With --decode, time a model's step from a token to the next on every backend. It takes no OPERATORS.
 

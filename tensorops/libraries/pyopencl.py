@@ -130,7 +130,7 @@ def _show_intels_driver() -> None:
     """Let OpenCL's loader find that driver; the package names it by a path of the machine that it was built on.
 
     When a program first asks for OpenCL's platforms, the loader reads a folder with a file for each driver. PyOpenCL's
-    always finds PoCL beside itself. A program that names its drivers keeps these.
+    always finds PoCL next to itself. A program that names its drivers keeps these.
     """
     if sys.platform != "linux" or os.environ.get(_DRIVERS) or not (driver := intels_driver()):
         return

@@ -36,7 +36,7 @@ from tensorops.libraries import constant, creation_device, over_blocks, take_alo
 from tensorops.ops._sums import mean_along, sum_along
 
 # Losses are computed and summed in this unit, a power of two: neither a difference of logits nor a sum of losses
-# overflows. Values that underflow are negligible beside the logarithm of the sum.
+# overflows. Values that underflow are negligible compared with the logarithm of the sum.
 UNIT = 2.0**-64
 
 
@@ -345,7 +345,7 @@ def linear_cross_entropy(
     Notes
     -----
     The logits of a block of rows take 64 MiB, or the memory of `x` in float32 if that is more. A call holds at most two
-    such blocks, and so does its derivative with respect to `x`, `weight` and `bias`, beside these; the page on the
+    such blocks, and so does its derivative with respect to `x`, `weight` and `bias`, besides these; the page on the
     architecture names exceptions. The kernel on NumPy arrays holds none. Where no kernel runs, weights of half types
     are converted to float32 once.
 

@@ -111,7 +111,7 @@ class Recorded:
         """Return the axis that an array of indices is for; all other axes must be whole."""
         every = _full(key)
         if any(each != slice(None) for i, each in enumerate(every) if i != place and each is not Ellipsis):
-            raise CaptureError("an array of indices can be recorded only beside whole axes: x[:, indices, :]")
+            raise CaptureError("an array of indices can be recorded only with whole axes: x[:, indices, :]")
         if Ellipsis in every[:place]:
             return self.ndim - len(every) + place
         return place

@@ -23,7 +23,7 @@ EXTREME = frozenset({"extreme"})
 OVERFLOW = frozenset({"extreme", "overflow"})
 SPECIAL = frozenset({"special"})
 EMPTY = frozenset({"empty"})
-# Rows with special values beside rows that they must not affect.
+# Rows with special values next to rows that they must not affect.
 SPECIAL_ROWS = np.array(
     [
         [1.0, -2.0, 0.5, 3.0],
@@ -87,7 +87,7 @@ def float64(x: ArrayLike) -> Float64:
 
 
 def single(x: ArrayLike) -> NDArray[np.float32]:
-    """Return a float32 array, which a case does not cast: parameters beside an x of any dtype."""
+    """Return a float32 array, which a case does not cast: parameters with an x of any dtype."""
     return np.asarray(x, dtype=np.float32)
 
 

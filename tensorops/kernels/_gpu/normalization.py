@@ -86,7 +86,7 @@ def group_norm(
         return Plan({"y": y}, ())
     members, before = x.shape[channel_axis] // num_groups, math.prod(x.shape[1:channel_axis])
     if members > 1 and before > 1:
-        return "the channels of a group are not beside each other: channel_axis is neither 1 nor are groups channels"
+        return "the channels of a group are not next to each other: channel_axis is neither 1 nor are groups channels"
     if reason := refuse_wider(device, x=x, weight=weight, bias=bias):
         return reason
     grouped = {"x": _in_groups(x, channel_axis, num_groups), "y": _in_groups(y.operand, channel_axis, num_groups)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).parent
-# Installed, the sources are beside this file; in an editable installation, where they were written.
+# Installed, the sources are next to this file; in an editable installation, where they were written.
 _FOLDERS = (_PACKAGE / "native", _PACKAGE.parents[2] / "native" / "gpu")
 FOLDER = next((folder for folder in _FOLDERS if folder.is_dir()), _FOLDERS[0])
 

@@ -35,7 +35,7 @@ _MOST_KNOWN = 4096
 
 @dataclass(frozen=True)
 class Reverse:
-    """What kernels for derivatives in reverse mode read, beside the arrays of a call and the cotangents of its results.
+    """Inputs of kernels for derivatives in reverse mode, besides the arrays and the cotangents of the results.
 
     Parameters
     ----------
@@ -273,7 +273,7 @@ def refuse_device(name: str, x: Array, wanted: str) -> str | None:
         platform = target or jax.default_backend()
         kind = "target" if target else "default platform"
         return None if platform == wanted else f"{name} is traced, and the {kind} is {platform}"
-    if target == wanted:  # beside traced arrays, others are constants of the program
+    if target == wanted:  # next to traced arrays, others are constants of the program
         return None
     devices = x.devices()
     if len(devices) > 1 and not (isinstance(x.sharding, jax.sharding.NamedSharding) or partitioning.can_divide(wanted)):

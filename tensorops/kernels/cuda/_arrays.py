@@ -36,7 +36,7 @@ class Arrays(Protocol):
     """How the compiled module reads these arrays, if it can: see ``native/python/cuda_calls.cpp``."""
 
     def sign(self, values: tuple[Any, ...], key: list[Any], places: list[Any]) -> Sequence[int]:
-        """Append to a key what tells a call from others, and to a list its arrays' addresses, beside its generators.
+        """Append to a key what tells a call from others, and to a list its arrays' addresses, besides its generators.
 
         Returns how many bytes of memory each array has from its address on, of libraries whose arrays may have too
         little. Raises `RefusedError` if a call is refused for what the key does not tell.

@@ -59,7 +59,7 @@ def try_driver(driver: str, device: str) -> str:
 def remedy(driver: str) -> str:
     """Return what helps where a driver's compiler fails."""
     if "Intel" in driver and importlib.util.find_spec("pocl_binary_distribution"):
-        return "pip uninstall pocl-binary-distribution, beside which Intel's driver fails on some processors"
+        return "pip uninstall pocl-binary-distribution, with which Intel's driver fails on some processors"
     if "Portable" not in driver or platform.machine() not in ("x86_64", "AMD64"):
         return f"update {driver}"
     if intels_driver():

@@ -156,7 +156,7 @@ def quantized_linear(
         (stride, weight.strides[0], scales.strides[0], of_biases.strides[0]),
         tile_in,
         {"BITS": bits, "GROUP": group_size, "HAS_BIASES": int(biases is not None)},
-        tile_out=64,  # each group has sums of its own beside the total
+        tile_out=64,  # each group has sums of its own besides the total
     )
 
 
