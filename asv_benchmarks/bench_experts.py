@@ -79,7 +79,7 @@ class Experts(Benchmark):
 
 
 class ExpertsInTurns(Benchmark):
-    """The speed of a layer as a multiple of that of its linears, by calls in turns."""
+    """The speed of a layer as a multiple of that of its linears, by alternating calls."""
 
     params = (list(LAYERS), [1, 4], ["float32", "bfloat16", "4 bits"])
     param_names = ("layer", "tokens", "weights")

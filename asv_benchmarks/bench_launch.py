@@ -2,7 +2,7 @@
 
     python -m asv_benchmarks.bench_launch [SECONDS] [--python]
 
-prints the same, timed in turns in one process; with ``--python``, without the compiled module.
+prints the same, timed alternately in one process; with ``--python``, without the compiled module.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ CHAINS = ("cpu", "opencl")  # whose replays are calls one by one
 
 
 def chain(count: int, backend: str = "cpu") -> Callable[[], object]:
-    """Return a run of a compiled step of so many additions of one number, whose kernels do nearly nothing."""
+    """Return a run of a compiled step of that many additions of one number, whose kernels do nearly nothing."""
 
     def step(x: Any) -> Any:
         for _ in range(count):

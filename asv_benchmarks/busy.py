@@ -1,6 +1,6 @@
 """Operators on busy machines: the same calls on all threads, with passive waits and on one thread, under loads.
 
-Each scenario starts a process for each configuration. They time the same tasks in turns, so that whatever else slows
+Each scenario starts a process for each configuration. They time the same tasks alternately, so that whatever else slows
 the machine down slows all of them.
 """
 
@@ -81,7 +81,7 @@ SCENARIOS: dict[str, Scenario] = {
     "idle": Scenario("on an idle machine"),
     "spinner": Scenario("next to one spinning process", spinners=1),
     "spinners": Scenario("next to one spinning process per processor", spinners=None),
-    "torch": Scenario("in turns with torch", after_torch=True),
+    "torch": Scenario("alternating with torch", after_torch=True),
     "python-threads": Scenario(f"{PYTHON_THREADS} Python threads at once", python_threads=PYTHON_THREADS),
     "quota": Scenario(f"with {QUOTA} processors by a control group", quota=QUOTA),
     "openmp-threads": Scenario(

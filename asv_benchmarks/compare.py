@@ -3,8 +3,8 @@
     python -m asv_benchmarks.compare BEFORE AFTER [--bench REGEX] [--threshold 0.05]
 
 Each is a file that `tensorops bench --output` wrote, a result file of asv, a folder of several of either, which are
-taken as repeated runs, or a commit. Commits are built and measured by `asv continuous` in turns, and nothing is kept of
-their results.
+taken as repeated runs, or a commit. Commits are built and measured alternately by `asv continuous`, and nothing is kept
+of their results.
 
 A figure has moved if both hold:
 
@@ -188,7 +188,7 @@ def has_moved(before: Figure, after: Figure, least: float) -> bool:
 
 
 def measure(before: str, after: str, bench: str | None) -> list[Figures]:
-    """Return the figures of two commits, measured in turns by asv in environments of their own."""
+    """Return the figures of two commits, measured alternately by asv in environments of their own."""
     commits = [commit_of(name) for name in (before, after)]
     if commits[0] == commits[1]:
         raise click.ClickException(f"{before} and {after} are the same commit")

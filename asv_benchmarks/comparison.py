@@ -1,4 +1,4 @@
-"""Operators compared with their peers: timing in turns, and the ratios of the times."""
+"""Operators compared with their peers: alternating timings, and the ratios of the times."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def describe_shapes(args: tuple[Any, ...], task: peers.Task) -> str:
 
 
 def fill_in(line: Line, calls: dict[str, Call], seconds: float) -> None:
-    """Time the calls in turns."""
+    """Time the calls alternately."""
     times = in_rounds([Contender(call, BACKEND) for call in calls.values()], seconds)
     for name, samples in zip(calls, times, strict=True):
         line.seconds[name], line.quartiles[name] = median_and_quartiles(samples)

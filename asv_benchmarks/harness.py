@@ -59,7 +59,7 @@ def normal(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
 
 
 def speed_in_turns(call: Call, other: Call, seconds: float = 0.5) -> float:
-    """Return the speed of a call of compiled kernels as a multiple of another's, by medians of calls in turns.
+    """Return the speed of a call of compiled kernels as a multiple of another's, by medians of alternating calls.
 
     The speed of a machine varies with time, so one that asv measured later is not comparable.
     """

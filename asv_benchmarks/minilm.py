@@ -1,4 +1,4 @@
-"""The sentence encoder of docs/integrations/minilm.py compared with ONNX Runtime, called in turns in one process.
+"""The sentence encoder of docs/integrations/minilm.py compared with ONNX Runtime, called alternately in one process.
 
     python tests/minilm_onnx.py model.onnx               # the same weights as an ONNX model; needs the package onnx
     python -m asv_benchmarks.minilm model.onnx [SECONDS]

@@ -82,7 +82,7 @@ def ratio(speeds: dict[str, float]) -> float | None:
 
 
 def compare_model(llama: Llama, path: Path, threads: int) -> ModelLine:
-    """Run a model here and, from the same file, in llama.cpp, in turns."""
+    """Run a model here and, from the same file, in llama.cpp, alternating."""
     assert llama.tokenizer is not None  # files without a tokenizer are refused when read
     context = min(llama.config.context_length, PREFILL + NEW_TOKENS)
     prompt = llama.tokenizer.encode(TEXT)[: context // 2]

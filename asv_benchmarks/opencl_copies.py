@@ -2,8 +2,8 @@
 
     python -m asv_benchmarks.opencl_copies [SECONDS]
 
-times them in turns in one process. No kernel is faster than a copy of the bytes that it reads and writes, so the last
-column is the most that any could gain over the operator's body.
+times them alternately in one process. No kernel is faster than a copy of the bytes that it reads and writes, so the
+last column is the most that any could gain over the operator's body.
 """
 
 from __future__ import annotations

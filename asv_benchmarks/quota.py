@@ -17,7 +17,7 @@ PERIOD = 100_000  # microseconds; the default of containers
 
 @contextlib.contextmanager
 def control_group(processors: float, machine: Machine | None = None) -> Iterator[Callable[[int], None]]:
-    """Create a control group that has so many processors on average.
+    """Create a control group that has that many processors on average.
 
     Yields
     ------

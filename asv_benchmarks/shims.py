@@ -1,6 +1,6 @@
 """Tasks done by the Array API shims, compared with handwritten code for the underlying library.
 
-The asv benchmarks time these tasks. To time them in turns in one process and print the ratios:
+The asv benchmarks time these tasks. To time them alternately in one process and print the ratios:
 
     python -m asv_benchmarks.shims [--seconds S] [TASKS …]
 """
@@ -227,7 +227,7 @@ class Times(NamedTuple):
 
 
 def in_turns(task: Task, seconds: float, calls: int, *, waits: bool) -> dict[str, Times]:
-    """Time the ways to do a task in turns, `calls` at a time; with `waits`, wait for each call."""
+    """Time the ways to do a task alternately, `calls` at a time; with `waits`, wait for each call."""
     samples: dict[str, list[float]] = {way: [] for way in task.ways}
     for call in task.ways.values():
         call()
@@ -281,7 +281,7 @@ PARTS: dict[str, Callable[[float], None]] = {
 @click.argument("tasks", nargs=-1, type=click.Choice(list(PARTS)))
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True)
 def main(tasks: tuple[str, ...], seconds: float) -> None:
-    """Time the shims against handwritten code, each of TASKS (all by default) for so many seconds."""
+    """Time the shims against handwritten code, each of TASKS (all by default) for that many seconds."""
     click.echo(f"{'':51} {'least':>9} {'median':>9}   shim / it: least, median; least difference")
     for name in tasks or PARTS:
         try:

@@ -1,4 +1,4 @@
-"""Operators on several backends in turns, compared with NumPy's generic body."""
+"""Operators on several backends alternately, compared with NumPy's generic body."""
 
 from __future__ import annotations
 

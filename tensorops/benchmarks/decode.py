@@ -1,7 +1,7 @@
 """A model's step from a token to the next on several backends, and the bound that reading the weights sets.
 
-Each way has processes of its own, in turns: threads of one would be awake while the other computes. A process reads a
-long vector between its steps: how fast memory is changes within seconds where others use it as well, and twofold where
+Each way has processes of its own, which alternate: threads of one would be awake while the other computes. A process
+reads a long vector between its steps: how fast memory is changes within seconds where others use it as well, and twofold where
 a virtual machine's processors are moved.
 
     python -m tensorops.benchmarks.decode MODEL.gguf BACKEND WAY SECONDS
@@ -168,7 +168,7 @@ class Reader:
 
 
 def read_bandwidth(threads: int) -> float:
-    """Return how many bytes per second so many threads read, at best."""
+    """Return how many bytes per second that many threads read, at best."""
     reader = Reader(threads)
     return reader.nbytes / min(reader.seconds() for _ in range(8))
 
@@ -187,7 +187,7 @@ class Times:
 
 
 def time_steps(step: Callable[[], object], seconds: float) -> Times:
-    """Time steps and reads for so many seconds, after two steps that compile and touch the memory."""
+    """Time steps and reads for that many seconds, after two steps that compile and touch the memory."""
     reader, times = Reader(threads()), Times()
     for _ in range(2):
         step()
@@ -210,7 +210,7 @@ def time_steps(step: Callable[[], object], seconds: float) -> Times:
 
 
 def jobs(path: Path, backends: Sequence[Backend], seconds: float) -> dict[str, Callable[[], Decoding]]:
-    """Return functions, by readable label, that time every way on every backend in turns; each returns the same."""
+    """Return functions, by readable label, that time every way on every backend alternately; each returns the same."""
     found = Decoding(path.name, weight_bytes(path))
     found.speeds = [Speed(backend.name, way) for backend in backends for way in WAYS]
     times = [Times() for _ in found.speeds]

@@ -1,4 +1,4 @@
-"""Time calls in turns, so anything that slows the machine down slows all of them."""
+"""Time calls alternately, so anything that slows the machine down slows all of them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Contender:
 
 
 def in_rounds(contenders: Sequence[Contender], seconds: float) -> list[list[float]]:
-    """Time contenders in turns, each for about `seconds`; return the times of each, one per round."""
+    """Time contenders alternately, each for about `seconds`; return the times of each, one per round."""
     for one in contenders:
         quickest = one.time()
         if quickest < seconds / BATCHES:  # otherwise a batch is one call, however long it takes
@@ -148,7 +148,7 @@ def threads() -> int:
 
 
 def prepare_copy(nbytes: int) -> Call:
-    """Return a call that copies so many bytes into memory already written: with torch if installed, else NumPy."""
+    """Return a call that copies that many bytes into memory already written: with torch if installed, else NumPy."""
     x, row = np.ones(nbytes // 4, np.float32), LIBRARIES["torch"]
     try:
         importlib.import_module(row.packages[0])

@@ -183,7 +183,7 @@ def constant(x: Array) -> Array:
 
 
 def over_blocks(function: Callable[..., Array], size: int, rows: tuple[Array, ...], shared: tuple[Any, ...]) -> Array:
-    """Return the joined results of ``function(*blocks, *shared)`` for blocks of so many rows, one after another.
+    """Return the joined results of ``function(*blocks, *shared)`` for blocks of that many rows, one after another.
 
     What the function computes besides its result, a number for each row, is kept neither for the next block nor for
     derivatives, which compute it again. The function is hashable, and equal to others that compute the same; entries

@@ -28,7 +28,7 @@ __all__ = ["Batch"]
 
 Array = Any
 _MOST_STEPS = 16  # that a model keeps compiled
-# Prompts of more tokens than so many steps have are read at once: a step computes each row's attention by itself, and
+# Prompts of more tokens than this many steps have are read at once: a step computes each row's attention by itself, and
 # has a result for each row, which only the last one of a prompt needs.
 _STEPS_OF_PROMPT = 4
 
@@ -59,7 +59,7 @@ class _Token:
 
 
 def _rows(tokens: int) -> int:
-    """Return the number of rows of a step for so many tokens: each one has to be compiled."""
+    """Return the number of rows of a step for that many tokens: each one has to be compiled."""
     return int(1 << (tokens - 1).bit_length())
 
 
@@ -180,7 +180,7 @@ class Batch:
             self._running.append(self._waiting.popleft())
 
     def _is_long(self, request: _Request, most: int) -> bool:
-        """Return whether a prompt is read apart from steps, which have at most so many rows."""
+        """Return whether a prompt is read apart from steps, which have at most that many rows."""
         return len(request.ids) - self.cache.known(request.ids) > _STEPS_OF_PROMPT * most
 
     def _note(self, found: list[tuple[_Request, int]]) -> Iterator[tuple[int, int]]:
@@ -297,7 +297,7 @@ class Batch:
         return [(token.request, next_id) for token, next_id in found if token.is_last]
 
     def _run(self, size: int, ids: Any, positions: Any, *others: Any) -> np.ndarray[Any, Any]:
-        """Run a step for so many sequences."""
+        """Run a step for that many sequences."""
         cache, steps = self.cache, self.llama._batch_steps
         kind = (size, self.max_seq_length, cache.page_size, cache.max_num_pages, cache.dtype, tuple(self.pick.items()))
         with self.llama._scope():

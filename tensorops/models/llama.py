@@ -578,7 +578,7 @@ class Llama:
         max_seq_length : int, optional
             The most tokens of a sequence; by default the context length.
         page_size, max_num_pages : int, optional
-            Keep keys and values in pages of so many tokens, as `new_paged_cache` makes them; by default, there are
+            Keep keys and values in pages of that many tokens, as `new_paged_cache` makes them; by default, there are
             enough for `batch` sequences.
         kv_dtype : {"float32", "float16", "bfloat16"}
             In which pages keep keys and values.

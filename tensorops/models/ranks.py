@@ -59,7 +59,7 @@ def divide(config: LlamaConfig, size: int) -> LlamaConfig:
 
 
 def _indivisible(config: LlamaConfig, size: int) -> str:
-    """Return why a network cannot be divided among so many ranks, or an empty string."""
+    """Return why a network cannot be divided among that many ranks, or an empty string."""
     if config.heads % size:
         return f"{config.heads} query heads cannot be divided among {size} ranks"
     if config.kv_heads % size and size % config.kv_heads:

@@ -235,7 +235,7 @@ _BLOCK_BYTES = 64 * 1024 * 1024
 
 
 def rows_per_block(rows: int, features: int, classes: int, itemsize: int) -> int:
-    """Return how many rows have their logits computed at a time, in numbers of so many bytes.
+    """Return how many rows have their logits computed at a time, in numbers of that many bytes.
 
     The logits of a block take 64 MiB, or as many bytes as all rows have, whichever is more; one row is never divided.
     All blocks have about as many rows.

@@ -269,7 +269,7 @@ class GraphEngine(Engine):
         raise NotImplementedError
 
     def _view(self, x: Any, place: Place, offset: int) -> Any:
-        """Return a part of an array, which begins so many bytes after it."""
+        """Return a part of an array, which begins that many bytes after it."""
         raise NotImplementedError
 
     def _on_device(self) -> contextlib.AbstractContextManager[Any]:

@@ -252,7 +252,7 @@ def test_missing_things_say_why(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
     result = invoke("decode", "--scenario", "torch")
     assert result.exit_code == 1, result.output  # nothing was timed
-    assert "in turns with torch: torch is not installed" in result.stdout
+    assert "alternating with torch: torch is not installed" in result.stdout
     assert "none.gguf; `tensorops generate` downloads it" in result.stdout
 
 
@@ -285,7 +285,7 @@ def test_the_table_of_fabricated_times():
         busy.Result("torch", busy.SCENARIOS["torch"], reason="torch is not installed"),
     ]
     report = reports.under_loads(found, resolve("cpu"), 0.1, [])
-    assert list(report.reasons) == ["in turns with torch: torch is not installed"]
+    assert list(report.reasons) == ["alternating with torch: torch is not installed"]
     console = Console(width=120, record=True, file=io.StringIO())
     for table in report.tables:
         console.print(table)

@@ -68,7 +68,7 @@ def products(
     defines: dict[str, Any],
     computes: str,
 ) -> Launch:
-    """Return the launch of products of rows of `x` with a matrix of so many rows.
+    """Return the launch of products of rows of `x` with a matrix of that many rows.
 
     Products and sums are in the dtype `computes`; the kernel reads `chunk` columns at once. A team of threads computes
     a few outputs for a few rows. It is large enough to keep the device busy, but no thread is without a chunk.

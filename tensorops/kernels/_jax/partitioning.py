@@ -198,7 +198,7 @@ class Correspondence(NamedTuple):
         ]
 
     def unsuitable(self, parts: Sequence[Shape]) -> tuple[int, int] | None:
-        """Return which axis the kernel cannot have in so many parts, if there is one, after the place of its array.
+        """Return which axis the kernel cannot have in that many parts, if there is one, after the place of its array.
 
         Results may be left out. Parts of unequal length would be filled with elements that no kernel expects.
         """
@@ -349,7 +349,7 @@ def _places(sharding: Any, ndim: int) -> list[Split]:
 
 
 def _any_devices(count: int) -> tuple[Any, ...]:
-    """Return something that JAX takes for so many devices."""
+    """Return something that JAX takes for that many devices."""
     import jax
 
     return (jax.local_devices()[0],) * count
@@ -363,7 +363,7 @@ def _is_tiling(places: Sequence[Split]) -> bool:
 
 
 def _sharding(places: Sequence[Split], devices: int) -> Any:
-    """Return the sharding over so many devices with the parts of each axis at these places."""
+    """Return the sharding over that many devices with the parts of each axis at these places."""
     from jax.extend import sharding
 
     wanted = sharding.get_op_sharding_from_serialized_proto(b"")

@@ -91,7 +91,7 @@ class Device:
         )
 
     def load(self, image: bytes, kernel: str, dynamic_bytes: int = 0) -> ctypes.c_void_p:
-        """Load a cubin and return one of its kernels, which may be launched with so many bytes of local memory.
+        """Load a cubin and return one of its kernels, which may be launched with that many bytes of local memory.
 
         It stays loaded until the process ends.
         """

@@ -22,8 +22,8 @@ _PATH = library_path("onednn", "libdnnl.so.3")
 _FEWEST_ROWS, _FEWEST_INPUTS = 256, 512
 """From how many rows and columns of x on products of bfloat16 were measured to be clearly faster.
 
-In float32, oneDNN is faster from 512 rows on while nothing else computes, but slower in turns with numpy.matmul, whose
-threads wait actively: see docs/design-decisions.md.
+In float32, oneDNN is faster from 512 rows on while nothing else computes, but slower where calls alternate with
+numpy.matmul, whose threads wait actively: see docs/design-decisions.md.
 """
 
 _AVX512_CORE_BF16 = 0xE7  # bits of dnnl_cpu_isa_t, which every newer set of instructions has as well

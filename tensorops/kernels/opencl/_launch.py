@@ -268,7 +268,7 @@ def _runner(
 ) -> Run:
     """Return what allocates arrays of these layouts, runs the steps, and returns the arrays at `results`.
 
-    These are PyOpenCL's own where there are attributes of them. Generators at the places `drawn` draw so many numbers.
+    These are PyOpenCL's own where there are attributes of them. Generators at the places `drawn` draw as many numbers.
     """
 
     def run(device: Any, buffers: list[Any], events: list[Any]) -> Any:

@@ -242,5 +242,5 @@ def attention(
 
 
 def _even(count: int, most: int, multiple: int) -> int:
-    """Return the size of as few equal parts as possible, which are multiples and have at most so many elements."""
+    """Return the size of as few equal parts as possible, which are multiples and have at most that many elements."""
     return padded(-(-count // -(-count // most)), multiple)

@@ -152,12 +152,12 @@ def _places(
 
 
 def _first(blocks: Decoding, end: Any) -> Any:
-    """Return the first key that any query attends to, in a sequence with so many keys."""
+    """Return the first key that any query attends to, in a sequence with that many keys."""
     return jnp.maximum(end - blocks.back, 0)
 
 
 def _last(end: Any, size: int) -> Any:
-    """Return the last block, of so many keys each, of a sequence."""
+    """Return the last block, of that many keys each, of a sequence."""
     return _quotient(jnp.maximum(end - 1, 0), size)
 
 

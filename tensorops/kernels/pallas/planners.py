@@ -323,7 +323,7 @@ def _whole_rows(
     results: list[Any],
     bytes_beside: int = 0,
 ) -> Program | str:
-    """Plan a kernel on whole rows, of whose elements so many float32 values are alive at a time.
+    """Plan a kernel on whole rows, of whose elements that many float32 values are alive at a time.
 
     A mask of the elements has `bytes_beside` them.
     """

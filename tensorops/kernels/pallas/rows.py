@@ -177,7 +177,7 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def _of_rows(numbers: jax.Array, rows: int) -> tuple[jax.Array, pl.BlockSpec]:
-    """Return one number for each row along the lanes, if a block of so many rows has whole lanes."""
+    """Return one number for each row along the lanes, if a block of that many rows has whole lanes."""
     if rows == numbers.size or rows % LANES == 0:
         return jnp.reshape(numbers, (1, -1)), pl.BlockSpec((1, rows), lambda i: (0, i))
     return jnp.reshape(numbers, (-1, 1)), pl.BlockSpec((rows, 1), lambda i: (i, 0))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _OWN: frozenset[type] = frozenset({np.ndarray})
 ALONE = "each rank would compute without the others"
 SMALL = 65536
-"""Arguments of at most so many bytes are copied for each run; a plan reads larger ones where they are."""
+"""Arguments of at most that many bytes are copied for each run; a plan reads larger ones where they are."""
 
 
 class NativeEngine(Engine):
@@ -318,7 +318,7 @@ def _arrays_in_sequences(tree: Any) -> list[Any] | None:
 
 
 def _facts(x: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    """Return what an array is besides its values: whoever has it may resize it, or assign to its shape or dtype."""
+    """Return what an array is besides its values: its owner may resize it, or assign to its shape or dtype."""
     return x.__array_interface__["data"], x.shape, x.dtype, x.flags.c_contiguous
 
 
