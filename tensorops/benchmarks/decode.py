@@ -1,8 +1,8 @@
 """A model's step from a token to the next on several backends, and the bound that reading the weights sets.
 
 Each way has processes of its own, which alternate: threads of one would be awake while the other computes. A process
-reads a long vector between its steps: how fast memory is changes within seconds where others use it as well, and twofold where
-a virtual machine's processors are moved.
+reads a long vector between its steps: how fast memory is changes within seconds where others use it as well, and
+twofold where a virtual machine's processors are moved.
 
     python -m tensorops.benchmarks.decode MODEL.gguf BACKEND WAY SECONDS
 
