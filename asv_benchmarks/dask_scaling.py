@@ -4,8 +4,8 @@
 
 starts a cluster of two processes on this machine, each with one thread, and gives each the same number of blocks. One
 of them computes its blocks alone, then both compute theirs at the same time, and so on. What is timed is the call of
-the operator on a block, in the worker; a copy of the same bytes shows how much of a loss is the memory's. `linear` has 128
-outputs: it computes more than it moves.
+the operator on a block, in the worker; a copy of the same bytes shows how much of a loss is the memory's. `linear` has
+128 outputs: it computes more than it moves.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ METHOD_BESIDE_PEERS = (
 METHOD_UNDER_LOADS = (
     "Each configuration is a process of its own; they time each task alternately. Under its name: the mean of all "
     "calls, which includes rare stalls. x one: mean time / mean time with one thread under the same load, below 1 if "
-    "faster. passive waits: OMP_WAIT_POLICY=passive. one thread: TENSOROPS_NUM_THREADS=1, for NumPy OPENBLAS_NUM_THREADS=1. "
-    "Several Python threads: wall time / their calls; x 1 caller: their calls per second / those of one Python thread. "
+    "faster. passive waits: OMP_WAIT_POLICY=passive. one thread: TENSOROPS_NUM_THREADS=1, for NumPy "
+    "OPENBLAS_NUM_THREADS=1. Several Python threads: wall time / their calls; x 1 caller: their calls per second / "
+    "those of one Python thread. "
     f"~: fewer than {busy.FEW} calls."
 )
 
