@@ -348,26 +348,34 @@ class Recorder:
         rows = rows_of(operator, arguments)
         arrays = [key for key, value in arguments.items() if isinstance(value, Recorded | np.ndarray)]
         order = list(rows.arrays) if rows else arrays
-        places = {
-            each: self._strided(given.value) if _has_strides(given := arguments[each]) else self.place(given)
-            for each in order
-        }
+        strided = {each: self._strided(arguments[each].value) for each in order if _has_strides(arguments[each])}
+        places = {each: strided.get(each) or self.place(arguments[each]) for each in order}
         values = {key: value.value if isinstance(value, Recorded) else value for key, value in arguments.items()}
         result = operator.apply(self._run_with(operator), values)
         several = result if isinstance(result, tuple) else (result,)
         made = [self._own(y) for y in several if y is not None]
         results = [self.place(Recorded(y, self)) for y in made]
         options = {key: value for key, value in arguments.items() if key not in arrays and value is not None}
+        if strided:
+            call = Call(name, name, tuple(places), tuple(places.values()), tuple(results), tuple(options.items()))
+            try:
+                self._try(call)
+            except CaptureError:  # it needs them contiguous
+                places |= {each: self.place(arguments[each]) for each in strided}
         shapes, made_shapes = ([place.shape for place in each] for each in (places.values(), results))
         axes = _row_blocks.row_axis_of(rows, shapes, made_shapes) if rows else ()
         self._current = name
         self._add(name, name, places, results, options, row_axes=axes)
-        if (alike := self.calls[-1].alike) not in self._tried:
-            try_alone(self.calls[-1])
-            self._tried.add(alike)
+        self._try(self.calls[-1])
         left = iter(made)
         recorded = tuple(None if y is None else Recorded(next(left), self) for y in several)
         return recorded if isinstance(result, tuple) else recorded[0]
+
+    def _try(self, call: Call) -> None:
+        """Run a call by itself unless one like it was; raise if it does not compute what the operator does."""
+        if call.alike not in self._tried:
+            try_alone(call)
+            self._tried.add(call.alike)
 
     def _packed(self, arguments: dict[str, Any]) -> Recorded | None:
         """Record a product with constant weights in panels, or return ``None`` if these are not faster here."""

@@ -943,3 +943,16 @@ thread.join()
 def test_a_forked_process_replays_what_another_thread_was_replaying():
     result = support.python(FORK)
     assert result.stdout.split() == ["0"] * 4, result.stderr
+
+
+def test_arrays_with_strides_are_read_as_they_are_or_copied():
+    """What an operator refuses with strides is computed from a copy."""
+    x, weight = f32(3, 4, 8, seed=5), f32(4)
+    kernel = compiled(lambda x, w: tp.group_norm(x[:, :, ::2], 2, w), x, weight)
+    assert [call.operator for call in kernel.explain().calls] == ["group_norm", "group_norm"]
+    assert_matches(kernel(x, weight), REFERENCES["group_norm"](x[:, :, ::2], 2, weight), "float32", tolerance=64)
+    rows = compiled(lambda x: tp.rms_norm(x[:, 1:3, :]), x)
+    assert [call.operator for call in rows.explain().calls] == ["rms_norm"]
+    assert_matches(rows(x), REFERENCES["rms_norm"](x[:, 1:3, :]), "float32", tolerance=64)
+    middle = compiled(lambda x: tp.group_norm(tp.relu(x)[:, 1:3, 2:6], 2), x)
+    assert_matches(middle(x), REFERENCES["group_norm"](np.maximum(x, 0)[:, 1:3, 2:6], 2), "float32", tolerance=64)
