@@ -529,7 +529,11 @@ void FewRowsProduct<kBits, kSigned>::compute(std::int64_t count, const Row* rows
                                              std::int64_t width, float (*y)[kOutputs]) const {
     static_assert(kTogether == 4);
     if (count == 1)
+#if defined(__x86_64__) && !defined(__AVX2__)  // the oldest target, which every clone compiles
+        compute_rows<1, void>(rows, first, width, y);
+#else
         for_narrow_dtype(op.scale_dtype, [&](auto scale) { compute_rows<1, decltype(scale)>(rows, first, width, y); });
+#endif
     else if (count == 2)
         compute_rows<2, void>(rows, first, width, y);
     else if (count == 3)
