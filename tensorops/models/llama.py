@@ -619,14 +619,12 @@ class Llama:
         repack = mode == "decode" if repack is None else repack
         return persistent(self, options, num_workers=num_workers, repack=repack, profile=profile)
 
-    def new_paged_cache(
-        self, page_size: int, max_num_pages: int, *, dtype: str = "float32", evict: bool = False
-    ) -> PagedKVCache:
+    def new_paged_cache(self, page_size: int, max_num_pages: int, *, dtype: str = "float32") -> PagedKVCache:
         """Return empty pages for keys and values of many sequences.
 
         Parameters
         ----------
-        page_size, max_num_pages, dtype, evict
+        page_size, max_num_pages, dtype
             See `PagedKVCache`.
 
         Returns
@@ -650,7 +648,6 @@ class Llama:
             head_dim=c.head_dim,
             dtype=dtype,
             backend=self.backend,
-            evict=evict,
         )
 
     def _continue(self, ids: list[int], count: int, pick: dict[str, Any]) -> Iterator[int]:

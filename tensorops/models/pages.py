@@ -48,9 +48,6 @@ class PagedKVCache:
         Of keys and values.
     backend : str, optional
         The backend whose arrays they are; by default the one in force, or ``numpy``.
-    evict : bool
-        What happens when no page is free: if true, the oldest sequence other than the one that needs a page loses its
-        pages; else it is an error.
 
     Attributes
     ----------
@@ -90,7 +87,6 @@ class PagedKVCache:
         head_dim: int,
         dtype: str = "float32",
         backend: str | None = None,
-        evict: bool = False,
     ) -> None:
         sizes = {"page_size": page_size, "max_num_pages": max_num_pages}
         for name, value in {**sizes, "blocks": blocks, "kv_heads": kv_heads, "head_dim": head_dim}.items():
@@ -98,7 +94,7 @@ class PagedKVCache:
                 raise ValueError(f"{name} is {value!r}, expected at least 1")
         if dtype not in ("float32", "float16", "bfloat16"):
             raise ValueError(f"dtype is {dtype!r}, expected 'float32', 'float16' or 'bfloat16'")
-        self.page_size, self.max_num_pages, self.evict = page_size, max_num_pages, evict
+        self.page_size, self.max_num_pages = page_size, max_num_pages
         self.dtype, self._heads = dtype, kv_heads
         in_force = tp.get_backend()
         backend = backend or ("numpy" if in_force == "auto" else in_force)
@@ -133,7 +129,7 @@ class PagedKVCache:
         Raises
         ------
         KeyError
-            If there is no such sequence: it never joined, has left, or was evicted.
+            If there is no such sequence: it never joined, or has left.
         """
         return len(self._find(sequence).tokens)
 
@@ -141,7 +137,7 @@ class PagedKVCache:
         try:
             return self._sequences[sequence]
         except KeyError:
-            raise KeyError(f"there is no sequence {sequence}: it has not joined, has left, or was evicted") from None
+            raise KeyError(f"there is no sequence {sequence}: it has not joined, or has left") from None
 
     def join(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Let a sequence begin.
@@ -208,20 +204,17 @@ class PagedKVCache:
         Raises
         ------
         OutOfPagesError
-            If no page is free, and none may be taken from another sequence. Nothing has changed then.
+            If fewer pages are free. Nothing has changed then.
         KeyError
             If there is no such sequence.
         """
         this = self._find(sequence)
         needed = -(-(len(this.tokens) + len(tokens)) // self.page_size) - len(this.pages)
-        room = self.max_num_pages - len(this.pages) if self.evict else self.free_pages
-        if needed > room:
+        if needed > self.free_pages:
             raise OutOfPagesError(
                 f"sequence {sequence} needs {needed} more of {self.max_num_pages} pages, of which {self.free_pages} "
                 f"are free; {len(self._sequences) - 1} other sequences have pages"
             )
-        while self.free_pages < needed:
-            self.leave(next(n for n in self._sequences if n != sequence))
         this.pages += [self._take() for _ in range(needed)]
         for token in tokens:
             this.tokens.append(int(token))
