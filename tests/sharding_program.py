@@ -120,6 +120,10 @@ def _rows() -> Iterator[Row]:
     none, mean = {"reduction": "none"}, {"reduction": "mean"}
     yield row("cross_entropy", "rows", EVERY, "cross_entropy", options=none, logits=x, targets=targets)
     yield row("cross_entropy", "mean", (), "", "all-reduce", mean, logits=x, targets=targets)
+    classes = (normal(48, 32), ())
+    yield row("linear_cross_entropy", "rows", EVERY, options=none, x=x, weight=classes, targets=targets)
+    experts = {"gate_up_proj": (normal(4, 16, 32), ()), "down_proj": (normal(4, 32, 8), ())}
+    yield row("moe", "rows", options={"top_k": 2}, x=x, router_logits=normal(16, 4), **experts)
     yield row("cross_entropy", "classes", (), "", "all-reduce", none, logits=apart, targets=(targets, ()))
 
     q, k, v = normal(8, 16, 4, 8), normal(8, 8, 4, 8), normal(8, 8, 4, 8)

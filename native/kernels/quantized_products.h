@@ -153,9 +153,8 @@ inline Vec<float> load_numbers(const char* p, std::int64_t index, std::int64_t n
     if constexpr (!is_same<S, void>) {
         return load_first(reinterpret_cast<const S*>(p) + index, n);
     } else {
-        if (dtype == Dtype::float32) return load_first(reinterpret_cast<const float*>(p) + index, n);
-        if (dtype == Dtype::float16) return load_first(reinterpret_cast<const Float16*>(p) + index, n);
-        return load_first(reinterpret_cast<const BFloat16*>(p) + index, n);
+        return for_narrow_dtype(dtype,
+                                [=](auto s) { return load_first(reinterpret_cast<const decltype(s)*>(p) + index, n); });
     }
 }
 

@@ -132,8 +132,8 @@ TENSOROPS_OPERATOR(layer_norm, "x, weight=None, bias=None, eps=1e-05, *, axis=-1
 
 namespace {
 
-// The groups of every element of a batch as rows
-Reason normalize_groups(Call& call, Reader& in, const Array& x, std::int64_t groups, const Array* weight,
+// The groups of every element of a batch as rows; without a number of groups, each channel is one.
+Reason normalize_groups(Call& call, Reader& in, const Array& x, const std::int64_t* num_groups, const Array* weight,
                         const Array* bias) {
     GroupNorm op{};
     op.eps = in.nonnegative();
@@ -143,10 +143,10 @@ Reason normalize_groups(Call& call, Reader& in, const Array& x, std::int64_t gro
     if (axis != 1 && axis != 1 - x.ndim) return "channel_axis " + std::to_string(axis) + " is not the second of x";
     if (!x.is_contiguous_from(1)) return "x is not contiguous from its second axis on";
     const std::int64_t channels = x.shape[1];
-    if (groups == kAny) groups = channels;
+    const std::int64_t groups = num_groups ? *num_groups : channels;
     for (const auto& [name, p] : {std::pair{"weight", weight}, std::pair{"bias", bias}})
         if (Reason reason = refuse_parameter(name, p, x, channels, "axis 1 of x"); !reason.empty()) return reason;
-    if (call.op.parameters[1].name == "num_groups" && (groups < 1 || channels % groups != 0))
+    if (num_groups && (groups < 1 || channels % groups != 0))
         return "num_groups does not divide the " + std::to_string(channels) + " channels of x";
     Array y;
     if (!call.make({{y, x}})) return call.reason;
@@ -190,14 +190,14 @@ TENSOROPS_OPERATOR(group_norm, "x, num_groups, weight=None, bias=None, eps=1e-05
     const Array& x = in.array();
     const std::int64_t groups = in.integer();
     const Array *weight = in.optional(), *bias = in.optional();
-    return normalize_groups(call, in, x, groups, weight, bias);
+    return normalize_groups(call, in, x, &groups, weight, bias);
 }
 
 TENSOROPS_OPERATOR(instance_norm, "x, weight=None, bias=None, eps=1e-05, *, channel_axis=1") {
     Reader in(call);
     const Array& x = in.array();
     const Array *weight = in.optional(), *bias = in.optional();
-    return normalize_groups(call, in, x, kAny, weight, bias);
+    return normalize_groups(call, in, x, nullptr, weight, bias);
 }
 
 }  // namespace tensorops

@@ -114,6 +114,10 @@ Value read_other(PyObject* p, Room& room) {
         return read_dtype(reinterpret_cast<PyArray_Descr*>(p));
     } else if (PyType_Check(p) && PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(p), &PyGenericArrType_Type)) {
         PyArray_Descr* descr = PyArray_DescrFromTypeObject(p);
+        if (!descr) {  // a type that has no dtype, such as numpy.floating
+            PyErr_Clear();
+            return refused("is not a dtype");
+        }
         v = read_dtype(descr);
         Py_DECREF(descr);
     } else {

@@ -31,9 +31,7 @@ KEPT = {"arrays": Reverse(), "result": Reverse(results=(0,)), "statistics": Reve
 
 def called(reverse, rows=1):
     """Return rms_norm as a provider with such a kernel would bind it."""
-    call = Call(
-        tp.rms_norm, "rms_norm", ("x", "weight"), rows, options=(*OPTIONS, ("weight_offset", 0.0)), reverse=reverse
-    )
+    call = Call(tp.rms_norm, ("x", "weight"), rows, options=(*OPTIONS, ("weight_offset", 0.0)), reverse=reverse)
 
     def function(x, w):
         return primitive.primitive().bind(x, w, call=call)[0]

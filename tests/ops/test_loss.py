@@ -335,11 +335,12 @@ def test_jax_compiles_the_loop_over_blocks_once(rng):
     from tensorops.libraries.jax import _compiled_over_blocks
 
     args = support.there(tp.testing.cast(in_blocks(rng)[:3], "float32"), "jax")
-    tp.linear_cross_entropy(*args)
+    body = tp.linear_cross_entropy.generic
+    body(*args)
     before = _compiled_over_blocks()._cache_size()
-    tp.linear_cross_entropy(*args)
+    body(*args)
     assert _compiled_over_blocks()._cache_size() == before
-    assert "while" in jax.jit(tp.linear_cross_entropy).lower(*args).as_text()
+    assert "while" in jax.jit(body).lower(*args).as_text()
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -77,7 +77,7 @@ LEFT_TO_BODIES = {
     "rope-tables": ({"mlx_fast"}, PAIRS),
     "cross_entropy-weight": (COMPILED, PAIRS[2:]),
     "cross_entropy-probabilities": (COMPILED, PAIRS[2:]),
-    "linear_cross_entropy-probabilities": (COMPILED, PAIRS),
+    "linear_cross_entropy-probabilities": (COMPILED | {"jax_ffi"}, PAIRS),
 }
 
 

@@ -51,6 +51,7 @@ WITHOUT_MEANING = {
     "int | tuple[int | None, int | None]": [(), (1,), [1], (1, 1, 1), (1,) * 1000, (-2, 1), (1, -(10**30)), (-HUGE, 1)],
     "eps": [-1e-9, -1],
     "norm_eps": [-1e-9, -1],
+    "b": [0, -1.5],
     "base": [0, -10.0],
     "rope_base": [0, -10.0],
     "attention_factor": [0.0, -1],
