@@ -267,7 +267,7 @@ void cpu_release(void*, void* memory) {
     pool::give(block, bytes + kHead);
 }
 
-const char* cpu_flags(void*) { return has_target() || !cpu_unavailable(nullptr) ? target().flags : ""; }
+const char* cpu_flags(void*) { return cpu_unavailable(nullptr) ? "" : target().flags; }
 
 const TensoropsBackend kCpu = {
     sizeof(TensoropsBackend),
@@ -363,7 +363,10 @@ int tensorops_call(const TensoropsBackend* backend, const TensoropsCall* call) {
     return backend->call(backend->context, call);
 }
 
-int tensorops_describe_results(const TensoropsCall* call) { return call_operator(call, true); }
+int tensorops_describe_results(const TensoropsCall* call) {
+    if (const char* why = cpu_unavailable(nullptr)) return fail(why);
+    return call_operator(call, true);
+}
 
 size_t tensorops_operator_count(void) {
     size_t count = 0;

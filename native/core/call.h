@@ -1,8 +1,8 @@
 // A call of an operator: the same for NumPy's arrays, programs of XLA, recorded plans and programs in C.
 //
 // An operator is a function in operators/<family>.cpp. It reads the values of its parameters, refuses what the kernels
-// do not support and says why, asks for its results, and calls a kernel. Whoever calls an operator makes an object of a
-// class derived from Call, which tells where results come from and how a kernel is run.
+// do not support and says why, asks for its results, and calls a kernel. A caller makes an object of a class
+// derived from Call, which tells where results come from and how a kernel is run.
 #pragma once
 
 #include <cstdint>

@@ -177,6 +177,7 @@ void Plan::add_call(const std::string& name, const std::vector<std::pair<std::st
         return place;
     };
     if (results.size() > op->results.size()) throw std::invalid_argument(name + " has fewer results");
+    if (results.empty()) throw std::invalid_argument(name + " needs a result");
     Block block(*op, arguments.size() + results.size());
     Recorded& call = block.call();
     std::uint32_t missing = op->required;

@@ -91,6 +91,8 @@ template <class F>
 Reason arithmetic(Call& call, F f) {
     Reader in(call);
     const Array &a = in.array(kAll), &b = in.array(kAll), &y = *call.given(0);
+    if (in.failed()) return in.reason;
+    if (!y.is_contiguous()) return "the result is not contiguous";
     for (const Array* x : {&a, &b})
         if (x->dtype != y.dtype || (x->size() != 1 && x->size() != y.size()) || !x->is_contiguous())
             return "the arrays do not fit";
@@ -141,7 +143,8 @@ TENSOROPS_STEP(put, "x, indices") {
 TENSOROPS_STEP(convert, "x") {
     Reader in(call);
     const Array &x = in.array(kAll), &y = *call.given(0);
-    if (x.size() != y.size()) return "the result has another shape";
+    if (in.failed()) return in.reason;
+    if (x.size() != y.size() || !y.is_contiguous()) return "the result has another shape";
     if (!is_integer(x.dtype) && !is_floating(x.dtype)) return "x has a dtype that is not a number";
     if (y.dtype == Dtype::float32)
         write<float>(read_doubles(x), y);

@@ -161,6 +161,10 @@ static void descriptions(void) {
     require(tensorops_describe_results(&whole) == 0, "results are described without memory");
     require(y.ndim == 3 && room[0] == 2 && room[1] == 5 && room[2] == 7, "their shape");
     require(y.dtype.code == kDLFloat && y.dtype.bits == 16, "their dtype");
+    DLTensor logits = tensor(NULL, kDLFloat, 32, 2, of_w, NULL), targets = tensor(NULL, kDLInt, 64, 1, of_w, NULL);
+    const TensoropsTensor loss_of[] = {{"logits", &logits}, {"targets", &targets}};
+    const TensoropsCall loss = {sizeof loss, "cross_entropy", loss_of, 2, results, 1, NULL, 0};
+    require(tensorops_describe_results(&loss) == 0, "kernels that need work memory are described too");
     require(tensorops_operator_count() > 30 && tensorops_operator_at(0) && !tensorops_operator_at(1000), "operators");
     require(
         strcmp(tensorops_signature("rms_norm"), "x, weight=None, eps=1e-06, *, axis=-1, weight_offset=0.0 -> y") == 0,
@@ -193,9 +197,9 @@ static void* softmax_of_rows(void* unused) {
 int main(void) {
     require(tensorops_interface_version() == TENSOROPS_INTERFACE_VERSION, "the library has the header's version");
     require(*tensorops_error() == 0, "there is no error yet");
+    descriptions(); /* before a call has chosen a target */
     strides();
     refusals();
-    descriptions();
     require(tensorops_set_num_threads(-1) != 0 && tensorops_set_num_threads(2) == 0, "threads are bounded");
     pthread_t threads[3];
     for (int i = 0; i < 3; ++i) pthread_create(&threads[i], NULL, softmax_of_rows, NULL);

@@ -373,6 +373,7 @@ def test_row_axes():
         (("silu", [("x", 0)], [0], {"alpha": 1.0}), "silu has no parameter alpha"),
         (("silu", [], [0], {}), "silu lacks an argument"),
         (("silu", [("x", 0)], [0, 0], {}), "silu has fewer results"),
+        (("copy", [("x", 0)], [], {}), "copy needs a result"),
     ],
 )
 def test_plans_refuse_calls_of_nothing_they_know(call, message):
