@@ -14,9 +14,7 @@ from typing import Any
 
 import click
 
-from asv_benchmarks import busy as loads
-from asv_benchmarks import comparison, model, pictures, reports
-from asv_benchmarks import peers as others
+from asv_benchmarks import busy as loads, comparison, model, peers as others, pictures, reports
 from tensorops._files import write_atomically
 from tensorops.backends.registry import resolve
 from tensorops.benchmarks.measuring import threads

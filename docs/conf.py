@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
+import capabilities
 import inventories
 
 import tensorops
@@ -47,7 +48,7 @@ extensions = [
     "mathml" if find_spec("latex2mathml") else "sphinx.ext.mathjax",
     "results",
 ]
-exclude_patterns = ["_build", "results"]
+exclude_patterns = ["_build", "generated/operators.rst", "results"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}  # the latter for what autosummary generates
 templates_path = ["_templates"]
 
@@ -58,9 +59,11 @@ smartquotes = False  # messages and command lines are quoted verbatim
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say more
 numpydoc_show_class_members = False
-autosummary_generate = True  # one page for each name that the api pages list
 # What others document is linked: by their inventories or, where they cannot be reached, by ours of the names used here.
 inventories.write(Path(__file__).parent / "generated")
+capabilities.write_list(Path(__file__).parent / "generated")
+# One page for each name that these list.
+autosummary_generate = ["api.md", "api-backends.md", "api-extending.md", "generated/operators.rst"]
 intersphinx_mapping = {
     name: (address, (None, f"generated/{name}.inv")) for name, address in inventories.ADDRESSES.items()
 }

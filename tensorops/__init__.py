@@ -9,185 +9,73 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tensorops import _hooks, _providers, kernels
-from tensorops import rope_scaling as rope_scaling
-from tensorops._explanation import Explanation
-from tensorops._operator import KernelRefusedError
-from tensorops._prepared import Prepared, prepare
-from tensorops._tuning import tune
+from tensorops import _hooks, _providers, kernels, rope_scaling as rope_scaling
+from tensorops._explanation import Explanation as Explanation
+from tensorops._operator import KernelRefusedError as KernelRefusedError
+from tensorops._prepared import Prepared as Prepared, prepare as prepare
+from tensorops._tuning import tune as tune
 from tensorops.backends import (
-    BackendFallbackWarning,
-    BackendUnavailableError,
-    Record,
-    Trace,
-    Transfer,
-    array_agnostic,
-    bind_settings,
-    device,
-    get_backend,
-    get_default_backend,
-    get_namespace,
-    register_backend,
-    reload_config,
-    set_backend,
-    set_default_backend,
-    to_backend,
-    trace,
+    BackendFallbackWarning as BackendFallbackWarning,
+    BackendUnavailableError as BackendUnavailableError,
+    Record as Record,
+    Trace as Trace,
+    Transfer as Transfer,
+    array_agnostic as array_agnostic,
+    bind_settings as bind_settings,
+    device as device,
+    get_backend as get_backend,
+    get_default_backend as get_default_backend,
+    get_namespace as get_namespace,
+    register_backend as register_backend,
+    reload_config as reload_config,
+    set_backend as set_backend,
+    set_default_backend as set_default_backend,
+    to_backend as to_backend,
+    trace as trace,
 )
 from tensorops.backends.process_default import start as _start
 from tensorops.ops._trial import wrong_result as _wrong_result
-from tensorops.ops.activation import (
-    elu,
-    geglu,
-    gelu,
-    hard_sigmoid,
-    hard_swish,
-    leaky_relu,
-    log_softmax,
-    logsumexp,
-    mish,
-    quick_gelu,
-    reglu,
-    relu,
-    relu_squared,
-    selu,
-    sigmoid,
-    silu,
-    softmax,
-    softplus,
-    squareplus,
-    swiglu,
-)
-from tensorops.ops.attention import scaled_dot_product_attention
-from tensorops.ops.blocks import multi_head_attention
-from tensorops.ops.contraction import einsum
-from tensorops.ops.experts import grouped_linear, grouped_quantized_linear, moe
-from tensorops.ops.linear import embedding, gated_linear_unit, linear
-from tensorops.ops.loss import cross_entropy, linear_cross_entropy
-from tensorops.ops.normalization import add_rms_norm, group_norm, instance_norm, l2_norm, layer_norm, rms_norm
-from tensorops.ops.positional import rope
-from tensorops.ops.quantization import dequantize, quantize, quantized_linear
-from tensorops.ops.sampling import sample
-from tensorops.ops.selection import top_k
+from tensorops.ops.activation import *
+from tensorops.ops.attention import *
+from tensorops.ops.blocks import *
+from tensorops.ops.contraction import *
+from tensorops.ops.experts import *
+from tensorops.ops.linear import *
+from tensorops.ops.loss import *
+from tensorops.ops.normalization import *
+from tensorops.ops.positional import *
+from tensorops.ops.quantization import *
+from tensorops.ops.sampling import *
+from tensorops.ops.selection import *
 
 if TYPE_CHECKING:
-    from tensorops.backends.configure import configure
+    from tensorops.backends.configure import configure as configure
     from tensorops.backends.listing import (
-        get_available_backends,
-        get_backend_info,
-        is_backend_available,
-        list_backends,
+        get_available_backends as get_available_backends,
+        get_backend_info as get_backend_info,
+        is_backend_available as is_backend_available,
+        list_backends as list_backends,
     )
-    from tensorops.backends.memory import MemoryMonitor, empty_cache, get_memory_stats, synchronize
-    from tensorops.backends.options import get_config
-    from tensorops.backends.ranking import OptimalBackend, get_optimal_backend
-    from tensorops.hardware import Hardware, detect_hardware
-    from tensorops.kernels.cpu.interface import get_include, get_library
-    from tensorops.libraries import ConfigurationError, MemoryStats
-    from tensorops.libraries.cupy import CUDAConfig
-    from tensorops.libraries.jax import JAXConfig
-    from tensorops.libraries.mlx import MLXConfig
-    from tensorops.libraries.numpy import CPUConfig
-    from tensorops.libraries.pyopencl import OpenCLConfig
-    from tensorops.persistent import CaptureError, PersistentKernel
-    from tensorops.testing.validate import ValidationReport, validate
+    from tensorops.backends.memory import (
+        MemoryMonitor as MemoryMonitor,
+        empty_cache as empty_cache,
+        get_memory_stats as get_memory_stats,
+        synchronize as synchronize,
+    )
+    from tensorops.backends.options import get_config as get_config
+    from tensorops.backends.ranking import OptimalBackend as OptimalBackend, get_optimal_backend as get_optimal_backend
+    from tensorops.hardware import Hardware as Hardware, detect_hardware as detect_hardware
+    from tensorops.kernels.cpu.interface import get_include as get_include, get_library as get_library
+    from tensorops.libraries import ConfigurationError as ConfigurationError, MemoryStats as MemoryStats
+    from tensorops.libraries.cupy import CUDAConfig as CUDAConfig
+    from tensorops.libraries.jax import JAXConfig as JAXConfig
+    from tensorops.libraries.mlx import MLXConfig as MLXConfig
+    from tensorops.libraries.numpy import CPUConfig as CPUConfig
+    from tensorops.libraries.pyopencl import OpenCLConfig as OpenCLConfig
+    from tensorops.persistent import CaptureError as CaptureError, PersistentKernel as PersistentKernel
+    from tensorops.testing.validate import ValidationReport as ValidationReport, validate as validate
 
 __version__ = "0.2.0"
-
-__all__ = [
-    "BackendFallbackWarning",
-    "BackendUnavailableError",
-    "CPUConfig",
-    "CUDAConfig",
-    "CaptureError",
-    "ConfigurationError",
-    "Explanation",
-    "Hardware",
-    "JAXConfig",
-    "KernelRefusedError",
-    "MLXConfig",
-    "MemoryMonitor",
-    "MemoryStats",
-    "OpenCLConfig",
-    "OptimalBackend",
-    "PersistentKernel",
-    "Prepared",
-    "Record",
-    "Trace",
-    "Transfer",
-    "ValidationReport",
-    "add_rms_norm",
-    "array_agnostic",
-    "bind_settings",
-    "configure",
-    "cross_entropy",
-    "dequantize",
-    "detect_hardware",
-    "device",
-    "einsum",
-    "elu",
-    "embedding",
-    "empty_cache",
-    "gated_linear_unit",
-    "geglu",
-    "gelu",
-    "get_available_backends",
-    "get_backend",
-    "get_backend_info",
-    "get_config",
-    "get_default_backend",
-    "get_include",
-    "get_library",
-    "get_memory_stats",
-    "get_namespace",
-    "get_optimal_backend",
-    "group_norm",
-    "grouped_linear",
-    "grouped_quantized_linear",
-    "hard_sigmoid",
-    "hard_swish",
-    "instance_norm",
-    "is_backend_available",
-    "l2_norm",
-    "layer_norm",
-    "leaky_relu",
-    "linear",
-    "linear_cross_entropy",
-    "list_backends",
-    "log_softmax",
-    "logsumexp",
-    "mish",
-    "moe",
-    "multi_head_attention",
-    "prepare",
-    "quantize",
-    "quantized_linear",
-    "quick_gelu",
-    "register_backend",
-    "reglu",
-    "reload_config",
-    "relu",
-    "relu_squared",
-    "rms_norm",
-    "rope",
-    "sample",
-    "scaled_dot_product_attention",
-    "selu",
-    "set_backend",
-    "set_default_backend",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "softplus",
-    "squareplus",
-    "swiglu",
-    "synchronize",
-    "to_backend",
-    "top_k",
-    "trace",
-    "tune",
-    "validate",
-]
 
 # Rarely used names are imported on first use: importing tensorops takes less time than NumPy.
 _LATER = {
@@ -210,15 +98,22 @@ _LATER = {
 _MODULE_OF = {name: f"tensorops.{module}" for module, names in _LATER.items() for name in names.split()}
 
 
+def _is_public(name: str, value: object) -> bool:
+    return not name.startswith("_") and getattr(value, "__module__", "").startswith("tensorops.")
+
+
+if not TYPE_CHECKING:  # type checkers go by the imports above, in which `as` and `*` mean that names are public
+    __all__ = sorted({*_MODULE_OF, *(name for name, value in globals().items() if _is_public(name, value))})
+
+    def __dir__() -> list[str]:
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'tensorops' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
     return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 _providers.register_package(kernels.__name__, kernels.__path__)

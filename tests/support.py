@@ -28,8 +28,7 @@ from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS
 from tensorops.libraries import LIBRARIES, Backend, Library
 from tensorops.testing import DTYPES, _libraries
-from tensorops.testing._libraries import arrays_in as arrays_in
-from tensorops.testing._libraries import back as back
+from tensorops.testing._libraries import arrays_in as arrays_in, back as back
 
 HALVES = ("float16", "bfloat16")
 

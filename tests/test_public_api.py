@@ -71,7 +71,7 @@ def test_all_is_what_is_public():
 
 def test_what_is_imported_later_is_what_types_are_checked_with():
     """The package lists these names twice: for type checkers, and for attribute access."""
-    (block,) = [n for n in ast.parse(pathlib.Path(tp.__file__).read_text()).body if isinstance(n, ast.If)]
+    block = next(n for n in ast.parse(pathlib.Path(tp.__file__).read_text()).body if isinstance(n, ast.If))
     checked = {alias.name: node.module for node in block.body for alias in node.names}
     assert checked == tp._MODULE_OF
     assert len(tp.__all__) == len(set(tp.__all__))
@@ -87,6 +87,9 @@ def test_all_of_subpackages_exists(name):
 
 
 def test_every_operator_is_exported_and_nothing_else_is_one():
+    families = {operator.__module__ for operator in tp.ops.every_operator()}
+    listed = [name for family in families for name in importlib.import_module(family).__all__]
+    assert sorted(listed) == sorted(OPERATORS)
     assert set(OPERATORS) <= set(tp.__all__)
     for name in tp.__all__:
         assert (name in OPERATORS) == isinstance(getattr(tp, name), type(tp.silu))

@@ -1,18 +1,21 @@
 """Tables of what tensorops can do, read from its own registries when the documentation is built.
 
 Three directives without arguments: ``operators`` (operator × provider of kernels), ``libraries`` (array library ×
-extra × floating dtypes) and ``backends``. No list is kept by hand, so none can fall behind the code.
+extra × floating dtypes) and ``backends``. ``families`` names modules of `tensorops.ops` and lists their operators, with
+a page for each. No list is kept by hand, so none can fall behind the code.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.errors import ExtensionError
+from sphinx.ext.autosummary import Autosummary
 
 from tensorops import _providers
 from tensorops._dtypes import dtype_name
@@ -108,6 +111,25 @@ def operators_of(provider: str, *, loaded: bool) -> set[str]:
     return set(_providers.PROVIDERS[provider].operators)
 
 
+class Families(Autosummary):
+    """The operators of some families, in the order of their definition."""
+
+    required_arguments, final_argument_whitespace, has_content = 1, True, False
+
+    def run(self) -> list[nodes.Node]:
+        families = {f"tensorops.ops.{name}" for name in self.arguments[0].split()}
+        self.content = [name for name, operator in OPERATORS.items() if operator.__module__ in families]
+        self.options = {"toctree": "generated", "nosignatures": None}
+        return super().run()
+
+
+def write_list(folder: Path) -> None:
+    """Write a page that lists all operators: autosummary makes a page of each name in a source that it can read."""
+    names = "".join(f"   tensorops.{name}\n" for name in OPERATORS)
+    text = f".. autosummary::\n   :toctree: .\n\n{names}"
+    (folder / "operators.rst").write_text(text, encoding="utf-8")
+
+
 class Libraries(Directive):
     """Every array library, how to install it, its providers, and the floating dtypes that it supports."""
 
@@ -177,6 +199,7 @@ def holds(row: Library, name: str) -> bool:
 
 def setup(app) -> dict[str, bool]:
     app.add_directive("operators", Operators)
+    app.add_directive("families", Families)
     app.add_directive("libraries", Libraries)
     app.add_directive("backends", Backends)
     # The tables describe the code, not the page's source: read the page again on every build.

@@ -21,8 +21,7 @@ from array_api_mlx._array_object import Array, to_numpy
 from array_api_mlx._creation_functions import from_numpy
 from array_api_mlx._dtypes import COMPLEX, FLOATING, INDEX, NUMERIC, PROMOTION, REAL_PART, pairs_of
 from array_api_mlx._linear_algebra_functions import matmul, matrix_transpose, tensordot, vecdot
-from array_api_mlx._statistical_functions import sum as _sum
-from array_api_mlx._statistical_functions import total
+from array_api_mlx._statistical_functions import sum as _sum, total
 
 __all__ = [
     "cholesky",

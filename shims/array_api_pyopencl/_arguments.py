@@ -7,8 +7,7 @@ from typing import Any
 import pyopencl as cl
 import pyopencl.array
 
-from array_api_pyopencl import _dtypes, _launch, _layout
-from array_api_pyopencl import _registered as _objects
+from array_api_pyopencl import _dtypes, _launch, _layout, _registered as _objects
 from array_api_pyopencl._devices import Device, device_of_queue
 
 _COMPLETE = cl.command_execution_status.COMPLETE

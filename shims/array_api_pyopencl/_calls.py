@@ -8,8 +8,7 @@ import numpy as np
 import pyopencl as cl
 import pyopencl.array
 
-from array_api_pyopencl import _dtypes, _launch, _layout
-from array_api_pyopencl import _registered as _objects
+from array_api_pyopencl import _dtypes, _launch, _layout, _registered as _objects
 from array_api_pyopencl._arguments import as_array, name_of_type, wrap
 from array_api_pyopencl._devices import Device
 from array_api_pyopencl._dtypes import DType

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from numpy import bool_ as bool
 from numpy import (
+    bool_ as bool,
     complex64,
     complex128,
     float16,

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from array_api_pyopencl import _calls, _codegen, _dtypes, _launch, _layout
-from array_api_pyopencl import _registered as _objects
+from array_api_pyopencl import _calls, _codegen, _dtypes, _launch, _layout, _registered as _objects
 from array_api_pyopencl._devices import Device
 from array_api_pyopencl._dtypes import C_TYPES, DType
 from array_api_pyopencl._expressions import convert, library

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from array_api_pyopencl import _calls, _codegen, _launch
-from array_api_pyopencl import _registered as _objects
+from array_api_pyopencl import _calls, _codegen, _launch, _registered as _objects
 from array_api_pyopencl._dtypes import C_TYPES, DType
 from array_api_pyopencl._expressions import convert, library
 from array_api_pyopencl._reductions import heavy_group

@@ -11,8 +11,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from array_api_pyopencl import _calls, _dtypes, _elementwise_functions, _host, _layout
-from array_api_pyopencl import _statistical_functions as _statistics
+from array_api_pyopencl import (
+    _calls,
+    _dtypes,
+    _elementwise_functions,
+    _host,
+    _layout,
+    _statistical_functions as _statistics,
+)
 from array_api_pyopencl._arguments import as_array
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._creation_functions import eye, zeros_like

@@ -10,8 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from tensorops._dtypes import dtype_name, nbytes
 from tensorops._providers import Provider, register_provider
 from tensorops._trees import map_arrays
-from tensorops._typing import Array
-from tensorops._typing import Namespace as ArrayNamespace
+from tensorops._typing import Array, Namespace as ArrayNamespace
 from tensorops.backends.probing import first_available
 from tensorops.backends.process_default import (
     BackendFallbackWarning,
@@ -24,8 +23,7 @@ from tensorops.backends.registry import BACKENDS, BackendUnavailableError, regis
 from tensorops.backends.scopes import bind_settings, get_backend, set_backend, trace
 from tensorops.backends.settings import current
 from tensorops.backends.trace import Record, Trace, Transfer
-from tensorops.libraries import LIBRARIES, Backend, common_library, library_of, move
-from tensorops.libraries import Library as Library
+from tensorops.libraries import LIBRARIES, Backend, Library as Library, common_library, library_of, move
 
 __all__ = [
     "BACKENDS",

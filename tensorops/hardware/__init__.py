@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from tensorops import _hooks
 from tensorops._display import Displayed, Table
-from tensorops.hardware import accelerators as _accelerators
-from tensorops.hardware import opencl as _opencl
+from tensorops.hardware import accelerators as _accelerators, opencl as _opencl
 from tensorops.hardware.accelerator import Accelerator
 from tensorops.hardware.cpu import CPU, bare_cpu, detect_cpu, usable_processors
 from tensorops.hardware.machine import DetectionError, Machine

@@ -13,8 +13,7 @@ from .fields import Fields
 
 try:
     from gguf.constants import TokenType
-    from tokenizers import AddedToken, Regex, models, pre_tokenizers
-    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers import AddedToken, Regex, Tokenizer as FastTokenizer, models, pre_tokenizers
 except ImportError as error:
     raise missing(error.name or "tokenizers") from error
 

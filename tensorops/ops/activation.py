@@ -26,6 +26,29 @@ from tensorops.backends import get_namespace
 from tensorops.ops import _special
 from tensorops.ops._sums import sum_along
 
+__all__ = [
+    "elu",
+    "geglu",
+    "gelu",
+    "hard_sigmoid",
+    "hard_swish",
+    "leaky_relu",
+    "log_softmax",
+    "logsumexp",
+    "mish",
+    "quick_gelu",
+    "reglu",
+    "relu",
+    "relu_squared",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "squareplus",
+    "swiglu",
+]
+
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934, 1.6732632423543772848
 
 

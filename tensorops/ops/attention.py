@@ -28,6 +28,8 @@ from tensorops._validation import (
 from tensorops.backends import get_namespace
 from tensorops.libraries import constant, creation_device, is_fixed
 
+__all__ = ["scaled_dot_product_attention"]
+
 _WIDEST = 2**31 - 1
 """The widest window that matters: a valid index in every library, and more than any number of positions."""
 

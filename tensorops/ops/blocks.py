@@ -27,6 +27,8 @@ from tensorops.ops.linear import linear
 from tensorops.ops.normalization import rms_norm
 from tensorops.ops.positional import DEFAULT_BASE, check_positions, check_rotation, rope
 
+__all__ = ["multi_head_attention"]
+
 
 @dataclass(frozen=True, slots=True)
 class _Planned:

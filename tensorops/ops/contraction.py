@@ -22,6 +22,8 @@ from tensorops._validation import as_choice, plural, shown
 from tensorops.backends import get_namespace
 from tensorops.libraries import is_fixed
 
+__all__ = ["einsum"]
+
 Label: TypeAlias = str
 """A letter of the subscripts; for an axis of the ellipsis, its number from the right, as in ``"...0"``."""
 Operation: TypeAlias = tuple[Any, ...]

@@ -28,6 +28,8 @@ from tensorops.ops.linear import linear
 from tensorops.ops.quantization import check_format, check_quantized, quantized_linear, unpacked
 from tensorops.ops.selection import top_k as select_top
 
+__all__ = ["grouped_linear", "grouped_quantized_linear", "moe"]
+
 # ------------------------------------------------------------------------------------------------ checks and row axes
 
 

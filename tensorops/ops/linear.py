@@ -14,6 +14,8 @@ from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, rows_of
 from tensorops.ops.activation import geglu, gelu, reglu, sigmoid, swiglu
 
+__all__ = ["embedding", "gated_linear_unit", "linear"]
+
 
 def _check_matrix(name: str, label: str, weight: Array, x: Array) -> None:
     """Check that a matrix multiplies the last axis of `x`."""

@@ -35,6 +35,8 @@ from tensorops.backends import get_namespace
 from tensorops.libraries import constant, creation_device, over_blocks, take_along
 from tensorops.ops._sums import mean_along, sum_along
 
+__all__ = ["cross_entropy", "linear_cross_entropy"]
+
 # Losses are computed and summed in this unit, a power of two: neither a difference of logits nor a sum of losses
 # overflows. Values that underflow are negligible compared with the logarithm of the sum.
 UNIT = 2.0**-64

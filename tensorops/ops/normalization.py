@@ -25,6 +25,8 @@ from tensorops._validation import (
 from tensorops.backends import get_namespace
 from tensorops.ops._sums import mean_along, sum_along
 
+__all__ = ["add_rms_norm", "group_norm", "instance_norm", "l2_norm", "layer_norm", "rms_norm"]
+
 
 def _check_rms_norm(
     name: str, x: Array, weight: Array | None, eps: float, axis: int, weight_offset: float

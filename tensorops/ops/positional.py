@@ -23,6 +23,8 @@ from tensorops._validation import (
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, rows_of
 
+__all__ = ["rope"]
+
 DEFAULT_BASE = 10000.0
 
 

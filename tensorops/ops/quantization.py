@@ -17,6 +17,8 @@ from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Nam
 from tensorops._validation import as_choice, as_integer, require_floating, require_ndim, shown
 from tensorops.backends import get_namespace
 
+__all__ = ["dequantize", "quantize", "quantized_linear"]
+
 _MODES = ("affine", "symmetric")
 
 

@@ -19,6 +19,8 @@ from tensorops._validation import (
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, library_of
 
+__all__ = ["sample"]
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

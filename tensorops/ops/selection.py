@@ -13,6 +13,8 @@ from tensorops._validation import as_bool, as_integer, normalize_axis, require_n
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, take_along
 
+__all__ = ["top_k"]
+
 
 def _check_top_k(name: str, x: Array, k: int, axis: int, largest: bool) -> dict[str, Any]:
     if not (_dtypes.is_floating(x) or _dtypes.is_integer(x)):

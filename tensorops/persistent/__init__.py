@@ -12,16 +12,17 @@ from tensorops.backends.probing import unavailable_reason
 from tensorops.backends.registry import BACKENDS, resolve
 from tensorops.hardware import usable_processors
 from tensorops.libraries import Backend, library_of
-from tensorops.persistent._captured import Captured as Captured
-from tensorops.persistent._captured import CapturedCall as CapturedCall
-from tensorops.persistent._captured import CaptureError as CaptureError
-from tensorops.persistent._captured import Profile as Profile
-from tensorops.persistent._captured import Statistics as Statistics
+from tensorops.persistent._captured import (
+    Captured as Captured,
+    CapturedCall as CapturedCall,
+    CaptureError as CaptureError,
+    Profile as Profile,
+    Statistics as Statistics,
+)
 from tensorops.persistent._comparison import Comparison
 from tensorops.persistent._engine import Engine, Options, engine_of, leaves, why_not
 from tensorops.persistent._limits import Limits, Watch
-from tensorops.persistent.ranks import all_reduce as all_reduce
-from tensorops.persistent.ranks import compiling_for, connect
+from tensorops.persistent.ranks import all_reduce as all_reduce, compiling_for, connect
 
 __all__ = ["CaptureError", "Captured", "CapturedCall", "PersistentKernel", "Profile", "Statistics", "all_reduce"]
 

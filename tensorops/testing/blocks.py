@@ -26,8 +26,8 @@ from tensorops.testing.values import (
     quiet,
     random_mask,
     single,
+    weights as near_one,
 )
-from tensorops.testing.values import weights as near_one
 
 __all__ = ["ENTRIES", "multi_head_attention"]
 

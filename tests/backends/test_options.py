@@ -19,8 +19,7 @@ from tensorops.backends import options
 from tensorops.backends.configure import configure
 from tensorops.backends.options import apply_configured, device_config, get_config
 from tensorops.backends.registry import BACKENDS, resolve
-from tensorops.libraries import ConfigurationError, DeviceConfig, _runtime, runtime_of
-from tensorops.libraries import cupy as _cupy
+from tensorops.libraries import ConfigurationError, DeviceConfig, _runtime, cupy as _cupy, runtime_of
 from tensorops.libraries.cupy import CUDAConfig
 from tensorops.libraries.jax import JAXConfig
 from tensorops.libraries.mlx import MLXConfig

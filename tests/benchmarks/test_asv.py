@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 import tensorops as tp
-from asv_benchmarks import harness as asv
-from asv_benchmarks import peers
+from asv_benchmarks import harness as asv, peers
 from tensorops._operator import OPERATORS
 from tensorops.benchmarks.workloads import workload
 from tensorops.testing import BENCHMARK_SHAPES, DTYPES, REFERENCES

@@ -17,9 +17,7 @@ pytest.importorskip("rich")
 
 from click.testing import CliRunner
 
-from asv_benchmarks import __main__ as command
-from asv_benchmarks import _llama_cpp, comparison, peers
-from asv_benchmarks import model as benchmark
+from asv_benchmarks import __main__ as command, _llama_cpp, comparison, model as benchmark, peers
 from asv_benchmarks.peers import ATTENTION, PEERS, ROWS, PeerDiffersError, PeerMissingError
 from tensorops._operator import OPERATORS
 from tensorops.benchmarks import decode, measuring

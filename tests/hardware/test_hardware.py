@@ -17,8 +17,7 @@ import pytest
 
 import support
 from tensorops import hardware
-from tensorops.hardware import CPU, Hardware, detect, detect_hardware
-from tensorops.hardware import machine as _machine
+from tensorops.hardware import CPU, Hardware, detect, detect_hardware, machine as _machine
 from tensorops.hardware.accelerators import tpu_version
 from tensorops.hardware.machine import DetectionError, Machine
 from tensorops.hardware.nvidia import QUERY, generation

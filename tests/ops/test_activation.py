@@ -10,8 +10,7 @@ from numpy.testing import assert_array_equal
 import support
 import tensorops as tp
 from support import close
-from tensorops.testing import DTYPES, REFERENCES, assert_matches
-from tensorops.testing import activation as references
+from tensorops.testing import DTYPES, REFERENCES, activation as references, assert_matches
 
 inf, nan = np.inf, np.nan
 

@@ -11,8 +11,7 @@ import support
 import tensorops as tp
 from support import close, to_torch
 from tensorops._dtypes import INTEGER
-from tensorops.testing import REFERENCES, assert_matches
-from tensorops.testing import attention as references
+from tensorops.testing import REFERENCES, assert_matches, attention as references
 
 inf, nan = np.inf, np.nan
 

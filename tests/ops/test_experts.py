@@ -7,8 +7,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import support
 import tensorops as tp
 from tensorops._dtypes import INTEGER
-from tensorops.testing import DTYPES, REFERENCES, assert_matches, cast
-from tensorops.testing import experts as references
+from tensorops.testing import DTYPES, REFERENCES, assert_matches, cast, experts as references
 
 
 def softmax(x):

@@ -7,8 +7,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import support
 import tensorops as tp
 from tensorops._dtypes import INTEGER
-from tensorops.testing import DTYPES, assert_matches
-from tensorops.testing import linear as references
+from tensorops.testing import DTYPES, assert_matches, linear as references
 
 
 def test_linear_and_embedding_by_hand():

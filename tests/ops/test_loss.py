@@ -13,8 +13,7 @@ from support import close, to_torch
 from tensorops._dtypes import INTEGER
 from tensorops.libraries import LIBRARIES
 from tensorops.ops import loss
-from tensorops.testing import REFERENCES, assert_matches
-from tensorops.testing import loss as references
+from tensorops.testing import REFERENCES, assert_matches, loss as references
 
 NUMBERS = np.array([[0, 3, 1], [2, 2, 5]])
 

@@ -10,8 +10,7 @@ import support
 import tensorops as tp
 from support import close
 from tensorops.libraries import has_host_values
-from tensorops.testing import assert_matches
-from tensorops.testing import positional as references
+from tensorops.testing import assert_matches, positional as references
 
 
 def test_rope_turns_a_quarter():

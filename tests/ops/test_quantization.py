@@ -6,8 +6,7 @@ from numpy.testing import assert_array_equal
 
 import tensorops as tp
 from support import close, dtypes_of, holding
-from tensorops.testing import DTYPES
-from tensorops.testing import quantization as references
+from tensorops.testing import DTYPES, quantization as references
 
 
 def test_affine_quantization_by_hand():

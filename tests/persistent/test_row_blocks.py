@@ -14,8 +14,7 @@ from tensorops.testing import REFERENCES, assert_matches
 
 NATIVE = support.require_native()
 
-from tensorops.persistent import PersistentKernel  # noqa: E402
-from tensorops.persistent import _row_blocks as blocks  # noqa: E402
+from tensorops.persistent import PersistentKernel, _row_blocks as blocks  # noqa: E402
 
 
 def f32(*shape, seed=0):

@@ -3,8 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tensorops.testing import DTYPES, assert_matches, ulp_error
 

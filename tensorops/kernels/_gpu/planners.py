@@ -6,17 +6,19 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from tensorops._operator import Operator
-from tensorops.kernels._gpu import activation as plan_activation
-from tensorops.kernels._gpu import attention as plan_attention
-from tensorops.kernels._gpu import embedding as plan_embedding
-from tensorops.kernels._gpu import linear as plan_linear
-from tensorops.kernels._gpu import loss as plan_loss
-from tensorops.kernels._gpu import normalization as plan_normalization
-from tensorops.kernels._gpu import positional as plan_positional
-from tensorops.kernels._gpu import quantization as plan_quantization
-from tensorops.kernels._gpu import sampling as plan_sampling
-from tensorops.kernels._gpu import selection as plan_selection
-from tensorops.kernels._gpu import softmax as plan_softmax
+from tensorops.kernels._gpu import (
+    activation as plan_activation,
+    attention as plan_attention,
+    embedding as plan_embedding,
+    linear as plan_linear,
+    loss as plan_loss,
+    normalization as plan_normalization,
+    positional as plan_positional,
+    quantization as plan_quantization,
+    sampling as plan_sampling,
+    selection as plan_selection,
+    softmax as plan_softmax,
+)
 from tensorops.kernels._gpu.plans import Plan
 from tensorops.ops import (
     activation,

@@ -17,8 +17,7 @@ import numpy as np
 import pyopencl as cl
 import pyopencl.array
 
-from array_api_pyopencl import Array as Wrapper
-from array_api_pyopencl import _devices, _dtypes, _launch, _layout
+from array_api_pyopencl import Array as Wrapper, _devices, _dtypes, _launch, _layout
 from array_api_pyopencl._arguments import attributes, device_of, raw_of, wrap
 from array_api_pyopencl._calls import meet
 from tensorops._display import printable

@@ -20,8 +20,7 @@ from tensorops.kernels.pallas.channels_plans import group_norm, instance_norm
 from tensorops.kernels.pallas.lookup_plans import embedding
 from tensorops.kernels.pallas.projected_loss_plans import linear_cross_entropy
 from tensorops.kernels.pallas.quantized_plans import quantized_linear
-from tensorops.kernels.pallas.refusals import DTYPES as _DTYPES
-from tensorops.kernels.pallas.refusals import refuse_arrays as _refuse_arrays
+from tensorops.kernels.pallas.refusals import DTYPES as _DTYPES, refuse_arrays as _refuse_arrays
 from tensorops.kernels.pallas.selection_plans import top_k
 from tensorops.ops.attention import log_totals
 

@@ -11,9 +11,7 @@ import numpy as np
 from tensorops._operator import Operator
 from tensorops.kernels._gpu.geometry import joined_rows
 from tensorops.kernels._gpu.plans import Device, Launch, Number, Operand, Plan, Result
-from tensorops.ops import attention as attention_family
-from tensorops.ops import linear as linear_family
-from tensorops.ops import quantization
+from tensorops.ops import attention as attention_family, linear as linear_family, quantization
 
 FEWEST_ROWS = 17
 """With fewer rows the weights are what is read: kernels that stream them once are as fast as memory."""

@@ -8,8 +8,7 @@ import pytest
 import support
 import tensorops as tp
 from support import normal
-from tensorops.testing import CASES, DTYPES, INVALID, REFERENCES, assert_matches
-from tensorops.testing import experts as references
+from tensorops.testing import CASES, DTYPES, INVALID, REFERENCES, assert_matches, experts as references
 
 _native = support.require_native()
 SHORT = ("float16", "bfloat16", "float32")

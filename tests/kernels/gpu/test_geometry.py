@@ -7,8 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tensorops.kernels._gpu.geometry import MAX_ROW_DIMS, joined_rows, refuse_row, rows_geometry
 from tensorops.kernels._gpu.plans import Device, Operand, contiguous_strides
