@@ -6,7 +6,8 @@ finds little more: `pytest --exhaustive` runs all of it, `pytest -m exhaustive` 
 Each ``parametrize``, and each fixture with parameters, is a dimension. A list of tuples is one dimension; with
 ``@pytest.mark.dimensions``, for lists that are products, each name of a ``parametrize`` is one. With two dimensions
 every value occurs; with three or more, every pair of values as well. A test with ``@pytest.mark.costly`` takes seconds
-per value and runs only the first; a test with ``@pytest.mark.exhaustive`` is left out.
+per value and runs only the first, with ``@pytest.mark.costly(3)`` every third of those that it would run without; a
+test with ``@pytest.mark.exhaustive`` is left out.
 """
 
 from __future__ import annotations
@@ -72,14 +73,15 @@ def is_of_another_driver(item: pytest.Item) -> bool:
 
 def _left_out_of(group: list[pytest.Function]) -> set[pytest.Item]:
     """Return the tests of one function that are not representatives."""
-    if group[0].get_closest_marker("costly"):
+    costly = group[0].get_closest_marker("costly")
+    if costly and not costly.args:
         return set(group[1:])
     rows = [_row(item) for item in group]
     varied = [column for column in zip(*rows, strict=True) if len(set(column)) > 1]
-    if len(varied) < 2:
-        return set()
-    taken = covering(list(zip(*varied, strict=True)), 1 if len(varied) == 2 else 2)
-    return {item for index, item in enumerate(group) if index not in taken}
+    taken = range(len(group))
+    if len(varied) >= 2:
+        taken = sorted(covering(list(zip(*varied, strict=True)), 1 if len(varied) == 2 else 2))
+    return set(group) - {group[index] for index in (taken[:: costly.args[0]] if costly else taken)}
 
 
 def _row(item: pytest.Function) -> tuple[Hashable, ...]:

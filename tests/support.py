@@ -249,3 +249,22 @@ def by_hand_in_jax(name, like, args, attributes=(), names=None):
     given = sum(1 << OPERATORS[name].parameters.index(each) for each in names)
     call = jax.ffi.ffi_call(f"tensorops.{name}", jax.ShapeDtypeStruct(like.shape, like.dtype))
     return jax.block_until_ready(call(*args, arrays=np.int64(given), **dict(attributes)))
+
+
+def for_each(groups):
+    """Make a function of one element a test for each group: a test for each element takes longer than the checks."""
+
+    def decorate(check):
+        @pytest.mark.parametrize("group", groups)
+        def test(group):
+            for element in groups[group]:
+                try:
+                    check(element)
+                except Exception as error:
+                    error.add_note(f"This was {element}.")
+                    raise
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return decorate

@@ -13,6 +13,7 @@ import pytest
 
 import support
 import tensorops as tp
+from covering import covering
 from tensorops import _providers
 from tensorops._operator import OPERATORS
 from tensorops._trees import map_arrays
@@ -35,6 +36,24 @@ def every_implementation():
                     slow = implementation == "generic" and dtype in SLOW_BODIES.get(row.name, ())
                     marks = pytest.mark.exhaustive if slow else ()
                     yield pytest.param(operator, row, dtype, implementation, id=label, marks=marks)
+
+
+# They compile every program or build graphs: a case takes them a hundred times as long as others.
+SLOW = ("dask", "jax", "pyopencl")
+
+
+def every_case():
+    """Yield all implementations; on slow libraries, a short run has only `some_cases`."""
+    for parameters in every_implementation():
+        marks = pytest.mark.exhaustive if parameters.values[1].name in SLOW else parameters.marks
+        yield pytest.param(*parameters.values, id=parameters.id, marks=marks)
+
+
+def some_cases():
+    """Return implementations on slow libraries that show every pair of parameters, each for a few cases."""
+    slow = [each for each in every_implementation() if each.values[1].name in SLOW and not each.marks]
+    slow = [each for each in slow if not support.why_not(each.values[1].name)]
+    return [slow[i] for i in sorted(covering([tuple(map(id, each.values)) for each in slow], 2))]
 
 
 def cases_of(operator, dtype):
@@ -75,8 +94,17 @@ def require_none_failed(outcomes):
         pytest.fail("\n".join(failed), pytrace=False)
 
 
+@pytest.mark.parametrize(("operator", "row", "dtype", "implementation"), some_cases())
+def test_some_cases(operator, row, dtype, implementation):
+    """The first case, and of the others as many as together with other dtypes make all."""
+    subject = dataclasses.replace(subject_of(operator, row, dtype, implementation), invalid=())
+    first, *others = subject.cases
+    cases = (first, *others[list(DTYPES).index(dtype) :: len(DTYPES)])
+    require_none_failed(dataclasses.replace(subject, cases=cases).run())
+
+
 @pytest.mark.dimensions
-@pytest.mark.parametrize(("operator", "row", "dtype", "implementation"), list(every_implementation()))
+@pytest.mark.parametrize(("operator", "row", "dtype", "implementation"), list(every_case()))
 def test_conformance(operator, row, dtype, implementation):
     support.require(row.name)
     subject = dataclasses.replace(subject_of(operator, row, dtype, implementation), invalid=())

@@ -660,6 +660,7 @@ main(sys.argv[1])
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_joblib_workers(backend):
     pytest.importorskip("joblib")
@@ -700,6 +701,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_process_pools(method, tmp_path):
     script = tmp_path / "pool.py"  # a file, because its functions must be importable by name

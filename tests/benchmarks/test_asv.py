@@ -191,6 +191,7 @@ def git(*arguments):
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.exhaustive
 def test_the_committed_results_are_published(asv_page, tmp_path):
     pytest.importorskip("asv")
     if not (ROOT / ".git").exists() or git("rev-parse", "--verify", "--quiet", "main").returncode:

@@ -44,6 +44,7 @@ def test_all_threads_read_at_once(monkeypatch):
     assert set(sizes) == {1 << 15}
 
 
+@pytest.mark.exhaustive
 def test_speeds_beside_the_bound(model):
     support.require_provider("cpu")
     arguments = [

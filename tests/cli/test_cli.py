@@ -334,12 +334,13 @@ def test_what_computes_refuses_a_configuration_that_cannot_be_applied(bad_config
 @pytest.mark.costly
 def test_backends_goes_on_and_shows_it(bad_configuration):
     path, words = bad_configuration
-    result = run("backends", TENSOROPS_CONFIG=path, **support.only("numpy"))
+    environment = {"TENSOROPS_CONFIG": path} | support.only("numpy")
+    result = run("backends", **environment)
     assert result.returncode == 0
     assert "Warning: the configuration is not in force: " in result.stderr
     assert words in result.stderr
     assert "numpy" in result.stdout
-    assert words in json.loads(run("backends", "--json", TENSOROPS_CONFIG=path, **support.only("numpy")).stdout)["problem"]
+    assert words in json.loads(run("backends", "--json", **environment).stdout)["problem"]
 
 
 # --- generate and demo -------------------------------------------------------------------------------

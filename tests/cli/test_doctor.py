@@ -167,7 +167,8 @@ def test_an_option_of_a_device_that_cannot_be_honoured(tmp_path, preferred):
     support.require("mlx")
     path = tmp_path / "config.json"
     path.write_text(f'{{"preferred_backend": "{preferred}", "devices": {{"mlx": {{"max_memory_fraction": 0.5}}}}}}')
-    result = run("doctor", "--json", TENSOROPS_CONFIG=str(path), **support.only("mlx"))  # where MLX has not computed yet
+    # In a process where MLX has not computed yet
+    result = run("doctor", "--json", TENSOROPS_CONFIG=str(path), **support.only("mlx"))
     assert result.returncode == 1, result.stderr
     ((problem, remedy),) = problems(json.loads(result.stdout))
     assert "max_memory_fraction cannot be honoured" in problem

@@ -70,6 +70,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_transformed(name):
     row = support.require(name)

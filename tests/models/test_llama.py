@@ -261,6 +261,7 @@ def test_generated_tokens_are_the_likeliest(backend: str) -> None:
     assert len(made) == 5
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("library", "compiler"), [("jax", "jax.jit"), ("mlx", "mlx.core.compile")])
 def test_a_compiled_network_gives_the_same_tokens(library: str, compiler: str) -> None:
     module, _, name = compiler.rpartition(".")
@@ -293,6 +294,7 @@ def test_decoding_compiles_nothing_new_on_jax() -> None:
     assert traced == [(4,), (2,), (1,), (269, 64)]  # three lengths of the network, and the choice by the output matrix
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_compiler_writes_into_the_cache_on_jax(temperature: float) -> None:
     """Over a growth of the cache; a generator's numbers are drawn for each token, not once for the program."""
@@ -569,6 +571,7 @@ def test_real_model_gives_the_recorded_tokens(real_path: Path, name: str) -> Non
     assert answer == "The capital of France is Paris."
 
 
+@pytest.mark.exhaustive
 def test_real_logits_are_near_float64(real_path: Path, dequantized: dict[str, np.ndarray]) -> None:
     model = Llama.from_gguf(real_path)
     ids = CHAT[:20]

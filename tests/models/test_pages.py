@@ -196,6 +196,7 @@ def assert_likeliest(prompt, tokens):
     assert np.all(logits.max(axis=-1) - chosen < 1e-3)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_batch_gives_the_likeliest_tokens(backend):
     llama = model(backend)
@@ -437,6 +438,7 @@ def there(backend, *numbers):
     return [tp.to_backend(np.asarray(n, np.int32), backend) for n in numbers]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("backend", ["cpu", "jax", "mlx"])
 def test_a_prompt_in_pieces_and_then_decoding(backend):
     """Whatever is after the count, and before in the cache, has no effect."""
@@ -540,7 +542,7 @@ def test_where_a_step_puts_keys():
             cache.step([number], 2, positions=[position])
 
 
-@pytest.mark.costly
+@pytest.mark.exhaustive
 def test_a_real_model_in_a_batch():
     llama = Llama.from_gguf(real_model(), "cpu")
     texts = ["The capital of France is", "Once upon a time", "Water boils at", "def fibonacci(n):"]

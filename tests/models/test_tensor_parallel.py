@@ -478,7 +478,7 @@ def test_devices_of_a_mesh_give_the_logits_and_tokens_of_one(tmp_path: Path, kin
         assert "jax_ffi" in found["kernels"]
 
 
-@pytest.mark.costly
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("devices", [1, 2])
 def test_two_processes_of_jax_give_the_tokens_of_one(tmp_path: Path, devices: int) -> None:
     path = write(tmp_path / "model.gguf", "Q4_1")

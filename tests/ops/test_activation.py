@@ -173,6 +173,7 @@ def test_gelu_tanh_of_special_values():
     )
 
 
+@pytest.mark.costly(2)
 def test_hard_sigmoid_does_not_cancel_near_its_kinks(library):
     """Next to -3, alpha x + beta would be the rounding error of its terms; where alpha is 0, there is no kink."""
     x = np.float32(-3.0) + np.logspace(-6, -1, 33, dtype=np.float32)
@@ -201,6 +202,7 @@ def dtypes_of(library, name):
     return [*forms, DTYPES[name].type] if isinstance(x.dtype, np.dtype) else forms
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("result", DTYPES)
 @pytest.mark.parametrize("given", DTYPES)
 def test_results_have_the_dtype_that_is_asked_for(library, given, result, rng):
@@ -220,6 +222,7 @@ def test_results_have_the_dtype_that_is_asked_for(library, given, result, rng):
                     assert_matches(y, expected, result, tolerance=tolerance, scale_axis=None)
 
 
+@pytest.mark.costly(3)
 def test_a_narrower_dtype_rounds_the_result_only(library):
     """Rounded to the dtype of the result first, all elements of a row would be alike, or infinite."""
     held = support.dtypes_of(library.name)
@@ -290,6 +293,7 @@ def test_kernels_take_float32_results_of_half_types_and_several_last_axes(operat
     assert_matches(support.back(y), REFERENCES[operator.__name__](x, axis=(1, 2)), "float32", tolerance=8)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("operator", SUMS)
 def test_torch_differentiates_and_compiles_with_a_dtype(operator, rng):
     support.require("torch")
@@ -314,6 +318,7 @@ def test_torch_differentiates_and_compiles_with_a_dtype(operator, rng):
     torch.testing.assert_close(compiled, operator(x, dtype=torch.float32))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("operator", SUMS)
 def test_jax_differentiates_and_maps_with_a_dtype_and_axes(operator, rng):
     support.require("jax")

@@ -130,6 +130,7 @@ def gathered(x, table):
     return np.stack([np.concatenate([x[page] for page in row], axis=1) for row in table])
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("dtype", INTEGER)
 def test_lengths_and_pages_of_every_dtype(library, dtype, rng):
     q, k, v, table = arguments(rng)
@@ -156,6 +157,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("queries", [1, 3, 9])
 def test_every_combination_of_options(queries, rng):
     """Body and kernel; 9 queries of grouped heads go another way through the kernel than few."""
@@ -271,6 +273,7 @@ MASKED = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
 @pytest.mark.parametrize("kind", MASKED)
 @pytest.mark.parametrize("name", ["torch", "jax", "mlx"])

@@ -171,6 +171,7 @@ def test_onnx_softcap(rng):
 # --- the cache ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("rotation", ["base", "tables", "none"])
 def test_decoding_continues_a_text(library, rotation, rng):
     """One token after another gives what all at once give, with positions and causality counted from the cache."""

@@ -179,6 +179,7 @@ def small(rng, tokens=5, dtype="float32"):
     return cast(case, dtype)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", support.HALVES)
 def test_float32_weights_beside_half_types(library, dtype, rng):
     if dtype not in support.dtypes_of(library.name):
@@ -236,6 +237,7 @@ def test_weights_of_the_format_are_passed_by_name(rng):
 NUMBERS = np.array([[2, 0, 1], [1, 1, 2]])
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("dtype", INTEGER)
 def test_experts_of_every_dtype(library, dtype, rng):
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 5), (3, 4, 5)))

@@ -38,6 +38,7 @@ def gated(rng, dtype):
     return [(0.5 * rng.standard_normal(shape)).astype(DTYPES[dtype]) for shape in shapes]
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("unit", references.GATED_UNITS)
 @pytest.mark.parametrize("dtype", support.HALVES)
 def test_gated_units_round_once(library, dtype, unit, rng):

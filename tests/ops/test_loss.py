@@ -18,6 +18,7 @@ from tensorops.testing import REFERENCES, assert_matches, loss as references
 NUMBERS = np.array([[0, 3, 1], [2, 2, 5]])
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("options", [{}, {"ignore_index": 2}, {"ignore_index": -1, "reduction": "none"}], ids=str)
 @pytest.mark.parametrize("dtype", INTEGER)
 def test_cross_entropy_takes_targets_of_every_dtype(library, dtype, options, rng):
@@ -149,6 +150,7 @@ def test_weights_do_not_apply_to_z_loss(rng):
         close(call(logits, targets, weight, z_loss=0.2), mean, rtol=1e-12)
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_types_go_with_float32_weights_and_probabilities(library, dtype, rng):
     if dtype not in support.dtypes_of(library.name):
@@ -234,6 +236,7 @@ BLOCK_OPTIONS = [
 ]
 
 
+@pytest.mark.costly(3)
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("options", BLOCK_OPTIONS, ids=str)
 @pytest.mark.parametrize("kind", ["numbers", "probabilities"])
@@ -266,6 +269,7 @@ def gradients_of_reference(x, weight, targets, bias, ce_weight, **options):
 GRADIENT_OPTIONS = [{}, {"reduction": "sum", "z_loss": 0.3}, {"label_smoothing": 0.1, "z_loss": 0.3}]
 
 
+@pytest.mark.costly(2)
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("options", GRADIENT_OPTIONS, ids=str)
 @pytest.mark.parametrize("name", ["torch", "jax", "jax jit", "mlx"])
@@ -295,6 +299,7 @@ def test_gradients_of_several_blocks(name, options, rng):
             np.testing.assert_allclose(support.back(actual), wanted, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.costly
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # in gradcheck itself
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("options", GRADIENT_OPTIONS, ids=str)
@@ -429,6 +434,7 @@ def peak_of_torch(torch, function):
     return int(held.max())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("options", "blocks"),
     [({}, 2), ({"z_loss": 0.3}, 2), ({"label_smoothing": 0.1}, 3)],
@@ -455,6 +461,7 @@ def test_torch_holds_two_blocks(large, options, blocks):
     assert peak_of_torch(torch, backward) - gradients <= (blocks + kept_by_callers() + VECTORS) * BLOCK
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", GRADIENT_OPTIONS, ids=str)
 def test_xla_holds_two_blocks(large, options):
     jax = pytest.importorskip("jax")
@@ -468,6 +475,7 @@ def test_xla_holds_two_blocks(large, options):
         assert analysis.temp_size_in_bytes - sums <= (2 + VECTORS) * BLOCK
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", GRADIENT_OPTIONS, ids=str)
 def test_mlx_holds_two_blocks(large, options):
     mx = pytest.importorskip("mlx.core")

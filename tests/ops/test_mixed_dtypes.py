@@ -118,6 +118,7 @@ def every_implementation():
                     yield pytest.param(name, row, implementation, pair, id=label)
 
 
+@pytest.mark.costly(3)
 @pytest.mark.dimensions
 @pytest.mark.parametrize(("name", "row", "implementation", "pair"), list(every_implementation()))
 def test_results_have_the_dtype_of_x(name, row, implementation, pair):
@@ -143,6 +144,7 @@ def test_results_have_the_dtype_of_x(name, row, implementation, pair):
 WITHOUT_FLOAT64 = [name for name in CALLS if not name.startswith("rope")]  # whose angles are float64, as documented
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if "float64" not in pair], ids="-".join)
 @pytest.mark.parametrize("name", WITHOUT_FLOAT64)
 def test_bodies_compute_in_float32(name, pair):

@@ -79,6 +79,7 @@ def test_norms_agree_with_torch(rng, axis):
         close(references.rms_norm(x, weight), functional.rms_norm(tx, shape, tw, 1e-6).numpy(), rtol=1e-12)
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("along", [(256,), (1000,), (5000,), (100, 100, 20), (64, 64, 64)], ids=str)
 def test_equal_elements_become_zeros(library, along):
     """What rounding leaves of their mean is divided by the root of eps; no axis needs to be long for that."""

@@ -268,6 +268,7 @@ ANYTHING = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("anything", [False, True], ids=["moderate", "anything"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data())
@@ -295,6 +296,7 @@ def test_rms_norm_of_any_view(dtype, anything, data):
         assert_new_memory(y, (x,))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["layer_norm", "softmax", "log_softmax", "logsumexp"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data())
@@ -313,6 +315,7 @@ def test_reductions_of_any_view(name, dtype, data):
     assert_new_memory(y, (x,))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["silu", "sigmoid", "relu", "softplus", "gelu"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(data=st.data())

@@ -158,6 +158,7 @@ def test_every_option_is_under_test():
     assert len(EVERY) > 30
 
 
+@pytest.mark.costly(3)
 @pytest.mark.dimensions
 @pytest.mark.parametrize(("operator", "name", "row", "implementation"), list(every_option_of_every_implementation()))
 def test_wrong_options_are_refused_in_the_operators_words(operator, name, row, implementation):
@@ -176,6 +177,7 @@ def test_wrong_options_are_refused_in_the_operators_words(operator, name, row, i
             raise AssertionError(f"{name} of {type(value)}: {failure}") from failure
 
 
+@pytest.mark.costly(4)
 @pytest.mark.dimensions
 @pytest.mark.parametrize(("operator", "name", "row", "implementation"), list(every_option_of_every_implementation()))
 def test_right_options_of_every_type_mean_the_same(operator, name, row, implementation):

@@ -148,6 +148,7 @@ def test_quantized_linear_on_long_rows(target, bits, mode, rows):
     assert_matches(y, expected, "float32", tolerance=16)
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("axis", [-1, 0])
 @pytest.mark.parametrize("n", LONG)
 @pytest.mark.parametrize(("name", "options", "tolerance"), ROW_OPERATORS)
@@ -172,6 +173,7 @@ def test_bodies_on_long_rows_of_two_axes(library):
     assert_centred(y, expected, x)
 
 
+@pytest.mark.costly(2)
 def test_bodies_find_a_large_mean_of_long_rows(library, rng):
     x = (1000 + rng.standard_normal((1, 1_000_003))).astype(np.float32)
     y = body(library, "layer_norm", x)
@@ -240,6 +242,7 @@ def assert_near_groups(w, restored, bits, mode):
     assert (np.abs(y - wide) <= extent / 2 + 6 * eps * largest).all()
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "mode"), FORMATS)
 def test_groups_of_the_whole_range_are_restored(compute, bits, mode, dtype):
@@ -289,6 +292,7 @@ def mean_of_smoothed(logits, targets):
     return (np.mean(x.max(axis=-1) - above) * 1024).astype(np.float64)
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "l2_norm"])
 @pytest.mark.parametrize("eps", [1e-60, 1e-300, 5e-324])

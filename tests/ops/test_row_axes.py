@@ -3,16 +3,12 @@
 import numpy as np
 import pytest
 
+import support
 from tensorops._operator import OPERATORS
 from tensorops.testing import CASES, REFERENCES, assert_matches
 from tensorops.testing._running import result_dtype
 
-DIVIDED = [
-    pytest.param(operator, case, id=str(case))
-    for operator in OPERATORS.values()
-    if operator.divides
-    for case in CASES[operator.__name__]
-]
+DIVIDED = {name: CASES[name] for name, operator in OPERATORS.items() if operator.divides}
 
 
 NOT_DIVIDED = {
@@ -37,8 +33,9 @@ def in_two(array, own, axes):
     return array, array
 
 
-@pytest.mark.parametrize(("operator", "case"), DIVIDED)
-def test_parts_of_a_call(operator, case):
+@support.for_each(DIVIDED)
+def test_parts_of_a_call(case):
+    operator = OPERATORS[case.operator]
     args, kwargs = case.build()
     expected = REFERENCES[operator.__name__](*args, **kwargs)
     arguments = operator.canonical(*args, **kwargs)

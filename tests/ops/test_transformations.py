@@ -248,6 +248,7 @@ def jax64():
         yield jax
 
 
+@pytest.mark.costly(3)
 @every_gradient
 def test_jax_gradients(name, jax64):
     call = Call(name)
@@ -261,6 +262,7 @@ def test_jax_gradients(name, jax64):
     assert_close(jax64.jit(jax64.grad(loss, every))(*arrays), call.gradients(), 1e-6)
 
 
+@pytest.mark.costly(4)
 @every_call
 def test_jax_vmap(name, jax64):
     call = Call(name)
@@ -398,6 +400,7 @@ SLOPES = {
 POINTS = [0.0, -0.0, 1e-30, -1e-8, 0.5, -3.0, 11.0, -11.0, 50.0, -50.0, 88.8, -104.0, 1e4, -1e4, 1e18, -1e30]
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("library", ["jax", "torch", "mlx"])
 @pytest.mark.parametrize("name", SLOPES)
 def test_slopes_at_zero_and_far_away(name, library):
@@ -513,6 +516,7 @@ DELICATE = {
 }
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("library", ["jax", "torch", "mlx"])
 @pytest.mark.parametrize("name", DELICATE)
 def test_gradients_stay_finite(name, library):
@@ -548,6 +552,7 @@ def torch():
     torch.compiler.reset()
 
 
+@pytest.mark.costly(3)
 @every_gradient
 def test_torch_gradients(name, torch):
     call = Call(name)
@@ -559,6 +564,7 @@ def test_torch_gradients(name, torch):
     assert_close([x.grad for x in arrays], call.gradients(), 1e-6)
 
 
+@pytest.mark.costly(4)
 @every_call
 def test_torch_vmap(name, torch):
     call = Call(name)
@@ -570,6 +576,7 @@ def test_torch_vmap(name, torch):
 looks_up_again = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 
 
+@pytest.mark.costly(4)
 @looks_up_again
 @every_call
 def test_torch_compile_of_a_function(name, torch):
@@ -621,6 +628,7 @@ class Lengths:
         return given(self.operator(*filled[:split], **dict(zip(self.names, filled[split:], strict=True))))
 
 
+@pytest.mark.costly(3)
 @looks_up_again
 @pytest.mark.parametrize("name", OPERATORS)
 def test_torch_compile_once_for_all_lengths(name, torch):
@@ -633,6 +641,7 @@ def test_torch_compile_once_for_all_lengths(name, torch):
         assert_close(y, given(expected), 1e-9)
 
 
+@pytest.mark.costly(4)
 @looks_up_again
 @pytest.mark.parametrize("name", OPERATORS)
 def test_torch_export_for_all_lengths(name, torch):
@@ -778,6 +787,7 @@ def mx():
     return mx
 
 
+@pytest.mark.costly(2)
 @every_gradient
 def test_mlx_gradients(name, mx):
     call = Call(name, np.float32)
@@ -790,6 +800,7 @@ def test_mlx_gradients(name, mx):
     assert_close(gradients, expected.gradients(), 1e-4)
 
 
+@pytest.mark.costly(2)
 @every_call
 def test_mlx_compile(name, mx):
     call = Call(name, np.float32)
@@ -797,6 +808,7 @@ def test_mlx_compile(name, mx):
     assert_close(y, call.expected(), 1e-5)
 
 
+@pytest.mark.costly(2)
 @every_call
 def test_mlx_vmap(name, mx):
     call = Call(name, np.float32)
@@ -827,6 +839,7 @@ def chunked(tree, last):
     return da.from_array(tree, chunks=tuple(chunks))
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("last", [False, True], ids=["rows", "everything"])
 @every_call
 def test_dask_is_lazy_and_right(name, last):
@@ -841,6 +854,7 @@ def test_dask_is_lazy_and_right(name, last):
     assert_close(y, REFERENCES[operator.__name__](*args, **kwargs), 1e-12)
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_dask_cases_stay_lazy(name):
     """The first case of every operator, in the sizes and dtype that it has there."""

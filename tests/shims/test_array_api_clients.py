@@ -722,6 +722,7 @@ def shim_of_default(request):
     return request.param()
 
 
+@pytest.mark.costly
 def test_scipy_find_minimum(shim_of_default, scipy):
     """It writes ``dtype=bool``; array-api-strict refuses what it does before that."""
     elementwise = pytest.importorskip("scipy.optimize.elementwise", reason="since SciPy 1.15")

@@ -645,6 +645,7 @@ def test_in_place_operators_write_through_views():
 # ---------------------------------------------------------------------------------------------- arithmetic
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", [np.dtype(bool), *SOME], ids=str)
 def test_arithmetic(dtype):
     a, b = values((3, 7), dtype, 1), values((7,), dtype, 2)
@@ -725,6 +726,7 @@ def test_functions_of_one_array(name):
         assert_equal(getattr(xp, name)(xp.asarray(a)), getattr(np, name)(a), 1e-13)
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -775,6 +777,7 @@ def test_promotion():
 SHAPES = [(5,), (3, 4), (2, 3, 33), (40000,), (3, 20000), (20000, 3), (100, 40), (7, 50, 16)]
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -870,6 +873,7 @@ def test_scans(shape):
     assert_equal(xp.cumulative_prod(f, axis=0), np.cumprod(f.numpy(), axis=0), 1e-12)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", SOME[:2], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (17,), (1000,), (5, 300), (300, 5)], ids=str)
 def test_sorting(shape, dtype):

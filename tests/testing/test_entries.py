@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+import support
 import tensorops
 from tensorops._operator import OPERATORS
 from tensorops.testing import CASES, DTYPES, INVALID, REFERENCES, assert_matches, cases, cast
@@ -21,9 +22,6 @@ ROOT = Path(tensorops.__file__).parent
 
 
 references = SimpleNamespace(**REFERENCES)
-
-
-EVERY_CASE = [pytest.param(case, id=str(case)) for group in CASES.values() for case in group]
 
 
 # The family modules import only the standard library, NumPy and each other.
@@ -77,7 +75,7 @@ def test_names_are_unique(operator):
         assert {case.operator for case in group} == {operator}
 
 
-@pytest.mark.parametrize("case", EVERY_CASE)
+@support.for_each(CASES)
 def test_a_case_is_deterministic_small_and_tagged(case):
     first, again = arrays(*case.build(seed=3)), arrays(*case.build(seed=3))
     assert first.keys() == again.keys()
@@ -97,7 +95,7 @@ def test_seeds_and_cases_differ():
     assert not np.array_equal(x, other.build()[0][0])
 
 
-@pytest.mark.parametrize("case", EVERY_CASE)
+@support.for_each(CASES)
 def test_arguments_are_within_the_range_of_every_dtype(case):
     wide = arrays(*case.build())
     assert case.dtypes
@@ -111,7 +109,7 @@ def test_arguments_are_within_the_range_of_every_dtype(case):
                 assert x.dtype == wide[name].dtype
 
 
-@pytest.mark.parametrize("case", EVERY_CASE)
+@support.for_each(CASES)
 def test_the_reference_runs_on_every_case(case):
     signature = inspect.signature(REFERENCES[case.operator])
     args, kwargs = case.build()
@@ -124,7 +122,7 @@ def test_the_reference_runs_on_every_case(case):
             assert np.isfinite(result).all()
 
 
-@pytest.mark.parametrize("case", EVERY_CASE)
+@support.for_each(CASES)
 def test_a_case_accepts_the_rounded_reference_and_refuses_a_wrong_one(case):
     for dtype_name in case.dtypes:
         eps = float(ml_dtypes.finfo(DTYPES[dtype_name]).eps)
@@ -191,7 +189,7 @@ def test_cast_reaches_into_containers_and_leaves_the_rest():
     assert value["a"][0].dtype == np.float64
 
 
-@pytest.mark.parametrize("case", [case for group in INVALID.values() for case in group], ids=str)
+@support.for_each(INVALID)
 def test_refusals_name_an_argument(case):
     case.build("float32")
     assert case.exception in (ValueError, TypeError)
