@@ -14,7 +14,7 @@ import pathlib
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -220,10 +220,10 @@ def before_python_path(*folders: os.PathLike[str]) -> str:
     return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def only(*libraries: str) -> dict[str, str]:
+def only(*libraries: str, folders: Iterable[os.PathLike[str]] = ()) -> dict[str, str]:
     """Return the environment of a program that finds these array libraries: to try all takes nine seconds."""
     others = (row for row in LIBRARIES.values() if row.name not in (*libraries, "numpy", "array_api_strict"))
-    path = before_python_path(pathlib.Path(__file__).parent / "not_installed")
+    path = before_python_path(*folders, pathlib.Path(__file__).parent / "not_installed")
     return {"PYTHONPATH": path, "NOT_INSTALLED": " ".join(package for row in others for package in row.packages)}
 
 

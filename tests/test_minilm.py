@@ -64,6 +64,7 @@ def assert_equal_embeddings(vectors, expected):
     np.testing.assert_allclose(vectors, expected, atol=5e-6)  # far stricter than the cosine
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_embeddings_are_those_of_onnxruntime(minilm, expected, library):
     require(library)
@@ -79,6 +80,7 @@ def test_long_texts_are_truncated_as_for_onnxruntime(minilm, reference):
     assert_equal_embeddings(encode(texts), reference(texts))
 
 
+@pytest.mark.exhaustive
 def test_embeddings_of_a_compiled_program(minilm, expected):
     jax = pytest.importorskip("jax")
     encode = minilm.Encoder(minilm.packaged_model(), "jax", transform=jax.jit)

@@ -49,8 +49,7 @@ def installed(tmp_path_factory):
 
 def run(code, *folders, **environment):
     """Run code with folders on the path and return what it printed."""
-    path = support.before_python_path(*folders)
-    result = support.python(PRELUDE + code, PYTHONPATH=path, **environment)
+    result = support.python(PRELUDE + code, **support.only("numpy", folders=folders), **environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
 
@@ -144,7 +143,7 @@ def test_the_environment_may_name_it(installed):
 def test_its_own_tests_pass(installed):
     """The documentation tells authors of backends to write these two lines."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
-    environment = {**os.environ, "PYTHONPATH": support.before_python_path(installed), "TENSOROPS_CONFIG": ""}
+    environment = {**os.environ, **support.only("numpy", folders=[installed]), "TENSOROPS_CONFIG": ""}
     folder = installed.parent / "source"
     process = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -226,7 +225,7 @@ report = check_conformance("tiny")
 print(report.count("failed"), sorted({o.implementation for o in report.outcomes if o.status == "passed"}))
 """
     result = support.python(
-        AMONG_OURS.format(folder=str(folder)) + PRELUDE + code, PYTHONPATH=support.before_python_path(arrays)
+        AMONG_OURS.format(folder=str(folder)) + PRELUDE + code, **support.only("numpy", folders=[arrays])
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
@@ -403,7 +402,7 @@ def test_a_broken_plugin_is_named_by_the_command_line(tmp_path):
     pytest.importorskip("rich")
     write_plugin(tmp_path, "odd", "odd:backend", "raise OSError('on purpose')")
     command = [sys.executable, "-m", "tensorops", "backends", "--json"]
-    environment = {**os.environ, "PYTHONPATH": support.before_python_path(tmp_path), "TENSOROPS_CONFIG": ""}
+    environment = {**os.environ, **support.only("numpy", folders=[tmp_path]), "TENSOROPS_CONFIG": ""}
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert process.returncode == 0, process.stderr
     assert "the plug-in of odd-distribution failed to load: OSError: on purpose" in process.stdout
@@ -471,7 +470,7 @@ with tp.set_backend("numpy", providers=["odd", "generic"]):
     pytest.importorskip("click")
     pytest.importorskip("rich")
     command = [sys.executable, "-m", "tensorops", "doctor", "--json"]
-    environment = {**os.environ, "PYTHONPATH": support.before_python_path(tmp_path), "TENSOROPS_CONFIG": ""}
+    environment = {**os.environ, **support.only("numpy", folders=[tmp_path]), "TENSOROPS_CONFIG": ""}
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert process.returncode == 1, process.stderr
     (problem,) = json.loads(process.stdout)["problems"]

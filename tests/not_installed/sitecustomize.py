@@ -1,4 +1,4 @@
-"""First in PYTHONPATH: the interpreter does not find the packages that `support.only` leaves out."""
+"""In PYTHONPATH: the interpreter does not find the packages that `support.only` leaves out."""
 
 import os
 import sys
