@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tensorops import _hooks, _providers, kernels, rope_scaling as rope_scaling
+from tensorops._dispatch import KernelRefusedError as KernelRefusedError
 from tensorops._explanation import Explanation as Explanation
-from tensorops._operator import KernelRefusedError as KernelRefusedError
 from tensorops._prepared import Prepared as Prepared, prepare as prepare
 from tensorops._tuning import tune as tune
 from tensorops.backends import (

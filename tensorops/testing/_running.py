@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorops._dispatch import KernelRefusedError
 from tensorops._dtypes import dtype_name, name_of
-from tensorops._operator import KernelRefusedError
 from tensorops._providers import GENERIC
 from tensorops.backends import get_namespace, set_backend, trace
 from tensorops.backends.settings import Settings, activate
