@@ -24,6 +24,7 @@ from tensorops._validation import (
 )
 from tensorops.backends import get_namespace
 from tensorops.ops import _special
+from tensorops.ops._docstrings import completed
 from tensorops.ops._sums import sum_along
 
 __all__ = [
@@ -120,26 +121,15 @@ def _logsumexp_rows(x: Array, axis: Axes, keepdims: bool, dtype: Dtype | None) -
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
+@completed
 def silu(x: ArrayT) -> ArrayT:
     r"""Sigmoid linear unit, also called swish.
 
     .. math:: y = \frac{x}{1 + e^{-x}}
 
-    Parameters
-    ----------
-    x : array, floating point
-        Input of any shape.
-
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. Minus infinity
-        gives NaN, as in torch and JAX: it is multiplied by 0.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point.
+    Minus infinity gives NaN, as in torch and JAX: it is multiplied by 0.
 
     References
     ----------
@@ -157,25 +147,11 @@ def silu(x: ArrayT) -> ArrayT:
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
+@completed
 def sigmoid(x: ArrayT) -> ArrayT:
     r"""Logistic function.
 
     .. math:: y = \frac{1}{1 + e^{-x}}
-
-    Parameters
-    ----------
-    x : array, floating point
-        Input of any shape.
-
-    Returns
-    -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point.
 
     Examples
     --------
@@ -189,25 +165,16 @@ def sigmoid(x: ArrayT) -> ArrayT:
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
+@completed
 def relu(x: ArrayT) -> ArrayT:
     r"""Rectified linear unit.
 
     .. math:: y = \max(x, 0)
 
-    Parameters
-    ----------
-    x : array, floating point
-        Input of any shape.
-
     Returns
     -------
     array
         Shape, dtype, library and device of `x`. NaN stays NaN; the derivative at 0 is 0.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point.
 
     Examples
     --------
@@ -220,26 +187,15 @@ def relu(x: ArrayT) -> ArrayT:
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
+@completed
 def relu_squared(x: ArrayT) -> ArrayT:
     r"""Squared rectified linear unit: the activation of Primer.
 
     .. math:: y = \max(x, 0)^2
 
-    Parameters
-    ----------
-    x : array, floating point
-        Input of any shape.
-
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. NaN stays NaN; squares beyond the
-        range of the dtype are infinite.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point.
+    NaN stays NaN; squares beyond the range of the dtype are infinite.
 
     References
     ----------
@@ -259,25 +215,11 @@ def relu_squared(x: ArrayT) -> ArrayT:
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
+@completed
 def softplus(x: ArrayT) -> ArrayT:
     r"""Smooth form of the rectified linear unit.
 
     .. math:: y = \log(1 + e^x)
-
-    Parameters
-    ----------
-    x : array, floating point
-        Input of any shape.
-
-    Returns
-    -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point.
 
     Examples
     --------
@@ -293,6 +235,7 @@ def softplus(x: ArrayT) -> ArrayT:
 
 
 @operator(check=_check_gelu, rows=elementwise("x"))
+@completed
 def gelu(x: ArrayT, *, approximate: str = "none") -> ArrayT:
     r"""Gaussian error linear unit.
 
@@ -300,22 +243,16 @@ def gelu(x: ArrayT, *, approximate: str = "none") -> ArrayT:
 
     Parameters
     ----------
-    x : array, floating point
-        Input of any shape.
     approximate : {"none", "tanh"}, optional
         ``"none"`` is the formula above, ``"tanh"`` the common approximation
         :math:`\frac{x}{2} (1 + \tanh(\sqrt{2/\pi} (x + 0.044715 x^3)))`.
 
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. Minus infinity
-        gives NaN, as in torch and JAX: it is multiplied by 0.
+    Minus infinity gives NaN, as in torch and JAX: it is multiplied by 0.
 
     Raises
     ------
-    TypeError
-        If `x` is not floating point.
     ValueError
         If `approximate` is neither form.
 
@@ -335,6 +272,7 @@ def gelu(x: ArrayT, *, approximate: str = "none") -> ArrayT:
 
 
 @operator(check=_check_with_alpha, rows=elementwise("x"))
+@completed
 def quick_gelu(x: ArrayT, *, alpha: float = 1.702) -> ArrayT:
     r"""Approximation of gelu by a logistic function: the activation of CLIP.
 
@@ -342,23 +280,12 @@ def quick_gelu(x: ArrayT, *, alpha: float = 1.702) -> ArrayT:
 
     Parameters
     ----------
-    x : array, floating point
-        Input of any shape.
     alpha : float, optional
         Factor in the exponent; the default is within 0.021 of `gelu`, and 1 gives `silu`.
 
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. Minus infinity
-        gives NaN, as in torch and JAX: it is multiplied by 0.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point, or `alpha` not a number.
-    ValueError
-        If `alpha` is not finite.
+    Minus infinity gives NaN, as in torch and JAX: it is multiplied by 0.
 
     References
     ----------
@@ -377,26 +304,15 @@ def quick_gelu(x: ArrayT, *, alpha: float = 1.702) -> ArrayT:
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
+@completed
 def mish(x: ArrayT) -> ArrayT:
     r"""Self-regularized activation: the product with the hyperbolic tangent of softplus.
 
     .. math:: y = x \tanh(\log(1 + e^x)) = x \, \frac{e^{2x} + 2 e^x}{e^{2x} + 2 e^x + 2}
 
-    Parameters
-    ----------
-    x : array, floating point
-        Input of any shape.
-
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. Minus infinity
-        gives NaN, as in torch and JAX: it is multiplied by 0.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point.
+    Minus infinity gives NaN, as in torch and JAX: it is multiplied by 0.
 
     References
     ----------
@@ -417,6 +333,7 @@ def mish(x: ArrayT) -> ArrayT:
 
 
 @operator(check=_check_hard_sigmoid, rows=elementwise("x"))
+@completed
 def hard_sigmoid(x: ArrayT, *, alpha: float = 1 / 6, beta: float = 0.5) -> ArrayT:
     r"""Piecewise linear form of the logistic function.
 
@@ -424,24 +341,13 @@ def hard_sigmoid(x: ArrayT, *, alpha: float = 1 / 6, beta: float = 0.5) -> Array
 
     Parameters
     ----------
-    x : array, floating point
-        Input of any shape.
     alpha, beta : float, optional
         Slope, and value at 0. The defaults are those of torch, JAX, Keras 3 and ONNX's HardSwish, where it is
         :math:`\operatorname{relu6}(x + 3) / 6`; ONNX's HardSigmoid itself has the slope 0.2 by default.
 
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. NaN stays NaN; the
-        derivative at both kinks is 0.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point, or `alpha` or `beta` not a number.
-    ValueError
-        If `alpha` or `beta` is not finite.
+    NaN stays NaN; the derivative at both kinks is 0.
 
     References
     ----------
@@ -461,27 +367,15 @@ def hard_sigmoid(x: ArrayT, *, alpha: float = 1 / 6, beta: float = 0.5) -> Array
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
+@completed
 def hard_swish(x: ArrayT) -> ArrayT:
     r"""Piecewise quadratic form of silu: the activation of MobileNetV3.
 
     .. math:: y = x \, \frac{\min(\max(x + 3, 0), 6)}{6}
 
-    Parameters
-    ----------
-    x : array, floating point
-        Input of any shape.
-
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. Minus infinity
-        gives NaN, as in torch and JAX: it is multiplied by 0. The derivative is 0 at
-        -3 and 1 at 3.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point.
+    Minus infinity gives NaN, as in torch and JAX: it is multiplied by 0. The derivative is 0 at -3 and 1 at 3.
 
     References
     ----------
@@ -499,6 +393,7 @@ def hard_swish(x: ArrayT) -> ArrayT:
 
 
 @operator(check=_check_with_alpha, rows=elementwise("x"))
+@completed
 def elu(x: ArrayT, *, alpha: float = 1.0) -> ArrayT:
     r"""Exponential linear unit.
 
@@ -506,22 +401,12 @@ def elu(x: ArrayT, *, alpha: float = 1.0) -> ArrayT:
 
     Parameters
     ----------
-    x : array, floating point
-        Input of any shape.
     alpha : float, optional
         The result approaches its negative for large negative arguments.
 
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. The derivative at 0 is `alpha`.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point, or `alpha` not a number.
-    ValueError
-        If `alpha` is not finite.
+    The derivative at 0 is `alpha`.
 
     References
     ----------
@@ -540,26 +425,15 @@ def elu(x: ArrayT, *, alpha: float = 1.0) -> ArrayT:
 
 
 @operator(check=_check_unary, rows=elementwise("x"))
+@completed
 def selu(x: ArrayT) -> ArrayT:
     r"""Scaled exponential linear unit.
 
     .. math:: y = \lambda \begin{cases} x & x > 0 \\ \alpha (e^x - 1) & x \le 0 \end{cases}
 
-    Parameters
-    ----------
-    x : array, floating point
-        Input of any shape.
-
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. The derivative at 0 is
-        the product of both constants, 1.758.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point.
+    The derivative at 0 is the product of both constants, 1.758.
 
     References
     ----------
@@ -578,6 +452,7 @@ def selu(x: ArrayT) -> ArrayT:
 
 
 @operator(check=_check_leaky_relu, rows=elementwise("x"))
+@completed
 def leaky_relu(x: ArrayT, *, negative_slope: float = 0.01) -> ArrayT:
     r"""Rectified linear unit with a slope for negative arguments.
 
@@ -585,23 +460,12 @@ def leaky_relu(x: ArrayT, *, negative_slope: float = 0.01) -> ArrayT:
 
     Parameters
     ----------
-    x : array, floating point
-        Input of any shape.
     negative_slope : float, optional
         Factor of the arguments that are not positive; ONNX calls it alpha.
 
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. The derivative at 0 is
-        `negative_slope`.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point, or `negative_slope` not a number.
-    ValueError
-        If `negative_slope` is not finite.
+    The derivative at 0 is `negative_slope`.
 
     References
     ----------
@@ -619,6 +483,7 @@ def leaky_relu(x: ArrayT, *, negative_slope: float = 0.01) -> ArrayT:
 
 
 @operator(check=_check_squareplus, rows=elementwise("x"))
+@completed
 def squareplus(x: ArrayT, *, b: float = 4.0) -> ArrayT:
     r"""Algebraic approximation of relu and softplus, without exponentials.
 
@@ -626,22 +491,16 @@ def squareplus(x: ArrayT, *, b: float = 4.0) -> ArrayT:
 
     Parameters
     ----------
-    x : array, floating point
-        Input of any shape.
     b : float, optional
         Width of the smooth part, positive: the result at 0 is :math:`\sqrt{b} / 2`. Near 0, :math:`4 (\log 2)^2` gives
         `softplus`.
 
     Returns
     -------
-    array
-        Shape, dtype, library and device of `x`; half types are computed in float32. Squares do not overflow, and small
-        results for negative `x` do not cancel.
+    Squares do not overflow, and small results for negative `x` do not cancel.
 
     Raises
     ------
-    TypeError
-        If `x` is not floating point, or `b` not a number.
     ValueError
         If `b` is not a finite positive number.
 
@@ -665,31 +524,11 @@ def squareplus(x: ArrayT, *, b: float = 4.0) -> ArrayT:
 
 
 @operator(check=_check_gated, rows=elementwise("gate", "up"))
+@completed
 def swiglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
     r"""Gated unit with silu: the feed-forward block of Llama.
 
     .. math:: y = \operatorname{silu}(\mathit{gate}) \cdot \mathit{up}
-
-    Parameters
-    ----------
-    gate, up : array, floating point
-        Arrays of one shape and dtype.
-
-    Returns
-    -------
-    array
-        Shape, dtype, library and device of `gate`; half types are computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If an input is not floating point, or they differ in dtype.
-    ValueError
-        If they differ in shape.
-
-    References
-    ----------
-    Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202
 
     Examples
     --------
@@ -703,31 +542,11 @@ def swiglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
 
 
 @operator(check=_check_gated, rows=elementwise("gate", "up"))
+@completed
 def geglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
     r"""Gated unit with gelu (the exact form).
 
     .. math:: y = \operatorname{gelu}(\mathit{gate}) \cdot \mathit{up}
-
-    Parameters
-    ----------
-    gate, up : array, floating point
-        Arrays of one shape and dtype.
-
-    Returns
-    -------
-    array
-        Shape, dtype, library and device of `gate`; half types are computed in float32.
-
-    Raises
-    ------
-    TypeError
-        If an input is not floating point, or they differ in dtype.
-    ValueError
-        If they differ in shape.
-
-    References
-    ----------
-    Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202
 
     Examples
     --------
@@ -741,32 +560,15 @@ def geglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
 
 
 @operator(check=_check_gated, rows=elementwise("gate", "up"))
+@completed
 def reglu(gate: ArrayT, up: ArrayInput) -> ArrayT:
     r"""Gated unit with relu.
 
     .. math:: y = \operatorname{relu}(\mathit{gate}) \cdot \mathit{up}
 
-    Parameters
-    ----------
-    gate, up : array, floating point
-        Arrays of one shape and dtype.
-
     Returns
     -------
-    array
-        Shape, dtype, library and device of `gate`; half types are computed in float32. The derivative
-        by a gate of 0 is 0.
-
-    Raises
-    ------
-    TypeError
-        If an input is not floating point, or they differ in dtype.
-    ValueError
-        If they differ in shape.
-
-    References
-    ----------
-    Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202
+    The derivative by a gate of 0 is 0.
 
     Examples
     --------

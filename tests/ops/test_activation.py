@@ -1,6 +1,7 @@
 """Activations and softmax variants: the references against closed forms, other libraries and hand calculations."""
 
 import decimal
+import inspect
 import math
 
 import numpy as np
@@ -374,3 +375,26 @@ def test_the_gradient_of_logsumexp_of_minus_infinity_is_finite(name):
 
         gradient = mx.grad(tp.logsumexp)(x)
     np.testing.assert_allclose(row.to_numpy(gradient), np.full(4, 0.25), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        (
+            "silu",
+            "library and device of `x`; half types are computed in float32. Minus infinity gives NaN",
+        ),
+        ("sigmoid", "x : array, floating point Input of any shape. Returns"),
+        ("relu", "array Shape, dtype, library and device of `x`. NaN stays NaN"),
+        ("gelu", "TypeError If `x` is not floating point. ValueError If `approximate` is neither form. References"),
+        (
+            "hard_sigmoid",
+            "floating point, or `alpha` or `beta` not a number. ValueError If `alpha` or `beta` is not finite.",
+        ),
+        ("reglu", "gate, up : array, floating point Arrays of one shape and dtype. Returns"),
+        ("reglu", "or they differ in dtype. ValueError If they differ in shape. References"),
+    ],
+)
+def test_docstrings_say_what_activations_have_in_common(name, sections):
+    said = " ".join(word for word in inspect.getdoc(getattr(tp, name)).split() if set(word) != {"-"})
+    assert sections in said
