@@ -431,7 +431,7 @@ class Dispatch(Generic[P, R]):
 
 
 def are_named(settings: Settings) -> bool:
-    """Tell whether somebody named the providers that may be used, instead of leaving it to the table."""
+    """Tell whether the providers that may be used were named, instead of being left to the table."""
     backend = settings.backend
     return settings.providers is not None or (backend is not None and backend.providers is not None)
 
@@ -460,7 +460,7 @@ def _first_of(function: Callable[..., Any], other: Callable[..., Any]) -> Callab
     def either(*args: Any, **kwargs: Any) -> Any:
         try:
             result = function(*args, **kwargs) if kwargs else function(*args)
-        except (TypeError, AttributeError):  # others' words about something that is no array
+        except (TypeError, AttributeError):  # a library's message about something else than an array
             result = NotImplemented
         return other(*args, **kwargs) if result is NotImplemented else result
 

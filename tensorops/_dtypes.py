@@ -45,7 +45,7 @@ def dtype_name(x: Array) -> str:
     return _name(x.dtype)
 
 
-def beside(x: Array, dtype: Any, xp: Namespace) -> Dtype | None:
+def dtype_next_to(x: Array, dtype: Any, xp: Namespace) -> Dtype | None:
     """Return a dtype of the library of `x` as its arrays or its namespace have it; ``None`` if it is something else.
 
     Libraries that have NumPy's dtypes also take scalar types such as `numpy.float32`.

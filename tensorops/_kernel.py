@@ -21,7 +21,7 @@ class Deviation:
     dtypes
         The dtypes of the first array for which that holds.
     reason
-        What differs, in words.
+        What differs, as a sentence for users.
     tags
         The cases of `tensorops.testing` that show it have one of these tags: conformance leaves them out.
     """
@@ -95,7 +95,7 @@ class Kernel:
         Where its results are not what the operator promises, if anywhere.
     pack
         Repacks arguments that stay the same, such as weights, for `tensorops.prepare`: is called with them by name, and
-        returns a `Packed` or in words why it does not. ``None`` if the kernel takes all arrays as they come.
+        returns a `Packed`, or the reason why it does not. ``None`` if the kernel takes all arrays as they come.
     configuration
         The numbers that it chooses, and how to override them, if there are any.
     outpaced

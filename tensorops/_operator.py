@@ -17,8 +17,8 @@ A kernel's author registers a function with the same parameters for a provider, 
     def _(x, *, axis): ...
 
 `supports` is called with the canonical arguments, looks at metadata (type, dtype, shape, strides, device; values only
-where reading them costs nothing but the reading) and returns ``None``, or in words why this kernel cannot compute what
-the operator allows. Selection, `Operator.explain` and error messages all use that answer.
+where reading them costs nothing but the reading) and returns ``None``, or why this kernel cannot compute what the
+operator allows. Selection, `Operator.explain` and error messages all use that answer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Operator(Dispatch[P, R]):
         if plan is not None:
             try:
                 result = plan(*args, **kwargs) if kwargs else plan(*args)  # the latter is faster
-            except (TypeError, AttributeError):  # others' words about something that is no array; ours follow
+            except (TypeError, AttributeError):  # a library's message about something else than an array; ours follows
                 result = NotImplemented
             if result is not NotImplemented:
                 return result  # type: ignore[no-any-return]
@@ -120,7 +120,7 @@ class Operator(Dispatch[P, R]):
         return register
 
     def _require_separate(self, provider: str, configuration: Configuration, checks: bool) -> None:
-        """Raise unless a configuration's parameters are no arguments that a caller could write."""
+        """Raise if a parameter of a configuration is one of the operator."""
         if taken := configuration.parameters.keys() & self._defaults.keys():
             raise ValueError(
                 f"{self.__name__}: the configuration of {provider!r} has parameters of the operator: "

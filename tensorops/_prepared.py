@@ -6,7 +6,7 @@ A kernel's author registers a function that repacks what stays the same from cal
 
     operator.kernel("cpu", supports=..., pack=pack)
 
-It returns an object that computes with the packed arrays, or in words why it does not pack them.
+It returns an object that computes with the packed arrays, or the reason why it does not pack them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Prepared:
         if self._packed is not None and self._is_asked_first(settings):
             try:
                 result = self._packed(*args, **kwargs)
-            except TypeError:  # about its own parameters; the operator's words follow
+            except TypeError:  # about its own parameters; the operator's message follows
                 result = NotImplemented
             if result is not NotImplemented:
                 if settings.log is not None:

@@ -161,7 +161,7 @@ def as_floating_dtype(operator: str, name: str, value: Any, x: Array) -> Dtype |
         return None
     library = library_of(x)
     assert library is not None
-    dtype = _dtypes.beside(x, value, library.xp)
+    dtype = _dtypes.dtype_next_to(x, value, library.xp)
     said = shown(value) if dtype is None else _dtypes.name_of(dtype)
     if said not in _dtypes.FLOATING or dtype is None:
         raise TypeError(f"{operator}: {name} is {said}, expected a floating-point dtype of {library.name}")

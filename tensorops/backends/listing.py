@@ -155,8 +155,8 @@ def describe_row(backend: Backend, found: Probe) -> dict[str, Any]:
 def can_be_had(backend: Backend, found: Probe) -> bool:
     """Return whether a backend computes here, or would after its remedy.
 
-    Planned backends do not count, nor do those for hardware that this machine lacks. A failed plug-in counts: whoever
-    installed it wants to know.
+    Planned backends do not count, nor do those for hardware that this machine lacks. A failed plug-in counts: it was
+    installed to be used.
     """
     if not found.reason or backend.name in plugin_failures:
         return True

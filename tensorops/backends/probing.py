@@ -293,7 +293,7 @@ def _compute_elsewhere(backend: Backend, configured: Configuration | None) -> Pr
 
 
 def end_elsewhere(code: str, *arguments: str, seconds: float) -> str:
-    """Run Python code, which has `arguments`, in a separate process; return how it failed, in words.
+    """Run Python code, which has `arguments`, in a separate process; return a sentence on how it failed.
 
     The string is empty if it ended well, and if there is no such process.
     """
@@ -341,7 +341,7 @@ def _run(command: list[str], complaints: Path, seconds: float, unset: Set[str] =
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
         if process.returncode is None:
-            process.returncode = -9  # nobody will wait for it; else its destructor would warn
+            process.returncode = -9  # it is never waited for; else its destructor would warn
         return _NO_ANSWER
 
 
@@ -353,7 +353,7 @@ def _environment() -> dict[str, str]:
 
 
 def _end_of(status: int, complaints: Path) -> str:
-    """Return how a process ended, in words, and its last line of output."""
+    """Return a phrase on how a process ended, and its last line of output."""
     said = complaints.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
     how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
     return f"{how} ({printable(said[-1].strip())})"

@@ -34,7 +34,7 @@ class Record:
 
     @property
     def inputs(self) -> str:
-        """The dtypes and shapes of the arrays, in words."""
+        """The dtypes and shapes of the arrays, as text."""
         return ", ".join(f"{d}{s}" for d, s in zip(self.dtypes, self.shapes, strict=True))
 
     def __str__(self) -> str:

@@ -101,7 +101,7 @@ def steps(path: str, backend: str) -> dict[str, Callable[[], object]]:
 
 
 def filled_cache(llama: Any) -> Any:
-    """Return a cache of keys and values with numbers: zeros that nobody wrote are one page of memory, read again."""
+    """Return a cache of keys and values with numbers: untouched zeros are one page of memory, read again."""
     rng, cache = np.random.default_rng(0), llama.new_cache(CAPACITY)
     for blocks in (cache.keys, cache.values):
         numbers = [rng.standard_normal(block.shape, dtype=np.float32) for block in blocks]

@@ -259,9 +259,9 @@ def _note_on_intels_driver(pocl: bool) -> str:
     """Return how to compute with Intel's driver, which also runs on processors of AMD."""
     why = "OpenCL computes on the processor by PoCL, and Intel's driver is faster"
     why = why if pocl else "OpenCL has no device, and Intel's driver computes on the processor"
-    if intels_driver():  # which tensorops shows to OpenCL's loader, unless somebody names drivers
+    if intels_driver():  # which tensorops shows to OpenCL's loader, unless drivers are named
         return f"{why}; it is installed, but not among the drivers that OCL_ICD_VENDORS names: unset OCL_ICD_VENDORS"
-    return f"{why}, whoever made it: {INTELS_PACKAGES}"
+    return f"{why}, whoever made the processor: {INTELS_PACKAGES}"
 
 
 def examine_drivers(hardware: Hardware, problems: list[dict[str, str]]) -> list[str]:

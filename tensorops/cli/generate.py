@@ -163,7 +163,7 @@ def _content(path: Path, name: str) -> str:
 
 
 def _prompt(content: str, name: str) -> str:
-    """Return a prompt without the end of its last line; refuse what is no text."""
+    """Return a prompt without the end of its last line; refuse what is not text."""
     try:
         return checked_text(content.removesuffix("\n").removesuffix("\r"))
     except ValueError as error:

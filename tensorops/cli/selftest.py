@@ -191,7 +191,7 @@ def print_report(results: list[Result], left_out: str) -> None:
 
 
 def _remarks(result: Result) -> list[str]:
-    """Return the cases that did not pass, in words; each reason for skipping occurs once."""
+    """Return lines on the cases that did not pass; each reason for skipping occurs once."""
     outcomes = [outcome for tally in result.tallies.values() for outcome in tally.outcomes]
     skipped = dict.fromkeys(f"{o.implementation} skipped: {o.message}" for o in outcomes if o.status == "skipped")
     lines = [*filter(None, [result.reason]), *skipped, *map(str, result.failures[:SHOWN])]

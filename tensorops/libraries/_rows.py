@@ -229,7 +229,7 @@ class Backend:
     remedy : str
         The command or step that makes it available where the library is installed but cannot compute.
     tested : str
-        Where its authors run the conformance tests; empty if nobody does.
+        Where its authors run the conformance tests; empty if none do.
     isolated : bool
         Whether to try it in a separate process first, because its driver may hang or crash.
     for_tests : bool

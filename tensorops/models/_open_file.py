@@ -89,5 +89,5 @@ class OpenFile:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file; unlike plain `open`, do not hang on a pipe that nobody writes to."""
+    """Open a file; unlike plain `open`, do not hang on a pipe without a writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

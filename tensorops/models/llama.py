@@ -42,7 +42,7 @@ Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
 FIRST_CAPACITY = 128
 LOAD = "load its part of the network"  # which is what ranks do together
 CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
-_LIKELY_TOKENS = 2048  # that are added to a prompt, if nobody says how many: pages of a batch have room for them
+_LIKELY_TOKENS = 2048  # added to a prompt where no number is given: pages of a batch have room for them
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
 

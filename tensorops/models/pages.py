@@ -263,7 +263,7 @@ class PagedKVCache:
             self._key_of[page] = (before, own)
 
     def _forget(self, page: int) -> None:
-        """Let nobody find a page, nor the pages that follow it, which no sequence uses either."""
+        """Forget the contents of a page and of the pages that follow it, which no sequence uses either."""
         del self._known[self._key_of.pop(page)]
         for following in [following for key, following in self._known.items() if key[0] == page]:
             self._forget(following)
@@ -379,7 +379,7 @@ class PagedKVCache:
             raise ValueError(f"there are {len(sequences)} sequences, more than {batch}")
         table = np.full((batch, pages), self.max_num_pages, np.int32)
         table[: len(sequences)] = self.table(sequences, pages)
-        # Lists: of so few numbers, arrays would take several times as long.
+        # Lists: with few numbers, arrays would take several times as long.
         spare = batch - len(sequences)
         at, own, offsets = [], [], []
         for row, sequence in enumerate(sequences):

@@ -534,14 +534,12 @@ def _distances(x: Array, largest: Array) -> Array:
 def _chosen(xp: Namespace, x: Array, targets: Array, *, stays: bool) -> Array:
     """Return the element of each row that its target names; NaN if there is none.
 
-    `stays` says that `x` is in memory anyway: torch keeps what it takes from along an axis for the derivative.
+    `stays` says that `x` is in memory anyway: torch keeps the source of a gather for the derivative.
     """
     *rows, classes = x.shape
     within = (targets >= 0) & (targets < classes)  # libraries may read memory beyond the row
     nan = xp.full_like(x[..., 0], float("nan"))
-    if stays and hasattr(
-        xp, "take_along_axis"
-    ):  # XLA copies what it takes from if that is made flat, and in derivatives, too
+    if stays and hasattr(xp, "take_along_axis"):  # XLA copies a flattened source, and again in derivatives
         index = xp.__array_namespace_info__().default_dtypes(device=creation_device(x))["indexing"]
         places = xp.astype(xp.where(within, targets, xp.zeros_like(targets)), index, copy=False)
         chosen = xp.squeeze(take_along(xp, x, xp.expand_dims(places, axis=-1), x.ndim - 1), axis=-1)

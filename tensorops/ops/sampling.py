@@ -69,7 +69,7 @@ def _source(name: str, logits: Array, rng: Any, *, needed: bool) -> Any:
         try:
             return np.random.default_rng(rng)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{name}: rng is {shown(rng)}, which is no seed: {error}") from None
+            raise type(error)(f"{name}: rng is {shown(rng)}, which is not a seed: {error}") from None
     if library_of(rng) is None:
         raise TypeError(f"{name}: rng is {shown(rng)}, expected a seed, a numpy.random.Generator or an array")
     if needed:

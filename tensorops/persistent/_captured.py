@@ -174,7 +174,7 @@ def words_of(error: ValueError) -> str:
 
 
 def times(count: int) -> str:
-    """Return how often, in words."""
+    """Return a phrase on how often."""
     return "once" if count == 1 else f"{count} times"
 
 

@@ -93,7 +93,7 @@ class Watch:
     seen: list[Attention] = field(default_factory=list)
 
     def described(self, mode: str) -> tuple[str, ...]:
-        """Return in words what the step is."""
+        """Return a description of the step."""
         counts = Counter(map(str, self.seen))
         return f"mode {mode}", *(f"attention of {what}, {times(count)}" for what, count in counts.items())
 

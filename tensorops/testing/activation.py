@@ -32,30 +32,6 @@ from tensorops.testing.values import (
     random_mask,
 )
 
-__all__ = [
-    "ENTRIES",
-    "elu",
-    "geglu",
-    "gelu",
-    "hard_sigmoid",
-    "hard_swish",
-    "leaky_relu",
-    "log_softmax",
-    "logsumexp",
-    "mish",
-    "quick_gelu",
-    "reglu",
-    "relu",
-    "relu_squared",
-    "selu",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "softplus",
-    "squareplus",
-    "swiglu",
-]
-
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 

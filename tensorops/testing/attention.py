@@ -27,9 +27,6 @@ from tensorops.testing.values import (
     single,
 )
 
-__all__ = ["ENTRIES", "scaled_dot_product_attention"]
-
-
 Window: TypeAlias = int | tuple[int | None, int | None] | None
 
 
@@ -142,7 +139,7 @@ def _attention_cases() -> Iterator[Case]:
     yield case("scale", lambda r: args(*qkv(r), scale=0.1))
     yield case("causal", lambda r: args(*qkv(r), is_causal=True))
     yield case("causal_decode", lambda r: args(*qkv(r, tq=1, tk=33), is_causal=True))
-    # So many that GPUs divide them among blocks: one of these blocks sees no key of the second sequence.
+    # Enough of them that GPUs divide them among blocks: one of these blocks sees no key of the second sequence.
     yield case(
         "many_keys_decode",
         lambda r: args(*qkv(r, hq=4, hkv=1, tq=1, tk=600, d=16), sinks=normal(r, 4), lengths=np.array([600, 5])),

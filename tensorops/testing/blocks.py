@@ -29,8 +29,6 @@ from tensorops.testing.values import (
     weights as near_one,
 )
 
-__all__ = ["ENTRIES", "multi_head_attention"]
-
 
 @quiet
 def multi_head_attention(

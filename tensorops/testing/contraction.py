@@ -22,8 +22,6 @@ from tensorops.testing.values import (
     quiet,
 )
 
-__all__ = ["ENTRIES", "einsum"]
-
 
 @quiet
 def einsum(subscripts: str, *operands: ArrayLike, optimize: str = "auto") -> Float64:

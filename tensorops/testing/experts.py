@@ -28,8 +28,6 @@ from tensorops.testing.values import (
     single,
 )
 
-__all__ = ["ENTRIES", "grouped_linear", "grouped_quantized_linear", "moe"]
-
 
 @quiet
 def grouped_linear(x: ArrayLike, experts: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Float64:

@@ -26,8 +26,6 @@ from tensorops.testing.values import (
     single,
 )
 
-__all__ = ["ENTRIES", "embedding", "gated_linear_unit", "linear"]
-
 
 @quiet
 def linear(x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Float64:

@@ -28,8 +28,6 @@ from tensorops.testing.values import (
     single,
 )
 
-__all__ = ["ENTRIES", "cross_entropy", "linear_cross_entropy"]
-
 
 @quiet
 def cross_entropy(

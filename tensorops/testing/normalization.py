@@ -35,8 +35,6 @@ from tensorops.testing.values import (
     weights,
 )
 
-__all__ = ["ENTRIES", "add_rms_norm", "group_norm", "instance_norm", "l2_norm", "layer_norm", "rms_norm"]
-
 
 def _magnitude(x: Wide, axis: int | tuple[int, ...]) -> Wide:
     """Return a power of two near the largest ``|x|`` along `axis`; 1 if that is 0, inf or NaN.

@@ -25,8 +25,6 @@ from tensorops.testing.values import (
     single,
 )
 
-__all__ = ["ENTRIES", "rope"]
-
 
 @quiet
 def rope(

@@ -28,8 +28,6 @@ from tensorops.testing.values import (
     single,
 )
 
-__all__ = ["ENTRIES", "dequantize", "quantize", "quantized_linear"]
-
 
 @quiet
 def quantize(

@@ -12,8 +12,6 @@ from tensorops.testing.activation import softmax
 from tensorops.testing.entries import Case, Entry, Workload
 from tensorops.testing.values import EMPTY, ODD_LENGTHS, SPECIAL, Float64, args, float64, integers, ones
 
-__all__ = ["ENTRIES", "sample"]
-
 
 def sample(
     logits: ArrayLike,

@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from tensorops.testing.entries import Case, Entry, Workload
 from tensorops.testing.values import EMPTY, ODD_LENGTHS, SPECIAL, SPECIAL_ROWS, args, normal, ones
 
-__all__ = ["ENTRIES", "top_k"]
-
 
 def top_k(x: ArrayLike, k: int, *, axis: int = -1, largest: bool = True) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Sort the elements of each row with Python's own sort, by NaN, value and index; integers stay integers."""

@@ -86,11 +86,11 @@ def test_seeds_draw_what_numpys_generator_draws(library, seed):
 @pytest.mark.parametrize(
     ("rng", "error", "words"),
     [
-        (-1, ValueError, "sample: rng is -1, which is no seed"),
+        (-1, ValueError, "sample: rng is -1, which is not a seed"),
         (True, TypeError, "sample: rng is True, expected a seed"),
         (0.5, TypeError, "sample: rng is 0.5, expected a seed"),
         ("7", TypeError, "sample: rng is '7', expected a seed"),
-        ([1.5], TypeError, "sample: rng is .1.5., which is no seed"),
+        ([1.5], TypeError, "sample: rng is .1.5., which is not a seed"),
         (None, ValueError, "sample: rng is missing; pass a seed"),
     ],
 )

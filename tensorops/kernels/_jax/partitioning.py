@@ -36,7 +36,7 @@ Placement: TypeAlias = tuple[Any, tuple[Any, ...]]
 def can_divide(platform: str) -> bool:
     """Return whether XLA can be told how to split a call.
 
-    Its compiler for TPUs asks nobody (https://github.com/jax-ml/jax/issues/38196): there, calls are split whose arrays
+    Its compiler for TPUs does not ask (https://github.com/jax-ml/jax/issues/38196): there, calls are split whose arrays
     or types say how. GSPMD would need other rules than Shardy.
     """
     import jax
@@ -356,7 +356,7 @@ def _any_devices(count: int) -> tuple[Any, ...]:
 
 
 def _is_tiling(places: Sequence[Split]) -> bool:
-    """Return whether equally many devices hold each combination of parts."""
+    """Return whether the same number of devices holds each combination of parts."""
     combinations = Counter(zip(*places, strict=True))
     complete = len(combinations) == math.prod(max(place) + 1 for place in places)
     return not places or (complete and len(set(combinations.values())) == 1)

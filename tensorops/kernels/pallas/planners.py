@@ -1,7 +1,7 @@
 """Which calls the kernels compute, and with which blocks: pure functions of metadata and the TPU's generation.
 
 A planner takes the canonical arguments of an operator, of which arrays need only a shape and a dtype, and returns a
-function of the arrays by name, or why there is no kernel in words.
+function of the arrays by name, or the reason why there is no kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Why arrays cannot be in a Pallas kernel, in words."""
+"""Reasons why arrays cannot be in a Pallas kernel."""
 
 from __future__ import annotations
 

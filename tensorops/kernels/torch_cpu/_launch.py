@@ -53,7 +53,7 @@ _warned = False
 
 
 def _warn_of_gradients(operator: str) -> None:
-    """Say once in a program that derivatives cost the kernels: whoever only infers forgets `no_grad` easily."""
+    """Say once in a program that derivatives cost the kernels: `no_grad` is easily forgotten in inference."""
     global _warned
     if _warned:
         return

@@ -31,7 +31,7 @@ _STAGES = (3, 2, 1)
 def compiled(launch: Launch, arrays: dict[str, Operand], capability: int, local_bytes: int) -> Program | str:
     """Compile a launch for arrays with this metadata and a compute capability such as 90.
 
-    It loads as many tiles ahead as fit the memory that a block may have. Returns in words why none does.
+    It loads as many tiles ahead as fit the memory that a block may have. Returns the reason if none does.
     """
     for stages in _STAGES:
         program = _compiled(launch, arrays, capability, stages)
