@@ -291,14 +291,3 @@ def test_other_libraries_have_the_functions_on_the_page_of_operators(prefix, mod
     assert named
     for name in named:
         functools.reduce(getattr, name.split("."), root)
-
-
-@pytest.mark.parametrize("name", sorted(tensorops.__all__))
-def test_examples_in_docstrings(name):
-    thing = getattr(tensorops, name)
-    test = doctest.DocTestParser().get_doctest(thing.__doc__, {}, name, None, None)
-    report = io.StringIO()
-    doctest.DocTestRunner(verbose=False).run(test, out=report.write)
-    assert not report.getvalue(), report.getvalue()
-    if name in OPERATORS:
-        assert test.examples

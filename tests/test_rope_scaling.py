@@ -1,6 +1,5 @@
 """Frequencies for longer contexts: against the papers' formulas, transformers' values, and in every library."""
 
-import doctest
 import math
 
 import numpy as np
@@ -177,10 +176,6 @@ def test_configurations_are_completed_from_outside():
         given = rope_scaling.from_config(8, {"rope_type": "yarn", **config}, max_position_embeddings=length)
         close(given.freqs, yarn.freqs)
         assert given.attention_factor == yarn.attention_factor
-
-
-def test_examples_in_docstrings():
-    assert doctest.testmod(rope_scaling) == (0, 12)
 
 
 # --- every library -----------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import math
@@ -483,22 +482,6 @@ def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- the package
-
-
-def test_models_use_the_public_interface_only() -> None:
-    for path in (Path(tp.__file__).parent / "models").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tensorops.persistent"):
-                names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-                assert not any(name.startswith("_") for name in names), f"{path.name} imports {names}"
-            elif isinstance(node, ast.ImportFrom) and node.level < 2:
-                assert not (node.module or "").startswith("tensorops"), f"{path.name} imports {node.module}"
-            elif isinstance(node, ast.ImportFrom):
-                pytest.fail(f"{path.name} imports from above the package")
-            elif isinstance(node, ast.Import):
-                assert {a.name for a in node.names if a.name.startswith("tensorops")} <= {"tensorops"}, path.name
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tp":
-                assert node.attr in (*tp.__all__, "rope_scaling"), f"{path.name} uses tensorops.{node.attr}"
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
