@@ -183,6 +183,7 @@ def test_the_environment_of_workers_bounds_their_threads(client):
     assert set(client.run(most_threads).values()) == {1}
 
 
+@pytest.mark.exhaustive
 def test_arrays_larger_than_the_memory_of_all_workers(client):
     """Each worker holds a few blocks at a time, and none is restarted."""
     support.require_provider("cpu")

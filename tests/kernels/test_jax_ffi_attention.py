@@ -37,17 +37,17 @@ def close(actual, expected, tolerance=2e-5):
         np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance)
 
 
-def check(args, dtype="float32", tolerance=32, **options):
+def check(args, dtype="float32", tolerance=32, targets=(), **options):
     """Assert that the kernel, called alone and in a program, agrees with the reference."""
     expected = REFERENCE(*args, **options)
     there, arrays = support.there((args, {n: a for n, a in options.items() if isinstance(a, np.ndarray)}), "jax")
     rest = {name: value for name, value in options.items() if name not in arrays}
-    with kernels_only:
-        alone = ATTEND(*there, **arrays, **rest)
-        within = jax.jit(lambda args, arrays: ATTEND(*args, **arrays, **rest))(there, arrays)
-    for y in (alone, within):
-        tolerance = 1 if dtype in support.HALVES else tolerance
-        assert_matches(support.back(y), expected, dtype, tolerance=tolerance, scale_axis=None)
+    program = jax.jit(lambda args, arrays: ATTEND(*args, **arrays, **rest))
+    tolerance = 1 if dtype in support.HALVES else tolerance
+    for target in targets or [_native.target()]:
+        with support.using_target(target), kernels_only:
+            for y in (ATTEND(*there, **arrays, **rest), program(there, arrays)):
+                assert_matches(support.back(y), expected, dtype, tolerance=tolerance, scale_axis=None)
 
 
 def masks(rng, shape, dtype):
@@ -87,15 +87,8 @@ OPTIONS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", OPTIONS)
 def test_attention(case, dtype, rng):
-    best = _native.target()
     with support.holding("jax", dtype):
-        args, options = qkv(rng, dtype=dtype), OPTIONS[case](rng)
-        for target in _native.targets():
-            _native.use_target(target)
-            try:
-                check(args, dtype, **options)
-            finally:
-                _native.use_target(best)
+        check(qkv(rng, dtype=dtype), dtype, targets=support.TARGETS, **OPTIONS[case](rng))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -371,42 +364,12 @@ MALFORMED = {
     "batch": (ATTENTION, Y, (Q, K[:1], K[:1]), {}),
     "result": (ATTENTION, Y[..., :8], (Q, K, K), {}),
     "mask": (ATTENTION, Y, (Q, K, K, np.zeros((3, 4), bool)), {"names": (*"qkv", "mask")}),
-    "mask-axes": (
-        ATTENTION,
-        Y,
-        (Q, K, K, np.zeros((1, 1, 1, 1, 5), bool)),
-        {"names": (*"qkv", "mask")},
-    ),
-    "mask-dtype": (
-        ATTENTION,
-        Y,
-        (Q, K, K, np.zeros(5, np.int32)),
-        {"names": (*"qkv", "mask")},
-    ),
-    "sinks": (
-        ATTENTION,
-        Y,
-        (Q, K, K, np.zeros(5, np.float32)),
-        {"names": (*"qkv", "sinks")},
-    ),
-    "lengths": (
-        ATTENTION,
-        Y,
-        (Q, K, K, np.zeros(3, np.int32)),
-        {"names": (*"qkv", "lengths")},
-    ),
-    "lengths-dtype": (
-        ATTENTION,
-        Y,
-        (Q, K, K, np.zeros(2, np.float32)),
-        {"names": (*"qkv", "lengths")},
-    ),
-    "pages": (
-        ATTENTION,
-        Y,
-        (Q, K, K, np.zeros((3, 1), np.int32)),
-        {"names": (*"qkv", "page_table")},
-    ),
+    "mask-axes": (ATTENTION, Y, (Q, K, K, np.zeros((1, 1, 1, 1, 5), bool)), {"names": (*"qkv", "mask")}),
+    "mask-dtype": (ATTENTION, Y, (Q, K, K, np.zeros(5, np.int32)), {"names": (*"qkv", "mask")}),
+    "sinks": (ATTENTION, Y, (Q, K, K, np.zeros(5, np.float32)), {"names": (*"qkv", "sinks")}),
+    "lengths": (ATTENTION, Y, (Q, K, K, np.zeros(3, np.int32)), {"names": (*"qkv", "lengths")}),
+    "lengths-dtype": (ATTENTION, Y, (Q, K, K, np.zeros(2, np.float32)), {"names": (*"qkv", "lengths")}),
+    "pages": (ATTENTION, Y, (Q, K, K, np.zeros((3, 1), np.int32)), {"names": (*"qkv", "page_table")}),
     "few-logits": ("sample", np.zeros(3, np.int32), (LOGITS,), {}),
     "no-logits": ("sample", np.zeros(2, np.int32), (LOGITS[:, :0],), {}),
     "index": ("sample", np.zeros(2, np.float32), (LOGITS,), {}),

@@ -111,6 +111,7 @@ def slopes(h, x, w):
     }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kept", KEPT)
 def test_derivatives(kept, rng):
     with jax.enable_x64(True):

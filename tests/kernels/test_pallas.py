@@ -87,11 +87,11 @@ def test_several_blocks(name, steps, rng, monkeypatch):
 # several groups or elements of the batch in a block, and a last block with fewer elements.
 CHANNELS = [
     ((5, 12, 8, 128), 4, 1),
-    ((5, 256, 3, 2, 16), 4, 1),
-    ((5, 48, 130), 4, 1),
-    ((5, 16, 96), 6, -1),
-    ((3, 4, 8, 256), 2, -1),
     ((3, 4, 8, 256), 256, -1),
+    pytest.param((5, 256, 3, 2, 16), 4, 1, marks=pytest.mark.exhaustive),
+    pytest.param((5, 48, 130), 4, 1, marks=pytest.mark.exhaustive),
+    pytest.param((5, 16, 96), 6, -1, marks=pytest.mark.exhaustive),
+    pytest.param((3, 4, 8, 256), 2, -1, marks=pytest.mark.exhaustive),
 ]
 
 
@@ -115,6 +115,7 @@ def test_groups_of_channels(dtype, shape, groups, axis, steps, rng, monkeypatch)
     assert_matches(support.back(y), REFERENCES[name](x, weight=weight, bias=bias, **options), dtype, tolerance=64)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["layer_norm", "group_norm", "instance_norm"])
 def test_equal_elements_have_no_deviation(name, steps):
     x = np.full((2, 9, 1000), 1234.5678, np.float32)
@@ -164,6 +165,7 @@ def test_a_class_out_of_range_gives_nan(steps, rng):
 ROTATIONS = [((2, 3, 70, 128), (70,)), ((2, 5, 1, 256), (1,)), ((2, 3, 17, 128), (2, 17))]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tables", [False, True], ids=["angles", "tables"])
 @pytest.mark.parametrize(("shape", "of_positions"), ROTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES_OF_KERNELS)
@@ -466,6 +468,7 @@ print("done")
 """
 
 
+@pytest.mark.exhaustive
 def test_programs_have_the_kernel_without_the_compiled_module():
     result = support.python(EXPORTING)
     assert result.stdout == "done\n", result.stderr

@@ -245,10 +245,7 @@ def attend(found, **options):
     return lambda *xs: tp.scaled_dot_product_attention(**dict(zip(found, xs, strict=True)), **options)
 
 
-OPTIONS = {
-    "causal": {"is_causal": True},
-    "window": {"window": (5, None), "softcap": 30.0},
-}
+OPTIONS = {"causal": {"is_causal": True}, "window": {"window": (5, None), "softcap": 30.0}}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

@@ -14,12 +14,9 @@ support.require_provider("pallas")
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
-from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 
-from tensorops.kernels.pallas._launch import interpreted  # noqa: E402
+from pallas_support import exported, interpreting, races  # noqa: E402
 from tensorops.kernels.pallas.planners import REVERSE_PLANNERS  # noqa: E402
-
-INTERPRETER = {"detect_races": True, "out_of_bounds_reads": "raise", "uninitialized_memory": "nan"}
 
 # Of each operator: how many arrays have rows and how many are parameters of every row.
 ARRAYS = {
@@ -36,22 +33,8 @@ ARRAYS = {
 
 @pytest.fixture
 def steps():
-    """Run the kernels in the interpreter; the steps of their grids are listed."""
-    found = []
-
-    def record(token, *step):
-        found.append(step)
-        return token
-
-    with interpreted(**INTERPRETER, grid_point_recorder=record):
+    with interpreting() as found:
         yield found
-    pltpu.reset_tpu_interpret_mode_state()
-
-
-def races() -> bool:
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-
-    return interpret_pallas_call.races.races_found  # there is no public interface
 
 
 def arrays(name, shape, rng, dtype):
@@ -187,11 +170,6 @@ def test_rotation_back(interleaved, steps, rng):
 
 
 # --------------------------------------------------------------------------------------------- programs for TPUs
-
-
-def exported(function, *args):
-    """Return the text of a program for TPUs, which this machine cannot run."""
-    return jax.export.export(jax.jit(function), platforms=["tpu"])(*args).mlir_module()
 
 
 def loss(name):

@@ -47,10 +47,10 @@ def table(rng, rows, features, dtype):
 # blocks, an incomplete last one, an even number, which two cores share, and an odd one.
 SHAPES = [
     ((50, 128), (), 1),
-    ((51, 384), (2, 8, 4), 4),
     ((50, 128), (3, 12), 3),
+    pytest.param((51, 384), (2, 8, 4), 4, marks=pytest.mark.exhaustive),
     ((3, 256), (29,), 2),
-    ((2, 128), (5, 1), 1),
+    pytest.param((2, 128), (5, 1), 1, marks=pytest.mark.exhaustive),
 ]
 
 

@@ -66,7 +66,7 @@ def test_large_results_are_the_same_bits(target, operator, dtype, rng):
     size = DTYPES[dtype].itemsize
     for columns in (4096, 4095):
         rows = 9 * 2**20 // (columns * size)
-        args = inputs(operator, (rows, columns), dtype, rng)
+        args = tuple(np.resize(x, (rows, columns)) for x in inputs(operator, (37, columns), dtype, rng))
         y = getattr(_native, operator)(*args)
         few = [0, 1, rows // 2, rows - 1]
         for row in few:

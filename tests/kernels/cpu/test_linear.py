@@ -42,8 +42,15 @@ def epsilon(dtype):
 
 
 def assert_quantized(y, x, parts, options):
-    weight = REFERENCES["dequantize"](*parts, **options)
-    assert_close(y, x, weight, magnitude=magnitude(parts, options))
+    assert_many_quantized([(y, x)], parts, options)
+
+
+def assert_many_quantized(pairs, parts, options):
+    """Assert that products with several matrices are right, each with its result."""
+    weight, size = REFERENCES["dequantize"](*parts, **options), magnitude(parts, options)
+    for y, x in pairs:
+        assert y.dtype == x.dtype
+        assert_close(y, x, weight, magnitude=size)
 
 
 def magnitude(parts, options):
@@ -172,11 +179,9 @@ def test_every_format_and_number_of_rows(target, form, group_size, rng):
             continue
         for outputs in (1, 17, 81):
             parts, options = quantized(rng, outputs, group_size * groups, form, group_size)
-            for rows in (1, 2, 3, 4, 5, 11, 53):
-                x = normal(rng, rows, group_size * groups)
-                y = _native.quantized_linear(x, *parts, **options)
-                assert y.dtype == np.float32
-                assert_quantized(y, x, parts, options)
+            every = [normal(rng, rows, group_size * groups) for rows in (1, 2, 3, 4, 5, 11, 53)]
+            found = [(_native.quantized_linear(x, *parts, **options), x) for x in every]
+            assert_many_quantized(found, parts, options)
 
 
 @pytest.mark.parametrize("scale_dtype", SHORT)
@@ -184,11 +189,8 @@ def test_every_format_and_number_of_rows(target, form, group_size, rng):
 @pytest.mark.parametrize("form", FORMATS)
 def test_dtypes_of_x_and_scales(target, form, dtype, scale_dtype, rng):
     parts, options = quantized(rng, 40, 576, form, 32, scale_dtype)
-    for rows in (1, 4, 60):
-        x = normal(rng, rows, 576, dtype=dtype)
-        y = _native.quantized_linear(x, *parts, **options)
-        assert y.dtype == x.dtype
-        assert_quantized(y, x, parts, options)
+    every = [normal(rng, rows, 576, dtype=dtype) for rows in (1, 4, 60)]
+    assert_many_quantized([(_native.quantized_linear(x, *parts, **options), x) for x in every], parts, options)
 
 
 @pytest.mark.parametrize("inputs", [64, 576, 1024, 1536])
@@ -370,14 +372,10 @@ def test_ids_that_another_thread_writes_to(rng):
 
 def pack_panels(parts, options):
     """Pack on a target that multiplies panels faster than plain weights, whichever target is in use."""
-    in_use = _native.target()
-    for name in _native.targets():
-        _native.use_target(name)
-        if _native.pack_panels_supports(*parts, **options) is None:
-            panels = _native.pack_panels(*parts, **options)
-            _native.use_target(in_use)
-            return panels
-    _native.use_target(in_use)
+    for name in support.TARGETS:
+        with support.using_target(name):
+            if _native.pack_panels_supports(*parts, **options) is None:
+                return _native.pack_panels(*parts, **options)
     return pytest.skip("no target of this machine gains by panels")
 
 
@@ -390,11 +388,8 @@ def test_panels_of_every_format_and_number_of_rows(target, form, group_size, rng
         for outputs in (1, 32, 81):
             parts, options = quantized(rng, outputs, group_size * groups, form, group_size)
             panels = pack_panels(parts, options)
-            for rows in (1, 2, 3, 4, 5, 11, 70):
-                x = normal(rng, rows, group_size * groups)
-                y = _native.panel_linear(x, panels)
-                assert y.dtype == np.float32
-                assert_quantized(y, x, parts, options)
+            every = [normal(rng, rows, group_size * groups) for rows in (1, 2, 3, 4, 5, 11, 70)]
+            assert_many_quantized([(_native.panel_linear(x, panels), x) for x in every], parts, options)
 
 
 def test_sums_over_long_rows_of_panels(target, rng):

@@ -1,6 +1,5 @@
 """Norms in C++: every SIMD target, every length and alignment, rounding, threads and fork."""
 
-import concurrent.futures
 import multiprocessing
 import re
 import sys
@@ -331,22 +330,6 @@ def test_large_results_of_extreme_rows(target, rng):
     for i in range(0, len(x), 13):
         support.assert_identical(y[i], _native.rms_norm(x[i]))
     assert_matches(y[:50], REFERENCES["rms_norm"](x[:50]), "float32", tolerance=16, scale_axis=())
-
-
-def test_many_threads_at_once(rng):
-    x = normal(rng, 64, 8192, dtype="float32")
-    w = normal(rng, 8192, dtype="float32")
-    expected = _native.rms_norm(x, w)
-
-    def work(seed):
-        order = np.random.default_rng(seed).permutation(len(x))
-        return all(
-            np.array_equal(tp.rms_norm(x[order] if i % 2 else x, w), expected[order] if i % 2 else expected)
-            for i in range(12)
-        )
-
-    with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(work, range(16), timeout=120))
 
 
 FORK = """

@@ -184,7 +184,8 @@ def test_softmax_of_long_rows_of_equal_and_of_small_terms(geometry, rng):
             assert_computed(name, (x,))
 
 
-@pytest.mark.parametrize("n", [5, 300, 40000])
+@pytest.mark.costly
+@pytest.mark.parametrize("n", [300, 5, 40000])
 def test_where_of_any_layout(geometry, n, rng):
     x = rng.standard_normal((2, 3, n)).astype(np.float32)
     mask = rng.random((2, 3, n)) < 0.5
@@ -202,6 +203,7 @@ def test_where_of_any_layout(geometry, n, rng):
             assert_computed(name, (x,), {"where": where})
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
 def test_rows_across_memory(geometry, name, rng):
     """Each lane has a row of its own, whatever is in the others: special values, and none at all."""

@@ -111,11 +111,7 @@ def in_c(driver, monkeypatch):
     """Make the fake's launch a function of C, as NVIDIA's driver has; return a list of the streams that it gets."""
     launch, streams = driver.cuLaunchKernelEx, []
     kind = ctypes.CFUNCTYPE(
-        ctypes.c_int,
-        ctypes.POINTER(_driver._Config),
-        ctypes.c_void_p,
-        ctypes.POINTER(ctypes.c_void_p),
-        ctypes.c_void_p,
+        ctypes.c_int, ctypes.POINTER(_driver._Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
     )
 
     @kind
@@ -230,10 +226,7 @@ def test_no_rows_launch_nothing(rms_norm, driver, cupy):
 
 
 def test_arrays_of_another_device_are_computed_there(rms_norm, driver, nvrtc, cupy):
-    x, weight = (
-        on_gpu(cupy, np.ones((2, 8), np.float32), 1),
-        on_gpu(cupy, np.ones(8, np.float32), 1),
-    )
+    x, weight = (on_gpu(cupy, np.ones((2, 8), np.float32), 1), on_gpu(cupy, np.ones(8, np.float32), 1))
     y = rms_norm.function(x, weight)
     assert (y.on, cupy.current) == (1, 0)
     (launched,) = driver.launches
@@ -629,9 +622,14 @@ def require_nvrtc():
         pytest.skip("nvidia-cuda-nvrtc is not installed")
 
 
+# Of each module, one; attention takes as long as all others together.
+FAMILIES = {planner.__module__: operator for operator, planner in [*PLANNERS.items()][1:]}
+FURTHER = [pytest.param(each, marks=pytest.mark.exhaustive) for each in PLANNERS if each not in FAMILIES.values()]
+
+
 @pytest.mark.dimensions
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("operator", PLANNERS, ids=lambda operator: operator.__name__)
+@pytest.mark.parametrize("operator", [*FAMILIES.values(), *FURTHER], ids=lambda operator: operator.__name__)
 def test_programs_compile_without_spills(operator, dtype):
     """The largest programs of each kernel; .ci/gpu-compiled compiles more, for every architecture."""
     require_nvrtc()

@@ -170,10 +170,7 @@ def test_donated_tensors_elsewhere_are_captured_again(torch):
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (
-            lambda x: x if x[0, 0] > 0 else tp.silu(x),
-            "before the first operator: RuntimeError: operation not",
-        ),
+        (lambda x: x if x[0, 0] > 0 else tp.silu(x), "before the first operator: RuntimeError: operation not"),
         (lambda x: tp.silu(x) * tp.silu(x).sum().item(), "after silu: RuntimeError: operation not"),
     ],
 )
@@ -217,10 +214,7 @@ def test_other_arguments_are_refused(torch):
     kernel = PersistentKernel(writing, [x, cache, place], backend="torch", donate=[1])
     kernel.compile()
     for args, words in (
-        (
-            (x[:1], cache, place),
-            r"array 0 of the arguments was torch.float32 \(2, 1\) .*, and is now .* \(1, 1\)",
-        ),
+        ((x[:1], cache, place), r"array 0 of the arguments was torch.float32 \(2, 1\) .*, and is now .* \(1, 1\)"),
         ((x, cache.double(), place), "array 1 of the arguments was torch.float32 .* and is now torch.float64"),
         ((x, cache), "differ from those when the step was compiled in more than values"),
         (([x], cache, place), "differ from those when the step was compiled in more than values"),
