@@ -210,7 +210,9 @@ def bound(target, looked_up, fused, plain):
     return looked_up if target.startswith("v4") else plain if target == "v2" else fused
 
 
-SPANS = [(1, 2, 1), (-1, -2, 1), (1e-6, 1, 997), (-1e-6, -1, 997), (2, 100, 997), (-2, -100, 997)]
+# Every number of a binade takes a second.
+BINADES = [(1, 2, 31), (-1, -2, 31), *(pytest.param(x, 2 * x, 1, marks=pytest.mark.exhaustive) for x in (1, -1))]
+SPANS = [*BINADES, (1e-6, 1, 997), (-1e-6, -1, 997), (2, 100, 997), (-2, -100, 997)]
 
 
 @pytest.mark.parametrize(("low", "high", "step"), SPANS)
@@ -233,7 +235,7 @@ def test_exp_and_log1p_are_exact_to_two_units(target, low, high, step):
 
 @pytest.mark.parametrize(
     ("low", "high", "step"),
-    [(1, 2, 1), (-1, -2, 1), (1e-6, 1, 997), (-1e-6, -1, 997), (2, 8, 101), (-2, -8, 101), (-8, -12.5, 101)],
+    [*BINADES, (1e-6, 1, 997), (-1e-6, -1, 997), (2, 8, 101), (-2, -8, 101), (-8, -12.5, 101)],
 )
 def test_gelu_is_exact_to_a_few_units(target, low, high, step):
     """It is x times the normal distribution function, whose lower tail magnifies the rounding of x²."""
@@ -250,7 +252,7 @@ def test_silu_is_exact_to_two_units(target, low, high, step):
     assert ulp_error(_native.silu(x)[normal], (wide * sigmoid(wide))[normal], "float32") <= 2
 
 
-@pytest.mark.parametrize(("low", "high", "step"), [(-1, -2, 1), (-1e-38, -1, 997), (-2, -100, 997)])
+@pytest.mark.parametrize(("low", "high", "step"), [*BINADES[1::2], (-1e-38, -1, 997), (-2, -100, 997)])
 def test_elu_is_exact_to_one_unit_also_near_zero(target, low, high, step):
     x = floats(low, high, step)
     expected = np.expm1(x.astype(np.float64))
