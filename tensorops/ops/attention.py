@@ -1,4 +1,4 @@
-"""Attention: scaled_dot_product_attention."""
+"""Attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of networks, composed of other operators: multi_head_attention."""
+"""Blocks of networks, composed of other operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contraction: einsum.
+"""Contraction.
 
 A call is planned once for its subscripts and shapes. The plan is a program of plain tuples: what to do with each
 operand by itself, then pairs of arrays to contract, then what to do with the last one. Tuples are what `torch.compile`

@@ -1,4 +1,4 @@
-"""Mixture of experts: grouped_linear, grouped_quantized_linear, moe."""
+"""Mixture of experts."""
 
 from __future__ import annotations
 

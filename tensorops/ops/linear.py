@@ -1,4 +1,4 @@
-"""Linear maps: linear, gated_linear_unit, embedding."""
+"""Linear maps."""
 
 from __future__ import annotations
 

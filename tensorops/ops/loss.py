@@ -1,4 +1,4 @@
-"""Losses: cross_entropy, linear_cross_entropy."""
+"""Losses."""
 
 from __future__ import annotations
 

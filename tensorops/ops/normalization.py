@@ -1,4 +1,4 @@
-"""Normalization: rms_norm, add_rms_norm, layer_norm, group_norm, instance_norm, l2_norm."""
+"""Normalization."""
 
 from __future__ import annotations
 

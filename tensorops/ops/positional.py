@@ -1,4 +1,4 @@
-"""Positional encodings: rope."""
+"""Positional encodings."""
 
 from __future__ import annotations
 

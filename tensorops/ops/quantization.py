@@ -1,4 +1,4 @@
-"""Quantization in groups along the input axis: quantize, dequantize, quantized_linear.
+"""Quantization in groups along the input axis.
 
 All three share a layout. A row of weights is split into groups of `group_size`; each group has a scale and, except
 in symmetric mode, a bias: ``w ≈ scales · q + biases``. The integers ``q`` are stored in bytes; with 4 bits, the even

@@ -1,4 +1,4 @@
-"""Sampling: sample."""
+"""Sampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selection: top_k."""
+"""Selection."""
 
 from __future__ import annotations
 

@@ -17,28 +17,16 @@ measures the rounding of the input.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tensorops.testing import (
-    activation,
-    attention,
-    blocks,
-    contraction,
-    experts,
-    linear,
-    loss,
-    normalization,
-    positional,
-    quantization,
-    sampling,
-    selection,
-)
+from tensorops import ops
 from tensorops.testing.entries import InvalidCase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tensorops.testing.entries import Arguments, Case, Maker, Workload
+    from tensorops.testing.entries import Arguments, Case, Entry, Maker, Workload
 
 __all__ = ["BENCHMARK_SHAPES", "CASES", "INVALID", "REFERENCES", "WORKLOADS", "cases"]
 
@@ -52,20 +40,7 @@ BENCHMARK_SHAPES: tuple[tuple[int, int], ...] = (
 )
 """Shapes (rows, features) of the benchmarks, from those bound by call overhead to those bound by memory."""
 
-_FAMILIES = (
-    activation,
-    attention,
-    blocks,
-    contraction,
-    experts,
-    linear,
-    loss,
-    normalization,
-    positional,
-    quantization,
-    sampling,
-    selection,
-)
+_FAMILIES = [importlib.import_module(f"tensorops.testing.{name}") for name in ops.families()]
 T = TypeVar("T")
 
 
@@ -73,14 +48,14 @@ class _ByOperator(dict[str, T]):
     """A table by operator name."""
 
     def __missing__(self, name: str) -> T:
-        families = ", ".join(family.__name__.rpartition(".")[2] for family in _FAMILIES)
+        families = ", ".join(ops.families())
         raise LookupError(
             f"tensorops.testing has no Entry for the operator {name!r}: add its reference, cases, refusals and "
-            f"workload to the ENTRIES of its family in tensorops/testing ({families}), and a new family to tables.py"
+            f"workload to the ENTRIES of its family in tensorops/testing ({families})"
         )
 
 
-_ENTRIES = {entry.reference.__name__: entry for family in _FAMILIES for entry in family.ENTRIES}
+_ENTRIES: dict[str, Entry] = {entry.reference.__name__: entry for family in _FAMILIES for entry in family.ENTRIES}
 
 REFERENCES: Mapping[str, Callable[..., Any]] = _ByOperator({name: entry.reference for name, entry in _ENTRIES.items()})
 """The float64 reference of every operator, by operator name."""
