@@ -78,7 +78,7 @@ Operator* operator_of(const char* name, std::string_view signature, Reason (*fun
         made->results.emplace_back("y");
     } else {
         for (const std::string_view part : split(signature.substr(arrow + kArrow.size())))
-            made->results.emplace_back(part);
+            made->results.emplace_back(part.substr(0, part.find('=')));  // others are the same
     }
     made->whole_signature =
         made->signature + std::string(arrow == std::string_view::npos ? " -> y" : signature.substr(arrow));

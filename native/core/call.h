@@ -83,7 +83,7 @@ struct Operator {
     int find(std::string_view parameter) const;  // -1: there is none
 };
 
-inline constexpr int kMostParameters = 24, kMostResults = 3;
+inline constexpr int kMostParameters = 24, kMostResults = 5;
 
 // All operators, by name; an entry's place stays the same.
 const std::vector<const Operator*>& operators();
@@ -122,10 +122,14 @@ struct Result {
     const std::int64_t* shape;
     Dtype dtype;
     bool is_index = false;  // of int64, or int32 if the caller's result has that dtype
+    bool is_wanted = true;  // else it is not made
 
     Result(Array& y, int axes, const std::int64_t* dims, Dtype type, bool index = false)
         : array(y), ndim(axes), shape(dims), dtype(type), is_index(index) {}
     Result(Array& y, const Array& like) : Result(y, like.ndim, like.shape, like.dtype) {}
+    Result(Array& y, const Array* like, bool wanted)  // of a derivative with respect to what may be missing
+        : array(y), ndim(like ? like->ndim : 0), shape(like ? like->shape : nullptr),
+          dtype(like ? like->dtype : Dtype::other), is_wanted(like && wanted) {}
 };
 
 class Call {
@@ -150,8 +154,10 @@ class Call {
     bool make(std::initializer_list<Result> results) {
         if (only_checks) return false;
         int index = 0;
-        for (const Result& result : results)
-            if (!make_one(index++, result)) return false;
+        for (const Result& result : results) {
+            const int place = index++;
+            if (result.is_wanted && !make_one(place, result)) return false;
+        }
         return !only_describes;
     }
     // The result of a step

@@ -76,7 +76,7 @@ void read_row(const Rope& op, const char* row, C* to) {
 }
 
 template <class C>
-void find_angles(const Rope& op, double position, Angles<C> angles) {
+void find_forward_angles(const Rope& op, double position, Angles<C> angles) {
     if (!op.tables) return compute_angles(op, position, angles);
     if (std::isnan(position)) {  // outside the tables
         for (std::int64_t i = 0; i < op.dims / 2; ++i)
@@ -86,6 +86,13 @@ void find_angles(const Rope& op, double position, Angles<C> angles) {
     const auto row = static_cast<std::int64_t>(position);
     read_row(op, op.tables->cosines.row(row), angles.cosines);
     read_row(op, op.tables->sines.row(row), angles.sines);
+}
+
+template <class C>
+void find_angles(const Rope& op, double position, Angles<C> angles) {
+    find_forward_angles(op, position, angles);
+    if (!op.inverse) return;
+    for (std::int64_t i = 0; i < op.dims / 2; ++i) angles.sines[i] = -angles.sines[i];
 }
 
 // x may be unaligned; y is aligned.

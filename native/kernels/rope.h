@@ -24,6 +24,7 @@ struct Rope {
     const RopeTables* tables;   // instead of frequencies, or null
     double factor;              // of the features that rotate
     bool interleaved;
+    bool inverse;  // rotate backwards, as derivatives do
     Dtype dtype;
 };
 

@@ -397,24 +397,25 @@ alignas(64) inline constexpr float kFarTerms[5][32] = {
 }
 #endif
 
+// Φ(-|x|), where Φ is the standard normal distribution function
 #if defined(__AVX512F__)
-// x times the standard normal distribution function, without cancellation in either tail, of which the lower one is
-// looked up.
-inline Vec<float> gelu(Vec<float> x) {
+inline Vec<float> normal_tail(Vec<float> x) {
     const Vec<float> a = absolute(x);
     const auto far = a >= 31.5f * kNormalStep;
-    Vec<float> tail = by_segment(kNormal, a, kNormalStep);
+    const Vec<float> tail = by_segment(kNormal, a, kNormalStep);
     // Lane by lane: a result does not depend on its neighbours.
-    if (__builtin_expect(any(far), 0)) tail = far ? far_normal_tail(a) : tail;
+    return __builtin_expect(any(far), 0) ? (far ? far_normal_tail(a) : tail) : tail;
+}
+// x Φ(x), without cancellation in either tail
+inline Vec<float> gelu(Vec<float> x) {
+    const Vec<float> tail = normal_tail(x);
     return x * (x < 0 ? tail : 1.0f - tail);
 }
 #else
-// x Φ(x), where Φ is the standard normal distribution function. With Φ(-|x|) it is x Φ(-|x|) for negative x, and else
-// x - x Φ(-|x|). With a = -|x| and s = -a²/2, Φ(a) is exp(s) n / d for polynomials n and d in a. They are summed in
-// pairs of terms, none of which is negative, so that few rounding errors add up. Largest relative error before
-// rounding: 6e-9.
-inline Vec<float> gelu(Vec<float> x) {
-    const Vec<float> a = at_least(minus_magnitude(x), -14.5f);  // exp(-14.5²/2) is 0 in float32
+// With a = -|x| and s = -a²/2, Φ(a) is exp(s) n / d for polynomials n and d in a. They are summed in pairs of terms, none
+// of which is negative, so that few rounding errors add up. Largest relative error before rounding: 6e-9. `a` is clamped
+// where exp(s) is 0 in float32.
+inline Vec<float> normal_tail_of(Vec<float> a) {
     const Vec<float> s = a * (-0.5f * a);
     Vec<float> n = s * 0x1.d817d8p-6f + (a * 0x1.23427cp-3f - 0x1.485b9ep-1f);
     n = s * n + (a * -0x1.88b66ep-1f + 0x1.cp-1f);
@@ -422,11 +423,27 @@ inline Vec<float> gelu(Vec<float> x) {
     Vec<float> d =
         s * (a * (-0x1.27d64ap-4f * one) + 0x1.6d1022p-1f * one) + (a * (0x1.a4a578p+0f * one) - 0x1.0d5c68p+2f * one);
     d = s * d + (a * (-0x1.771522p+1f * one) + 0x1.cp+0f * one);
-    const Vec<float> tail = times_gaussian(n, a) / d;
+    return times_gaussian(n, a) / d;
+}
+inline Vec<float> normal_tail(Vec<float> x) { return normal_tail_of(at_least(minus_magnitude(x), -14.5f)); }
+// x Φ(x): with Φ(-|x|) it is x Φ(-|x|) for negative x, and else x - x Φ(-|x|).
+inline Vec<float> gelu(Vec<float> x) {
+    const Vec<float> a = at_least(minus_magnitude(x), -14.5f);
     // The clamped |x| is used for positive x only, so that -infinity gives NaN, as a product with 0 does.
-    return at_most(x, a) * tail + at_least(x, 0.0f);
+    return at_most(x, a) * normal_tail_of(a) + at_least(x, 0.0f);
 }
 #endif
+inline Vec<float> normal_cdf(Vec<float> x) {
+    const Vec<float> tail = normal_tail(x);
+    return x < 0 ? tail : 1.0f - tail;
+}
+// exp(-x²/2)
+inline Vec<float> gaussian(Vec<float> x) {
+    return times_gaussian(Vec<float>{} + 1, at_least(minus_magnitude(x), -14.5f)) * (1 / kOneInUnits<float>);
+}
+inline Vec<double> gaussian(Vec<double> x) {
+    return by_lane(x, [](double a) { return std::exp(-0.5 * a * a); });
+}
 inline Vec<double> normal_cdf(Vec<double> x) {
     return by_lane(x, [](double a) {
         constexpr double kRoot = 0x1.6a09e667f3bcdp-1, kRest = -0x1.bdd3413b26456p-55;  // together 1 / sqrt 2

@@ -1,8 +1,10 @@
 // Elementwise functions, gated units, and functions along the last axes.
 #include "activation.h"
 
+#include "activation_vjp.h"
 #include "checks.h"
 #include "softmax.h"
+#include "softmax_vjp.h"
 #include "targets.h"
 
 namespace tensorops {
@@ -104,6 +106,85 @@ TENSOROPS_OPERATOR(gelu, "x, *, approximate='none'") {
     return in.failed() ? in.reason : activate(call, op, x);
 }
 
+// ------------------------------------------------------------------------------------------- their derivatives
+
+namespace {
+
+Reason differentiate(Call& call, ActivationVjp& op, const Array& x, const Array& dy, const Array* up = nullptr) {
+    Array dx, dup{};
+    if (!call.make({{dx, x}, {dup, up, true}})) return call.reason;
+    const std::int64_t bytes = x.bytes();
+    if (bytes == 0) return {};
+    const bool flat = x.is_contiguous() && dy.is_contiguous() && (!up || up->is_contiguous());
+    op.x = flat ? elements_of(x) : rows_of(x);
+    op.dy = flat ? elements_of(dy) : rows_of(dy);
+    if (up) op.up = flat ? elements_of(*up) : rows_of(*up);
+    op.dx = dx.data;
+    op.dup = dup.data;
+    op.dtype = x.dtype;
+    op.streaming = call.streams && bytes >= kStreamBytes && (flat || op.x.length * x.item() % 64 == 0);
+    call.compute(bytes, [&op] { target().activation_vjp(op); });
+    return {};
+}
+
+Reason refuse_cotangent(const Array& dy, const Array& of, const char* name = "dy") {
+    if (dy.dtype != of.dtype) return std::string(name) + " has another dtype than the result";
+    return dy.has_shape(of) ? Reason{} : std::string(name) + " has another shape than the result";
+}
+
+Reason unary_vjp(Call& call, Function function) {
+    Reader in(call);
+    ActivationVjp op{};
+    op.function = function;
+    const Array &x = in.rows(), &dy = in.rows();
+    for (double* parameter : {&op.alpha, &op.beta})
+        if (in.has_more()) *parameter = in.finite();
+    return in.require(refuse_cotangent(dy, x)) ? differentiate(call, op, x, dy) : in.reason;
+}
+
+Reason gated_vjp(Call& call, Function function) {
+    Reader in(call);
+    ActivationVjp op{};
+    op.function = function;
+    const Array &gate = in.rows(), &up = in.rows(), &dy = in.rows();
+    in.require(gate.dtype == up.dtype, "gate and up differ in dtype");
+    in.require(gate.has_shape(up), "gate and up differ in shape");
+    return in.require(refuse_cotangent(dy, gate)) ? differentiate(call, op, gate, dy, &up) : in.reason;
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(relu_vjp, "x, dy -> dx") { return unary_vjp(call, Function::relu); }
+TENSOROPS_OPERATOR(relu_squared_vjp, "x, dy -> dx") { return unary_vjp(call, Function::relu_squared); }
+TENSOROPS_OPERATOR(sigmoid_vjp, "x, dy -> dx") { return unary_vjp(call, Function::sigmoid); }
+TENSOROPS_OPERATOR(silu_vjp, "x, dy -> dx") { return unary_vjp(call, Function::silu); }
+TENSOROPS_OPERATOR(softplus_vjp, "x, dy -> dx") { return unary_vjp(call, Function::softplus); }
+TENSOROPS_OPERATOR(mish_vjp, "x, dy -> dx") { return unary_vjp(call, Function::mish); }
+TENSOROPS_OPERATOR(hard_swish_vjp, "x, dy -> dx") { return unary_vjp(call, Function::hard_swish); }
+TENSOROPS_OPERATOR(selu_vjp, "x, dy -> dx") { return unary_vjp(call, Function::selu); }
+TENSOROPS_OPERATOR(quick_gelu_vjp, "x, dy, *, alpha=1.702 -> dx") { return unary_vjp(call, Function::quick_gelu); }
+TENSOROPS_OPERATOR(elu_vjp, "x, dy, *, alpha=1.0 -> dx") { return unary_vjp(call, Function::elu); }
+TENSOROPS_OPERATOR(leaky_relu_vjp, "x, dy, *, negative_slope=0.01 -> dx") {
+    return unary_vjp(call, Function::leaky_relu);
+}
+TENSOROPS_OPERATOR(hard_sigmoid_vjp, "x, dy, *, alpha=0.16666666666666666, beta=0.5 -> dx") {
+    return unary_vjp(call, Function::hard_sigmoid);
+}
+TENSOROPS_OPERATOR(squareplus_vjp, "x, dy, *, b=4.0 -> dx") {
+    if (call.values[2].kind == Value::number && !(call.values[2].as_number > 0)) return "b is not a positive number";
+    return unary_vjp(call, Function::squareplus);
+}
+TENSOROPS_OPERATOR(gelu_vjp, "x, dy, *, approximate='none' -> dx") {
+    Reader in(call);
+    ActivationVjp op{};
+    const Array &x = in.rows(), &dy = in.rows();
+    op.function = in.choice({"none", "tanh"}) == 0 ? Function::gelu : Function::gelu_tanh;
+    return in.require(refuse_cotangent(dy, x)) ? differentiate(call, op, x, dy) : in.reason;
+}
+TENSOROPS_OPERATOR(swiglu_vjp, "gate, up, dy -> dgate, dup") { return gated_vjp(call, Function::swiglu); }
+TENSOROPS_OPERATOR(geglu_vjp, "gate, up, dy -> dgate, dup") { return gated_vjp(call, Function::geglu); }
+TENSOROPS_OPERATOR(reglu_vjp, "gate, up, dy -> dgate, dup") { return gated_vjp(call, Function::reglu); }
+
 // ------------------------------------------------------------------------------------- along the last axes
 
 namespace {
@@ -171,6 +252,52 @@ TENSOROPS_OPERATOR(logsumexp, "x, *, axis=-1, keepdims=False, dtype=None") {
     std::int64_t shape[kMaxAxes];
     for (int d = 0; d < x.ndim; ++d) shape[d] = d < x.ndim - axes ? x.shape[d] : 1;
     return normalize(call, Normalized::logsumexp, reduced, keepdims ? x.ndim : x.ndim - axes, shape);
+}
+
+namespace {
+
+Reason differentiate(Call& call, SoftmaxVjp& op, const Array& y, int axes) {
+    Array dx;
+    if (axes > 1 && !y.is_contiguous_from(y.ndim - axes)) return "the last axes are not contiguous";
+    if (!call.make({{dx, y}})) return call.reason;
+    if (y.size() == 0) return {};
+    op.y = rows_of(y, axes);
+    op.dx = dx.data;
+    op.dtype = y.dtype;
+    op.streaming = call.streams && y.bytes() >= kStreamBytes && op.y.length * y.item() % 64 == 0;
+    call.compute(y.bytes(), [&op] { target().softmax_vjp(op); });
+    return {};
+}
+
+Reason softmax_vjp_of(Call& call, Normalized kind) {
+    Reader in(call);
+    const Array &y = in.rows(), &dy = in.rows();
+    const int axes = in.last_axes(y, "y");
+    in.require(axes == 1 || dy.is_contiguous(), "dy is not contiguous");
+    if (!in.require(refuse_cotangent(dy, y))) return in.reason;
+    SoftmaxVjp op{};
+    op.kind = kind;
+    op.dy = rows_of(dy, axes);
+    return differentiate(call, op, y, axes);
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(softmax_vjp, "y, dy, *, axis=-1 -> dx") { return softmax_vjp_of(call, Normalized::softmax); }
+TENSOROPS_OPERATOR(log_softmax_vjp, "y, dy, *, axis=-1 -> dx") { return softmax_vjp_of(call, Normalized::log_softmax); }
+
+TENSOROPS_OPERATOR(logsumexp_vjp, "x, dy, *, axis=-1 -> dx") {
+    Reader in(call);
+    const Array &x = in.rows(), &dy = in.array();
+    const int axes = in.last_axes(x, "x");
+    in.require(dy.dtype == x.dtype, "dy has another dtype than x");
+    in.require(dy.is_contiguous(), "dy is not contiguous");
+    if (!in.require(x.size() == 0 || dy.size() == x.size() / x.size_from(x.ndim - axes), "dy has another shape than y"))
+        return in.reason;
+    SoftmaxVjp op{};
+    op.kind = Normalized::logsumexp;
+    op.dsums = dy.data;
+    return differentiate(call, op, x, axes);
 }
 
 }  // namespace tensorops

@@ -4,6 +4,7 @@
 
 #include "checks.h"
 #include "cross_entropy.h"
+#include "cross_entropy_vjp.h"
 #include "linear_cross_entropy.h"
 #include "targets.h"
 
@@ -95,31 +96,86 @@ Reason compute_losses(Call& call, Op& op, const Options& options, const Array& x
 
 }  // namespace
 
+namespace {
+
+// What cross_entropy and its derivative share
+struct LossArguments {
+    const Array &logits, &targets;
+    const Array *weight, *dy;
+    Options options;
+    Rows probabilities;
+
+    LossArguments(Reader& in, bool has_cotangent)
+        : logits(in.rows()), targets(in.array(kNumbers)), weight(in.optional()), dy(has_cotangent ? &in.array() : nullptr),
+          options(in) {
+        in.require(logits.size() != 0, "logits is empty");
+        in.require(refuse_targets(targets, logits, options.ignore_index, "logits"));
+        in.require(refuse_vector("weight", weight, logits.length(), "class"));
+        in.require(!weight || goes_with(*weight, logits), "weight has another dtype than logits");
+    }
+
+    CrossEntropy kernel_arguments() {
+        CrossEntropy op{};
+        op.logits = rows_of(logits);
+        op.dtype = logits.dtype;
+        if (is_floating(targets.dtype)) {
+            probabilities = rows_of(targets);
+            op.probabilities = &probabilities;
+            op.probability_dtype = targets.dtype;
+        }
+        if (weight) {
+            op.weight = weight->data;
+            op.weight_dtype = weight->dtype;
+        }
+        return op;
+    }
+};
+
+}  // namespace
+
 TENSOROPS_OPERATOR(cross_entropy,
                    "logits, targets, weight=None, *, reduction='mean', ignore_index=-100, "
                    "label_smoothing=0.0, z_loss=0.0") {
     Reader in(call);
-    const Array &logits = in.rows(), &targets = in.array(kNumbers);
-    const Array* weight = in.optional();
-    const Options options(in);
-    in.require(logits.size() != 0, "logits is empty");
-    in.require(refuse_targets(targets, logits, options.ignore_index, "logits"));
-    in.require(refuse_vector("weight", weight, logits.length(), "class"));
-    if (!in.require(!weight || goes_with(*weight, logits), "weight has another dtype than logits")) return in.reason;
-    CrossEntropy op{};
-    op.logits = rows_of(logits);
-    op.dtype = logits.dtype;
-    Rows probabilities;
-    if (is_floating(targets.dtype)) {
-        probabilities = rows_of(targets);
-        op.probabilities = &probabilities;
-        op.probability_dtype = targets.dtype;
+    LossArguments given(in, false);
+    if (in.failed()) return in.reason;
+    CrossEntropy op = given.kernel_arguments();
+    const Array& logits = given.logits;
+    return compute_losses(call, op, given.options, logits, given.targets, logits.length(), logits.bytes(),
+                          target().cross_entropy);
+}
+
+TENSOROPS_OPERATOR(cross_entropy_vjp,
+                   "logits, targets, weight, dy, *, reduction='mean', ignore_index=-100, label_smoothing=0.0, "
+                   "z_loss=0.0 -> dlogits") {
+    Reader in(call);
+    LossArguments given(in, true);
+    const Array &logits = given.logits, &dy = *given.dy;
+    const bool is_one = given.options.reduction != Reduction::none;
+    in.require(dy.dtype == logits.dtype, "dy has another dtype than logits");
+    if (!in.require(dy.has_shape(is_one ? 0 : logits.ndim - 1, logits.shape), "dy has another shape than the losses") ||
+        !in.require(dy.is_contiguous(), "dy is not contiguous"))
+        return in.reason;
+    CrossEntropyVjp op{given.kernel_arguments(), dy.data, nullptr};
+    std::optional<Targets> found;
+    if (!is_floating(given.targets.dtype) && call.has_values) {
+        found.emplace(given.targets, given.options.ignore_index, logits.length());
+        if (call.may_fail && !found->beyond.empty()) return "a target is out of range";
+        op.loss.targets = found->numbers.data();
     }
-    if (weight) {
-        op.weight = weight->data;
-        op.weight_dtype = weight->dtype;
-    }
-    return compute_losses(call, op, options, logits, targets, logits.length(), logits.bytes(), target().cross_entropy);
+    Array dx;
+    if (!call.make({{dx, logits}})) return call.reason;
+    const RowParameter weight(given.weight, logits, is_half(logits.dtype));
+    op.loss.weight = weight.data();
+    op.loss.reduction = given.options.reduction;
+    op.loss.label_smoothing = given.options.label_smoothing;
+    op.loss.z_loss = given.options.z_loss;
+    op.dx = dx.data;
+    call.compute(logits.bytes(), [&op] { target().cross_entropy_vjp(op); });
+    if (found)
+        for (const std::int64_t row : found->beyond)
+            for (std::int64_t i = 0; i < logits.length(); ++i) put_nan(dx, row * logits.length() + i);
+    return {};
 }
 
 TENSOROPS_OPERATOR(linear_cross_entropy,

@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "group_norm.h"
 #include "layer_norm.h"
+#include "norm_vjp.h"
 #include "rms_norm.h"
 #include "targets.h"
 
@@ -126,6 +127,122 @@ TENSOROPS_OPERATOR(layer_norm, "x, weight=None, bias=None, eps=1e-05, *, axis=-1
     op.parameter_dtype = weight ? scale.dtype() : bias ? shift.dtype() : x.dtype;
     compute_rows(call, target().layer_norm, op, x);
     return {};
+}
+
+// ----------------------------------------------------------------------------------------- their derivatives
+
+namespace {
+
+// A weight of rows in the type of computation, with an offset added; ones without a weight
+std::vector<char> wide_weight(const Array* weight, const Array& x, double offset) {
+    const auto n = static_cast<std::size_t>(x.length());
+    std::vector<double> values = weight ? read_doubles(*weight) : std::vector<double>(n, 1);
+    if (weight && offset != 0)
+        for (double& v : values) v += offset;
+    const bool is_double = x.dtype == Dtype::float64;
+    std::vector<char> wide(n * (is_double ? 8 : 4));
+    for (std::size_t i = 0; i < n; ++i) {
+        if (is_double)
+            reinterpret_cast<double*>(wide.data())[i] = values[i];
+        else
+            reinterpret_cast<float*>(wide.data())[i] = static_cast<float>(values[i]);
+    }
+    return wide;
+}
+
+Reason refuse_cotangent(const char* name, const Array& dy, const Array& x) {
+    if (dy.dtype != x.dtype) return std::string(name) + " has another dtype than x";
+    return dy.has_shape(x) ? Reason{} : std::string(name) + " has another shape than x";
+}
+
+struct NormGradients {
+    const Array& x;
+    const Array *weight, *bias;
+    std::int64_t wanted;  // a bit for each result: of x, weight and bias
+    double offset = 0;
+};
+
+Reason differentiate(Call& call, NormVjp& op, const NormGradients& of, const Array& dy) {
+    const Array& x = of.x;
+    if (Reason reason = refuse_cotangent("dy", dy, x); !reason.empty()) return reason;
+    for (const auto& [name, p] : {std::pair{"weight", of.weight}, std::pair{"bias", of.bias}})
+        if (Reason reason = refuse_parameter(name, p, x); !reason.empty())
+            return reason;
+        else if (p && (p->dtype == Dtype::float64) != (x.dtype == Dtype::float64))
+            return std::string(name) + " has another dtype than x";
+    Array dx, dweight{}, dbias{};
+    if (!call.make({{dx, x}, {dweight, of.weight, (of.wanted & 2) != 0}, {dbias, of.bias, (of.wanted & 4) != 0}}))
+        return call.reason;
+    const std::vector<char> weight = wide_weight(of.weight, x, of.offset);
+    op.x = rows_of(x);
+    op.dy = rows_of(dy);
+    op.dtype = x.dtype;
+    op.weight = weight.data();
+    op.dx = dx.data;
+    op.dweight = dweight.data;
+    op.dbias = dbias.data;
+    op.dweight_dtype = dweight.dtype;
+    op.dbias_dtype = dbias.dtype;
+    op.streaming = call.streams && x.bytes() >= kStreamBytes && x.length() * x.item() % 64 == 0;
+    call.compute(x.bytes(), [&op] { target().norm_vjp(op); });
+    return {};
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(rms_norm_vjp,
+                   "x, weight, dy, eps=1e-06, *, axis=-1, weight_offset=0.0, wanted=-1 -> dx, dweight") {
+    Reader in(call);
+    NormVjp op{};
+    const Array& x = in.rows();
+    const Array* weight = in.optional();
+    const Array& dy = in.rows();
+    op.eps = in.nonnegative();
+    in.last_axis(x, "x");
+    const double offset = in.finite();
+    const std::int64_t wanted = in.integer();
+    return in.failed() ? in.reason : differentiate(call, op, {x, weight, nullptr, wanted, offset}, dy);
+}
+
+TENSOROPS_OPERATOR(add_rms_norm_vjp,
+                   "sum, weight, dy, dsum, eps=1e-06, *, axis=-1, wanted=-1 -> dx=dresidual, dweight") {
+    Reader in(call);
+    NormVjp op{};
+    const Array& sum = in.rows();
+    const Array* weight = in.optional();
+    const Array &dy = in.rows(), &dsum = in.rows();
+    op.eps = in.nonnegative();
+    in.last_axis(sum, "sum");
+    const std::int64_t wanted = in.integer();
+    if (!in.require(refuse_cotangent("dsum", dsum, sum))) return in.reason;
+    op.dsum = rows_of(dsum);
+    return differentiate(call, op, {sum, weight, nullptr, wanted}, dy);
+}
+
+TENSOROPS_OPERATOR(l2_norm_vjp, "x, dy, eps=1e-12, *, axis=-1 -> dx") {
+    Reader in(call);
+    NormVjp op{};
+    op.norm = Norm::length;
+    const Array &x = in.rows(), &dy = in.rows();
+    op.eps = in.nonnegative();
+    const int axes = in.last_axes(x, "x");
+    if (!in.require(axes == 1, "axis is not the last of x")) return in.reason;
+    return differentiate(call, op, {x, nullptr, nullptr, 1}, dy);
+}
+
+TENSOROPS_OPERATOR(layer_norm_vjp,
+                   "x, weight, bias, dy, eps=1e-05, *, axis=-1, wanted=-1 -> dx, dweight, dbias") {
+    Reader in(call);
+    NormVjp op{};
+    op.norm = Norm::deviation;
+    const Array& x = in.rows();
+    const Array *weight = in.optional(), *bias = in.optional();
+    const Array& dy = in.rows();
+    op.eps = in.nonnegative();
+    const int axes = in.last_axes(x, "x");
+    const std::int64_t wanted = in.integer();
+    if (!in.require(axes == 1, "axis is not the last of x")) return in.reason;
+    return differentiate(call, op, {x, weight, bias, wanted}, dy);
 }
 
 // ---------------------------------------------------------------------------------------- of channels

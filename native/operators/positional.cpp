@@ -90,11 +90,8 @@ std::vector<double> positions_of(const Given& given, bool& of_batch) {
     return positions_for(given.x.ndim, given.x.shape, axes, shape, values.data(), of_batch);
 }
 
-}  // namespace
-
-TENSOROPS_OPERATOR(rope,
-                   "x, positions=None, *, base=10000.0, freqs=None, cos=None, sin=None, interleaved=False, "
-                   "dims=None, attention_factor=1.0") {
+// The pairs of features of an array rotate, or, as its transpose does, rotate backwards.
+Reason rotate(Call& call, bool inverse) {
     Reader in(call);
     const Array& x = in.rows();
     const Array* positions = in.optional(kNumbers);
@@ -102,6 +99,7 @@ TENSOROPS_OPERATOR(rope,
     in.require(base > 0, "base is not a positive number");
     const Array *freqs = in.optional(), *cos = in.optional(), *sin = in.optional();
     Rope op{};
+    op.inverse = inverse;
     op.interleaved = in.flag();
     const Value& dims = in.value();
     op.factor = in.finite();
@@ -144,6 +142,20 @@ TENSOROPS_OPERATOR(rope,
     op.dtype = x.dtype;
     call.compute(x.bytes(), [&op] { target().rope(op); });
     return {};
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(rope,
+                   "x, positions=None, *, base=10000.0, freqs=None, cos=None, sin=None, interleaved=False, "
+                   "dims=None, attention_factor=1.0") {
+    return rotate(call, false);
+}
+
+TENSOROPS_OPERATOR(rope_vjp,
+                   "dy, positions=None, *, base=10000.0, freqs=None, cos=None, sin=None, interleaved=False, "
+                   "dims=None, attention_factor=1.0 -> dx") {
+    return rotate(call, true);
 }
 
 }  // namespace tensorops

@@ -369,6 +369,14 @@ void bind_operators(nb::module_& m) {
     }
     m.def(
         "operators", [names] { return names; }, "The names of the operators, each a function and one of `_supports`.");
+    m.def(
+        "results",
+        [](const std::string& name) {
+            const Operator* op = find_operator(name);
+            if (!op) throw nb::value_error(("there is no operator " + name).c_str());
+            return op->whole_signature.substr(op->whole_signature.find(" -> ") + 4);
+        },
+        "operator"_a, "The names of an operator's results, separated by commas.");
     m.def("refuse", &refuse, "operator"_a, "arrays"_a, "options"_a,
           "Why an operator refuses arrays, of which dtypes and shapes are given by parameter, and options; or None.");
 }

@@ -18,7 +18,7 @@ using calls::called;
 using calls::truth;
 
 // What a function was made with, in its tuple of members
-enum Member { kFunction, kReading, kOtherwise };
+enum Member { kFunction, kReading, kOtherwise, kDifferentiable };
 // What torch is asked, in the tuple `reading`
 enum Reading {
     kType,
@@ -92,6 +92,8 @@ class TorchCall {
   public:
     explicit TorchCall(PyObject* self) : self_(self), reading_(PyTuple_GET_ITEM(self, kReading)) {}
 
+    bool differentiates = false;  // autograd must follow the call
+
     // Whether all arguments are usual; otherwise there may be an exception.
     bool read(PyObject* const* args, Py_ssize_t count) {
         if (count > kMost || !watch()) return false;
@@ -144,8 +146,13 @@ class TorchCall {
     nb::object view(PyObject* x) {
         dlpack::Tensor t;
         if (table_->describe(x, &t) != 0 || t.device_type != dlpack::kHost || t.ndim > NPY_MAXDIMS ||
-            (records_ && truth(attribute(x, names.requires_grad)) != 0) || truth(called(of(kIsNegative), x)) != 0)
+            truth(called(of(kIsNegative), x)) != 0)
             return {};
+        if (records_) {
+            const int requires_grad = truth(attribute(x, names.requires_grad));
+            if (requires_grad < 0) return {};
+            differentiates |= requires_grad != 0;
+        }
         const int type = numpy_type(t);
         if (type < 0) return {};
         npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];
@@ -222,7 +229,11 @@ class TorchCall {
 
 PyObject* call_torch(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* by_name) {
     TorchCall call(self);
-    if (call.read(args, calls::all_of(count, by_name))) return call.run(count, by_name);
+    if (call.read(args, calls::all_of(count, by_name))) {
+        if (!call.differentiates) return call.run(count, by_name);
+        PyObject* const differentiable = PyTuple_GET_ITEM(self, kDifferentiable);
+        if (differentiable != Py_None) return PyObject_Vectorcall(differentiable, args, count, by_name);
+    }
     PyErr_Clear();
     return PyObject_Vectorcall(PyTuple_GET_ITEM(self, kOtherwise), args, count, by_name);
 }
@@ -235,11 +246,12 @@ void bind_torch_calls(nb::module_& m) {
     names = {calls::interned("requires_grad"), calls::interned("_current_level")};
     m.def(
         "torch_kernel",
-        [](nb::handle kernel, nb::handle reading, nb::handle otherwise) {
-            return calls::function(torch_definition, nb::make_tuple(kernel, reading, otherwise));
+        [](nb::handle kernel, nb::handle reading, nb::handle otherwise, nb::handle differentiable) {
+            return calls::function(torch_definition, nb::make_tuple(kernel, reading, otherwise, differentiable));
         },
-        "kernel"_a, "reading"_a, "otherwise"_a,
-        "A kernel for NumPy arrays on tensors in host memory; calls `otherwise` with what it does not know.");
+        "kernel"_a, "reading"_a, "otherwise"_a, "differentiable"_a.none(),
+        "A kernel for NumPy arrays on tensors in host memory; calls `differentiable`, if any, where autograd follows the "
+        "call, and `otherwise` with what it does not know.");
 }
 
 }  // namespace tensorops

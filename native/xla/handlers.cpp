@@ -218,9 +218,9 @@ class FrameCall : public Call {
     }
 
   protected:
-    bool make_one(int index, const Result& result) override {
-        if (index < results_.count)
-            return take(index, array_of(*static_cast<const Buffer*>(results_.items[index])), result);
+    bool make_one(int index, const Result& result) override {  // the frame has those that are wanted
+        if (next_ < results_.count)
+            return take(index, array_of(*static_cast<const Buffer*>(results_.items[next_++])), result);
         reason = "the call has too few results";
         return false;
     }
@@ -229,6 +229,7 @@ class FrameCall : public Call {
   private:
     Value values_[kMostParameters];
     const Buffers& results_;
+    std::int64_t next_ = 0;
 };
 
 // A handler answers XLA's question for its version, and calls its operator.

@@ -105,17 +105,17 @@ def observed(torch: Any) -> str | None:
 REQUIRES_GRAD = "an argument requires grad"
 
 
-def refuse_tensors(arguments: tuple[Any, ...], *, host: bool) -> str | None:
+def refuse_tensors(arguments: tuple[Any, ...], *, host: bool, differentiates: bool = False) -> str | None:
     """Return why kernels cannot take the tensor arguments as memory of the host or of a GPU, or what must see the call.
 
-    Torch records and transforms only its own operations.
+    Torch records and transforms only its own operations, unless a kernel `differentiates`.
     """
     torch, tensor, strided, forward_ad, numpys = _modules()
     if reason := observed(torch):
         return reason
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives are being taken"
-    recording = torch.is_grad_enabled()
+    recording = torch.is_grad_enabled() and not differentiates
     for x in arguments:
         if type(x) is not tensor:
             if isinstance(x, numpys):

@@ -104,6 +104,9 @@ class Call:
 
     def body(self, *arrays: Array) -> list[Array]:
         """Run the operator's own body and return its results as a list."""
+        import jax
+
+        arrays = tuple(jax.numpy.asarray(a) for a in arrays)  # constants of a program can be NumPy's
         arguments = {**dict(zip(self.names, arrays, strict=True)), **dict(self.options)}
         result = self.operator.compute(**arguments)
         results = result if isinstance(result, tuple) else (result,)

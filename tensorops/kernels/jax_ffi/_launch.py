@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from tensorops._operator import Operator
 from tensorops.kernels._jax import partitioning, primitive
 from tensorops.kernels._jax.primitive import Call
 from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu.derivatives import derivative_of
 from tensorops.kernels.cpu.rows import ROWS, rows_of
 
 _PROVIDER = "jax_ffi"
@@ -66,8 +67,11 @@ def register(
         count = rows(arguments) if rows else declared.sharing
         along = tuple(of[:1] == (0,) for of in declared.arrays.values()) if batched else ()
         correspond = ROWS.get(operator.__name__)
+        derivative = derivative_of(operator.__name__)
+        reverse = primitive.Reverse(derivative.kept) if derivative else None
+        every = tuple(options.items())
         return Call(
-            operator, names, count, batched, tuple(options.items()), most, along, _PROVIDER, correspond=correspond
+            operator, names, count, batched, every, most, along, _PROVIDER, reverse=reverse, correspond=correspond
         )
 
     primitive.register(operator, _PROVIDER, prepare, draw=draw)
@@ -100,11 +104,10 @@ def _option(value: Any) -> Any:
     return np.dtype(value).name
 
 
-def _attributes(call: Call) -> dict[str, Any]:
+def _attributes(parameters: Sequence[str], arrays: Iterable[str], options: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return the attributes of a program's call: its options, and which parameters its arrays are."""
-    parameters = call.operator.parameters
-    found: dict[str, Any] = {"arrays": np.int64(sum(1 << parameters.index(name) for name in call.names))}
-    for name, value in call.options:
+    found: dict[str, Any] = {"arrays": np.int64(sum(1 << parameters.index(name) for name in arrays))}
+    for name, value in options:
         option = _option(value)
         if isinstance(option, bool):
             found[name] = np.bool_(option)
@@ -133,16 +136,54 @@ def _unusable() -> str:
     return ""
 
 
+def _is_elsewhere(ctx: Any, call: Call) -> bool:
+    """Return whether a program may run where the kernels are not."""
+    module = ctx.module_context
+    exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
+    return call.provider != _PROVIDER or exported
+
+
 def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
     import jax
 
-    module = ctx.module_context
-    exported = getattr(module.lowering_parameters, "for_export", False) or len(module.platforms) != 1
-    if call.provider != _PROVIDER or exported:  # the kernel is only here
+    if _is_elsewhere(ctx, call):
         return None
-    places = [call.operator.parameters.index(name) for name in call.names]
+    parameters = call.operator.parameters
+    places = [parameters.index(name) for name in call.names]
     assert places == sorted(places)  # the order in which the compiled module reads arrays
-    return jax.ffi.ffi_lowering(f"tensorops.{call.operator.__name__}")(ctx, *operands, **_attributes(call))
+    attributes = _attributes(parameters, call.names, call.options)
+    return jax.ffi.ffi_lowering(f"tensorops.{call.operator.__name__}")(ctx, *operands, **attributes)
 
 
-primitive.lower_on("cpu", _lower)
+def _lower_reverse(ctx: Any, *operands: Any, call: Call, moving: tuple[int, ...]) -> Any:
+    """Call the vector-Jacobian product with those of the operands that it takes."""
+    import jax
+
+    derivative = derivative_of(call.operator.__name__)
+    assert derivative is not None
+    names = (*call.names, *(derivative.results[i] for i in derivative.kept), *derivative.cotangents)
+    given = dict(zip(names, zip(operands, ctx.avals_in, strict=True), strict=True))
+    arrays = {name: given[name] for name in derivative.parameters if name in given}
+    asked = {call.names[i] for i in moving}
+    wanted = derivative.wanted(asked)
+    options = {name: value for name, value in call.options if name in derivative.parameters}
+    if "wanted" in derivative.parameters:
+        options["wanted"] = sum(1 << i for i in wanted)
+    # A gradient has the shape and dtype of its parameter or, where none is given, of the first.
+    like = [next((n for n in derivative.gradients[i] if n in given), call.names[0]) for i in wanted]
+    described = {name: (aval.dtype.name, list(aval.shape)) for name, (_, aval) in arrays.items()}
+    made_of = {given[name][1].dtype for name in (*derivative.cotangents, call.names[0])}
+    if _is_elsewhere(ctx, call) or len(made_of) > 1 or not asked <= derivative.provided:  # results of another dtype than x
+        return None
+    if _native.refuse(derivative.name, described, {name: _option(value) for name, value in options.items()}):
+        return None
+    within = ctx.replace(
+        avals_in=[aval for _, aval in arrays.values()], avals_out=[given[name][1] for name in like]
+    )
+    attributes = _attributes(derivative.parameters, arrays, options.items())
+    found = jax.ffi.ffi_lowering(f"tensorops.{derivative.name}")(within, *[x for x, _ in arrays.values()], **attributes)
+    by_name = {name: y for i, y in zip(wanted, found, strict=True) for name in derivative.gradients[i]}
+    return [by_name[call.names[i]] for i in moving]
+
+
+primitive.lower_on("cpu", _lower, reverse=_lower_reverse)

@@ -7,7 +7,9 @@ and leaves to the functions here whatever it does not know, so results and error
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,37 +18,71 @@ from tensorops._dtypes import FLOATING, INTEGER, name_of
 from tensorops._operator import Operator
 from tensorops.backends.process_default import callers_level
 from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu.derivatives import derivative_of
+from tensorops.kernels.torch_cpu import _derivatives
 from tensorops.libraries.torch import REQUIRES_GRAD, observers, refuse_tensors
 
 
 def register(operator: Operator[..., Any]) -> None:
     """Register the operator's kernel of the provider ``cpu`` for torch tensors as well."""
     compiled = operator._kernels["cpu"]
+    derivative = derivative_of(operator.__name__)
+    provided = derivative.provided if derivative else ()
+    names = [p.name for p in inspect.signature(operator.__wrapped__).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+
+    def refuse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        every = dict(zip(names, args, strict=True)) | kwargs
+        of_these = [every.pop(name) for name in provided if name in every]
+        return refuse_tensors(tuple(of_these), host=True, differentiates=True) or refuse_tensors(
+            tuple(every.values()), host=True
+        )
 
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
-        if reason := refuse_tensors((*args, *kwargs.values()), host=True):
+        if reason := refuse(args, kwargs):
             if reason is REQUIRES_GRAD:
                 _warn_of_gradients(operator.__name__)
             return reason
         return compiled.supports(*_views(args), **dict(zip(kwargs, _views(kwargs.values()), strict=True)))
 
+    fast = _on_tensors(compiled.function)
+    differentiable = None
+    if derivative is not None:
+        compiled_vjp = _on_tensors(getattr(_native, derivative.name))
+        differentiable = _derivatives.differentiable(operator, derivative, fast, compiled_vjp)
+    torch = _torch()
+
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if refuse(args, kwargs):
+            return NotImplemented
+        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+            assert differentiable is not None
+            return differentiable(*args, **kwargs)
+        return fast(*args, **kwargs)
+
+    reading = _reading()
+    direct = kernel if reading is None else _native.torch_kernel(compiled.function, reading, kernel, differentiable)
+    operator.kernel("torch_cpu", supports=supports, checks=True)(direct)
+
+
+def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiled function on tensors of which no gradients are recorded."""
+
+    def in_python(*args: Any, **kwargs: Any) -> Any:
         if refuse_tensors((*args, *kwargs.values()), host=True):
             return NotImplemented
         try:
             views, options = _views(args), dict(zip(kwargs, _views(kwargs.values()), strict=True))
         except RuntimeError:  # of a nested tensor; the operator's words follow
             return NotImplemented
-        result = compiled.function(*views, **options)
+        result = function(*views, **options)
         if result is NotImplemented:
             return result
         return tuple(map(_tensor, result)) if type(result) is tuple else _tensor(result)
 
     reading = _reading()
-    fast = kernel if reading is None else _native.torch_kernel(compiled.function, reading, kernel)
-    operator.kernel("torch_cpu", supports=supports, checks=True)(fast)
+    return in_python if reading is None else _native.torch_kernel(function, reading, in_python, None)
 
 
 _warned = False

@@ -1,0 +1,192 @@
+// With g = dy · weight and x̂ = x / d for the divisor d of a row, whose mean is subtracted from x first by layer_norm:
+//   dx = (g - x̂ mean(g x̂)) / d           rms_norm
+//   dx = (g - mean(g) - x̂ mean(g x̂)) / d layer_norm
+//   dx = (g - x̂ sum(g x̂)) / d            l2_norm; without the sum where eps is the divisor
+//   dweight = sum(dy x̂), dbias = sum(dy)  over rows
+//
+// Work: a thread takes blocks of rows. A row is read for its divisor, for the means, and for the results; after the
+//   first time it comes from the first- or second-level cache. Each block has sums of its own for weight and bias, and
+//   those of all blocks are added at the end: blocks depend on the shape only, so results do not depend on the number
+//   of threads.
+// Precision: float64 in float64, everything else in float32; sums over a row are taken in blocks, sums over rows in
+//   blocks of at most 256 rows, and those of blocks with compensation. A row whose squares leave the range of float32 is
+//   computed in float64, scaled by a power of two.
+// Bytes: each element of x and dy once in, of dx once out, and for the sums over rows at most a sixteenth of that.
+#include "norm_vjp.h"
+
+#include <cmath>
+
+#include "careful_row.h"
+#include "moments.h"
+#include "over_rows.h"
+#include "scratch.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {
+
+constexpr std::int64_t kLeastRows = 16, kMostRows = 256;  // of a block
+
+// A row of the type of computation to which products are added
+template <class C, class F>
+void add_row(C* sums, std::int64_t n, F f) {
+    for (std::int64_t i = 0; i < n; i += kLanes<C>) {
+        const std::int64_t k = n - i < kLanes<C> ? n - i : kLanes<C>;
+        const Vec<C> v = load_some(sums + i, k) + f(i, k);
+        k == kLanes<C> ? store(sums + i, v) : store_part(sums + i, v, k);
+    }
+}
+
+// In double, in a unit in which no square overflows or vanishes
+template <class T>
+[[gnu::noinline]] void careful_row(const NormVjp& op, const T* x, const T* dy, const T* dsum, T* dx,
+                                   Compute<T>* of_weight, Compute<T>* of_bias) {
+    using C = Compute<T>;
+    const std::int64_t n = op.x.length;
+    const C* weight = reinterpret_cast<const C*>(op.weight);
+    const bool centred = op.norm == Norm::deviation, by_length = op.norm == Norm::length;
+    const double unit = unit_for_row(x, n, by_length ? op.eps : std::sqrt(op.eps)), count = static_cast<double>(n);
+    const auto element = [=](std::int64_t i) { return static_cast<double>(load_one(x + i)) * unit; };
+    const auto slope = [=](std::int64_t i) {
+        return static_cast<double>(load_one(dy + i)) * static_cast<double>(weight[i]);
+    };
+    double mean = 0, square = 0, total = 0, along = 0;
+    for (std::int64_t i = 0; i < n && centred; ++i) mean += element(i) / count;
+    for (std::int64_t i = 0; i < n; ++i) square += (element(i) - mean) * (element(i) - mean);
+    double root = std::sqrt(by_length ? square : square / count + op.eps * unit * unit);
+    const bool is_least = by_length && root <= op.eps * unit;
+    if (is_least) root = op.eps * unit;
+    if (root == 0) root = 1;
+    for (std::int64_t i = 0; i < n; ++i) {
+        total += slope(i);
+        along += slope(i) * ((element(i) - mean) / root);
+    }
+    if (is_least) along = 0;
+    if (!by_length) along /= count;
+    total = centred ? total / count : 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const double normal = (element(i) - mean) / root;
+        double d = (slope(i) - total - normal * along) / root * unit;
+        if (dsum) d += static_cast<double>(load_one(dsum + i));
+        const double dyi = static_cast<double>(load_one(dy + i));
+        store_one(dx + i, static_cast<C>(d));
+        if (of_weight) of_weight[i] += static_cast<C>(dyi * normal);
+        if (of_bias) of_bias[i] += static_cast<C>(dyi);
+    }
+}
+
+// dx = (g - shift - (x - mean) · along) · r
+template <bool kStream, class T>
+void write_row(const NormVjp& op, const T* x, const T* dy, const T* dsum, T* dx, Compute<T> mean, Compute<T> r,
+               Compute<T> shift, Compute<T> along) {
+    const auto* weight = reinterpret_cast<const Compute<T>*>(op.weight);
+    const auto value = [=](std::int64_t i, std::int64_t k) {
+        const auto g = load_some(dy + i, k) * load_some(weight + i, k);
+        return (g - shift - (load_some(x + i, k) - mean) * along) * r;
+    };
+    if (dsum)
+        put_row<kStream>(dx, op.x.length,
+                         [=](std::int64_t i, std::int64_t k) { return value(i, k) + load_some(dsum + i, k); });
+    else
+        put_row<kStream>(dx, op.x.length, value);
+}
+
+template <bool kStream, class T>
+void one_row(const NormVjp& op, std::int64_t index, Compute<T>* of_weight, Compute<T>* of_bias) {
+    using C = Compute<T>;
+    const std::int64_t n = op.x.length;
+    const T *x = reinterpret_cast<const T*>(op.x.row(index)), *dy = reinterpret_cast<const T*>(op.dy.row(index));
+    const T* dsum = op.dsum.data ? reinterpret_cast<const T*>(op.dsum.row(index)) : nullptr;
+    const C* weight = reinterpret_cast<const C*>(op.weight);
+    T* dx = reinterpret_cast<T*>(op.dx) + index * n;
+    const double count = static_cast<double>(n);
+    C mean = 0;
+    double square;  // of the divisor
+    if (op.norm == Norm::deviation) {
+        const Moments<C> m = moments(x, n);
+        mean = m.mean;
+        square = m.variance + op.eps;
+    } else {
+        square = static_cast<double>(sum_of_row<T>(n, [x](std::int64_t i, std::int64_t k) {
+            const auto a = load_some(x + i, k);
+            return a * a;
+        }));
+        if (op.norm == Norm::root_mean_square) square = square / count + op.eps;
+    }
+    if (!is_usual<C>(square) || (op.norm == Norm::length && square <= op.eps * op.eps))
+        return careful_row(op, x, dy, dsum, dx, of_weight, of_bias);
+    const double along = static_cast<double>(sum_of_row<T>(n, [=](std::int64_t i, std::int64_t k) {
+        return load_some(dy + i, k) * load_some(weight + i, k) * (load_some(x + i, k) - mean);
+    }));
+    double total = 0;
+    if (op.norm == Norm::deviation)
+        total = static_cast<double>(sum_of_row<T>(
+            n, [=](std::int64_t i, std::int64_t k) { return load_some(dy + i, k) * load_some(weight + i, k); }));
+    const C r = static_cast<C>(1 / std::sqrt(square));
+    const double terms = op.norm == Norm::length ? 1 : count;
+    write_row<kStream>(op, x, dy, dsum, dx, mean, r, static_cast<C>(total / count),
+                       static_cast<C>(along / square / terms));
+    if (of_weight)
+        add_row(of_weight, n, [=](std::int64_t i, std::int64_t k) {
+            return load_some(dy + i, k) * ((load_some(x + i, k) - mean) * r);
+        });
+    if (of_bias) add_row(of_bias, n, [=](std::int64_t i, std::int64_t k) { return load_some(dy + i, k); });
+}
+
+// The sums of blocks, a row of n for each, become one row.
+template <class C, class W>
+void add_blocks(const C* sums, std::int64_t blocks, std::int64_t n, W* to) {
+    const int threads = threads_for_rows(n, blocks * n * static_cast<std::int64_t>(sizeof(C)));
+    over_shares(threads, n, 64, [=](Share mine) {
+        for (std::int64_t i = mine.begin; i < mine.end; i += kLanes<C>) {
+            const std::int64_t k = mine.end - i < kLanes<C> ? mine.end - i : kLanes<C>;
+            Vec<C> sum{}, rest{};
+            for (std::int64_t block = 0; block < blocks; ++block) {
+                const Vec<C> v = load_some(sums + block * n + i, k), next = sum + v, added = next - sum;
+                rest += (sum - (next - added)) + (v - added);
+                sum = next;
+            }
+            const Vec<C> all = sum + rest;
+            const Vec<C> found = all == all ? all : sum;  // the compensation of an infinity is NaN
+            k == kLanes<C> ? store(to + i, found) : store_part(to + i, found, k);
+        }
+    });
+}
+
+template <class T>
+void every_row(const NormVjp& op) {
+    using C = Compute<T>;
+    const std::int64_t rows = op.x.count, n = op.x.length, item = sizeof(T), sums = !!op.dweight + !!op.dbias;
+    const std::int64_t of_block = std::clamp(rows / 64, kLeastRows, kMostRows), blocks = (rows + of_block - 1) / of_block;
+    const Scratch scratch(sums * blocks * n * static_cast<std::int64_t>(sizeof(C)));
+    C* const of_weights = op.dweight ? scratch.at<C>(0) : nullptr;
+    C* const of_biases = op.dbias ? scratch.at<C>(0) + (op.dweight ? blocks * n : 0) : nullptr;
+    const int threads = threads_for_rows(blocks, 3 * rows * n * item);
+    over_shares(threads, blocks, 1, [&](Share mine) {
+        for (std::int64_t block = mine.begin; block < mine.end; ++block) {
+            C* const of_weight = of_weights ? of_weights + block * n : nullptr;
+            C* const of_bias = of_biases ? of_biases + block * n : nullptr;
+            for (C* sum : {of_weight, of_bias})
+                if (sum) std::fill_n(sum, n, C{});
+            const std::int64_t end = std::min(rows, (block + 1) * of_block);
+            for (std::int64_t i = block * of_block; i < end; ++i)
+                op.streaming ? one_row<true, T>(op, i, of_weight, of_bias) : one_row<false, T>(op, i, of_weight, of_bias);
+        }
+        if (op.streaming) stream_fence();
+    });
+    const auto finish = [blocks, n](const C* sums, char* to, Dtype dtype) {
+        if constexpr (is_same<C, double>)
+            add_blocks(sums, blocks, n, reinterpret_cast<double*>(to));
+        else
+            for_narrow_dtype(dtype, [=](auto w) { add_blocks(sums, blocks, n, reinterpret_cast<decltype(w)*>(to)); });
+    };
+    if (op.dweight) finish(of_weights, op.dweight, op.dweight_dtype);
+    if (op.dbias) finish(of_biases, op.dbias, op.dbias_dtype);
+}
+
+}  // namespace
+
+TENSOROPS_KERNEL(norm_vjp, NormVjp) {
+    for_dtype(op.dtype, [&op](auto x) { every_row<decltype(x)>(op); });
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

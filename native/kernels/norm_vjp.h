@@ -1,0 +1,24 @@
+// The vector-Jacobian products of rms_norm, add_rms_norm, layer_norm and l2_norm.
+#pragma once
+
+#include "elements.h"
+#include "rows.h"
+
+namespace tensorops {
+
+enum class Norm : int { root_mean_square, deviation, length };
+
+struct NormVjp {
+    Norm norm;
+    Rows x, dy;  // of the same shape
+    Rows dsum;   // added to dx, if it has data
+    Dtype dtype;
+    const char* weight;     // one row in the type of computation, to which an offset has been added
+    char* dx;               // rows one after another
+    char *dweight, *dbias;  // one row of sums over rows, or nullptr
+    Dtype dweight_dtype, dbias_dtype;  // float64 with rows of that, any other with others
+    double eps;
+    bool streaming;  // dx is aligned to a cache line and larger than the caches
+};
+
+}  // namespace tensorops
