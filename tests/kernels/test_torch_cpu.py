@@ -9,9 +9,11 @@ import pytest
 
 import support
 import tensorops as tp
+from differentiable import DIFFERENTIABLE
 from tensorops._operator import OPERATORS
 from tensorops.backends.process_default import in_force
 from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu.derivatives import derivative_of
 from tensorops.testing import DTYPES, REFERENCES
 
 support.require("torch")
@@ -80,8 +82,8 @@ def test_results_are_the_callers():
 def left_to_python(name):
     """Replace the function that the compiled one calls with arguments that it does not know by one that counts."""
     kernel, left = OPERATORS[name].kernels["torch_cpu"], []
-    kernel_of_numpy, reading, _ = kernel.function.__self__
-    return _native.torch_kernel(kernel_of_numpy, reading, lambda *args, **kwargs: left.append(args)), left
+    kernel_of_numpy, reading, *_ = kernel.function.__self__
+    return _native.torch_kernel(kernel_of_numpy, reading, lambda *args, **kwargs: left.append(args), None), left
 
 
 @pytest.mark.parametrize("path", ["compiled"], indirect=True)
@@ -115,7 +117,7 @@ def test_results_live_as_long_as_their_tensors(path):
         made.append(np.maximum(x, 0))
         return made[0]
 
-    tensor = _native.torch_kernel(numpys, kernel.__self__[1], kernel)(X)
+    tensor = _native.torch_kernel(numpys, kernel.__self__[1], kernel, None)(X)
     alive = weakref.ref(made.pop())
     view = tensor[1:]
     del tensor
@@ -126,20 +128,112 @@ def test_results_live_as_long_as_their_tensors(path):
     assert alive() is None
 
 
-def test_gradients_are_recorded_by_the_body():
-    x = X.clone().requires_grad_()
-    assert reason(x) == "an argument requires grad"
-    assert reason(X, torch.nn.Parameter(X[0]), operator=tp.rms_norm) == "an argument requires grad"
-    assert reason(X, weight=X[0].clone().requires_grad_(), operator=tp.rms_norm) == "an argument requires grad"
+def test_gradients_are_by_kernels():
+    x, weight = X.clone().requires_grad_(), torch.nn.Parameter(X[0].clone())
     tp.silu(X)  # leaves its plan
-    close(torch.autograd.grad(tp.silu(x).sum(), x)[0], torch.autograd.grad(tp.silu.generic(x).sum(), x)[0])
+    with tp.trace() as log:
+        y, z = tp.silu(x), tp.rms_norm(X, weight=weight)
+    assert [call.kernel for call in log] == ["torch_cpu"] * 2
+    assert {f.grad_fn.name() for f in (y, z)} == {"DifferentiableBackward"}
+    close(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(tp.silu.generic(x).sum(), x)[0])
+    close(torch.autograd.grad(z, weight, X)[0], torch.autograd.grad(tp.rms_norm.generic(X, weight), weight, X)[0])
     assert torch.autograd.gradgradcheck(tp.silu, X.double()[:2].requires_grad_())
     with torch.no_grad():
-        assert reason(x) is None
         assert not tp.silu(x).requires_grad
         close(tp.rms_norm(X, torch.nn.Parameter(X[0])), tp.rms_norm.generic(X, X[0]))
     with torch.inference_mode():
         close(tp.silu(X), tp.silu.generic(X))
+
+
+DERIVED = {name: derivative for name in NAMES if (derivative := derivative_of(name))}
+GRADIENTS = {name: call for name, call in DIFFERENTIABLE.items() if name.partition("-")[0] in DERIVED}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_every_dtype(name, dtype):
+    """Compare kernels' gradients with those of the body in float64, which central differences have confirmed."""
+    operator = OPERATORS[name.partition("-")[0]]
+    args, options = (support.there(tree, "torch") for tree in GRADIENTS[name])
+    args = [a.to(getattr(torch, dtype)) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+    provided = DERIVED[operator.__name__].provided
+    places = [i for i, n in enumerate(operator.parameters[: len(args)]) if n in provided and args[i] is not None]
+
+    def gradients(of, args, options):
+        given = [a.clone().requires_grad_() if i in places else a for i, a in enumerate(args)]
+        found = of(*given, **options)
+        results = found if isinstance(found, tuple) else (found,)
+        cotangents = [torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape).to(kept.dtype) for y in results]
+        return torch.autograd.grad(results, [given[i] for i in places], cotangents)
+
+    kept = args[places[0]]
+    wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+    if operator.explain(*args, **options).kernel != "torch_cpu":
+        pytest.skip("the kernel does not take these arguments")
+    found = gradients(operator, args, options)
+    expected = gradients(operator.generic, wide, options)
+    bound = {"float64": 1e-12, "float32": 3e-6, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    for i, ours, theirs in zip(places, found, expected, strict=True):
+        assert (ours.dtype, ours.shape) == (args[i].dtype, args[i].shape)
+        assert (ours - theirs).abs().max() <= bound * theirs.abs().max()
+
+
+ROWS = {"rms_norm": 1, "layer_norm": 2, "add_rms_norm": 1, "softmax": 0, "silu": 0, "swiglu": 0, "cross_entropy": 0}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", ROWS)
+def test_gradients_of_many_rows(name, threads, pool):
+    """Sums over rows do not depend on the number of threads, lengths need not fill vectors, and views are read."""
+    operator = OPERATORS[name]
+    base = torch.randn(700, 2, 1031, generator=torch.Generator().manual_seed(3))
+    x, other, dy = base[:, 0], base[:, 1], torch.randn(700, 1031, generator=torch.Generator().manual_seed(4))
+    args = [x, *[other[0]] * ROWS[name]]
+    if name == "add_rms_norm":
+        args.insert(1, other)
+    elif name == "swiglu":
+        args.append(other)
+    elif name == "cross_entropy":
+        args.append(torch.arange(700))
+
+    def gradients(of, convert):
+        given = [convert(a).requires_grad_(a.is_floating_point()) for a in args]
+        found = of(*given)
+        y = found[0] if isinstance(found, tuple) else found
+        wanted = [a for a in given if a.requires_grad]
+        return torch.autograd.grad(y, wanted, convert(dy) if y.ndim else None)
+
+    expected = gradients(operator.generic, lambda a: a.double() if a.is_floating_point() else a)
+    pool.set_num_threads(1)
+    alone = gradients(operator, torch.detach)
+    pool.set_num_threads(threads)
+    together = gradients(operator, torch.detach)
+    for one, ours, theirs in zip(alone, together, expected, strict=True):
+        assert torch.equal(one, ours)
+        close(ours.double(), theirs, 2e-5 * theirs.abs().max().item())
+
+
+def test_what_autograd_promises_holds():
+    x = X.clone().requires_grad_()
+    y = tp.silu(x.clone())
+    y.sum().backward()  # of strides 0
+    close(x.grad, torch.autograd.grad(tp.silu.generic(x).sum(), x)[0])
+    changed = x.clone()
+    y = tp.silu(changed)
+    changed.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    _, kept = tp.add_rms_norm(x, X)
+    close(torch.autograd.grad(kept.sum(), x)[0], torch.ones_like(X))  # the other result has no gradient
+    checkpointed = torch.utils.checkpoint.checkpoint(tp.softmax, x, use_reentrant=False)
+    close(torch.autograd.grad(checkpointed, x, X)[0], torch.autograd.grad(tp.softmax.generic(x), x, X)[0])
+    rows = torch.autograd.functional.jacobian(lambda x: tp.softmax(x).sum(0), x, vectorize=True)
+    close(rows, torch.autograd.functional.jacobian(lambda x: tp.softmax.generic(x).sum(0), x))
+    frozen = torch.nn.Parameter(X[0].clone(), requires_grad=False)
+    close(
+        torch.autograd.grad(tp.rms_norm(x, frozen), x, X)[0],
+        torch.autograd.grad(tp.rms_norm.generic(x, frozen), x, X)[0],
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
@@ -288,6 +382,8 @@ def test_storage_that_is_just_large_enough_will_do():
 
 
 def test_the_first_call_without_a_kernel_for_gradients_names_no_grad():
+    if derivative_of("top_k"):
+        pytest.fail("choose another operator")
     code = """
 import warnings, numpy, torch, tensorops as tp
 
@@ -295,13 +391,13 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RMSNorm(8)).eval()
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     for _ in range(3):
-        tp.rms_norm(model[0](torch.ones(2, 8)), model[1].weight)
+        tp.top_k(model[0](torch.ones(2, 8)), 2)
     print(len(said), said[0].filename, said[0].message)
 with warnings.catch_warnings(record=True) as said, torch.no_grad(), tp.trace() as log:
     tp.rms_norm(torch.ones(2, 8), model[1].weight)
 print(len(said), log[0].kernel)
 """
     first, second = support.python(code).stdout.splitlines()
-    assert first.startswith("1 <string> rms_norm: an argument requires grad, so torch's own operations compute")
+    assert first.startswith("1 <string> top_k: an argument requires grad, so torch's own operations compute")
     assert "torch.no_grad()" in first
     assert second == "0 torch_cpu"

@@ -1,8 +1,8 @@
 """The vector-Jacobian products that the compiled module has, and what their signatures say.
 
-That of an operator `f(x, weight, eps) -> y` is a function `f_vjp(x, weight, dy, eps) -> dx, dweight`: it takes parameters
-of the operator, results of it, and the cotangents of its results, and returns the gradients of parameters. What it takes
-must be kept for it. An option `wanted` has a bit for each gradient; others are not computed.
+That of an operator `f(x, weight, eps) -> y` is a function `f_vjp(x, weight, dy, eps) -> dx, dweight`: it takes
+parameters and results of the operator, which must be kept for it, and the cotangents of the results, and returns the
+gradients of parameters. An option `wanted` has a bit for each gradient; others are not computed.
 """
 
 from __future__ import annotations

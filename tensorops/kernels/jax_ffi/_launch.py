@@ -173,13 +173,13 @@ def _lower_reverse(ctx: Any, *operands: Any, call: Call, moving: tuple[int, ...]
     like = [next((n for n in derivative.gradients[i] if n in given), call.names[0]) for i in wanted]
     described = {name: (aval.dtype.name, list(aval.shape)) for name, (_, aval) in arrays.items()}
     made_of = {given[name][1].dtype for name in (*derivative.cotangents, call.names[0])}
-    if _is_elsewhere(ctx, call) or len(made_of) > 1 or not asked <= derivative.provided:  # results of another dtype than x
+    if (
+        _is_elsewhere(ctx, call) or len(made_of) > 1 or not asked <= derivative.provided
+    ):  # results of another dtype than x
         return None
     if _native.refuse(derivative.name, described, {name: _option(value) for name, value in options.items()}):
         return None
-    within = ctx.replace(
-        avals_in=[aval for _, aval in arrays.values()], avals_out=[given[name][1] for name in like]
-    )
+    within = ctx.replace(avals_in=[aval for _, aval in arrays.values()], avals_out=[given[name][1] for name in like])
     attributes = _attributes(derivative.parameters, arrays, options.items())
     found = jax.ffi.ffi_lowering(f"tensorops.{derivative.name}")(within, *[x for x, _ in arrays.values()], **attributes)
     by_name = {name: y for i, y in zip(wanted, found, strict=True) for name in derivative.gradients[i]}

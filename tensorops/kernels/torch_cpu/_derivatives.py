@@ -98,16 +98,15 @@ def differentiable(
             found["wanted"] = sum(1 << i for i in wanted)
         results = differentiate(**found)
         if results is NotImplemented:  # the gradient of a sum is one number with strides 0
-            results = differentiate(**{n: v.contiguous() if n in derivative.cotangents else v for n, v in found.items()})
+            results = differentiate(
+                **{n: v.contiguous() if n in derivative.cotangents else v for n, v in found.items()}
+            )
         if results is NotImplemented:
             return None
         every = results if type(results) is tuple else (results,)
-        return {
-            name: every[i] if every[i].dtype is arguments.get(name, every[i]).dtype else every[i].to(arguments[name].dtype)
-            for i in wanted
-            for name in derivative.gradients[i]
-            if name in asked
-        }
+        of = {name: every[i] for i in wanted for name in derivative.gradients[i] if name in asked}
+        # Of results in another dtype than the arguments, so are the gradients.
+        return {name: y.to(arguments[name].dtype) if name in arguments else y for name, y in of.items()}
 
     others = tuple(i for i, name in enumerate(names) if name not in provided)
     apply = super(torch.autograd.Function, Differentiable).apply  # nothing transforms a call that comes here

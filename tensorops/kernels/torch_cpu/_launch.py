@@ -28,10 +28,12 @@ def register(operator: Operator[..., Any]) -> None:
     compiled = operator._kernels["cpu"]
     derivative = derivative_of(operator.__name__)
     provided = derivative.provided if derivative else ()
-    names = [p.name for p in inspect.signature(operator.__wrapped__).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    names = [
+        p.name for p in inspect.signature(operator.__wrapped__).parameters.values() if p.kind is not p.KEYWORD_ONLY
+    ]
 
     def refuse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        every = dict(zip(names, args, strict=True)) | kwargs
+        every = dict(zip(names, args, strict=False)) | kwargs
         of_these = [every.pop(name) for name in provided if name in every]
         return refuse_tensors(tuple(of_these), host=True, differentiates=True) or refuse_tensors(
             tuple(every.values()), host=True
@@ -70,11 +72,11 @@ def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a compiled function on tensors of which no gradients are recorded."""
 
     def in_python(*args: Any, **kwargs: Any) -> Any:
-        if refuse_tensors((*args, *kwargs.values()), host=True):
-            return NotImplemented
         try:
+            if refuse_tensors((*args, *kwargs.values()), host=True):
+                return NotImplemented
             views, options = _views(args), dict(zip(kwargs, _views(kwargs.values()), strict=True))
-        except RuntimeError:  # of a nested tensor; the operator's words follow
+        except RuntimeError:  # of a nested or a batched tensor; the operator's words follow
             return NotImplemented
         result = function(*views, **options)
         if result is NotImplemented:
