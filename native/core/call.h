@@ -128,8 +128,11 @@ struct Result {
         : array(y), ndim(axes), shape(dims), dtype(type), is_index(index) {}
     Result(Array& y, const Array& like) : Result(y, like.ndim, like.shape, like.dtype) {}
     Result(Array& y, const Array* like, bool wanted)  // of a derivative with respect to what may be missing
-        : array(y), ndim(like ? like->ndim : 0), shape(like ? like->shape : nullptr),
-          dtype(like ? like->dtype : Dtype::other), is_wanted(like && wanted) {}
+        : array(y),
+          ndim(like ? like->ndim : 0),
+          shape(like ? like->shape : nullptr),
+          dtype(like ? like->dtype : Dtype::other),
+          is_wanted(like && wanted) {}
 };
 
 class Call {

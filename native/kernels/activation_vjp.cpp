@@ -1,6 +1,7 @@
 // dx = dy · f'(x) for elementwise functions; for gated units f(gate) · up also dup = dy · f(gate).
 //
-// Work: the elements go to threads in contiguous spans. Blocks of them are computed in the first-level cache in the type
+// Work: the elements go to threads in contiguous spans. Blocks of them are computed in the first-level cache in the
+// type
 //   of computation, so that a function is compiled for two types, not for four, and not again for results that are
 //   written past the caches.
 // Precision: float64 in float64, everything else in float32. Derivatives are written so that nothing overflows where
@@ -121,7 +122,8 @@ struct MishSlope {
         using C = Element<V>;
         // With e = exp(x), tanh(log(1 + e)) is n / d with n = e² + 2 e and d = n + 2, and its derivative
         // 4 e (1 + e) / d².
-        const V u = bounded(x), e = exp_in_units(at_most(u, 20)) * (1 / kOneInUnits<C>), n = e * (e + 2), r = 1 / (n + 2);
+        const V u = bounded(x), e = exp_in_units(at_most(u, 20)) * (1 / kOneInUnits<C>), n = e * (e + 2),
+                r = 1 / (n + 2);
         return n * r + u * ((e * r) * ((e + 1) * r) * 4);
     }
 };
@@ -165,7 +167,7 @@ struct SquareplusSlope {
         using C = Element<V>;
         const C c = static_cast<C>(root_of_b);
         const V a = x < 0 ? -x : x, large = a > c ? a : V{} + c, small = a > c ? V{} + c : a, r = small / large;
-        const V root = square_root(r * r + 1);  // h / large
+        const V root = square_root(r * r + 1);                                             // h / large
         const V of_a = (a > c ? V{} + 1 : r) / root, of_c = (a > c ? r : V{} + 1) / root;  // a / h and c / h
         return (x < 0 ? of_c * (of_c / (of_a + 1)) : of_a + 1) * C(0.5);
     }
@@ -200,9 +202,12 @@ template <class F, class C>
     };
     std::int64_t i = 0;
     for (; i + lanes <= b.n; i += lanes)
-        put(i, lanes, [](const C* p, std::int64_t) { return load(p); }, [](C* p, Vec<C> v, std::int64_t) { store(p, v); });
+        put(
+            i, lanes, [](const C* p, std::int64_t) { return load(p); },
+            [](C* p, Vec<C> v, std::int64_t) { store(p, v); });
     if (i < b.n)
-        put(i, b.n - i, [](const C* p, std::int64_t k) { return load_part(p, k); },
+        put(
+            i, b.n - i, [](const C* p, std::int64_t k) { return load_part(p, k); },
             [](C* p, Vec<C> v, std::int64_t k) { store_part(p, v, k); });
 }
 
@@ -242,8 +247,7 @@ void elements(const ActivationVjp& op, const void* function, ComputeBlock<Comput
         }
         compute(function, block);
         const auto put = [n](const C* from_buffer, T* to, auto streaming) {
-            put_row<streaming>(to, n,
-                               [=](std::int64_t i, std::int64_t k) { return load_some(from_buffer + i, k); });
+            put_row<streaming>(to, n, [=](std::int64_t i, std::int64_t k) { return load_some(from_buffer + i, k); });
         };
         if (op.streaming) {
             put(buffers[0], dx, std::true_type{});

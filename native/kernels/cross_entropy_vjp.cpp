@@ -32,8 +32,7 @@ double weight_of(const CrossEntropy& op, std::int64_t index) {
 // dx = e factor - shares(i, k)
 template <class T, class F>
 void write(T* dx, std::int64_t n, const Compute<T>* e, Compute<T> factor, F shares) {
-    put_row<false>(dx, n,
-                   [=](std::int64_t i, std::int64_t k) { return load_some(e + i, k) * factor - shares(i, k); });
+    put_row<false>(dx, n, [=](std::int64_t i, std::int64_t k) { return load_some(e + i, k) * factor - shares(i, k); });
 }
 
 // `room` has two rows.

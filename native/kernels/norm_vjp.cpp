@@ -9,8 +9,8 @@
 //   those of all blocks are added at the end: blocks depend on the shape only, so results do not depend on the number
 //   of threads.
 // Precision: float64 in float64, everything else in float32; sums over a row are taken in blocks, sums over rows in
-//   blocks of at most 256 rows, and those of blocks with compensation. A row whose squares leave the range of float32 is
-//   computed in float64, scaled by a power of two.
+//   blocks of at most 256 rows, and those of blocks with compensation. A row whose squares leave the range of float32
+//   is computed in float64, scaled by a power of two.
 // Bytes: each element of x and dy once in, of dx once out, and for the sums over rows at most a sixteenth of that.
 #include "norm_vjp.h"
 
@@ -156,7 +156,8 @@ template <class T>
 void every_row(const NormVjp& op) {
     using C = Compute<T>;
     const std::int64_t rows = op.x.count, n = op.x.length, item = sizeof(T), sums = !!op.dweight + !!op.dbias;
-    const std::int64_t of_block = std::clamp(rows / 64, kLeastRows, kMostRows), blocks = (rows + of_block - 1) / of_block;
+    const std::int64_t of_block = std::clamp(rows / 64, kLeastRows, kMostRows),
+                       blocks = (rows + of_block - 1) / of_block;
     const Scratch scratch(sums * blocks * n * static_cast<std::int64_t>(sizeof(C)));
     C* const of_weights = op.dweight ? scratch.at<C>(0) : nullptr;
     C* const of_biases = op.dbias ? scratch.at<C>(0) + (op.dweight ? blocks * n : 0) : nullptr;
@@ -169,7 +170,8 @@ void every_row(const NormVjp& op) {
                 if (sum) std::fill_n(sum, n, C{});
             const std::int64_t end = std::min(rows, (block + 1) * of_block);
             for (std::int64_t i = block * of_block; i < end; ++i)
-                op.streaming ? one_row<true, T>(op, i, of_weight, of_bias) : one_row<false, T>(op, i, of_weight, of_bias);
+                op.streaming ? one_row<true, T>(op, i, of_weight, of_bias)
+                             : one_row<false, T>(op, i, of_weight, of_bias);
         }
         if (op.streaming) stream_fence();
     });

@@ -13,9 +13,9 @@ struct NormVjp {
     Rows x, dy;  // of the same shape
     Rows dsum;   // added to dx, if it has data
     Dtype dtype;
-    const char* weight;     // one row in the type of computation, to which an offset has been added
-    char* dx;               // rows one after another
-    char *dweight, *dbias;  // one row of sums over rows, or nullptr
+    const char* weight;                // one row in the type of computation, to which an offset has been added
+    char* dx;                          // rows one after another
+    char *dweight, *dbias;             // one row of sums over rows, or nullptr
     Dtype dweight_dtype, dbias_dtype;  // float64 with rows of that, any other with others
     double eps;
     bool streaming;  // dx is aligned to a cache line and larger than the caches

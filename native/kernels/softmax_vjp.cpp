@@ -24,8 +24,9 @@ void one_row(const SoftmaxVjp& op, std::int64_t index) {
     if (op.kind == Normalized::softmax) {
         const C total = sum_of_row<T>(
             n, [=](std::int64_t i, std::int64_t k) { return load_some(y + i, k) * load_some(dy + i, k); });
-        return put_row<kStream>(
-            dx, n, [=](std::int64_t i, std::int64_t k) { return load_some(y + i, k) * (load_some(dy + i, k) - total); });
+        return put_row<kStream>(dx, n, [=](std::int64_t i, std::int64_t k) {
+            return load_some(y + i, k) * (load_some(dy + i, k) - total);
+        });
     }
     const C total = sum_of_row<T>(n, [dy](std::int64_t i, std::int64_t k) { return load_some(dy + i, k); });
     put_row<kStream>(dx, n, [=](std::int64_t i, std::int64_t k) {
@@ -45,7 +46,8 @@ void one_sum(const SoftmaxVjp& op, std::int64_t index) {
         return put_row<kStream>(dx, n, [](std::int64_t, std::int64_t) { return Vec<C>{}; });
     const double total = sum_of_exponentials<T>(x, n, largest, nullptr, x) * static_cast<double>(kOneInUnits<C>);
     const C d = static_cast<C>(static_cast<double>(load_one(reinterpret_cast<const T*>(op.dsums) + index)) / total);
-    put_row<kStream>(dx, n, [=](std::int64_t i, std::int64_t k) { return exp_in_units(load_some(x + i, k) - largest) * d; });
+    put_row<kStream>(dx, n,
+                     [=](std::int64_t i, std::int64_t k) { return exp_in_units(load_some(x + i, k) - largest) * d; });
 }
 
 }  // namespace

@@ -412,9 +412,9 @@ inline Vec<float> gelu(Vec<float> x) {
     return x * (x < 0 ? tail : 1.0f - tail);
 }
 #else
-// With a = -|x| and s = -a²/2, Φ(a) is exp(s) n / d for polynomials n and d in a. They are summed in pairs of terms, none
-// of which is negative, so that few rounding errors add up. Largest relative error before rounding: 6e-9. `a` is clamped
-// where exp(s) is 0 in float32.
+// With a = -|x| and s = -a²/2, Φ(a) is exp(s) n / d for polynomials n and d in a. They are summed in pairs of terms,
+// none of which is negative, so that few rounding errors add up. Largest relative error before rounding: 6e-9. `a` is
+// clamped where exp(s) is 0 in float32.
 inline Vec<float> normal_tail_of(Vec<float> a) {
     const Vec<float> s = a * (-0.5f * a);
     Vec<float> n = s * 0x1.d817d8p-6f + (a * 0x1.23427cp-3f - 0x1.485b9ep-1f);

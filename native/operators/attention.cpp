@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "attention_vjp.h"
 #include "checks.h"
 #include "targets.h"
 
@@ -165,39 +166,75 @@ void set_heads(const Array& a, const char*& data, std::int64_t* strides) {
     strides[0] = strides[1] * a.shape[1];
 }
 
+// The arguments of attention and, for its derivative, the cotangent
+struct Given {
+    const Array &q, &k, &v;
+    const Array *dy, *table = nullptr;
+    std::int64_t shape[4] = {};  // of the result
+
+    Given(Reader& in, bool has_cotangent)
+        : q(in.array()), k(in.array()), v(in.array()), dy(has_cotangent ? &in.array() : nullptr) {}
+
+    // Reads the others, and refuses what the kernels do not take. Fills everything but where arrays are.
+    Reason read(Call& call, Reader& in, Bound* bound) {
+        const Array* mask = in.optional(kMask);
+        const bool is_causal = in.flag();
+        const Value &scale = in.value(), &window = in.value(), &softcap = in.value();
+        const Array *sinks = in.optional(), *lengths = in.optional(kIntegers);
+        table = in.optional(kIntegers);
+        for (const auto& [name, a] : {std::pair{"q", &q}, std::pair{"k", &k}, std::pair{"v", &v}})
+            in.require(refuse_heads(name, *a));
+        if (in.failed()) return in.reason;
+        in.require(refuse_shapes(q, k, v, table != nullptr));
+        Attention& op = bound->op;
+        if (!in.require(refuse_page_table(table, q, k, &op))) return in.reason;
+        const std::int64_t scores[4] = {q.shape[0], q.shape[1], q.shape[2], op.keys};
+        in.require(refuse_mask(mask, scores));
+        if (sinks && (sinks->ndim != 1 || sinks->shape[0] != scores[1]))
+            in.require(false, "sinks does not have one element for each head of q");
+        in.require(read_scale(scale, q.shape[3], &op.scale));
+        in.require(read_softcap(softcap, &op.softcap));
+        if (!in.require(read_window(window, &op))) return in.reason;
+        if (is_causal) op.right = 0;
+        op.batch = scores[0];
+        op.queries = scores[2];
+        if (!in.require(read_lengths(call, lengths, op.batch, bound))) return in.reason;
+        if (!in.require(read_pages(call, table, k.shape[0], bound))) return in.reason;
+        std::copy_n(scores, 3, shape);
+        shape[3] = v.shape[3];
+        op.heads = shape[1];
+        op.kv_heads = k.shape[1];
+        op.dim = q.shape[3];
+        op.value_dim = shape[3];
+        op.dtype = q.dtype;
+        set_mask(op, mask);
+        if (sinks) {
+            op.sinks = sinks->data;
+            op.sinks_stride = sinks->stride(0);
+            op.sinks_dtype = sinks->dtype;
+        }
+        return {};
+    }
+
+    void set_arrays(Attention& op) const {
+        set_heads(q, op.q, op.q_stride);
+        set_heads(k, op.k, op.k_stride);
+        set_heads(v, op.v, op.v_stride);
+    }
+};
+
 }  // namespace
 
 TENSOROPS_OPERATOR(scaled_dot_product_attention,
                    "q, k, v, *, mask=None, is_causal=False, scale=None, window=None, softcap=None, sinks=None, "
                    "lengths=None, page_table=None") {
     Reader in(call);
-    const Array &q = in.array(), &k = in.array(), &v = in.array();
-    const Array* mask = in.optional(kMask);
-    const bool is_causal = in.flag();
-    const Value &scale = in.value(), &window = in.value(), &softcap = in.value();
-    const Array *sinks = in.optional(), *lengths = in.optional(kIntegers), *table = in.optional(kIntegers);
-    for (const auto& [name, a] : {std::pair{"q", &q}, std::pair{"k", &k}, std::pair{"v", &v}})
-        in.require(refuse_heads(name, *a));
-    if (in.failed()) return in.reason;
-    in.require(refuse_shapes(q, k, v, table != nullptr));
     Bound bound;
+    Given given(in, false);
+    if (Reason reason = given.read(call, in, &bound); !reason.empty()) return reason;
     Attention& op = bound.op;
-    if (!in.require(refuse_page_table(table, q, k, &op))) return in.reason;
-    const std::int64_t scores[4] = {q.shape[0], q.shape[1], q.shape[2], op.keys};
-    in.require(refuse_mask(mask, scores));
-    if (sinks && (sinks->ndim != 1 || sinks->shape[0] != scores[1]))
-        in.require(false, "sinks does not have one element for each head of q");
-    in.require(read_scale(scale, q.shape[3], &op.scale));
-    in.require(read_softcap(softcap, &op.softcap));
-    if (!in.require(read_window(window, &op))) return in.reason;
-    if (is_causal) op.right = 0;
-    op.batch = scores[0];
-    op.queries = scores[2];
-    if (!in.require(read_lengths(call, lengths, op.batch, &bound))) return in.reason;
-    if (!in.require(read_pages(call, table, k.shape[0], &bound))) return in.reason;
     Array y;
-    const std::int64_t shape[4] = {scores[0], scores[1], scores[2], v.shape[3]};
-    if (!call.make({{y, 4, shape, q.dtype}})) return call.reason;
+    if (!call.make({{y, 4, given.shape, given.q.dtype}})) return call.reason;
     if (y.size() == 0) return {};
     op.y = y.data;
     const double keys = keys_of(op);
@@ -205,22 +242,38 @@ TENSOROPS_OPERATOR(scaled_dot_product_attention,
         std::memset(op.y, 0, static_cast<std::size_t>(y.bytes()));
         return {};
     }
-    set_heads(q, op.q, op.q_stride);
-    set_heads(k, op.k, op.k_stride);
-    set_heads(v, op.v, op.v_stride);
-    op.heads = shape[1];
-    op.kv_heads = k.shape[1];
-    op.dim = q.shape[3];
-    op.value_dim = shape[3];
-    op.dtype = q.dtype;
-    set_mask(op, mask);
-    if (sinks) {
-        op.sinks = sinks->data;
-        op.sinks_stride = sinks->stride(0);
-        op.sinks_dtype = sinks->dtype;
-    }
-    op.work = work_of(op, keys, q.item());
+    given.set_arrays(op);
+    op.work = work_of(op, keys, y.item());
     call.compute(op.work, [&op] { target().attention(op); });
+    return {};
+}
+
+TENSOROPS_OPERATOR(scaled_dot_product_attention_vjp,
+                   "q, k, v, dy, *, mask=None, is_causal=False, scale=None, window=None, softcap=None, sinks=None, "
+                   "lengths=None, page_table=None -> dq, dk, dv") {
+    Reader in(call);
+    Bound bound;
+    Given given(in, true);
+    if (Reason reason = given.read(call, in, &bound); !reason.empty()) return reason;
+    if (given.table) return "keys and values are in pages";
+    const Array &q = given.q, &k = given.k, &v = given.v, &dy = *given.dy;
+    if (dy.dtype != q.dtype || !dy.has_shape(4, given.shape)) return "dy has another shape or dtype than the result";
+    if (!dy.is_contiguous_from(3)) return "the last axis of dy is not contiguous";
+    AttentionVjp op{};
+    op.forward = bound.op;
+    Array dq, dk, dv;
+    if (!call.make({{dq, q}, {dk, k}, {dv, v}})) return call.reason;
+    const bool is_empty = dq.size() == 0 || dk.size() == 0 || dv.size() == 0;
+    for (const Array& zeros : {dq, dk, dv})
+        if (is_empty) std::memset(zeros.data, 0, static_cast<std::size_t>(zeros.bytes()));
+    if (is_empty) return {};
+    given.set_arrays(op.forward);
+    set_heads(dy, op.dy, op.dy_stride);
+    op.dq = dq.data;
+    op.dk = dk.data;
+    op.dv = dv.data;
+    op.forward.work = work_of(op.forward, keys_of(op.forward), q.item());
+    call.compute(op.forward.work, [&op] { target().attention_vjp(op); });
     return {};
 }
 

@@ -106,7 +106,10 @@ struct LossArguments {
     Rows probabilities;
 
     LossArguments(Reader& in, bool has_cotangent)
-        : logits(in.rows()), targets(in.array(kNumbers)), weight(in.optional()), dy(has_cotangent ? &in.array() : nullptr),
+        : logits(in.rows()),
+          targets(in.array(kNumbers)),
+          weight(in.optional()),
+          dy(has_cotangent ? &in.array() : nullptr),
           options(in) {
         in.require(logits.size() != 0, "logits is empty");
         in.require(refuse_targets(targets, logits, options.ignore_index, "logits"));

@@ -190,8 +190,7 @@ Reason differentiate(Call& call, NormVjp& op, const NormGradients& of, const Arr
 
 }  // namespace
 
-TENSOROPS_OPERATOR(rms_norm_vjp,
-                   "x, weight, dy, eps=1e-06, *, axis=-1, weight_offset=0.0, wanted=-1 -> dx, dweight") {
+TENSOROPS_OPERATOR(rms_norm_vjp, "x, weight, dy, eps=1e-06, *, axis=-1, weight_offset=0.0, wanted=-1 -> dx, dweight") {
     Reader in(call);
     NormVjp op{};
     const Array& x = in.rows();
@@ -230,8 +229,7 @@ TENSOROPS_OPERATOR(l2_norm_vjp, "x, dy, eps=1e-12, *, axis=-1 -> dx") {
     return differentiate(call, op, {x, nullptr, nullptr, 1}, dy);
 }
 
-TENSOROPS_OPERATOR(layer_norm_vjp,
-                   "x, weight, bias, dy, eps=1e-05, *, axis=-1, wanted=-1 -> dx, dweight, dbias") {
+TENSOROPS_OPERATOR(layer_norm_vjp, "x, weight, bias, dy, eps=1e-05, *, axis=-1, wanted=-1 -> dx, dweight, dbias") {
     Reader in(call);
     NormVjp op{};
     op.norm = Norm::deviation;

@@ -250,7 +250,8 @@ void bind_torch_calls(nb::module_& m) {
             return calls::function(torch_definition, nb::make_tuple(kernel, reading, otherwise, differentiable));
         },
         "kernel"_a, "reading"_a, "otherwise"_a, "differentiable"_a.none(),
-        "A kernel for NumPy arrays on tensors in host memory; calls `differentiable`, if any, where autograd follows the "
+        "A kernel for NumPy arrays on tensors in host memory; calls `differentiable`, if any, where autograd follows "
+        "the "
         "call, and `otherwise` with what it does not know.");
 }
 
