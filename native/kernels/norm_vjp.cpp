@@ -39,10 +39,9 @@ void add_row(C* sums, std::int64_t n, F f) {
 // In double, in a unit in which no square overflows or vanishes
 template <class T>
 [[gnu::noinline]] void careful_row(const NormVjp& op, const T* x, const T* dy, const T* dsum, T* dx,
-                                   Compute<T>* of_weight, Compute<T>* of_bias) {
+                                   const Compute<T>* weight, Compute<T>* of_weight, Compute<T>* of_bias) {
     using C = Compute<T>;
     const std::int64_t n = op.x.length;
-    const C* weight = reinterpret_cast<const C*>(op.weight);
     const bool centred = op.norm == Norm::deviation, by_length = op.norm == Norm::length;
     const double unit = unit_for_row(x, n, by_length ? op.eps : std::sqrt(op.eps)), count = static_cast<double>(n);
     const auto element = [=](std::int64_t i) { return static_cast<double>(load_one(x + i)) * unit; };
@@ -76,9 +75,8 @@ template <class T>
 
 // dx = (g - shift - (x - mean) · along) · r
 template <bool kStream, class T>
-void write_row(const NormVjp& op, const T* x, const T* dy, const T* dsum, T* dx, Compute<T> mean, Compute<T> r,
-               Compute<T> shift, Compute<T> along) {
-    const auto* weight = reinterpret_cast<const Compute<T>*>(op.weight);
+void write_row(const NormVjp& op, const T* x, const T* dy, const T* dsum, T* dx, const Compute<T>* weight,
+               Compute<T> mean, Compute<T> r, Compute<T> shift, Compute<T> along) {
     const auto value = [=](std::int64_t i, std::int64_t k) {
         const auto g = load_some(dy + i, k) * load_some(weight + i, k);
         return (g - shift - (load_some(x + i, k) - mean) * along) * r;
@@ -96,7 +94,7 @@ void one_row(const NormVjp& op, std::int64_t index, Compute<T>* of_weight, Compu
     const std::int64_t n = op.x.length;
     const T *x = reinterpret_cast<const T*>(op.x.row(index)), *dy = reinterpret_cast<const T*>(op.dy.row(index));
     const T* dsum = op.dsum.data ? reinterpret_cast<const T*>(op.dsum.row(index)) : nullptr;
-    const C* weight = reinterpret_cast<const C*>(op.weight);
+    const C* weight = reinterpret_cast<const C*>(op.weight) + index % op.groups * n;
     T* dx = reinterpret_cast<T*>(op.dx) + index * n;
     const double count = static_cast<double>(n);
     C mean = 0;
@@ -113,7 +111,7 @@ void one_row(const NormVjp& op, std::int64_t index, Compute<T>* of_weight, Compu
         if (op.norm == Norm::root_mean_square) square = square / count + op.eps;
     }
     if (!is_usual<C>(square) || (op.norm == Norm::length && square <= op.eps * op.eps))
-        return careful_row(op, x, dy, dsum, dx, of_weight, of_bias);
+        return careful_row(op, x, dy, dsum, dx, weight, of_weight, of_bias);
     const double along = static_cast<double>(sum_of_row<T>(n, [=](std::int64_t i, std::int64_t k) {
         return load_some(dy + i, k) * load_some(weight + i, k) * (load_some(x + i, k) - mean);
     }));
@@ -123,7 +121,7 @@ void one_row(const NormVjp& op, std::int64_t index, Compute<T>* of_weight, Compu
             n, [=](std::int64_t i, std::int64_t k) { return load_some(dy + i, k) * load_some(weight + i, k); }));
     const C r = static_cast<C>(1 / std::sqrt(square));
     const double terms = op.norm == Norm::length ? 1 : count;
-    write_row<kStream>(op, x, dy, dsum, dx, mean, r, static_cast<C>(total / count),
+    write_row<kStream>(op, x, dy, dsum, dx, weight, mean, r, static_cast<C>(total / count),
                        static_cast<C>(along / square / terms));
     if (of_weight)
         add_row(of_weight, n, [=](std::int64_t i, std::int64_t k) {
@@ -133,8 +131,8 @@ void one_row(const NormVjp& op, std::int64_t index, Compute<T>* of_weight, Compu
 }
 
 // The sums of blocks, a row of n for each, become one row.
-template <class C, class W>
-void add_blocks(const C* sums, std::int64_t blocks, std::int64_t n, W* to) {
+template <class C>
+void add_blocks(const C* sums, std::int64_t blocks, std::int64_t n, C* to) {
     const int threads = threads_for_rows(n, blocks * n * static_cast<std::int64_t>(sizeof(C)));
     over_shares(threads, n, 64, [=](Share mine) {
         for (std::int64_t i = mine.begin; i < mine.end; i += kLanes<C>) {
@@ -152,34 +150,51 @@ void add_blocks(const C* sums, std::int64_t blocks, std::int64_t n, W* to) {
     });
 }
 
+// Writes sums of spans to a row of another type.
+template <class C, class W>
+void put_sums(const C* sums, std::int64_t n, std::int64_t span, W* to) {
+    for (std::int64_t i = 0; i < n / span; ++i) {
+        const C* from = sums + i * span;
+        store_one(to + i,
+                  sum_of_row<C>(span, [from](std::int64_t j, std::int64_t k) { return load_some(from + j, k); }));
+    }
+}
+
 template <class T>
 void every_row(const NormVjp& op) {
     using C = Compute<T>;
-    const std::int64_t rows = op.x.count, n = op.x.length, item = sizeof(T), sums = !!op.dweight + !!op.dbias;
+    const std::int64_t n = op.x.length, all = op.groups * n, rows = op.x.count / op.groups;
     const std::int64_t of_block = std::clamp(rows / 64, kLeastRows, kMostRows),
                        blocks = (rows + of_block - 1) / of_block;
-    const Scratch scratch(sums * blocks * n * static_cast<std::int64_t>(sizeof(C)));
+    // Of each block, and then of all
+    const std::int64_t size = (blocks + 1) * all * static_cast<std::int64_t>(sizeof(C));
+    const Scratch scratch((!!op.dweight + !!op.dbias) * size);
     C* const of_weights = op.dweight ? scratch.at<C>(0) : nullptr;
-    C* const of_biases = op.dbias ? scratch.at<C>(0) + (op.dweight ? blocks * n : 0) : nullptr;
-    const int threads = threads_for_rows(blocks, 3 * rows * n * item);
-    over_shares(threads, blocks, 1, [&](Share mine) {
-        for (std::int64_t block = mine.begin; block < mine.end; ++block) {
-            C* const of_weight = of_weights ? of_weights + block * n : nullptr;
-            C* const of_bias = of_biases ? of_biases + block * n : nullptr;
+    C* const of_biases = op.dbias ? scratch.at<C>(op.dweight ? size : 0) : nullptr;
+    const int threads = threads_for_rows(blocks * op.groups, 3 * rows * all * static_cast<std::int64_t>(sizeof(T)));
+    over_shares(threads, blocks * op.groups, 1, [&](Share mine) {
+        for (std::int64_t item = mine.begin; item < mine.end; ++item) {
+            const std::int64_t block = item / op.groups, group = item % op.groups;
+            C* const of_weight = of_weights ? of_weights + block * all + group * n : nullptr;
+            C* const of_bias = of_biases ? of_biases + block * all + group * n : nullptr;
             for (C* sum : {of_weight, of_bias})
                 if (sum) std::fill_n(sum, n, C{});
             const std::int64_t end = std::min(rows, (block + 1) * of_block);
-            for (std::int64_t i = block * of_block; i < end; ++i)
-                op.streaming ? one_row<true, T>(op, i, of_weight, of_bias)
-                             : one_row<false, T>(op, i, of_weight, of_bias);
+            for (std::int64_t row = block * of_block; row < end; ++row) {
+                const std::int64_t index = row * op.groups + group;
+                op.streaming ? one_row<true, T>(op, index, of_weight, of_bias)
+                             : one_row<false, T>(op, index, of_weight, of_bias);
+            }
         }
         if (op.streaming) stream_fence();
     });
-    const auto finish = [blocks, n](const C* sums, char* to, Dtype dtype) {
+    const auto finish = [&](C* sums, char* to, Dtype dtype) {
+        C* const total = sums + blocks * all;
+        add_blocks(sums, blocks, all, total);
         if constexpr (is_same<C, double>)
-            add_blocks(sums, blocks, n, reinterpret_cast<double*>(to));
+            put_sums(total, all, op.span, reinterpret_cast<double*>(to));
         else
-            for_narrow_dtype(dtype, [=](auto w) { add_blocks(sums, blocks, n, reinterpret_cast<decltype(w)*>(to)); });
+            for_narrow_dtype(dtype, [&](auto w) { put_sums(total, all, op.span, reinterpret_cast<decltype(w)*>(to)); });
     };
     if (op.dweight) finish(of_weights, op.dweight, op.dweight_dtype);
     if (op.dbias) finish(of_biases, op.dbias, op.dbias_dtype);

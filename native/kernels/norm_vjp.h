@@ -1,4 +1,4 @@
-// The vector-Jacobian products of rms_norm, add_rms_norm, layer_norm and l2_norm.
+// The vector-Jacobian products of rms_norm, add_rms_norm, layer_norm, l2_norm, group_norm and instance_norm.
 #pragma once
 
 #include "elements.h"
@@ -18,7 +18,9 @@ struct NormVjp {
     char *dweight, *dbias;             // one row of sums over rows, or nullptr
     Dtype dweight_dtype, dbias_dtype;  // float64 with rows of that, any other with others
     double eps;
-    bool streaming;  // dx is aligned to a cache line and larger than the caches
+    std::int64_t groups;  // the rows of x alternate between groups; 1 without groups
+    std::int64_t span;    // how many neighbours share an element of weight and bias
+    bool streaming;       // dx is aligned to a cache line and larger than the caches
 };
 
 }  // namespace tensorops

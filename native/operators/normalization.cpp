@@ -133,19 +133,30 @@ TENSOROPS_OPERATOR(layer_norm, "x, weight=None, bias=None, eps=1e-05, *, axis=-1
 
 namespace {
 
-// A weight of rows in the type of computation, with an offset added; ones without a weight
-std::vector<char> wide_weight(const Array* weight, const Array& x, double offset) {
-    const auto n = static_cast<std::size_t>(x.length());
-    std::vector<double> values = weight ? read_doubles(*weight) : std::vector<double>(n, 1);
-    if (weight && offset != 0)
-        for (double& v : values) v += offset;
+// The groups of every element of a batch as rows
+Rows groups_of(const Array& x, std::int64_t groups) {
+    Rows rows{};
+    rows.data = x.data;
+    rows.count = 1;
+    rows.length = x.size_from(1) / groups;
+    add_axis(rows, x.shape[0], x.stride(0));
+    add_axis(rows, groups, rows.length * x.item());
+    return rows;
+}
+
+// Elements of a weight in the type of computation, with an offset added, each of them `span` times; ones without a
+// weight
+std::vector<char> wide_weight(const Array* weight, const Array& x, std::int64_t count, double offset = 0,
+                              std::int64_t span = 1) {
+    const std::vector<double> values = weight ? read_doubles(*weight) : std::vector<double>{};
     const bool is_double = x.dtype == Dtype::float64;
-    std::vector<char> wide(n * (is_double ? 8 : 4));
-    for (std::size_t i = 0; i < n; ++i) {
+    std::vector<char> wide(static_cast<std::size_t>(count * span) * (is_double ? 8 : 4));
+    for (std::int64_t i = 0; i < count; ++i) {
+        const double value = weight ? values[static_cast<std::size_t>(i)] + offset : 1;
         if (is_double)
-            reinterpret_cast<double*>(wide.data())[i] = values[i];
+            std::fill_n(reinterpret_cast<double*>(wide.data()) + i * span, span, value);
         else
-            reinterpret_cast<float*>(wide.data())[i] = static_cast<float>(values[i]);
+            std::fill_n(reinterpret_cast<float*>(wide.data()) + i * span, span, static_cast<float>(value));
     }
     return wide;
 }
@@ -160,22 +171,27 @@ struct NormGradients {
     const Array *weight, *bias;
     std::int64_t wanted;  // a bit for each result: of x, weight and bias
     double offset = 0;
+    std::int64_t groups = 0, channels = 0;  // of x, if it has channels
 };
 
 Reason differentiate(Call& call, NormVjp& op, const NormGradients& of, const Array& dy) {
     const Array& x = of.x;
     if (Reason reason = refuse_cotangent("dy", dy, x); !reason.empty()) return reason;
+    const std::int64_t count = of.groups ? of.channels : x.length();
     for (const auto& [name, p] : {std::pair{"weight", of.weight}, std::pair{"bias", of.bias}})
-        if (Reason reason = refuse_parameter(name, p, x); !reason.empty())
+        if (Reason reason = refuse_parameter(name, p, x, count, of.groups ? "axis 1 of x" : "axis -1 of x");
+            !reason.empty())
             return reason;
         else if (p && (p->dtype == Dtype::float64) != (x.dtype == Dtype::float64))
             return std::string(name) + " has another dtype than x";
     Array dx, dweight{}, dbias{};
     if (!call.make({{dx, x}, {dweight, of.weight, (of.wanted & 2) != 0}, {dbias, of.bias, (of.wanted & 4) != 0}}))
         return call.reason;
-    const std::vector<char> weight = wide_weight(of.weight, x, of.offset);
-    op.x = rows_of(x);
-    op.dy = rows_of(dy);
+    op.span = of.groups ? x.size_from(2) : 1;
+    op.groups = of.groups ? of.groups : 1;
+    const std::vector<char> weight = wide_weight(of.weight, x, count, of.offset, op.span);
+    op.x = of.groups ? groups_of(x, of.groups) : rows_of(x);
+    op.dy = of.groups ? groups_of(dy, of.groups) : rows_of(dy);
     op.dtype = x.dtype;
     op.weight = weight.data();
     op.dx = dx.data;
@@ -183,7 +199,7 @@ Reason differentiate(Call& call, NormVjp& op, const NormGradients& of, const Arr
     op.dbias = dbias.data;
     op.dweight_dtype = dweight.dtype;
     op.dbias_dtype = dbias.dtype;
-    op.streaming = call.streams && x.bytes() >= kStreamBytes && x.length() * x.item() % 64 == 0;
+    op.streaming = call.streams && x.bytes() >= kStreamBytes && op.x.length * x.item() % 64 == 0;
     call.compute(x.bytes(), [&op] { target().norm_vjp(op); });
     return {};
 }
@@ -247,7 +263,7 @@ TENSOROPS_OPERATOR(layer_norm_vjp, "x, weight, bias, dy, eps=1e-05, *, axis=-1, 
 
 namespace {
 
-// The groups of every element of a batch as rows; without a number of groups, each channel is one.
+// Without a number of groups, each channel is one.
 Reason normalize_groups(Call& call, Reader& in, const Array& x, const std::int64_t* num_groups, const Array* weight,
                         const Array* bias) {
     GroupNorm op{};
@@ -268,22 +284,7 @@ Reason normalize_groups(Call& call, Reader& in, const Array& x, const std::int64
     if (x.size() == 0) return {};
     op.groups = groups;
     op.span = x.size_from(2);
-    op.x = Rows{};
-    op.x.data = x.data;
-    op.x.count = x.shape[0] * groups;
-    op.x.length = channels / groups * op.span;
-    const std::int64_t row_bytes = op.x.length * x.item(), batch_bytes = x.stride(0);
-    if (x.shape[0] == 1 || batch_bytes == groups * row_bytes) {
-        op.x.outer = 1;
-        op.x.shape[0] = op.x.count;
-        op.x.stride[0] = row_bytes;
-    } else {
-        op.x.outer = 2;
-        op.x.shape[0] = x.shape[0];
-        op.x.stride[0] = batch_bytes;
-        op.x.shape[1] = groups;
-        op.x.stride[1] = row_bytes;
-    }
+    op.x = groups_of(x, groups);
     op.y = y.data;
     op.x_dtype = x.dtype;
     if (weight) {
@@ -313,6 +314,46 @@ TENSOROPS_OPERATOR(instance_norm, "x, weight=None, bias=None, eps=1e-05, *, chan
     const Array& x = in.array();
     const Array *weight = in.optional(), *bias = in.optional();
     return normalize_groups(call, in, x, nullptr, weight, bias);
+}
+
+namespace {
+
+Reason differentiate_groups(Call& call, Reader& in, const Array& x, const std::int64_t* num_groups, const Array* weight,
+                            const Array* bias, const Array& dy) {
+    NormVjp op{};
+    op.norm = Norm::deviation;
+    op.eps = in.nonnegative();
+    const std::int64_t axis = in.integer(), wanted = in.integer();
+    if (in.failed()) return in.reason;
+    if (x.ndim < 2) return "x has fewer than 2 dimensions";
+    if (axis != 1 && axis != 1 - x.ndim) return "channel_axis " + std::to_string(axis) + " is not the second of x";
+    if (!x.is_contiguous_from(1) || !dy.is_contiguous_from(1)) return "x or dy is not contiguous from axis 1 on";
+    const std::int64_t channels = x.shape[1], groups = num_groups ? *num_groups : channels;
+    if (x.size() == 0) return "x is empty";
+    if (groups < 1 || channels % groups != 0)
+        return "num_groups does not divide the " + std::to_string(channels) + " channels of x";
+    return differentiate(call, op, {x, weight, bias, wanted, 0, groups, channels}, dy);
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(group_norm_vjp,
+                   "x, num_groups, weight, bias, dy, eps=1e-05, *, channel_axis=1, wanted=-1 -> dx, dweight, dbias") {
+    Reader in(call);
+    const Array& x = in.array();
+    const std::int64_t groups = in.integer();
+    const Array *weight = in.optional(), *bias = in.optional();
+    const Array& dy = in.array();
+    return differentiate_groups(call, in, x, &groups, weight, bias, dy);
+}
+
+TENSOROPS_OPERATOR(instance_norm_vjp,
+                   "x, weight, bias, dy, eps=1e-05, *, channel_axis=1, wanted=-1 -> dx, dweight, dbias") {
+    Reader in(call);
+    const Array& x = in.array();
+    const Array *weight = in.optional(), *bias = in.optional();
+    const Array& dy = in.array();
+    return differentiate_groups(call, in, x, nullptr, weight, bias, dy);
 }
 
 }  // namespace tensorops
