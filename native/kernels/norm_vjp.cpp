@@ -17,6 +17,7 @@
 #include <cmath>
 
 #include "careful_row.h"
+#include "convert.h"
 #include "moments.h"
 #include "over_rows.h"
 #include "scratch.h"
@@ -89,12 +90,13 @@ void write_row(const NormVjp& op, const T* x, const T* dy, const T* dsum, T* dx,
 }
 
 template <bool kStream, class T>
-void one_row(const NormVjp& op, std::int64_t index, Compute<T>* of_weight, Compute<T>* of_bias) {
+void one_row(const NormVjp& op, std::int64_t index, const Compute<T>* weights, Compute<T>* of_weight,
+             Compute<T>* of_bias) {
     using C = Compute<T>;
     const std::int64_t n = op.x.length;
     const T *x = reinterpret_cast<const T*>(op.x.row(index)), *dy = reinterpret_cast<const T*>(op.dy.row(index));
     const T* dsum = op.dsum.data ? reinterpret_cast<const T*>(op.dsum.row(index)) : nullptr;
-    const C* weight = reinterpret_cast<const C*>(op.weight) + index % op.groups * n;
+    const C* weight = weights + index % op.groups * n;
     T* dx = reinterpret_cast<T*>(op.dx) + index * n;
     const double count = static_cast<double>(n);
     C mean = 0;
@@ -153,11 +155,30 @@ void add_blocks(const C* sums, std::int64_t blocks, std::int64_t n, C* to) {
 // Writes sums of spans to a row of another type.
 template <class C, class W>
 void put_sums(const C* sums, std::int64_t n, std::int64_t span, W* to) {
+    if (span == 1) return convert(sums, to, n);
     for (std::int64_t i = 0; i < n / span; ++i) {
         const C* from = sums + i * span;
         store_one(to + i,
                   sum_of_row<C>(span, [from](std::int64_t j, std::int64_t k) { return load_some(from + j, k); }));
     }
+}
+
+// The weights of all groups, each as often as neighbours share it
+template <class C>
+void widen_weights(const NormVjp& op, C* to) {
+    const std::int64_t all = op.groups * op.x.length;
+    if (!op.weight) return std::fill_n(to, all, C{1}), void();
+    const C offset = static_cast<C>(op.weight_offset);
+    const auto widen = [=, span = op.span](auto* from) {
+        if (span == 1)
+            return put_row<false>(to, all,
+                                  [=](std::int64_t i, std::int64_t k) { return load_some(from + i, k) + offset; });
+        for (std::int64_t i = 0; i < all / span; ++i) std::fill_n(to + i * span, span, load_one(from + i) + offset);
+    };
+    if constexpr (is_same<C, double>)
+        widen(reinterpret_cast<const double*>(op.weight));
+    else
+        for_narrow_dtype(op.weight_dtype, [&](auto w) { widen(reinterpret_cast<const decltype(w)*>(op.weight)); });
 }
 
 template <class T>
@@ -168,9 +189,12 @@ void every_row(const NormVjp& op) {
                        blocks = (rows + of_block - 1) / of_block;
     // Of each block, and then of all
     const std::int64_t size = (blocks + 1) * all * static_cast<std::int64_t>(sizeof(C));
-    const Scratch scratch((!!op.dweight + !!op.dbias) * size);
-    C* const of_weights = op.dweight ? scratch.at<C>(0) : nullptr;
-    C* const of_biases = op.dbias ? scratch.at<C>(op.dweight ? size : 0) : nullptr;
+    const std::int64_t of_all = all * static_cast<std::int64_t>(sizeof(C));
+    const Scratch scratch((!!op.dweight + !!op.dbias) * size + of_all);
+    C* const weights = scratch.at<C>(0);
+    widen_weights(op, weights);
+    C* const of_weights = op.dweight ? scratch.at<C>(of_all) : nullptr;
+    C* const of_biases = op.dbias ? scratch.at<C>(of_all + (op.dweight ? size : 0)) : nullptr;
     const int threads = threads_for_rows(blocks * op.groups, 3 * rows * all * static_cast<std::int64_t>(sizeof(T)));
     over_shares(threads, blocks * op.groups, 1, [&](Share mine) {
         for (std::int64_t item = mine.begin; item < mine.end; ++item) {
@@ -182,8 +206,8 @@ void every_row(const NormVjp& op) {
             const std::int64_t end = std::min(rows, (block + 1) * of_block);
             for (std::int64_t row = block * of_block; row < end; ++row) {
                 const std::int64_t index = row * op.groups + group;
-                op.streaming ? one_row<true, T>(op, index, of_weight, of_bias)
-                             : one_row<false, T>(op, index, of_weight, of_bias);
+                op.streaming ? one_row<true, T>(op, index, weights, of_weight, of_bias)
+                             : one_row<false, T>(op, index, weights, of_weight, of_bias);
             }
         }
         if (op.streaming) stream_fence();

@@ -144,23 +144,6 @@ Rows groups_of(const Array& x, std::int64_t groups) {
     return rows;
 }
 
-// Elements of a weight in the type of computation, with an offset added, each of them `span` times; ones without a
-// weight
-std::vector<char> wide_weight(const Array* weight, const Array& x, std::int64_t count, double offset = 0,
-                              std::int64_t span = 1) {
-    const std::vector<double> values = weight ? read_doubles(*weight) : std::vector<double>{};
-    const bool is_double = x.dtype == Dtype::float64;
-    std::vector<char> wide(static_cast<std::size_t>(count * span) * (is_double ? 8 : 4));
-    for (std::int64_t i = 0; i < count; ++i) {
-        const double value = weight ? values[static_cast<std::size_t>(i)] + offset : 1;
-        if (is_double)
-            std::fill_n(reinterpret_cast<double*>(wide.data()) + i * span, span, value);
-        else
-            std::fill_n(reinterpret_cast<float*>(wide.data()) + i * span, span, static_cast<float>(value));
-    }
-    return wide;
-}
-
 Reason refuse_cotangent(const char* name, const Array& dy, const Array& x) {
     if (dy.dtype != x.dtype) return std::string(name) + " has another dtype than x";
     return dy.has_shape(x) ? Reason{} : std::string(name) + " has another shape than x";
@@ -189,11 +172,14 @@ Reason differentiate(Call& call, NormVjp& op, const NormGradients& of, const Arr
         return call.reason;
     op.span = of.groups ? x.size_from(2) : 1;
     op.groups = of.groups ? of.groups : 1;
-    const std::vector<char> weight = wide_weight(of.weight, x, count, of.offset, op.span);
     op.x = of.groups ? groups_of(x, of.groups) : rows_of(x);
     op.dy = of.groups ? groups_of(dy, of.groups) : rows_of(dy);
     op.dtype = x.dtype;
-    op.weight = weight.data();
+    if (of.weight) {
+        op.weight = of.weight->data;
+        op.weight_dtype = of.weight->dtype;
+        op.weight_offset = of.offset;
+    }
     op.dx = dx.data;
     op.dweight = dweight.data;
     op.dbias = dbias.data;

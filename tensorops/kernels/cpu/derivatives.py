@@ -28,15 +28,15 @@ class Derivative:
         The results of the operator.
     gradients
         For each of its results, the parameters of the operator whose gradient it is.
-    required
-        The parameters without a default; ``None`` stands for an array that was not given.
+    positional
+        How many parameters may be given without their names.
     """
 
     name: str
     parameters: tuple[str, ...]
     results: tuple[str, ...]
     gradients: tuple[tuple[str, ...], ...]
-    required: tuple[str, ...]
+    positional: int
 
     @functools.cached_property
     def cotangents(self) -> tuple[str, ...]:
@@ -74,5 +74,5 @@ def derivative_of(operator: str) -> Derivative | None:
         tuple(parameters),
         tuple(_native.results(operator).split(", ")),
         tuple(tuple(each.removeprefix("d") for each in group) for group in gradients),
-        tuple(p.name for p in parameters.values() if p.default is p.empty),
+        sum(p.kind is not p.KEYWORD_ONLY for p in parameters.values()),
     )

@@ -36,79 +36,54 @@ def differentiable(
     """
     import torch
 
+    tensor = torch.Tensor
     parameters = inspect.signature(operator.__wrapped__).parameters.values()
     names = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
     defaults = {p.name: p.default for p in parameters}
-    taken = [name for name in derivative.parameters if name in names]  # and kept
-    options = [name for name in derivative.parameters if name in operator.parameters and name not in names]
     by_formula = _FORMULAS.get(operator.__name__)
-    kept = names if by_formula is None else tuple(taken)
-    provided = derivative.provided
-    takes_wanted = "wanted" in derivative.parameters
+    compiled = _Call(derivative, names)
+    others = tuple(i for i, name in enumerate(names) if name not in derivative.provided)
+    # Tensors that neither the compiled function nor the formula takes need not be kept.
+    dropped = (
+        () if by_formula is None else tuple(i for i, name in enumerate(names) if name not in derivative.parameters)
+    )
+    kept_results = derivative.kept
 
     class Differentiable(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, by_name: dict[str, Any], *args: Any) -> Any:
-            found = compute(*args, **by_name)
+            found = compute(*args, **by_name) if by_name else compute(*args)
             if found is NotImplemented:
                 return found
-            given = dict(zip(names, args, strict=False))
-            results = found if type(found) is tuple else (found,)
-            values = {name: given[name] for name in kept if name in given}
-            tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-            ctx.save_for_backward(*tensors.values(), *[results[i] for i in derivative.kept])
-            ctx.tensors = tuple(tensors)
-            ctx.values = {name: value for name, value in values.items() if name not in tensors}
-            ctx.by_name = by_name
+            tensors = [a if isinstance(a, tensor) else None for a in args]
+            for i in dropped:
+                tensors[i] = None
+            if kept_results:
+                results = found if type(found) is tuple else (found,)
+                tensors += [results[i] for i in kept_results]
+            ctx.save_for_backward(*tensors)
+            rest = [None if isinstance(a, tensor) else a for a in args]
+            for i in dropped:
+                rest[i] = args[i].dtype
+            ctx.rest = by_name, rest
             return found
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            places = [i - 1 for i, needed in enumerate(ctx.needs_input_grad) if needed]
-            asked = {names[i] for i in places}
+            by_name, rest = ctx.rest
             saved = ctx.saved_tensors
-            count = len(ctx.tensors)
-            arguments = dict(zip(ctx.tensors, saved, strict=False)) | ctx.values
-            found = None
+            args = [other if kept is None else kept for kept, other in zip(saved, rest, strict=False)]
+            results = saved[len(rest) :]
             if not torch.is_grad_enabled():
-                found = _compiled(ctx, arguments, saved[count:], cotangents, asked)
-            if found is None:
-                if by_formula is None:
-                    found = _by_body(operator, arguments, ctx.by_name, cotangents, asked)
-                else:
-                    found = by_formula(operator, arguments, ctx.by_name, saved[count:], cotangents, asked)
-            gradients: list[Any] = [None] * len(ctx.needs_input_grad)
-            for i in places:
-                gradients[i + 1] = found[names[i]]
-            return tuple(gradients)
+                found = compiled(differentiate, args, by_name, results, cotangents, ctx.needs_input_grad)
+                if found is not None:
+                    return found
+            asked = {names[i - 1] for i, needed in enumerate(ctx.needs_input_grad) if needed}
+            arguments = dict(zip(names, args, strict=False))
+            by_python = by_formula or _by_body
+            of = by_python(operator, arguments, by_name, results, cotangents, asked)
+            return None, *(of.get(name) for name in names[: len(args)])
 
-    def _compiled(
-        ctx: Any, arguments: dict[str, Any], kept_results: Any, cotangents: Sequence[Any], asked: set[str]
-    ) -> dict[str, Any] | None:
-        found = {name: arguments[name] for name in taken if name in arguments}
-        found.update(zip([derivative.results[i] for i in derivative.kept], kept_results, strict=True))
-        found.update(zip(derivative.cotangents, cotangents, strict=True))
-        for name in options:
-            if name in ctx.by_name:
-                found[name] = ctx.by_name[name]
-        for name in derivative.required:
-            found.setdefault(name, None)  # a parameter that was not given
-        wanted = derivative.wanted(asked)
-        if takes_wanted:
-            found["wanted"] = sum(1 << i for i in wanted)
-        results = differentiate(**found)
-        if results is NotImplemented:  # the gradient of a sum is one number with strides 0
-            results = differentiate(
-                **{n: v.contiguous() if n in derivative.cotangents else v for n, v in found.items()}
-            )
-        if results is NotImplemented:
-            return None
-        every = results if type(results) is tuple else (results,)
-        of = {name: every[i] for i in wanted for name in derivative.gradients[i] if name in asked}
-        # Of results in another dtype than the arguments, so are the gradients.
-        return {name: y.to(arguments[name].dtype) if name in arguments else y for name, y in of.items()}
-
-    others = tuple(i for i, name in enumerate(names) if name not in provided)
     apply = super(torch.autograd.Function, Differentiable).apply  # nothing transforms a call that comes here
 
     @functools.wraps(operator)
@@ -117,19 +92,88 @@ def differentiable(
             while not kwargs.keys().isdisjoint(names[len(args) :]):
                 name = names[len(args)]
                 args = (*args, kwargs.pop(name) if name in kwargs else defaults[name])
-            if any(isinstance(value, torch.Tensor) and value.requires_grad for value in kwargs.values()):
+            if any(isinstance(value, tensor) and value.requires_grad for value in kwargs.values()):
                 return NotImplemented
-        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in (args[i] for i in others if i < len(args))):
-            return NotImplemented
+        for i in others:
+            if i < len(args) and isinstance(args[i], tensor) and args[i].requires_grad:
+                return NotImplemented
         return apply(kwargs, *args)
 
     return call
+
+
+class _Call:
+    """How a compiled function is called with what was kept, decided once: small calls notice it."""
+
+    def __init__(self, derivative: Derivative, names: tuple[str, ...]) -> None:
+        self.derivative, self.names = derivative, names
+        of_results = {derivative.results[i]: place for place, i in enumerate(derivative.kept)}
+        of_cotangents = {name: i for i, name in enumerate(derivative.cotangents)}
+        self.options = tuple(
+            name for name in derivative.parameters if name not in {*names, *of_results, *of_cotangents, "wanted"}
+        )
+        # Where each positional parameter is among arguments, kept results and cotangents
+        self.sources: list[tuple[int, int]] = []
+        self.of_cotangents: list[int] = []
+        for name in derivative.parameters[: derivative.positional]:
+            if name in of_cotangents:
+                self.of_cotangents.append(len(self.sources))
+                self.sources.append((2, of_cotangents[name]))
+            elif name in of_results:
+                self.sources.append((1, of_results[name]))
+            else:
+                self.sources.append((0, names.index(name)))
+        self.known: dict[tuple[bool, ...], tuple[dict[str, int], tuple[int | None, ...]]] = {}
+
+    def gradients_of(self, needed: tuple[bool, ...]) -> tuple[dict[str, int], tuple[int | None, ...]]:
+        """Return the option `wanted`, if there is one, and the place of each argument's gradient among the results."""
+        if needed not in self.known:
+            asked = {name for name, is_needed in zip(self.names, needed[1:], strict=False) if is_needed}
+            wanted = self.derivative.wanted(asked)
+            place = {name: i for i in wanted for name in self.derivative.gradients[i]}
+            options = {"wanted": sum(1 << i for i in wanted)} if "wanted" in self.derivative.parameters else {}
+            places = tuple(place.get(name) if name in asked else None for name in self.names[: len(needed) - 1])
+            self.known[needed] = options, places
+        return self.known[needed]
+
+    def __call__(
+        self,
+        differentiate: Callable[..., Any],
+        args: list[Any],
+        by_name: dict[str, Any],
+        results: Sequence[Any],
+        cotangents: Sequence[Any],
+        needed: tuple[bool, ...],
+    ) -> tuple[Any, ...] | None:
+        """Return the gradients of the arguments of the function that autograd knows; ``None`` if they are refused."""
+        options, places = self.gradients_of(needed)
+        if by_name:
+            options = options | {name: by_name[name] for name in self.options if name in by_name}
+        every = (args, results, cotangents)
+        given = [every[of][i] if i < len(every[of]) else None for of, i in self.sources]
+        while given[-1] is None:  # options at the end that were not given have defaults
+            given.pop()
+        found = differentiate(*given, **options)
+        if found is NotImplemented:  # the gradient of a sum is one number with strides 0
+            for i in self.of_cotangents:
+                given[i] = given[i].contiguous()
+            found = differentiate(*given, **options)
+            if found is NotImplemented:
+                return None
+        gradients: list[Any] = [None]
+        for argument, place in zip(args, places, strict=True):
+            y = None if place is None else found[place] if type(found) is tuple else found
+            # Of results in another dtype than the arguments, so are the gradients.
+            dtype = getattr(argument, "dtype", argument)  # all that is known of a tensor that was not kept
+            gradients.append(y if y is None or y.dtype is dtype else y.to(dtype))
+        return tuple(gradients)
 
 
 def _by_body(
     operator: Operator[..., Any],
     arguments: dict[str, Any],
     by_name: dict[str, Any],
+    results: Sequence[Any],
     cotangents: Sequence[Any],
     asked: set[str],
 ) -> dict[str, Any]:
@@ -147,11 +191,11 @@ def _by_body(
             else value
             for name, value in arguments.items()
         }
-        results = operator.compute(**given, **by_name)
-        results = results if isinstance(results, tuple) else (results,)
+        found = operator.compute(**given, **by_name)
+        computed = found if isinstance(found, tuple) else (found,)
         inputs = [given[name] for name in sorted(asked)]
-        found = torch.autograd.grad(results, inputs, cotangents, create_graph=recording, allow_unused=True)
-    return dict(zip(sorted(asked), found, strict=True))
+        of = torch.autograd.grad(computed, inputs, cotangents, create_graph=recording, allow_unused=True)
+    return dict(zip(sorted(asked), of, strict=True))
 
 
 # Derivatives of operators of which results are kept in place of arguments: differentiable functions of these
@@ -185,7 +229,7 @@ def _of_sum(
     (total,), (dy, dsum) = results, cotangents
     given = {"x": total, **{name: arguments[name] for name in ("weight", "eps") if name in arguments}}
     names = {"x", *asked} - {"residual"}
-    found = _by_body(rms_norm, given, by_name, [dy], names)
+    found = _by_body(rms_norm, given, by_name, (), [dy], names)
     found["x"] = found["residual"] = found["x"] + dsum
     return found
 
