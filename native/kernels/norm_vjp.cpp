@@ -39,8 +39,8 @@ void add_row(C* sums, std::int64_t n, F f) {
 
 // In double, in a unit in which no square overflows or vanishes
 template <class T>
-[[gnu::noinline]] void careful_row(const NormVjp& op, const T* x, const T* dy, const T* dsum, T* dx,
-                                   const Compute<T>* weight, Compute<T>* of_weight, Compute<T>* of_bias) {
+[[gnu::noinline]] void careful_gradient(const NormVjp& op, const T* x, const T* dy, const T* dsum, T* dx,
+                                        const Compute<T>* weight, Compute<T>* of_weight, Compute<T>* of_bias) {
     using C = Compute<T>;
     const std::int64_t n = op.x.length;
     const bool centred = op.norm == Norm::deviation, by_length = op.norm == Norm::length;
@@ -68,7 +68,7 @@ template <class T>
         double d = (slope(i) - total - normal * along) / root * unit;
         if (dsum) d += static_cast<double>(load_one(dsum + i));
         const double dyi = static_cast<double>(load_one(dy + i));
-        store_one(dx + i, static_cast<C>(d));
+        if (op.dx) store_one(dx + i, static_cast<C>(d));
         if (of_weight) of_weight[i] += static_cast<C>(dyi * normal);
         if (of_bias) of_bias[i] += static_cast<C>(dyi);
     }
@@ -97,7 +97,7 @@ void one_row(const NormVjp& op, std::int64_t index, const Compute<T>* weights, C
     const T *x = reinterpret_cast<const T*>(op.x.row(index)), *dy = reinterpret_cast<const T*>(op.dy.row(index));
     const T* dsum = op.dsum.data ? reinterpret_cast<const T*>(op.dsum.row(index)) : nullptr;
     const C* weight = weights + index % op.groups * n;
-    T* dx = reinterpret_cast<T*>(op.dx) + index * n;
+    T* dx = op.dx ? reinterpret_cast<T*>(op.dx) + index * n : nullptr;
     const double count = static_cast<double>(n);
     C mean = 0;
     double square;  // of the divisor
@@ -113,18 +113,20 @@ void one_row(const NormVjp& op, std::int64_t index, const Compute<T>* weights, C
         if (op.norm == Norm::root_mean_square) square = square / count + op.eps;
     }
     if (!is_usual<C>(square) || (op.norm == Norm::length && square <= op.eps * op.eps))
-        return careful_row(op, x, dy, dsum, dx, weight, of_weight, of_bias);
-    const double along = static_cast<double>(sum_of_row<T>(n, [=](std::int64_t i, std::int64_t k) {
-        return load_some(dy + i, k) * load_some(weight + i, k) * (load_some(x + i, k) - mean);
-    }));
-    double total = 0;
-    if (op.norm == Norm::deviation)
-        total = static_cast<double>(sum_of_row<T>(
-            n, [=](std::int64_t i, std::int64_t k) { return load_some(dy + i, k) * load_some(weight + i, k); }));
+        return careful_gradient(op, x, dy, dsum, dx, weight, of_weight, of_bias);
     const C r = static_cast<C>(1 / std::sqrt(square));
-    const double terms = op.norm == Norm::length ? 1 : count;
-    write_row<kStream>(op, x, dy, dsum, dx, weight, mean, r, static_cast<C>(total / count),
-                       static_cast<C>(along / square / terms));
+    if (dx) {
+        const double along = static_cast<double>(sum_of_row<T>(n, [=](std::int64_t i, std::int64_t k) {
+            return load_some(dy + i, k) * load_some(weight + i, k) * (load_some(x + i, k) - mean);
+        }));
+        double total = 0;
+        if (op.norm == Norm::deviation)
+            total = static_cast<double>(sum_of_row<T>(
+                n, [=](std::int64_t i, std::int64_t k) { return load_some(dy + i, k) * load_some(weight + i, k); }));
+        const double terms = op.norm == Norm::length ? 1 : count;
+        write_row<kStream>(op, x, dy, dsum, dx, weight, mean, r, static_cast<C>(total / count),
+                           static_cast<C>(along / square / terms));
+    }
     if (of_weight)
         add_row(of_weight, n, [=](std::int64_t i, std::int64_t k) {
             return load_some(dy + i, k) * ((load_some(x + i, k) - mean) * r);

@@ -16,7 +16,7 @@ struct NormVjp {
     const char* weight;  // one element for each of a row or, with groups, for each span of all of them; or nullptr
     Dtype weight_dtype;  // float64 with rows of that, any other with others
     double weight_offset;
-    char* dx;               // rows one after another
+    char* dx;               // rows one after another, or nullptr
     char *dweight, *dbias;  // one row of sums over rows, or nullptr
     Dtype dweight_dtype, dbias_dtype;
     double eps;

@@ -167,8 +167,10 @@ Reason differentiate(Call& call, NormVjp& op, const NormGradients& of, const Arr
             return reason;
         else if (p && (p->dtype == Dtype::float64) != (x.dtype == Dtype::float64))
             return std::string(name) + " has another dtype than x";
-    Array dx, dweight{}, dbias{};
-    if (!call.make({{dx, x}, {dweight, of.weight, (of.wanted & 2) != 0}, {dbias, of.bias, (of.wanted & 4) != 0}}))
+    Array dx{}, dweight{}, dbias{};
+    if (!call.make({{dx, &x, (of.wanted & 1) != 0},
+                    {dweight, of.weight, (of.wanted & 2) != 0},
+                    {dbias, of.bias, (of.wanted & 4) != 0}}))
         return call.reason;
     op.span = of.groups ? x.size_from(2) : 1;
     op.groups = of.groups ? of.groups : 1;

@@ -18,7 +18,7 @@ using calls::called;
 using calls::truth;
 
 // What a function was made with, in its tuple of members
-enum Member { kFunction, kReading, kOtherwise, kDifferentiable };
+enum Member { kFunction, kReading, kDifferentiable, kOtherwise };
 // What torch is asked, in the tuple `reading`
 enum Reading {
     kType,
@@ -247,7 +247,7 @@ void bind_torch_calls(nb::module_& m) {
     m.def(
         "torch_kernel",
         [](nb::handle kernel, nb::handle reading, nb::handle otherwise, nb::handle differentiable) {
-            return calls::function(torch_definition, nb::make_tuple(kernel, reading, otherwise, differentiable));
+            return calls::function(torch_definition, nb::make_tuple(kernel, reading, differentiable, otherwise));
         },
         "kernel"_a, "reading"_a, "otherwise"_a, "differentiable"_a.none(),
         "A kernel for NumPy arrays on tensors in host memory; calls `differentiable`, if any, where autograd follows "
