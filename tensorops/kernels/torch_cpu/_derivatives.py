@@ -37,7 +37,7 @@ def differentiable(
     import torch
 
     tensor = torch.Tensor
-    parameters = inspect.signature(operator.__wrapped__).parameters.values()
+    parameters = inspect.signature(operator).parameters.values()
     names = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
     defaults = {p.name: p.default for p in parameters}
     by_formula = _FORMULAS.get(operator.__name__)
@@ -49,7 +49,7 @@ def differentiable(
     )
     kept_results = derivative.kept
 
-    class Differentiable(torch.autograd.Function):
+    class Differentiable(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, by_name: dict[str, Any], *args: Any) -> Any:
             found = compute(*args, **by_name) if by_name else compute(*args)
@@ -149,8 +149,8 @@ class _Call:
         options, places = self.gradients_of(needed)
         if by_name:
             options = options | {name: by_name[name] for name in self.options if name in by_name}
-        every = (args, results, cotangents)
-        given = [every[of][i] if i < len(every[of]) else None for of, i in self.sources]
+        every: tuple[Sequence[Any], ...] = (args, results, cotangents)
+        given: list[Any] = [every[of][i] if i < len(every[of]) else None for of, i in self.sources]
         while given[-1] is None:  # options at the end that were not given have defaults
             given.pop()
         found = differentiate(*given, **options)
@@ -227,7 +227,8 @@ def _of_sum(
     from tensorops.ops.normalization import rms_norm
 
     (total,), (dy, dsum) = results, cotangents
-    given = {"x": total, **{name: arguments[name] for name in ("weight", "eps") if name in arguments}}
+    given: dict[str, Any] = {name: arguments[name] for name in ("weight", "eps") if name in arguments}
+    given["x"] = total
     names = {"x", *asked} - {"residual"}
     found = _by_body(rms_norm, given, by_name, (), [dy], names)
     found["x"] = found["residual"] = found["x"] + dsum
@@ -242,7 +243,8 @@ def _of_rope(
     cotangents: Sequence[Any],
     asked: set[str],
 ) -> dict[str, Any]:
-    positions, by_name = arguments.get("positions"), dict(by_name)
+    positions: Any = arguments.get("positions")
+    by_name = dict(by_name)
     if by_name.get("sin") is not None:
         by_name["sin"] = -by_name["sin"]
     else:

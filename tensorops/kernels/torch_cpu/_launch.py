@@ -28,9 +28,7 @@ def register(operator: Operator[..., Any]) -> None:
     compiled = operator._kernels["cpu"]
     derivative = derivative_of(operator.__name__)
     provided = derivative.provided if derivative else ()
-    names = [
-        p.name for p in inspect.signature(operator.__wrapped__).parameters.values() if p.kind is not p.KEYWORD_ONLY
-    ]
+    names = [p.name for p in inspect.signature(operator).parameters.values() if p.kind is not p.KEYWORD_ONLY]
 
     def refuse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         every = dict(zip(names, args, strict=False)) | kwargs
