@@ -277,7 +277,7 @@ class Dispatch(Generic[P, R]):
         return NotImplemented
 
     def _run_body(self, arguments: dict[str, Any], library: Library, *, wrapped: bool = False) -> Any:
-        """Return what the body makes of canonical arguments; `wrapped` if a result in wrappers is wanted."""
+        """Run the body on canonical arguments; `wrapped` if the result is to be in wrappers."""
         with library.quiet():
             if not library.wrapper:
                 return _each(library.arrayed, self.apply(self._body, arguments))

@@ -1,4 +1,4 @@
-"""Names used in the signatures of operators, and what a type checker makes of them.
+"""Names used in the signatures of operators, and their meaning for type checkers.
 
 Operators are typed by these names; everything else, bodies included, computes with `Array`.
 """

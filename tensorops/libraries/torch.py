@@ -135,7 +135,7 @@ def refuse_tensors(arguments: tuple[Any, ...], *, host: bool, differentiates: bo
 
 @functools.cache
 def _modules() -> tuple[Any, Any, Any, Any, tuple[type, ...]]:
-    """Return what every call asks torch for, and what is NumPy's among arguments, which other kernels would take."""
+    """Return what every call looks up in torch, and those of NumPy's types that other kernels would accept."""
     import numpy as np
     import torch
 

@@ -187,7 +187,7 @@ def _agree(a: Use, b: Use, count: int) -> bool:
 
 
 def _row_bytes(calls: Sequence[Call]) -> int:
-    """Return what a row takes in the caches."""
+    """Return the number of bytes of a row in the caches."""
     sizes: dict[int, int] = {}
     for use in (use for call in calls for use in call.uses):
         if use.rows.step:

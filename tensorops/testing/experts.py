@@ -76,7 +76,7 @@ def _erf(x: Float64) -> Float64:
 
 
 def _feed_forward(x: Float64, gate_up: Float64, down: Float64, activation: str) -> Float64:
-    """Return what a gated block makes of one token."""
+    """Return the result of a gated block for one token."""
     gate, up = gate_up[: len(gate_up) // 2] @ x, gate_up[len(gate_up) // 2 :] @ x
     share = 1.0 / (1.0 + np.exp(-gate)) if activation == "swiglu" else 0.5 * (1.0 + _erf(gate / np.sqrt(2.0)))
     return float64(down @ (gate * share * up))

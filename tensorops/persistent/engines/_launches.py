@@ -313,7 +313,7 @@ class Prepared:
     kept
         What must live as long.
     arena_bytes, separate_bytes
-        How many bytes the arrays in between take, and what they would take if none shared memory.
+        How many bytes the arrays in between occupy, and how many without shared memory.
     """
 
     kernels: list[Any]
