@@ -1,8 +1,8 @@
 """What a call of a GPU kernel costs in Python besides the launch itself: `rms_norm` on 64 elements.
 
-    python -m asv_benchmarks.bench_launch [SECONDS] [--python]
+    python -m asv_benchmarks.bench_launch [SECONDS]
 
-prints the same, timed alternately in one process; with ``--python``, without the compiled module.
+prints the same, timed alternately in one process.
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ def cuda_torch() -> Task:
     tensor: Any = torch.Tensor
     tensor.is_cuda, tensor.is_cpu, tensor.get_device = tensor.is_cpu, tensor.is_cuda, tensor.storage_offset
     tensors: Any = _arrays.arrays_of(torch.Tensor)
-    tensors.device_type = 1  # of DLPack: the host
     tensors.current, tensors.stream = torch._C._len_torch_dispatch_stack, (7000).__add__
     there = tensors.maker
     tensors.maker = lambda *args: partial(there(*args), device="cpu")
@@ -244,8 +243,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    if "--python" in given:
-        given.remove("--python")
-        sys.modules["tensorops.kernels.cpu._native"] = None  # type: ignore[assignment]
-    main(float(given[0]) if given else 3.0)
+    main(float(sys.argv[1]) if sys.argv[1:] else 3.0)

@@ -202,7 +202,6 @@ def take_tensors_for_cudas(monkeypatch: Any) -> Any:
     """Let torch's tensors in host memory say that they are on CUDA device 0; return torch."""
     torch = support.require("torch").xp and sys.modules["torch"]
     own = _arrays.arrays_of(torch.Tensor)
-    monkeypatch.setattr(own, "device_type", 1)  # DLPack's number for the host
     own.current = lambda: 0
     own.stream = lambda device: 9000 + device
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)

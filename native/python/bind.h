@@ -24,8 +24,6 @@ Value read_value(nb::handle h);
 // the reason.
 nb::object call_with_numpy(const Operator& op, Value* values, bool only_checks);
 
-void bind_cuda_calls(nb::module_& m);
-void bind_opencl_calls(nb::module_& m);
 void bind_operator_calls(nb::module_& m);
 void bind_operators(nb::module_& m);
 void bind_panels(nb::module_& m);

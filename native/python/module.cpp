@@ -83,8 +83,6 @@ NB_MODULE(_native, m) {
     });
 #endif
 
-    bind_cuda_calls(m);
-    bind_opencl_calls(m);
     bind_operator_calls(m);
     bind_operators(m);
     bind_panels(m);

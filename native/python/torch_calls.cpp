@@ -14,8 +14,6 @@ using namespace nb::literals;
 namespace {
 
 using calls::attribute;
-using calls::called;
-using calls::truth;
 
 // What a function was made with, in its tuple of members
 enum Member { kFunction, kReading, kDifferentiable, kOtherwise };
@@ -39,6 +37,35 @@ constexpr int kMost = 32;  // arguments of a call; those with more are left to P
 struct {
     PyObject *requires_grad, *current_level;
 } names;
+
+// The result of a function; null with an exception
+nb::object called(PyObject* function) { return nb::steal(PyObject_CallNoArgs(function)); }
+nb::object called(PyObject* function, PyObject* x) { return nb::steal(PyObject_CallOneArg(function, x)); }
+
+// An attribute or the result of a function, as a truth value; negative with or without an exception
+int truth(const nb::object& x) { return x.is_valid() ? PyObject_IsTrue(x.ptr()) : -1; }
+
+// An integer of Python's own type within 64 bits
+bool read_integer(PyObject* x, std::int64_t& value) {
+    if (!x || !PyLong_CheckExact(x)) return false;
+    value = PyLong_AsLongLong(x);
+    return value != -1 || !PyErr_Occurred();
+}
+
+// A pointer as an integer of Python
+bool read_address(PyObject* x, std::uint64_t& value) {
+    if (!x || !PyLong_CheckExact(x)) return false;
+    value = PyLong_AsUnsignedLongLong(x);
+    return value != ~std::uint64_t{0} || !PyErr_Occurred();
+}
+
+// How many arguments a call has by position and by name
+Py_ssize_t all_of(Py_ssize_t count, PyObject* names) { return count + (names ? PyTuple_GET_SIZE(names) : 0); }
+
+// A built-in function with the given members; nanobind's own take longer to be called.
+nb::object function(PyMethodDef& definition, nb::object members) {
+    return nb::steal(PyCFunction_NewEx(&definition, members.ptr(), nullptr));
+}
 
 int numpy_type(const dlpack::Tensor& t) {
     const int size = t.bits / 8;
@@ -134,7 +161,7 @@ class TorchCall {
     bool watch() {
         std::int64_t level = 0;
         table_ = dlpack::table_of(of(kTable));
-        if (!table_ || !calls::read(attribute(of(kForward), names.current_level).ptr(), level) || level >= 0)
+        if (!table_ || !read_integer(attribute(of(kForward), names.current_level).ptr(), level) || level >= 0)
             return false;
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(of(kObservers)); ++i)
             if (truth(called(PyTuple_GET_ITEM(of(kObservers), i))) != 0) return false;
@@ -177,8 +204,8 @@ class TorchCall {
     bool suffices(PyObject* x, std::uint64_t address, std::int64_t reach) {
         const nb::object storage = called(of(kStorage), x);
         std::uint64_t begin = 0, size = 0;
-        return storage.is_valid() && calls::read_address(called(of(kStorageData), storage.ptr()).ptr(), begin) &&
-               calls::read_address(called(of(kStorageSize), storage.ptr()).ptr(), size) &&
+        return storage.is_valid() && read_address(called(of(kStorageData), storage.ptr()).ptr(), begin) &&
+               read_address(called(of(kStorageSize), storage.ptr()).ptr(), size) &&
                address + static_cast<std::uint64_t>(reach) <= begin + size;
     }
 
@@ -229,7 +256,7 @@ class TorchCall {
 
 PyObject* call_torch(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* by_name) {
     TorchCall call(self);
-    if (call.read(args, calls::all_of(count, by_name))) {
+    if (call.read(args, all_of(count, by_name))) {
         if (!call.differentiates) return call.run(count, by_name);
         PyObject* const differentiable = PyTuple_GET_ITEM(self, kDifferentiable);
         if (differentiable != Py_None) return PyObject_Vectorcall(differentiable, args, count, by_name);
@@ -238,7 +265,8 @@ PyObject* call_torch(PyObject* self, PyObject* const* args, Py_ssize_t count, Py
     return PyObject_Vectorcall(PyTuple_GET_ITEM(self, kOtherwise), args, count, by_name);
 }
 
-PyMethodDef torch_definition = calls::definition("torch_kernel", call_torch);
+PyMethodDef torch_definition = {"torch_kernel", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_torch)),
+                                METH_FASTCALL | METH_KEYWORDS, nullptr};
 
 }  // namespace
 
@@ -247,12 +275,14 @@ void bind_torch_calls(nb::module_& m) {
     m.def(
         "torch_kernel",
         [](nb::handle kernel, nb::handle reading, nb::handle otherwise, nb::handle differentiable) {
-            return calls::function(torch_definition, nb::make_tuple(kernel, reading, differentiable, otherwise));
+            return function(torch_definition, nb::make_tuple(kernel, reading, differentiable, otherwise));
         },
         "kernel"_a, "reading"_a, "otherwise"_a, "differentiable"_a.none(),
         "A kernel for NumPy arrays on tensors in host memory; calls `differentiable`, if any, where autograd follows "
-        "the "
-        "call, and `otherwise` with what it does not know.");
+        "the call, and `otherwise` with what it does not know.");
+    m.def(
+        "describes_tensors", [](nb::handle capsule) { return dlpack::table_of(capsule.ptr()) != nullptr; }, "table"_a,
+        "Whether a library's table of DLPack's functions is one that `torch_kernel` can use.");
 }
 
 }  // namespace tensorops

@@ -12,16 +12,11 @@ import numpy as np
 
 from tensorops._dtypes import name_of
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Operand, contiguous_strides
-from tensorops.kernels.cpu import calls
-
-is_usable: Callable[[Any], bool] | None = getattr(calls.native, "describes_tensors", None)
-"""Tells whether the compiled module, if there is one, can read tensors by this table of DLPack's functions."""
 
 Facts: TypeAlias = tuple[Any, tuple[int, ...], tuple[int, ...], int, int]
 """The metadata of an array: dtype, shape, strides in the library's unit, device, the last bits of its address."""
 
 Generator = np.random.Generator
-_CUDA = 2  # kDLCUDA
 _LAST_BITS = 15  # vectors have up to 16 bytes
 
 
@@ -31,9 +26,6 @@ class RefusedError(TypeError):
 
 class Arrays(Protocol):
     """A library's arrays in the memory of GPUs."""
-
-    reading: tuple[Any, ...] | None
-    """How the compiled module reads these arrays, if it can: see ``native/python/cuda_calls.cpp``."""
 
     def sign(self, values: tuple[Any, ...], key: list[Any], places: list[Any]) -> Sequence[int]:
         """Append to a key what tells a call from others, and to a list its arrays' addresses, besides its generators.
@@ -78,7 +70,6 @@ class CupyArrays:
         self._stream = cupy.cuda.get_current_stream
         self.current = cupy.cuda.runtime.getDevice
         self.device = cupy.cuda.Device
-        self.reading: tuple[Any, ...] | None = (self._array,)
 
     def sign(self, values: tuple[Any, ...], key: list[Any], places: list[Any]) -> tuple[()]:
         """Append to a key what tells a call from others, and to a list the addresses of its arrays."""
@@ -147,17 +138,6 @@ class TorchTensors:
         self.pointer = torch.Tensor.data_ptr
         # As what torch's own compiler makes asks for it; torch without CUDA has no such function, and no such tensors.
         self.stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self.device_type = _CUDA
-        self.reading = self._reading(torch)
-
-    def _reading(self, torch: Any) -> tuple[Any, ...] | None:
-        """Return what the compiled module asks of tensors; ``None`` if torch, before 2.10, has no such table."""
-        table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-        if is_usable is None or table is None or not is_usable(table):
-            return None
-        tensor, storage = torch.Tensor, torch.UntypedStorage
-        asked = tensor.is_neg, tensor.untyped_storage, storage.nbytes, storage.data_ptr
-        return self._tensor, self._parameter, table, self._observers, self._forward, self._records, *asked
 
     def sign(self, values: tuple[Any, ...], key: list[Any], places: list[Any]) -> list[int]:
         """Append to a key what tells a call from others, and to a list the addresses of its arrays.

@@ -198,26 +198,9 @@ class Step:
         places = iter(offsets)
         at = [start + (addresses + 8 * slots[a] if isinstance(a, str) else numbers + next(places)) for a in arguments]
         self._parameters = (ctypes.c_void_p * len(at))(*at)
-        self._arguments = [(1, slots[a]) if isinstance(a, str) else (0, p) for a, p in zip(arguments, at, strict=True)]
         config = _Config.from_buffer(self._memory)
         config.grid[:], config.block[:], config.shared_bytes = (groups, 1, 1), (block, 1, 1), dynamic_bytes
-        self._config, self._function = config, function
         self.enqueue = self._enqueuer(where, function, ctypes.byref(config), len(slots))
-
-    def ready(self) -> tuple[int, bytes, int, bytes] | None:
-        """Return the driver's function, the configuration, the kernel and its parameters, if C can launch it.
-
-        Each parameter is a pair of integers: 1 and the number of an array, or 0 and the address of a number in memory
-        that belongs to this object.
-        """
-        launch = library().cuLaunchKernelEx
-        if not isinstance(launch, ctypes._CFuncPtr):  # type: ignore[attr-defined]
-            return None
-        address, kernel = ctypes.cast(launch, ctypes.c_void_p).value, self._function.value
-        assert address is not None
-        assert kernel is not None
-        numbers = [number for pair in self._arguments for number in pair]
-        return address, bytes(self._config), kernel, struct.pack(f"{len(numbers)}q", *numbers)
 
     def _enqueuer(
         self, where: Device, function: ctypes.c_void_p, config: Any, count: int

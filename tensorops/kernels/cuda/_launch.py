@@ -1,8 +1,7 @@
 """How plans run on GPUs: compiled once for a device, then each call only allocates and launches.
 
 A call is found by the metadata of its arrays and the values of its options. What it launches is ready but for the
-addresses of its arrays. If there is a compiled module, it does this for most calls
-(``native/python/cuda_calls.cpp``) and leaves all others to the functions here, so results and errors are the same.
+addresses of its arrays.
 Nothing waits for the GPU, and all memory is the library's own, so calls can be captured in graphs; only the first call
 of its kind compiles and loads its kernels.
 """
@@ -13,7 +12,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import lt
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,29 +20,14 @@ from tensorops._messages import describe_error
 from tensorops._operator import Operator
 from tensorops.kernels._gpu.planners import Planner
 from tensorops.kernels._gpu.plans import Launch, Operand, Plan, Result
-from tensorops.kernels.cpu import calls
 from tensorops.kernels.cuda import _compile, _driver
 from tensorops.kernels.cuda._arrays import Arrays, Generator, RefusedError, arrays_of, library_of, owners, reach
-
-compiled: Callable[..., Any] | None = getattr(calls.native, "cuda_kernel", None)
-"""Makes a kernel that looks calls up in the compiled module, if there is one."""
 
 _MAX_CALLS = 4096  # of one operator; beyond it all are forgotten
 _MAX_GROUPS = 2**31 - 1
 
 Run: TypeAlias = Callable[[list[Any]], Any]
 """Runs a call: takes the addresses of its arrays, with generators in between as the call has them."""
-
-
-class _Short(NamedTuple):
-    """What the compiled module must know to do what `_short_runner` does; the last four as `_driver.Step` has them."""
-
-    device: int
-    make: Callable[[], Any]
-    launch: int
-    config: bytes
-    function: int
-    parameters: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +37,6 @@ class _Call:
     run: Run
     reaches: list[int]  # how many bytes of memory each array must have
     refused: str | None = None  # why, of a call that is left to others
-    short: _Short | None = None
 
 
 _known: list[dict[Any, Any]] = []
@@ -77,26 +60,12 @@ def register(
     known: dict[Any, Any] = {}
     _known.append(known)
 
-    def remember(key: object, call: Any) -> Any:
+    def plan(key: tuple[Any, ...], library: Arrays, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+        call = _prepare(operator, planner, compiler or _step, library, args, kwargs)
         if len(known) >= _MAX_CALLS:
             known.clear()
-        known[key] = call
-        return call
-
-    def prepare(library: Arrays, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        call = _prepare(operator, planner, compiler or _step, library, args, kwargs)
-        return _Call(_decline, [], call) if isinstance(call, str) else call
-
-    def plan(key: tuple[Any, ...], library: Arrays, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        call: _Call = remember(key, prepare(library, args, kwargs))
-        return call
-
-    def plan_compiled(key: object, kept: object, library: Arrays, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            call = prepare(library, args, kwargs)
-        except (TypeError, ValueError, IndexError):  # wrong arguments; the operator's words follow
-            return NotImplemented
-        return remember(key, (call.run, tuple(call.reaches), call.short, kept))  # the key has addresses of what is kept
+        known[key] = planned = _Call(_decline, [], call) if isinstance(call, str) else call
+        return planned
 
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
@@ -134,8 +103,7 @@ def register(
             return NotImplemented
         return call.run(places)
 
-    fast = kernel if compiled is None else compiled(known, owners, Generator, plan_compiled, kernel)
-    operator.kernel(provider, supports=supports, checks=True)(fast)
+    operator.kernel(provider, supports=supports, checks=True)(kernel)
 
 
 def _decline(places: list[Any]) -> Any:
@@ -206,9 +174,7 @@ def _compiled(
     reaches = [reach(operands[name]) for name in places if name in operands]
     drawn = {slots[name]: (plan.drawn or {}).get(name) for name in places if name not in operands}
     if len(makers) == len(steps) == 1 and not drawn:  # most calls
-        run = _short_runner(library, index, makers[0], steps[0])
-        ready = steps[0].ready()
-        return _Call(run, reaches, short=None if ready is None else _Short(index, makers[0], *ready))
+        return _Call(_short_runner(library, index, makers[0], steps[0]), reaches)
     results = [None if y is None else list(made).index(name) for name, y in plan.results.items()]
     return _Call(_runner(library, index, makers, results, steps, drawn), reaches)
 

@@ -2,8 +2,7 @@
 
 Arrays are taken as those of `array_api_pyopencl`, which share memory and queue with PyOpenCL's own, and whose layout is
 one interned object. What runs a call is found among the plans of its device, by the layouts of the arrays and the
-values of the options. If there is a compiled module, it does this for most calls
-(``native/python/opencl_calls.cpp``) and leaves all others to the functions here, so results and errors are the same.
+values of the options.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ from tensorops._operator import Operator
 from tensorops.kernels._gpu import sources
 from tensorops.kernels._gpu.planners import Planner
 from tensorops.kernels._gpu.plans import Device, Launch, Operand
-from tensorops.kernels.cpu import calls
 from tensorops.kernels.opencl import _drivers
-
-compiled: Callable[..., Any] | None = getattr(calls.native, "opencl_kernel", None)
-"""Makes a kernel that looks calls up in the compiled module, if there is one."""
 
 Bare = pyopencl.array.Array
 Generator = np.random.Generator
@@ -39,41 +34,11 @@ Run: TypeAlias = Callable[[Any, list[Any], list[Any]], Any]
 wait for."""
 
 _NO_QUEUE = object()
-_MAX_QUEUES = 64
 _new = object.__new__
-
-_queues: dict[int, tuple[Any, Any]] = {}
-"""Queues with their devices, by the identity of the queue's object: hashing a queue asks the driver."""
-
-
-def _device_of(x: Any) -> Any:
-    """Return the device of an array of PyOpenCL, and remember it."""
-    device = device_of(x)
-    if len(_queues) >= _MAX_QUEUES:
-        _queues.clear()
-    _queues[id(x.queue)] = x.queue, device
-    return device
 
 
 def kernel_of(operator: Operator[..., Any], planner: Planner) -> Callable[..., Any]:
-    """Return an operator's kernel, which takes arguments as callers write them: compiled, if that is possible."""
-    kernel = kernel_in_python(operator, planner)
-    if compiled is None:
-        return kernel
-
-    def plan(key: object, kept: object, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            planned = _prepare(operator, planner, device, args, kwargs)
-        except (TypeError, ValueError, IndexError):  # wrong arguments; the operator's words follow
-            return NotImplemented
-        return _launch.remember(device, key, (*planned, kept))  # the key has addresses of what is kept
-
-    made: Callable[..., Any] = compiled(operator, Wrapper, Bare, Generator, _queues, _device_of, plan, kernel)
-    return made
-
-
-def kernel_in_python(operator: Operator[..., Any], planner: Planner) -> Callable[..., Any]:
-    """Return an operator's kernel without the compiled module.
+    """Return an operator's kernel, which takes arguments as callers write them.
 
     Each call takes the buffers and events of its arrays, and looks up what runs it by everything else about them.
     """
@@ -119,7 +84,7 @@ def kernel_in_python(operator: Operator[..., Any], planner: Planner) -> Callable
                     key += (kind, value)
             run = device.plans.get(tuple(key))
             if run is None:
-                run = _launch.remember(device, tuple(key), _prepare(operator, planner, device, args, kwargs)[0])
+                run = _launch.remember(device, tuple(key), _prepare(operator, planner, device, args, kwargs))
         except (TypeError, ValueError, IndexError):  # wrong arguments; the operator's words follow
             return NotImplemented
         return NotImplemented if type(run) is str else run(device, buffers, events)
@@ -161,14 +126,14 @@ def why_not(
             return f"the arrays are of different OpenCL contexts, on {device!r} and {other!r}"
     run = device.plans.get(tuple(key))
     if run is None:
-        run = _launch.remember(device, tuple(key), _prepare(operator, planner, device, args, kwargs)[0])
+        run = _launch.remember(device, tuple(key), _prepare(operator, planner, device, args, kwargs))
     return run if type(run) is str else None
 
 
 def _prepare(
     operator: Operator[..., Any], planner: Planner, device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Run | str, _Short | None]:
-    """Plan a call and compile its kernels; return what runs it, or why that is not possible, and the short way."""
+) -> Run | str:
+    """Plan a call and compile its kernels; return what runs it, or why that is not possible."""
     arguments = operator.canonical(*args, **kwargs)
     # By name, not by identity: another call may have two arrays where this one has the same array twice.
     given = zip((*operator.parameters[: len(args)], *kwargs), (*args, *kwargs.values()), strict=True)
@@ -176,31 +141,29 @@ def _prepare(
     metadata = {name: _operand(value) if _is_array(value) else value for name, value in arguments.items()}
     plan = operator.apply(functools.partial(planner, facts_of(device)), metadata)
     if isinstance(plan, str):
-        return plan, None
+        return plan
     made = {name: y for name, y in plan.results.items() if y is not None} | (plan.temporaries or {})
     constants, drawn = plan.constants or {}, plan.drawn or {}
     if not drawn.keys() <= set(places):
         raise TypeError("a seed, of which the operator makes a generator anew for each call")
     slots = {name: slot for slot, name in enumerate((*places, *made, *constants))}
     if reason := _drivers.why_not(device.cl_device):
-        return reason, None
+        return reason
     try:
         layouts = [_layout.contiguous(device.require_stored(_dtypes.ALL[y.dtype]), y.shape) for y in made.values()]
         steps = [_step(device, launch, slots) for launch in plan.launches if launch.groups]
     except Exception as error:  # of the device's compiler: of no type in common
-        return _first_words(error), None
+        return _first_words(error)
     order = list(made)
     results = [None if y is None else order.index(name) for name, y in plan.results.items()]
     wrapped = any(type(value) is Wrapper for value in arguments.values())
     made_of = [None if wrapped else attributes(layout, device) for layout in layouts]
     short = len(steps) == len(layouts) == 1 and results == [0] and not constants and not drawn
     if short and layouts[0].nbytes <= _devices.LARGE:
-        run = _short_runner(layouts[0], made_of[0], steps[0])
-        # A device that records must see what is enqueued.
-        return run, None if device.records else _short(layouts[0], made_of[0], steps[0], len(slots))
+        return _short_runner(layouts[0], made_of[0], steps[0])
     written = [device.write(np.ascontiguousarray(a)) for a in constants.values()]
     random = {slots[name]: y.shape for name, y in drawn.items()}
-    return _runner(layouts, made_of, results, steps, written, random), None
+    return _runner(layouts, made_of, results, steps, written, random)
 
 
 def _first_words(error: Exception) -> str:
@@ -222,29 +185,6 @@ class _Step(NamedTuple):
     kernel: Any
     global_size: tuple[int, ...] | None
     local_size: tuple[int, ...] | None
-
-
-class _Short(NamedTuple):
-    """What the compiled module must know to do what `_short_runner` does.
-
-    `places` has the positions of arguments, each followed by the number of its buffer.
-    """
-
-    nbytes: int
-    set_several: Callable[[tuple[Any, ...]], object]
-    places: tuple[int, ...]
-    enqueue: Callable[..., Any]
-    kernel: Any
-    global_size: tuple[int, ...] | None
-    local_size: tuple[int, ...] | None
-    layout: Any
-    own: dict[str, Any] | None
-
-
-def _short(layout: Any, own: dict[str, Any] | None, step: _Step, buffers: int) -> _Short:
-    places = step.arguments([*range(buffers), *step.positions])
-    kernel, sizes = step.kernel, (step.global_size, step.local_size)
-    return _Short(layout.nbytes or 1, step.set_several, places, cl.enqueue_nd_range_kernel, kernel, *sizes, layout, own)
 
 
 def _step(device: Any, launch: Launch, slots: dict[str, int]) -> _Step:

@@ -24,7 +24,7 @@ from tensorops.backends.settings import Settings, activate
 from tensorops.kernels._gpu import normalization
 from tensorops.kernels._gpu.planners import PLANNERS
 from tensorops.kernels._gpu.plans import Launch, Operand, Plan, Result
-from tensorops.kernels.cuda import _arrays, _compile, _driver, _launch
+from tensorops.kernels.cuda import _compile, _driver, _launch
 from tensorops.testing import DTYPES
 from tensorops.testing.conformance import subjects
 
@@ -41,28 +41,8 @@ def nvrtc(monkeypatch, tmp_path):
     return fake
 
 
-PATHS = ("compiled", "python")
-
-
-@pytest.fixture(params=PATHS)
-def path(request, monkeypatch):
-    """Calls are looked up by the compiled module, and by Python alone."""
-    if request.param == "python":
-        monkeypatch.setattr(_launch, "compiled", None)
-    elif _launch.compiled is None:
-        pytest.skip("there is no compiled module")
-    return request.param
-
-
-def both_paths(name, values):
-    """Parametrize a test so that a short run has every value with each path."""
-    pairs = [(path, value) for path in PATHS for value in values]
-    ids = [f"{path}-{value}" for path, value in pairs]
-    return pytest.mark.parametrize(("path", name), pairs, ids=ids, indirect=["path"])
-
-
 @pytest.fixture
-def driver(cupy, nvrtc, monkeypatch, path):
+def driver(cupy, nvrtc, monkeypatch):
     """A fake driver in place of NVIDIA's, for arrays of a fake CuPy."""
     return installed(fake_cuda.Driver(lambda: cupy.current), monkeypatch)
 
@@ -127,7 +107,7 @@ def in_c(driver, monkeypatch):
 # --- what is launched ----------------------------------------------------------------------------------
 
 
-@both_paths("index", [np.s_[:], np.s_[::2, 1:], np.s_[::-1, 4:], np.s_[:, ::3], np.s_[0]])
+@pytest.mark.parametrize("index", [np.s_[:], np.s_[::2, 1:], np.s_[::-1, 4:], np.s_[:, ::3], np.s_[0]])
 def test_arguments_are_packed_as_planned(rms_norm, driver, cupy, index):
     x = on_gpu(cupy, np.ones((6, 40), np.float32))[index]
     weight = on_gpu(cupy, np.ones(x.shape[-1], np.float32))
@@ -268,7 +248,7 @@ def test_a_failed_launch_is_an_error(rms_norm, driver, cupy):
         rms_norm.function(x, weight)
 
 
-@both_paths("language", ["c", "python"])
+@pytest.mark.parametrize("language", ["c", "python"])
 def test_threads_launch_their_own_arrays(language, rms_norm, driver, cupy, monkeypatch):
     calls = 200
     if language == "c":
@@ -289,7 +269,7 @@ def test_threads_launch_their_own_arrays(language, rms_norm, driver, cupy, monke
     assert (launched, len(driver.launches)) == (pairs, calls)
 
 
-# --- by which path -----------------------------------------------------------------------------------------
+# --- calls that are known ------------------------------------------------------------------------------------
 
 
 def parts(launched, pointer):
@@ -298,29 +278,6 @@ def parts(launched, pointer):
     assert launched.parameters.count(result) == 1
     parameters = [None if p == result else p for p in launched.parameters]
     return launched._replace(parameters=parameters)
-
-
-@pytest.fixture
-def signed(monkeypatch):
-    """How often Python has read the metadata of a call's arguments."""
-    count = []
-    for arrays in (_arrays.CupyArrays, _arrays.TorchTensors):
-        sign = arrays.sign
-        monkeypatch.setattr(arrays, "sign", lambda *args, sign=sign: count.append(1) or sign(*args))
-    return count
-
-
-def test_usual_calls_are_looked_up_by_the_compiled_module(rms_norm, driver, cupy, path, signed):
-    x, weight = on_gpu(cupy, np.ones((2, 8), np.float32)), on_gpu(cupy, np.ones(8, np.float32))
-    rms_norm.function(x, weight)  # the first array of a type: Python finds its library
-    del signed[:]
-    calls = [((x, weight), {}), ((x,), {"weight": weight, "eps": 0.5})]
-    calls += [((x[::2], weight), {}), ((x, weight), {"axis": -1})]
-    for args, kwargs in calls * 2:
-        y = rms_norm.function(*args, **kwargs)
-        parts(driver.launches[-1], y.data.ptr)
-        assert y.shape == args[0].shape
-    assert len(signed) == (0 if path == "compiled" else 8)
 
 
 def test_calls_that_differ_in_anything_are_different(rms_norm, driver, cupy):
@@ -346,17 +303,8 @@ def test_calls_that_differ_in_anything_are_different(rms_norm, driver, cupy):
     assert [launched(*call) for call in [*calls, *calls]] == [*alone, *alone]
 
 
-@both_paths("library", ["cupy", "torch"])
-def test_a_function_of_c_is_launched_as_one_of_python(library, kernel_of, driver, cupy, path, request, monkeypatch):
-    """The compiled module calls NVIDIA's driver itself; what that gets is what Python gives it."""
-    in_python = []
-
-    def runner(*args):
-        run = short_runner(*args)
-        return lambda places: (in_python.append(places), run(places))[1]
-
-    short_runner = _launch._short_runner
-    monkeypatch.setattr(_launch, "_short_runner", runner)
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_a_function_of_c_is_launched_as_one_of_python(library, kernel_of, driver, cupy, monkeypatch):
     kernel = kernel_of(tp.rms_norm, normalization.rms_norm)
     if library == "torch":
         torch = take_tensors_for_cudas(monkeypatch)
@@ -367,7 +315,6 @@ def test_a_function_of_c_is_launched_as_one_of_python(library, kernel_of, driver
         pointer = lambda x: x.data.ptr  # noqa: E731
     y = kernel.function(*arrays, eps=0.25)
     expected = parts(driver.launches[-1], pointer(y))
-    in_python.clear()
     _launch.forget_calls()
     driver.launches.clear()
     streams = in_c(driver, monkeypatch)
@@ -375,7 +322,6 @@ def test_a_function_of_c_is_launched_as_one_of_python(library, kernel_of, driver
     for y, launched in zip(results, driver.launches, strict=True):
         assert parts(launched, pointer(y)) == expected
     assert streams == [driver.launches[0].stream] * 2
-    assert len(in_python) == (0 if path == "compiled" else 2)
     if library == "cupy":  # which must make the result on the device of the arguments, and launch there
         del driver.launches[:]
         there = [on_gpu(cupy, np.ones(shape, np.float32), 1) for shape in ((2, 8), 8)]
@@ -383,11 +329,10 @@ def test_a_function_of_c_is_launched_as_one_of_python(library, kernel_of, driver
             assert kernel.function(*there, eps=0.25).on == 1
         assert [(launched.context, launched.stream) for launched in driver.launches] == [(101, 7001)] * 2
     del driver.launches[:]
-    times = 2 if path == "compiled" else 1  # what fails in C is tried again in Python
-    driver.statuses = [201] * times  # the thread has not used the device
+    driver.statuses = [201]  # the thread has not used the device
     kernel.function(*arrays, eps=0.25)
     assert (len(driver.launches), driver.entered) == (1, [100])
-    driver.statuses = [719] * times
+    driver.statuses = [719]
     with pytest.raises(RuntimeError, match=r"^CUDA error 719: something happened$"):
         kernel.function(*arrays, eps=0.25)
 
@@ -474,7 +419,7 @@ def torch(rms_norm, monkeypatch):
     return take_tensors_for_cudas(monkeypatch)
 
 
-def test_tensors_are_launched_as_they_are(torch, driver, path, signed):
+def test_tensors_are_launched_as_they_are(torch, driver):
     base = torch.ones(4, 6, 32, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.ones(32), requires_grad=False)
     for x in (base, base[1:, ::2], base.transpose(0, 1), base[:1].expand(5, 6, 32)):
@@ -491,10 +436,6 @@ def test_tensors_are_launched_as_they_are(torch, driver, path, signed):
         pointers = dict(zip(("x", "weight", "y"), places, strict=True))
         assert launched.parameters == expected_parameters(plan.launches[0], pointers)
     assert tp.rms_norm.explain(base).kernel == "cuda"
-    del signed[:]
-    for x in (base, base[1:, ::2], base.reshape(-1)):
-        tp.rms_norm(x)
-    assert len(signed) == (0 if path == "compiled" else 3)
 
 
 def test_what_torch_must_see_gets_the_body(torch, driver):
@@ -536,7 +477,7 @@ UNLIKE_THEIR_METADATA = {  # or without such
 
 
 @pytest.mark.filterwarnings("ignore:(Sparse CSR|The PyTorch API of nested)")
-@both_paths("kind", UNLIKE_THEIR_METADATA)
+@pytest.mark.parametrize("kind", UNLIKE_THEIR_METADATA)
 def test_tensors_that_are_not_what_their_metadata_say(torch, driver, kind):
     kernel, x = tp.rms_norm._kernels["cuda"], UNLIKE_THEIR_METADATA[kind](torch)
     kernel.function(torch.ones(2, 8))  # has the same metadata, so its plan is known
