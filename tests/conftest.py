@@ -17,6 +17,8 @@ os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get
 # SciPy and scikit-learn accept arrays of the standard if this is set when SciPy is first imported.
 os.environ["SCIPY_ARRAY_API"] = "1"
 
+import opencl_drivers  # isort: skip - before tensorops and PyOpenCL
+
 import gc
 import importlib.util
 import sys
@@ -33,7 +35,6 @@ from tensorops.libraries import LIBRARIES
 
 import covering  # isort: skip
 import fake_cupy  # isort: skip
-import opencl_drivers  # isort: skip
 import support  # isort: skip
 
 hypothesis.settings.register_profile(
@@ -58,6 +59,7 @@ def pytest_report_header(config):
     refused = {name: support.why_not(name) for name in LIBRARIES}
     lines = ["arrays of: " + ", ".join(name for name, reason in refused.items() if not reason)]
     lines += [f"  not {name}: {reason}" for name, reason in refused.items() if reason]
+    lines += [f"OpenCL on {d}" if not d.reason else f"  not OpenCL on {d}: {d.reason}" for d in opencl_drivers.DRIVERS]
     missing = {name: _providers.load(name) for name in _providers.PROVIDERS}
     lines.append("kernels of: " + ", ".join(name for name, reason in missing.items() if not reason))
     lines += [f"  not {name}: {reason}" for name, reason in missing.items() if reason]
@@ -162,12 +164,15 @@ def cupy(monkeypatch):
     return made
 
 
-@pytest.fixture(params=opencl_drivers.platforms(), ids=str)
-def platform(request, monkeypatch):
-    """Each OpenCL driver in turn; its device is the default."""
-    request.param.require()
-    monkeypatch.setenv("PYOPENCL_CTX", request.param.choice)
-    return request.param
+@pytest.fixture
+def platform():
+    """The OpenCL driver under test in this process."""
+    if not opencl_drivers.DRIVERS:
+        pytest.skip("PyOpenCL is not installed")
+    driver = opencl_drivers.DRIVERS[0]
+    if driver.reason:
+        pytest.skip(f"{driver}: {driver.reason}")
+    return driver
 
 
 @pytest.fixture

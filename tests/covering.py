@@ -20,10 +20,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import pytest
 
 import support
-from opencl_drivers import Platform
 from tensorops.libraries import LIBRARIES, Backend, Library
-
-ABOUT_DRIVERS = ("test_launches.py", "test_opencl.py", "test_covering.py")
 
 
 def covering(rows: Sequence[tuple[Hashable, ...]], strength: int) -> set[int]:
@@ -56,19 +53,12 @@ def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     groups = defaultdict(list)
     out = set()
     for item in items:
-        if item.get_closest_marker("exhaustive") or is_of_another_driver(item):
+        if item.get_closest_marker("exhaustive"):
             out.add(item)
         elif hasattr(item, "callspec"):
-            # Tests of a missing library or driver are skipped and represent nothing.
+            # Tests of a missing library are skipped and represent nothing.
             groups[item.nodeid.partition("[")[0], why_not(item)].append(item)
     return out.union(*map(_left_out_of, groups.values()))
-
-
-def is_of_another_driver(item: pytest.Item) -> bool:
-    """Return whether a test is of a further OpenCL driver, which compiles every program anew, and not about drivers."""
-    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    named = [value for value in params if isinstance(value, Platform) and not value.reason]
-    return any(value.is_further for value in named) and item.path.name not in ABOUT_DRIVERS
 
 
 def _left_out_of(group: list[pytest.Function]) -> set[pytest.Item]:
@@ -106,11 +96,9 @@ def _key(value: object) -> Hashable:
 
 
 def why_not(item: pytest.Function) -> str:
-    """Return why the library or the OpenCL driver under test cannot compute here, or an empty string."""
+    """Return why the library under test cannot compute here, or an empty string."""
     named = []
     for value in item.callspec.params.values():
-        if isinstance(value, Platform) and value.reason:
-            return value.reason
         if isinstance(value, Library | Backend):
             named.append(value.name if isinstance(value, Library) else value.library.name)
         elif isinstance(value, str) and value in LIBRARIES:

@@ -4,13 +4,11 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import opencl_drivers
 import support
-from covering import covering, left_out
+from covering import covering
 from tensorops._operator import OPERATORS
 from tensorops.libraries import LIBRARIES
 from tensorops.testing import CASES
@@ -44,31 +42,6 @@ def test_conformance_keeps_every_pair():
     assert {(operator, dtype) for operator, _, dtype, _ in taken} == dtypes
     assert len(taken) < len(rows) / 2
     assert {tag for cases in CASES.values() for case in cases for tag in case.tags} >= {"extreme", "special", "empty"}
-
-
-def test_a_driver_that_cannot_compute_represents_nothing():
-    """Each test of the short run on the first driver that can, whatever others there are."""
-    working = opencl_drivers.Platform("1:0", "works", "")
-    further = opencl_drivers.Platform("2:0", "works, too", "", is_further=True)
-
-    class Item:
-        path = Path("tests/test_x.py")
-
-        def __init__(self, name, platform):
-            self.nodeid = f"tests/test_x.py::test[{name}-{platform}]"
-            self.callspec = SimpleNamespace(params={"name": name, "platform": platform})
-
-        def get_closest_marker(self, name):
-            return None
-
-        def iter_markers(self, name):
-            return iter(())
-
-    broken = opencl_drivers.Platform("0:0", "broken", "error: unknown target CPU")
-    items = [Item(name, platform) for platform in (broken, working, further) for name in ("a", "b", "c")]
-    out = left_out(items)
-    assert not [item for item in items if item in out and item.callspec.params["platform"] is working]
-    assert {item for item in items if item.callspec.params["platform"] is further} <= out
 
 
 def collected(*arguments):

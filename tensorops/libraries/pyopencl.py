@@ -129,8 +129,9 @@ def intels_driver() -> str:
 def _show_intels_driver() -> None:
     """Let OpenCL's loader find that driver; the package names it by a path of the machine that it was built on.
 
-    When a program first asks for OpenCL's platforms, the loader reads a folder with a file for each driver. PyOpenCL's
-    always finds PoCL next to itself. A program that names its drivers keeps these.
+    When a program first asks for OpenCL's platforms, the loader loads the driver that is named, or those of a folder
+    with a file for each. Given a folder, PyOpenCL's also loads PoCL next to itself, with which Intel's ends the process
+    on some processors; so it gets one only where the system has drivers. A program that names its drivers keeps these.
     """
     if sys.platform != "linux" or os.environ.get(_DRIVERS) or not (driver := intels_driver()):
         return
@@ -140,6 +141,9 @@ def _show_intels_driver() -> None:
     try:
         files = {path.name: path.read_text() for path in sorted(Path("/etc/OpenCL/vendors").glob("*.icd"))}
         if any(_INTELS_DRIVER in content for content in files.values()):
+            return
+        if not files:
+            os.environ[_DRIVERS] = driver
             return
         files["intel-opencl-rt.icd"] = f"{driver}\n"
         folder = cache_folder() / "opencl-vendors" / sha256(repr(files).encode()).hexdigest()[:16]

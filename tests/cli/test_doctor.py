@@ -395,13 +395,15 @@ def test_intels_driver_is_not_taken_from_the_current_folder(monkeypatch, tmp_pat
 
 
 def test_intels_driver_is_found_where_pip_put_it():
-    """In a program that imports tensorops and then asks PyOpenCL for platforms, whatever tests were told."""
+    """In a program that imports tensorops and then asks PyOpenCL for platforms; alone, if the system has none."""
     support.require("pyopencl")
     if not module.intels_driver():
         pytest.skip("intel-opencl-rt is not installed")
     code = "import tensorops, pyopencl as cl; print([p.name for p in cl.get_platforms()])"
     done = support.python(code, OCL_ICD_VENDORS="")
     assert "Intel(R) OpenCL" in done.stdout, done.stderr
+    if not list(Path("/etc/OpenCL/vendors").glob("*.icd")):
+        assert "Portable" not in done.stdout
 
 
 # --- as a process ------------------------------------------------------------------------------------
