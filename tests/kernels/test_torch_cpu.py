@@ -14,6 +14,7 @@ from tensorops._operator import OPERATORS
 from tensorops.backends.process_default import in_force
 from tensorops.kernels.cpu import _native
 from tensorops.kernels.cpu.derivatives import derivative_of
+from tensorops.kernels.torch_cpu._derivatives import COMPOSED
 from tensorops.testing import DTYPES, REFERENCES
 
 support.require("torch")
@@ -145,7 +146,7 @@ def test_gradients_are_by_kernels():
         close(tp.silu(X), tp.silu.generic(X))
 
 
-DERIVED = {name: derivative for name in NAMES if (derivative := derivative_of(name))}
+DERIVED = {name: derivative for name in NAMES if (derivative := derivative_of(name) or COMPOSED.get(name))}
 GRADIENTS = {name: call for name, call in DIFFERENTIABLE.items() if name.partition("-")[0] in DERIVED}
 
 

@@ -19,7 +19,7 @@ def differentiable(
     operator: Operator[..., Any],
     derivative: Derivative,
     compute: Callable[..., Any],
-    differentiate: Callable[..., Any],
+    differentiate: Callable[..., Any] | None,
 ) -> Callable[..., Any]:
     """Return a function that computes an operator so that autograd follows it, or returns ``NotImplemented``.
 
@@ -32,7 +32,7 @@ def differentiable(
     compute
         Computes the operator without gradients; may return ``NotImplemented``.
     differentiate
-        Computes the vector-Jacobian product; may return ``NotImplemented``.
+        Computes the vector-Jacobian product; may return ``NotImplemented``. ``None`` if only a formula does.
     """
     import torch
 
@@ -74,7 +74,7 @@ def differentiable(
             saved = ctx.saved_tensors
             args = [other if kept is None else kept for kept, other in zip(saved, rest, strict=False)]
             results = saved[len(rest) :]
-            if not torch.is_grad_enabled():
+            if differentiate is not None and not torch.is_grad_enabled():
                 found = compiled(differentiate, args, by_name, results, cotangents, ctx.needs_input_grad)
                 if found is not None:
                     return found
@@ -252,7 +252,28 @@ def _of_rope(
     return {"x": operator.compute(*cotangents, positions, **by_name)}
 
 
+def _of_quantized(
+    operator: Operator[..., Any],
+    arguments: dict[str, Any],
+    by_name: dict[str, Any],
+    results: Sequence[Any],
+    cotangents: Sequence[Any],
+    asked: set[str],
+) -> dict[str, Any]:
+    from tensorops.ops.quantization import dequantize
+
+    (dy,) = cotangents
+    biases = arguments.get("biases")
+    mode = "symmetric" if biases is None else "affine"
+    weight = dequantize(arguments["weight"], arguments["scales"], biases, **by_name, mode=mode)
+    return {"x": dy @ weight.to(dy.dtype)}
+
+
+COMPOSED = {"quantized_linear": Derivative("", ("weight", "scales", "biases"), ("y",), (("x",),), 3)}
+"""Derivatives that no compiled function computes, but a formula of products of matrices, which are torch's own."""
+
 _FORMULAS: dict[str, Callable[..., dict[str, Any]]] = {
+    "quantized_linear": _of_quantized,
     "rope": _of_rope,
     "softmax": _of_softmax,
     "log_softmax": _of_softmax,

@@ -26,7 +26,7 @@ from tensorops.libraries.torch import REQUIRES_GRAD, observers, refuse_tensors
 def register(operator: Operator[..., Any]) -> None:
     """Register the operator's kernel of the provider ``cpu`` for torch tensors as well."""
     compiled = operator._kernels["cpu"]
-    derivative = derivative_of(operator.__name__)
+    derivative = derivative_of(operator.__name__) or _derivatives.COMPOSED.get(operator.__name__)
     provided = derivative.provided if derivative else ()
     names = [p.name for p in inspect.signature(operator).parameters.values() if p.kind is not p.KEYWORD_ONLY]
 
@@ -48,7 +48,7 @@ def register(operator: Operator[..., Any]) -> None:
     fast = _on_tensors(compiled.function)
     differentiable = None
     if derivative is not None:
-        compiled_vjp = _on_tensors(getattr(_native, derivative.name))
+        compiled_vjp = _on_tensors(getattr(_native, derivative.name)) if derivative.name else None
         differentiable = _derivatives.differentiable(operator, derivative, fast, compiled_vjp)
     torch = _torch()
 
