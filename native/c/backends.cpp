@@ -31,19 +31,6 @@ int fail(const std::string& text) {
 
 // ------------------------------------------------------------------------------------------------------ tensors
 
-Dtype dtype_of(DLDataType type) {
-    constexpr Dtype kSigned[] = {Dtype::int8, Dtype::int16, Dtype::int32, Dtype::int64};
-    constexpr Dtype kUnsigned[] = {Dtype::uint8, Dtype::uint16, Dtype::uint32, Dtype::uint64};
-    const int place = type.bits == 8 ? 0 : type.bits == 16 ? 1 : type.bits == 32 ? 2 : type.bits == 64 ? 3 : -1;
-    if (type.lanes != 1 || place < 0) return Dtype::other;
-    if (type.code == kDLInt) return kSigned[place];
-    if (type.code == kDLUInt) return kUnsigned[place];
-    if (type.code == kDLBool) return place == 0 ? Dtype::boolean : Dtype::other;
-    if (type.code == kDLBfloat) return place == 1 ? Dtype::bfloat16 : Dtype::other;
-    if (type.code != kDLFloat || place == 0) return Dtype::other;
-    return place == 1 ? Dtype::float16 : place == 2 ? Dtype::float32 : Dtype::float64;
-}
-
 DLDataType type_of(Dtype dtype) {
     const auto bits = static_cast<std::uint8_t>(8 * size_of(dtype));
     const int code = dtype == Dtype::boolean    ? kDLBool
@@ -52,6 +39,15 @@ DLDataType type_of(Dtype dtype) {
                      : is_signed(dtype)         ? kDLInt
                                                 : kDLUInt;
     return {static_cast<std::uint8_t>(code), bits, 1};
+}
+
+Dtype dtype_of(DLDataType type) {
+    int i = 0;
+    for (; i < static_cast<int>(Dtype::other); ++i) {
+        const DLDataType own = type_of(static_cast<Dtype>(i));
+        if (own.code == type.code && own.bits == type.bits && own.lanes == type.lanes) break;
+    }
+    return static_cast<Dtype>(i);
 }
 
 // A tensor as operators see it, and which bytes it has
@@ -124,7 +120,7 @@ class TensorCall : public Call {
         for (std::size_t i = 0; i < given_.result_count; ++i)
             if (Reason reason = read_result(given_.results[i]); !reason.empty()) return reason;
         for (std::size_t i = 0; i < op.parameters.size(); ++i)
-            if (op.parameters[i].is_required && values[i].kind == Value::none) return "needs " + op.parameters[i].name;
+            if (op.required >> i & 1 && values[i].kind == Value::none) return "needs " + op.parameters[i].name;
         return {};
     }
 
@@ -222,7 +218,7 @@ int call_operator(const TensoropsCall* given, bool describes) try {
     if (!given || given->size < sizeof(TensoropsCall) || !given->name)
         return fail("the call is null, has no name, or is of an unknown version");
     const Operator* op = find_operator(given->name);
-    if (!op || op->is_step) return fail("there is no operator " + std::string(given->name));
+    if (!op || op->callers != Callers::all) return fail("there is no operator " + std::string(given->name));
     TensorCall call(*op, *given, describes);
     Reason reason = call.read();
     if (reason.empty()) reason = tensorops::call_operator(call);
@@ -370,20 +366,20 @@ int tensorops_describe_results(const TensoropsCall* call) {
 
 size_t tensorops_operator_count(void) {
     size_t count = 0;
-    for (const Operator* op : operators()) count += !op->is_step;
+    for (const Operator* op : operators()) count += op->callers == Callers::all;
     return count;
 }
 
 const char* tensorops_operator_at(size_t index) {
     for (const Operator* op : operators())
-        if (!op->is_step && index-- == 0) return op->name.c_str();
+        if (op->callers == Callers::all && index-- == 0) return op->name.c_str();
     fail("there is no such operator");
     return nullptr;
 }
 
 const char* tensorops_signature(const char* name) {
     const Operator* op = name ? find_operator(name) : nullptr;
-    if (op && !op->is_step) return op->whole_signature.c_str();
+    if (op && op->callers == Callers::all) return op->whole_signature.c_str();
     fail("there is no operator " + std::string(name ? name : ""));
     return nullptr;
 }

@@ -30,49 +30,45 @@ std::vector<std::string_view> split(std::string_view text) {
     return parts;
 }
 
-// A default value as Python writes it: None, True, False, 'text', or a number
-void read_default(Parameter& parameter, std::string_view text) {
-    Value& value = parameter.otherwise;
-    if (text == "None") return;
-    parameter.text = text;
+// A default value: None, True, False, 'text', or a number. A text stays where it is.
+Value read_default(const std::string& text) {
+    Value value;
+    if (text.empty() || text == "None") return value;
     if (text == "True" || text == "False") {
         value.kind = Value::flag;
         value.as_flag = text == "True";
     } else if (text.front() == '\'') {
-        parameter.text = text.substr(1, text.size() - 2);
-        value.kind = Value::text;
-    } else if (text.find_first_of(".e") == std::string_view::npos) {
+        return Value::of_text(std::string_view(text).substr(1, text.size() - 2));
+    } else if (text.find_first_of(".e") == std::string::npos) {
         value.kind = Value::integer;
-        value.as_integer = std::atoll(parameter.text.c_str());
+        value.as_integer = std::atoll(text.c_str());
     } else {
         value.kind = Value::number;
-        value.as_number = std::strtod(parameter.text.c_str(), nullptr);
+        value.as_number = std::strtod(text.c_str(), nullptr);
     }
+    return value;
 }
 
-Operator* operator_of(const char* name, std::string_view signature, Reason (*function)(Call&), bool is_step) {
+Operator* operator_of(const char* name, std::string_view signature, Reason (*function)(Call&), Callers callers) {
     constexpr std::string_view kArrow = " -> ";
     const std::size_t arrow = signature.find(kArrow);
     const std::string_view given = signature.substr(0, arrow);
-    auto* made = new Operator{name, std::string(given), {}, {}, {}, {}, 0, 0, function, is_step};
-    bool is_keyword = false;
+    auto* made = new Operator{name, std::string(given), {}, {}, {}, {}, 0, 0, function, callers};
+    int positional = -1;
     for (const std::string_view part : split(given)) {
         if (part == "*") {
-            is_keyword = true;
+            positional = static_cast<int>(made->parameters.size());
             continue;
         }
         const std::size_t equals = part.find('=');
         Parameter& parameter = made->parameters.emplace_back();
         parameter.name = part.substr(0, equals);
-        parameter.is_required = equals == std::string_view::npos;
-        parameter.is_keyword = is_keyword;
-        if (!parameter.is_required) read_default(parameter, part.substr(equals + 1));
+        if (equals != std::string_view::npos) parameter.default_text = part.substr(equals + 1);
     }
-    for (Parameter& parameter : made->parameters) {  // whose addresses are final now
-        if (parameter.otherwise.kind == Value::text) parameter.otherwise = Value::of_text(parameter.text);
-        made->required |= std::uint32_t{parameter.is_required} << made->defaults.size();
-        made->defaults.push_back(parameter.otherwise);
-        made->positional += !parameter.is_keyword;
+    made->positional = positional >= 0 ? positional : static_cast<int>(made->parameters.size());
+    for (const Parameter& parameter : made->parameters) {  // whose addresses are final now
+        made->required |= std::uint32_t{parameter.default_text.empty()} << made->defaults.size();
+        made->defaults.push_back(read_default(parameter.default_text));
     }
     if (arrow == std::string_view::npos) {
         made->results.emplace_back("y");
@@ -107,8 +103,8 @@ int Operator::find(std::string_view parameter) const {
     return -1;
 }
 
-Registered::Registered(const char* name, const char* signature, Reason (*function)(Call&), bool is_step) {
-    const Operator* made = operator_of(name, signature, function, is_step);
+Registered::Registered(const char* name, const char* signature, Reason (*function)(Call&), Callers callers) {
+    const Operator* made = operator_of(name, signature, function, callers);
     table().all.push_back(made);
     table().by_name[made->name] = made;
 }
@@ -259,9 +255,7 @@ Dtype Reader::dtype(Dtype otherwise) {
     const Value& v = value();
     if (v.kind == Value::none) return otherwise;
     if (v.kind == Value::dtype) return v.as_dtype;
-    for (int i = 0; call_.names_dtypes && v.kind == Value::text && i < static_cast<int>(Dtype::other); ++i)
-        if (v.view() == kDtypeNames[i]) return static_cast<Dtype>(i);
-    return Dtype::other;
+    return call_.names_dtypes && v.kind == Value::text ? dtype_of(v.view()) : Dtype::other;
 }
 
 }  // namespace tensorops

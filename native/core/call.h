@@ -61,13 +61,14 @@ struct Value {
 inline constexpr std::int64_t kNoInteger = INT64_MIN;
 
 struct Parameter {
-    std::string name;
-    Value otherwise;
-    bool is_required, is_keyword;
-    std::string text;  // of a default value that is one
+    std::string name, default_text;  // the latter as Python writes it; empty if the parameter is required
 };
 
 class Call;
+
+// Who may call an operator: everyone, Python's binding only, or plans only. What plans call writes to results that the
+// caller has, which may have strides.
+enum class Callers { all, python, plans };
 
 struct Operator {
     std::string name;
@@ -78,7 +79,7 @@ struct Operator {
     int positional;               // how many may be given without their names
     std::uint32_t required;       // a bit for each parameter
     Reason (*function)(Call& call);
-    bool is_step;  // of plans: it writes to results that the caller has, which may have strides
+    Callers callers;
 
     int find(std::string_view parameter) const;  // -1: there is none
 };
@@ -91,18 +92,18 @@ const Operator* find_operator(std::string_view name);
 
 // Adds an operator when the library is loaded. The signature is `parameters -> results`, the latter `y` if left out.
 struct Registered {
-    Registered(const char* name, const char* signature, Reason (*function)(Call&), bool is_step = false);
+    Registered(const char* name, const char* signature, Reason (*function)(Call&), Callers callers = Callers::all);
 };
 
 #define TENSOROPS_OPERATOR(name, ...)                              \
     Reason name(Call& call);                                       \
     const Registered registered_##name{#name, __VA_ARGS__, &name}; \
     Reason name(Call& call)
-// What plans need besides operators
-#define TENSOROPS_STEP(name, signature)                                \
-    Reason name(Call& call);                                           \
-    const Registered registered_##name{#name, signature, &name, true}; \
+#define TENSOROPS_OPERATOR_FOR(callers, name, signature)                           \
+    Reason name(Call& call);                                                       \
+    const Registered registered_##name{#name, signature, &name, Callers::callers}; \
     Reason name(Call& call)
+#define TENSOROPS_STEP(name, signature) TENSOROPS_OPERATOR_FOR(plans, name, signature)
 
 // Results above this size are written past the caches: they would evict everything, themselves included, before they
 // are read. It is a few times a usual second-level cache. Where source and result fit into a third-level cache of

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace tensorops {
 
@@ -44,6 +45,18 @@ constexpr std::int64_t size_of(Dtype dtype) {  // in bytes
     return sizes[static_cast<int>(dtype)];
 }
 
+// The integers of 1, 2, 4 or 8 bytes
+constexpr Dtype integer_of(std::int64_t size, bool is_signed) {
+    const int place = size == 1 ? 0 : size == 2 ? 1 : size == 4 ? 2 : 3;
+    return static_cast<Dtype>(static_cast<int>(is_signed ? Dtype::int8 : Dtype::uint8) + place);
+}
+// Dtype::other if there is none of this name
+constexpr Dtype dtype_of(std::string_view name) {
+    int i = 0;
+    while (i < static_cast<int>(Dtype::other) && name != kDtypeNames[i]) ++i;
+    return static_cast<Dtype>(i);
+}
+
 template <class T>
 struct ComputeOf {
     using type = float;  // half types
@@ -59,6 +72,12 @@ template <class A, class B>
 inline constexpr bool is_same = false;
 template <class A>
 inline constexpr bool is_same<A, A> = true;
+
+template <class T>
+inline constexpr Dtype kDtype = is_same<T, Float16>    ? Dtype::float16
+                                : is_same<T, BFloat16> ? Dtype::bfloat16
+                                : is_same<T, float>    ? Dtype::float32
+                                                       : Dtype::float64;
 
 // Calls f with an element of the given type, float32 or a half type. Operators refuse other dtypes.
 template <class F>

@@ -10,7 +10,7 @@ namespace tensorops {
 // Times are nanoseconds, roughly. Threads may call the functions at any time: one decision holds for all of them.
 class HelperBackoff {
   public:
-    // After a call with help that took `lost` longer than without it; less than 0 if it was quicker.
+    // After a call with help that took `lost` longer than without it; negative if it was quicker.
     void note_lost(std::int64_t lost, std::int64_t now) {
         if (lost < kUnnoticed) return;
         const std::int64_t last = pause_.load(std::memory_order_relaxed);

@@ -19,10 +19,14 @@
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
 
 #include "helper_backoff.h"
 #include "interruption.h"
 #include "lent_threads.h"
+#include "pool.h"
 #include "relax.h"
 
 namespace tensorops {
@@ -339,5 +343,17 @@ void use_own_threads() {
     lent_team = new Team;
     computing = 0;
 }
+
+#if !defined(_WIN32)
+namespace {
+
+// A child of fork() has one thread, and memory that no other thread is about to change.
+[[maybe_unused]] const int registered = pthread_atfork(pool::lock, pool::unlock, [] {
+    pool::unlock();
+    use_own_threads();
+});
+
+}  // namespace
+#endif
 
 }  // namespace tensorops

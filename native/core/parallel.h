@@ -148,7 +148,7 @@ int bound_of_threads();
 void use_processors(int count);
 bool uses_openmp();
 
-// Gives up OpenMP and the present threads. For a child of fork(), which has no threads but one.
+// Gives up OpenMP and the present threads, as a child of fork() does. For tests.
 void use_own_threads();
 
 }  // namespace tensorops

@@ -98,7 +98,7 @@ INLINE Range range_up_to(real highest) {
     return r;
 }
 
-// The range in which, after so many passes, the smallest number is such that the sum over those of each thread's vectors
+// The range in which, after that many passes, the smallest number is such that the sum over those of each thread's vectors
 // that are larger, or how many there are, is below a bound
 INLINE Range narrowed(Range range, const GLOBAL real *weights, int vectors, bool counted, real bound, int passes,
                       LOCAL real *scratch) {
@@ -143,7 +143,7 @@ INLINE real farthest_of_top_k(const GLOBAL real *below, int vectors, real highes
     return float_of_bits(found.least);
 }
 
-// Fills a thread's list of so many numbers to whole vectors; returns how many.
+// Fills a thread's list of that many numbers up to whole vectors; returns their number.
 INLINE int filled(GLOBAL real *list, int count, real fill) {
     const int vectors = (count + VEC - 1) / VEC;
     for (; count < vectors * VEC; ++count) list[ELEMENT(count / VEC) + count % VEC] = fill;

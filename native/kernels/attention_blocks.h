@@ -20,10 +20,10 @@ constexpr int kColumns = 2;  // 12 sums, 2 operands and a broadcast fit 16
 constexpr std::int64_t kGroups = 24, kBlockRows = kGroups * kRows;
 constexpr std::int64_t kTile = 128;      // keys
 constexpr std::int64_t kDirectRows = 8;  // up to this number of rows, keys are not transposed
-// Keys and values are prefetched, adjacent ones and those in pages, if there are so many bytes that they come from
-// beyond the second-level cache. The processor's own prefetching begins anew with every page, and alone it reached half
-// to three quarters of the speed with adjacent keys. Lines are fetched one by one on the way, so many bytes ahead that
-// they still fit the first-level cache; more where registers hold fewer features of a value, as each pass is shorter.
+// Keys and values are prefetched, adjacent ones and those in pages, if they have more bytes than the second-level
+// cache. The processor's own prefetching begins anew with every page, and alone it reached half to three quarters of
+// the speed with adjacent keys. Lines are fetched one by one on the way, as far ahead as still fits the first-level
+// cache; farther where registers hold fewer features of a value, as each pass is shorter.
 constexpr std::int64_t kFetchBytes = 2 << 20, kLine = 64;
 constexpr std::int64_t kAheadBytes = (kColumns * kLanes<float> >= 64 ? 16 : 32) << 10;
 

@@ -19,14 +19,38 @@ bool is_usual(double square) {
     return square >= (sizeof(C) == 4 ? 1e-30 : 1e-290) && square <= (sizeof(C) == 4 ? 1e30 : 1e290);
 }
 
+// Elements of some dtype as double. Not inlined, as nothing here is: few rows need it.
+[[gnu::noinline]] inline void widen_to_doubles(Dtype dtype, const char* from, double* to, std::int64_t n) {
+    for_dtype(dtype, [=](auto element) {
+        const auto* p = reinterpret_cast<const decltype(element)*>(from);
+        for (std::int64_t i = 0; i < n; ++i) {
+            TENSOROPS_ONE_BY_ONE(i);
+            to[i] = static_cast<double>(load_one(p + i));
+        }
+    });
+}
+
+// Up to a vector of a row: k elements from i on, the others 0
+[[gnu::noinline]] inline Vec<double> doubles_of_row(Dtype dtype, const char* row, std::int64_t i, std::int64_t k) {
+    double some[kLanes<double>] = {};
+    widen_to_doubles(dtype, row + i * size_of(dtype), some, k);
+    return load(some);
+}
+
+inline constexpr std::int64_t kSome = 64;  // elements that are converted at a time
+
 // A power of two that scales the elements of a row and the least divisor so that neither is large and one is not small.
-template <class T>
-double unit_for_row(const T* x, std::int64_t n, double least) {
-    double largest = least;
-    for (std::int64_t i = 0; i < n; ++i) {
-        const double a = std::fabs(static_cast<double>(load_one(x + i)));
-        if (!std::isfinite(a)) return 1;
-        if (a > largest) largest = a;
+inline double unit_for_row(Dtype dtype, const char* x, std::int64_t n, double least) {
+    double largest = least, some[kSome];
+    for (std::int64_t i = 0; i < n; i += kSome) {
+        const std::int64_t count = n - i < kSome ? n - i : kSome;
+        widen_to_doubles(dtype, x + i * size_of(dtype), some, count);
+        for (std::int64_t j = 0; j < count; ++j) {
+            TENSOROPS_ONE_BY_ONE(j);
+            const double a = std::fabs(some[j]);
+            if (!std::isfinite(a)) return 1;
+            if (a > largest) largest = a;
+        }
     }
     int exponent = largest > 0 ? std::ilogb(largest) : 0;
     if (exponent > 1021) exponent = 1021;  // 2^-exponent stays a normal number
@@ -35,13 +59,13 @@ double unit_for_row(const T* x, std::int64_t n, double least) {
 }
 
 // y = (x - mean) / divisor · (weight + offset) + bias, where the mean is 0 unless the divisor is a deviation, and
-// weight and bias may be nullptr; `span` neighbours share one element of them. Not inlined, because few rows need it.
-template <class T, class W>
-[[gnu::noinline]] void careful_row(const T* x, const W* weight, const W* bias, T* y, std::int64_t n, double eps,
-                                   double offset, Divisor divisor, std::int64_t span = 1) {
+// weight and bias may be nullptr; `span` neighbours share one element of them. One function for all dtypes.
+[[gnu::noinline]] inline void careful_row(Dtype dtype, const char* x, Dtype parameter_dtype, const char* weight,
+                                          const char* bias, char* y, std::int64_t n, double eps, double offset,
+                                          Divisor divisor, std::int64_t span = 1) {
     const bool centred = divisor == Divisor::deviation, length = divisor == Divisor::length;
-    const double unit = unit_for_row(x, n, length ? eps : std::sqrt(eps)), count = static_cast<double>(n);
-    const auto scaled = [x, unit](std::int64_t i, std::int64_t k) { return doubles_of(x + i, k) * unit; };
+    const double unit = unit_for_row(dtype, x, n, length ? eps : std::sqrt(eps)), count = static_cast<double>(n);
+    const auto scaled = [=](std::int64_t i, std::int64_t k) { return doubles_of_row(dtype, x, i, k) * unit; };
     const double mean = centred ? sum_of_row<double>(n, scaled) / count : 0;
     const double square = sum_of_row<double>(n, [=](std::int64_t i, std::int64_t k) {
         Vec<double> a = scaled(i, k) - mean;
@@ -52,15 +76,39 @@ template <class T, class W>
     if (length && root < eps * unit) root = eps * unit;
     // If eps underflowed and all elements are zero: 0 divided by anything. Rows of length 0 are always 0.
     if (root == 0 && (length || eps > 0)) root = 1;
-    for (std::int64_t i = 0, of_span = 0; i < n; ++i) {
-        double a = (static_cast<double>(load_one(x + i)) * unit - mean) / root;
-        if (weight) a *= static_cast<double>(load_one(weight)) + offset;
-        if (bias) a += static_cast<double>(load_one(bias));
-        store_one(y + i, static_cast<Compute<T>>(a));
-        if (++of_span < span) continue;
-        of_span = 0;
-        if (weight) ++weight;
-        if (bias) ++bias;
+    double a[kSome], w[kSome], b[kSome];
+    for (std::int64_t i = 0; i < n; i += kSome) {
+        const std::int64_t some = n - i < kSome ? n - i : kSome;
+        const auto parameters = [=](const char* of_channels, double* to) {
+            const auto widen = [=](std::int64_t channel, double* first, std::int64_t channels) {
+                widen_to_doubles(parameter_dtype, of_channels + channel * size_of(parameter_dtype), first, channels);
+            };
+            if (span == 1) return widen(i, to, some);
+            for (std::int64_t j = 0; j < some; ++j)
+                if (j > 0 && (i + j) % span != 0)
+                    to[j] = to[j - 1];
+                else
+                    widen((i + j) / span, to + j, 1);
+        };
+        widen_to_doubles(dtype, x + i * size_of(dtype), a, some);
+        if (weight) parameters(weight, w);
+        if (bias) parameters(bias, b);
+        const auto each = [&](auto f) {  // one after another, so that no product is fused with a sum
+            for (std::int64_t j = 0; j < some; ++j) {
+                TENSOROPS_ONE_BY_ONE(j);
+                a[j] = f(j);
+            }
+        };
+        each([&](std::int64_t j) { return (a[j] * unit - mean) / root; });
+        if (weight) each([&](std::int64_t j) { return a[j] * (w[j] + offset); });
+        if (bias) each([&](std::int64_t j) { return a[j] + b[j]; });
+        for_dtype(dtype, [&](auto element) {
+            auto* to = reinterpret_cast<decltype(element)*>(y) + i;
+            for (std::int64_t j = 0; j < some; ++j) {
+                TENSOROPS_ONE_BY_ONE(j);
+                store_one(to + j, static_cast<Compute<decltype(element)>>(a[j]));
+            }
+        });
     }
 }
 

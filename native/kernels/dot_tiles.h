@@ -93,36 +93,51 @@ inline void store_outputs(T* y, const float* sums, const float* bias, std::int64
     store_part(y + i, bias ? rest + load_part(bias + i, n - i) : rest, n - i);
 }
 
-// A block of outputs for some rows of x; the rows of W are given as pointers. put(r, sums) takes those of a row.
-template <int kRows, class X, class W, class Put>
-void block_of_outputs(const X* const* x, const W* const* w, std::int64_t outputs, std::int64_t n, const Put& put) {
-    float out[kRows][kBlockOutputs];
+// A block of outputs for some rows of x; the rows of W are given as pointers. Not inlined: those that take the outputs
+// are many, and would each have products of their own.
+template <int kRows, class X, class W>
+inline void block_of_outputs(const X* const* x, const W* const* w, std::int64_t outputs, std::int64_t n,
+                             float (*out)[kBlockOutputs]) {
     for (std::int64_t c = 0; c < outputs; c += kTileColumns)
         dot_products<kRows, kTileColumns>(x, w + c, n, reinterpret_cast<float (*)[kBlockOutputs]>(&out[0][c]));
-    for (int r = 0; r < kRows; ++r) put(r, out[r]);
 }
 
-template <class X, class W, class Put>
-void block_of_outputs(std::int64_t rows, const X* const* x, const W* const* w, std::int64_t outputs, std::int64_t n,
-                      const Put& put) {
+template <class X, class W>
+[[gnu::noinline]] void block_of_outputs(std::int64_t rows, const X* const* x, const W* const* w, std::int64_t outputs,
+                                        std::int64_t n, float (*out)[kBlockOutputs]) {
     static_assert(kTileRows <= 6);
     switch (rows) {
         case 1:
-            return block_of_outputs<1>(x, w, outputs, n, put);
+            return block_of_outputs<1>(x, w, outputs, n, out);
         case 2:
-            return block_of_outputs<2>(x, w, outputs, n, put);
+            return block_of_outputs<2>(x, w, outputs, n, out);
         case 3:
-            return block_of_outputs<3>(x, w, outputs, n, put);
+            return block_of_outputs<3>(x, w, outputs, n, out);
         case 4:
-            return block_of_outputs<4>(x, w, outputs, n, put);
+            return block_of_outputs<4>(x, w, outputs, n, out);
 #if defined(__AVX512F__)
         case 5:
-            return block_of_outputs<5>(x, w, outputs, n, put);
+            return block_of_outputs<5>(x, w, outputs, n, out);
         case 6:
-            return block_of_outputs<6>(x, w, outputs, n, put);
+            return block_of_outputs<6>(x, w, outputs, n, out);
 #endif
     }
 }
+
+// Those of all dtypes, for a source that is to compile them, and for others to leave them to it: `extern`.
+#define TENSOROPS_BLOCK_OF_OUTPUTS(keyword, X, W)                                                              \
+    keyword template void block_of_outputs<X, W>(std::int64_t, const X* const*, const W* const*, std::int64_t, \
+                                                 std::int64_t, float (*)[kBlockOutputs]);
+#define TENSOROPS_BLOCKS_OF_OUTPUTS(keyword)                \
+    TENSOROPS_BLOCK_OF_OUTPUTS(keyword, Float16, Float16)   \
+    TENSOROPS_BLOCK_OF_OUTPUTS(keyword, Float16, BFloat16)  \
+    TENSOROPS_BLOCK_OF_OUTPUTS(keyword, Float16, float)     \
+    TENSOROPS_BLOCK_OF_OUTPUTS(keyword, BFloat16, Float16)  \
+    TENSOROPS_BLOCK_OF_OUTPUTS(keyword, BFloat16, BFloat16) \
+    TENSOROPS_BLOCK_OF_OUTPUTS(keyword, BFloat16, float)    \
+    TENSOROPS_BLOCK_OF_OUTPUTS(keyword, float, Float16)     \
+    TENSOROPS_BLOCK_OF_OUTPUTS(keyword, float, BFloat16)    \
+    TENSOROPS_BLOCK_OF_OUTPUTS(keyword, float, float)
 
 // Elements as float32.
 inline void widen(Dtype dtype, const char* from, float* to, std::int64_t n) {
@@ -142,7 +157,9 @@ inline void outputs_of_rows(std::int64_t count, std::int64_t n, std::int64_t fir
         const std::int64_t height = std::min<std::int64_t>(kTileRows, count - r);
         const X* x[kTileRows];
         for (std::int64_t i = 0; i < height; ++i) x[i] = from(r + i);
-        block_of_outputs(height, x, w, width, n, [&](int i, float* sums) { put(r + i, sums); });
+        float out[kTileRows][kBlockOutputs];
+        block_of_outputs<X, W>(height, x, w, width, n, out);
+        for (std::int64_t i = 0; i < height; ++i) put(r + i, out[i]);
     }
 }
 

@@ -106,7 +106,11 @@ struct Group {
             while ((channel + 1) * span <= i) ++channel;
         }
     }
-    void write_carefully(double eps) const { careful_row(x, weight, bias, y, n, eps, -0.0, Divisor::deviation, span); }
+    void write_carefully(double eps) const {
+        const auto bytes = [](const auto* p) { return reinterpret_cast<const char*>(p); };
+        careful_row(kDtype<T>, bytes(x), kDtype<C>, bytes(weight), bytes(bias), reinterpret_cast<char*>(y), n, eps,
+                    -0.0, Divisor::deviation, span);
+    }
 };
 
 // One group, which several threads may share
@@ -126,8 +130,7 @@ void one_group(int threads, const Group<T>& group, double eps) {
 // The parameters in the type of computation: as they are, or converted, or all the same if there are none
 template <class C>
 const C* widened(const char* parameters, Dtype dtype, C otherwise, C* to, std::int64_t n) {
-    constexpr Dtype of_computation = sizeof(C) == 4 ? Dtype::float32 : Dtype::float64;
-    if (parameters && dtype == of_computation) return reinterpret_cast<const C*>(parameters);
+    if (parameters && dtype == kDtype<C>) return reinterpret_cast<const C*>(parameters);
     if (!parameters)
         for (std::int64_t i = 0; i < n; ++i) to[i] = otherwise;
     else

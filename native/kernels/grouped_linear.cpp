@@ -10,6 +10,7 @@
 #include "grouped_linear.h"
 
 #include "groups.h"
+#include "linear_products.h"
 
 namespace tensorops::TENSOROPS_TARGET {
 namespace {

@@ -31,7 +31,9 @@ void one_row(const LayerNorm& op, std::int64_t index) {
     const Moments<C> m = moments(x, n);
     const double spread = m.variance + op.eps;
     if (!is_usual<C>(spread))
-        return careful_row(x, weight, bias, y, n, op.eps, -0.0, Divisor::deviation);  // -0 does not change any weight
+        return careful_row(op.x_dtype, op.x.row(index), op.parameter_dtype, op.weight, op.bias,
+                           reinterpret_cast<char*>(y), n, op.eps, -0.0,  // -0 does not change any weight
+                           Divisor::deviation);
     const C r = static_cast<C>(1.0 / std::sqrt(spread));
     if (weight && bias) return write_row<kStream, true, true>(x, next, weight, bias, y, n, m.mean, r);
     if (weight) return write_row<kStream, true, false>(x, next, weight, bias, y, n, m.mean, r);

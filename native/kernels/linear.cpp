@@ -9,6 +9,9 @@
 #include "linear_products.h"
 
 namespace tensorops::TENSOROPS_TARGET {
+
+TENSOROPS_BLOCKS_OF_OUTPUTS()
+
 namespace {
 
 template <class T, class W>
@@ -26,7 +29,7 @@ void products(const Linear& op) {
 
 }  // namespace
 
-TENSOROPS_KERNEL(linear_choice, LinearChoice) { *op.few_rows = few_rows(op.call); }
+TENSOROPS_KERNEL(linear_choice, LinearChoice) { *op.few_rows = kTileRows; }
 
 TENSOROPS_KERNEL(linear, Linear) {
     for_narrow_dtype(op.x_dtype, [&op](auto x) {

@@ -18,10 +18,9 @@ struct Linear {
     std::int64_t few_rows = 0;  // what LinearChoice calls so, or 0: as it says
 };
 
-// What linear chooses for a call, written to few_rows: up to how many rows of x half types are widened in registers,
-// each time that they are read, instead of once for all rows.
+// What linear chooses for every call, written to few_rows: up to how many rows of x half types are widened in
+// registers, each time that they are read, instead of once for all rows.
 struct LinearChoice {
-    const Linear& call;
     std::int64_t* few_rows;
 };
 

@@ -6,6 +6,8 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
+TENSOROPS_BLOCKS_OF_OUTPUTS(extern)
+
 // The number of rows up to which half types are widened in registers: more rows read a weight several times.
 inline std::int64_t few_rows(const Linear& op) { return op.few_rows > 0 ? op.few_rows : kTileRows; }
 

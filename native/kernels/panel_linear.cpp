@@ -214,7 +214,7 @@ void multiply_fixed(std::int64_t rows, const PanelFormat& format, const Row* x, 
 #endif
 
 template <int kBits, bool kBiases, class T>
-Row make_row(const PanelFormat& format, const T* x, char* memory) {
+[[gnu::noinline]] Row make_row(const PanelFormat& format, const T* x, char* memory) {
 #if defined(__AVX512VNNI__)
     auto* fixed = reinterpret_cast<Fixed*>(memory);
     auto* sums = reinterpret_cast<float*>(fixed + format.inputs / kFixed);
@@ -228,7 +228,7 @@ Row make_row(const PanelFormat& format, const T* x, char* memory) {
 // A panel for at most kTogether rows.
 template <int kBits, bool kBiases, class S>
 void multiply(std::int64_t rows, const PanelFormat& format, const Row* x, const char* panel, float (*y)[kPanelOutputs],
-              Ahead ahead) {
+              [[maybe_unused]] Ahead ahead) {
 #if defined(__AVX512VNNI__)
     if (std::all_of(x, x + rows, [](const Row& row) { return row.fixed; }))
         return format.group_size == kFixed ? multiply_fixed<kBits, kBiases, true, S>(rows, format, x, panel, y, ahead)
@@ -245,7 +245,7 @@ void multiply(std::int64_t rows, const PanelFormat& format, const Row* x, const 
     }
 }
 
-template <int kBits, bool kBiases, class T, class S>
+template <int kBits, bool kBiases, class S>
 void products(const PanelLinear& op) {
     const PanelFormat& format = op.format;
     const std::int64_t n = format.inputs, line = n * static_cast<std::int64_t>(sizeof(float));
@@ -258,8 +258,10 @@ void products(const PanelLinear& op) {
         Row rows[kRowsOfChunk];
         over_shares(count > kTogether ? threads : 1, count, 1, [&](Share share) {
             for (std::int64_t r = share.begin; r < share.end; ++r)
-                rows[r] = make_row<kBits, kBiases>(format, reinterpret_cast<const T*>(op.x.row(begin + r)),
-                                                   scratch.at<char>(r * line));
+                rows[r] = for_narrow_dtype(op.x_dtype, [&](auto x) {
+                    return make_row<kBits, kBiases>(format, reinterpret_cast<const decltype(x)*>(op.x.row(begin + r)),
+                                                    scratch.at<char>(r * line));
+                });
         });
         over_stretches(threads, format.panels(), [&](std::int64_t panel) {
             const char* const weights = op.panels + panel * format.panel_bytes();
@@ -278,24 +280,24 @@ void products(const PanelLinear& op) {
             }
             // Not between the products: without a common cache these lines belong to another processor, and a step for
             // eight sequences takes 0.96 of the time if all are asked for at once.
-            T* y = reinterpret_cast<T*>(op.y) + begin * format.outputs + first;
-            for (std::int64_t i = 0; i < count; ++i) store_outputs(y + i * format.outputs, sums[i], nullptr, width);
+            for_narrow_dtype(op.x_dtype, [&](auto x) {
+                auto* y = reinterpret_cast<decltype(x)*>(op.y) + begin * format.outputs + first;
+                for (std::int64_t i = 0; i < count; ++i) store_outputs(y + i * format.outputs, sums[i], nullptr, width);
+            });
         });
     }
 }
 
-template <class T, class S>
+template <class S>
 void products_of(const PanelLinear& op) {
-    if (op.format.bits == 4) return products<4, true, T, S>(op);
-    return op.format.has_biases ? products<8, true, T, S>(op) : products<8, false, T, S>(op);
+    if (op.format.bits == 4) return products<4, true, S>(op);
+    return op.format.has_biases ? products<8, true, S>(op) : products<8, false, S>(op);
 }
 
 }  // namespace
 
 TENSOROPS_KERNEL(panel_linear, PanelLinear) {
-    for_narrow_dtype(op.x_dtype, [&op](auto x) {
-        for_narrow_dtype(op.format.scale_dtype, [&op](auto scale) { products_of<decltype(x), decltype(scale)>(op); });
-    });
+    for_narrow_dtype(op.format.scale_dtype, [&op](auto scale) { products_of<decltype(scale)>(op); });
 }
 
 }  // namespace tensorops::TENSOROPS_TARGET

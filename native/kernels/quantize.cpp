@@ -137,7 +137,7 @@ inline constexpr C kLargeScale = sizeof(C) == 4 ? C(0x1p119) : C(0x1p1015);
 
 // A group with such a scale. Halving is exact, and an element overflows only if it is too large itself.
 template <class T, int kBits, bool kSigned>
-void dequantize_halves(const std::uint8_t* packed, std::int64_t n, Compute<T> s, Compute<T> b, T* w) {
+[[gnu::noinline]] void dequantize_halves(const std::uint8_t* packed, std::int64_t n, Compute<T> s, Compute<T> b, T* w) {
     using C = Compute<T>;
     for (std::int64_t i = 0; i < n; ++i) {
         const int byte = packed[i * kBits / 8];

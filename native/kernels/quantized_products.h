@@ -96,6 +96,7 @@ void dequantize_group(const std::uint8_t* q, std::int64_t bytes, float s, float 
         }
     }
     for (; i < bytes; ++i) {
+        TENSOROPS_ONE_BY_ONE(i);
         const int byte = kSigned ? static_cast<std::int8_t>(q[i]) : q[i];
         low[i] = static_cast<float>(kBits == 4 ? byte & 15 : byte) * s + b;
         if constexpr (kBits == 4) high[i] = static_cast<float>(byte >> 4) * s + b;
@@ -103,7 +104,7 @@ void dequantize_group(const std::uint8_t* q, std::int64_t bytes, float s, float 
 }
 
 template <int kBits, bool kSigned>
-void dequantize_row(const QuantizedLinear& op, std::int64_t index, float* w) {
+[[gnu::noinline]] void dequantize_row(const QuantizedLinear& op, std::int64_t index, float* w) {
     const Output o = output(op, index);
     const std::int64_t bytes = op.group_size * kBits / 8, n = op.x.length;
     // Groups whose numbers become float32 together: one alone takes as long as eight.
@@ -159,7 +160,7 @@ inline Vec<float> load_numbers(const char* p, std::int64_t index, std::int64_t n
 }
 
 // The last vector of a row's numbers, one for each group. Without masks it ends with the row, so that it also has
-// groups that were read before, unless the row has less than a vector of them.
+// groups that were read before, unless the row has fewer than a vector of them.
 struct LastGroups {
     std::int64_t begin, first;  // where it is read from, and the first group that is new in it
 
@@ -323,11 +324,11 @@ struct Lengths {
 inline constexpr int kOutputsOfOneRow = kMasks ? 4 : 2;
 inline constexpr std::int64_t kShortRow = 512;  // bytes
 
-// Some neighbouring outputs for some rows. Sums are `long` if they are taken in blocks. What is of one output or row
-// has an index that is known when this is compiled: otherwise it would not stay in registers.
-template <int kRows, int kCount, bool kLong, int kBits, bool kSigned, class S>
+// Some neighbouring outputs for some rows. Sums of long rows are taken in blocks. What is of one output or row has an
+// index that is known when this is compiled: otherwise it would not stay in registers.
+template <int kRows, int kCount, int kBits, bool kSigned, class S>
 inline __attribute__((always_inline)) void outputs_together(const QuantizedLinear& op, const Lengths<kBits>& lengths,
-                                                            const FixedRow<kBits>* x, std::int64_t index,
+                                                            const FixedRow<kBits>* x, std::int64_t index, bool is_long,
                                                             float (*y)[kOutputs]) {
     using Scales = ChunkScales<kBits>;
     constexpr std::int64_t block_bytes = kVectorBytes;
@@ -341,7 +342,7 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
     std::int64_t size = size_of(dtype);
     if constexpr (!is_same<S, void>) size = sizeof(S);
     Vec<float> sum[kCount][kRows] = {}, s[kCount];
-    Total<float> total[kLong ? kCount : 1][kRows];
+    Total<float> total[kCount][kRows];  // unused unless the row is long, so that it may be in memory
     const auto end_block_of_sums = [&]() TENSOROPS_INLINED {
         each_output([&](auto i) TENSOROPS_INLINED {
             each_row([&](auto r) TENSOROPS_INLINED {
@@ -373,23 +374,27 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
     };
     ScalesOfBlocks scale;
     std::int64_t chunk = 0, group = 0;
-    for (; group + lengths.groups_of_chunk <= groups; group += lengths.groups_of_chunk, ++chunk) {
-        if constexpr (kLong)
-            if (chunk % kAddedPlainly == 0 && chunk > 0) end_block_of_sums();
-        const std::int64_t begin = kMasks ? group : std::min(group, lengths.last.begin);
-        load_scales(begin, kMasks ? lengths.groups_of_chunk : groups - begin);
-        for_each<Scales::kVectors>([&](auto v) TENSOROPS_INLINED {
-            scales_of_blocks(v, chunk, kMasks ? 0 : static_cast<std::int32_t>(group - begin), scale);
-            for_each<4>([&](auto b) TENSOROPS_INLINED {
-                const std::int64_t block = chunk * Scales::kBlocks + static_cast<std::int64_t>(4 * v + b);
-                each_output([&](auto i) TENSOROPS_INLINED {
-                    const std::uint8_t* weights = of[i].weight + block_bytes * block;
-                    fetch(weights + lengths.ahead);
-                    add(i, load_bits<U32>(weights), block,
-                        [&](auto r) TENSOROPS_INLINED { return one_of_four<b>(scale[i][r], lanes); });
+    while (true) {
+        const std::int64_t end_of_sums = chunk + kAddedPlainly;
+        for (; chunk < end_of_sums && group + lengths.groups_of_chunk <= groups;
+             group += lengths.groups_of_chunk, ++chunk) {
+            const std::int64_t begin = kMasks ? group : std::min(group, lengths.last.begin);
+            load_scales(begin, kMasks ? lengths.groups_of_chunk : groups - begin);
+            for_each<Scales::kVectors>([&](auto v) TENSOROPS_INLINED {
+                scales_of_blocks(v, chunk, kMasks ? 0 : static_cast<std::int32_t>(group - begin), scale);
+                for_each<4>([&](auto b) TENSOROPS_INLINED {
+                    const std::int64_t block = chunk * Scales::kBlocks + static_cast<std::int64_t>(4 * v + b);
+                    each_output([&](auto i) TENSOROPS_INLINED {
+                        const std::uint8_t* weights = of[i].weight + block_bytes * block;
+                        fetch(weights + lengths.ahead);
+                        add(i, load_bits<U32>(weights), block,
+                            [&](auto r) TENSOROPS_INLINED { return one_of_four<b>(scale[i][r], lanes); });
+                    });
                 });
             });
-        });
+        }
+        if (__builtin_expect(group + lengths.groups_of_chunk > groups, 1)) break;
+        end_block_of_sums();
     }
     if (group < groups) {  // a part of a chunk
         const std::int64_t begin = kMasks ? group : lengths.last.begin;
@@ -414,8 +419,7 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
         };
         std::int64_t g = 0;
         for (; g + kLanes<float> <= groups; g += kLanes<float>) {
-            if constexpr (kLong)
-                if (g % (kAddedPlainly * kLanes<float>) == 0 && g > 0) end_block_of_sums();
+            if (__builtin_expect(g % (kAddedPlainly * kLanes<float>) == 0 && g > 0, 0)) end_block_of_sums();
             each_output([&](auto i) TENSOROPS_INLINED {
                 add_biases(i, load_numbers<S>(of[i].biases, g, kLanes<float>, dtype), g);
                 fetch(of[i].biases + g * size + lengths.biases_ahead);
@@ -427,11 +431,15 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
                 add_biases(i, load_numbers<S>(of[i].biases, last, groups - last, dtype), g);
             });
     }
-    if constexpr (kLong) end_block_of_sums();
-    each_row([&](auto r) TENSOROPS_INLINED {
-        if constexpr (kLong)
+    if (__builtin_expect(is_long, 0)) {
+        end_block_of_sums();
+        each_row([&](auto r) TENSOROPS_INLINED {
             each_output([&](auto i) TENSOROPS_INLINED { y[r][i] = total[i][r].value(); });
-        else if constexpr (kCount == 4)
+        });
+        return;
+    }
+    each_row([&](auto r) TENSOROPS_INLINED {
+        if constexpr (kCount == 4)
             store_sums_of_lanes(sum[0][r], sum[1][r], sum[2][r], sum[3][r], y[r]);
         else
             each_output([&](auto i) TENSOROPS_INLINED { y[r][i] = sum_of_lanes<float>(sum[i][r]); });
@@ -515,12 +523,10 @@ void FewRowsProduct<kBits, kSigned>::compute_rows(const Row* rows, std::int64_t 
     const auto at = [y](std::int64_t i) { return reinterpret_cast<float (*)[kOutputs]>(&y[0][i]); };
     const bool is_long = op.x.length > kAddedPlainly * kChunk;
     std::int64_t i = 0;
-    if (!is_long && lengths.bytes <= kShortRow)
+    if (kCount > 1 && !is_long && lengths.bytes <= kShortRow)
         for (; i + kCount <= width; i += kCount)
-            outputs_together<kRows, kCount, false, kBits, kSigned, S>(op, lengths, rows, first + i, at(i));
-    for (; i < width; ++i)
-        is_long ? outputs_together<kRows, 1, true, kBits, kSigned, S>(op, lengths, rows, first + i, at(i))
-                : outputs_together<kRows, 1, false, kBits, kSigned, S>(op, lengths, rows, first + i, at(i));
+            outputs_together<kRows, kCount, kBits, kSigned, S>(op, lengths, rows, first + i, false, at(i));
+    for (; i < width; ++i) outputs_together<kRows, 1, kBits, kSigned, S>(op, lengths, rows, first + i, is_long, at(i));
 }
 
 template <int kBits, bool kSigned>
@@ -559,6 +565,7 @@ void FewRowsProduct<kBits, kSigned>::finish(const Row& row, std::int64_t first, 
 
 // Compiled by quantized_linear.cpp: nothing else takes as long.
 #define TENSOROPS_COMPUTE(keyword, bits, is_signed)                                                                   \
+    keyword template void dequantize_row<bits, is_signed>(const QuantizedLinear&, std::int64_t, float*);              \
     keyword template void FewRowsProduct<bits, is_signed>::compute(std::int64_t, const FixedRow<bits>*, std::int64_t, \
                                                                    std::int64_t, float (*)[kOutputs]) const;
 #define TENSOROPS_COMPUTE_EACH(keyword)  \

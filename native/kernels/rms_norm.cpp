@@ -84,8 +84,8 @@ void one_row(const RmsNorm& op, std::int64_t index) {
     const C mean = sum ? write_sum<kStream>(x, residual, sum, n) : sum_of_squares(x, n) / static_cast<C>(n);
     const double spread = static_cast<double>(mean) + op.eps;
     if (!is_usual<C>(spread))
-        return careful_row(sum ? sum : x, weight, static_cast<const W*>(nullptr), y, n, op.eps, op.weight_offset,
-                           Divisor::root_mean_square);
+        return careful_row(op.x_dtype, reinterpret_cast<const char*>(sum ? sum : x), op.weight_dtype, op.weight,
+                           nullptr, reinterpret_cast<char*>(y), n, op.eps, op.weight_offset, Divisor::root_mean_square);
     const C r = static_cast<C>(1.0 / std::sqrt(spread)), offset = static_cast<C>(op.weight_offset);
     const T* from = sum && !kStream ? sum : x;
     if (sum && kStream)  // a sum that was written past the caches is faster to compute again than to read
@@ -104,10 +104,9 @@ void one_vector(const RmsNorm& op, std::int64_t index) {
     T* y = reinterpret_cast<T*>(op.y) + index * n;
     const double square = static_cast<double>(sum_of_squares(x, n)), least = op.eps * op.eps;
     const double spread = square < least ? least : square;  // NaN if the square is
-    if (!is_usual<C>(spread)) {
-        const T* none = nullptr;
-        return careful_row(x, none, none, y, n, op.eps, 0.0, Divisor::length);
-    }
+    if (!is_usual<C>(spread))
+        return careful_row(op.x_dtype, op.x.row(index), op.x_dtype, nullptr, nullptr, reinterpret_cast<char*>(y), n,
+                           op.eps, 0.0, Divisor::length);
     const C r = static_cast<C>(1.0 / std::sqrt(spread));
     put_row<kStream>(y, n, next, [=](std::int64_t i, std::int64_t k) { return load_some(x + i, k) * r; });
 }

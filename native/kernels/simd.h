@@ -43,6 +43,9 @@ struct VecOf {
 template <class T>
 using Vec = typename VecOf<T>::type;
 
+// In a loop over fewer elements than a vector has: keeps compilers from making vectors of them, which takes kilobytes.
+#define TENSOROPS_ONE_BY_ONE(i) asm("" : "+r"(i))
+
 inline constexpr std::size_t kFloats = kVectorBytes / sizeof(float);
 // The number of elements of an array of T that fill a vector
 template <class T>
@@ -454,14 +457,6 @@ inline void store_one(T* p, Compute<T> x) {
     T lanes[kVectorBytes / sizeof(Compute<T>)];
     store(lanes, x - Vec<Compute<T>>{});  // a sum with zero would lose the sign of -0
     std::memcpy(p, lanes, sizeof(T));
-}
-
-// Up to a vector of double: k elements, the others 0
-template <class T>
-inline Vec<double> doubles_of(const T* p, std::int64_t k) {
-    Vec<double> v{};
-    for (std::int64_t i = 0; i < k; ++i) v[i] = static_cast<double>(load_one(p + i));
-    return v;
 }
 
 // The sum of a vector's elements: of its halves, then of the halves of that, and so on.

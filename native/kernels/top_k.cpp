@@ -164,9 +164,10 @@ inline std::int64_t index_of(Candidate<C> c) {
 
 // ------------------------------------------------------------------------------------------------- the lower bound
 
-// The k-th largest of some lanes, none of them NaN; changes their order.
+// The k-th largest of some lanes, none of them NaN; changes their order. Not inlined, as all that a row calls once: it
+// is the same for several dtypes.
 template <class C>
-C kth_largest(C* lanes, std::int64_t count, std::int64_t k) {
+[[gnu::noinline]] C kth_largest(C* lanes, std::int64_t count, std::int64_t k) {
     constexpr std::int64_t few = 64, width = kCount<C>;
     if (count > few) {
         std::nth_element(lanes, lanes + (k - 1), lanes + count, std::greater<C>());
@@ -226,7 +227,7 @@ Lane<T> lower_bound(const Source<T>& row, std::int64_t k, const Sample& sample, 
 // vector of them.
 constexpr std::int64_t kFew = 128;
 
-inline void sort_few(std::int64_t* all, std::int64_t count) {
+[[gnu::noinline]] inline void sort_few(std::int64_t* all, std::int64_t count) {
     constexpr std::int64_t width = kCount<std::int64_t>;
     typedef Vec<std::int64_t> V;
     std::int64_t sorted[kFew];
@@ -239,12 +240,14 @@ inline void sort_few(std::int64_t* all, std::int64_t count) {
     std::copy(sorted, sorted + count, all);
 }
 
-inline void sort_few(__int128* all, std::int64_t count) { std::sort(all, all + count, std::greater<__int128>()); }
+[[gnu::noinline]] inline void sort_few(__int128* all, std::int64_t count) {
+    std::sort(all, all + count, std::greater<__int128>());
+}
 
 // The same for any number, digit by digit of the upper half from the last. Equal ones must be in the right order, and
 // remain so.
 template <class P>
-void sort_many(P* all, std::int64_t count, P* other) {
+[[gnu::noinline]] void sort_many(P* all, std::int64_t count, P* other) {
     constexpr int digits = sizeof(P) / 2, lower = 8 * digits;
     const auto digit = [](P c, int d) {
         const auto byte = static_cast<std::uint8_t>(c >> (lower + 8 * d));

@@ -69,12 +69,24 @@ inline Reason refuse_scales(const Array& scales, const Array* biases, std::int64
     return refuse_matrix("biases", *biases, rows, groups);
 }
 
+// Where quantized matrices are: rows of weights, scales and biases along the last axis but one
+template <class Op>
+void set_quantized(Op& op, const Array& weight, const Array& scales, const Array* biases) {
+    op.weight = weight.data;
+    op.weight_stride = weight.stride(weight.ndim - 2);
+    op.scales = scales.data;
+    op.scale_stride = scales.stride(scales.ndim - 2);
+    if (!biases) return;
+    op.biases = biases->data;
+    op.bias_stride = biases->stride(biases->ndim - 2);
+}
+
 // The format of quantized matrices that rows of `columns` elements are multiplied by
 inline Reason refuse_product(bool has_biases, std::int64_t bits, std::int64_t group_size, std::int64_t columns) {
     if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
     if (!has_biases && bits != 8) return "biases are missing";
     if (group_size < 1 || group_size > columns || group_size * bits % 8 != 0) return "group_size does not fit x";
-    return columns % group_size == 0 ? Reason{} : "the last axis of x is no multiple of group_size";
+    return columns % group_size == 0 ? Reason{} : "group_size does not divide the last axis of x";
 }
 
 // The shape of rows of x with another length

@@ -120,14 +120,7 @@ TENSOROPS_OPERATOR(grouped_quantized_linear, "x, experts, weight, scales, biases
     Array y;
     if (!call.make({{y, rows.ndim, rows.shape, x.dtype}})) return call.reason;
     op.linear.x = rows.x;
-    op.linear.weight = weight.data;
-    op.linear.weight_stride = weight.stride(1);
-    op.linear.scales = scales.data;
-    op.linear.scale_stride = scales.stride(1);
-    if (biases) {
-        op.linear.biases = biases->data;
-        op.linear.bias_stride = biases->stride(1);
-    }
+    set_quantized(op.linear, weight, scales, biases);
     op.linear.outputs = op.y_stride = outputs;
     op.linear.group_size = group_size;
     op.linear.bits = static_cast<int>(bits);
@@ -205,14 +198,7 @@ Reason read_quantized(const Part& part, std::int64_t experts, std::int64_t colum
     projection.is_quantized = true;
     projection.outputs = rows;
     projection.quantized.per_expert = per_expert(w);
-    op.weight = w.data;
-    op.weight_stride = row_stride(w);
-    op.scales = s.data;
-    op.scale_stride = row_stride(s);
-    if (part.biases) {
-        op.biases = part.biases->data;
-        op.bias_stride = row_stride(*part.biases);
-    }
+    set_quantized(op, w, s, part.biases);
     op.group_size = format.group_size;
     op.bits = static_cast<int>(format.bits);
     op.scale_dtype = s.dtype;

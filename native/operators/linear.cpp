@@ -52,7 +52,7 @@ TENSOROPS_OPERATOR(linear, "x, weight, bias=None") {
 }
 
 // With `few_rows` of the kernel: an operator of its own, as `linear` takes what its callers may write.
-TENSOROPS_STEP(linear_tuned, "x, weight, bias=None, *, few_rows=None") {
+TENSOROPS_OPERATOR_FOR(python, linear_tuned, "x, weight, bias=None, *, few_rows=None") {
     Reader in(call);
     const Array &x = in.rows(), &weight = in.array();
     const Array* bias = in.optional();

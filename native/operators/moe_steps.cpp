@@ -1,4 +1,4 @@
-// Tokens are computed in chunks in which every expert has so many rows on average that its weights are hardly read more
+// Tokens are computed in chunks in which every expert has enough rows on average that its weights are hardly read more
 // often than for all tokens together. What is kept between the steps therefore does not grow with the tokens.
 #include "moe_steps.h"
 

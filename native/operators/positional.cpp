@@ -55,7 +55,7 @@ Reason refuse_tables(const Given& given) {
         return "the last axis of cos or sin is not contiguous";
     if (!given.positions) return refuse_shape("cos", given.x, cos, cos.ndim - 1);
     if (cos.ndim != 2) return "cos does not have 2 dimensions";
-    if (!is_integer(given.positions->dtype)) return "positions has a dtype that is no integer";
+    if (!is_integer(given.positions->dtype)) return "positions has a dtype that is not an integer";
     return refuse_shape("positions", given.x, *given.positions, given.positions->ndim);
 }
 
@@ -63,7 +63,7 @@ Reason refuse(const Given& given) {
     const Array& x = given.x;
     if (x.ndim < 3) return "x has fewer than 3 dimensions";
     if (x.size() == 0) return "x is empty";
-    if (given.dims <= 0) return "dims is no even number of features of x";
+    if (given.dims <= 0) return "dims is not an even number of features of x";
     if (given.has_tables()) return refuse_tables(given);
     if (!given.positions) return "positions is not an array";
     if (Reason reason = refuse_shape("positions", x, *given.positions, given.positions->ndim); !reason.empty())

@@ -77,14 +77,7 @@ TENSOROPS_OPERATOR(dequantize, "weight, scales, biases=None, *, bits=4, group_si
     Array w;
     const std::int64_t shape[] = {op.rows, op.columns};
     if (!call.make({{w, 2, shape, scales.dtype}})) return call.reason;
-    op.weight = weight.data;
-    op.weight_stride = weight.stride(0);
-    op.scales = scales.data;
-    op.scale_stride = scales.stride(0);
-    if (biases) {
-        op.biases = biases->data;
-        op.bias_stride = biases->stride(0);
-    }
+    set_quantized(op, weight, scales, biases);
     op.bits = static_cast<int>(bits);
     op.dtype = scales.dtype;
     op.w = w.data;
@@ -117,14 +110,7 @@ TENSOROPS_OPERATOR(quantized_linear, "x, weight, scales, biases=None, *, bits=4,
     Array y;
     if (!call.make({{y, x.ndim, OutputShape(x, op.outputs).dims(), x.dtype}})) return call.reason;
     op.x = rows_of(x);
-    op.weight = weight.data;
-    op.weight_stride = weight.stride(0);
-    op.scales = scales.data;
-    op.scale_stride = scales.stride(0);
-    if (biases) {
-        op.biases = biases->data;
-        op.bias_stride = biases->stride(0);
-    }
+    set_quantized(op, weight, scales, biases);
     op.bits = static_cast<int>(bits);
     op.y = y.data;
     op.x_dtype = x.dtype;

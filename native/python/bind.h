@@ -1,4 +1,4 @@
-// What the files of the module share. python/operators.cpp has the operators, and the others what is no operator.
+// What the files of the module share. python/operators.cpp has the operators, and the others all else.
 #pragma once
 
 #include <nanobind/nanobind.h>

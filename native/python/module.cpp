@@ -45,7 +45,7 @@ bool signal_raised() {
     return PyErr_CheckSignals() != 0;
 }
 
-// The interpreter's main thread, once somebody has asked; 0: not yet. A child of fork() may have another one.
+// The interpreter's main thread, once it has been asked for; 0: not yet. A child of fork() may have another one.
 std::atomic<unsigned long> main_thread{0};
 
 }  // namespace
@@ -76,11 +76,7 @@ NB_MODULE(_native, m) {
     find_bfloat16();
     if (const std::string why = choose_target(); !why.empty()) throw nb::import_error(why.c_str());
 #if !defined(_WIN32)
-    pthread_atfork(pool::lock, pool::unlock, [] {
-        pool::unlock();
-        use_own_threads();
-        main_thread = 0;
-    });
+    pthread_atfork(nullptr, nullptr, [] { main_thread = 0; });
 #endif
 
     bind_operator_calls(m);
@@ -99,14 +95,14 @@ NB_MODULE(_native, m) {
         "The operators as handlers of XLA's foreign function interface, in capsules by name.");
     m.def(
         "linear_configuration",
-        [](nb::handle, nb::handle, nb::handle) {
+        [] {
             std::int64_t few_rows = 0;
-            target().linear_choice({Linear{}, &few_rows});
+            target().linear_choice({&few_rows});
             nb::dict chosen;
             chosen["few_rows"] = few_rows;
             return chosen;
         },
-        "x"_a, "weight"_a, "bias"_a = nb::none(), "What the kernel of linear chooses for a call that it supports.");
+        "What the kernel of linear chooses for every call that it supports.");
 
     m.def("targets", &runnable_targets, "The targets that this machine can run, best first.");
     m.def("better_targets", &better_targets,
@@ -152,7 +148,7 @@ NB_MODULE(_native, m) {
         },
         "n"_a, "Bound the threads of these kernels, in addition to OpenMP's own bound; 0: no bound of their own.");
     m.def("use_one_thread", &use_one_thread, "only"_a,
-          "Whether kernels that this thread calls stay on it, as somebody else shares out the work; return what held.");
+          "Whether kernels that this thread calls stay on it, as the caller shares out the work; return what held.");
     m.def("use_processors", &use_processors, "n"_a,
           "Bound the threads of all calls together by the number of processors; 0: no bound.");
     m.def("num_threads", &bound_of_threads, "The bound that set_num_threads set; 0: none.");

@@ -43,7 +43,7 @@ PyObject* call_operator(PyObject* op, PyObject* args, PyObject* kwargs) {
     if (result ? result != Py_NotImplemented
                : !PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_AttributeError))
         return result;
-    PyErr_Clear();  // others' words about something that is no array; the operator's follow
+    PyErr_Clear();  // another library's error about an object that is not an array; the operator's own follows
     Py_XDECREF(result);
     return call(unplanned, op, args, kwargs);
 }

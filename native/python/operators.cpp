@@ -35,13 +35,10 @@ void find_dtypes() {
                                                    {NPY_FLOAT64, Dtype::float64},
                                                    {NPY_BOOL, Dtype::boolean}};
     for (const auto& [type, dtype] : kFloating) dtypes_of_types[type] = dtype;
-    constexpr Dtype kSigned[] = {Dtype::int8, Dtype::int16, Dtype::int32, Dtype::int64};
-    constexpr Dtype kUnsigned[] = {Dtype::uint8, Dtype::uint16, Dtype::uint32, Dtype::uint64};
     for (const int type : {NPY_BYTE, NPY_UBYTE, NPY_SHORT, NPY_USHORT, NPY_INT, NPY_UINT, NPY_LONG, NPY_ULONG,
                            NPY_LONGLONG, NPY_ULONGLONG}) {
         PyArray_Descr* descr = PyArray_DescrFromType(type);
-        const int place = __builtin_ctz(static_cast<unsigned>(PyDataType_ELSIZE(descr)));
-        dtypes_of_types[type] = PyTypeNum_ISSIGNED(type) ? kSigned[place] : kUnsigned[place];
+        dtypes_of_types[type] = integer_of(PyDataType_ELSIZE(descr), PyTypeNum_ISSIGNED(type));
         Py_DECREF(descr);
     }
     constexpr int kTypes[] = {NPY_FLOAT16, 0,         NPY_FLOAT32, NPY_FLOAT64, NPY_INT8,   NPY_INT16, NPY_INT32,
@@ -329,10 +326,8 @@ nb::object refuse(const std::string& name, const nb::dict& described, const nb::
     };
     for (const auto& [parameter, array] : arrays) {
         const auto& [dtype, shape] = array;
-        Dtype found = Dtype::other;
-        for (int i = 0; i < static_cast<int>(Dtype::other); ++i)
-            if (dtype == kDtypeNames[i]) found = static_cast<Dtype>(i);
-        value_of(parameter) = Value::of({nullptr, shape.data(), nullptr, found, static_cast<int>(shape.size())});
+        const int ndim = static_cast<int>(shape.size());
+        value_of(parameter) = Value::of({nullptr, shape.data(), nullptr, dtype_of(dtype), ndim});
     }
     Room room;
     for (const auto& [parameter, value] : options) read(value.ptr(), value_of(nb::cast<std::string>(parameter)), room);
@@ -361,7 +356,7 @@ void bind_operators(nb::module_& m) {
         reinterpret_cast<PyTypeObject*>(nb::module_::import_("numpy.random").attr("Generator").inc_ref().ptr());
     std::vector<std::string> names;
     for (const Operator* op : operators()) {
-        if (op->is_step && op->name != "linear_tuned") continue;
+        if (op->callers == Callers::plans) continue;
         auto* function = new Function(*op);  // the module is never unloaded
         m.attr(op->name.c_str()) = function_of(function->computes, *function);
         m.attr((op->name + "_supports").c_str()) = function_of(function->refuses, *function);

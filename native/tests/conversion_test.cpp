@@ -41,7 +41,7 @@ std::vector<std::uint16_t> all_halves() {
 
 double number(Dtype dtype, std::uint16_t bits) { return static_cast<double>(value_of_half(format_of(dtype), bits)); }
 
-// Numbers that a half type has, the middles between them, the neighbours of those, and what is no number.
+// Numbers that a half type has, the middles between them, the neighbours of those, and NaN.
 std::vector<float> numbers_to_narrow(Dtype dtype) {
     const Format f = format_of(dtype);
     std::vector<float> all;

@@ -139,7 +139,7 @@ inline void strew_extremes(Input& x) {
 // A result: its errors are counted in units of the last place of `value`, or of `scale` where that is larger.
 struct Expected {
     std::vector<Real> value, scale;
-    std::vector<char> bytes = {};  // of a result that is no array of numbers, and must be the same in every bit
+    std::vector<char> bytes = {};  // of a result that is not an array of numbers, and must be the same in every bit
 
     template <class T>
     static Expected exactly(const std::vector<T>& elements) {

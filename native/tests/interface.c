@@ -1,12 +1,15 @@
 /* A program in C: operators on tensors with strides, what is refused, and from several threads. Returns 0 if all that
  * it requires is true. */
+#define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <tensorops/backends.h>
+#include <unistd.h>
 
 static int failures = 0;
 
@@ -194,6 +197,21 @@ static void* softmax_of_rows(void* unused) {
     return unused;
 }
 
+/* A child of fork() has none of its parent's threads. */
+static void fork_and_call(void) {
+    softmax_of_rows(NULL); /* the parent has threads by now */
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(60); /* a child that waits for threads it does not have ends, too */
+        softmax_of_rows(NULL);
+        fflush(stdout);
+        _exit(failures != 0);
+    }
+    int status = -1;
+    require(waitpid(child, &status, 0) == child && status == 0, "a child of fork computes");
+}
+
 int main(void) {
     require(tensorops_interface_version() == TENSOROPS_INTERFACE_VERSION, "the library has the header's version");
     require(*tensorops_error() == 0, "there is no error yet");
@@ -204,5 +222,6 @@ int main(void) {
     pthread_t threads[3];
     for (int i = 0; i < 3; ++i) pthread_create(&threads[i], NULL, softmax_of_rows, NULL);
     for (int i = 0; i < 3; ++i) pthread_join(threads[i], NULL);
+    fork_and_call();
     return failures != 0;
 }

@@ -437,7 +437,7 @@ int main(int argc, char** argv) {
     const char* target = std::getenv("TENSOROPS_CPU_TARGET");
     if (target && !*target) target = nullptr;  // as good as unset
     if (target && !tensorops::use_target(target)) {
-        std::fprintf(stderr, "TENSOROPS_CPU_TARGET=%s is no target that this machine can run\n", target);
+        std::fprintf(stderr, "TENSOROPS_CPU_TARGET=%s is not a target that this machine can run\n", target);
         return 2;
     }
     tensorops::tests::Test t;

@@ -26,7 +26,7 @@ namespace {
 
 using namespace tensorops::xla;
 
-std::atomic<int> failures{0}, errors{0};  // errors: those that nobody has destroyed
+std::atomic<int> failures{0}, errors{0};  // errors: those not destroyed yet
 
 void require(bool condition, const char* what) {
     if (condition) return;

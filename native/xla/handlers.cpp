@@ -278,7 +278,7 @@ std::vector<std::pair<std::string, Handler*>> handlers() {
     const auto all = all_handlers(std::make_index_sequence<kMostOperators>());
     std::vector<std::pair<std::string, Handler*>> named;
     for (std::size_t place = 0; place < operators().size() && place < all.size(); ++place)
-        if (!operators()[place]->is_step) named.emplace_back(operators()[place]->name, all[place]);
+        if (operators()[place]->callers == Callers::all) named.emplace_back(operators()[place]->name, all[place]);
     return named;
 }
 

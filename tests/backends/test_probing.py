@@ -163,6 +163,8 @@ def test_the_compiled_kernels_say_what_they_were_compiled_for():
     module = support.require_native()
     info = tp.get_backend_info("cpu")
     assert (info["simd"], info["openmp"]) == (module.target(), module.uses_openmp())
+    assert info["versions"]["kernels"] == f"compiled for {', '.join(module.targets())}"
+    assert info["simd"] in module.targets()
 
 
 @pytest.mark.parametrize("priority", [None, "numpy,cpu"])

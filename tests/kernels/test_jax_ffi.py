@@ -240,7 +240,7 @@ REFUSED = [
         "weight has another dtype than logits",
     ),
     (lambda x: tp.rope.explain(x[:0, None], jnp.arange(1), dims=2), "x is empty"),
-    (lambda x: tp.rope.explain(x[None], jnp.arange(2), dims=0), "dims is no even number of features of x"),
+    (lambda x: tp.rope.explain(x[None], jnp.arange(2), dims=0), "dims is not an even number of features of x"),
 ]
 
 PACKED, SCALES = np.zeros((5, 16), np.uint8), np.zeros((5, 1), np.float32)
