@@ -167,12 +167,12 @@ void set_heads(const Array& a, const char*& data, std::int64_t* strides) {
 }
 
 // The arguments of attention and, for its derivative, the cotangent
-struct Given {
+struct GivenAttention {
     const Array &q, &k, &v;
     const Array *dy, *table = nullptr;
     std::int64_t shape[4] = {};  // of the result
 
-    Given(Reader& in, bool has_cotangent)
+    GivenAttention(Reader& in, bool has_cotangent)
         : q(in.array()), k(in.array()), v(in.array()), dy(has_cotangent ? &in.array() : nullptr) {}
 
     // Reads the others, and refuses what the kernels do not take. Fills everything but where arrays are.
@@ -230,7 +230,7 @@ TENSOROPS_OPERATOR(scaled_dot_product_attention,
                    "lengths=None, page_table=None") {
     Reader in(call);
     Bound bound;
-    Given given(in, false);
+    GivenAttention given(in, false);
     if (Reason reason = given.read(call, in, &bound); !reason.empty()) return reason;
     Attention& op = bound.op;
     Array y;
@@ -253,7 +253,7 @@ TENSOROPS_OPERATOR(scaled_dot_product_attention_vjp,
                    "lengths=None, page_table=None -> dq, dk, dv") {
     Reader in(call);
     Bound bound;
-    Given given(in, true);
+    GivenAttention given(in, true);
     if (Reason reason = given.read(call, in, &bound); !reason.empty()) return reason;
     if (given.table) return "keys and values are in pages";
     const Array &q = given.q, &k = given.k, &v = given.v, &dy = *given.dy;
