@@ -464,7 +464,7 @@ def test_all_kernels_from_many_threads_at_once(pool, seed):
     calls = []
     for name in COMPILED:
         for rows, dtype in ((3, "float32"), (256, "float32"), (128, "bfloat16")):
-            made = workload(name, rows, 1024, dtype)
+            made = workload(name, rows, 512, dtype)
             operator = OPERATORS[name]
             if operator.explain(*made.args, **made.options).kernel == "cpu":
                 calls.append((operator, made, operator(*made.args, **made.options)))
@@ -586,7 +586,7 @@ _native.use_processors(0)  # else there are no more threads than processors
 warnings.simplefilter("ignore", DeprecationWarning)
 calls = []
 for name in sys.argv[1].split(","):
-    made = workload(name, 256, 1024, "float32")
+    made = workload(name, 256, 512, "float32")
     if OPERATORS[name].explain(*made.args, **made.options).kernel != "cpu":
         continue  # what NumPy's own libraries do in a forked child is their affair
     calls.append((OPERATORS[name], made, OPERATORS[name](*made.args, **made.options)))  # on four threads
