@@ -376,7 +376,6 @@ def test_what_the_compiler_refuses_the_body_computes(queue, monkeypatch):
     same(ran(tp.rms_norm, x, w))
 
 
-@pytest.mark.parametrize("path", ["compiled"], indirect=True)
 def test_a_driver_is_tried_in_a_process_of_its_own_before_it_compiles_a_kernel(queue, monkeypatch, tmp_path):
     code = {"abort": "import os; os.abort()", "hang": "import time; time.sleep(60)", "lie": "sys.exit('wrong sums')"}
     words = {"abort": "was ended by signal 6", "hang": "gave no answer within 0.5 seconds", "lie": "exited with 1"}
