@@ -28,6 +28,14 @@ def broken(monkeypatch):
     monkeypatch.setattr(OPERATORS["silu"], "_body", lambda x: body(x) * 1.001)
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """Let few operators be checked: what is reported of them does not depend on the others."""
+
+    few = {name: OPERATORS[name] for name in ("silu", "relu", "quantized_linear")}
+    monkeypatch.setattr("tensorops.testing.conformance.OPERATORS", few)
+
+
 def planned(backend, **options):
     return sum(map(len, subjects(backend, **options)))
 
@@ -41,6 +49,7 @@ def test_all_right_is_exit_code_0():
     assert "quick run" not in result.stdout
 
 
+@pytest.mark.exhaustive  # a whole run in a program of its own
 def test_bodies_need_no_compiled_kernels():
     support.require_provider("cpu")
     result = run_command("selftest", "--backend", "numpy", TENSOROPS_CPU_TARGET="z80")
@@ -50,6 +59,7 @@ def test_bodies_need_no_compiled_kernels():
     assert "TENSOROPS_CPU_TARGET is z80" in result.stderr
 
 
+@pytest.mark.usefixtures("few")
 def test_the_table_fits_a_narrow_terminal():
     result = run("--backend", "numpy", columns=80)
     assert "implementation" in result.stdout
@@ -77,6 +87,7 @@ def test_where_nothing_computes_nothing_is_right(monkeypatch):
     assert result.stderr == "Error: no backend can compute here; `tensorops doctor` says why\n"
 
 
+@pytest.mark.usefixtures("few")
 def test_json_counts_implementations():
     support.require_provider("cpu")
     result = run("--backend", "cpu", "--json")
@@ -92,7 +103,7 @@ def test_json_counts_implementations():
     assert row["seconds"] >= 0
 
 
-@pytest.mark.usefixtures("broken")
+@pytest.mark.usefixtures("broken", "few")
 def test_a_failure_is_exit_code_1_and_listed():
     result = run("--backend", "numpy")
     assert result.exit_code == 1
@@ -104,7 +115,7 @@ def test_a_failure_is_exit_code_1_and_listed():
     assert "more failures; --json lists all" in result.stdout
 
 
-@pytest.mark.usefixtures("broken")
+@pytest.mark.usefixtures("broken", "few")
 def test_json_lists_all_failures():
     result = run("--backend", "numpy", "--json")
     assert result.exit_code == 1
@@ -146,6 +157,7 @@ def test_a_quick_run_on_a_slow_library(monkeypatch):
     assert json.loads(full.stdout)["backends"][0]["passed"] == planned("dask")
 
 
+@pytest.mark.usefixtures("few")
 def test_an_unavailable_backend_is_exit_code_1_with_its_reason(unavailable):
     name, reason = unavailable
     result = run("--backend", "numpy", "--backend", name)
@@ -184,6 +196,7 @@ def test_an_unknown_backend_is_named_with_the_nearest():
     assert "did you mean 'numpy'?" in run("--backend", "nunpy").stderr
 
 
+@pytest.mark.usefixtures("few")
 def test_settings_in_force_change_nothing():
     support.require("array_api_strict")
     with tp.set_backend("array_api_strict"):

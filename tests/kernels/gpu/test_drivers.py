@@ -25,8 +25,9 @@ def runs():
     """Each further driver that can compute, with each file and the options of pytest for it."""
     for driver in opencl_drivers.DRIVERS[1:]:
         if not driver.reason:
-            for file in ABOUT_DRIVERS:
-                yield pytest.param(driver, file, [], id=f"{driver}-{file}")
+            # Recorded launches compile every program of a model anew: two minutes.
+            for file, marks in zip(ABOUT_DRIVERS, ([], pytest.mark.exhaustive), strict=True):
+                yield pytest.param(driver, file, [], marks=marks, id=f"{driver}-{file}")
             for file in (*ABOUT_DRIVERS, *OTHERS):
                 options = ["-m", "exhaustive"] if file in ABOUT_DRIVERS else ["--exhaustive"]
                 yield pytest.param(
