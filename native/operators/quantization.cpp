@@ -130,7 +130,7 @@ TENSOROPS_STEP(panel_linear, "x, panels, *, outputs, bits, group_size, biased, s
     format.has_biases = in.flag();
     format.scale_dtype = in.dtype(Dtype::other);
     format.inputs = x.length();
-    in.require(is_narrow(x.dtype), "x has dtype float64");
+    in.require(refuse_double(call, x));
     in.require(x.size() != 0, "x is empty");
     in.require(is_narrow(format.scale_dtype), "scale_dtype is not known");
     if (!in.require(refuse_product(format.has_biases, format.bits, format.group_size, format.inputs))) return in.reason;

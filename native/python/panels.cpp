@@ -1,4 +1,5 @@
 // Bindings of quantized weights in panels.
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
 #include <memory>
@@ -54,7 +55,8 @@ Reason refuse_pack_panels(const Given& given) {
     for (const auto& [name, value] : {std::pair{"scales", &given.scales}, std::pair{"biases", &given.biases}}) {
         if (value->kind == Value::none && value == &given.biases) continue;
         if (value->kind != Value::array) return std::string(name) + " is not a numpy.ndarray";
-        if (!is_narrow(value->as_array.dtype)) return std::string(name) + " has a dtype without a kernel";
+        if (const Dtype dtype = value->as_array.dtype; !is_narrow(dtype))
+            return std::string(name) + (is_floating(dtype) ? " has dtype float64" : " has a dtype without a kernel");
     }
     return refuse_scales(given.scales.as_array, given.optional_biases(), w.shape[0], columns / group_size);
 }
@@ -72,9 +74,11 @@ nb::object pack_panels(nb::handle weight, nb::handle scales, nb::handle biases, 
     const Given arrays = given(weight, scales, biases, bits, group_size);
     if (!refuse_pack_panels(arrays).empty()) return nb::borrow(Py_NotImplemented);
     const PlainWeights plain = plain_weights(arrays.weight.as_array, arrays.scales.as_array, arrays.optional_biases());
-    nb::gil_scoped_release released;
-    auto panels = std::make_unique<WeightPanels>(arrays.format(), plain);
-    nb::gil_scoped_acquire held;
+    std::unique_ptr<WeightPanels> panels;
+    {
+        nb::gil_scoped_release released;
+        panels = std::make_unique<WeightPanels>(arrays.format(), plain);
+    }
     return nb::cast(panels.release(), nb::rv_policy::take_ownership);
 }
 
@@ -117,6 +121,11 @@ nb::object multiply(nb::handle x, const WeightPanels& panels, bool only_checks) 
     const std::int64_t bytes[] = {panels.bytes()};
     std::vector<Value> values = op.defaults;
     values[0] = read_value(x);
+    if (const Array& a = values[0].as_array;
+        values[0].kind == Value::array && a.ndim > 0 && a.is_contiguous_from(a.ndim - 1) && a.length() != format.inputs)
+        return only_checks ? nb::object(nb::cast("the last axis of x has " + std::to_string(a.length()) +
+                                                 " elements, and weight has rows of " + std::to_string(format.inputs)))
+                           : nb::borrow(Py_NotImplemented);
     values[1] = Value::of({const_cast<char*>(panels.data()), bytes, nullptr, Dtype::uint8, 1});
     const std::int64_t numbers[] = {format.outputs, format.bits, format.group_size};
     for (std::size_t i = 0; i < 3; ++i) {
