@@ -217,7 +217,8 @@ def test_sequences_that_share_pages_under_vmap(rng):
     def attend(q, table, lengths, k=k, v=v):
         return ATTEND(q, k, v, page_table=table, lengths=lengths)
 
-    each = [ATTEND.generic(q[i], k, v, page_table=tables[i], lengths=lengths[i]) for i in range(3)]
+    body = jax.jit(ATTEND.generic)
+    each = [body(q[i], k, v, page_table=tables[i], lengths=lengths[i]) for i in range(3)]
     assert calls("scaled_dot_product_attention", jax.vmap(attend), q, tables, lengths)
     close(jax.vmap(attend)(q, tables, lengths), jnp.stack(each))
     own = [jnp.stack([a, a + 1, -a]) for a in (k, v)]  # each its own pages

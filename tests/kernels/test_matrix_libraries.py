@@ -424,7 +424,7 @@ with tp.set_backend("numpy", providers=[{provider!r}]):
         tp.linear(x, x)
     except tp.KernelRefusedError as error:
         print(error)
-print({provider!r} in tp.linear.explain(x, x).refused, {provider!r} in tp.get_available_backends())
+print({provider!r} in tp.linear.explain(x, x).refused, tp.is_backend_available({name!r}))
 """
     result = support.python(WITHOUT + code)
     remedy = f"pip install 'tensorops[{provider}]'"

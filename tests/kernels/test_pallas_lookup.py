@@ -47,7 +47,7 @@ def table(rng, rows, features, dtype):
 # blocks, an incomplete last one, an even number, which two cores share, and an odd one.
 SHAPES = [
     ((50, 128), (), 1),
-    ((50, 128), (3, 12), 3),
+    pytest.param((50, 128), (3, 12), 3, marks=pytest.mark.exhaustive),
     pytest.param((51, 384), (2, 8, 4), 4, marks=pytest.mark.exhaustive),
     ((3, 256), (29,), 2),
     pytest.param((2, 128), (5, 1), 1, marks=pytest.mark.exhaustive),
@@ -70,6 +70,7 @@ def test_rows(dtype, shape, of_ids, count, rng, monkeypatch):
     np.testing.assert_array_equal(y.astype(np.float64), expected(ids, weight).astype(np.float64))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", BITS)
 def test_bits_are_those_of_the_table(dtype, rng):
     """Subnormal numbers, infinities and every NaN are copied as they are."""

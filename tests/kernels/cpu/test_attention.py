@@ -474,7 +474,10 @@ def test_a_factor_that_takes_queries_beyond_the_range(target, dtype, size, small
 
 @needs_long_double
 @pytest.mark.parametrize("library", tp.libraries.LIBRARIES)
-@pytest.mark.parametrize(("dtype", "size"), [*BEYOND[:3], ("float32", 1e30)])
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [*BEYOND[1:3], *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in (BEYOND[0], ("float32", 1e30)))],
+)
 def test_bodies_take_products_beyond_the_range(library, dtype, size):
     if dtype not in support.dtypes_of(library):
         pytest.skip(f"{library} holds no {dtype}")

@@ -152,7 +152,9 @@ def test_what_no_query_attends_to_is_not_read(units, queries, rng):
 # --- shapes and layouts ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("queries", [FEW, 3, 7, 9, MANY, 70])
+@pytest.mark.parametrize(
+    "queries", [FEW, 7, MANY, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (3, 9, 70))]
+)
 @pytest.mark.parametrize(("d", "dv"), [(5, 7), (300, 40)])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_features_that_fill_no_vector(geometry, queries, d, dv, dtype, rng):

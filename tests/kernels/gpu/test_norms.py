@@ -99,6 +99,7 @@ def test_groups_of_channels_that_are_apart_are_refused(put, rng):
     assert tp.group_norm.explain(x, 4, channel_axis=-1).kernel == "opencl"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_axis_may_be_anywhere_and_arrays_in_any_order(put, dtype, rng):
     x = normal(rng, 6, 100, 5, dtype=dtype)
@@ -113,6 +114,7 @@ def test_an_axis_may_be_anywhere_and_arrays_in_any_order(put, dtype, rng):
     check(put, "l2_norm", (x,), axis=(0, 1, 2), scale_axis=())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 300, 70), (3, 100, 64), (5, 1000, 17)], ids=str)
 def test_rows_across_memory(put, monkeypatch, shape, dtype, rng):
@@ -217,7 +219,8 @@ def test_a_large_mean_hurts_no_more_than_its_own_rounding(put, rng):
         np.testing.assert_allclose(y, REFERENCES["layer_norm"](x), rtol=0, atol=2 * unit)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.costly
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize("n", [4096, 4100])
 def test_results_larger_than_the_caches(put, geometry, n, dtype, rng, monkeypatch):
     """A processor writes them past its caches, but not from addresses that its stores do not take."""
