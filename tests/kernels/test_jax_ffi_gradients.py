@@ -47,6 +47,7 @@ def gradients(name, of, args, options, dtype, places):
     return compiled(*given), compiled.lower(*given).as_text()
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_of_every_dtype(name, dtype):
