@@ -42,10 +42,13 @@ void one_sum(const SoftmaxVjp& op, std::int64_t index) {
     const T* x = reinterpret_cast<const T*>(op.y.row(index));
     T* dx = reinterpret_cast<T*>(op.dx) + index * n;
     const C largest = maximum(x, n);
-    if (largest == -std::numeric_limits<C>::infinity())  // of nothing else
-        return put_row<kStream>(dx, n, [](std::int64_t, std::int64_t) { return Vec<C>{}; });
+    const C d_of_row = load_one(reinterpret_cast<const T*>(op.dsums) + index);
+    if (largest == -std::numeric_limits<C>::infinity()) {  // all elements count alike, as in softmax's limit
+        const C share = d_of_row / static_cast<C>(n);
+        return put_row<kStream>(dx, n, [share](std::int64_t, std::int64_t) { return Vec<C>{} + share; });
+    }
     const double total = sum_of_exponentials<T>(x, n, largest, nullptr, x) * static_cast<double>(kOneInUnits<C>);
-    const C d = static_cast<C>(static_cast<double>(load_one(reinterpret_cast<const T*>(op.dsums) + index)) / total);
+    const C d = static_cast<C>(static_cast<double>(d_of_row) / total);
     put_row<kStream>(dx, n,
                      [=](std::int64_t i, std::int64_t k) { return exp_in_units(load_some(x + i, k) - largest) * d; });
 }

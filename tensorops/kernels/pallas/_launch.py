@@ -155,6 +155,8 @@ def _lower(ctx: Any, *operands: Any, call: Call) -> Any:
 def _lower_reverse(ctx: Any, *operands: Any, call: Call, moving: tuple[int, ...]) -> Any:
     from jax.interpreters import mlir
 
+    if call.provider != _PROVIDER:  # what its derivative keeps is for the kernels of another platform
+        return None
     program = planned_reverse(call, moving, ctx.avals_in)
     if isinstance(program, str):
         return None
