@@ -224,6 +224,11 @@ def test_what_autograd_promises_holds():
     changed.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+    q, mask = X.reshape(1, 2, 5, 4).clone().requires_grad_(), torch.ones(5, 5, dtype=torch.bool)
+    y = tp.scaled_dot_product_attention(q, q, q, mask=mask)
+    mask[0, 1:] = False
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
     _, kept = tp.add_rms_norm(x, X)
     close(torch.autograd.grad(kept.sum(), x)[0], torch.ones_like(X))  # the other result has no gradient
     checkpointed = torch.utils.checkpoint.checkpoint(tp.softmax, x, use_reentrant=False)

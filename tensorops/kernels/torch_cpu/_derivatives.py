@@ -61,19 +61,22 @@ def differentiable(
             if kept_results:
                 results = found if type(found) is tuple else (found,)
                 tensors += [results[i] for i in kept_results]
-            ctx.save_for_backward(*tensors)
+            named = {name: value for name, value in by_name.items() if isinstance(value, tensor)}
+            ctx.save_for_backward(*tensors, *named.values())  # torch notices if one is overwritten
             rest = [None if isinstance(a, tensor) else a for a in args]
             for i in dropped:
                 rest[i] = args[i].dtype
-            ctx.rest = by_name, rest
+            ctx.rest = rest, by_name, tuple(named)
             return found
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            by_name, rest = ctx.rest
+            rest, by_name, named = ctx.rest
             saved = ctx.saved_tensors
             args = [other if kept is None else kept for kept, other in zip(saved, rest, strict=False)]
-            results = saved[len(rest) :]
+            results = saved[len(rest) : len(rest) + len(kept_results)]
+            if named:
+                by_name = by_name | dict(zip(named, saved[-len(named) :], strict=True))
             if differentiate is not None and not torch.is_grad_enabled():
                 found = compiled(differentiate, args, by_name, results, cotangents, ctx.needs_input_grad)
                 if found is not None:
