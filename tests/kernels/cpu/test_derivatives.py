@@ -16,11 +16,11 @@ NAMES = [name.removesuffix("_vjp") for name in native.operators() if name.endswi
 OTHERS = {"group_norm", "instance_norm", "rope", "scaled_dot_product_attention", "cross_entropy", "logsumexp"}
 OF_ROWS = [name for name in NAMES if name not in OTHERS]
 BOUNDS = {"float64": 1e-13, "float32": 4e-6, "float16": 4e-3, "bfloat16": 3e-2}
-rng = np.random.default_rng(5)
 
 
 def arguments(name, shape):
     """Return float64 arrays for the positional parameters of a vector-Jacobian product, and options."""
+    rng = np.random.default_rng(5)
     x, row = rng.standard_normal(shape), rng.standard_normal(shape[-1])
     if name == "group_norm":
         x = rng.standard_normal((2, 4, shape[-1]))
@@ -74,7 +74,8 @@ def test_every_length(name, target):
             for ours, theirs in zip(found, expected, strict=True):
                 assert ours.dtype == DTYPES[dtype]
                 assert ours.shape == theirs.shape
-                scale = max(np.abs(theirs).max(), 10 if n == 1 else 1)  # gradients of a single element nearly cancel
+                # Of one or two elements, all that is left is rounding, over a divisor of down to √eps, which is 1 / 316.
+                scale = max(np.abs(theirs).max(), 316 if n < 3 else 1)
                 assert np.abs(ours.astype(np.float64) - theirs).max() <= BOUNDS[dtype] * scale, (n, dtype)
 
 
