@@ -74,7 +74,7 @@ def test_every_length(name, target):
             for ours, theirs in zip(found, expected, strict=True):
                 assert ours.dtype == DTYPES[dtype]
                 assert ours.shape == theirs.shape
-                # Of one or two elements, all that is left is rounding, over a divisor of down to √eps, which is 1 / 316.
+                # Of one or two elements, only rounding is left, over a divisor of down to √eps, which is 1 / 316.
                 scale = max(np.abs(theirs).max(), 316 if n < 3 else 1)
                 assert np.abs(ours.astype(np.float64) - theirs).max() <= BOUNDS[dtype] * scale, (n, dtype)
 
