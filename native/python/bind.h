@@ -29,5 +29,6 @@ void bind_operators(nb::module_& m);
 void bind_panels(nb::module_& m);
 void bind_plans(nb::module_& m);
 void bind_torch_calls(nb::module_& m);
+void bind_torch_gradients(nb::module_& m);
 
 }  // namespace tensorops

@@ -84,6 +84,7 @@ NB_MODULE(_native, m) {
     bind_panels(m);
     bind_plans(m);
     bind_torch_calls(m);
+    bind_torch_gradients(m);
     m.def(
         "xla_handlers",
         [] {

@@ -121,13 +121,18 @@ class TorchCall {
 
     bool differentiates = false;  // autograd must follow the call
 
-    // Whether all arguments are usual; otherwise there may be an exception.
+    // Whether autograd must follow the call, or all arguments are usual; otherwise there may be an exception.
     bool read(PyObject* const* args, Py_ssize_t count) {
         if (count > kMost || !watch()) return false;
+        for (Py_ssize_t i = 0; records_ && i < count; ++i) {
+            if (!is_tensor(args[i])) continue;
+            const int requires_grad = truth(attribute(args[i], names.requires_grad));
+            if (requires_grad < 0) return false;
+            if (requires_grad) return differentiates = true;
+        }
         for (Py_ssize_t i = 0; i < count; ++i) {
-            PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(args[i]));
             if (PyArray_DescrCheck(args[i]) || PyType_Check(args[i])) return false;  // dtypes of NumPy
-            if (type == of(kType) || type == of(kParameter))
+            if (is_tensor(args[i]))
                 views_[i] = view(args[i]);
             else if (nb::object dtype = calls::entry(of(kDtypes), args[i]); dtype.is_valid())
                 views_[i] = dtype;
@@ -157,6 +162,11 @@ class TorchCall {
   private:
     PyObject* of(Reading which) const { return PyTuple_GET_ITEM(reading_, which); }
 
+    bool is_tensor(PyObject* x) const {
+        auto* type = reinterpret_cast<PyObject*>(Py_TYPE(x));
+        return type == of(kType) || type == of(kParameter);
+    }
+
     // Whether torch need not see the call.
     bool watch() {
         std::int64_t level = 0;
@@ -175,11 +185,6 @@ class TorchCall {
         if (table_->describe(x, &t) != 0 || t.device_type != dlpack::kHost || t.ndim > NPY_MAXDIMS ||
             truth(called(of(kIsNegative), x)) != 0)
             return {};
-        if (records_) {
-            const int requires_grad = truth(attribute(x, names.requires_grad));
-            if (requires_grad < 0) return {};
-            differentiates |= requires_grad != 0;
-        }
         const int type = numpy_type(t);
         if (type < 0) return {};
         npy_intp shape[NPY_MAXDIMS], strides[NPY_MAXDIMS];

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorops._operator import Operator
+from tensorops.kernels.cpu import _native
 from tensorops.kernels.cpu.derivatives import Derivative
 
 
@@ -66,12 +67,12 @@ def differentiable(
             rest = [None if isinstance(a, tensor) else a for a in args]
             for i in dropped:
                 rest[i] = args[i].dtype
-            ctx.rest = rest, by_name, tuple(named)
+            ctx.kept = rest, by_name, tuple(named)
             return found
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            rest, by_name, named = ctx.rest
+            rest, by_name, named = ctx.kept
             saved = ctx.saved_tensors
             args = [other if kept is None else kept for kept, other in zip(saved, rest, strict=False)]
             results = saved[len(rest) : len(rest) + len(kept_results)]
@@ -87,6 +88,14 @@ def differentiable(
             of = by_python(operator, arguments, by_name, results, cotangents, asked)
             return None, *(of.get(name) for name in names[: len(args)])
 
+    if differentiate is not None:
+        usual = _native.torch_forward(
+            (compute, tensor, torch.nn.Parameter, dropped, kept_results, Differentiable.forward)
+        )
+        Differentiable.forward = staticmethod(usual)  # type: ignore[method-assign]
+        how = compiled.sources, compiled.options, compiled.known
+        usual = _native.torch_backward((differentiate, torch.is_grad_enabled, *how, Differentiable.backward))
+        Differentiable.backward = staticmethod(usual)  # type: ignore[method-assign]
     apply = super(torch.autograd.Function, Differentiable).apply  # nothing transforms a call that comes here
 
     @functools.wraps(operator)
@@ -116,16 +125,17 @@ class _Call:
             name for name in derivative.parameters if name not in {*names, *of_results, *of_cotangents, "wanted"}
         )
         # Where each positional parameter is among arguments, kept results and cotangents
-        self.sources: list[tuple[int, int]] = []
+        sources: list[tuple[int, int]] = []
         self.of_cotangents: list[int] = []
         for name in derivative.parameters[: derivative.positional]:
             if name in of_cotangents:
-                self.of_cotangents.append(len(self.sources))
-                self.sources.append((2, of_cotangents[name]))
+                self.of_cotangents.append(len(sources))
+                sources.append((2, of_cotangents[name]))
             elif name in of_results:
-                self.sources.append((1, of_results[name]))
+                sources.append((1, of_results[name]))
             else:
-                self.sources.append((0, names.index(name)))
+                sources.append((0, names.index(name)))
+        self.sources = tuple(sources)
         self.known: dict[tuple[bool, ...], tuple[dict[str, int], tuple[int | None, ...]]] = {}
 
     def gradients_of(self, needed: tuple[bool, ...]) -> tuple[dict[str, int], tuple[int | None, ...]]:
