@@ -74,19 +74,20 @@ PyObject* forward(PyObject* self, PyObject* const* all, Py_ssize_t count) {
     return found.release().ptr();
 }
 
-// The gradients of backward(ctx, *cotangents); `None` if the call is unusual, null with an exception
-nb::object gradients(PyObject* self, PyObject* ctx, PyObject* const* cotangents, Py_ssize_t count) {
+// The gradients of backward(ctx, *cotangents); `None` if the call is unusual, null with an exception. `saved` becomes
+// the tensors that were kept, unless that was clear before: torch hands them out once.
+nb::object gradients(PyObject* self, PyObject* ctx, PyObject* const* cotangents, Py_ssize_t count, nb::object& saved) {
     const nb::object records = nb::steal(PyObject_CallNoArgs(member(self, kRecords)));
     if (!records.is_valid()) return {};
     if (records.ptr() != Py_False) return nb::none();
-    const nb::object saved = attribute(ctx, names.saved_tensors);
-    if (!saved.is_valid()) return {};  // torch notices tensors that were overwritten
     const nb::object kept = attribute(ctx, names.kept), needed = attribute(ctx, names.needs_input_grad);
     if (!kept.is_valid() || !needed.is_valid()) return {};
     PyObject *const rest = PyTuple_GET_ITEM(kept.ptr(), 0), *const by_name = PyTuple_GET_ITEM(kept.ptr(), 1);
     const nb::object known = calls::entry(member(self, kKnown), needed.ptr());
     if (PyErr_Occurred()) return {};
     if (!known.is_valid() || PyTuple_GET_SIZE(PyTuple_GET_ITEM(kept.ptr(), 2)) != 0) return nb::none();
+    saved = attribute(ctx, names.saved_tensors);  // an exception if one was overwritten
+    if (!saved.is_valid()) return {};
 
     nb::object options = nb::borrow(PyTuple_GET_ITEM(known.ptr(), 0));
     if (PyDict_GET_SIZE(by_name)) {
@@ -143,9 +144,14 @@ nb::object gradients(PyObject* self, PyObject* ctx, PyObject* const* cotangents,
 }
 
 PyObject* backward(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    nb::object found = gradients(self, args[0], args + 1, count - 1);
-    if (!found.is_valid() || !found.is_none()) return found.release().ptr();
-    return PyObject_Vectorcall(member(self, kBackwardInPython), args, count, nullptr);
+    nb::object saved = nb::none();
+    const nb::object found = gradients(self, args[0], args + 1, count - 1, saved);
+    if (!found.is_valid() || !found.is_none()) return nb::object(found).release().ptr();
+    nb::object all = nb::steal(PyTuple_New(count + 1));
+    if (!all.is_valid()) return nullptr;
+    for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(all.ptr(), i ? i + 1 : 0, Py_NewRef(args[i]));
+    PyTuple_SET_ITEM(all.ptr(), 1, saved.release().ptr());
+    return PyObject_CallObject(member(self, kBackwardInPython), all.ptr());
 }
 
 PyMethodDef forward_definition = {"forward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(forward)),

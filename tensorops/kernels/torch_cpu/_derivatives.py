@@ -41,13 +41,11 @@ def differentiable(
     parameters = inspect.signature(operator).parameters.values()
     names = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
     defaults = {p.name: p.default for p in parameters}
-    by_formula = _FORMULAS.get(operator.__name__)
+    has_formula = operator.__name__ in _FORMULAS
     compiled = _Call(derivative, names)
     others = tuple(i for i, name in enumerate(names) if name not in derivative.provided)
     # Tensors that neither the compiled function nor the formula takes need not be kept.
-    dropped = (
-        () if by_formula is None else tuple(i for i, name in enumerate(names) if name not in derivative.parameters)
-    )
+    dropped = () if not has_formula else tuple(i for i, name in enumerate(names) if name not in derivative.parameters)
     kept_results = derivative.kept
 
     class Differentiable(torch.autograd.Function):  # type: ignore[misc]
@@ -72,21 +70,23 @@ def differentiable(
 
         @staticmethod
         def backward(ctx: Any, *cotangents: Any) -> Any:
-            rest, by_name, named = ctx.kept
-            saved = ctx.saved_tensors
-            args = [other if kept is None else kept for kept, other in zip(saved, rest, strict=False)]
-            results = saved[len(rest) : len(rest) + len(kept_results)]
-            if named:
-                by_name = by_name | dict(zip(named, saved[-len(named) :], strict=True))
-            if differentiate is not None and not torch.is_grad_enabled():
-                found = compiled(differentiate, args, by_name, results, cotangents, ctx.needs_input_grad)
-                if found is not None:
-                    return found
-            asked = {names[i - 1] for i, needed in enumerate(ctx.needs_input_grad) if needed}
-            arguments = dict(zip(names, args, strict=False))
-            by_python = by_formula or _by_body
-            of = by_python(operator, arguments, by_name, results, cotangents, asked)
-            return None, *(of.get(name) for name in names[: len(args)])
+            return in_python(ctx, None, *cotangents)
+
+    def in_python(ctx: Any, saved: Sequence[Any] | None, *cotangents: Any) -> Any:
+        rest, by_name, named = ctx.kept
+        saved = ctx.saved_tensors if saved is None else saved
+        args = [other if kept is None else kept for kept, other in zip(saved, rest, strict=False)]
+        results = saved[len(rest) : len(rest) + len(kept_results)]
+        if named:
+            by_name = by_name | dict(zip(named, saved[-len(named) :], strict=True))
+        if differentiate is not None and not torch.is_grad_enabled():
+            found = compiled(differentiate, args, by_name, results, cotangents, ctx.needs_input_grad)
+            if found is not None:
+                return found
+        asked = {names[i - 1] for i, needed in enumerate(ctx.needs_input_grad) if needed}
+        arguments = dict(zip(names, args, strict=False))
+        of = by_formula(operator, arguments, by_name, results, cotangents, asked)
+        return None, *(of.get(name) for name in names[: len(args)])
 
     if differentiate is not None:
         usual = _native.torch_forward(
@@ -94,7 +94,7 @@ def differentiable(
         )
         Differentiable.forward = staticmethod(usual)  # type: ignore[method-assign]
         how = compiled.sources, compiled.options, compiled.known
-        usual = _native.torch_backward((differentiate, torch.is_grad_enabled, *how, Differentiable.backward))
+        usual = _native.torch_backward((differentiate, torch.is_grad_enabled, *how, in_python))
         Differentiable.backward = staticmethod(usual)  # type: ignore[method-assign]
     apply = super(torch.autograd.Function, Differentiable).apply  # nothing transforms a call that comes here
 
@@ -180,6 +180,18 @@ class _Call:
             dtype = getattr(argument, "dtype", argument)  # all that is known of a tensor that was not kept
             gradients.append(y if y is None or y.dtype is dtype else y.to(dtype))
         return tuple(gradients)
+
+
+def by_formula(
+    operator: Operator[..., Any],
+    arguments: dict[str, Any],
+    by_name: dict[str, Any],
+    results: Sequence[Any],
+    cotangents: Sequence[Any],
+    asked: set[str],
+) -> dict[str, Any]:
+    """Return the gradients of some arguments as torch's own operations compute them of what was kept."""
+    return _FORMULAS.get(operator.__name__, _by_body)(operator, arguments, by_name, results, cotangents, asked)
 
 
 def _by_body(

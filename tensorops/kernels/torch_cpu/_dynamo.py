@@ -1,40 +1,93 @@
 """Operators under `torch.compile`.
 
 TorchDynamo traces Python but cannot trace a context variable. It inlines `_under_torch_compile` in place of
-``Operator.__call__`` and puts the operator's own body into the graph, which its compiler then fuses. The settings in
-force are read once, during tracing.
+``Operator.__call__`` and puts a call of the compiled kernel into the graph, or the operator's own body, which its
+compiler then fuses. The settings in force are read once, during tracing.
 """
 
 from __future__ import annotations
 
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from tensorops._operator import Operator
+from tensorops._providers import load
 from tensorops.backends.process_default import in_force
 from tensorops.libraries import LIBRARIES, learn_types
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_LEAST_BYTES = 1 << 16
+"""Smaller calls are left to the body: a compiler fuses it with what surrounds it, and the kernel would not earn the ten
+microseconds that torch takes to call an operator that it does not know."""
 
-def _before_tracing(name: str) -> None:
-    """Load what cannot be loaded during tracing, and refuse a backend that is not torch."""
+
+def _before_tracing(name: str) -> bool:
+    """Load what cannot be loaded during tracing, refuse a backend that is not torch; return whether kernels may run."""
     torch = LIBRARIES["torch"]
     learn_types(torch)
     assert torch.xp is not None
     torch.is_wrapper(None)  # look up the type of its wrappers, if any
-    backend = in_force().backend
-    if backend is not None and backend.library.name != "torch":
+    settings = in_force()
+    if settings.backend is not None and settings.backend.library.name != "torch":
         raise RuntimeError(
-            f"{name}: backend {backend.name!r} is in force, but torch.compile can only compile torch operations; "
+            f"{name}: backend {settings.backend.name!r} is in force, but torch.compile can only compile torch operations; "
             f"leave the set_backend block, or call the operator outside of the compiled function"
         )
+    allowed = settings.providers is None or "torch_cpu" in settings.providers
+    if not allowed or load("torch_cpu"):
+        return False
+    from tensorops.kernels.torch_cpu import _custom_operators
+
+    return _custom_operators.has_kernel(name)
+
+
+def _encode(operator: str, arrays: tuple[str, ...], names: tuple[str, ...], values: tuple[Any, ...]) -> str:
+    from tensorops.kernels.torch_cpu import _custom_operators
+
+    return _custom_operators.encode(operator, arrays, dict(zip(names, values, strict=True)))
+
+
+def _differentiates(operator: str, moving: tuple[str, ...]) -> bool:
+    from tensorops.kernels.torch_cpu import _custom_operators
+
+    return _custom_operators.differentiates(operator, moving)
 
 
 def _under_torch_compile(self: Operator[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    _before_tracing(self.__name__)
-    return self.compute(*args, **kwargs)
+    may_run = _before_tracing(self.__name__)
+    arguments = self.canonical(*args, **kwargs)
+    if may_run:
+        import torch
+
+        if not torch.compiler.is_exporting():
+            found = _kernel_in_graph(torch, self.__name__, arguments)
+            if found is not None:
+                return found  # type: ignore[no-any-return]
+    return self.apply(self._body, arguments)  # type: ignore[no-any-return]
 
 
-_before_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def _kernel_in_graph(torch: Any, operator: str, arguments: dict[str, Any]) -> Any:
+    """Return the results of the compiled kernel; ``None`` if the body is to compute."""
+    arrays, moving, names, values, size = [], [], [], [], 0
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            if value.device.type != "cpu":
+                return None
+            arrays.append(name)
+            size += value.numel() * value.element_size()
+            if torch.is_grad_enabled() and value.requires_grad:
+                moving.append(name)
+        elif value is not None:
+            names.append(name)
+            values.append(value)
+    if size < _LEAST_BYTES or (moving and not _differentiates(operator, tuple(moving))):
+        return None
+    call = _encode(operator, tuple(arrays), tuple(names), tuple(values))
+    found = torch.ops.tensorops.call(call, [arguments[name] for name in arrays])
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+for _constant in (_before_tracing, _encode, _differentiates):
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 Operator.__call__._torchdynamo_inline = _under_torch_compile  # type: ignore[attr-defined]

@@ -45,10 +45,10 @@ def register(operator: Operator[..., Any]) -> None:
             return reason
         return compiled.supports(*_views(args), **dict(zip(kwargs, _views(kwargs.values()), strict=True)))
 
-    fast = _on_tensors(compiled.function)
+    fast = on_tensors(compiled.function)
     differentiable = None
     if derivative is not None:
-        compiled_vjp = _on_tensors(getattr(_native, derivative.name)) if derivative.name else None
+        compiled_vjp = on_tensors(getattr(_native, derivative.name)) if derivative.name else None
         differentiable = _derivatives.differentiable(operator, derivative, fast, compiled_vjp)
     torch = _torch()
 
@@ -66,7 +66,7 @@ def register(operator: Operator[..., Any]) -> None:
     operator.kernel("torch_cpu", supports=supports, checks=True)(direct)
 
 
-def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+def on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a compiled function on tensors of which no gradients are recorded."""
 
     def in_python(*args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,202 @@
+"""The compiled kernels as operators of torch, which `torch.compile` puts into its graphs.
+
+Two operators serve all of ours, as signatures of torch's own cannot express every option. An argument says which
+operator to call, and with what options, as text: graphs are stored and loaded by other processes.
+
+    tensorops::call(str call, Tensor[] arrays) -> Tensor[]
+    tensorops::vjp(str call, Tensor[] arrays, ScalarType[] dtypes) -> Tensor[]
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from tensorops._dtypes import name_of
+from tensorops._operator import OPERATORS, Operator
+from tensorops.kernels.cpu import _native
+from tensorops.kernels.cpu.derivatives import Derivative, derivative_of
+from tensorops.kernels.torch_cpu import _derivatives
+from tensorops.kernels.torch_cpu._launch import on_tensors
+from tensorops.libraries.torch import observed
+
+_OPTIONAL_RESULTS = ("quantize",)
+"""Operators some of whose results may be ``None``."""
+
+_LIBRARY = torch.library.Library("tensorops", "DEF")
+_LIBRARY.define("call(str call, Tensor[] arrays) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.define("vjp(str call, Tensor[] arrays, ScalarType[] dtypes) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def encode(function: str, arrays: Iterable[str], options: dict[str, Any]) -> str:
+    """Return the text of a call: the function, what parameters its arrays are, and its other arguments."""
+    return json.dumps([function, list(arrays), options], default=lambda dtype: {"dtype": name_of(dtype)})
+
+
+def has_kernel(operator: str) -> bool:
+    """Return whether there is a kernel that a graph can call, and no transformation of torch.func to follow."""
+    kernel = OPERATORS[operator].kernel_of("torch_cpu")
+    return kernel is not None and operator not in _OPTIONAL_RESULTS and not observed(torch)
+
+
+def differentiates(operator: str, arguments: Iterable[str]) -> bool:
+    """Return whether the gradients of these arguments are known."""
+    derivative = derivative_of(operator) or _derivatives.COMPOSED.get(operator)
+    return derivative is not None and derivative.provided.issuperset(arguments)
+
+
+class Decoded(NamedTuple):
+    """The call that a text describes."""
+
+    function: str
+    arrays: tuple[str, ...]
+    options: dict[str, Any]
+
+
+@functools.cache
+def decode(call: str) -> Decoded:
+    """Return the call that a text describes."""
+
+    def option(value: Any) -> Any:
+        if isinstance(value, dict):
+            return getattr(torch, value["dtype"])
+        return tuple(map(option, value)) if isinstance(value, list) else value
+
+    function, arrays, options = json.loads(call)
+    return Decoded(function, tuple(arrays), {name: option(value) for name, value in options.items()})
+
+
+def _listed(found: Any) -> list[torch.Tensor]:
+    """Return results as torch takes those of its operators: none shares the memory of an argument."""
+    results = found if isinstance(found, tuple) else (found,)
+    return [y.clone() if y._is_view() or not y.is_contiguous() else y for y in results]
+
+
+@torch.library.impl(_LIBRARY, "call", "CPU")
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _call(call: str, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+    operator, arguments = _arguments(call, arrays)
+    return _listed(operator.apply(operator, arguments))
+
+
+@torch.library.register_fake("tensorops::call", lib=_LIBRARY)
+def _fake_call(call: str, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+    operator, arguments = _arguments(call, arrays)
+    found = operator.compute(**arguments)
+    return [torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in _listed(found)]
+
+
+def _arguments(call: str, arrays: Iterable[Any]) -> tuple[Operator[..., Any], dict[str, Any]]:
+    function, names, options = decode(call)
+    operator = OPERATORS[function]
+    return operator, operator.bind((), options | dict(zip(names, arrays, strict=True)))
+
+
+@functools.cache
+def _compiled(function: str) -> Callable[..., Any]:
+    return on_tensors(getattr(_native, function))
+
+
+@torch.library.impl(_LIBRARY, "vjp", "CPU")
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _vjp(call: str, arrays: list[torch.Tensor], dtypes: list[torch.dtype]) -> list[torch.Tensor]:
+    function, names, options = decode(call)
+    for given in (arrays, [x.contiguous() for x in arrays]):
+        found = _compiled(function)(**dict(zip(names, given, strict=True)), **options)
+        if found is not NotImplemented:
+            computed = [y for y in (found if isinstance(found, tuple) else (found,)) if y is not None]
+            return [y.to(dtype) for y, dtype in zip(computed, dtypes, strict=True)]
+    raise RuntimeError(f"{function}: the compiled kernel refuses what it was compiled for")
+
+
+@torch.library.register_fake("tensorops::vjp", lib=_LIBRARY)
+def _fake_vjp(call: str, arrays: list[torch.Tensor], dtypes: list[torch.dtype]) -> list[torch.Tensor]:
+    function, names, options = decode(call)
+    given = dict(zip(names, arrays, strict=True))
+    derivative = derivative_of(function.removesuffix("_vjp"))
+    assert derivative is not None
+    wanted = options.get("wanted", -1)
+    groups = [group for i, group in enumerate(derivative.gradients) if wanted >> i & 1]
+    # What is not kept has the shape of the result.
+    of = [given.get(group[0], given[derivative.cotangents[0]]) for group in groups]
+    return [torch.empty(x.shape, dtype=dtype, device=x.device) for x, dtype in zip(of, dtypes, strict=True)]
+
+
+def _set_up(ctx: Any, inputs: tuple[str, list[torch.Tensor]], output: list[torch.Tensor]) -> None:
+    call, arrays = inputs
+    name, names, _ = decode(call)
+    derivative = derivative_of(name) or _derivatives.COMPOSED[name]
+    ctx.call = call
+    ctx.of_results = [(y.shape, y.dtype) for y in output]
+    ctx.dtypes = [x.dtype for x in arrays]
+    kept = [x for known, x in zip(names, arrays, strict=True) if known in derivative.parameters]
+    ctx.save_for_backward(*kept, *(output[i] for i in derivative.kept))
+
+
+def _backward(ctx: Any, cotangents: list[torch.Tensor | None]) -> tuple[None, list[torch.Tensor | None]]:
+    name, names, options = decode(ctx.call)
+    derivative = derivative_of(name) or _derivatives.COMPOSED[name]
+    needed = [known for known, is_needed in zip(names, ctx.needs_input_grad[1], strict=True) if is_needed]
+    arguments = dict(zip((known for known in names if known in derivative.parameters), ctx.saved_tensors, strict=False))
+    results = ctx.saved_tensors[len(arguments) :]
+    zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.of_results]
+    given = [zero if dy is None else dy for dy, zero in zip(cotangents, zeros, strict=True)]
+    call = _Differentiated(derivative, arguments, options, results, given, set(needed))
+    dtypes = dict(zip(names, ctx.dtypes, strict=True))
+    found = call.by_kernel(dtypes) if derivative.name else None
+    if found is None:
+        found = call.by_formula(OPERATORS[name])
+    return None, [found.get(known) if known in needed else None for known in names]
+
+
+class _Differentiated(NamedTuple):
+    """A call whose gradients are asked for; those of torch that are traced have symbolic shapes."""
+
+    derivative: Derivative
+    arguments: dict[str, torch.Tensor]
+    options: dict[str, Any]
+    results: tuple[torch.Tensor, ...]
+    cotangents: list[torch.Tensor]
+    asked: set[str]
+
+    def by_kernel(self, dtypes: dict[str, torch.dtype]) -> dict[str, Any] | None:
+        """Return the gradients that the compiled kernel computes; ``None`` if it refuses such arrays."""
+        of, known = self.derivative, set(self.derivative.parameters)
+        kept = [of.results[i] for i in of.kept]
+        every = {**self.arguments, **dict(zip(kept, self.results, strict=True))}
+        every |= dict(zip(of.cotangents, self.cotangents, strict=True))
+        arrays = {name: x for name, x in every.items() if name in known}
+        options = {name: value for name, value in self.options.items() if name in known and value is not None}
+        wanted = of.wanted(self.asked)
+        if "wanted" in known:
+            options["wanted"] = sum(1 << i for i in wanted)
+        described = {name: (name_of(x.dtype), [_size(n) for n in x.shape]) for name, x in arrays.items()}
+        readable = {name: name_of(x) if isinstance(x, torch.dtype) else x for name, x in options.items()}
+        if _native.refuse(of.name, described, readable):
+            return None
+        groups = [of.gradients[i] for i in wanted]
+        found = torch.ops.tensorops.vjp(
+            encode(of.name, arrays, options), list(arrays.values()), [dtypes[group[0]] for group in groups]
+        )
+        return {name: y for group, y in zip(groups, found, strict=True) for name in group}
+
+    def by_formula(self, operator: Operator[..., Any]) -> dict[str, Any]:
+        """Return the gradients that torch's own operations compute."""
+        return _derivatives.by_formula(
+            operator, self.arguments, self.options, self.results, self.cotangents, self.asked
+        )
+
+
+def _size(n: Any) -> int:
+    if isinstance(n, int):
+        return n
+    from torch.fx.experimental.symbolic_shapes import hint_int
+
+    return hint_int(n)  # type: ignore[no-any-return]
+
+
+torch.library.register_autograd("tensorops::call", _backward, setup_context=_set_up, lib=_LIBRARY)
