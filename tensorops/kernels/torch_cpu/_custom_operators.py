@@ -18,6 +18,7 @@ import torch
 
 from tensorops._dtypes import name_of
 from tensorops._operator import OPERATORS, Operator
+from tensorops.backends.settings import Settings, activate
 from tensorops.kernels.cpu import _native
 from tensorops.kernels.cpu.derivatives import Derivative, derivative_of
 from tensorops.kernels.torch_cpu import _derivatives
@@ -26,6 +27,9 @@ from tensorops.libraries.torch import observed
 
 _OPTIONAL_RESULTS = ("quantize",)
 """Operators some of whose results may be ``None``."""
+
+_UNRECORDED = Settings()
+"""For bodies that compute shapes only."""
 
 _LIBRARY = torch.library.Library("tensorops", "DEF")
 _LIBRARY.define("call(str call, Tensor[] arrays) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
@@ -76,17 +80,16 @@ def _listed(found: Any) -> list[torch.Tensor]:
     return [y.clone() if y._is_view() or not y.is_contiguous() else y for y in results]
 
 
-@torch.library.impl(_LIBRARY, "call", "CPU")
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def _call(call: str, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
     operator, arguments = _arguments(call, arrays)
-    return _listed(operator.apply(operator, arguments))
+    with torch.no_grad():
+        return _listed(operator.apply(operator, arguments))
 
 
-@torch.library.register_fake("tensorops::call", lib=_LIBRARY)
 def _fake_call(call: str, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
     operator, arguments = _arguments(call, arrays)
-    found = operator.compute(**arguments)
+    with activate(_UNRECORDED):
+        found = operator.compute(**arguments)
     return [torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in _listed(found)]
 
 
@@ -101,19 +104,23 @@ def _compiled(function: str) -> Callable[..., Any]:
     return on_tensors(getattr(_native, function))
 
 
-@torch.library.impl(_LIBRARY, "vjp", "CPU")
-@torch.no_grad()  # type: ignore[untyped-decorator]
 def _vjp(call: str, arrays: list[torch.Tensor], dtypes: list[torch.dtype]) -> list[torch.Tensor]:
     function, names, options = decode(call)
-    for given in (arrays, [x.contiguous() for x in arrays]):
-        found = _compiled(function)(**dict(zip(names, given, strict=True)), **options)
+    derivative = derivative_of(function.removesuffix("_vjp"))
+    assert derivative is not None
+    for contiguous in (False, True):
+        given = dict(zip(names, (x.contiguous() if contiguous else x for x in arrays), strict=True)) | options
+        positional = [given.pop(name, None) for name in derivative.parameters[: derivative.positional]]
+        while positional[-1] is None:  # options at the end that were not given have defaults
+            positional.pop()
+        with torch.no_grad():
+            found = _compiled(function)(*positional, **given)
         if found is not NotImplemented:
             computed = [y for y in (found if isinstance(found, tuple) else (found,)) if y is not None]
             return [y.to(dtype) for y, dtype in zip(computed, dtypes, strict=True)]
-    raise RuntimeError(f"{function}: the compiled kernel refuses what it was compiled for")
+    raise RuntimeError(f"{function}: the kernel refuses arrays that it took when the graph was made")
 
 
-@torch.library.register_fake("tensorops::vjp", lib=_LIBRARY)
 def _fake_vjp(call: str, arrays: list[torch.Tensor], dtypes: list[torch.dtype]) -> list[torch.Tensor]:
     function, names, options = decode(call)
     given = dict(zip(names, arrays, strict=True))
@@ -192,11 +199,12 @@ class _Differentiated(NamedTuple):
 
 
 def _size(n: Any) -> int:
-    if isinstance(n, int):
-        return n
-    from torch.fx.experimental.symbolic_shapes import hint_int
-
-    return hint_int(n)  # type: ignore[no-any-return]
+    """Return a length; of one that is symbolic, that of the call for which the graph is made."""
+    return n if isinstance(n, int) else n.node.hint
 
 
+_LIBRARY.impl("call", _call, "CPU")
+_LIBRARY.impl("vjp", _vjp, "CPU")
+torch.library.register_fake("tensorops::call", _fake_call, lib=_LIBRARY)
+torch.library.register_fake("tensorops::vjp", _fake_vjp, lib=_LIBRARY)
 torch.library.register_autograd("tensorops::call", _backward, setup_context=_set_up, lib=_LIBRARY)

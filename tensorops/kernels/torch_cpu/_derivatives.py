@@ -191,7 +191,8 @@ def by_formula(
     asked: set[str],
 ) -> dict[str, Any]:
     """Return the gradients of some arguments as torch's own operations compute them of what was kept."""
-    return _FORMULAS.get(operator.__name__, _by_body)(operator, arguments, by_name, results, cotangents, asked)
+    function: Callable[..., dict[str, Any]] = _FORMULAS.get(operator.__name__, _by_body)
+    return function(operator, arguments, by_name, results, cotangents, asked)
 
 
 def _by_body(

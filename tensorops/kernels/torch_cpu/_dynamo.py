@@ -17,9 +17,24 @@ from tensorops.libraries import LIBRARIES, learn_types
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LEAST_BYTES = 1 << 16
-"""Smaller calls are left to the body: a compiler fuses it with what surrounds it, and the kernel would not earn the ten
-microseconds that torch takes to call an operator that it does not know."""
+_LEAST_BYTES = 1 << 17
+"""Smaller calls are left to the body: the kernel would not earn the 25 microseconds that a graph takes to call it."""
+
+_FUSED = frozenset(
+    {
+        "cross_entropy",
+        "log_softmax",
+        "logsumexp",
+        "reglu",
+        "relu",
+        "relu_squared",
+        "sigmoid",
+        "silu",
+        "softmax",
+        "swiglu",
+    }
+)
+"""Operators whose bodies torch's compiler makes as fast as the kernels, and fuses with what surrounds them."""
 
 
 def _before_tracing(name: str) -> bool:
@@ -31,11 +46,11 @@ def _before_tracing(name: str) -> bool:
     settings = in_force()
     if settings.backend is not None and settings.backend.library.name != "torch":
         raise RuntimeError(
-            f"{name}: backend {settings.backend.name!r} is in force, but torch.compile can only compile torch operations; "
-            f"leave the set_backend block, or call the operator outside of the compiled function"
+            f"{name}: backend {settings.backend.name!r} is in force, but torch.compile can only compile torch "
+            f"operations; leave the set_backend block, or call the operator outside of the compiled function"
         )
     allowed = settings.providers is None or "torch_cpu" in settings.providers
-    if not allowed or load("torch_cpu"):
+    if not allowed or name in _FUSED or load("torch_cpu"):
         return False
     from tensorops.kernels.torch_cpu import _custom_operators
 
@@ -80,7 +95,7 @@ def _kernel_in_graph(torch: Any, operator: str, arguments: dict[str, Any]) -> An
                 moving.append(name)
         elif value is not None:
             names.append(name)
-            values.append(value)
+            values.append(_constant(torch, value))
     if size < _LEAST_BYTES or (moving and not _differentiates(operator, tuple(moving))):
         return None
     call = _encode(operator, tuple(arrays), tuple(names), tuple(values))
@@ -88,6 +103,15 @@ def _kernel_in_graph(torch: Any, operator: str, arguments: dict[str, Any]) -> An
     return found[0] if len(found) == 1 else tuple(found)
 
 
-for _constant in (_before_tracing, _encode, _differentiates):
-    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def _constant(torch: Any, value: Any) -> Any:
+    """Return a value of which a graph is made anew if it changes, as options are text in a graph."""
+    if isinstance(value, tuple):
+        return tuple(_constant(torch, each) for each in value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return torch.fx.experimental.symbolic_shapes.guard_scalar(value) if is_number else value
+
+
+_function: Any
+for _function in (_before_tracing, _encode, _differentiates):
+    _function._dynamo_marked_constant = True
 Operator.__call__._torchdynamo_inline = _under_torch_compile  # type: ignore[attr-defined]
