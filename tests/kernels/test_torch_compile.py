@@ -19,7 +19,8 @@ from tensorops.kernels.torch_cpu import _dynamo  # noqa: E402
 from tensorops.kernels.torch_cpu._derivatives import COMPOSED  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
-NAMES = [name for name, operator in OPERATORS.items() if "torch_cpu" in operator.kernels and name != "quantize"]
+IN_GRAPHS = {name for name, operator in OPERATORS.items() if "torch_cpu" in operator.kernels}
+NAMES = sorted(IN_GRAPHS - {"quantize", "linear"})  # one has optional results, the other is torch's own operation
 X = torch.linspace(-3, 3, 40).reshape(4, 10)
 
 
@@ -137,6 +138,15 @@ def test_small_calls_and_exported_programs_have_bodies(monkeypatch):
     with tp.trace() as log:
         y = compiled(lambda x: tp.rms_norm(tp.silu(x)))(X)
     assert [call.operator for call in log] == ["rms_norm"]
+
+
+def test_linear_is_torchs_own():
+    x, weight = X.bfloat16().requires_grad_(), X[:3].bfloat16().requires_grad_()
+    y = compiled(tp.linear)(x, weight)
+    expected = torch.nn.functional.linear(x, weight)
+    assert torch.equal(y, expected)
+    for ours, theirs in zip(*(torch.autograd.grad(of.sum(), (x, weight)) for of in (y, expected)), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_transformations_in_graphs():

@@ -22,7 +22,7 @@ support.require_provider("torch_cpu")
 
 import torch  # noqa: E402
 
-NAMES = [name for name, operator in OPERATORS.items() if "torch_cpu" in operator.kernels]
+NAMES = [name for name, operator in OPERATORS.items() if "torch_cpu" in operator.kernels and name != "linear"]
 X = torch.linspace(-3, 3, 40).reshape(4, 10)
 
 
@@ -51,6 +51,7 @@ def reason(*args, operator=tp.silu, **kwargs):
 def test_which_kernels_serve_torch():
     compiled = {name for name, operator in OPERATORS.items() if "cpu" in operator.kernels}
     assert set(NAMES) == compiled - {"linear", "sample"}
+    assert "torch_cpu" in tp.linear.kernels
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -144,6 +145,33 @@ def test_gradients_are_by_kernels():
         close(tp.rms_norm(X, torch.nn.Parameter(X[0])), tp.rms_norm.generic(X, X[0]))
     with torch.inference_mode():
         close(tp.silu(X), tp.silu.generic(X))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_is_torchs_own(dtype):
+    """Products of half types are summed in float32 and rounded once."""
+    generator = torch.Generator().manual_seed(5)
+    x, weight, bias = (
+        torch.randn(s, generator=generator).to(getattr(torch, dtype)) for s in ((3, 2, 999), (7, 999), 7)
+    )
+    with tp.trace() as log:
+        y = tp.linear(x, weight, bias)
+    assert [call.kernel for call in log] == ["torch_cpu"]
+    exact = x.double().numpy() @ weight.double().numpy().T + bias.double().numpy()
+    rounding = torch.finfo(x.dtype).eps / 2 if x.element_size() == 2 else 100 * torch.finfo(x.dtype).eps
+    assert (np.abs(y.double().numpy() - exact) <= 1.1 * rounding * np.maximum(np.abs(exact), 1)).all()
+    x.requires_grad_()
+    assert tp.linear(x, weight, bias).grad_fn is not None
+    mapped = torch.func.vmap(lambda x: tp.linear(x, weight, bias))(x.detach())
+    close(mapped.double(), y.detach().double(), 2 * rounding)
+
+
+def test_what_linear_leaves_to_its_body_or_to_errors():
+    assert reason(X.half(), X, operator=tp.linear) == "weight has another dtype than x"
+    close(tp.linear(X.half(), X), tp.linear.generic(X.half(), X), 0)
+    for args in ((X, X[0]), (X, X[:, :3]), (X, X, X[0]), (X.int(), X.int())):
+        with pytest.raises((TypeError, ValueError), match=r"^linear: "):
+            tp.linear(*args)
 
 
 DERIVED = {name: derivative for name in NAMES if (derivative := derivative_of(name) or COMPOSED.get(name))}

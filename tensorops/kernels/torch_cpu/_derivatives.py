@@ -295,10 +295,31 @@ def _of_quantized(
     return {"x": dy @ weight.to(dy.dtype)}
 
 
-COMPOSED = {"quantized_linear": Derivative("", ("weight", "scales", "biases"), ("y",), (("x",),), 3)}
-"""Derivatives that no compiled function computes, but a formula of products of matrices, which are torch's own."""
+def _of_embedding(
+    operator: Operator[..., Any],
+    arguments: dict[str, Any],
+    by_name: dict[str, Any],
+    results: Sequence[Any],
+    cotangents: Sequence[Any],
+    asked: set[str],
+) -> dict[str, Any]:
+    import torch
+
+    (dy,) = cotangents
+    ids, weight = arguments["ids"], arguments["weight"]
+    wide = dy.float() if dy.element_size() == 2 else dy  # in which rows that occur more than once are summed
+    found = torch.ops.aten.embedding_dense_backward(wide, ids.long(), weight.shape[0], -1, False)
+    return {"weight": found.to(weight.dtype)}
+
+
+COMPOSED = {
+    "embedding": Derivative("", ("ids", "weight"), ("y",), (("weight",),), 2),
+    "quantized_linear": Derivative("", ("weight", "scales", "biases"), ("y",), (("x",),), 3),
+}
+"""Derivatives that no compiled function computes, but a formula of torch's own operations."""
 
 _FORMULAS: dict[str, Callable[..., dict[str, Any]]] = {
+    "embedding": _of_embedding,
     "quantized_linear": _of_quantized,
     "rope": _of_rope,
     "softmax": _of_softmax,
