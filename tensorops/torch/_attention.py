@@ -1,0 +1,142 @@
+"""Attention of transformers' models: their own `forward`, which calls our functions in place of two of its own.
+
+These are the rotation of queries and keys, and attention itself, that of the implementation "sdpa". What a model does
+before, between and after them stays its own, and so does the choice of an implementation.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import tensorops as tp
+from tensorops.torch._layers import REFUSALS, layer
+
+ROTATION = "apply_rotary_pos_emb"
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+
+
+def attend(
+    own: Callable[..., Any],
+    module: torch.nn.Module,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **named: Any,
+) -> Any:
+    """Compute what transformers' `sdpa_attention_forward` computes, which is `own`."""
+    queries, keys = query.shape[2], key.shape[2]
+    # With a mask, torch is as fast for several queries, unless it has to repeat the keys for groups of heads.
+    worthwhile = attention_mask is None or queries == 1 or query.shape[1] != key.shape[1]
+    usual = dropout == 0.0 and named.get("position_bias") is None and named.get("softcap") is None
+    usual = usual and not named.get("output_attentions") and not torch.is_autocast_enabled("cpu")
+    if worthwhile and usual and query.is_cpu and (attention_mask is None or not attention_mask.requires_grad):
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        causal = bool(causal) and queries > 1 and attention_mask is None
+        k, v = key, value
+        if causal and keys > queries:  # the first tokens, in a cache of a fixed size
+            k, v = key[:, :, :queries], value[:, :, :queries]
+        try:
+            y = tp.scaled_dot_product_attention(query, k, v, mask=attention_mask, is_causal=causal, scale=scaling)
+            return y.transpose(1, 2).contiguous(), None
+        except REFUSALS:
+            pass
+    return own(module, query, key, value, attention_mask, dropout, scaling, is_causal, **named)
+
+
+def rotate(own: Callable[..., Any], q: Any, k: Any, cos: Any, sin: Any, *args: Any, **named: Any) -> Any:
+    """Rotate queries and keys by tables of which both halves are equal; `own` rotates what has other axes."""
+    if not args and not named and cos.ndim == 3 and q.is_cpu and q.dtype is cos.dtype and k.dtype is cos.dtype:
+        half = cos.shape[-1] // 2
+        cos_of_pairs, sin_of_pairs = cos[..., :half], sin[..., :half]
+        try:
+            return tuple(tp.rope(x, cos=cos_of_pairs, sin=sin_of_pairs) for x in (q, k))
+        except REFUSALS:
+            pass
+    return own(q, k, cos, sin, *args, **named)
+
+
+class _Interface:
+    """transformers' table of implementations, with ours in place of "sdpa"."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        found: Callable[..., Any] = self.own.get_interface(name, default)
+        return functools.partial(attend, found) if name == "sdpa" else found
+
+
+def calling(function: Any, others: dict[str, Callable[[Any], Any]]) -> Any:
+    """Return a function with the same code and decorators that calls others; `others` make them of its own."""
+    inner = getattr(function, "__wrapped__", None)
+    if inner is None:
+        known = function.__globals__
+        names = known | {name: make(known[name]) for name, make in others.items() if name in known}
+        found = types.FunctionType(
+            function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+        )
+    else:
+        replaced = calling(inner, others)
+        cells = (types.CellType(replaced) if c.cell_contents is inner else c for c in function.__closure__ or ())
+        found = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
+        )
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found
+
+
+@functools.cache
+def _with_ours(forward: Callable[..., Any], rotates: bool) -> Callable[..., Any]:
+    others: dict[str, Callable[[Any], Any]] = {INTERFACE: _Interface}
+    if rotates:
+        others[ROTATION] = lambda own: functools.partial(rotate, own)
+    return calling(forward, others)  # type: ignore[no-any-return]
+
+
+@layer
+def attention(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Compute the module's own `forward` with our attention and, if its tables have equal halves, our rotation."""
+    (rotates,) = module._tensorops_found
+    return _with_ours(type(module).forward, rotates)(module, *args, **named)
+
+
+def names_in(module: torch.nn.Module) -> tuple[bool, bool]:
+    """Return whether the code of a module's forward rotates queries, and whether it asks for an implementation."""
+    inner = inspect.unwrap(type(module).forward)
+    names = inner.__code__.co_names if isinstance(inner, types.FunctionType) else ()
+    return ROTATION in names, INTERFACE in names
+
+
+def tables_of(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the tables for the first positions from each module that makes them; none if one makes something else."""
+    found = []
+    for module in model.modules():
+        if "RotaryEmbedding" not in type(module).__name__:
+            continue
+        own = copy.deepcopy(module)
+        for layer_type in getattr(module, "layer_types", None) or (None,):
+            named = {} if layer_type is None else {"layer_type": layer_type}
+            try:
+                with torch.no_grad():
+                    tables = own(torch.zeros(1), torch.arange(6)[None], **named)
+                cos, sin = tables
+                found.append((cos.double(), sin.double()))
+            except Exception:  # it takes or gives something else
+                return []
+    return found
+
+
+def halves_are_equal(table: torch.Tensor) -> bool:
+    """Return whether a table has three axes, and the second half of its rows is the first again."""
+    return table.ndim == 3 and bool(torch.equal(*table.chunk(2, dim=-1)))

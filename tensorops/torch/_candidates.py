@@ -1,0 +1,288 @@
+"""Which modules compute what an operator computes, by their structure; whether they do is proven by `_proof.py`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from tensorops.torch import _attention as _attention_layers, _layers
+from tensorops.torch._layers import Layer
+
+Sample = Callable[[torch.Generator, torch.dtype], tuple[tuple[Any, ...], dict[str, Any]]]
+"""Makes arguments of a `forward`, by position and by name, in a dtype."""
+Tables = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Candidate(NamedTuple):
+    """What may stand for the `forward` of a module."""
+
+    operator: str
+    layer: Layer
+    found: tuple[Any, ...]  # what the layer knows about the module
+    samples: tuple[Sample, ...]
+    stand_in: torch.nn.Module  # computes the same with few parameters
+    note: str = ""
+    slower: str = ""  # why it is not used unless it is named
+    unfit: str = ""  # why it is not used
+
+
+def candidates_of(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
+    """Return what may stand for a module of a model with some tables of rotation, in the order of preference."""
+    if found := _attention(module, tables):
+        return found
+    for of_a_kind in (_norms, _activations, _linear, _gated_mlps, _experts, _losses):
+        if found := of_a_kind(module):
+            return found
+    return []
+
+
+def unusable(module: torch.nn.Module) -> str:
+    """Return why the kernels cannot take a module's parameters; empty if they can."""
+    for name, x in [*module.named_parameters(), *module.named_buffers()]:
+        if x.device.type == "meta":
+            return f"{name} is on the device meta: prepare the model after its weights are loaded"
+        if x.device.type != "cpu":
+            return f"{name} is on {x.device}: the kernels have been tried on processors only"
+        if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            return f"{name} is a {type(x).__name__}"
+        if x.layout is not torch.strided or x.is_quantized:
+            return f"{name} is {'quantized' if x.is_quantized else 'not dense'}"
+    return ""
+
+
+def bare(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a module that shares another's parameters, but nobody listens to its calls and nothing is dropped."""
+    stand_in = copy.copy(module)
+    for name, value in vars(module).items():
+        if name.endswith("_hooks") or name in ("_parameters", "_buffers", "_modules"):
+            vars(stand_in)[name] = type(value)() if name.endswith("_hooks") else dict(value)
+    vars(stand_in).pop("forward", None)
+    stand_in._compiled_call_impl = None
+    stand_in.training = False
+    for name, child in module._modules.items():
+        stand_in._modules[name] = None if child is None else bare(child)
+    return stand_in
+
+
+def _takes_one(module: torch.nn.Module) -> bool:
+    return len(inspect.signature(type(module).forward).parameters) == 2
+
+
+def _rows(features: int) -> Sample:
+    """Rows of very different lengths, in which the added constant matters for some."""
+
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        x = torch.randn(5, features, generator=generator, dtype=torch.float64)
+        return ((x * torch.tensor([[1.0], [0.001], [0.03], [30.0], [1.0]], dtype=torch.float64)).to(dtype),), {}
+
+    return sample
+
+
+# ------------------------------------------------------------------------------------------------------------- norms
+
+_EPSILONS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps")
+
+
+def _norms(module: torch.nn.Module) -> list[Candidate]:
+    name = type(module).__name__
+    if isinstance(module, torch.nn.GroupNorm):
+        channels = 2 * module.num_groups if module.num_channels is None else module.num_channels
+
+        def images(generator: torch.Generator, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return (torch.randn(2, channels, 3, 2, generator=generator, dtype=torch.float64).to(dtype),), {}
+
+        return [Candidate("group_norm", _layers.group_norm, (), (images,), bare(module))]
+    eps = next((e for e in _EPSILONS if hasattr(module, e)), None)
+    is_norm = any(part in name for part in ("RMSNorm", "RmsNorm", "LayerNorm", "L2Norm"))
+    if not is_norm or eps is None or not _takes_one(module) or module._modules:
+        return []
+    parameters = {key: p for key, p in module._parameters.items() if p is not None}
+    shape = getattr(module, "normalized_shape", None)
+    if any(p.ndim != 1 for p in parameters.values()) or (shape is not None and len(tuple(shape)) != 1):
+        return []
+    sizes = {p.shape[0] for p in parameters.values()} or {shape[0] if shape is not None else 48}
+    sample = _rows(sizes.pop())
+    if not parameters:
+        layers: list[tuple[str, Layer, tuple[Any, ...]]] = [("rms_norm", _layers.rms_norm_without_weight, (eps,))]
+        if hasattr(module, "weight"):
+            layers.append(("layer_norm", _layers.layer_norm, (eps,)))
+    elif set(parameters) == {"weight"}:
+        layers = [
+            ("rms_norm", _layers.rms_norm, (eps, 0.0)),
+            ("rms_norm", _layers.rms_norm_rounded_first, (eps,)),
+            ("rms_norm", _layers.rms_norm, (eps, 1.0)),
+            ("layer_norm", _layers.layer_norm, (eps,)),
+        ]
+    elif set(parameters) == {"weight", "bias"}:
+        layers = [("layer_norm", _layers.layer_norm, (eps,))]
+    else:
+        return []
+    return [Candidate(operator, layer, found, (sample,), bare(module)) for operator, layer, found in layers]
+
+
+# ------------------------------------------------------------------------------------------------------- activations
+
+_ACTIVATIONS = {
+    "ELU": "elu",
+    "GELU": "gelu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+    "AccurateGELUActivation": "gelu_tanh",
+    "Mish": "mish",
+    "MishActivation": "mish",
+    "QuickGELUActivation": "quick_gelu",
+    "ReLUSquaredActivation": "relu_squared",
+    "SELU": "selu",
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+}
+_AS_FAST = {name: f"torch's own {name} is as fast" for name in ("gelu", "silu")}
+
+
+def _activations(module: torch.nn.Module) -> list[Candidate]:
+    name = _ACTIVATIONS.get(type(module).__name__, "")
+    if name == "gelu" and getattr(module, "approximate", "none") == "tanh":
+        name = "gelu_tanh"
+    if not name or not _takes_one(module):
+        return []
+    reasons = _AS_FAST.get(name, ""), "it writes into its argument" if getattr(module, "inplace", False) else ""
+    operator = "gelu" if name == "gelu_tanh" else name
+    note = "approximate=tanh" if name == "gelu_tanh" else ""
+    return [Candidate(operator, _layers.activation, (name,), (_rows(33),), bare(module), note, *reasons)]
+
+
+# ------------------------------------------------------------------------------------------------ matrices and experts
+
+ELEMENTS = {torch.float32: (2**14, math.inf), torch.bfloat16: (2**14, 2**19)}
+"""Of matrices that the kernel multiplies with one row no slower than torch, in the caches and in memory."""
+
+
+def _linear(module: torch.nn.Module) -> list[Candidate]:
+    if type(module) is not torch.nn.Linear or module.weight.dtype not in ELEMENTS or _layers.row_product() is None:
+        return []
+    least, most = ELEMENTS[module.weight.dtype]
+    if not least <= module.weight.numel() <= most:
+        return []
+    stand_in = bare(module)
+    stand_in._parameters["weight"] = torch.nn.Parameter(torch.empty(24, 16))
+    if module.bias is not None:
+        stand_in._parameters["bias"] = torch.nn.Parameter(torch.empty(24))
+
+    def row(generator: torch.Generator, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (torch.randn(1, 1, 16, generator=generator, dtype=torch.float64).to(dtype),), {}
+
+    return [Candidate("linear", _layers.linear, (), (row,), stand_in, "one row without gradients")]
+
+
+def _is_silu(module: Any) -> bool:
+    return type(module).__name__ in ("SiLU", "SiLUActivation") and not getattr(module, "inplace", False)
+
+
+def _gated_mlps(module: torch.nn.Module) -> list[Candidate]:
+    matrices = ("gate_proj", "up_proj", "down_proj")
+    children = module._modules
+    if not all(isinstance(children.get(name), torch.nn.Module) for name in matrices) or not _takes_one(module):
+        return []
+    if not _is_silu(children.get("act_fn")):
+        return []
+    stand_in, width, inner = bare(module), 16, 24
+    for name, (columns, rows) in zip(matrices, ((width, inner), (width, inner), (inner, width)), strict=True):
+        stand_in._modules[name] = torch.nn.Linear(columns, rows, device="cpu", dtype=torch.float64)
+    return [Candidate("swiglu", _layers.gated_mlp, (), (_rows(width),), stand_in)]
+
+
+_USUAL_EXPERTS = {
+    "has_gate": True,
+    "is_concatenated": True,
+    "is_transposed": False,
+    "has_bias": False,
+    "has_post_expert_norm": False,
+}
+
+
+def _experts(module: torch.nn.Module) -> list[Candidate]:
+    parameters = module._parameters
+    if set(parameters) != {"gate_up_proj", "down_proj"} or not _is_silu(module._modules.get("act_fn")):
+        return []
+    if any(getattr(module, name, None) is not value for name, value in _USUAL_EXPERTS.items()):
+        return []
+    count, width, inner, top_k = 5, 16, 24, 2
+    stand_in = bare(module)
+    stand_in._parameters = {
+        "gate_up_proj": torch.nn.Parameter(torch.empty(count, 2 * inner, width)),
+        "down_proj": torch.nn.Parameter(torch.empty(count, width, inner)),
+    }
+    config = copy.copy(module.config)
+    config._experts_implementation = "eager"  # what the class itself computes, in float64 as well
+    vars(stand_in).update(num_experts=count, hidden_dim=width, intermediate_dim=inner, config=config)
+
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden = torch.randn(7, width, generator=generator, dtype=torch.float64).to(dtype)
+        scores = torch.rand(7, count, generator=generator, dtype=torch.float64)
+        weights, index = torch.topk(scores, top_k, dim=-1)
+        return (hidden, index, weights.to(dtype)), {}
+
+    operators, note = "grouped_linear, swiglu", "few tokens without gradients"
+    return [Candidate(operators, _layers.experts, (), (sample,), stand_in, note)]
+
+
+# -------------------------------------------------------------------------------------------------------------- loss
+
+
+def _losses(module: torch.nn.Module) -> list[Candidate]:
+    if type(module) is not torch.nn.CrossEntropyLoss:
+        return []
+    classes = 11 if module.weight is None else module.weight.shape[0]
+
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        logits = torch.randn(6, classes, generator=generator, dtype=torch.float64).to(dtype)
+        targets = torch.randint(0, classes, (6,), generator=generator)
+        targets[1] = module.ignore_index
+        return (logits, targets), {}
+
+    return [Candidate("cross_entropy", _layers.cross_entropy, (), (sample,), bare(module))]
+
+
+# --------------------------------------------------------------------------------------------------------- attention
+
+
+def _attention(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
+    rotates, asks = _attention_layers.names_in(module)
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    parameters = inspect.signature(type(module).forward).parameters
+    widths = [child.in_features for child in module.children() if isinstance(child, torch.nn.Linear)]
+    if not (rotates or asks) or not widths or "hidden_states" not in parameters:
+        return []
+
+    def sample(queries: int, mask: torch.Tensor | None) -> Sample:
+        def make(generator: torch.Generator, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            hidden = torch.randn(2, queries, widths[0], generator=generator, dtype=torch.float64).to(dtype)
+            named: dict[str, Any] = {"attention_mask": mask} if "attention_mask" in parameters else {}
+            if "position_embeddings" in parameters and tables:
+                named["position_embeddings"] = tuple(table[:, :queries].to(dtype) for table in tables[0])
+            return (hidden,), named
+
+        return make
+
+    masked = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    masked[1, ..., 0] = False
+    masked[1, :, 0, 0] = True
+    samples = (sample(6, None), *((sample(6, masked),) if implementation == "sdpa" else ()))
+    attends = ["scaled_dot_product_attention"] if asks and implementation == "sdpa" else []
+    equal = all(_attention_layers.halves_are_equal(table) for pair in tables for table in pair)
+    found = []
+    for rotating in (True, False) if rotates and tables and equal else (False,):
+        operators = [*(["rope"] if rotating else []), *attends]
+        note = "" if attends or not asks else f"attention itself is the implementation {implementation!r}"
+        if operators:
+            layer = _attention_layers.attention
+            found.append(Candidate(", ".join(operators), layer, (rotating,), samples, bare(module), note))
+    return found

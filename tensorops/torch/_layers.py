@@ -1,0 +1,241 @@
+"""What is computed in place of a module's own `forward`.
+
+Each function is bound to a module as a method, and takes the arguments of its `forward`. What was found out about the
+module is in its attribute `FOUND`. Whatever an operator refuses, the module's own `forward` computes, or refuses in its
+own terms. Parameters are looked up in each call: they may be replaced.
+
+TorchDynamo traces the module's own `forward` instead: its compiler fuses the operations of that as well as ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import tensorops as tp
+
+REFUSALS = (AttributeError, RuntimeError, TypeError, ValueError)
+"""What an operator raises about arguments, and Python about what is no tensor."""
+FOUND = "_tensorops_found"
+
+Layer = Callable[..., Any]
+LAYERS: set[Layer] = set()
+"""The functions that stand for a module's own `forward`."""
+
+
+def own_forward(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Call what the module's class computes."""
+    return type(module).forward(module, *args, **named)
+
+
+def layer(function: Layer) -> Layer:
+    """Make a function a layer, in place of which TorchDynamo traces the module's own `forward`."""
+    function.__name__ = "forward"  # under which pickle finds the method, of a module that is not prepared
+    function._torchdynamo_inline = own_forward  # type: ignore[attr-defined]
+    LAYERS.add(function)
+    return function
+
+
+# ------------------------------------------------------------------------------------------------------------- norms
+
+
+def _epsilon(module: torch.nn.Module, name: str, x: torch.Tensor) -> float:
+    eps: float | None = getattr(module, name)
+    return float(torch.finfo(x.dtype).eps) if eps is None else eps  # as torch.nn.RMSNorm
+
+
+@layer
+def rms_norm(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Normalize, multiply and round once."""
+    try:
+        (x,) = args
+        eps, offset = module._tensorops_found
+        weight = module.weight
+        if x.is_cpu and weight.dtype is x.dtype:
+            return tp.rms_norm(x, weight, _epsilon(module, eps, x), weight_offset=offset)
+    except REFUSALS:
+        pass
+    return own_forward(module, *args, **named)
+
+
+@layer
+def rms_norm_rounded_first(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Normalize and round, then multiply and round again, as Llama does: in float32 both are the same."""
+    try:
+        (x,) = args
+        (eps,) = module._tensorops_found
+        weight = module.weight
+        if x.is_cpu:
+            if x.dtype is torch.float32 and weight.dtype is torch.float32:
+                return tp.rms_norm(x, weight, _epsilon(module, eps, x))
+            return weight * tp.rms_norm(x, None, _epsilon(module, eps, x))
+    except REFUSALS:
+        pass
+    return own_forward(module, *args, **named)
+
+
+@layer
+def rms_norm_without_weight(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Normalize without a weight."""
+    try:
+        (x,) = args
+        (eps,) = module._tensorops_found
+        if x.is_cpu:
+            return tp.rms_norm(x, None, _epsilon(module, eps, x))
+    except REFUSALS:
+        pass
+    return own_forward(module, *args, **named)
+
+
+@layer
+def layer_norm(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Subtract the mean, divide by the deviation, scale and shift."""
+    try:
+        (x,) = args
+        (eps,) = module._tensorops_found
+        weight = module.weight
+        if x.is_cpu and (weight is None or weight.dtype is x.dtype):
+            return tp.layer_norm(x, weight, getattr(module, "bias", None), getattr(module, eps))
+    except REFUSALS:
+        pass
+    return own_forward(module, *args, **named)
+
+
+@layer
+def group_norm(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Normalize groups of channels."""
+    try:
+        (x,) = args
+        weight = module.weight
+        if x.is_cpu and (weight is None or weight.dtype is x.dtype):
+            return tp.group_norm(x, module.num_groups, weight, module.bias, module.eps)
+    except REFUSALS:
+        pass
+    return own_forward(module, *args, **named)
+
+
+# ------------------------------------------------------------------------------------------ activations and gated units
+
+ACTIVATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "elu": lambda module, x: tp.elu(x, alpha=module.alpha),
+    "gelu": lambda module, x: tp.gelu(x),
+    "gelu_tanh": lambda module, x: tp.gelu(x, approximate="tanh"),
+    "mish": lambda module, x: tp.mish(x),
+    "quick_gelu": lambda module, x: tp.quick_gelu(x),
+    "relu_squared": lambda module, x: tp.relu_squared(x),
+    "selu": lambda module, x: tp.selu(x),
+    "silu": lambda module, x: tp.silu(x),
+}
+
+
+@layer
+def activation(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Compute one of the activations above."""
+    try:
+        (x,) = args
+        (name,) = module._tensorops_found
+        if x.is_cpu:
+            return ACTIVATIONS[name](module, x)
+    except REFUSALS:
+        pass
+    return own_forward(module, *args, **named)
+
+
+def hooked(module: torch.nn.Module) -> bool:
+    """Return whether somebody listens to calls of a module."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+@layer
+def gated_mlp(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Compute ``down(silu(gate(x)) * up(x))``."""
+    if len(args) != 1 or named or hooked(module.act_fn):
+        return own_forward(module, *args, **named)
+    (x,) = args
+    gate, up = module.gate_proj(x), module.up_proj(x)
+    # Of half types, torch's two derivatives are faster than ours of both.
+    if gate.is_cpu and (gate.dtype is torch.float32 or not gate.requires_grad):
+        try:
+            return module.down_proj(tp.swiglu(gate, up))
+        except REFUSALS:
+            pass
+    return module.down_proj(module.act_fn(gate) * up)
+
+
+# ------------------------------------------------------------------------------------------------ matrices and experts
+
+
+@functools.cache
+def row_product() -> Callable[..., Any] | None:
+    """Return the compiled kernel of `linear` on tensors, which torch's own product outpaces for many rows."""
+    try:
+        from tensorops.kernels.cpu import _native
+        from tensorops.kernels.torch_cpu import _launch
+    except ImportError:  # the module has not been compiled
+        return None
+    return _launch._on_tensors(_native.linear)
+
+
+@layer
+def linear(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Multiply one row without gradients by the kernel of `linear`, and everything else by torch's own."""
+    try:
+        (x,) = args
+        # A traced shape is no number.
+        if not torch.is_grad_enabled() and not torch._C._get_tracing_state() and x.numel() == x.shape[-1]:
+            product = row_product()
+            if product is not None and x.dtype is not torch.float16:
+                bias = module.bias
+                found = product(x, module.weight) if bias is None else product(x, module.weight, bias)
+                if found is not NotImplemented:
+                    return found
+    except REFUSALS:
+        pass
+    return own_forward(module, *args, **named)
+
+
+@layer
+def experts(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Compute the gated experts of each token, and the sum of their results by weight."""
+    try:
+        hidden, index, weights = args
+        gate_up, down = module.gate_up_proj, module.down_proj
+        # There are no compiled derivatives of grouped products, and torch is faster for many tokens.
+        recording = torch.is_grad_enabled() and (hidden.requires_grad or gate_up.requires_grad)
+        worthwhile = not recording and hidden.shape[0] <= (32 if hidden.dtype is torch.float32 else 16)
+        if worthwhile and hidden.is_cpu and not module._is_expert_parallel and not hooked(module.act_fn):
+            both = tp.grouped_linear(hidden[:, None, :], index, gate_up)
+            results = tp.grouped_linear(tp.swiglu(*both.chunk(2, dim=-1)), index, down)
+            return (results * weights[..., None]).sum(dim=1).to(hidden.dtype)
+    except REFUSALS:
+        pass
+    return own_forward(module, *args, **named)
+
+
+# --------------------------------------------------------------------------------------------------------------- loss
+
+
+def cross_entropy_of_rows(logits: Any, targets: Any, weight: Any = None, **options: Any) -> Any:
+    """Return `torch.nn.functional.cross_entropy` of rows of logits and class numbers."""
+    if logits.is_cpu and logits.ndim == 2 and targets.ndim == 1 and not torch.is_autocast_enabled("cpu"):
+        try:
+            return tp.cross_entropy(logits, targets, weight, **options)
+        except REFUSALS:
+            pass
+    return torch.nn.functional.cross_entropy(logits, targets, weight, **options)
+
+
+@layer
+def cross_entropy(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Compute the loss of rows of logits; torch's own takes other shapes."""
+    try:
+        logits, targets = args
+        options = {name: getattr(module, name) for name in ("reduction", "ignore_index", "label_smoothing")}
+        return cross_entropy_of_rows(logits, targets, module.weight, **options)
+    except REFUSALS:
+        return own_forward(module, *args, **named)

@@ -1,0 +1,227 @@
+"""Replaces what the modules of a model of torch compute by operators."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from tensorops._validation import shown
+from tensorops.backends import to_backend
+from tensorops.torch._report import PreparedModule, PreparedReport
+
+if TYPE_CHECKING:
+    import torch
+
+    from tensorops.torch._candidates import Candidate
+    from tensorops.torch._proof import Proof
+
+
+def prepare_model(
+    model: Any,
+    backend: str | None = None,
+    *,
+    only: str | Sequence[str] | None = None,
+    skip: str | Sequence[str] | None = None,
+    check: bool = True,
+    measure: bool = False,
+) -> Any:
+    """Let the modules of a torch model compute by operators, in place.
+
+    The `forward` of an instance is replaced if its class computes what an operator computes: norms, activations, gated
+    units, attention, experts and losses, of torch, of transformers and of models written like theirs. Modules are
+    recognised by names and structure, and then the module and its replacement compute the same random numbers, with
+    gradients. One that differs is left alone, as is one that would be slower. Classes, parameters, `state_dict`, hooks
+    and the training mode stay as they are. A copy of a prepared model is prepared as well; one that was pickled is not.
+
+    Parameters
+    ----------
+    model : torch.nn.Module, or arrays in nested containers
+        The model. Arrays are moved to the backend, as by `tensorops.to_backend`.
+    backend : str, optional
+        Needed for arrays only: where they are moved.
+    only, skip : str or sequence of str, optional
+        Which modules are considered: names of operators such as ``"rms_norm"``, of classes, or of modules, with ``*``
+        and ``?``. What `only` names is replaced even if it is not faster.
+    check : bool, optional
+        Compare each replacement with the module. Without, the first one that fits the structure is taken.
+    measure : bool, optional
+        Measure calls before and after, on the random numbers.
+
+    Returns
+    -------
+    PreparedReport, or arrays
+        What became of each module; prints as a table. Its `restore` undoes everything. Moved arrays are returned
+        themselves.
+
+    Raises
+    ------
+    TypeError
+        If the model is neither a module nor arrays with a backend.
+    ValueError
+        If a name in `only` or `skip` fits no module.
+
+    Notes
+    -----
+    A replacement passes if its results and gradients are no farther from those of the module in float64 than the
+    module's own are, but for 8 units in the last place of the largest, or 1 in half types.
+
+    Under `torch.compile`, modules compute what their class says: its compiler fuses that with what is around it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tensorops.torch import prepare_model
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.RMSNorm(16), torch.nn.Mish())
+    >>> with prepare_model(model) as report:
+    ...     y = model(torch.ones(2, 8))
+    >>> [module.operator for module in report.replaced]
+    ['rms_norm', 'mish']
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        if backend is None:
+            kind = type(model).__name__
+            raise TypeError(f"prepare_model: model is a {kind}, expected a torch.nn.Module, or arrays and a backend")
+        return to_backend(model, backend)
+    if backend is not None:
+        raise TypeError(f"prepare_model: backend is {shown(backend)}, but a torch.nn.Module stays on torch")
+    chosen, skipped = _Names("only", only), _Names("skip", skip)
+    preparation = _Preparation(model, chosen, check, measure)
+    report = PreparedReport()
+    for name, module in model.named_modules():
+        if found := preparation.candidates(module):
+            names = {name, type(module).__name__, *(o for c in found for o in c.operator.split(", "))}
+            if skipped.fit(names) or (only is not None and not chosen.fit(names)):
+                continue
+            report.modules.append(preparation.prepare(name, module, found, report))
+    chosen.raise_unless_used()
+    skipped.raise_unless_used()
+    return report
+
+
+class _Names:
+    """Names that the caller gave, each of which must fit a module."""
+
+    def __init__(self, parameter: str, names: str | Sequence[str] | None) -> None:
+        self.parameter = parameter
+        self.unused = dict.fromkeys([names] if isinstance(names, str) else names or ())
+        self.names = tuple(self.unused)
+
+    def fit(self, found: set[str]) -> bool:
+        fitting = [name for name in self.names if any(fnmatchcase(one, name) for one in found)]
+        for name in fitting:
+            self.unused.pop(name, None)
+        return bool(fitting)
+
+    def raise_unless_used(self) -> None:
+        if self.unused:
+            names = ", ".join(map(repr, self.unused))
+            raise ValueError(f"prepare_model: {self.parameter} names {names}, which no module fits")
+
+
+class _Preparation:
+    """One call of `prepare_model`: modules that are alike are proven once."""
+
+    def __init__(self, model: torch.nn.Module, chosen: _Names, check: bool, measure: bool) -> None:
+        import torch
+
+        from tensorops.torch._attention import tables_of
+
+        self.chosen, self.check, self.measure = chosen, check, measure
+        floating = (p.dtype for p in model.parameters() if p.is_floating_point())
+        self.dtype = next(floating, torch.get_default_dtype())
+        self.tables = tables_of(model)
+        self.proofs: dict[Any, Proof] = {}
+        self.times: dict[Any, tuple[float, float]] = {}
+
+    def candidates(self, module: torch.nn.Module) -> list[Candidate]:
+        from tensorops.torch._candidates import candidates_of
+
+        return candidates_of(module, self.tables)
+
+    def prepare(
+        self, name: str, module: torch.nn.Module, found: list[Candidate], report: PreparedReport
+    ) -> PreparedModule:
+        """Replace the module's forward, if that is possible, right and worthwhile; return what became of it."""
+        from tensorops.torch._candidates import unusable
+        from tensorops.torch._layers import FOUND, LAYERS
+
+        kind = type(module).__name__
+        present = getattr(vars(module).get("forward"), "__func__", vars(module).get("forward"))
+        if present in LAYERS:
+            return PreparedModule(name, kind, reason="already prepared")
+        if present not in (None, type(module).forward):  # a model that was pickled has its own
+            return PreparedModule(name, kind, reason="its forward has been replaced by something else")
+        slower = "" if self.chosen.names else found[0].slower
+        if reason := unusable(module) or found[0].unfit or slower:
+            return PreparedModule(name, kind, reason=reason)
+        best, proof = found[0], None
+        if self.check:
+            best, proof = self._best(module, found)
+            if proof.reason:
+                return PreparedModule(name, kind, reason=proof.reason)
+        vars(module)[FOUND] = best.found
+        module.forward = types.MethodType(best.layer, module)
+        report._undo.append(functools.partial(_restore, module, best.layer))
+        times = self._times(module, best) if self.measure else (None, None)
+        return PreparedModule(name, kind, best.operator, best.note, proof.error if proof else None, *times)
+
+    def _best(self, module: torch.nn.Module, found: list[Candidate]) -> tuple[Candidate, Proof]:
+        """Return the first candidate that passes, or of several for its operator the one that rounds as the module."""
+        import torch
+
+        dtype = self._dtype(module)
+        proofs = [(c, self._proof(module, c, dtype)) for c in found]
+        passed = [(c, proof) for c, proof in proofs if not proof.reason]
+        if not passed:
+            return min(proofs, key=lambda pair: pair[1].error)
+        rivals = [pair for pair in passed if pair[0].operator == passed[0][0].operator]
+        if len(rivals) > 1:  # they differ in half types
+            return min(rivals, key=lambda pair: self._proof(module, pair[0], torch.bfloat16).unequal)
+        return rivals[0]
+
+    def _dtype(self, module: torch.nn.Module) -> torch.dtype:
+        return next((p.dtype for p in module.parameters()), self.dtype)
+
+    def _proof(self, module: torch.nn.Module, candidate: Candidate, dtype: torch.dtype) -> Proof:
+        from tensorops.torch._proof import prove
+
+        key = (*_alike(module, candidate), dtype)
+        if key not in self.proofs:
+            self.proofs[key] = prove(candidate, dtype)
+        return self.proofs[key]
+
+    def _times(self, module: torch.nn.Module, candidate: Candidate) -> tuple[float, float]:
+        from tensorops.torch._proof import measure
+
+        key = _alike(module, candidate)
+        if key not in self.times:
+            self.times[key] = measure(candidate, self._dtype(module))
+        return self.times[key]
+
+
+def _alike(module: torch.nn.Module, candidate: Candidate) -> tuple[Any, ...]:
+    """Return what modules have in common that compute the same function of their parameters."""
+    return type(module), candidate.layer, candidate.found, tuple(_facts(module))
+
+
+def _facts(module: torch.nn.Module) -> Iterator[Any]:
+    for name, value in sorted(vars(module).items()):
+        if isinstance(value, bool | int | float | str | tuple) and name not in ("training", "layer_idx"):
+            yield name, value
+    for name, x in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        yield name, tuple(x.shape), x.dtype
+    for name, child in module.named_children():
+        yield name, type(child), *_facts(child)
+
+
+def _restore(module: torch.nn.Module, layer: Callable[..., Any]) -> None:
+    from tensorops.torch._layers import FOUND
+
+    vars(module).pop(FOUND, None)
+    if getattr(vars(module).get("forward"), "__func__", None) is layer:
+        del module.forward

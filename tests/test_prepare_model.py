@@ -1,0 +1,505 @@
+"""`tensorops.torch.prepare_model` on modules of torch; models of transformers are in `test_prepare_transformers.py`."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import tensorops as tp
+from support import require_provider
+from tensorops.torch import prepare_model, prepare_model_with_custom_kernels
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def _kernels():
+    require_provider("torch_cpu")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sizes are small
+    yield
+    torch.set_num_threads(threads)
+
+
+class LlamaRMSNorm(nn.Module):
+    """Rounds before it multiplies."""
+
+    def __init__(self, size, eps=1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden_states):
+        wide = hidden_states.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * wide.to(hidden_states.dtype)
+
+
+class GemmaRMSNorm(nn.Module):
+    def __init__(self, size, eps=1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+        self.eps = eps
+
+    def forward(self, x):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide * (1.0 + self.weight.float())).type_as(x)
+
+
+class CenteredRMSNorm(LlamaRMSNorm):
+    """Is a LayerNorm without bias, whatever its name says."""
+
+    def forward(self, hidden_states):
+        return super().forward(hidden_states - hidden_states.mean(-1, keepdim=True))
+
+
+class LargestRMSNorm(LlamaRMSNorm):
+    """Is nothing that an operator computes."""
+
+    def forward(self, hidden_states):
+        return self.weight * hidden_states / (hidden_states.abs().amax(-1, keepdim=True) + self.variance_epsilon)
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, width=16, inner=24):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(width, inner), nn.Linear(width, inner)
+        self.down_proj = nn.Linear(inner, width)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def of_rows(x, weight, eps, offset=0.0):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * (weight + offset)
+
+
+def centred(x, axis=-1):
+    return (x - x.mean(axis, keepdims=True)) / np.sqrt(x.var(axis, keepdims=True) + 1e-5)
+
+
+def gelu_tanh(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def of_groups(x, weight, bias):
+    y = centred(x.reshape(x.shape[0], 4, -1)).reshape(x.shape)
+    return y * weight[None, :, None] + bias[None, :, None]
+
+
+KINDS = {
+    "rms_norm": (lambda: nn.RMSNorm(48, eps=1e-6), lambda x, w: of_rows(x, w, 1e-6), "rms_norm"),
+    "rms_norm of Llama": (lambda: LlamaRMSNorm(48), lambda x, w: of_rows(x, w, 1e-6), "rms_norm"),
+    "rms_norm of Gemma": (lambda: GemmaRMSNorm(48), lambda x, w: of_rows(x, w, 1e-6, 1.0), "rms_norm"),
+    "rms_norm without weight": (
+        lambda: nn.RMSNorm(48, eps=1e-5, elementwise_affine=False), lambda x: of_rows(x, 1.0, 1e-5), "rms_norm",
+    ),
+    "layer_norm": (lambda: nn.LayerNorm(48), lambda x, w, b: centred(x) * w + b, "layer_norm"),
+    "layer_norm without bias": (lambda: nn.LayerNorm(48, bias=False), lambda x, w: centred(x) * w, "layer_norm"),
+    "group_norm": (lambda: nn.GroupNorm(4, 8), of_groups, "group_norm"),
+    "gelu": (lambda: nn.GELU(approximate="tanh"), gelu_tanh, "gelu"),
+    "mish": (nn.Mish, lambda x: x * np.tanh(np.log1p(np.exp(x))), "mish"),
+    "elu": (lambda: nn.ELU(0.5), lambda x: np.where(x > 0, x, 0.5 * np.expm1(x)), "elu"),
+    "selu": (
+        nn.SELU,
+        lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x)),
+        "selu",
+    ),
+}  # fmt: skip
+
+
+def randomized(module, dtype="float32"):
+    generator = torch.Generator().manual_seed(0)
+    for p in module.parameters():
+        p.data = torch.randn(p.shape, generator=generator) * (0.5 if p.ndim == 1 else p.shape[-1] ** -0.5)
+    return module.to(getattr(torch, dtype))
+
+
+def numbers(*shape, dtype="float32"):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, dtype))
+
+
+def in_float64(*tensors):
+    return [x.detach().double().numpy() for x in tensors]
+
+
+def ran(function):
+    """Return the function's result, and which kernels computed it."""
+    with tp.trace() as log:
+        y = function()
+    return y, [(record.operator, record.kernel) for record in log]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_modules_compute_by_operators(kind, dtype):
+    make, reference, operator = KINDS[kind]
+    module = randomized(make(), dtype)
+    own = copy.deepcopy(module)
+    x = numbers(*((3, 8, 6) if kind == "group_norm" else (3, 5, 48)), dtype=dtype)
+    report = prepare_model(module)
+    assert [row.operator for row in report.replaced] == [operator]
+    y, kernels = ran(lambda: module(x))
+    assert kernels == [(operator, "torch_cpu")]
+    expected = reference(*in_float64(x, *module.parameters()))
+    eps = torch.finfo(x.dtype).eps
+    np.testing.assert_allclose(y.detach().double(), expected, rtol=4 * eps, atol=4 * eps)
+    given, wanted = x.clone().requires_grad_(), x.clone().requires_grad_()
+    cotangent = numbers(*y.shape, dtype=dtype).flip(0)
+    found = torch.autograd.grad(module(given), [given, *module.parameters()], cotangent)
+    theirs = torch.autograd.grad(own(wanted), [wanted, *own.parameters()], cotangent)
+    for mine, other in zip(found, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=32 * eps, atol=32 * eps)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.RMSNorm(64, eps=1e-6), lambda: LlamaRMSNorm(64), lambda: GemmaRMSNorm(64)])
+def test_norms_of_half_types_round_as_the_module_does(make):
+    module = randomized(make(), "bfloat16")
+    own, x = copy.deepcopy(module), numbers(200, 64, dtype="bfloat16")
+    assert prepare_model(module).replaced
+    assert (module(x) != own(x)).double().mean() < 1e-3  # sums in another order
+
+
+@pytest.mark.parametrize("make", [lambda: nn.RMSNorm(64, eps=1e-6), lambda: LlamaRMSNorm(64)])
+def test_a_norm_rounds_as_before_if_it_is_converted_later(make):
+    module = randomized(make())
+    own, x = copy.deepcopy(module).bfloat16(), numbers(200, 64, dtype="bfloat16")
+    prepare_model(module)
+    assert (module.bfloat16()(x) != own(x)).double().mean() < 1e-3
+
+
+def test_gated_units_and_single_rows():
+    mlp = randomized(GatedMLP(128, 160))
+    own, x = copy.deepcopy(mlp), numbers(1, 128)
+    report = prepare_model(mlp)
+    assert {row.operator for row in report.replaced} == {"swiglu", "linear"}
+    with torch.no_grad():
+        y, kernels = ran(lambda: mlp(x))
+        assert ("swiglu", "torch_cpu") in kernels
+        torch.testing.assert_close(y, own(x))
+    torch.testing.assert_close(mlp(x), own(x))  # records gradients
+
+
+def test_a_gated_unit_calls_an_activation_that_somebody_listens_to():
+    mlp, calls = randomized(GatedMLP()), []
+    prepare_model(mlp)
+    mlp.act_fn.register_forward_hook(lambda *_: calls.append(1))
+    mlp(numbers(2, 16))
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore_index": 3, "label_smoothing": 0.1}, {"reduction": "sum"}])
+def test_losses(options):
+    loss, own = nn.CrossEntropyLoss(**options), nn.CrossEntropyLoss(**options)
+    prepare_model(loss)
+    x, targets = numbers(6, 9), torch.tensor([3, 1, 0, 8, 3, 2])
+    y, kernels = ran(lambda: loss(x, targets))
+    assert kernels == [("cross_entropy", "torch_cpu")]
+    torch.testing.assert_close(y, own(x, targets))
+    images = numbers(2, 9, 4)  # classes are not last
+    torch.testing.assert_close(loss(images, targets[:4].repeat(2, 1)), own(images, targets[:4].repeat(2, 1)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert loss(x.bfloat16(), targets).dtype == own(x.bfloat16(), targets).dtype
+
+
+# --- what is left alone ------------------------------------------------------------------------------
+
+
+def reason(model, **options):
+    report = prepare_model(model, **options)
+    assert not report.replaced
+    assert "forward" not in vars(model)
+    (row,) = report.modules
+    return row.reason
+
+
+def test_a_module_that_computes_something_else_is_left_alone():
+    assert "its results differ by" in reason(LargestRMSNorm(16))
+
+
+def test_what_a_module_computes_matters_not_its_name():
+    assert [row.operator for row in prepare_model(CenteredRMSNorm(16)).replaced] == ["layer_norm"]
+
+
+def test_a_module_that_computes_in_a_narrower_type_is_left_alone():
+    assert "its results differ by" in reason(LlamaRMSNorm(16).double())
+    assert prepare_model(nn.RMSNorm(16).double()).replaced
+
+
+def test_what_would_be_slower_is_left_alone_unless_it_is_named():
+    assert reason(nn.SiLU()) == "torch's own silu is as fast"
+    module = nn.SiLU()
+    assert prepare_model(module, only="silu").replaced
+    _, kernels = ran(lambda: module(numbers(4)))
+    assert kernels == [("silu", "torch_cpu")]
+
+
+def test_a_module_that_writes_into_its_argument_is_left_alone():
+    module, x = nn.ELU(inplace=True), numbers(4)
+    assert reason(module) == reason(nn.ELU(inplace=True), only="elu") == "it writes into its argument"
+    assert module(x) is x
+
+
+def test_a_forward_that_somebody_else_has_replaced_is_left_alone():
+    module = nn.RMSNorm(16)
+    module.forward = lambda x: x
+    assert prepare_model(module).modules[0].reason == "its forward has been replaced by something else"
+    x = numbers(2, 16)
+    assert module(x) is x
+
+
+def test_parameters_that_kernels_cannot_take():
+    with torch.device("meta"):
+        meta = nn.RMSNorm(16)
+    assert reason(meta) == "weight is on the device meta: prepare the model after its weights are loaded"
+    sparse = nn.RMSNorm(16)
+    sparse.weight = nn.Parameter(torch.ones(16).to_sparse())
+    assert reason(sparse) == "weight is not dense"
+    derived = nn.RMSNorm(16)
+    derived.weight = nn.Parameter(torch.ones(16).as_subclass(type("Derived", (torch.Tensor,), {})))
+    assert reason(derived) == "weight is a Derived"
+
+
+def test_without_kernels_everything_is_left_alone():
+    with tp.set_backend("torch", providers=["generic"]):
+        assert reason(nn.Mish()) == "no kernel of mish takes its arguments"
+
+
+def test_modules_of_another_kind_are_not_in_the_report():
+    several_axes = nn.LayerNorm((4, 5))
+    assert prepare_model(nn.Sequential(several_axes, nn.Linear(5, 5), nn.BatchNorm1d(5), nn.ReLU())).modules == []
+
+
+# --- what stays --------------------------------------------------------------------------------------
+
+
+def chain():
+    """Return a model of which three modules are replaced."""
+    return randomized(nn.Sequential(nn.Linear(8, 16), LlamaRMSNorm(16), nn.Mish(), nn.LayerNorm(16)))
+
+
+def test_the_model_stays_as_it_is():
+    model = chain()
+    before, modules, types = model.state_dict(), list(model.modules()), list(map(type, model.modules()))
+    calls, state = [], torch.random.get_rng_state()
+    model[1].register_forward_hook(lambda *_: calls.append("hook"))
+    prepare_model(model, measure=True)
+    assert calls == []
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert list(model.modules()) == modules
+    assert list(map(type, modules)) == types
+    assert all(module.training for module in modules)
+    assert all(p.grad is None for p in model.parameters())
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(after[key].data_ptr() == before[key].data_ptr() for key in before)
+    model(numbers(3, 8))
+    assert calls == ["hook"]
+    fresh = chain()
+    fresh.load_state_dict(after)
+    torch.testing.assert_close(fresh(numbers(3, 8)), model(numbers(3, 8)))
+
+
+def test_copies_have_their_own_parameters():
+    model = chain()
+    prepare_model(model)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other[1].weight.zero_()
+        y, kernels = ran(lambda: other[1](numbers(3, 16)))
+    assert kernels == [("rms_norm", "torch_cpu")]
+    assert torch.all(y == 0)
+    assert torch.any(model[1](numbers(3, 16)) != 0)
+
+
+def test_a_pickled_model_is_its_own_until_it_is_prepared_again():
+    model, x = chain(), numbers(3, 8)
+    expected = model(x)
+    prepare_model(model)
+    data = pickle.dumps(model)
+    assert b"tensorops.torch" not in data  # a program without the library can load it
+    other = pickle.loads(data)
+    y, kernels = ran(lambda: other(x))
+    assert kernels == []
+    torch.testing.assert_close(y, expected)
+    assert len(prepare_model(other).replaced) == 3
+    y, kernels = ran(lambda: other(x))
+    assert [operator for operator, _ in kernels] == ["rms_norm", "mish", "layer_norm"]
+    torch.testing.assert_close(y, expected)
+
+
+def test_a_second_call_changes_nothing():
+    model = chain()
+    first = prepare_model(model)
+    replaced = [vars(module).get("forward") for module in model.modules()]
+    second = prepare_model(model)
+    assert {row.reason for row in second.modules} == {"already prepared"}
+    second.restore()
+    assert [vars(module).get("forward") for module in model.modules()] == replaced
+    first.restore()
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_the_report_restores_at_the_end_of_a_block():
+    model = chain()
+    with prepare_model(model) as report:
+        assert len(report.replaced) == 3
+        kept = model[2].forward = lambda x: x
+    assert model[2].forward is kept  # is somebody else's now
+    assert [name for name, module in model.named_modules() if "forward" in vars(module)] == ["2"]
+
+
+def test_parameters_may_be_exchanged():
+    model = randomized(LlamaRMSNorm(16))
+    prepare_model(model)
+    x, weight = numbers(3, 16), torch.full((16,), 2.0)
+    y = torch.func.functional_call(model, {"weight": weight}, (x,))
+    np.testing.assert_allclose(y.detach(), of_rows(*in_float64(x, weight), 1e-6), rtol=1e-6)
+
+
+# --- what the operators refuse, the module computes -----------------------------------------------------
+
+
+def outcome(module, args):
+    """Return the error that a call raises, if it does."""
+    try:
+        module(*args)
+    except Exception as error:
+        return error
+    return None
+
+
+def test_arguments_of_another_dtype():
+    module, x = randomized(LlamaRMSNorm(16)), numbers(3, 16, dtype="bfloat16")
+    own = copy.deepcopy(module)
+    prepare_model(module)
+    torch.testing.assert_close(module(x), own(x))
+    assert module(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("make", [lambda: LlamaRMSNorm(16), lambda: nn.LayerNorm(16), nn.Mish, nn.RMSNorm, GatedMLP])
+def test_arguments_by_name_and_wrong_ones(make):
+    module = make() if make is not nn.RMSNorm else nn.RMSNorm(16)
+    own, x = copy.deepcopy(module), numbers(3, 16)
+    prepare_model(module)
+    name = {"LlamaRMSNorm": "hidden_states", "LayerNorm": "input", "Mish": "input"}.get(type(module).__name__, "x")
+    torch.testing.assert_close(module(**{name: x}), own(**{name: x}))
+    for wrong in ((), ("x",), (x, x), (torch.arange(4),)):
+        expected, raised = outcome(own, wrong), outcome(module, wrong)
+        assert (type(raised), str(raised)) == (type(expected), str(expected))  # in the module's own terms
+
+
+def test_tensors_elsewhere():
+    module = nn.Mish()
+    prepare_model(module)
+    assert module(torch.ones(3, device="meta")).device.type == "meta"
+    sparse = torch.eye(3).to_sparse()
+    squared = type("ReLUSquaredActivation", (nn.Module,), {"forward": lambda self, x: torch.square(torch.relu(x))})()
+    prepare_model(squared)
+    assert squared(sparse).is_sparse
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit warns of itself, and of numbers that it takes for constants
+def test_transformations():
+    module = randomized(LlamaRMSNorm(16))
+    own, x = copy.deepcopy(module), numbers(3, 16)
+    prepare_model(module)
+    torch.testing.assert_close(torch.func.vmap(module)(x), own(x))
+    torch.testing.assert_close(torch.func.jacrev(module)(x), torch.func.jacrev(own)(x))
+    traced = torch.jit.trace(module, x)
+    torch.testing.assert_close(traced(2 * x), own(2 * x))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit warns of itself, and of numbers that it takes for constants
+def test_a_traced_product_of_one_row_is_no_constant():
+    module, x = randomized(nn.Linear(128, 160)), numbers(1, 128)
+    prepare_model(module)
+    with torch.no_grad():
+        traced = torch.jit.trace(module, x)
+        torch.testing.assert_close(traced(2 * x), nn.functional.linear(2 * x, module.weight, module.bias))
+
+
+# --- torch.compile -----------------------------------------------------------------------------------
+
+
+def test_the_compiler_sees_the_modules_own_forward():
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    model = nn.Sequential(*(nn.Sequential(LlamaRMSNorm(16), nn.Mish(), GatedMLP()) for _ in range(3)))
+    own, x = copy.deepcopy(model), numbers(3, 16)
+    prepare_model(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled(x).square().sum().backward()
+    own(x).square().sum().backward()
+    for mine, other in zip(model.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+    counters.clear()
+    block_of = torch.compile(lambda block, x: block(x), backend="eager", fullgraph=True)
+    for block, theirs in zip(model, own, strict=True):
+        torch.testing.assert_close(block_of(block, x), theirs(x))
+    assert counters["stats"]["unique_graphs"] == 1  # of all blocks
+    torch._dynamo.reset()
+
+
+# --- which modules, and the report -----------------------------------------------------------------------
+
+
+def test_only_and_skip():
+    def replaced(**options):
+        return [row.name for row in prepare_model(chain(), **options).replaced]
+
+    assert replaced() == ["1", "2", "3"]
+    assert replaced(only="mish") == ["2"]
+    assert replaced(only=["LayerNorm", "1"]) == ["1", "3"]
+    assert replaced(skip="*Norm") == ["2"]
+    assert replaced(only="*_norm", skip="1") == ["3"]
+    with pytest.raises(ValueError, match="skip names 'rms_nrom', which no module fits"):
+        replaced(skip="rms_nrom")
+
+
+def test_without_a_check_structure_decides():
+    model = LargestRMSNorm(16)
+    (row,) = prepare_model(model, check=False).replaced
+    assert (row.operator, row.error) == ("rms_norm", None)
+
+
+def test_the_report_prints_as_a_table():
+    model = nn.ModuleDict(
+        {
+            "blocks": nn.ModuleList(nn.ModuleDict({"norm": LlamaRMSNorm(16)}) for _ in range(2)),
+            "mish": nn.Mish(),
+            "act": nn.SiLU(),
+        }
+    )
+    report = prepare_model(model, measure=True)
+    lines = str(report).splitlines()
+    assert lines[0] == "3 of 4 modules are computed by operators"
+    assert lines[1].split() == ["module", "class", "operator", "error", "before", "after", "note"]
+    assert lines[2].split()[:4] == ["blocks.*.norm", "x2", "LlamaRMSNorm", "rms_norm"]
+    assert lines[-1].split("  ")[-1].strip() == "torch's own silu is as fast"
+    assert "<table>" in report._repr_html_()
+    for row in report.replaced:
+        assert 0 <= row.error < 1e-5
+        assert row.before > 0
+        assert row.after > 0
+
+
+# --- arrays ------------------------------------------------------------------------------------------
+
+
+def test_arrays_move_to_a_backend():
+    assert prepare_model_with_custom_kernels is prepare_model
+    tree = {"w": [np.ones(2, np.float32)]}
+    moved = prepare_model(tree, "torch")
+    assert isinstance(moved["w"][0], torch.Tensor)
+    with pytest.raises(TypeError, match=r"model is a dict, expected a .* arrays and a backend"):
+        prepare_model(tree)
+    with pytest.raises(TypeError, match=r"backend is 'jax', but a .* stays on torch"):
+        prepare_model(nn.Mish(), "jax")

@@ -1,0 +1,247 @@
+"""`tensorops.torch.prepare_model` on small models of transformers with random weights."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+import tensorops as tp
+from support import require_provider
+from tensorops.torch import prepare_model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+}
+# The class of a model, that of its configuration, what differs, and the operators of its modules
+MODELS = {
+    "Llama": ("LlamaForCausalLM", "LlamaConfig", {}, {"rms_norm", "swiglu"}),
+    "Qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 16}, {"rms_norm", "swiglu"}),
+    "Gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {"head_dim": 16, "sliding_window": 8}, {"rms_norm", "gelu"}),
+    "Mixtral": (
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        {"num_local_experts": 4},
+        {"rms_norm", "grouped_linear, swiglu"},
+    ),
+    "BERT": ("BertForMaskedLM", "BertConfig", {"num_key_value_heads": 4}, {"layer_norm"}),
+}
+ROTATED = "rope, scaled_dot_product_attention"
+WRITERS = [name for name in MODELS if name != "BERT"]
+
+
+@pytest.fixture(autouse=True)
+def _kernels():
+    require_provider("torch_cpu")
+    transformers.logging.set_verbosity_error()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sizes are small
+    yield
+    torch.set_num_threads(threads)
+
+
+def build(name, dtype="float32"):
+    """Return a model whose parameters are random, those of norms as well."""
+    kind, config, other, _ = MODELS[name]
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(getattr(transformers, config)(**(SIZES | other)))
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.2 * torch.randn(parameter.shape)
+    return model.to(getattr(torch, dtype)).eval()
+
+
+def tokens(seed=0, batch=2, count=12):
+    return torch.randint(3, 100, (batch, count), generator=torch.Generator().manual_seed(seed))
+
+
+def in_float64(model):
+    wide = copy.deepcopy(model).double()
+    if wide.config.model_type == "mixtral":  # torch's products of groups know no float64
+        wide.set_experts_implementation("eager")
+    return wide
+
+
+def logits(model, ids, **options):
+    with torch.no_grad():
+        return model(ids, **options).logits.double()
+
+
+def distance(y, expected):
+    return float((y - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_in_float32(name):
+    model = build(name)
+    own, wide, ids = copy.deepcopy(model), in_float64(model), tokens()
+    report = prepare_model(model)
+    attention = "scaled_dot_product_attention" if name == "BERT" else ROTATED
+    assert {attention, *MODELS[name][3]} <= {row.operator for row in report.replaced}
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    for options in ({}, {"attention_mask": mask}):
+        expected = logits(wide, ids, **options)
+        valid = options.get("attention_mask", torch.ones_like(ids)).bool()
+        assert distance(logits(model, ids, **options)[valid], expected[valid]) < 1e-6
+    with tp.trace() as log:
+        logits(model, ids)
+    assert {record.kernel for record in log} == {"torch_cpu"}
+    for m in (model, own, wide):
+        m.train(name != "BERT")  # which has dropout
+        m(ids, labels=ids).loss.backward()
+    for mine, theirs, p in zip(model.parameters(), own.parameters(), wide.parameters(), strict=True):
+        if p.grad is None:
+            assert mine.grad is None
+        else:
+            scale = float(p.grad.abs().max()) + 1e-6
+            error = float((theirs.grad - p.grad).abs().max()) / scale
+            assert float((mine.grad - p.grad).abs().max()) / scale < 2 * error + 1e-6
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "Mixtral"])  # which chooses experts by rounding
+def test_logits_in_bfloat16_are_no_farther_from_float64(name):
+    model = build(name, "bfloat16")
+    own, wide = copy.deepcopy(model), in_float64(model)
+    prepare_model(model)
+    ids = tokens(batch=16, count=24)
+    expected = logits(wide, ids)
+    assert distance(logits(model, ids), expected) < 1.03 * distance(logits(own, ids), expected)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_same_tokens_are_written(name, cache):
+    model, ids = build(name), tokens()
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
+    options |= {"disable_compile": True, "pad_token_id": 0}
+    expected = model.generate(ids, **options)
+    with prepare_model(model):
+        with tp.trace() as log:
+            assert torch.equal(model.generate(ids, **options), expected)
+        assert {"rms_norm", "rope", "scaled_dot_product_attention"} <= {record.operator for record in log}
+    assert torch.equal(model.generate(ids, **options), expected)
+
+
+def test_a_choice_of_attention_stays_the_models():
+    model, ids = build("Llama"), tokens()
+    prepare_model(model)
+    expected = logits(model, ids)
+    model.set_attn_implementation("eager")
+    with tp.trace() as log:
+        attentions = model(ids, output_attentions=True).attentions
+        found = logits(model, ids)
+    assert attentions[0].shape == (2, 4, 12, 12)
+    operators = {record.operator for record in log}
+    assert "rope" in operators
+    assert "scaled_dot_product_attention" not in operators
+    assert distance(found, expected) < 1e-6
+
+
+def test_attention_of_another_implementation_keeps_only_the_rotation():
+    model = build("Llama")
+    model.set_attn_implementation("eager")
+    rows = [row for row in prepare_model(model).replaced if row.kind == "LlamaAttention"]
+    assert {(row.operator, row.reason) for row in rows} == {("rope", "attention itself is the implementation 'eager'")}
+
+
+def test_dropout_in_attention_is_torchs():
+    model, ids = build("Llama"), tokens()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    prepare_model(model)
+    model.train()
+    with tp.trace() as log:
+        first, second = model(ids).logits, model(ids).logits
+    assert "scaled_dot_product_attention" not in {record.operator for record in log}
+    assert not torch.equal(first, second)
+
+
+def test_tables_whose_halves_differ_leave_the_rotation_to_the_model():
+    model = build("Llama")
+    kind = type(model.model.rotary_emb)
+
+    class InterleavedRotaryEmbedding(kind):
+        def forward(self, x, position_ids):
+            return tuple(
+                t.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for t in super().forward(x, position_ids)
+            )
+
+    model.model.rotary_emb.__class__ = InterleavedRotaryEmbedding
+    expected = logits(model, tokens())
+    report = prepare_model(model)
+    assert "scaled_dot_product_attention" in {row.operator for row in report.replaced}
+    assert ROTATED not in {row.operator for row in report.replaced}
+    assert distance(logits(model, tokens()), expected) < 1e-6
+
+
+def test_an_old_name_of_an_argument_is_still_known():
+    model = build("Llama")
+    layer = model.model.layers[0].self_attn
+    prepare_model(model)
+    hidden = torch.randn(1, 3, 64)
+    tables = model.model.rotary_emb(hidden, torch.arange(3)[None])
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad(), pytest.warns(FutureWarning, match="past_key_values"):
+        layer(hidden, tables, past_key_values=cache)
+    assert cache.get_seq_length() == 3
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_copies_and_state(name):
+    model, ids = build(name), tokens()
+    expected = logits(model, ids)
+    prepare_model(model)
+    fresh = build(name)
+    fresh.load_state_dict(model.state_dict())
+    for other in (fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert distance(logits(other, ids), expected) < 1e-6
+
+
+def losses(model, steps, dtype="float32"):
+    """Return the losses of a model while it learns to repeat."""
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    found = []
+    for step in range(steps):
+        ids = tokens(step, 4, 6).repeat(1, 2)
+        loss = model(ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma3"])
+def test_training(name):
+    model = build(name).train()
+    own = copy.deepcopy(model)
+    prepare_model(model)
+    with tp.trace() as log:
+        found = losses(model, 8)
+    assert {record.kernel for record in log} == {"torch_cpu"}
+    assert found[-1] < found[0]
+    assert found == pytest.approx(losses(own, 8), rel=1e-4)
+
+
+def test_the_compiler_makes_one_program_without_breaks():
+    torch._dynamo.reset()
+    model, ids = build("Llama"), tokens()
+    own = copy.deepcopy(model)
+    prepare_model(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert distance(logits(compiled, ids), logits(own, ids)) < 1e-6
+    torch._dynamo.reset()
