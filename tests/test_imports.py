@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import importlib.util
+import re
 
 import numpy as np
 import pytest
@@ -115,13 +116,14 @@ def test_a_call_with_one_library_loads_no_other(library, others):
 
 
 def needs(path):
-    """Return the top-level packages that a file imports when it is itself imported."""
+    """Return the top-level packages that a file imports when it is itself imported, and those of its examples."""
     names = []
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
             names.append(node.module)
+    names += re.findall(r">>> import (\w+)$", path.read_text(), re.M)  # of examples
     return {name.partition(".")[0] for name in names}
 
 
