@@ -178,7 +178,7 @@ def row_product() -> Callable[..., Any] | None:
         from tensorops.kernels.torch_cpu import _launch
     except ImportError:  # the module has not been compiled
         return None
-    return _launch._on_tensors(_native.linear)
+    return _launch.on_tensors(_native.linear)
 
 
 @layer
