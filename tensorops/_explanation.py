@@ -35,6 +35,9 @@ class Explanation(Displayed):
         what `tune` says. Empty if it has none.
     calls : tuple of str
         The operators that the body calls, each of which chooses its own kernel. Empty if a kernel would run.
+    gradients : str
+        What computes gradients through the kernel: the name of a compiled function, a library, or ``"the body"``. Empty
+        if a body would run, whose gradients are the library's, or if such arrays have no gradients.
     """
 
     operator: str
@@ -47,6 +50,7 @@ class Explanation(Displayed):
     prepared: str = ""
     configuration: dict[str, int] = field(default_factory=dict)
     calls: tuple[str, ...] = ()
+    gradients: str = ""
 
     def __str__(self) -> str:
         lines = [self._title(), *(f"  {line}" for line in self._configured())]
@@ -64,7 +68,8 @@ class Explanation(Displayed):
     def _configured(self) -> tuple[str, ...]:
         values = ", ".join(f"{name}={value}" for name, value in self.configuration.items())
         calls = f"calls {', '.join(self.calls)}, which choose their own kernels" if self.calls else ""
-        return tuple(filter(None, (f"with {values}" if values else "", calls)))
+        gradients = f"gradients by {self.gradients}" if self.gradients else ""
+        return tuple(filter(None, (f"with {values}" if values else "", calls, gradients)))
 
     def _table(self) -> Table:
         rows = [(provider, "no", reason) for provider, reason in self.refused.items()]

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 from tensorops import _dtypes
 
+BY_BODY = "the body"
+"""A kernel's `derivative` where the library differentiates the operator's body."""
+
 
 @dataclass(frozen=True)
 class Deviation:
@@ -109,6 +112,9 @@ class Kernel:
         Takes canonical arguments that no kernel computes here, in programs that may be compiled for another platform.
         Returns the body's results in a form that becomes this kernel there, or ``NotImplemented``. ``None`` if the
         provider's libraries compile for no other platform.
+    derivative
+        What computes gradients through it: the name of a compiled function, a library, or `BY_BODY`. Empty if its
+        arrays have no gradients.
     """
 
     provider: str
@@ -123,6 +129,7 @@ class Kernel:
     outpaced: Callable[[Any], str | None] | None = None
     load: Callable[[], Callable[..., Any]] | None = None
     elsewhere: Callable[..., Any] | None = None
+    derivative: str = ""
 
     def function_with(self, values: dict[str, int]) -> Callable[..., Any]:
         """Return what computes with these values in place of those that the kernel chooses."""

@@ -93,6 +93,7 @@ class Operator(Dispatch[P, R]):
         outpaced: Callable[[Any], str | None] | None = None,
         load: Callable[[], Callable[..., Any]] | None = None,
         elsewhere: Callable[..., Any] | None = None,
+        derivative: str = "",
     ) -> Callable[[F], F]:
         """Register the decorated function as this operator's kernel of a provider; see `Kernel`."""
         if provider in self._kernels:
@@ -114,6 +115,7 @@ class Operator(Dispatch[P, R]):
                 outpaced=outpaced,
                 load=load,
                 elsewhere=elsewhere,
+                derivative=derivative,
             )
             return function
 
@@ -173,6 +175,7 @@ class Operator(Dispatch[P, R]):
             deviation=kernel.deviates(call.first) if kernel else "",
             configuration=self._configuration(settings, kernel, call),
             calls=tuple(o.__name__ for o in self.calls) if kernel is None else (),
+            gradients=kernel.derivative if kernel else "",
         )
 
     def _configuration(self, settings: Settings, kernel: Kernel | None, call: Call) -> dict[str, int]:

@@ -19,6 +19,7 @@ from sphinx.ext.autosummary import Autosummary
 
 from tensorops import _providers
 from tensorops._dtypes import dtype_name
+from tensorops._kernel import BY_BODY
 from tensorops._operator import OPERATORS
 from tensorops.backends.probing import Probe, probe_all
 from tensorops.backends.registry import BACKENDS
@@ -68,7 +69,10 @@ def table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]], name: str = "") 
 
 
 class Operators(Directive):
-    """Every operator and the providers that have a kernel for it; not loaded: in parentheses; never run: a ring."""
+    """Every operator and the providers that have a kernel for it; not loaded: in parentheses; never run: a ring.
+
+    Kernels with gradients of their own have a ∂.
+    """
 
     def run(self) -> list[nodes.Node]:
         reasons = {name: _providers.load(name) for name in _providers.PROVIDERS}
@@ -78,11 +82,14 @@ class Operators(Directive):
         ticks = {name: "○" if "not yet run on" in p.summary else "✓" for name, p in _providers.PROVIDERS.items()}
         ticks |= {name: f"({ticks[name]})" for name, reason in reasons.items() if reason}
         rows = [
-            [operator_link(name), *(ticks[p] if name in kernels[p] else "–" for p in kernels)]
+            [operator_link(name), *(ticks[p] + derived(name, p) if name in kernels[p] else "–" for p in kernels)]
             for name in sorted(OPERATORS)
         ]
         head = ["Operator", *(code(name) for name in kernels)]
-        legend = "✓: run and tested. ○: compiled and emulated or interpreted, but never run on the hardware it is for."
+        legend = "✓: run and tested. ○: compiled and emulated or interpreted, but never run on the hardware it is for. "
+        legend += (
+            "∂: gradients by kernels, too, or by the library's own functions; elsewhere by its operations of the body."
+        )
         shown = table(head, rows, "matrix")
         return [nodes.paragraph("", legend), shown, *self.note({p: why for p, why in reasons.items() if why})]
 
@@ -98,6 +105,12 @@ class Operators(Directive):
             for name, reason in reasons.items()
         ]
         return [nodes.note("", said, nodes.bullet_list("", *items))]
+
+
+def derived(operator: str, provider: str) -> str:
+    """Return the mark of a kernel whose gradients are not those of the operator's body."""
+    kernel = OPERATORS[operator].kernel_of(provider)
+    return " ∂" if kernel is not None and kernel.derivative not in ("", BY_BODY) else ""
 
 
 def operators_of(provider: str, *, loaded: bool) -> set[str]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from tensorops import _providers
-from tensorops._kernel import Configuration
+from tensorops._kernel import BY_BODY, Configuration
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
 from tensorops._typing import Array
@@ -178,6 +178,7 @@ def register(
     in_place: Callable[[Call], Callable[..., list[Array]] | None] = lambda call: None,
     configuration: Configuration | None = None,
     elsewhere: Callable[[dict[str, Any]], str | Call] | None = None,
+    derivative: str = BY_BODY,
 ) -> None:
     """Register a provider's kernel of an operator.
 
@@ -198,6 +199,8 @@ def register(
     elsewhere
         Makes a call of arguments for a program whose platform is not known yet, if `prepare` refuses them as this
         machine has none: it is the body but where `lower_on` has a rule for the platform.
+    derivative
+        What computes gradients in reverse mode.
     """
 
     @functools.wraps(operator)
@@ -236,6 +239,7 @@ def register(
         declines=True,
         configuration=configuration,
         elsewhere=None if elsewhere is None else functools.partial(_traced_elsewhere, operator, elsewhere),
+        derivative=derivative,
     )(kernel)
 
 

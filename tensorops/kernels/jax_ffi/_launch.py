@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorops._dtypes import dtype_name
+from tensorops._kernel import BY_BODY
 from tensorops._operator import Operator
 from tensorops.kernels._jax import partitioning, primitive
 from tensorops.kernels._jax.primitive import Call
@@ -74,7 +75,9 @@ def register(
             operator, names, count, batched, every, most, along, _PROVIDER, reverse=reverse, correspond=correspond
         )
 
-    primitive.register(operator, _PROVIDER, prepare, draw=draw)
+    compiled = derivative_of(operator.__name__)
+    derivative = compiled.name if compiled else BY_BODY
+    primitive.register(operator, _PROVIDER, prepare, draw=draw, derivative=derivative)
 
 
 def _refuse_arrays(arrays: dict[str, Any]) -> str | None:

@@ -21,7 +21,7 @@ def _supports(
     return "x or weight is empty" if 0 in (*x.shape, *weight.shape) else None
 
 
-@quantized_linear.kernel("mlx", supports=_supports)
+@quantized_linear.kernel("mlx", supports=_supports, derivative="MLX")
 def _(x: Array, weight: Array, scales: Array, biases: Array, *, bits: int, group_size: int) -> Array:
     import mlx.core as mx
 

@@ -61,13 +61,17 @@ def _normalized(x: Array, weight: Array | None, eps: float, weight_offset: float
     "mlx_fast",
     supports=lambda x, weight, eps, *, axis, weight_offset: _refuse(x, axis, weight=weight),
     deviation=_NORMS,
+    derivative="MLX",
 )
 def _(x: Array, weight: Array | None, eps: float, *, axis: int, weight_offset: float) -> Array:
     return _normalized(x, weight, eps, weight_offset)
 
 
 @add_rms_norm.kernel(
-    "mlx_fast", supports=lambda x, residual, weight, eps, *, axis: _refuse(x, axis, weight=weight), deviation=_NORMS
+    "mlx_fast",
+    supports=lambda x, residual, weight, eps, *, axis: _refuse(x, axis, weight=weight),
+    deviation=_NORMS,
+    derivative="MLX",
 )
 def _(x: Array, residual: Array, weight: Array | None, eps: float, *, axis: int) -> tuple[Array, Array]:
     new_residual = x + residual
@@ -78,6 +82,7 @@ def _(x: Array, residual: Array, weight: Array | None, eps: float, *, axis: int)
     "mlx_fast",
     supports=lambda x, weight, bias, eps, *, axis: _refuse(x, axis, weight=weight, bias=bias),
     deviation=_NORMS,
+    derivative="MLX",
 )
 def _(x: Array, weight: Array | None, bias: Array | None, eps: float, *, axis: tuple[int, ...]) -> Array:
     import mlx.core as mx
@@ -101,7 +106,7 @@ def _refuse_attention(
     return "q, k or v is empty" if 0 in (*q.shape, *k.shape, *v.shape) else None
 
 
-@scaled_dot_product_attention.kernel("mlx_fast", supports=_refuse_attention, deviation=_ATTENTION)
+@scaled_dot_product_attention.kernel("mlx_fast", supports=_refuse_attention, deviation=_ATTENTION, derivative="MLX")
 def _(
     q: Array,
     k: Array,
@@ -138,7 +143,7 @@ def _refuse_rope(
     return "nothing rotates" if dims == 0 or 0 in x.shape else None
 
 
-@rope.kernel("mlx_fast", supports=_refuse_rope, deviation=_ROPE)
+@rope.kernel("mlx_fast", supports=_refuse_rope, deviation=_ROPE, derivative="MLX")
 def _(
     x: Array,
     positions: Array,

@@ -89,6 +89,8 @@ def register(
 
     configuration = Configuration(PARAMETERS, choose)
     others: dict[str, Any] = {"elsewhere": functools.partial(prepare, elsewhere=True), "configuration": configuration}
+    if operator.__name__ in REVERSE:
+        others["derivative"] = "a kernel of pallas"
     primitive.register(operator, _PROVIDER, prepare, in_place=_interpreter, **others)
 
 

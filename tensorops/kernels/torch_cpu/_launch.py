@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensorops._dtypes import FLOATING, INTEGER, name_of
+from tensorops._kernel import BY_BODY
 from tensorops._operator import Operator
 from tensorops.backends.process_default import callers_level
 from tensorops.kernels.cpu import _native
@@ -63,7 +64,8 @@ def register(operator: Operator[..., Any]) -> None:
 
     reading = _reading()
     direct = kernel if reading is None else _native.torch_kernel(compiled.function, reading, kernel, differentiable)
-    operator.kernel("torch_cpu", supports=supports, checks=True)(direct)
+    by = BY_BODY if derivative is None else derivative.name or "torch"
+    operator.kernel("torch_cpu", supports=supports, checks=True, derivative=by)(direct)
 
 
 def on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ def _refuse(x: Any, weight: Any, bias: Any = None) -> str | None:
     return None
 
 
-@linear.kernel("torch_cpu", supports=_refuse, checks=True)
+@linear.kernel("torch_cpu", supports=_refuse, checks=True, derivative="torch")
 def by_torch(x: Any, weight: Any, bias: Any = None) -> Any:
     """Compute `linear`, or return ``NotImplemented`` for what the body or an error is for."""
     import torch
