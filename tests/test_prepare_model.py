@@ -448,6 +448,60 @@ def test_the_compiler_sees_the_modules_own_forward():
     torch._dynamo.reset()
 
 
+# --- quantized weights -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("quantize", "least", "most"),
+    [(8, 0.002, 0.01), (4, 0.03, 0.15), ({"bits": 8, "group_size": 64, "mode": "affine"}, 0.002, 0.01)],
+)
+def test_weights_become_blocks(quantize, least, most, dtype):
+    layer = randomized(nn.Linear(128, 48), dtype)
+    own = copy.deepcopy(layer)
+    report = prepare_model(layer, quantize=quantize)
+    (row,) = report.replaced
+    assert row.operator == "quantized_linear"
+    assert least < row.error < most
+    assert set(layer.state_dict()) >= {"bias", "weight_blocks", "weight_scales"}
+    assert "weight" not in layer.state_dict()
+    assert f"bits={quantize if isinstance(quantize, int) else 8}" in repr(layer)
+    eps = torch.finfo(own.weight.dtype).eps
+    for rows, operator in ((1, "quantized_linear"), (3, "quantized_linear"), (40, "dequantize")):
+        x = numbers(rows, 128, dtype=dtype)
+        with torch.no_grad():
+            y, kernels = ran(lambda x=x: layer(x))
+        assert kernels == [(operator, "torch_cpu")]
+        wide, weight, bias = in_float64(x, layer.weight, own.bias)
+        np.testing.assert_allclose(y.double(), wide @ weight.T + bias, rtol=4 * eps, atol=16 * eps)
+    given = numbers(3, 128, dtype=dtype).requires_grad_()
+    layer(given).sum().backward()
+    expected = torch.ones(3, 48).double() @ layer.weight.double()
+    torch.testing.assert_close(given.grad.double(), expected, rtol=8 * eps, atol=32 * eps)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), layer(x))
+    report.restore()
+    assert type(layer) is nn.Linear
+    assert list(layer.state_dict()) == ["weight", "bias"]
+    assert torch.equal(layer(x), own(x))
+
+
+def test_only_some_weights_become_blocks():
+    model = nn.ModuleDict({"head": nn.Linear(64, 8), "body": nn.Linear(64, 8, bias=False), "odd": nn.Linear(33, 8)})
+    report = prepare_model(model, quantize=8, skip="head")
+    assert [(row.name, row.operator or row.reason) for row in report.modules] == [
+        ("body", "quantized_linear"), ("odd", "its 33 columns are no groups of 32"),
+    ]  # fmt: skip
+    assert prepare_model(nn.Linear(64, 8, device="meta"), quantize=8).modules[0].reason.startswith("weight is on")
+    for wrong, error, match in (
+        (5, ValueError, "quantize is 5, expected 8, 4, or options of"),
+        ({"bits": 3}, ValueError, "bits is 3"),
+        ({"bits": 8, "size": 3}, TypeError, "size"),
+    ):
+        with pytest.raises(error, match=match):
+            prepare_model(model, quantize=wrong)
+
+
 # --- which modules, and the report -----------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ def prepare_model(
     only: str | Sequence[str] | None = None,
     skip: str | Sequence[str] | None = None,
     check: bool = True,
+    quantize: int | dict[str, Any] | None = None,
     measure: bool = False,
 ) -> Any:
     """Let the modules of a torch model compute by operators, in place.
@@ -48,6 +49,10 @@ def prepare_model(
         and ``?``. What `only` names is replaced even if it is not faster.
     check : bool, optional
         Compare each replacement with the module. Without, the first one that fits the structure is taken.
+    quantize : {4, 8} or dict, optional
+        Make the weights of linear layers blocks of integers: a number of bits, in groups of 32, or options of
+        `tensorops.quantize`. The layers say so, and their `state_dict` has the blocks. Until the report is dropped, it
+        keeps the weights for `restore`.
     measure : bool, optional
         Measure calls before and after, on the random numbers.
 
@@ -62,7 +67,7 @@ def prepare_model(
     TypeError
         If the model is neither a module nor arrays with a backend.
     ValueError
-        If a name in `only` or `skip` fits no module.
+        If a name in `only` or `skip` fits no module, or `quantize` is invalid.
 
     Notes
     -----
@@ -91,16 +96,51 @@ def prepare_model(
         raise TypeError(f"prepare_model: backend is {shown(backend)}, but a torch.nn.Module stays on torch")
     chosen, skipped = _Names("only", only), _Names("skip", skip)
     preparation = _Preparation(model, chosen, check, measure)
+    options = None if quantize is None else _options_of(quantize)
     report = PreparedReport()
     for name, module in model.named_modules():
-        if found := preparation.candidates(module):
-            names = {name, type(module).__name__, *(o for c in found for o in c.operator.split(", "))}
-            if skipped.fit(names) or (only is not None and not chosen.fit(names)):
-                continue
+        found = preparation.candidates(module)
+        quantizes = options is not None and type(module) is torch.nn.Linear
+        operators = ["quantized_linear"] if quantizes else [o for c in found for o in c.operator.split(", ")]
+        names = {name, type(module).__name__, *operators}
+        if not operators or skipped.fit(names) or (only is not None and not chosen.fit(names)):
+            continue
+        if quantizes:
+            report.modules.append(_quantize(name, module, options, report))
+        else:
             report.modules.append(preparation.prepare(name, module, found, report))
     chosen.raise_unless_used()
     skipped.raise_unless_used()
     return report
+
+
+def _options_of(quantize: int | dict[str, Any]) -> dict[str, Any]:
+    from tensorops.torch._quantized import options_of
+
+    return options_of(quantize)
+
+
+def _quantize(name: str, module: Any, options: Any, report: PreparedReport) -> PreparedModule:
+    from tensorops.torch._candidates import unusable
+    from tensorops.torch._quantized import quantize, refuse
+
+    if reason := _taken(module) or unusable(module) or refuse(module, options):
+        return PreparedModule(name, "Linear", reason=reason)
+    error, undo = quantize(module, options)
+    report._undo.append(undo)
+    note = f"{options['bits']} bits, {options['mode']}, groups of {options['group_size']}"
+    return PreparedModule(name, "Linear", "quantized_linear", note, error)
+
+
+def _taken(module: torch.nn.Module) -> str:
+    """Return whose the module's forward is, if not its own."""
+    from tensorops.torch._layers import LAYERS
+
+    present = vars(module).get("forward")
+    present = getattr(present, "__func__", present)
+    if present in (None, type(module).forward):  # a model that was pickled has its own
+        return ""
+    return "already prepared" if present in LAYERS else "its forward has been replaced by something else"
 
 
 class _Names:
@@ -148,16 +188,11 @@ class _Preparation:
     ) -> PreparedModule:
         """Replace the module's forward, if that is possible, right and worthwhile; return what became of it."""
         from tensorops.torch._candidates import unusable
-        from tensorops.torch._layers import FOUND, LAYERS
+        from tensorops.torch._layers import FOUND
 
         kind = type(module).__name__
-        present = getattr(vars(module).get("forward"), "__func__", vars(module).get("forward"))
-        if present in LAYERS:
-            return PreparedModule(name, kind, reason="already prepared")
-        if present not in (None, type(module).forward):  # a model that was pickled has its own
-            return PreparedModule(name, kind, reason="its forward has been replaced by something else")
         slower = "" if self.chosen.names else found[0].slower
-        if reason := unusable(module) or found[0].unfit or slower:
+        if reason := _taken(module) or unusable(module) or found[0].unfit or slower:
             return PreparedModule(name, kind, reason=reason)
         best, proof = found[0], None
         if self.check:
