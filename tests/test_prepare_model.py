@@ -502,6 +502,17 @@ def test_only_some_weights_become_blocks():
             prepare_model(model, quantize=wrong)
 
 
+@pytest.mark.parametrize(("rows", "kernels"), [(4, []), (4000, [("gelu", "torch_cpu")])])
+def test_graphs_call_what_is_faster_than_the_compilers_own(rows, kernels):
+    torch._dynamo.reset()
+    module, x = nn.GELU(approximate="tanh"), numbers(rows, 16)
+    prepare_model(module)
+    y, ours = ran(lambda: torch.compile(module, backend="aot_eager", fullgraph=True)(x))
+    assert ours == kernels
+    np.testing.assert_allclose(y, gelu_tanh(*in_float64(x)), rtol=1e-5, atol=1e-6)
+    torch._dynamo.reset()
+
+
 # --- which modules, and the report -----------------------------------------------------------------------
 
 

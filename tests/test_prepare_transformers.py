@@ -51,11 +51,11 @@ def _kernels():
     torch.set_num_threads(threads)
 
 
-def build(name, dtype="float32"):
+def build(name, dtype="float32", **more):
     """Return a model whose parameters are random, those of norms as well."""
     kind, config, other, _ = MODELS[name]
     torch.manual_seed(0)
-    model = getattr(transformers, kind)(getattr(transformers, config)(**(SIZES | other)))
+    model = getattr(transformers, kind)(getattr(transformers, config)(**(SIZES | other | more)))
     for parameter in model.parameters():
         if parameter.ndim == 1:
             parameter.data += 0.2 * torch.randn(parameter.shape)
@@ -237,11 +237,31 @@ def test_training(name):
     assert found == pytest.approx(losses(own, 8), rel=1e-4)
 
 
-def test_the_compiler_makes_one_program_without_breaks():
+@pytest.mark.parametrize(("count", "kernels"), [(12, set()), (150, {("scaled_dot_product_attention", "torch_cpu")})])
+def test_the_compiler_makes_one_program_without_breaks(count, kernels):
     torch._dynamo.reset()
-    model, ids = build("Llama"), tokens()
+    model, ids = build("Llama", max_position_embeddings=200, head_dim=64), tokens(count=count)
     own = copy.deepcopy(model)
     prepare_model(model)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    assert distance(logits(compiled, ids), logits(own, ids)) < 1e-6
+    with tp.trace() as log:
+        found = logits(compiled, ids)
+    assert {(record.operator, record.kernel) for record in log} == kernels
+    assert distance(found, logits(own, ids)) < 1e-6
+    torch._dynamo.reset()
+
+
+def test_the_compiler_makes_one_program_for_all_blocks():
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    model, own = build("Llama").model, build("Llama").model
+    prepare_model(model)
+    hidden, tables = torch.randn(1, 7, 64), model.rotary_emb(torch.zeros(1), torch.arange(7)[None])
+    run = torch.compile(lambda block: block(hidden, position_embeddings=tables), backend="eager", fullgraph=True)
+    for block, theirs in zip(model.layers, own.layers, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(run(block), theirs(hidden, position_embeddings=tables))
+    assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()

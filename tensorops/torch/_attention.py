@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import tensorops as tp
-from tensorops.torch._layers import REFUSALS, layer
+from tensorops.torch._layers import REFUSALS, layer, own_forward
 
 ROTATION = "apply_rotary_pos_emb"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -54,6 +54,19 @@ def attend(
     return own(module, query, key, value, attention_mask, dropout, scaling, is_causal, **named)
 
 
+LEAST_BYTES = 1 << 18
+"""Of queries, keys and values: a call of a kernel in a graph earns its time only from here on."""
+
+
+def attend_in_graph(
+    own: Callable[..., Any], module: torch.nn.Module, query: Any, key: Any, value: Any, *args: Any, **named: Any
+) -> Any:
+    """Compute what `attend` does, in a graph that torch compiles."""
+    if (query.numel() + key.numel() + value.numel()) * query.element_size() < LEAST_BYTES:
+        return own(module, query, key, value, *args, **named)
+    return attend(own, module, query, key, value, *args, **named)
+
+
 def rotate(own: Callable[..., Any], q: Any, k: Any, cos: Any, sin: Any, *args: Any, **named: Any) -> Any:
     """Rotate queries and keys by tables of which both halves are equal; `own` rotates what has other axes."""
     if not args and not named and cos.ndim == 3 and q.is_cpu and q.dtype is cos.dtype and k.dtype is cos.dtype:
@@ -69,12 +82,12 @@ def rotate(own: Callable[..., Any], q: Any, k: Any, cos: Any, sin: Any, *args: A
 class _Interface:
     """transformers' table of implementations, with ours in place of "sdpa"."""
 
-    def __init__(self, own: Any) -> None:
-        self.own = own
+    def __init__(self, attend: Callable[..., Any], own: Any) -> None:
+        self.attend, self.own = attend, own
 
     def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         found: Callable[..., Any] = self.own.get_interface(name, default)
-        return functools.partial(attend, found) if name == "sdpa" else found
+        return functools.partial(self.attend, found) if name == "sdpa" else found
 
 
 def calling(function: Any, others: dict[str, Callable[[Any], Any]]) -> Any:
@@ -83,6 +96,7 @@ def calling(function: Any, others: dict[str, Callable[[Any], Any]]) -> Any:
     if inner is None:
         known = function.__globals__
         names = known | {name: make(known[name]) for name, make in others.items() if name in known}
+        del names["__name__"]  # by which TorchDynamo would find others again
         found = types.FunctionType(
             function.__code__, names, function.__name__, function.__defaults__, function.__closure__
         )
@@ -98,13 +112,27 @@ def calling(function: Any, others: dict[str, Callable[[Any], Any]]) -> Any:
 
 @functools.cache
 def _with_ours(forward: Callable[..., Any], rotates: bool) -> Callable[..., Any]:
-    others: dict[str, Callable[[Any], Any]] = {INTERFACE: _Interface}
+    others: dict[str, Callable[[Any], Any]] = {INTERFACE: functools.partial(_Interface, attend)}
     if rotates:
         others[ROTATION] = lambda own: functools.partial(rotate, own)
     return calling(forward, others)  # type: ignore[no-any-return]
 
 
-@layer
+_IN_GRAPHS: dict[type[torch.nn.Module], Callable[..., Any]] = {}
+"""The forward of classes of which modules have been prepared, as TorchDynamo traces it: it cannot make functions."""
+
+
+def enable_in_graphs(kind: type[torch.nn.Module]) -> None:
+    """Let graphs of a class of modules call our attention; their compiler fuses the rotation."""
+    _IN_GRAPHS[kind] = calling(kind.forward, {INTERFACE: functools.partial(_Interface, attend_in_graph)})
+
+
+def _attention_in_graph(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    forward = _IN_GRAPHS.get(type(module))
+    return own_forward(module, *args, **named) if forward is None else forward(module, *args, **named)
+
+
+@functools.partial(layer, traced=_attention_in_graph)
 def attention(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Compute the module's own `forward` with our attention and, if its tables have equal halves, our rotation."""
     (rotates,) = module._tensorops_found

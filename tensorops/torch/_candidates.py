@@ -279,6 +279,8 @@ def _attention(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
     attends = ["scaled_dot_product_attention"] if asks and implementation == "sdpa" else []
     equal = all(_attention_layers.halves_are_equal(table) for pair in tables for table in pair)
     found = []
+    if attends:
+        _attention_layers.enable_in_graphs(type(module))
     for rotating in (True, False) if rotates and tables and equal else (False,):
         operators = [*(["rope"] if rotating else []), *attends]
         note = "" if attends or not asks else f"attention itself is the implementation {implementation!r}"

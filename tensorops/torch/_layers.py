@@ -4,7 +4,8 @@ Each function is bound to a module as a method, and takes the arguments of its `
 module is in its attribute `FOUND`. Whatever an operator refuses, the module's own `forward` computes, or refuses in its
 own terms. Parameters are looked up in each call: they may be replaced.
 
-TorchDynamo traces the module's own `forward` instead: its compiler fuses the operations of that as well as ours.
+TorchDynamo traces the module's own `forward` instead, as its compiler fuses the operations of that, but for what is
+faster as a call of a kernel in the graph.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def own_forward(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     return type(module).forward(module, *args, **named)
 
 
-def layer(function: Layer) -> Layer:
-    """Make a function a layer, in place of which TorchDynamo traces the module's own `forward`."""
+def layer(function: Layer, traced: Layer = own_forward) -> Layer:
+    """Make a function a layer, in place of which TorchDynamo traces another."""
     function.__name__ = "forward"  # under which pickle finds the method, of a module that is not prepared
-    function._torchdynamo_inline = own_forward  # type: ignore[attr-defined]
+    function._torchdynamo_inline = traced  # type: ignore[attr-defined]
     LAYERS.add(function)
     return function
 
@@ -131,7 +132,14 @@ ACTIVATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@layer
+def _activation_in_graph(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
+    """Compute the only one whose kernel is faster than what torch's compiler makes."""
+    if module._tensorops_found == ("gelu_tanh",) and len(args) == 1 and not named and args[0].is_floating_point():
+        return tp.gelu(args[0], approximate="tanh")
+    return own_forward(module, *args, **named)
+
+
+@functools.partial(layer, traced=_activation_in_graph)
 def activation(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     """Compute one of the activations above."""
     try:
