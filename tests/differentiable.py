@@ -93,6 +93,15 @@ DIFFERENTIABLE = {
         {"num_heads": 2, "k_proj_weight": normal(4, 6), "k_proj_bias": normal(4), "mask": normal(2, 3)},
     ),
     "linear": ((normal(2, 3), normal(4, 3), normal(4)), {}),
+    "linear_cross_entropy-mean": ((normal(5, 3), normal(4, 3), np.asarray([2, 0, 3, -100, 1]), normal(4)), {}),
+    "linear_cross_entropy-weighted": (
+        (normal(5, 3), normal(4, 3), np.asarray([2, 0, 3, 1, 1]), None, np.asarray([0.5, 2.0, 1.0, 0.25])),
+        {"label_smoothing": 0.2},
+    ),
+    "linear_cross_entropy-probabilities": (
+        (normal(2, 3), normal(4, 3), np.asarray([[0.1, 0.2, 0.3, 0.4], [0.0, 0.5, 0.5, 0.0]]), normal(4)),
+        {"reduction": "sum", "z_loss": 0.1},
+    ),
     "embedding": ((np.asarray([[2, 0], [2, 1]]), normal(4, 3)), {}),
     "dequantize": ((PACKED, SCALES, BIASES), {"bits": 4, "group_size": 4}),
     "quantized_linear": ((normal(2, 8), PACKED, SCALES, BIASES), {"bits": 4, "group_size": 4}),

@@ -15,6 +15,7 @@ from tensorops.backends.process_default import in_force
 from tensorops.kernels.cpu import _native
 from tensorops.kernels.cpu.derivatives import derivative_of
 from tensorops.kernels.torch_cpu._derivatives import COMPOSED
+from tensorops.ops import loss
 from tensorops.testing import DTYPES, REFERENCES
 
 support.require("torch")
@@ -205,6 +206,35 @@ def test_gradients_of_every_dtype(name, dtype):
     for i, ours, theirs in zip(places, found, expected, strict=True):
         assert (ours.dtype, ours.shape) == (args[i].dtype, args[i].shape)
         assert (ours - theirs).abs().max() <= bound * theirs.abs().max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_a_loss_in_blocks(dtype, monkeypatch):
+    """They are computed with the loss, and multiplied by its cotangent."""
+    monkeypatch.setattr(loss, "_BLOCK_BYTES", 4 * 50 * 7)  # at most seven rows at a time
+    generator = torch.Generator().manual_seed(6)
+    x, weight, bias = (torch.randn(s, generator=generator) for s in ((4, 5, 6), (50, 6), 50))
+    targets = torch.randint(0, 50, (4, 5), generator=generator)
+    targets[1, 2] = -100
+    moving = [a.to(getattr(torch, dtype)).requires_grad_() for a in (x, weight, bias)]
+    with tp.trace() as log:
+        y = tp.linear_cross_entropy(*moving[:2], targets, moving[2])
+    assert [call.kernel for call in log] == ["torch_cpu"]
+    found = torch.autograd.grad(y, moving, torch.tensor(-3.0, dtype=y.dtype))
+    wide = [a.detach().double().requires_grad_() for a in moving]
+    logits = wide[0] @ wide[1].T + wide[2]
+    exact = torch.nn.functional.cross_entropy(logits.reshape(-1, 50), targets.reshape(-1))
+    expected = torch.autograd.grad(exact, wide, torch.tensor(-3.0, dtype=torch.float64))
+    for ours, theirs, given in zip(found, expected, moving, strict=True):
+        assert (ours.dtype, ours.shape) == (given.dtype, given.shape)
+        assert (ours - theirs).abs().max() <= (1e-6 if dtype == "float32" else 1e-2) * theirs.abs().max()
+    if dtype == "float32":
+        twice = torch.autograd.gradgradcheck(
+            lambda x: tp.linear_cross_entropy(x, wide[1].detach(), targets[:1, :2]), wide[0][:1, :2]
+        )
+        assert twice
+    with pytest.raises(ValueError, match=r"^linear_cross_entropy: targets "):
+        tp.linear_cross_entropy(*moving[:2], targets + 1000)
 
 
 ROWS = {"rms_norm": 1, "layer_norm": 2, "add_rms_norm": 1, "softmax": 0, "silu": 0, "swiglu": 0, "cross_entropy": 0}

@@ -314,6 +314,9 @@ def _of_embedding(
 
 COMPOSED = {
     "embedding": Derivative("", ("ids", "weight"), ("y",), (("weight",),), 2),
+    "linear_cross_entropy": Derivative(
+        "", ("x", "weight", "targets", "bias", "ce_weight"), ("y",), (("x",), ("weight",), ("bias",)), 5
+    ),
     "quantized_linear": Derivative("", ("weight", "scales", "biases"), ("y",), (("x",),), 3),
 }
 """Derivatives that no compiled function computes, but a formula of torch's own operations."""

@@ -20,7 +20,7 @@ from tensorops._operator import Operator
 from tensorops.backends.process_default import callers_level
 from tensorops.kernels.cpu import _native
 from tensorops.kernels.cpu.derivatives import derivative_of
-from tensorops.kernels.torch_cpu import _derivatives
+from tensorops.kernels.torch_cpu import _derivatives, _linear_cross_entropy
 from tensorops.libraries.torch import REQUIRES_GRAD, observers, refuse_tensors
 
 
@@ -29,6 +29,7 @@ def register(operator: Operator[..., Any]) -> None:
     compiled = operator._kernels["cpu"]
     derivative = derivative_of(operator.__name__) or _derivatives.COMPOSED.get(operator.__name__)
     provided = derivative.provided if derivative else ()
+    torch = _torch()
     names = [p.name for p in inspect.signature(operator).parameters.values() if p.kind is not p.KEYWORD_ONLY]
 
     def refuse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -38,26 +39,34 @@ def register(operator: Operator[..., Any]) -> None:
             tuple(every.values()), host=True
         )
 
+    def differentiates(args: tuple[Any, ...]) -> bool:
+        return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+
     @functools.wraps(operator)
     def supports(*args: Any, **kwargs: Any) -> str | None:
         if reason := refuse(args, kwargs):
             if reason is REQUIRES_GRAD:
                 _warn_of_gradients(operator.__name__)
             return reason
+        if operator.__name__ == "linear_cross_entropy" and differentiates(args):
+            arguments = dict(zip(names, args, strict=True)) | kwargs
+            if reason := _linear_cross_entropy.refuse(**arguments):
+                return reason
         return compiled.supports(*_views(args), **dict(zip(kwargs, _views(kwargs.values()), strict=True)))
 
     fast = on_tensors(compiled.function)
     differentiable = None
-    if derivative is not None:
+    if operator.__name__ == "linear_cross_entropy":
+        differentiable = _linear_cross_entropy.differentiable(on_tensors)
+    elif derivative is not None:
         compiled_vjp = on_tensors(getattr(_native, derivative.name)) if derivative.name else None
         differentiable = _derivatives.differentiable(operator, derivative, fast, compiled_vjp)
-    torch = _torch()
 
     @functools.wraps(operator)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if refuse(args, kwargs):
             return NotImplemented
-        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args):
+        if differentiates(args):
             assert differentiable is not None
             return differentiable(*args, **kwargs)
         return fast(*args, **kwargs)
