@@ -10,7 +10,7 @@ os.environ.pop("TENSOROPS_BACKEND", None)
 os.environ.pop("TENSOROPS_PRIORITY", None)
 os.environ.pop("TENSOROPS_FORCE", None)
 os.environ["TENSOROPS_CONFIG"] = ""
-# Programs started by tests must import the installed package, as this one does, not the sources beside them.
+# Programs started by tests must import the installed package, as this one does, not the sources next to them.
 os.environ["PYTHONSAFEPATH"] = "1"
 # XLA compiles a program in four fifths of the time if LLVM optimizes nothing; what it fuses stays the same.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
@@ -142,6 +142,23 @@ def pool():
     module.set_cache_limit(limit)
     module.set_num_threads(bound)
     module.empty_cache()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def mlx_fuses(request):
+    """Whether MLX fuses what it compiles: in a short run only in tests that use `fusing_mlx`."""
+    fuses = request.config.option.exhaustive or "exhaustive" in request.config.option.markexpr
+    if not support.why_not("mlx"):
+        support.fuse_in_mlx(fuses)
+    return fuses
+
+
+@pytest.fixture
+def fusing_mlx(mlx_fuses):
+    support.require("mlx")
+    support.fuse_in_mlx(True)
+    yield
+    support.fuse_in_mlx(mlx_fuses)
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 The full cross product of operators, libraries, dtypes, implementations and targets takes several times as long and
 finds little more: `pytest --exhaustive` runs all of it, `pytest -m exhaustive` only what the short run leaves out.
 
-Each ``parametrize``, and each fixture with parameters, is a dimension. A list of tuples is one dimension; with
-``@pytest.mark.dimensions``, for lists that are products, each name of a ``parametrize`` is one. With two dimensions
-every value occurs; with three or more, every pair of values as well. A test with ``@pytest.mark.costly`` takes seconds
-per value and runs only the first, with ``@pytest.mark.costly(3)`` every third of those that it would run without; a
-test with ``@pytest.mark.exhaustive`` is left out.
+Each ``parametrize``, and each fixture with parameters, is a dimension, of which every value occurs. A list of tuples is
+one dimension; with ``@pytest.mark.dimensions``, for products of operators, libraries, dtypes and implementations, each
+name of a ``parametrize`` is one, and every pair of values occurs if there are three or more. A test with
+``@pytest.mark.costly`` takes seconds per value and runs only the first, with ``@pytest.mark.costly(3)`` every third of
+those that it would run without; a test with ``@pytest.mark.exhaustive`` is left out.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def _left_out_of(group: list[pytest.Function]) -> set[pytest.Item]:
     varied = [column for column in zip(*rows, strict=True) if len(set(column)) > 1]
     taken = range(len(group))
     if len(varied) >= 2:
-        taken = sorted(covering(list(zip(*varied, strict=True)), 1 if len(varied) == 2 else 2))
+        pairs = len(varied) > 2 and group[0].get_closest_marker("dimensions")
+        taken = sorted(covering(list(zip(*varied, strict=True)), 2 if pairs else 1))
     return set(group) - {group[index] for index in (taken[:: costly.args[0]] if costly else taken)}
 
 

@@ -7,6 +7,7 @@ cannot hold is in `tensorops.testing`, where authors of other backends can use i
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import inspect
 import os
@@ -197,6 +198,17 @@ def another_thread(write: Callable[[], object]) -> Iterator[None]:
 def to_torch(torch: Any, *arrays: Any) -> list[Any]:
     """Return copies of arrays as tensors."""
     return [None if x is None else torch.from_numpy(np.array(x)) for x in arrays]
+
+
+def fuse_in_mlx(fuses: bool) -> None:
+    """Let `mlx.core.compile` fuse operations, or only trace and simplify; Python has no function for the latter.
+
+    On a processor, MLX runs g++ for half a second for each fused kernel.
+    """
+    library = pathlib.Path(importlib.import_module("mlx.core").__file__ or "").parent / "lib" / "libmlx.so"
+    if library.exists():
+        only_simplify, fuse = 2, 3
+        ctypes.CDLL(str(library))._ZN3mlx4core16set_compile_modeENS0_11CompileModeE(fuse if fuses else only_simplify)
 
 
 def resident_bytes() -> int:

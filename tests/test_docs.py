@@ -160,9 +160,10 @@ def test_there_are_blocks_to_paste():
 
 
 def with_snippets():
-    """Yield the pages with snippets; a short run leaves out those that import further libraries."""
+    """Yield the pages with snippets; a short run leaves out those that take long: further libraries, many devices."""
     for page in filter(snippets, PAGES):
-        marks = pytest.mark.exhaustive if page.parent.name == "integrations" else ()
+        long = page.parent.name == "integrations" or page.name == "several-devices.md"
+        marks = pytest.mark.exhaustive if long else ()
         yield pytest.param(page, id=page.name, marks=marks)
 
 

@@ -543,6 +543,7 @@ print(type(y).__name__, log[0].kernel, log[0].library, tp.rms_norm.explain(x).ba
 """
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize(("value", "name"), [("numpy", "numpy"), ("python", "numpy"), ("jax", "jax")])
 def test_the_environment_names_a_backend(value, name):
     support.require(name)

@@ -287,6 +287,7 @@ def test_times_that_vary_are_marked(small, monkeypatch):
     assert "times vary by more than half between rounds, is the machine busy? silu 3x48" in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_whole_run_is_sound(small):
     """Actually timed, on small arrays: every figure is present, and none is checked against a clock."""
     report = compared()

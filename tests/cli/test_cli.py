@@ -173,7 +173,7 @@ main()
 @pytest.mark.skipif(sys.platform == "win32", reason="what a closed pipe does there is another matter")
 @pytest.mark.parametrize(
     "arguments",
-    [["selftest", "--backend=numpy"], ["bench", "relu", "--backend=numpy", "--seconds=0.001", "--json"], ["backends"]],
+    [["backends"], ["selftest", "--backend=numpy"], ["bench", "relu", "--backend=numpy", "--seconds=0.001", "--json"]],
 )
 def test_a_reader_that_has_gone_is_exit_code_1_without_a_traceback(arguments):
     environment = {**os.environ, **support.only("numpy"), "TENSOROPS_CONFIG": ""}

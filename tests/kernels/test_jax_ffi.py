@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -354,6 +355,7 @@ def quantized(rng, shape, outputs, bits=4, mode="affine", dtype="float32", scale
     return [rng.standard_normal(shape).astype(DTYPES[dtype]), packed, *parameters], {"bits": bits, "group_size": 32}
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("scales", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("bits", "mode"), [(4, "affine"), (8, "affine"), (8, "symmetric")])
@@ -450,6 +452,7 @@ def losses(rng, shape, dtype, *, weight=False, probable=False, index="int32", **
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", LOSSES)
 # One row without axes, few, and enough for every thread of XLA.
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("shape", [(5,), (2, 3, 65), (301, 515)], ids=str)
 def test_cross_entropy(shape, variant, dtype, reduction, rng):
     args, options = losses(rng, shape, dtype, **LOSSES[variant])
@@ -585,6 +588,7 @@ def rotations(rng, shape, dims, of_batch):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("of_batch", [False, True])
 # One position of one head, batches of several axes, and enough positions for every thread of XLA.
+@pytest.mark.costly(2)
 @pytest.mark.parametrize(("shape", "dims"), [((2, 3, 4, 5, 18), 12), ((1, 1, 2), 2), ((3, 4, 301, 64), 64)])
 def test_rope(shape, dims, of_batch, dtype, interleaved, rng):
     x = rng.standard_normal(shape).astype(DTYPES[dtype])
@@ -684,6 +688,7 @@ MATRICES = [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float
             ("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "bfloat16")]  # fmt: skip
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize(("dtype", "of_weight"), MATRICES)
 def test_linear(dtype, of_weight, rng):
     # One row without axes, outputs that all threads share, few rows, and as many as the kernel takes.
@@ -873,7 +878,8 @@ with jax.set_mesh(jax.make_mesh((2,), ("rows",), axis_types=(jax.sharding.AxisTy
 
 @pytest.mark.skipif(not hasattr(jax.sharding, "AxisType"), reason="this jax has no axis types")
 def test_several_devices():
-    done = support.python(SEVERAL_DEVICES, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    done = support.python(SEVERAL_DEVICES, XLA_FLAGS=flags)
     assert done.returncode == 0, done.stderr
 
 
@@ -887,6 +893,7 @@ def grouped(rng, shape, experts, number, outputs, dtype="float32", weight_dtype=
     return [x, rng.integers(0, number, experts), weight, bias[..., 0]]
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("index", ["int32", "int64"])
 @pytest.mark.parametrize("weight_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -180,6 +180,7 @@ def test_attention_under_vmap_has_a_larger_batch(rng):
     close(twice(*pairs)[1], jnp.stack([ATTEND.generic(*(-a[i] for a in several)) for i in range(3)]))
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize(
     ("option", "value", "mapped", "in_kernel"),
     [

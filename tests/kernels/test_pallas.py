@@ -28,7 +28,6 @@ from tensorops.kernels.pallas._launch import interpreted  # noqa: E402
 from tensorops.kernels.pallas.planners import PLANNERS  # noqa: E402
 
 DTYPES_OF_KERNELS = ("bfloat16", "float32")
-SHORT = 1  # case of each operator, beside those with special values
 
 
 @pytest.fixture
@@ -42,6 +41,7 @@ def as_in_jax(a):
 
 
 def every_case():
+    """Yield the cases that the kernels take; a short run has the first of each operator."""
     for name in PLANNERS:
         taken = 0
         for case, dtype in itertools.product(CASES[name], DTYPES_OF_KERNELS):
@@ -50,7 +50,7 @@ def every_case():
             args, options = map_arrays(as_in_jax, case.build(dtype_name=dtype))
             if not isinstance(PLANNERS[name]("v4", **OPERATORS[name].canonical(*args, **options)), str):
                 taken += 1
-                marks = () if taken <= SHORT or (case.name, dtype) == ("special", "float32") else pytest.mark.exhaustive
+                marks = () if taken == 1 else pytest.mark.exhaustive
                 yield pytest.param(case, dtype, marks=marks, id=f"{case}-{dtype}")
 
 
@@ -95,6 +95,7 @@ CHANNELS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("shape", "groups", "axis"), CHANNELS)
 @pytest.mark.parametrize("dtype", DTYPES_OF_KERNELS)
 def test_groups_of_channels(dtype, shape, groups, axis, steps, rng, monkeypatch):

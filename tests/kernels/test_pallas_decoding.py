@@ -86,7 +86,7 @@ OPTIONS = {
         "scale": 0.4,
     },
 }
-DEFAULT = [("window-lengths", "float32"), ("everything", "bfloat16")]
+DEFAULT = [("everything", "bfloat16")]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -187,6 +187,7 @@ def test_finite_numbers_of_any_magnitude(dtype, softcap, rng):
     assert np.isfinite(y).all()
 
 
+@pytest.mark.exhaustive
 def test_a_query_without_keys_gives_zeros(rng):
     y = attention(qkv(rng, tk=2, tq=3), least_steps=1, is_causal=True)
     assert not y[:, :, 0].any()
@@ -229,6 +230,7 @@ MOVED = [
 ]
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize(("blocks", "batch", "heads", "ends", "keys"), MOVED)
 def test_only_blocks_with_keys_in_reach_move(blocks, batch, heads, ends, keys):
     assert places(blocks, batch, heads, ends) == keys
@@ -246,6 +248,7 @@ OF_PAGES = [
 ]
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize(("blocks", "ends", "table", "keys"), OF_PAGES)
 def test_only_pages_in_reach_move(blocks, ends, table, keys):
     assert places(blocks, 1, 1, ends, table=table, shape=(4, 1, 100, 128)) == keys
@@ -385,6 +388,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_programs_for_tpus_have_the_kernel(case):
     given = shapes(**SMALL | PROGRAMS[case])

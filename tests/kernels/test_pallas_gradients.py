@@ -179,6 +179,7 @@ def loss(name):
     return total
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("name", ARRAYS)
 def test_programs_have_the_kernels(name, rng):
     values = support.there(arrays(name, (16, 256), rng, "float32"), "jax")

@@ -54,6 +54,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("shape", "of_ids", "count"), SHAPES)
 @pytest.mark.parametrize("dtype", BITS)
 def test_rows(dtype, shape, of_ids, count, rng, monkeypatch):
@@ -120,6 +121,7 @@ def test_ids_out_of_range_are_as_in_the_body(rng):
 # ------------------------------------------------------------------------------------------------ what is copied
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("count", [1, 100])
 @pytest.mark.parametrize(("dtype", "of_each"), [("float32", 4 * 128), ("bfloat16", 2 * 2 * 128)])
 def test_copies_are_counted(dtype, of_each, count, rng, monkeypatch):

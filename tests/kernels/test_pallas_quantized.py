@@ -62,6 +62,7 @@ FORMATS = [
 ]
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize(("rows", "columns", "outputs", "bits", "group_size"), FORMATS)
 @pytest.mark.parametrize(
     ("dtype", "scales_dtype"),

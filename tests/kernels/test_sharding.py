@@ -38,9 +38,10 @@ BETWEEN_PROCESSES = (
 def started(devices, *arguments):
     """Start the program with so many devices; warnings are also errors there."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TENSOROPS_")}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     return subprocess.Popen(
         [sys.executable, "-W", "error", sharding_program.__file__, *arguments],
-        env=inherited | {"TENSOROPS_CONFIG": "", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        env=inherited | support.only("jax") | {"TENSOROPS_CONFIG": "", "XLA_FLAGS": flags},
         cwd=pathlib.Path(sharding_program.__file__).parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -47,6 +47,7 @@ def test_a_target_to_be_ignored_may_be_any_number_of_its_dtype(library, dtype, r
             assert_matches(y, expected, "float32", tolerance=16)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 def test_unsigned_targets_are_never_negative_ones(dtype, rng):
     """What the default `ignore_index` becomes in a byte, 156, is a class like others."""

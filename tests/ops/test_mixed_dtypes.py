@@ -118,7 +118,7 @@ def every_implementation():
                     yield pytest.param(name, row, implementation, pair, id=label)
 
 
-@pytest.mark.costly(3)
+@pytest.mark.costly(6)
 @pytest.mark.dimensions
 @pytest.mark.parametrize(("name", "row", "implementation", "pair"), list(every_implementation()))
 def test_results_have_the_dtype_of_x(name, row, implementation, pair):

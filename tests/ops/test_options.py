@@ -158,7 +158,7 @@ def test_every_option_is_under_test():
     assert len(EVERY) > 30
 
 
-@pytest.mark.costly(3)
+@pytest.mark.costly(5)
 @pytest.mark.dimensions
 @pytest.mark.parametrize(("operator", "name", "row", "implementation"), list(every_option_of_every_implementation()))
 def test_wrong_options_are_refused_in_the_operators_words(operator, name, row, implementation):
@@ -177,7 +177,7 @@ def test_wrong_options_are_refused_in_the_operators_words(operator, name, row, i
             raise AssertionError(f"{name} of {type(value)}: {failure}") from failure
 
 
-@pytest.mark.costly(4)
+@pytest.mark.costly(8)
 @pytest.mark.dimensions
 @pytest.mark.parametrize(("operator", "name", "row", "implementation"), list(every_option_of_every_implementation()))
 def test_right_options_of_every_type_mean_the_same(operator, name, row, implementation):
@@ -218,7 +218,9 @@ def rng_anew(options):
     return options
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "mlx", "dask", "array_api_strict", "pyopencl"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.exhaustive if n == "jax" else ()) for n in LIBRARIES if n != "cupy"]
+)
 def test_integers_beyond_any_size_that_mean_something(name):
     support.require(name)
     rng = np.random.default_rng(0)

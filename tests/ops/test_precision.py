@@ -113,6 +113,7 @@ def test_rows_that_are_done_again_may_be_long(target, scale, dtype):
         assert_matches(y, REFERENCES[name](x, eps=0.0), dtype, tolerance=tolerance)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("dtype", ["float32"])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.5])
 def test_cross_entropy_of_many_classes_and_rows(compute, label_smoothing, dtype):
@@ -242,7 +243,7 @@ def assert_near_groups(w, restored, bits, mode):
     assert (np.abs(y - wide) <= extent / 2 + 6 * eps * largest).all()
 
 
-@pytest.mark.costly(2)
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "mode"), FORMATS)
 def test_groups_of_the_whole_range_are_restored(compute, bits, mode, dtype):

@@ -74,6 +74,7 @@ def test_quantization_refuses_what_it_cannot_do():
         references.dequantize(np.ones((1, 32), dtype=np.uint8), [[1.0]], [[1.0]], bits=8, mode="symmetric")
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize(("bits", "mode"), [(4, "affine"), (8, "affine"), (8, "symmetric")])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_integers_of_halves_are_for_the_scale_that_is_stored(library, dtype, bits, mode, rng):

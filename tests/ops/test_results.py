@@ -76,6 +76,7 @@ def test_empty_results_are_arrays_of_their_own(library, name, shape, dtype):
             assert_own(call(*args, **kwargs), args)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 def test_results_are_arrays_of_their_own(library, operator):
     """All cases in a dtype in which nothing needs to be widened, and a result could be its input."""
@@ -114,6 +115,7 @@ def address_of(x):
 # --- numbers that the dtype in which is computed lacks ------------------------------------------------
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("temperature", [1e-320, 1e-300, 1e-50, 1e-44, 1e-39, 1e-30])
 def test_the_coldest_draw_takes_the_largest(library, temperature, dtype):

@@ -132,7 +132,7 @@ def jax64():
         yield jax
 
 
-@pytest.mark.costly(3)
+@pytest.mark.costly(6)
 @every_gradient
 def test_jax_gradients(name, jax64):
     call = Call(name)
@@ -146,7 +146,7 @@ def test_jax_gradients(name, jax64):
     assert_close(jax64.jit(jax64.grad(loss, every))(*arrays), call.gradients(), 1e-6)
 
 
-@pytest.mark.costly(4)
+@pytest.mark.costly(8)
 @every_call
 def test_jax_vmap(name, jax64):
     call = Call(name)
@@ -325,7 +325,7 @@ def test_slopes_of_gated_units(name, library):
     np.testing.assert_allclose(by_up, activation(gate), rtol=1e-4, atol=1e-6)
 
 
-def gradients_of_sum(library, function, *inputs):
+def gradients_of_sum(library, function, *inputs, compiled=True):
     """Return the gradients of the sum of the results, by the library's own differentiation."""
     arrays = support.there(list(inputs), library)
     every = tuple(range(len(arrays)))
@@ -337,7 +337,10 @@ def gradients_of_sum(library, function, *inputs):
     elif library == "jax":
         import jax
 
-        gradients = jax.grad(lambda *a: total(function(*a)), every)(*arrays)
+        # Of the body, as without `jit`. To compile one program takes a tenth of the time of compiling each operation.
+        gradient = jax.grad(lambda *a: total(function(*a)), every)
+        with tp.set_backend("jax", providers=["generic"]):
+            gradients = (jax.jit(gradient) if compiled else gradient)(*arrays)
     else:
         import mlx.core as mx
 
@@ -418,7 +421,8 @@ def test_gradients_stay_finite(name, library):
         return operator(*filled, **kwargs)
 
     inputs = [support.back(args[i]) for i in floating]
-    for gradient in gradients_of_sum(library, function, *inputs):
+    compiled = name != "cross_entropy of an impossible class"  # of which XLA makes NaN: a defect
+    for gradient in gradients_of_sum(library, function, *inputs, compiled=compiled):
         assert np.isfinite(gradient).all(), gradient
     if name.startswith("cross_entropy of ignored"):
         np.testing.assert_array_equal(gradient, 0.0)
@@ -459,7 +463,7 @@ def test_torch_vmap(name, torch):
 looks_up_again = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 
 
-@pytest.mark.costly(4)
+@pytest.mark.costly(8)
 @looks_up_again
 @every_call
 def test_torch_compile_of_a_function(name, torch):
@@ -511,7 +515,7 @@ class Lengths:
         return given(self.operator(*filled[:split], **dict(zip(self.names, filled[split:], strict=True))))
 
 
-@pytest.mark.costly(3)
+@pytest.mark.costly(6)
 @looks_up_again
 @pytest.mark.parametrize("name", OPERATORS)
 def test_torch_compile_once_for_all_lengths(name, torch):
@@ -542,6 +546,7 @@ def test_torch_export_for_all_lengths(name, torch):
         assert_close(program(*arrays), given(expected), 1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch about itself
 def test_torch_inductor(torch):
@@ -627,6 +632,7 @@ print(y.tolist())
 """
 
 
+@pytest.mark.exhaustive
 def test_torch_compile_as_the_first_call(torch):
     result = support.python(COLD)
     assert result.returncode == 0, result.stderr
@@ -683,7 +689,7 @@ def test_mlx_gradients(name, mx):
     assert_close(gradients, expected.gradients(), 1e-4)
 
 
-@pytest.mark.costly(2)
+@pytest.mark.costly(3)
 @every_call
 def test_mlx_compile(name, mx):
     call = Call(name, np.float32)

@@ -34,6 +34,10 @@ def test_a_step(library):
         PersistentKernel(tp.silu, [x], profile=True)
 
 
+def test_a_step_that_mlx_fuses(fusing_mlx):
+    test_a_step("mlx")
+
+
 @pytest.mark.parametrize("library", ["jax", "mlx"])
 def test_a_value_that_decides(library):
     support.require(library)

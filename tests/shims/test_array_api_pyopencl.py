@@ -598,6 +598,7 @@ def test_a_transposed_operand(shape):
     assert_equal(xp.asarray(b).T - xp.asarray(a), b.T - a)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("shape", [(3, 5, 700), (70, 40, 33), (17, 300, 20), (2, 3, 40, 9), (1, 2, 9000)], ids=str)
 @pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1), (0, 2, 1), (2, 1, 0)], ids=str)
 def test_strided_operands_in_groups_of_every_shape(shape, order):

@@ -472,6 +472,7 @@ def test_a_factor_that_takes_queries_beyond_the_range(target, dtype, size, small
     np.testing.assert_allclose(attend(q, k, v, **options), exact(q, k, v, **options), rtol=1e-5)
 
 
+@pytest.mark.costly(2)
 @needs_long_double
 @pytest.mark.parametrize("library", tp.libraries.LIBRARIES)
 @pytest.mark.parametrize(

@@ -89,9 +89,11 @@ def test_features_are_those_that_linux_lists():
 def test_features_agree_with_the_targets():
     features = _native.cpu_features()
     assert len(set(features)) == len(features)
-    if "v3" in TARGETS:
+    runnable = {*TARGETS, *_native.better_targets()}  # those that are compiled, and better ones
+    if "v3" in runnable:
         assert {"sse4_2", "avx", "avx2", "fma"} <= set(features)
-    assert ("v4" in TARGETS) == ("avx512" in features)
+    if platform.machine() in ("x86_64", "AMD64"):
+        assert any(name.startswith("v4") for name in runnable) == ("avx512" in features)
 
 
 def test_the_bound_of_threads_is_kept():

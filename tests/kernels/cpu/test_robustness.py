@@ -172,7 +172,7 @@ assert _native.memory_stats()["in_use"] == before
 
 def test_results_that_no_memory_holds_are_an_error_at_once():
     """In a process of its own, with a limit of time: an endless loop would keep the interpreter."""
-    result = support.python(ALL_TOO_LARGE, PYTHONPATH=support.before_python_path(HERE, HERE.parents[1]))
+    result = support.python(ALL_TOO_LARGE, **support.only("numpy", folders=(HERE, HERE.parents[1])))
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
 
 
@@ -330,7 +330,7 @@ has_signals = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this sy
 
 
 @has_signals
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_long_calls_are_interrupted(threads):
     """Each would take longer than the limit of time that the process has."""
     result = support.python(INTERRUPTED, str(threads), ",".join(ENDLESS), OMP_NUM_THREADS="3")
@@ -365,7 +365,7 @@ print(most > 1)
 PARTS = ["add_rms_norm", "dequantize", "embedding", "gelu", "layer_norm", "quantize", "rms_norm", "rope", "softmax"]
 
 
-@pytest.mark.costly
+@pytest.mark.exhaustive
 @has_signals
 @pytest.mark.parametrize("name", PARTS)
 def test_signals_are_handled_during_a_long_call(name):

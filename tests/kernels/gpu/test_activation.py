@@ -124,6 +124,7 @@ def layouts(xp, room):
     yield xp.permute_dims(room, (2, 0, 1))
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", [*UNARY, *GATED])
 def test_the_layout_makes_no_difference(geometry, name, dtype, rng):

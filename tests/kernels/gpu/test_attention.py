@@ -76,6 +76,7 @@ def plan(q, k, v, device=GPU, **options) -> Plan | str:
 # --- spans of keys -----------------------------------------------------------------------------------
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("queries", [FEW, MANY])
 @pytest.mark.parametrize(("cores", "launches"), [(1, 1), (4, 2), (100, 2)])
 def test_keys_in_spans(units, cores, launches, queries, rng):
@@ -120,6 +121,7 @@ def test_lengths_out_of_range_are_clamped(geometry, queries, dtype, rng):
         assert_matches(y, expected, "float32", tolerance=32, scale_axis=None)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("queries", [FEW, MANY])
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
 def test_pages_out_of_range_are_the_nearest(geometry, queries, dtype, rng):
@@ -152,6 +154,7 @@ def test_what_no_query_attends_to_is_not_read(units, queries, rng):
 # --- shapes and layouts ------------------------------------------------------------------------------
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize(
     "queries", [FEW, 7, MANY, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (3, 9, 70))]
 )
@@ -242,6 +245,7 @@ def exact(q, k, v, *, softcap=None, sinks=None, mask=None, scale=None, is_causal
     return (weights / weights.sum(axis=-1, keepdims=True))[..., : v.shape[2]] @ v
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("size", [1e20, 1e36])
 @pytest.mark.parametrize(("queries", "keys"), [(FEW, 9), (3, 900), (MANY, 150), (MANY, 900)])
 def test_products_beyond_the_range(units, size, queries, keys, rng):

@@ -532,6 +532,7 @@ def test_tensors_in_host_memory_are_none_of_its_business(rms_norm, driver):
 # --- from a tensor to values ---------------------------------------------------------------------------------
 
 
+@pytest.mark.costly(3)
 @pytest.mark.dimensions
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("operator", PLANNERS, ids=lambda operator: operator.__name__)
@@ -568,6 +569,7 @@ FAMILIES = {planner.__module__: operator for operator, planner in [*PLANNERS.ite
 FURTHER = [pytest.param(each, marks=pytest.mark.exhaustive) for each in PLANNERS if each not in FAMILIES.values()]
 
 
+@pytest.mark.costly(2)
 @pytest.mark.dimensions
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("operator", [*FAMILIES.values(), *FURTHER], ids=lambda operator: operator.__name__)

@@ -22,6 +22,7 @@ import pyopencl as cl  # noqa: E402
 PROMPT = [100, 7, 7, 250, 0]
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F32"])
 def test_a_step_runs_in_kernels_and_only_the_token_leaves_the_device(platform, tmp_path, monkeypatch, kind):
     path = write_llama(tmp_path / "model.gguf", kind)

@@ -57,6 +57,7 @@ def parameters(rng, n, dtype):
     return normal(rng, n, dtype=dtype), normal(rng, n, dtype=dtype)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.dimensions
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(3, 1), (70, 5), (33, 64), (9, 130), (3, 1024), (5, 4099), (3, 9001)], ids=str)

@@ -50,7 +50,7 @@ def some_cases():
 
 
 def assert_computed(name, dtype, choose):
-    """Compute some of the cases; each is a program that drivers for processors compile for seconds."""
+    """Compute the chosen cases; each is a program that drivers for processors compile for seconds."""
     if dtype not in support.dtypes_of("pyopencl"):
         pytest.skip(f"the device holds no {dtype}")
     (subject,) = subjects("opencl", operators=[name], dtypes=[dtype], implementations=["opencl"])
@@ -62,7 +62,7 @@ def assert_computed(name, dtype, choose):
 
 @pytest.mark.parametrize(("name", "geometry", "dtype"), list(some_cases()), indirect=["geometry"])
 def test_some_cases(geometry, name, dtype):
-    assert_computed(name, dtype, lambda cases: cases[:: max(len(cases) // 2, 1)])
+    assert_computed(name, dtype, lambda cases: cases[:1])
 
 
 @pytest.mark.exhaustive

@@ -175,6 +175,7 @@ def test_turns_are_exact(base):
 # --- cross_entropy -----------------------------------------------------------------------------------
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_a_target_outside_of_the_classes_has_the_loss_nan(geometry, dtype):
     limits = np.iinfo(dtype)
