@@ -1,9 +1,8 @@
 """Gradients on torch tensors and JAX arrays in host memory: a call and its derivative, and the library's own functions.
 
-    python -m asv_benchmarks.bench_gradients [--threads N] [--seconds S] [--library torch|jax] [--memory] [OPERATORS …]
+    python -m asv_benchmarks.bench_gradients [--threads N] [--seconds S] [--library torch|jax] [OPERATORS …]
 
-prints ratios of alternating calls in one process: above 1, ours is faster. A call on JAX is a jitted program. With
---memory, it prints the ratios of how much memory a process takes at most for the first call, on Linux.
+prints ratios of alternating calls in one process: above 1, ours is faster. A call on JAX is a jitted program.
 """
 
 from __future__ import annotations
@@ -13,10 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import click
@@ -184,30 +180,6 @@ def least(calls: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
     return found
 
 
-def growth(library: str, name: str, shape: tuple[int, ...], dtype: str, whose: int) -> int:
-    """Return by how many bytes a call lets this process grow at most, whose arguments and machinery exist already."""
-    LIBRARIES[library](name, (2, 128) if name != ATTENTION else (1, 1, 2, 64), dtype)[whose]()
-    call = LIBRARIES[library](name, shape, dtype)[whose]
-    _native.empty_cache()  # of results that were compared
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = _status("VmRSS")
-    call()
-    return _status("VmHWM") - before
-
-
-def _status(field: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
-
-
-def growths(library: str, name: str, shape: tuple[int, ...], dtype: str) -> tuple[int, int]:
-    """Return the growth of a process of its own for our call, and for that of the library."""
-    arguments = [(library, name, shape, dtype, whose) for whose in (0, 1)]
-    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        ours, own = (pool.submit(growth, *each).result() for each in arguments)
-    return ours, own
-
-
 class Gradient:
     """A call with its derivative, for asv."""
 
@@ -231,10 +203,9 @@ class Gradient:
 @click.option("--threads", default=1, show_default=True)
 @click.option("--seconds", default=0.5, show_default=True, help="For each row.")
 @click.option("--library", type=click.Choice(list(LIBRARIES)), default="torch", show_default=True)
-@click.option("--memory", is_flag=True, help="Compare memory instead of time.")
 @click.argument("operators", nargs=-1, type=click.Choice(list(OURS)))
-def main(threads: int, seconds: float, library: str, memory: bool, operators: tuple[str, ...]) -> None:
-    """Print the library's time divided by ours, or its memory."""
+def main(threads: int, seconds: float, library: str, operators: tuple[str, ...]) -> None:
+    """Print the library's time divided by ours."""
     from rich.console import Console
     from rich.table import Table
 
@@ -245,17 +216,14 @@ def main(threads: int, seconds: float, library: str, memory: bool, operators: tu
     elif threads == 1:
         os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     _native.set_num_threads(threads)
-    shapes = SHAPES[2:] if memory else SHAPES  # what small calls take is lost in pages
-    columns = [f"{shape}, {dtype}" for shape in shapes for dtype in DTYPES]
-    what = "memory" if memory else "time"
-    table = Table("operator", *columns, title=f"{library}'s {what} of a call and its derivative, divided by ours")
+    columns = [f"{shape}, {dtype}" for shape in SHAPES for dtype in DTYPES]
+    table = Table("operator", *columns, title=f"{library}'s time of a call and its derivative, divided by ours")
     ratios = []
     for name in operators or OURS:
         cells = []
-        for shape in shapes if name != ATTENTION else (ATTENTION_SHAPE,):
+        for shape in SHAPES if name != ATTENTION else (ATTENTION_SHAPE,):
             for dtype in DTYPES:
-                given = name, shape, dtype
-                ours, own = growths(library, *given) if memory else least(LIBRARIES[library](*given), seconds)
+                ours, own = least(LIBRARIES[library](name, shape, dtype), seconds)
                 ratios.append(own / ours)
                 cells.append(f"{own / ours:.2f}")
         table.add_row(name if name != ATTENTION else f"{name} {ATTENTION_SHAPE}", *cells)

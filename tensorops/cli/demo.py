@@ -73,7 +73,7 @@ def why_skipped(backend: Backend) -> str:
 )
 @click.option("--all", "everything", is_flag=True, help="Run all, including those that are left out as too slow.")
 @click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), default=48, show_default=True, help="Stop after this many."
+    "--max-new-tokens", type=click.IntRange(min=1), default=24, show_default=True, help="Stop after this many."
 )
 @model_option
 def demo(prompt: str, named: tuple[Backend, ...], everything: bool, model: Path | None, max_new_tokens: int) -> None:
