@@ -97,7 +97,10 @@ def write_gguf(
     kinds: Mapping[str, str] | str = "F32",
     architecture: str = "llama",
 ) -> Path:
-    """Write a file; `kinds` is the storage type of all matrices, or of each by name. Vectors stay F32."""
+    """Write a file; `kinds` is the storage type of all matrices, or of each by name. Vectors stay F32.
+
+    An array of bytes is stored as it is: the package writes few of the types.
+    """
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
@@ -107,7 +110,7 @@ def write_gguf(
         if array.ndim == 1:
             kind = "F32"
         stored = gguf.GGMLQuantizationType[kind]
-        raw = gguf.quants.quantize(array, stored)
+        raw = array if array.dtype == np.uint8 else gguf.quants.quantize(array, stored)
         writer.add_tensor(name, raw, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -17,7 +17,7 @@ from tensorops.libraries import LIBRARIES
 from tensorops.testing import CASES, REFERENCES
 
 PACKAGE = pathlib.Path(tp.__file__).parent
-PUBLIC_MODULES = {"models", "persistent", "rope_scaling"}
+PUBLIC_MODULES = {"formats", "models", "persistent", "rope_scaling"}
 
 NORMS = {name for name, op in OPERATORS.items() if op.__module__ == "tensorops.ops.normalization"}
 POSITIONAL_OPTIONS = {key: ["eps"] for key in NORMS} | {"group_norm": ["num_groups", "eps"], "top_k": ["k"]}

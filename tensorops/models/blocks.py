@@ -1,17 +1,4 @@
-"""Tensors in a GGUF file: blocks of 32 weights, their values, and their packing for kernels.
-
-A block holds a float16 scale ``d``, for Q4_1 a float16 minimum ``m``, and 32 integers ``q``:
-
-====== ======================= ===================== =====
-type   bytes                   value                 bytes
-====== ======================= ===================== =====
-Q4_0   d, 16 bytes of nibbles  ``d * (q - 8)``       18
-Q4_1   d, m, 16 bytes          ``d * q + m``         20
-Q8_0   d, 32 signed bytes      ``d * q``             34
-====== ======================= ===================== =====
-
-The low nibbles of a block are its elements 0 to 15 and the high nibbles its elements 16 to 31.
-"""
+"""Tensors in a GGUF file: their values, and their integers in the layout of kernels; see `tensorops.formats`."""
 
 from __future__ import annotations
 
@@ -22,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 import tensorops as tp
+from tensorops import formats
 
 from ._errors import GGUFError, missing
 
 try:
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.constants import GGMLQuantizationType
 except ImportError as error:
     raise missing("gguf") from error
 
@@ -39,9 +27,9 @@ Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 PLAIN_TYPES = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
-BLOCK_TYPES = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0)
+BLOCK_TYPES = tuple(t for t in GGMLQuantizationType if t.name.lower() in formats.names())
 SUPPORTED_TYPES = PLAIN_TYPES + BLOCK_TYPES
-GROUP_SIZE = 32
+_AT_A_TIME = 1 << 19  # elements whose intermediate results stay in caches
 
 
 @dataclass(frozen=True)
@@ -142,7 +130,7 @@ class Tensor:
     @property
     def group_size(self) -> int:
         """The number of consecutive elements that are stored together."""
-        return GROUP_SIZE if self.is_quantized else 1
+        return formats.get(self.type.name.lower()).elements if self.is_quantized else 1
 
     @property
     def is_quantized(self) -> bool:
@@ -165,7 +153,7 @@ class Tensor:
             # A bfloat16 is the upper half of a float32.
             values = self._finite((self.data.view("<u2").astype(np.uint32) << 16).view(np.float32))
         else:
-            values = self._block_values()
+            values = self._finite(self._format.values(np, self._rows()))
         return values.reshape(self.shape)
 
     def quantized(self) -> QuantizedWeight:
@@ -174,7 +162,7 @@ class Tensor:
         Returns
         -------
         QuantizedWeight
-            The same values as `dequantize`, still in 4 or 8 bits.
+            The same values as `dequantize`, in 4 or 8 bits.
 
         Raises
         ------
@@ -185,34 +173,24 @@ class Tensor:
         if not self.is_quantized:
             names = ", ".join(t.name for t in BLOCK_TYPES)
             raise self._error(f"type {self.type.name} has no quantised form, only {names} have")
-        scale, minimum, packed = self._blocks()
-        rows = self.shape[:-1]
-        scales = scale.reshape(*rows, -1)
-        if self.type == GGMLQuantizationType.Q8_0:
-            return QuantizedWeight(packed.reshape(self.shape), scales, None, 8, GROUP_SIZE)
-        # Neighbouring elements are in the same half of neighbouring bytes; kernels need them in one byte.
-        even, odd = packed[:, 0::2], packed[:, 1::2]
-        nibbles = np.concatenate([(even & 15) | (odd << 4), (even >> 4) | (odd & 240)], axis=1)
-        biases = scale * np.float32(-8) if minimum is None else minimum
-        weight = nibbles.reshape(*rows, -1)
-        return QuantizedWeight(weight, scales, biases.reshape(*rows, -1), 4, GROUP_SIZE)
+        stored = self._rows()
+        rows = max(_AT_A_TIME // self.shape[-1], 1)
+        parts = [self._format.affine(np, stored[i : i + rows]) for i in range(0, len(stored), rows)]
+        weight, scales, biases = (
+            None if each[0] is None else np.concatenate(each)
+            for each in zip(*(part[:3] for part in parts), strict=True)
+        )
+        for parameter in (scales, biases):
+            if parameter is not None:
+                self._finite(parameter)
+        return QuantizedWeight(weight, scales, biases, parts[0].bits, parts[0].group_size)
 
-    def _blocks(self) -> tuple[Float32, Float32 | None, Bytes]:
-        """Return scales and minima, shape (blocks, 1), and the bytes that hold the integers."""
-        blocks = self.data.reshape(-1, GGML_QUANT_SIZES[self.type][1])
-        # Only contiguous bytes can be viewed as float16, hence the copies of these columns.
-        scale = self._finite(blocks[:, :2].copy().view("<f2"))
-        if self.type != GGMLQuantizationType.Q4_1:
-            return scale, None, blocks[:, 2:].copy()
-        minimum = self._finite(blocks[:, 2:4].copy().view("<f2"))
-        return scale, minimum, blocks[:, 4:].copy()
+    @property
+    def _format(self) -> formats.Format:
+        return formats.get(self.type.name.lower())
 
-    def _block_values(self) -> Float32:
-        scale, minimum, packed = self._blocks()
-        if self.type == GGMLQuantizationType.Q8_0:
-            return np.multiply(scale, packed.view(np.int8), dtype=np.float32)
-        integers = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-        return scale * (integers - np.float32(8)) if minimum is None else scale * integers + minimum
+    def _rows(self) -> Bytes:
+        return self.data.reshape(*self.shape[:-1], -1)
 
     def _finite(self, stored: npt.NDArray[Any]) -> Float32:
         """Return stored floating-point numbers as a new float32 array."""

@@ -112,8 +112,11 @@ def _kernel_for(w: QuantizedWeight, backend: str) -> str:
 
 
 def _depends_on_values(tensor: Tensor) -> bool:
-    """Return whether ranks that see only their parts could come to different formats: 8 times a half may be larger."""
-    return tensor.is_part and tensor.type.name == "Q4_0"
+    """Return whether ranks that see only their parts could come to different formats.
+
+    Products of factors need not be halves; nor need 8 times a half be one, which is the bias of Q4_0.
+    """
+    return tensor.is_part and tensor.type.name not in ("Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
 
 
 def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:

@@ -189,8 +189,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     ),
     "unknown tensor type": (with_tensors(info("w", (32,), 99)), "tensor w: unknown tensor type 99"),
     "unsupported tensor type": (
-        with_tensors(info("w", (256,), 12)),
-        "tensor w: type Q4_K is not supported, only F32.*: llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0",
+        with_tensors(info("w", (256,), 16)),
+        "tensor w: type IQ2_XXS is not supported, only F32.*: llama-quantize --allow-requantize IN.gguf OUT.gguf Q8_0",
     ),
     "no dimensions": (with_tensors(info("w", ())), "tensor w: 0 dimensions; a tensor has 1 to 4"),
     "many dimensions": (with_tensors(info("w", (1,), rank=2**32 - 1)), "tensor w: 4294967295 dimensions"),

@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,16 @@ pytest.importorskip("jinja2")
 import support
 import tensorops as tp
 from llama_reference import float64_logits
-from make_gguf import llama_arrays, llama_metadata, real_model, tokenizer_metadata, write_gguf, write_llama
+from make_gguf import (
+    llama_arrays,
+    llama_metadata,
+    real_model,
+    tokenizer_metadata,
+    vocabulary,
+    write_gguf,
+    write_llama,
+)
+from tensorops import formats
 from tensorops.models import Llama, LlamaConfig, Tokenizer, open_gguf
 
 CONFIG = LlamaConfig(
@@ -111,6 +121,42 @@ def test_a_quantized_file_gives_the_logits_of_its_dequantized_weights(backend: s
     weights = {name: tensor.dequantize() for name, tensor in open_gguf(path).tensors.items()}
     logits = to_numpy(Llama.from_gguf(path, backend)(PROMPTS[2]))
     np.testing.assert_allclose(logits, float64_logits(CONFIG, weights, PROMPTS[2]), rtol=1e-4, atol=1e-4)
+
+
+# Matrices of a block with the formats of K-quants and others, as files mix them
+OF_BLOCKS = {
+    "attn_q": "Q4_K", "attn_k": "Q5_K", "attn_v": "Q6_K", "attn_output": "IQ4_XS", "ffn_gate": "Q3_K", "ffn_up": "Q2_K",
+    "ffn_down": "Q6_K", "token_embd": "Q6_K",
+}  # fmt: skip
+
+
+@pytest.mark.costly
+def test_a_file_of_mixed_formats(backend: str, tmp_path: Path) -> None:
+    gguf = importlib.import_module("gguf")
+    rng = np.random.default_rng(3)
+    vocab, dim, keys = len(vocabulary()[0]), 256, 128
+    shapes = {"attn_k": (keys, dim), "attn_v": (keys, dim), "token_embd": (vocab, dim)}
+    arrays, kinds = {"output_norm.weight": np.ones(dim, np.float32)}, {}
+    for name in ["token_embd", *(f"blk.{block}.{name}" for block in range(2) for name in list(OF_BLOCKS)[:-1])]:
+        kind = OF_BLOCKS[name.rpartition(".")[2]]
+        of, rows = formats.get(kind.lower()), shapes.get(name.rpartition(".")[2], (dim, dim))[0]
+        stored = rng.integers(0, 256, (rows, 1, of.nbytes), dtype=np.uint8)
+        for start in {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "IQ4_XS": (0,)}.get(kind, (0, 2)):
+            stored[..., start : start + 2] = np.asarray([0.0004], np.float16).view(np.uint8)
+        arrays[f"{name}.weight"], kinds[f"{name}.weight"] = stored.reshape(rows, -1), kind
+    for block in range(2):
+        arrays |= {f"blk.{block}.{name}.weight": np.ones(dim, np.float32) for name in ("attn_norm", "ffn_norm")}
+    sizes = {"embedding_length": dim, "feed_forward_length": dim}
+    path = write_gguf(tmp_path / "model.gguf", llama_metadata(**sizes) | tokenizer_metadata(), arrays, kinds)
+    reader = gguf.GGUFReader(path)
+    weights = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+    config = replace(CONFIG, dim=dim, hidden_dim=dim, head_dim=64)
+    with tp.trace() as log:
+        logits = to_numpy(Llama.from_gguf(path, backend)(PROMPTS[2]))
+    if backend == "cpu":
+        assert {record.kernel for record in log if record.operator == "quantized_linear"} == {"cpu"}
+    exact = float64_logits(config, weights, PROMPTS[2])
+    np.testing.assert_allclose(logits, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
 
 
 @pytest.mark.costly

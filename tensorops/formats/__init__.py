@@ -1,0 +1,78 @@
+"""Formats of quantized numbers: how blocks of bytes, as files store them, become numbers.
+
+Each is a module with one `Format`, written once in operations of the Array API for arrays of every library. Another
+package adds one by an entry point of the group ``tensorops.formats``, whose name is that of the format and whose object
+is the `Format`.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from tensorops._messages import meant
+from tensorops.formats._format import Affine, Format, Groups
+
+__all__ = ["Affine", "Format", "Groups", "get", "names"]
+
+_OWN = (
+    "iq4_nl", "iq4_xs", "mxfp4", "nvfp4", "q2_k", "q3_k", "q4_0", "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0"
+)  # fmt: skip
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all formats.
+
+    Returns
+    -------
+    tuple of str
+        Names for `get`, in alphabetical order.
+
+    Examples
+    --------
+    >>> from tensorops import formats
+    >>> "q4_k" in formats.names()
+    True
+    """
+    return tuple(sorted({*_OWN, *(entry.name for entry in entry_points(group="tensorops.formats"))}))
+
+
+@functools.cache
+def get(name: str) -> Format:
+    """Return a format.
+
+    Parameters
+    ----------
+    name : str
+        One of `names`.
+
+    Returns
+    -------
+    Format
+        How to read its blocks.
+
+    Raises
+    ------
+    ValueError
+        If there is no such format.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tensorops import formats
+    >>> q8_0 = formats.get("q8_0")
+    >>> stored = np.asarray([[0, 60, *range(32)]], dtype=np.uint8)  # the scale 1.0, and 32 integers
+    >>> q8_0.values(np, stored)[0, :4]
+    array([0., 1., 2., 3.], dtype=float32)
+    """
+    if name in _OWN:
+        found = import_module(f"tensorops.formats.{name}").FORMAT
+    else:
+        entries = {entry.name: entry for entry in entry_points(group="tensorops.formats")}
+        if name not in entries:
+            raise ValueError(f"there is no format {name!r}{meant(name, names())}")
+        found = entries[name].load()
+    if not isinstance(found, Format):
+        raise TypeError(f"the format {name!r} is a {type(found).__name__}, expected a tensorops.formats.Format")
+    return found

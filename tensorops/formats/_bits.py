@@ -1,0 +1,62 @@
+"""Numbers in bytes, by operations of the Array API, which has no views of other dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensorops._typing import Array, Namespace
+from tensorops.libraries import creation_device
+
+
+def signed(xp: Namespace, stored: Array) -> Array:
+    """Return bytes as int8, from two's complement."""
+    return xp.astype(xp.astype(stored ^ 128, xp.int16) - 128, xp.int8)
+
+
+def half(xp: Namespace, stored: Array) -> Array:
+    """Return two bytes along the last axis, low byte first, as float16 in float32; that axis has length 1 then."""
+    wide = xp.astype(stored, xp.int32)
+    bits = wide[..., :1] + wide[..., 1:] * 256
+    mantissa, exponent = bits & 1023, (bits >> 10) & 31
+    powers = [2.0 ** (max(e, 1) - 25) for e in range(31)] + [float("inf")]
+    mantissa = xp.where((exponent > 0) & ((exponent < 31) | (mantissa == 0)), mantissa + 1024, mantissa)
+    magnitude = xp.astype(mantissa, xp.float32) * looked_up(xp, powers, exponent, xp.float32)
+    magnitude = xp.where((exponent == 31) & (mantissa < 1024), xp.full_like(magnitude, float("nan")), magnitude)
+    return xp.where(bits >= 1 << 15, -magnitude, magnitude)
+
+
+def nibbles(xp: Namespace, stored: Array) -> Array:
+    """Return the low halves of bytes, and after them the high ones, along the last axis."""
+    return xp.concat((stored & 15, stored >> 4), axis=-1)
+
+
+def fields(xp: Namespace, stored: Array, bits: int) -> Array:
+    """Return the fields of that many bits of bytes, shape (..., 8 / bits, bytes): first all lowest, then the next."""
+    shifts = range(0, 8, bits)
+    return xp.stack([(stored >> shift) & ((1 << bits) - 1) for shift in shifts], axis=-2)
+
+
+def joined(xp: Namespace, x: Array, axes: int) -> Array:
+    """Return an array with its last axes made one."""
+    return xp.reshape(x, (*x.shape[:-axes], -1))
+
+
+def looked_up(xp: Namespace, table: Sequence[float], codes: Array, dtype: Any) -> Array:
+    """Return the entries of a table that codes number."""
+    values = xp.asarray(table, dtype=dtype, device=creation_device(codes))
+    numbers = xp.reshape(xp.astype(codes, xp.int32), (-1,))
+    return xp.reshape(xp.take(values, numbers, axis=0), codes.shape)
+
+
+def six_bit_scales(xp: Namespace, stored: Array) -> tuple[Array, Array]:
+    """Return the eight scales and the eight minima that twelve bytes of q4_k and q5_k hold.
+
+    The lower six bits of the first eight bytes are four scales and four minima. The others have their lower four bits
+    in the last four bytes, scales in the low halves, and their upper two in the upper bits of the first eight.
+    """
+    low, high = stored[..., :4], stored[..., 4:8]
+    last = stored[..., 8:]
+    scales = xp.concat((low & 63, (last & 15) | ((low >> 6) << 4)), axis=-1)
+    minima = xp.concat((high & 63, (last >> 4) | ((high >> 6) << 4)), axis=-1)
+    return scales, minima

@@ -1,0 +1,15 @@
+"""q4_0: 32 integers of 4 bits with an offset of 8; a scale in float16, then the low and the high halves of 16 bytes."""
+
+from __future__ import annotations
+
+from tensorops._typing import Array, Namespace
+from tensorops.formats._bits import half, nibbles
+from tensorops.formats._format import Format, Groups
+
+
+def _unpack(xp: Namespace, blocks: Array) -> Groups:
+    codes = xp.astype(nibbles(xp, blocks[..., 2:]), xp.int8) - 8
+    return Groups(codes, half(xp, blocks[..., :2]), None)
+
+
+FORMAT = Format("q4_0", elements=32, nbytes=18, group_size=32, bits=4, unpack=_unpack)

@@ -1,0 +1,14 @@
+"""q4_1: 32 integers of 4 bits; a scale and a minimum in float16, then the low and the high halves of 16 bytes."""
+
+from __future__ import annotations
+
+from tensorops._typing import Array, Namespace
+from tensorops.formats._bits import half, nibbles
+from tensorops.formats._format import Format, Groups
+
+
+def _unpack(xp: Namespace, blocks: Array) -> Groups:
+    return Groups(nibbles(xp, blocks[..., 4:]), half(xp, blocks[..., :2]), half(xp, blocks[..., 2:4]))
+
+
+FORMAT = Format("q4_1", elements=32, nbytes=20, group_size=32, bits=4, unpack=_unpack)

@@ -1,0 +1,16 @@
+"""q5_1: 32 integers of 5 bits; a scale and a minimum in float16, the fifth bits, then the others as in q4_1."""
+
+from __future__ import annotations
+
+from tensorops._typing import Array, Namespace
+from tensorops.formats._bits import half
+from tensorops.formats._format import Format, Groups
+from tensorops.formats.q5_0 import five_bits
+
+
+def _unpack(xp: Namespace, blocks: Array) -> Groups:
+    codes = five_bits(xp, blocks[..., 4:8], blocks[..., 8:])
+    return Groups(codes, half(xp, blocks[..., :2]), half(xp, blocks[..., 2:4]))
+
+
+FORMAT = Format("q5_1", elements=32, nbytes=24, group_size=32, bits=8, unpack=_unpack)
