@@ -241,6 +241,10 @@ inline Vec<float> one_of_four(Vec<float> v, std::index_sequence<k...>) {
     return pick(v, v, std::index_sequence<(k / 4 * 4 + kNumber)...>{});
 }
 
+// The smallest group of the first method: four lanes of signed bytes. A chunk has more of these than a vector has
+// scales.
+inline constexpr std::int64_t kSmallGroup = 16;
+
 // The scales of a chunk, in an order in which those of a block are found by one_of_four: lane 4 j + b of vector v
 // belongs to the lanes from 4 j on of block 4 v + b. Several neighbouring lanes have the same scale of x, and several
 // of these the same scale of weights.
@@ -250,16 +254,18 @@ struct ChunkScales {
     static constexpr std::int64_t kFours = kFloats / 4;                                // of lanes in a vector
     static constexpr std::int64_t kFoursOfScale = kFixed / (4 * kLaneWeights<kBits>);  // with the same scale of x
 
-    I32 group[kVectors];  // which scale of weights belongs to a lane
+    I32 group[kVectors];  // which scale of weights belongs to a lane: of a vector of them for each chunk, or each of
+                          // these
     I32 first_of_four = index_of(numbers_of_lanes(std::make_index_sequence<kFloats>{}) / 4 * 4);
 
     // The size of a group divides a chunk, so that it is a power of two; of others, nothing is used.
     explicit ChunkScales(std::int64_t group_size) {
         const int log2 = __builtin_ctzll(static_cast<unsigned long long>(group_size | std::int64_t{1} << 31));
         const std::int64_t shift = std::clamp(log2 - 5, 0, 31);
-        for (std::int64_t four = 0; four < kBlocks * kFours; ++four)
-            group[four / kFours / 4][four % kFours * 4 + four / kFours % 4] =
-                static_cast<std::int32_t>(four / kFoursOfScale >> shift);
+        for (std::int64_t four = 0; four < kBlocks * kFours; ++four) {
+            const std::int64_t scale = group_size == kSmallGroup ? four % kFloats : four / kFoursOfScale >> shift;
+            group[four / kFours / 4][four % kFours * 4 + four / kFours % 4] = static_cast<std::int32_t>(scale);
+        }
         for (I32& each : group) each = index_of(each);
     }
 
@@ -366,11 +372,19 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
             sum[i][r] += products_of_block<kBits, kSigned>(packed, x[r].blocks[block]) * scale(r);
         });
     };
+    const bool has_small_groups = kSigned && op.group_size == kSmallGroup;
     const auto load_scales = [&](std::int64_t group, std::int64_t count) TENSOROPS_INLINED {
         each_output([&](auto i) TENSOROPS_INLINED {
             s[i] = load_numbers<S>(of[i].scales, group, count, dtype);
             fetch(of[i].scales + group * size + lengths.scales_ahead);
         });
+    };
+    // Loads the scales of the groups from the `v`th vector of a chunk on; returns the place of the first of them.
+    const auto load_small_groups = [&](auto v, std::int64_t group) TENSOROPS_INLINED {
+        const std::int64_t first = group + static_cast<std::int64_t>(v) * kLanes<float>;
+        const std::int64_t begin = kMasks ? first : std::min(first, lengths.last.begin);
+        load_scales(begin, std::min<std::int64_t>(groups - begin, kLanes<float>));
+        return static_cast<std::int32_t>(first - begin);
     };
     ScalesOfBlocks scale;
     std::int64_t chunk = 0, group = 0;
@@ -379,9 +393,12 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
         for (; chunk < end_of_sums && group + lengths.groups_of_chunk <= groups;
              group += lengths.groups_of_chunk, ++chunk) {
             const std::int64_t begin = kMasks ? group : std::min(group, lengths.last.begin);
-            load_scales(begin, kMasks ? lengths.groups_of_chunk : groups - begin);
+            if (!has_small_groups) load_scales(begin, kMasks ? lengths.groups_of_chunk : groups - begin);
             for_each<Scales::kVectors>([&](auto v) TENSOROPS_INLINED {
-                scales_of_blocks(v, chunk, kMasks ? 0 : static_cast<std::int32_t>(group - begin), scale);
+                const std::int32_t shift = has_small_groups ? load_small_groups(v, group)
+                                           : kMasks         ? 0
+                                                            : static_cast<std::int32_t>(group - begin);
+                scales_of_blocks(v, chunk, shift, scale);
                 for_each<4>([&](auto b) TENSOROPS_INLINED {
                     const std::int64_t block = chunk * Scales::kBlocks + static_cast<std::int64_t>(4 * v + b);
                     each_output([&](auto i) TENSOROPS_INLINED {
@@ -398,11 +415,13 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
     }
     if (group < groups) {  // a part of a chunk
         const std::int64_t begin = kMasks ? group : lengths.last.begin;
-        load_scales(begin, groups - begin);
+        if (!has_small_groups) load_scales(begin, groups - begin);
         std::int64_t block = chunk * Scales::kBlocks;
         for_each<Scales::kVectors>([&](auto v) TENSOROPS_INLINED {
             if (block_bytes * block >= bytes) return;
-            scales_of_blocks(v, chunk, static_cast<std::int32_t>(group - begin), scale);
+            const std::int32_t shift =
+                has_small_groups ? load_small_groups(v, group) : static_cast<std::int32_t>(group - begin);
+            scales_of_blocks(v, chunk, shift, scale);
             I32 of_block = lengths.scales.first_of_four;
             for (int b = 0; b < 4 && block_bytes * block < bytes; ++b, ++block, of_block += kIndexUnit)
                 each_output([&](auto i) TENSOROPS_INLINED {
@@ -446,7 +465,11 @@ inline __attribute__((always_inline)) void outputs_together(const QuantizedLinea
     });
 }
 
-inline bool takes_few(const QuantizedLinear& op) { return op.group_size % kFixed == 0 && kChunk % op.group_size == 0; }
+inline bool takes_few(const QuantizedLinear& op) {
+    const bool has_small_groups =
+        op.group_size == kSmallGroup && op.bits == 8 && !op.biases && op.x.length % kFixed == 0;
+    return has_small_groups || (op.group_size % kFixed == 0 && kChunk % op.group_size == 0);
+}
 
 template <int kBits, bool kSigned>
 struct FewRowsProduct {
@@ -476,10 +499,10 @@ struct FewRowsProduct {
             std::memset(static_cast<void*>(blocks + count - 1), 0, sizeof *blocks);  // it may be in part used
         // Scales and sums without a group are also multiplied.
         std::memset(scales, 0, static_cast<std::size_t>(scales_bytes + sums_bytes));
-        const std::int64_t in_group = op.group_size / kFixed;
+        const std::int64_t in_group = std::max<std::int64_t>(op.group_size / kFixed, 1);
         const LastGroups& last = lengths.last;
         float largest = 0;
-        for (std::int64_t g = 0; g < lengths.groups; ++g) {
+        for (std::int64_t g = 0; g < op.x.length / (in_group * kFixed); ++g) {
             Vec<float> sum{};
             for (std::int64_t i = in_group * g; i < in_group * (g + 1); ++i) {
                 float scale;

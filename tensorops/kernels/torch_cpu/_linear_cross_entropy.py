@@ -1,8 +1,8 @@
 """`linear_cross_entropy` with its gradients, which are computed together with the loss.
 
 Work: three products of the matrices, as without blocks; the body, whose blocks are computed again, needs four.
-Precision: logits in float32 or better, sums over blocks too. Bytes: the logits of a block, and the gradients themselves,
-which are kept until they are asked for.
+Precision: logits in float32 or better, sums over blocks too.
+Bytes: the logits of a block, and the gradients, which are kept until they are asked for.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def _computed(
         count = torch.tensor(numbers.numel()) if of_classes is None else of_classes[numbers].sum()
     scale = 1 / count.to(dtype) if options["reduction"] == "mean" else torch.ones((), dtype=dtype)
     size = rows_per_block(len(rows), features, classes, w.element_size())
-    # Products for gradients multiply half types as they are: torch sums them in float32 and rounds once, as the gradient
-    # is. Those that are summed over blocks are not rounded.
+    # Products for gradients multiply half types as they are: torch sums them in float32 and rounds once, as gradients
+    # are. Those that are summed over blocks are not rounded.
     are_narrow = x.dtype is weight.dtype and x.element_size() == 2
     right = weight if are_narrow else w
     loss = torch.zeros((), dtype=dtype)
