@@ -13,7 +13,7 @@ from support import require_provider
 from tensorops.torch import prepare_model, prepare_model_with_custom_kernels
 
 torch = pytest.importorskip("torch")
-nn = torch.nn
+nn, F = torch.nn, torch.nn.functional
 
 
 @pytest.fixture(autouse=True)
@@ -206,6 +206,39 @@ def test_losses(options):
     torch.testing.assert_close(loss(images, targets[:4].repeat(2, 1)), own(images, targets[:4].repeat(2, 1)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert loss(x.bfloat16(), targets).dtype == own(x.bfloat16(), targets).dtype
+
+
+class Heads(nn.Module):
+    """Attends by torch's function, as models that are written by hand do."""
+
+    def forward(self, x, **options):
+        q, k, v = x.unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"is_causal": True}, {"attn_mask": torch.ones(7, 7, dtype=torch.bool).tril()}, {"dropout_p": 0.0, "scale": 2.0},
+])  # fmt: skip
+def test_calls_of_torchs_attention(options):
+    module, own, x = Heads(), Heads(), numbers(2, 7, 96)
+    assert [row.operator for row in prepare_model(module).replaced] == ["scaled_dot_product_attention"]
+    y, kernels = ran(lambda: module(x, **options))
+    torch.testing.assert_close(y, own(x, **options))
+    assert kernels == ([] if "attn_mask" in options else [("scaled_dot_product_attention", "torch_cpu")])
+    given = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(module(given, **options).sum(), given)
+    (expected,) = torch.autograd.grad(own(given, **options).sum(), given)
+    torch.testing.assert_close(found, expected)
+
+
+def test_attention_counts_positions_as_torch_does():
+    class Cross(nn.Module):
+        def forward(self, q, k):
+            return F.scaled_dot_product_attention(q, k, k, is_causal=True)
+
+    module, q, k = Cross(), numbers(1, 2, 3, 8), numbers(1, 2, 5, 8)
+    prepare_model(module)
+    assert torch.equal(module(q, k), F.scaled_dot_product_attention(q, k, k, is_causal=True))
 
 
 # --- what is left alone ------------------------------------------------------------------------------
@@ -566,5 +599,12 @@ def test_arrays_move_to_a_backend():
     assert isinstance(moved["w"][0], torch.Tensor)
     with pytest.raises(TypeError, match=r"model is a dict, expected a .* arrays and a backend"):
         prepare_model(tree)
+    from tensorops.models import Llama
+
+    llama = Llama.__new__(Llama)
+    llama.backend = "numpy"
+    assert prepare_model(llama, "numpy") is llama
+    with pytest.raises(TypeError, match=r"arranged for the backend 'numpy': load it again with backend='torch'"):
+        prepare_model(llama, "torch")
     with pytest.raises(TypeError, match=r"backend is 'jax', but a .* stays on torch"):
         prepare_model(nn.Mish(), "jax")

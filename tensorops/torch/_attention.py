@@ -1,7 +1,8 @@
-"""Attention of transformers' models: their own `forward`, which calls our functions in place of two of its own.
+"""Attention: a module's own `forward`, which calls our functions in place of some that it names.
 
-These are the rotation of queries and keys, and attention itself, that of the implementation "sdpa". What a model does
-before, between and after them stays its own, and so does the choice of an implementation.
+In transformers' models, these are the rotation of queries and keys, and attention itself, that of the implementation
+"sdpa"; elsewhere, torch's `scaled_dot_product_attention`. What a module does before, between and after them stays its
+own, and so does the choice of an implementation.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional as torch_functional
 
 import tensorops as tp
 from tensorops.torch._layers import REFUSALS, layer, own_forward
 
 ROTATION = "apply_rotary_pos_emb"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+DIRECT = "scaled_dot_product_attention"
 
 
 def attend(
@@ -47,11 +50,54 @@ def attend(
         if causal and keys > queries:  # the first tokens, in a cache of a fixed size
             k, v = key[:, :, :queries], value[:, :, :queries]
         try:
-            y = tp.scaled_dot_product_attention(query, k, v, mask=attention_mask, is_causal=causal, scale=scaling)
-            return y.transpose(1, 2).contiguous(), None
+            if not causal or k.shape[2] == queries:  # torch counts positions from the first key, we from the last
+                y = tp.scaled_dot_product_attention(query, k, v, mask=attention_mask, is_causal=causal, scale=scaling)
+                return y.transpose(1, 2).contiguous(), None
         except REFUSALS:
             pass
     return own(module, query, key, value, attention_mask, dropout, scaling, is_causal, **named)
+
+
+def directly(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Compute what torch's `scaled_dot_product_attention` computes."""
+    try:
+        queries, grouped = query.shape[2], query.shape[1] != key.shape[1]
+        worthwhile = attn_mask is None or queries == 1 or grouped
+        aligned = not is_causal or (attn_mask is None and queries == key.shape[2])
+        usual = dropout_p == 0.0 and (enable_gqa or not grouped) and not torch.is_autocast_enabled("cpu")
+        if worthwhile and aligned and usual and query.is_cpu and (attn_mask is None or not attn_mask.requires_grad):
+            return tp.scaled_dot_product_attention(query, key, value, mask=attn_mask, is_causal=is_causal, scale=scale)
+    except (IndexError, *REFUSALS):
+        pass
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+class _Functional:
+    """torch.nn.functional with our attention."""
+
+    scaled_dot_product_attention = staticmethod(directly)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.nn.functional, name)
+
+
+class Attends(torch.nn.Module):  # type: ignore[misc]
+    """A module that calls torch's function, as others do whose arguments nobody knows."""
+
+    def forward(self, query: Any, key: Any, value: Any) -> Any:
+        """Return causal attention."""
+        return torch_functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 LEAST_BYTES = 1 << 18
@@ -96,6 +142,10 @@ def calling(function: Any, others: dict[str, Callable[[Any], Any]]) -> Any:
     if inner is None:
         known = function.__globals__
         names = known | {name: make(known[name]) for name, make in others.items() if name in known}
+        named = {name: known.get(name) for name in function.__code__.co_names}
+        names |= {name: _Functional() for name, value in named.items() if value is torch_functional}
+        if named.get(DIRECT) is torch_functional.scaled_dot_product_attention:
+            names[DIRECT] = directly
         del names["__name__"]  # by which TorchDynamo would find others again
         found = types.FunctionType(
             function.__code__, names, function.__name__, function.__defaults__, function.__closure__
@@ -139,11 +189,15 @@ def attention(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
     return _with_ours(type(module).forward, rotates)(module, *args, **named)
 
 
-def names_in(module: torch.nn.Module) -> tuple[bool, bool]:
-    """Return whether the code of a module's forward rotates queries, and whether it asks for an implementation."""
+def names_in(module: torch.nn.Module) -> tuple[bool, bool, bool]:
+    """Return whether the code of a forward rotates queries, asks for an implementation, or calls torch's function."""
     inner = inspect.unwrap(type(module).forward)
-    names = inner.__code__.co_names if isinstance(inner, types.FunctionType) else ()
-    return ROTATION in names, INTERFACE in names
+    if not isinstance(inner, types.FunctionType):
+        return False, False, False
+    names, known = inner.__code__.co_names, inner.__globals__
+    functional = any(known.get(name) is torch_functional for name in names)
+    direct = DIRECT in names and (functional or known.get(DIRECT) is torch_functional.scaled_dot_product_attention)
+    return ROTATION in names, INTERFACE in names, direct
 
 
 def tables_of(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:

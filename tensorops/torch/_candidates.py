@@ -253,9 +253,19 @@ def _losses(module: torch.nn.Module) -> list[Candidate]:
 
 # --------------------------------------------------------------------------------------------------------- attention
 
+DIRECT = _attention_layers.DIRECT
+
+
+def _heads(generator: torch.Generator, dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    q, k, v = torch.randn(3, 2, 3, 6, 16, generator=generator, dtype=torch.float64).to(dtype)
+    return (q, k, v), {}
+
 
 def _attention(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
-    rotates, asks = _attention_layers.names_in(module)
+    rotates, asks, direct = _attention_layers.names_in(module)
+    if direct and not asks:
+        stand_in = _attention_layers.Attends()
+        return [Candidate(DIRECT, _attention_layers.attention, (False,), (_heads,), stand_in)]
     implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
     parameters = inspect.signature(type(module).forward).parameters
     widths = [child.in_features for child in module.children() if isinstance(child, torch.nn.Linear)]
@@ -276,7 +286,7 @@ def _attention(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
     masked[1, ..., 0] = False
     masked[1, :, 0, 0] = True
     samples = (sample(6, None), *((sample(6, masked),) if implementation == "sdpa" else ()))
-    attends = ["scaled_dot_product_attention"] if asks and implementation == "sdpa" else []
+    attends = [DIRECT] if asks and implementation == "sdpa" else []
     equal = all(_attention_layers.halves_are_equal(table) for pair in tables for table in pair)
     found = []
     if attends:

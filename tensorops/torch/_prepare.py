@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorops._validation import shown
 from tensorops.backends import to_backend
+from tensorops.backends.registry import resolve
 from tensorops.torch._report import PreparedModule, PreparedReport
 
 if TYPE_CHECKING:
@@ -91,6 +92,12 @@ def prepare_model(
         if backend is None:
             kind = type(model).__name__
             raise TypeError(f"prepare_model: model is a {kind}, expected a torch.nn.Module, or arrays and a backend")
+        models = sys.modules.get("tensorops.models")
+        if models is not None and isinstance(model, models.Llama) and resolve(backend).name != model.backend:
+            raise TypeError(
+                f"prepare_model: the weights of the Llama are arranged for the backend {model.backend!r}: "
+                f"load it again with backend={shown(backend)}"
+            )
         return to_backend(model, backend)
     if backend is not None:
         raise TypeError(f"prepare_model: backend is {shown(backend)}, but a torch.nn.Module stays on torch")
