@@ -428,6 +428,27 @@ def test_arguments_by_name_and_wrong_ones(make):
         assert (type(raised), str(raised)) == (type(expected), str(expected))  # in the module's own terms
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch's own
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_and_empty_arguments(kind):
+    module = randomized(KINDS[kind][0]())
+    own = copy.deepcopy(module)
+    prepare_model(module)
+    shape = (3, 8, 6) if kind == "group_norm" else (3, 48)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for x in (numbers(*shape), numbers(*shape, dtype="bfloat16")):
+            y, expected = module(x), own(x)
+            assert y.dtype == expected.dtype
+            torch.testing.assert_close(y, expected, rtol=0.02, atol=0.02)
+    empty = numbers(*shape)[:0]
+    assert module(empty).shape == own(empty).shape == empty.shape
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_scripted_modules_are_left_alone():
+    assert prepare_model(torch.jit.script(nn.Sequential(nn.LayerNorm(4), nn.Mish()))).modules == []
+
+
 def test_tensors_elsewhere():
     module = nn.Mish()
     prepare_model(module)

@@ -192,8 +192,6 @@ def attention(module: torch.nn.Module, *args: Any, **named: Any) -> Any:
 def names_in(module: torch.nn.Module) -> tuple[bool, bool, bool]:
     """Return whether the code of a forward rotates queries, asks for an implementation, or calls torch's function."""
     inner = inspect.unwrap(type(module).forward)
-    if not isinstance(inner, types.FunctionType):
-        return False, False, False
     names, known = inner.__code__.co_names, inner.__globals__
     functional = any(known.get(name) is torch_functional for name in names)
     direct = DIRECT in names and (functional or known.get(DIRECT) is torch_functional.scaled_dot_product_attention)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ class Candidate(NamedTuple):
 
 def candidates_of(module: torch.nn.Module, tables: Tables) -> list[Candidate]:
     """Return what may stand for a module of a model with some tables of rotation, in the order of preference."""
+    if not isinstance(inspect.getattr_static(type(module), "forward"), types.FunctionType):  # of torch.jit, perhaps
+        return []
     if found := _attention(module, tables):
         return found
     for of_a_kind in (_norms, _activations, _linear, _gated_mlps, _experts, _losses):
