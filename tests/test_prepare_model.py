@@ -279,6 +279,16 @@ def test_a_module_that_writes_into_its_argument_is_left_alone():
     assert module(x) is x
 
 
+def test_a_module_that_cannot_be_tried_is_left_alone():
+    class ShyRMSNorm(LlamaRMSNorm):
+        def forward(self, hidden_states):
+            assert hidden_states.shape[0] == 3, "three rows\nand no others"
+            return super().forward(hidden_states)
+
+    expected = "it cannot be tried on random numbers: AssertionError: three rows"
+    assert reason(ShyRMSNorm(16)) == expected
+
+
 def test_a_forward_that_somebody_else_has_replaced_is_left_alone():
     module = nn.RMSNorm(16)
     module.forward = lambda x: x
@@ -294,6 +304,9 @@ def test_parameters_that_kernels_cannot_take():
     sparse = nn.RMSNorm(16)
     sparse.weight = nn.Parameter(torch.ones(16).to_sparse())
     assert reason(sparse) == "weight is not dense"
+    eighths = nn.RMSNorm(16)
+    eighths.weight = nn.Parameter(torch.ones(16).to(torch.float8_e4m3fn))
+    assert reason(eighths) == "weight has dtype float8_e4m3fn"
     derived = nn.RMSNorm(16)
     derived.weight = nn.Parameter(torch.ones(16).as_subclass(type("Derived", (torch.Tensor,), {})))
     assert reason(derived) == "weight is a Derived"
@@ -579,8 +592,10 @@ def test_only_and_skip():
     assert replaced(only=["LayerNorm", "1"]) == ["1", "3"]
     assert replaced(skip="*Norm") == ["2"]
     assert replaced(only="*_norm", skip="1") == ["3"]
+    model = chain()
     with pytest.raises(ValueError, match="skip names 'rms_nrom', which no module fits"):
-        replaced(skip="rms_nrom")
+        prepare_model(model, skip="rms_nrom")
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_without_a_check_structure_decides():

@@ -146,7 +146,7 @@ def calling(function: Any, others: dict[str, Callable[[Any], Any]]) -> Any:
         names |= {name: _Functional() for name, value in named.items() if value is torch_functional}
         if named.get(DIRECT) is torch_functional.scaled_dot_product_attention:
             names[DIRECT] = directly
-        del names["__name__"]  # by which TorchDynamo would find others again
+        names.pop("__name__", None)  # by which TorchDynamo would find others again
         found = types.FunctionType(
             function.__code__, names, function.__name__, function.__defaults__, function.__closure__
         )
@@ -204,16 +204,15 @@ def tables_of(model: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]
     for module in model.modules():
         if "RotaryEmbedding" not in type(module).__name__:
             continue
-        own = copy.deepcopy(module)
-        for layer_type in getattr(module, "layer_types", None) or (None,):
-            named = {} if layer_type is None else {"layer_type": layer_type}
-            try:
+        try:
+            own = copy.deepcopy(module)
+            for layer_type in getattr(module, "layer_types", None) or (None,):
+                named = {} if layer_type is None else {"layer_type": layer_type}
                 with torch.no_grad():
-                    tables = own(torch.zeros(1), torch.arange(6)[None], **named)
-                cos, sin = tables
+                    cos, sin = own(torch.zeros(1), torch.arange(6)[None], **named)
                 found.append((cos.double(), sin.double()))
-            except Exception:  # it takes or gives something else
-                return []
+        except Exception:  # it takes or gives something else
+            return []
     return found
 
 

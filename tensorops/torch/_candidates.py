@@ -16,6 +16,7 @@ from tensorops.torch._layers import Layer
 
 Sample = Callable[[torch.Generator, torch.dtype], tuple[tuple[Any, ...], dict[str, Any]]]
 """Makes arguments of a `forward`, by position and by name, in a dtype."""
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 Tables = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -53,8 +54,10 @@ def unusable(module: torch.nn.Module) -> str:
             return f"{name} is on {x.device}: the kernels have been tried on processors only"
         if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             return f"{name} is a {type(x).__name__}"
-        if x.layout is not torch.strided or x.is_quantized:
-            return f"{name} is {'quantized' if x.is_quantized else 'not dense'}"
+        if x.layout is not torch.strided:
+            return f"{name} is not dense"
+        if x.dtype not in DTYPES and (x.is_floating_point() or type(x) is torch.nn.Parameter):
+            return f"{name} has dtype {str(x.dtype).removeprefix('torch.')}"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
@@ -75,7 +76,8 @@ def prepare_model(
     A replacement passes if its results and gradients are no farther from those of the module in float64 than the
     module's own are, but for 8 units in the last place of the largest, or 1 in half types.
 
-    Under `torch.compile`, modules compute what their class says: its compiler fuses that with what is around it.
+    Under `torch.compile`, modules compute what their class says, as its compiler fuses that with what is around it, but
+    for large attention and ``gelu(approximate="tanh")``, whose kernels are faster.
 
     Examples
     --------
@@ -105,19 +107,22 @@ def prepare_model(
     preparation = _Preparation(model, chosen, check, measure)
     options = None if quantize is None else _options_of(quantize)
     report = PreparedReport()
-    for name, module in model.named_modules():
-        found = preparation.candidates(module)
-        quantizes = options is not None and type(module) is torch.nn.Linear
-        operators = ["quantized_linear"] if quantizes else [o for c in found for o in c.operator.split(", ")]
-        names = {name, type(module).__name__, *operators}
-        if not operators or skipped.fit(names) or (only is not None and not chosen.fit(names)):
-            continue
-        if quantizes:
-            report.modules.append(_quantize(name, module, options, report))
-        else:
-            report.modules.append(preparation.prepare(name, module, found, report))
-    chosen.raise_unless_used()
-    skipped.raise_unless_used()
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(report.restore)
+        for name, module in model.named_modules():
+            found = preparation.candidates(module)
+            quantizes = options is not None and type(module) is torch.nn.Linear
+            operators = ["quantized_linear"] if quantizes else [o for c in found for o in c.operator.split(", ")]
+            names = {name, type(module).__name__, *operators}
+            if not operators or skipped.fit(names) or (only is not None and not chosen.fit(names)):
+                continue
+            if quantizes:
+                report.modules.append(_quantize(name, module, options, report))
+            else:
+                report.modules.append(preparation.prepare(name, module, found, report))
+        chosen.raise_unless_used()
+        skipped.raise_unless_used()
+        on_error.pop_all()
     return report
 
 
@@ -248,7 +253,7 @@ class _Preparation:
 
 def _alike(module: torch.nn.Module, candidate: Candidate) -> tuple[Any, ...]:
     """Return what modules have in common that compute the same function of their parameters."""
-    return type(module), candidate.layer, candidate.found, tuple(_facts(module))
+    return type(module), candidate.layer, candidate.found, candidate.operator, tuple(_facts(module))
 
 
 def _facts(module: torch.nn.Module) -> Iterator[Any]:

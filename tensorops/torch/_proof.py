@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 import tensorops as tp
+from tensorops._display import shortened
 from tensorops._providers import GENERIC
 from tensorops.torch._candidates import Candidate
 from tensorops.torch._layers import FOUND, own_forward
@@ -32,6 +33,14 @@ class Proof(NamedTuple):
 
 def prove(candidate: Candidate, dtype: torch.dtype) -> Proof:
     """Compare a layer with the module that it is to stand for, both in a dtype."""
+    try:
+        return _prove(candidate, dtype)
+    except Exception as raised:  # a module may have any requirements
+        reason = shortened(str(raised).partition("\n")[0], 80)
+        return Proof(f"it cannot be tried on random numbers: {type(raised).__name__}: {reason}", math.inf)
+
+
+def _prove(candidate: Candidate, dtype: torch.dtype) -> Proof:
     module = _with_random_parameters(candidate, dtype)
     wide = _in_float64(module)
     ran = {"linear"}  # is called past the operator
@@ -39,11 +48,8 @@ def prove(candidate: Candidate, dtype: torch.dtype) -> Proof:
 
     for sample in candidate.samples:
         given = sample(torch.Generator().manual_seed(1), dtype)
-        try:
-            theirs = _evaluate(own_forward, module, given, dtype)
-            judged = _evaluate(own_forward, wide, given, torch.float64)
-        except Exception as raised:  # the module may have any requirements
-            return Proof(f"its forward raises on random input: {type(raised).__name__}", math.inf)
+        theirs = _evaluate(own_forward, module, given, dtype)
+        judged = _evaluate(own_forward, wide, given, torch.float64)
         with tp.trace() as log:
             found = _evaluate(candidate.layer, module, given, dtype)
         ran |= {record.operator for record in log if record.kernel != GENERIC}
