@@ -79,8 +79,8 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """Open a GGUF file and read its metadata and the list of its tensors.
 
     Tensors may be stored as F32, F16 or BF16, or in a format of `tensorops.formats`. The weights stay in the file,
-    which stays open, until `Tensor.dequantize` or `Tensor.quantized` is called. Those raise `GGUFError` if the file has been
-    truncated meanwhile, and return other values if it has been modified.
+    which stays open, until `Tensor.dequantize` or `Tensor.quantized` is called. Those raise `GGUFError` if the file has
+    been truncated meanwhile, and return other values if it has been modified.
 
     Parameters
     ----------
