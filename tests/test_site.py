@@ -342,7 +342,8 @@ def test_kernels_that_never_ran_on_their_hardware_are_marked(monkeypatch):
     }
     marks = dict(zip(rows["Operator"], rows["rms_norm"], strict=True))
     assert marks["cpu"] == "✓"
-    assert marks["cuda"].strip("()") == marks["pallas"].strip("()") == "○"
+    assert marks["cuda"].strip("()") == "○"
+    assert marks["pallas"].replace(" ∂", "").strip("()") == "○"
 
 
 @pytest.mark.exhaustive

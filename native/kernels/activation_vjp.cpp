@@ -149,7 +149,7 @@ struct EluSlope {
     template <class V>
     V slope(V x) const {
         using C = Element<V>;
-        return x < 0 ? exp_of_negative(at_most(x, 0)) * static_cast<C>(alpha) : V{} + static_cast<C>(scale);
+        return x <= 0 ? exp_of_negative(at_most(x, 0)) * static_cast<C>(alpha) : V{} + static_cast<C>(scale);
     }
 };
 struct LeakyReluSlope {

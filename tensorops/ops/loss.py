@@ -520,8 +520,10 @@ def losses_with_total(counted: Any, below: Array, most: Array, log_total: Array,
     losses = counted * log_total + below
     if squares is None:
         return losses
-    in_units = log_total + most
-    return losses + in_units * squares * (in_units / UNIT)
+    # A compiler may multiply the constants of a derivative, among which is the unit's inverse: its square would be
+    # infinite.
+    root = (log_total + most) * UNIT**-0.5
+    return losses + root * squares * root
 
 
 def _distances(x: Array, largest: Array) -> Array:

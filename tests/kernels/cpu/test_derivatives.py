@@ -111,3 +111,19 @@ def test_each_is_of_an_operator_and_has_gradients_of_its_parameters():
     for name in NAMES:
         assert name in tested
         assert derivative_of(name).provided
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "slope"),
+    [
+        ("relu", {}, 0.0),
+        ("leaky_relu", {"negative_slope": 0.25}, 0.25),
+        ("elu", {"alpha": 0.5}, 0.5),
+        ("selu", {}, 1.6732632423543772 * 1.0507009873554805),
+    ],
+)
+def test_slopes_at_kinks(target, name, options, slope):
+    """They are those from below, as those of the bodies and of torch."""
+    zeros, ones = np.asarray([0.0, -0.0] * 9, np.float32), np.ones(18, np.float32)
+    found = getattr(native, f"{name}_vjp")(zeros, ones, **options)
+    np.testing.assert_allclose(found, np.full(18, slope), rtol=1e-7)
