@@ -237,6 +237,46 @@ def test_training(name):
     assert found == pytest.approx(losses(own, 8), rel=1e-4)
 
 
+# What the names of configurations stand for; each takes those that it knows.
+SMALL = SIZES | {
+    "n_embd": 64, "n_head": 4, "n_layer": 2, "d_model": 64, "d_ff": 96, "d_kv": 16, "num_heads": 4, "num_layers": 2,
+    "dim": 64, "n_heads": 4, "n_layers": 2, "hidden_dim": 96, "head_dim": 16, "embedding_size": 64, "ffn_dim": 96,
+    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "sliding_window": 16,
+}  # fmt: skip
+ARCHITECTURES = [
+    "albert", "cohere2", "distilbert", "electra", "exaone4", "falcon", "gemma2", "glm4", "gpt2", "gpt_neox",
+    "gpt_oss", "granitemoe", "hunyuan_v1_dense", "lfm2", "modernbert", "mpt", "nemotron", "olmo2", "opt",
+    "persimmon", "phi", "phi3", "phimoe", "qwen2_moe", "qwen3_moe", "roberta", "smollm3", "stablelm",
+    "starcoder2",
+]  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_other_architectures_compute_what_they_did(architecture):
+    kind = transformers.CONFIG_MAPPING[architecture]
+    known = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})}
+    config = kind(**{name: value for name, value in SMALL.items() if name in known})
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.2 * torch.randn(parameter.shape)
+    ids = tokens()
+    mask = torch.ones_like(ids)
+    mask[1, 8:] = 0
+    own = copy.deepcopy(model)
+    report = prepare_model(model)
+    assert report.replaced
+    with torch.no_grad():
+        for options in ({}, {"attention_mask": mask}):
+            valid = options.get("attention_mask", torch.ones_like(ids)).bool()
+            found, expected = (m(ids, **options)[0].double()[valid] for m in (model, own))
+            assert distance(found, expected) < 2e-6
+
+
 @pytest.mark.exhaustive  # twenty seconds of processor time
 def test_a_thousand_steps_of_training_end_as_before():
     model = build("Gemma3").train()
