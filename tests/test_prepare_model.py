@@ -380,6 +380,16 @@ def test_a_pickled_model_is_its_own_until_it_is_prepared_again():
     torch.testing.assert_close(y, expected)
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_models_are_prepared_where_no_gradients_are_recorded(mode):
+    with mode():
+        model = chain()
+        report = prepare_model(model)
+        assert [row.reason for row in report.modules] == ["", "", ""]
+        _, kernels = ran(lambda: model(numbers(3, 8)))
+    assert [operator for operator, _ in kernels] == ["rms_norm", "mish", "layer_norm"]
+
+
 def test_a_second_call_changes_nothing():
     model = chain()
     first = prepare_model(model)

@@ -34,7 +34,8 @@ class Proof(NamedTuple):
 def prove(candidate: Candidate, dtype: torch.dtype) -> Proof:
     """Compare a layer with the module that it is to stand for, both in a dtype."""
     try:
-        return _prove(candidate, dtype)
+        with torch.inference_mode(False):  # gradients are compared wherever the model is prepared
+            return _prove(candidate, dtype)
     except Exception as raised:  # a module may have any requirements
         reason = shortened(str(raised).partition("\n")[0], 80)
         return Proof(f"it cannot be tried on random numbers: {type(raised).__name__}: {reason}", math.inf)
