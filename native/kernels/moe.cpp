@@ -16,10 +16,10 @@ void sum_of_rows(const WeightedSums& op, std::int64_t row) {
     const std::int64_t n = op.length, terms = op.terms;
     const float *x = op.x + row * terms * n, *weights = op.weights + row * terms;
     const float* last = op.last ? op.last + row * n : nullptr;
-    const float last_weight = op.last_weights ? op.last_weights[row] : 1;
+    const float last_weight = op.last_weights ? load_one(op.last_weights + row) : 1;
     put_row<false>(reinterpret_cast<T*>(op.y) + row * n, n, [=](std::int64_t i, std::int64_t k) {
-        Vec<float> sum = load_some(x + i, k) * weights[0];
-        for (std::int64_t j = 1; j < terms; ++j) sum += load_some(x + j * n + i, k) * weights[j];
+        Vec<float> sum = load_some(x + i, k) * load_one(weights);
+        for (std::int64_t j = 1; j < terms; ++j) sum += load_some(x + j * n + i, k) * load_one(weights + j);
         if (last) sum += load_some(last + i, k) * last_weight;
         return sum;
     });

@@ -136,7 +136,7 @@ static void refusals(void) {
     require(call("silu", argument, 1, to_bad, 1, NULL, 0) != 0 && says("C-contiguous"), "layout of a result");
 
     TensoropsOption options[] = {{"alpha", TENSOROPS_NUMBER, {1}},  {"axis", TENSOROPS_TEXT, {0}},
-                                 {"axis", TENSOROPS_INTEGERS, {0}}, {"axis", (TensoropsKind)77, {0}},
+                                 {"axis", TENSOROPS_INTEGERS, {0}}, {"axis", 77, {0}},
                                  {NULL, TENSOROPS_NUMBER, {0}},     {"axis", TENSOROPS_INTEGER, {0}},
                                  {"dtype", TENSOROPS_TEXT, {0}}};
     options[2].value.integers.items = NULL;

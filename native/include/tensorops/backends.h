@@ -63,7 +63,7 @@ typedef enum {
 /* A parameter of an operator that is not an array. Those that are left out have their default values. */
 typedef struct {
     const char* name;
-    TensoropsKind kind;
+    int32_t kind; /* a TensoropsKind */
     union {
         double number;
         int64_t integer;

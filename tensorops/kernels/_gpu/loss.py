@@ -58,7 +58,9 @@ def cross_entropy(
     arrays.append(rows.arguments["y"] if reduction == "none" else ("parts",))
     real = np.float64 if logits.dtype == "float64" else np.float32
     limits = np.iinfo("int64" if probable else targets.dtype)
-    ignores = limits.min <= ignore_index <= min(limits.max, 2**63 - 1)
+    ignores = limits.min <= ignore_index <= limits.max
+    if ignores and ignore_index >= 2**63:
+        return "ignore_index does not fit int64"
     options = (np.int32(ignores), np.int64(ignore_index if ignores else 0), real(label_smoothing), real(z_loss))
     name = "cross_entropy"
     launch = rows.launch(device, name, name, logits.dtype, defines, tuple(arrays), options, passes=1)
