@@ -166,11 +166,15 @@ void bind_torch_gradients(nb::module_& m) {
              calls::interned("needs_input_grad"), calls::interned("dtype")};
     m.def(
         "torch_forward",
-        [](nb::tuple members) { return nb::steal(PyCFunction_NewEx(&forward_definition, members.ptr(), nullptr)); },
+        [](nb::typed<nb::tuple, nb::object, nb::ellipsis> members) {
+            return nb::steal(PyCFunction_NewEx(&forward_definition, members.ptr(), nullptr));
+        },
         "members"_a, "The method `forward` of a `torch.autograd.Function`; the last member does the same in Python.");
     m.def(
         "torch_backward",
-        [](nb::tuple members) { return nb::steal(PyCFunction_NewEx(&backward_definition, members.ptr(), nullptr)); },
+        [](nb::typed<nb::tuple, nb::object, nb::ellipsis> members) {
+            return nb::steal(PyCFunction_NewEx(&backward_definition, members.ptr(), nullptr));
+        },
         "members"_a, "The method `backward` of a `torch.autograd.Function`; the last member does the same in Python.");
 }
 

@@ -150,7 +150,8 @@ def test_a_jitted_gradient_of_squares():
     """Compilers multiply constants, such as the unit of losses and its inverse."""
     jax = pytest.importorskip("jax")
     logits, targets = normal(3, 5), np.asarray([1, 4, 0])
-    gradient = jax.jit(jax.grad(lambda x: tp.cross_entropy.generic(x, targets, z_loss=0.25, reduction="sum")))
+    there = jax.numpy.asarray(targets)
+    gradient = jax.jit(jax.grad(lambda x: tp.cross_entropy.generic(x, there, z_loss=0.25, reduction="sum")))
     shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     total = np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = shares * (1 + 2 * 0.25 * total) - np.eye(5)[targets]
