@@ -27,7 +27,8 @@ Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 PLAIN_TYPES = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
-BLOCK_TYPES = tuple(t for t in GGMLQuantizationType if t.name.lower() in formats.names())
+_NAMES = formats.names()  # asks what is installed
+BLOCK_TYPES = tuple(t for t in GGMLQuantizationType if t.name.lower() in _NAMES)
 SUPPORTED_TYPES = PLAIN_TYPES + BLOCK_TYPES
 _AT_A_TIME = 1 << 19  # elements whose intermediate results stay in caches
 

@@ -61,7 +61,15 @@ def test_graphs_call_kernels(name):
         assert torch.equal(ours, theirs)
 
 
-GRADIENTS = [name for name in DIFFERENTIABLE if (of := name.partition("-")[0]) in COMPOSED or derivative_of(of)]
+REFUSED = {  # calls that kernels do not take
+    "rms_norm-axis", "layer_norm-axes", "group_norm-channels_last", "l2_norm-axes", "softmax-where", "logsumexp",
+    "linear_cross_entropy-probabilities",
+}  # fmt: skip
+GRADIENTS = [
+    name
+    for name in DIFFERENTIABLE
+    if name not in REFUSED and ((of := name.partition("-")[0]) in COMPOSED or derivative_of(of))
+]
 
 
 @pytest.mark.costly(5)
@@ -73,8 +81,6 @@ def test_gradients_in_graphs(name):
     places = [
         i for i, n in enumerate(operator.parameters[: len(args)]) if n in derivative.provided and args[i] is not None
     ]
-    if operator.explain(*args, **options).kernel != "torch_cpu":
-        pytest.skip("the kernel does not take these arguments")
 
     def gradients(of):
         given = [a.clone().requires_grad_() if i in places else a for i, a in enumerate(args)]
@@ -117,6 +123,16 @@ def test_what_kernels_refuse_is_computed_by_bodies():
     torch.testing.assert_close(scaled(x, table), tp.linear_cross_entropy.generic(x, table, ids))
     with pytest.raises(ValueError, match=r"^rms_norm: weight has 3 elements"):
         torch.compile(tp.rms_norm, backend="aot_eager")(X, X[0, :3])
+
+
+def test_derivatives_outside_of_graphs():
+    """The backend "eager" leaves them to autograd: of any order, and where `checkpoint` computes calls again."""
+    function = torch.compile(tp.silu, backend="eager", fullgraph=True)
+    assert torch.autograd.gradgradcheck(function, X.double()[:2].requires_grad_())
+    x = X.clone().requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(torch.compile(tp.softmax, backend="eager"), x, use_reentrant=False)
+    expected = torch.autograd.grad(tp.softmax.generic(x), x, X)
+    torch.testing.assert_close(torch.autograd.grad(y, x, X), expected)
 
 
 def test_small_calls_and_exported_programs_have_bodies(monkeypatch):

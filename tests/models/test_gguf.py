@@ -336,7 +336,7 @@ def test_a_large_tensor_is_read_in_pieces(tmp_path: Path, matrix: np.ndarray, mo
     np.testing.assert_array_equal(tensors["w"].dequantize(), 2 * matrix)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_changed_bytes_are_read_or_refused_in_bounded_memory(model_file: Path, tmp_path: Path, data: Any) -> None:
     raw = bytearray(model_file.read_bytes())

@@ -22,6 +22,7 @@ from tensorops.backends.settings import Settings, activate
 from tensorops.kernels.cpu import _native
 from tensorops.kernels.cpu.derivatives import Derivative, derivative_of
 from tensorops.kernels.torch_cpu import _derivatives
+from tensorops.kernels.torch_cpu._derivatives import Differentiated
 from tensorops.kernels.torch_cpu._launch import on_tensors
 from tensorops.libraries.torch import observed
 
@@ -147,55 +148,45 @@ def _set_up(ctx: Any, inputs: tuple[str, list[torch.Tensor]], output: list[torch
 def _backward(ctx: Any, cotangents: list[torch.Tensor | None]) -> tuple[None, list[torch.Tensor | None]]:
     name, names, options = decode(ctx.call)
     derivative = derivative_of(name) or _derivatives.COMPOSED[name]
-    needed = [known for known, is_needed in zip(names, ctx.needs_input_grad[1], strict=True) if is_needed]
-    arguments = dict(zip((known for known in names if known in derivative.parameters), ctx.saved_tensors, strict=False))
-    results = ctx.saved_tensors[len(arguments) :]
-    zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.of_results]
-    given = [zero if dy is None else dy for dy, zero in zip(cotangents, zeros, strict=True)]
-    call = _Differentiated(derivative, arguments, options, results, given, set(needed))
-    dtypes = dict(zip(names, ctx.dtypes, strict=True))
-    found = call.by_kernel(dtypes) if derivative.name else None
+    asked = {known for known, is_needed in zip(names, ctx.needs_input_grad[1], strict=True) if is_needed}
+    kept = ctx.saved_tensors  # torch hands them out once
+    arguments = dict(zip((known for known in names if known in derivative.parameters), kept, strict=False))
+    given = [
+        torch.zeros(shape, dtype=dtype) if dy is None else dy
+        for dy, (shape, dtype) in zip(cotangents, ctx.of_results, strict=True)
+    ]
+    call = Differentiated(OPERATORS[name], arguments, options, kept[len(arguments) :], given, asked)
+    found = None
+    if derivative.name and not torch.is_grad_enabled():  # derivatives of derivatives are torch's own
+        found = _by_kernel(derivative, call, dict(zip(names, ctx.dtypes, strict=True)))
     if found is None:
-        found = call.by_formula(OPERATORS[name])
-    return None, [found.get(known) if known in needed else None for known in names]
+        found = call.gradients()
+    return None, [found.get(known) if known in asked else None for known in names]
 
 
-class _Differentiated(NamedTuple):
-    """A call whose gradients are asked for; those of torch that are traced have symbolic shapes."""
+def _by_kernel(of: Derivative, call: Differentiated, dtypes: dict[str, torch.dtype]) -> dict[str, Any] | None:
+    """Return the gradients that the compiled kernel computes; ``None`` if it refuses such arrays.
 
-    derivative: Derivative
-    arguments: dict[str, torch.Tensor]
-    options: dict[str, Any]
-    results: tuple[torch.Tensor, ...]
-    cotangents: list[torch.Tensor]
-    asked: set[str]
-
-    def by_kernel(self, dtypes: dict[str, torch.dtype]) -> dict[str, Any] | None:
-        """Return the gradients that the compiled kernel computes; ``None`` if it refuses such arrays."""
-        of, known = self.derivative, set(self.derivative.parameters)
-        kept = [of.results[i] for i in of.kept]
-        every = {**self.arguments, **dict(zip(kept, self.results, strict=True))}
-        every |= dict(zip(of.cotangents, self.cotangents, strict=True))
-        arrays = {name: x for name, x in every.items() if name in known}
-        options = {name: value for name, value in self.options.items() if name in known and value is not None}
-        wanted = of.wanted(self.asked)
-        if "wanted" in known:
-            options["wanted"] = sum(1 << i for i in wanted)
-        described = {name: (name_of(x.dtype), [_size(n) for n in x.shape]) for name, x in arrays.items()}
-        readable = {name: name_of(x) if isinstance(x, torch.dtype) else x for name, x in options.items()}
-        if _native.refuse(of.name, described, readable):
-            return None
-        groups = [of.gradients[i] for i in wanted]
-        found = torch.ops.tensorops.vjp(
-            encode(of.name, arrays, options), list(arrays.values()), [dtypes[group[0]] for group in groups]
-        )
-        return {name: y for group, y in zip(groups, found, strict=True) for name in group}
-
-    def by_formula(self, operator: Operator[..., Any]) -> dict[str, Any]:
-        """Return the gradients that torch's own operations compute."""
-        return _derivatives.by_formula(
-            operator, self.arguments, self.options, self.results, self.cotangents, self.asked
-        )
+    Tensors may be traced, and their shapes symbols.
+    """
+    known = set(of.parameters)
+    kept = [of.results[i] for i in of.kept]
+    every = {**call.arguments, **dict(zip(kept, call.results, strict=True))}
+    every |= dict(zip(of.cotangents, call.cotangents, strict=True))
+    arrays = {name: x for name, x in every.items() if name in known}
+    options = {name: value for name, value in call.options.items() if name in known and value is not None}
+    wanted = of.wanted(call.asked)
+    if "wanted" in known:
+        options["wanted"] = sum(1 << i for i in wanted)
+    described = {name: (name_of(x.dtype), [_size(n) for n in x.shape]) for name, x in arrays.items()}
+    readable = {name: name_of(x) if isinstance(x, torch.dtype) else x for name, x in options.items()}
+    if _native.refuse(of.name, described, readable):
+        return None
+    groups = [of.gradients[i] for i in wanted]
+    found = torch.ops.tensorops.vjp(
+        encode(of.name, arrays, options), list(arrays.values()), [dtypes[group[0]] for group in groups]
+    )
+    return {name: y for group, y in zip(groups, found, strict=True) for name in group}
 
 
 def _size(n: Any) -> int:

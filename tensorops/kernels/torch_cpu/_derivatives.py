@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorops._operator import Operator
 from tensorops.kernels.cpu import _native
@@ -85,7 +85,7 @@ def differentiable(
                 return found
         asked = {names[i - 1] for i, needed in enumerate(ctx.needs_input_grad) if needed}
         arguments = dict(zip(names, args, strict=False))
-        of = by_formula(operator, arguments, by_name, results, cotangents, asked)
+        of = Differentiated(operator, arguments, by_name, results, cotangents, asked).gradients()
         return None, *(of.get(name) for name in names[: len(args)])
 
     if differentiate is not None:
@@ -182,131 +182,105 @@ class _Call:
         return tuple(gradients)
 
 
-def by_formula(
-    operator: Operator[..., Any],
-    arguments: dict[str, Any],
-    by_name: dict[str, Any],
-    results: Sequence[Any],
-    cotangents: Sequence[Any],
-    asked: set[str],
-) -> dict[str, Any]:
-    """Return the gradients of some arguments as torch's own operations compute them of what was kept."""
-    function: Callable[..., dict[str, Any]] = _FORMULAS.get(operator.__name__, _by_body)
-    return function(operator, arguments, by_name, results, cotangents, asked)
+class Differentiated(NamedTuple):
+    """A call whose gradients are asked for.
+
+    Attributes
+    ----------
+    operator : Operator
+        What was called.
+    arguments, options : dict
+        The arguments that may be tensors, if they were kept, and the others, by name.
+    results : sequence of torch.Tensor
+        The results that were kept.
+    cotangents : sequence of torch.Tensor
+        Of all results.
+    asked : set of str
+        The arguments whose gradients are asked for.
+    """
+
+    operator: Operator[..., Any]
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+    results: Sequence[Any]
+    cotangents: Sequence[Any]
+    asked: set[str]
+
+    def gradients(self) -> dict[str, Any]:
+        """Return the gradients, by torch's own operations, which can be differentiated again if torch records them."""
+        return _FORMULAS.get(self.operator.__name__, _by_body)(self)
 
 
-def _by_body(
-    operator: Operator[..., Any],
-    arguments: dict[str, Any],
-    by_name: dict[str, Any],
-    results: Sequence[Any],
-    cotangents: Sequence[Any],
-    asked: set[str],
-) -> dict[str, Any]:
-    """Return the gradients of the body, which can be differentiated again if torch records them."""
+def _by_body(call: Differentiated) -> dict[str, Any]:
+    """Return the gradients of the body."""
     import torch
 
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
         # Where nothing is recorded, the graph of the call itself must not be entered again.
         given = {
-            name: value.detach().requires_grad_(name in asked)
+            name: value.detach().requires_grad_(name in call.asked)
             if isinstance(value, torch.Tensor) and not recording
             else value.view_as(value)
             if isinstance(value, torch.Tensor)
             else value
-            for name, value in arguments.items()
+            for name, value in call.arguments.items()
         }
-        found = operator.compute(**given, **by_name)
+        found = call.operator.compute(**given, **call.options)
         computed = found if isinstance(found, tuple) else (found,)
-        inputs = [given[name] for name in sorted(asked)]
-        of = torch.autograd.grad(computed, inputs, cotangents, create_graph=recording, allow_unused=True)
-    return dict(zip(sorted(asked), of, strict=True))
+        inputs = [given[name] for name in sorted(call.asked)]
+        of = torch.autograd.grad(computed, inputs, call.cotangents, create_graph=recording, allow_unused=True)
+    return dict(zip(sorted(call.asked), of, strict=True))
 
 
 # Derivatives of operators of which results are kept in place of arguments: differentiable functions of these
 
 
-def _of_softmax(
-    operator: Operator[..., Any],
-    arguments: dict[str, Any],
-    by_name: dict[str, Any],
-    results: Sequence[Any],
-    cotangents: Sequence[Any],
-    asked: set[str],
-) -> dict[str, Any]:
-    (y,), (dy,) = results, cotangents
-    along = by_name.get("axis", -1)
-    if operator.__name__ == "softmax":
+def _of_softmax(call: Differentiated) -> dict[str, Any]:
+    (y,), (dy,) = call.results, call.cotangents
+    along = call.options.get("axis", -1)
+    if call.operator.__name__ == "softmax":
         return {"x": y * (dy - (y * dy).sum(along, keepdim=True))}
     return {"x": dy - y.exp() * dy.sum(along, keepdim=True)}
 
 
-def _of_sum(
-    operator: Operator[..., Any],
-    arguments: dict[str, Any],
-    by_name: dict[str, Any],
-    results: Sequence[Any],
-    cotangents: Sequence[Any],
-    asked: set[str],
-) -> dict[str, Any]:
+def _of_sum(call: Differentiated) -> dict[str, Any]:
     from tensorops.ops.normalization import rms_norm
 
-    (total,), (dy, dsum) = results, cotangents
-    given: dict[str, Any] = {name: arguments[name] for name in ("weight", "eps") if name in arguments}
+    (total,), (dy, dsum) = call.results, call.cotangents
+    given: dict[str, Any] = {name: call.arguments[name] for name in ("weight", "eps") if name in call.arguments}
     given["x"] = total
-    names = {"x", *asked} - {"residual"}
-    found = _by_body(rms_norm, given, by_name, (), [dy], names)
+    names = {"x", *call.asked} - {"residual"}
+    found = _by_body(Differentiated(rms_norm, given, call.options, (), [dy], names))
     found["x"] = found["residual"] = found["x"] + dsum
     return found
 
 
-def _of_rope(
-    operator: Operator[..., Any],
-    arguments: dict[str, Any],
-    by_name: dict[str, Any],
-    results: Sequence[Any],
-    cotangents: Sequence[Any],
-    asked: set[str],
-) -> dict[str, Any]:
-    positions: Any = arguments.get("positions")
-    by_name = dict(by_name)
-    if by_name.get("sin") is not None:
-        by_name["sin"] = -by_name["sin"]
+def _of_rope(call: Differentiated) -> dict[str, Any]:
+    positions: Any = call.arguments.get("positions")
+    options = dict(call.options)
+    if options.get("sin") is not None:
+        options["sin"] = -options["sin"]
     else:
         positions = -positions
-    return {"x": operator.compute(*cotangents, positions, **by_name)}
+    return {"x": call.operator.compute(*call.cotangents, positions, **options)}
 
 
-def _of_quantized(
-    operator: Operator[..., Any],
-    arguments: dict[str, Any],
-    by_name: dict[str, Any],
-    results: Sequence[Any],
-    cotangents: Sequence[Any],
-    asked: set[str],
-) -> dict[str, Any]:
+def _of_quantized(call: Differentiated) -> dict[str, Any]:
     from tensorops.ops.quantization import dequantize
 
-    (dy,) = cotangents
-    biases = arguments.get("biases")
+    (dy,) = call.cotangents
+    biases = call.arguments.get("biases")
     mode = "symmetric" if biases is None else "affine"
-    weight = dequantize(arguments["weight"], arguments["scales"], biases, **by_name, mode=mode)
+    weight = dequantize(call.arguments["weight"], call.arguments["scales"], biases, **call.options, mode=mode)
     return {"x": dy @ weight.to(dy.dtype)}
 
 
-def _of_embedding(
-    operator: Operator[..., Any],
-    arguments: dict[str, Any],
-    by_name: dict[str, Any],
-    results: Sequence[Any],
-    cotangents: Sequence[Any],
-    asked: set[str],
-) -> dict[str, Any]:
+def _of_embedding(call: Differentiated) -> dict[str, Any]:
     import torch
 
-    (dy,) = cotangents
-    ids, weight = arguments["ids"], arguments["weight"]
+    (dy,) = call.cotangents
+    ids, weight = call.arguments["ids"], call.arguments["weight"]
     wide = dy.float() if dy.element_size() == 2 else dy  # in which rows that occur more than once are summed
     found = torch.ops.aten.embedding_dense_backward(wide, ids.long(), weight.shape[0], -1, False)
     return {"weight": found.to(weight.dtype)}
@@ -321,7 +295,7 @@ COMPOSED = {
 }
 """Derivatives that no compiled function computes, but a formula of torch's own operations."""
 
-_FORMULAS: dict[str, Callable[..., dict[str, Any]]] = {
+_FORMULAS: dict[str, Callable[[Differentiated], dict[str, Any]]] = {
     "embedding": _of_embedding,
     "quantized_linear": _of_quantized,
     "rope": _of_rope,

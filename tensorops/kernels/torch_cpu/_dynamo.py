@@ -18,7 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LEAST_BYTES = 1 << 17
-"""Smaller calls are left to the body: the kernel would not earn the 25 microseconds that a graph takes to call it."""
+"""Smaller calls are left to the body: the kernel would not earn the time that a graph takes to call it."""
 
 _FUSED = frozenset(
     {

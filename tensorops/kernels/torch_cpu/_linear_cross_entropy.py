@@ -42,8 +42,8 @@ def differentiable(on_tensors: Callable[[Callable[..., Any]], Callable[..., Any]
             of = dict(zip(ctx.names, gradients, strict=True))
             if torch.is_grad_enabled():  # derivatives of derivatives are the body's
                 arguments = dict(zip(_NAMES, arrays, strict=True))
-                asked = set(of)
-                of = _derivatives.by_formula(linear_cross_entropy, arguments, ctx.options, (), (dy,), asked)
+                call = _derivatives.Differentiated(linear_cross_entropy, arguments, ctx.options, (), (dy,), set(of))
+                of = call.gradients()
             elif dy != 1:
                 of = {name: (gradient * dy).to(gradient.dtype) for name, gradient in of.items()}
             return None, *(of.get(name) for name in _NAMES)
