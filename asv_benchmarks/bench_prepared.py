@@ -13,12 +13,13 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import click
 
+from asv_benchmarks.bench_gradients import least
 from tensorops.kernels.cpu import _native
 
 DTYPES = ("float32", "bfloat16")
@@ -87,22 +88,6 @@ def step_of(model: Any, step: str) -> Callable[[], Any]:
     with torch.no_grad():
         model(ids, cache=cache, use_cache=True)
     return decode
-
-
-def least(calls: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float]) -> list[float]:
-    """Return the least time of each, of calls that alternate for some seconds and at least five times."""
-    for call in calls:
-        for _ in range(3):  # compiled models are compiled again for shapes that change
-            call()
-    found = [math.inf] * len(calls)
-    end, rounds = time.perf_counter() + seconds, 0
-    while rounds < 5 or time.perf_counter() < end:
-        rounds += 1
-        for i, call in enumerate(calls):
-            begin = clock()
-            call()
-            found[i] = min(found[i], clock() - begin)
-    return found
 
 
 def pair(name: str, dtype: str, step: str, compiled: bool) -> list[Callable[[], Any]]:
