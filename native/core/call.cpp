@@ -210,6 +210,13 @@ bool Reader::flag() {
     return false;
 }
 
+std::string_view Reader::text() {
+    const Value& v = value();
+    if (v.kind == Value::text) return v.view();
+    fail("is not a str");
+    return {};
+}
+
 std::size_t Reader::choice(std::initializer_list<std::string_view> among) {
     const Value& v = value();
     std::size_t place = 0;

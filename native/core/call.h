@@ -242,6 +242,7 @@ class Reader {
     double nonnegative();  // … of at least 0
     std::int64_t integer(const char* what = "is not an integer");
     bool flag();
+    std::string_view text();
     std::size_t choice(std::initializer_list<std::string_view> among);  // its place
     void last_axis(const Array& of, const char* of_name);
     // How many axes are named, which must be the last ones; fails otherwise

@@ -205,36 +205,6 @@ inline U32 load_packed(const std::uint8_t* p, std::int64_t n) {
 #endif
 }
 
-// Indices of lanes as `chosen` takes them; a constant added to each is multiplied by kIndexUnit.
-#if defined(__AVX2__)
-inline constexpr std::int32_t kIndexUnit = 1;
-inline I32 index_of(I32 lane) { return lane; }
-#else
-inline constexpr std::int32_t kIndexUnit = 0x04040404;  // the positions of four bytes
-inline I32 index_of(I32 lane) { return lane * kIndexUnit + 0x03020100; }
-#endif
-
-// For each lane, the element given by `index`.
-inline Vec<float> chosen(Vec<float> v, I32 index) {
-#if defined(__AVX512F__)
-    return reinterpret_cast<Vec<float>>(
-        _mm512_permutexvar_ps(reinterpret_cast<__m512i>(index), reinterpret_cast<__m512>(v)));
-#elif defined(__AVX2__)
-    return reinterpret_cast<Vec<float>>(
-        _mm256_permutevar8x32_ps(reinterpret_cast<__m256>(v), reinterpret_cast<__m256i>(index)));
-#elif defined(__SSSE3__)
-    return reinterpret_cast<Vec<float>>(
-        _mm_shuffle_epi8(reinterpret_cast<__m128i>(v), reinterpret_cast<__m128i>(index)));
-#elif defined(__aarch64__)
-    return reinterpret_cast<Vec<float>>(
-        vqtbl1q_u8(reinterpret_cast<uint8x16_t>(v), reinterpret_cast<uint8x16_t>(index)));
-#else
-    Vec<float> found;
-    for (std::size_t k = 0; k < kFloats; ++k) found[k] = v[index[k] / 4 % 4];
-    return found;
-#endif
-}
-
 // In each four lanes, the one of them with this number, four times.
 template <std::size_t kNumber, std::size_t... k>
 inline Vec<float> one_of_four(Vec<float> v, std::index_sequence<k...>) {

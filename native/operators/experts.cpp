@@ -145,7 +145,7 @@ struct Part {
     const Array *proj, *scales, *biases;
 };
 
-struct Format {
+struct AffineFormat {
     std::int64_t bits, group_size;
 };
 
@@ -176,7 +176,7 @@ Reason read_plain(const Part& part, std::int64_t experts, std::int64_t columns, 
     return {};
 }
 
-Reason read_quantized(const Part& part, std::int64_t experts, std::int64_t columns, const Format& format,
+Reason read_quantized(const Part& part, std::int64_t experts, std::int64_t columns, const AffineFormat& format,
                       Projection& projection) {
     const std::string prefix = part.name, name = prefix + "_proj";
     const Array &w = *part.proj, &s = *part.scales;
@@ -205,14 +205,14 @@ Reason read_quantized(const Part& part, std::int64_t experts, std::int64_t colum
     return {};
 }
 
-Reason read_projection(const Part& part, std::int64_t experts, std::int64_t columns, const Format& format,
+Reason read_projection(const Part& part, std::int64_t experts, std::int64_t columns, const AffineFormat& format,
                        Projection& projection) {
     return part.scales ? read_quantized(part, experts, columns, format, projection)
                        : read_plain(part, experts, columns, projection);
 }
 
 Reason read_feed_forward(const Part& gate_up, const Part& down, std::int64_t experts, std::int64_t features,
-                         const Format& format, FeedForward& block) {
+                         const AffineFormat& format, FeedForward& block) {
     if (Reason reason = read_projection(gate_up, experts, features, format, block.gate_up); !reason.empty())
         return reason;
     if (block.gate_up.outputs == 0 || block.gate_up.outputs % 2 != 0)
@@ -224,7 +224,7 @@ Reason read_feed_forward(const Part& gate_up, const Part& down, std::int64_t exp
 }
 
 Reason read_shared(const Call& call, const Part& gate_up, const Part& down, const Array* gate, std::int64_t features,
-                   const Format& format, MixtureOfExperts& op) {
+                   const AffineFormat& format, MixtureOfExperts& op) {
     op.has_shared = gate_up.proj && down.proj;
     if (!op.has_shared) {
         for (const Array* a : {gate_up.proj, down.proj, gate_up.scales, gate_up.biases, down.scales, down.biases, gate})
@@ -289,7 +289,7 @@ TENSOROPS_OPERATOR(moe,
     op.renormalizes = in.flag();
     op.factor = static_cast<float>(in.finite());
     op.function = in.choice({"swiglu", "geglu"}) == 0 ? Function::swiglu : Function::geglu;
-    Format format{};
+    AffineFormat format{};
     format.bits = in.integer("is neither 4 nor 8");
     in.require(format.bits == 4 || format.bits == 8, "bits is neither 4 nor 8");
     format.group_size = in.integer("does not fill whole bytes");

@@ -1,4 +1,5 @@
 // Quantization, and products with quantized matrices.
+#include "block_linear.h"
 #include "checks.h"
 #include "linear.h"
 #include "panel_linear.h"
@@ -12,6 +13,55 @@ Reason refuse_format(std::int64_t bits, std::int64_t group_size, std::int64_t co
     if (bits != 4 && bits != 8) return "bits is neither 4 nor 8";
     if (group_size < 1 || group_size > columns || columns % group_size != 0) return "group_size does not divide a row";
     return group_size * bits % 8 == 0 ? Reason{} : "group_size does not fill whole bytes";
+}
+
+constexpr std::string_view kAffine = "affine";  // the format of integers with scales and biases in arrays of their own
+
+// Blocks of a format, in rows of that many weights or, without it, of as many as they hold
+Reason refuse_blocks(const Array& weight, std::string_view name, std::int64_t columns = kAny) {
+    const Format format = find_format(name);
+    if (format == Format::none) return "format '" + std::string(name) + "' has no compiled kernel";
+    const FormatSize& size = size_of(format);
+    if (columns == kAny) {
+        if (Reason reason = refuse_matrix("weight", weight); !reason.empty()) return reason;
+        return weight.shape[1] % size.bytes == 0 ? Reason{} : "the rows of weight are not whole blocks";
+    }
+    if (columns % size.elements != 0) return "the last axis of x is not whole blocks";
+    return refuse_matrix("weight", weight, kAny, size.row_bytes(columns));
+}
+
+Reason product_with_blocks(Call& call, Reader& in, const Array& x, const Array& weight, std::string_view format,
+                           int digits) {
+    if (!in.require(refuse_blocks(weight, format, x.length()))) return in.reason;
+    BlockLinear op{};
+    op.outputs = weight.shape[0];
+    Array y;
+    if (!call.make({{y, x.ndim, OutputShape(x, op.outputs).dims(), x.dtype}})) return call.reason;
+    op.x = rows_of(x);
+    op.weight = weight.data;
+    op.weight_stride = weight.stride(0);
+    op.format = find_format(format);
+    op.digits = digits;
+    op.y = y.data;
+    op.x_dtype = x.dtype;
+    call.compute(product(weight.bytes(), op.x.count), [&op] { target().block_linear(op); });
+    return {};
+}
+
+Reason values_of_blocks(Call& call, Reader& in, const Array& weight, std::string_view format) {
+    if (!in.require(refuse_blocks(weight, format))) return in.reason;
+    UnpackBlocks op{};
+    op.format = find_format(format);
+    op.blocks = weight.data;
+    op.stride = weight.stride(0);
+    op.rows = weight.shape[0];
+    op.length = weight.shape[1] / size_of(op.format).bytes * size_of(op.format).elements;
+    const std::int64_t shape[] = {op.rows, op.length};
+    Array w;
+    if (!call.make({{w, 2, shape, Dtype::float32}})) return call.reason;
+    op.to = reinterpret_cast<float*>(w.data);
+    call.compute(w.bytes(), [&op] { target().unpack_blocks(op); });
+    return {};
 }
 
 }  // namespace
@@ -56,17 +106,21 @@ TENSOROPS_OPERATOR(quantize, "w, *, bits, group_size, mode='affine' -> weight, s
     return {};
 }
 
-TENSOROPS_OPERATOR(dequantize, "weight, scales, biases=None, *, bits=4, group_size=32, mode='affine' -> w") {
+TENSOROPS_OPERATOR(dequantize, "weight, scales=None, biases=None, *, bits=4, group_size=32, mode='affine', "
+                               "format='affine' -> w") {
     Reader in(call);
     const Array& weight = in.array(kBytes);
-    const Array& scales = in.array();
-    const Array* biases = in.optional();
+    const Array *given_scales = in.optional(), *biases = in.optional();
     Dequantize op{};
     const std::int64_t bits = in.integer();
     op.group_size = in.integer();
     const bool is_affine = in.choice({"affine", "symmetric"}) == 0;
-    in.require(refuse_matrix("weight", weight));
+    const std::string_view format = in.text();
     in.require(weight.size() != 0, "weight is empty");
+    if (format != kAffine) return values_of_blocks(call, in, weight, format);
+    if (!in.require(given_scales, "scales are missing")) return in.reason;
+    const Array& scales = *given_scales;
+    in.require(refuse_matrix("weight", weight));
     if (!in.require(bits == 4 || bits == 8, "bits is neither 4 nor 8")) return in.reason;
     op.rows = weight.shape[0];
     op.columns = weight.shape[1] * (8 / bits);
@@ -94,15 +148,21 @@ TENSOROPS_OPERATOR(dequantize, "weight, scales, biases=None, *, bits=4, group_si
     return {};
 }
 
-TENSOROPS_OPERATOR(quantized_linear, "x, weight, scales, biases=None, *, bits=4, group_size=32") {
+TENSOROPS_OPERATOR(quantized_linear, "x, weight, scales=None, biases=None, *, bits=4, group_size=32, format='affine', "
+                                     "precision='highest'") {
     Reader in(call);
-    const Array &x = in.rows(), &weight = in.array(kBytes), &scales = in.array(kNarrow);
-    const Array* biases = in.optional(kNarrow);
+    const Array &x = in.rows(), &weight = in.array(kBytes);
+    const Array *given_scales = in.optional(kNarrow), *biases = in.optional(kNarrow);
     QuantizedLinear op{};
     const std::int64_t bits = in.integer();
     op.group_size = in.integer();
+    const std::string_view format = in.text();
+    const int digits = in.choice({"highest", "high", "low"}) == 2 ? 1 : 3;
     in.require(refuse_double(call, x));
     in.require(x.size() != 0 && weight.size() != 0, "x or weight is empty");
+    if (format != kAffine) return product_with_blocks(call, in, x, weight, format, digits);
+    if (!in.require(given_scales, "scales are missing")) return in.reason;
+    const Array& scales = *given_scales;
     in.require(refuse_product(biases, bits, op.group_size, x.length()));
     if (in.failed() || !in.require(refuse_matrix("weight", weight, kAny, x.length() * bits / 8))) return in.reason;
     op.outputs = weight.shape[0];

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensorops import formats
 from tensorops._dtypes import dtype_name, epsilon, largest, largest_exponent, narrow, smallest, widen
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
 from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
 from tensorops._validation import as_choice, as_integer, require_floating, require_ndim, shown
 from tensorops.backends import get_namespace
+from tensorops.formats import Format
 
 __all__ = ["dequantize", "quantize", "quantized_linear"]
 
 _MODES = ("affine", "symmetric")
+AFFINE = "affine"
+"""The format of integers whose scales and biases are arrays of their own."""
+PRECISIONS = ("highest", "high", "low")
 
 
 def check_format(name: str, bits: int, group_size: int, mode: str) -> dict[str, Any]:
@@ -73,9 +78,37 @@ def check_quantized(
 
 
 def _check_quantized(
-    name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
+    name: str, weight: Array, scales: Array | None, biases: Array | None, bits: int, group_size: int
 ) -> dict[str, Any]:
     return check_quantized(name, {"weight": weight, "scales": scales, "biases": biases}, bits, group_size)
+
+
+def as_format(name: str, format: Any) -> str:
+    """Return the name of a format, or raise."""
+    if not isinstance(format, str):
+        raise TypeError(f"{name}: format is {type(format).__name__}, expected the name of a format")
+    if format != AFFINE:
+        try:
+            formats.get(format)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return format
+
+
+def check_blocks(name: str, label: str, weight: Array, others: dict[str, Any], format: str, ndim: int = 2) -> Format:
+    """Check a matrix in blocks of a format, or a stack of them, without `others`; return the format."""
+    found = formats.get(format)
+    if dtype_name(weight) != "uint8":
+        raise TypeError(f"{name}: {label} has dtype {dtype_name(weight)}, expected uint8")
+    require_ndim(name, label, weight, ndim, ndim)
+    for other, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name}: {other} is given, but blocks of format {format!r} hold their own")
+    if weight.shape[-1] % found.nbytes:
+        raise ValueError(
+            f"{name}: {label} has rows of {weight.shape[-1]} bytes, not of whole blocks of {found.nbytes} bytes"
+        )
+    return found
 
 
 def _check_quantize(name: str, w: Array, bits: int, group_size: int, mode: str) -> dict[str, Any]:
@@ -88,29 +121,56 @@ def _check_quantize(name: str, w: Array, bits: int, group_size: int, mode: str) 
 
 
 def _check_dequantize(
-    name: str, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int, mode: str
+    name: str,
+    weight: Array,
+    scales: Array | None,
+    biases: Array | None,
+    bits: int,
+    group_size: int,
+    mode: str,
+    format: str,
 ) -> dict[str, Any]:
     mode = as_choice(name, "mode", mode, _MODES)
+    if (format := as_format(name, format)) != AFFINE:
+        check_blocks(name, "weight", weight, {"scales": scales, "biases": biases}, format)
+        return {"mode": mode, "format": format}
     if mode == "symmetric" and biases is not None:
         raise ValueError(f"{name}: biases are given, but mode 'symmetric' has none")
     return _check_quantized(name, weight, scales, biases, bits, group_size) | {"mode": mode}
 
 
 def _check_quantized_linear(
-    name: str, x: Array, weight: Array, scales: Array, biases: Array | None, bits: int, group_size: int
+    name: str,
+    x: Array,
+    weight: Array,
+    scales: Array | None,
+    biases: Array | None,
+    bits: int,
+    group_size: int,
+    format: str,
+    precision: str,
 ) -> dict[str, Any]:
     require_floating(name, x=x)
     require_ndim(name, "x", x, 1)
-    options = _check_quantized(name, weight, scales, biases, bits, group_size)
-    columns = weight.shape[1] * 8 // options["bits"]
+    options: dict[str, Any] = {"precision": as_choice(name, "precision", precision, PRECISIONS)}
+    if (format := as_format(name, format)) != AFFINE:
+        blocks = check_blocks(name, "weight", weight, {"scales": scales, "biases": biases}, format)
+        columns = weight.shape[1] // blocks.nbytes * blocks.elements
+        options["format"] = format
+    else:
+        options |= _check_quantized(name, weight, scales, biases, bits, group_size)
+        columns = weight.shape[1] * 8 // options["bits"]
     if columns != x.shape[-1]:
         raise ValueError(f"{name}: weight has {columns} columns, but the last axis of x has {x.shape[-1]}")
     return options
 
 
-def _quantized_linear_rows(x: Array, weight: Array, scales: Array, biases: Array | None, **_: Any) -> RowAxes:
+def _quantized_linear_rows(x: Array, weight: Array, scales: Array | None, biases: Array | None, **_: Any) -> RowAxes:
     *rows, columns = every_axis(x)
     out, packed, groups = range(x.ndim, x.ndim + 3)
+    if scales is None:
+        arrays = given(x=(x, every_axis(x)), weight=(weight, (out, packed)))
+        return RowAxes(arrays, (*rows, out), whole=(columns, packed))
     arrays = given(
         x=(x, every_axis(x)),
         weight=(weight, (out, packed)),
@@ -196,23 +256,24 @@ def quantize(
 @operator(check=_check_dequantize)
 def dequantize(
     weight: ArrayInput,
-    scales: ArrayOfKind[KindT],
+    scales: ArrayInput | None = None,
     biases: ArrayInput | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
     mode: str = "affine",
-) -> KindT:
-    r"""Invert `quantize`.
+    format: str = "affine",
+) -> Array:
+    r"""Return the numbers of a quantized matrix: the inverse of `quantize`, or those that blocks of a format hold.
 
     .. math:: w = s \, q + b
 
     Parameters
     ----------
     weight : array of uint8, shape (out, in · bits / 8)
-        The integers, see `quantize`.
-    scales : array, floating point, shape (out, in / group_size)
-        Scales :math:`s`.
+        The integers, see `quantize`. With a `format`, rows of its blocks, as files store them.
+    scales : array, floating point, shape (out, in / group_size), optional
+        Scales :math:`s`; blocks have their own.
     biases : array, optional
         Biases :math:`b`, like `scales`; without them `weight` holds int8 in two's complement.
     bits : {4, 8}, optional
@@ -221,18 +282,20 @@ def dequantize(
         How many neighbours in a row share a scale.
     mode : {"affine", "symmetric"}, optional
         As for `quantize`; always symmetric without `biases`.
+    format : str, optional
+        ``"affine"``, or one of `tensorops.formats.names`.
 
     Returns
     -------
     array, shape (out, in)
-        Dtype, library and device of `scales`.
+        Dtype, library and device of `scales`; of blocks, float32.
 
     Raises
     ------
     TypeError
         If `weight` is not uint8, or `scales` or `biases` is not floating point.
     ValueError
-        If shapes do not match, or `bits`, `group_size` or `mode` is invalid.
+        If shapes do not match, or `bits`, `group_size`, `mode` or `format` is invalid.
 
     Examples
     --------
@@ -242,6 +305,8 @@ def dequantize(
     array([[ 0.,  1.,  2., 15.]])
     """
     xp = get_namespace(weight, scales, biases)
+    if scales is None:
+        return formats.get(format).values(xp, weight)
     return narrow(xp, unpacked(xp, weight, scales, biases, bits, group_size), scales)
 
 
@@ -249,11 +314,13 @@ def dequantize(
 def quantized_linear(
     x: ArrayT,
     weight: ArrayInput,
-    scales: ArrayInput,
+    scales: ArrayInput | None = None,
     biases: ArrayInput | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
+    format: str = "affine",
+    precision: str = "highest",
 ) -> ArrayT:
     r"""Linear map of the last axis by a quantized matrix.
 
@@ -264,15 +331,20 @@ def quantized_linear(
     x : array, floating point, shape (..., in)
         Input.
     weight : array of uint8, shape (out, in · bits / 8)
-        The integers, see `quantize`.
-    scales : array, floating point, shape (out, in / group_size)
-        Scales :math:`s`.
+        The integers, see `quantize`. With a `format`, rows of its blocks, as files store them.
+    scales : array, floating point, shape (out, in / group_size), optional
+        Scales :math:`s`; blocks have their own.
     biases : array, optional
         Biases :math:`b`, like `scales`; without them `weight` holds int8 in two's complement.
     bits : {4, 8}, optional
         Size of an integer.
     group_size : int, optional
         How many neighbours in a row share a scale.
+    format : str, optional
+        ``"affine"``, or one of `tensorops.formats.names`.
+    precision : {"highest", "high", "low"}, optional
+        How accurate products have to be; kernels may be more accurate. ``"highest"``: as in float32. ``"high"``: as if
+        32 neighbours of `x` were rounded to 16 bits with a common scale. ``"low"``: to 8 bits, as in llama.cpp.
 
     Returns
     -------
@@ -284,7 +356,7 @@ def quantized_linear(
     TypeError
         If `weight` is not uint8, or another input is not floating point.
     ValueError
-        If shapes do not match, or `bits` or `group_size` is invalid.
+        If shapes do not match, or an option is invalid.
 
     Examples
     --------
@@ -295,6 +367,10 @@ def quantized_linear(
     array([40.])
     """
     xp = get_namespace(x, weight, scales, biases)
+    if scales is None:
+        (wide,) = widen(xp, x)
+        w = xp.astype(formats.get(format).values(xp, weight), wide.dtype)
+        return narrow(xp, xp.matmul(wide, xp.matrix_transpose(w)), x)
     wide, s, b = widen(xp, x, scales, biases)
     w = unpacked(xp, weight, s, b, bits, group_size)
     return narrow(xp, xp.matmul(wide, xp.matrix_transpose(w)), x)

@@ -1,0 +1,109 @@
+// What formats are written with; see formats.h.
+#pragma once
+
+#include "simd.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+// Kernels read 256 weights at a time, a piece: one block or several, one after another.
+inline constexpr int kPiece = 256;
+
+// Where eight neighbours have some of their bits: in as many bytes, each shifted right by this.
+struct Field {
+    int offset, shift;
+};
+
+// What a format leaves out
+struct BlockDefaults {
+    static constexpr bool kHasMinima = false;
+    static constexpr int kOffset = 0;                 // is subtracted from codes
+    static constexpr int kLowBits = 4, kHighBits = 0;  // of a code
+    static constexpr Field high(int) { return {}; }   // where the upper bits are
+    static constexpr bool kHasFifthBits = false;
+    static constexpr int fifth_bits(int) { return 0; }          // the byte with those of eight neighbours
+    static constexpr const std::int8_t* kTable = nullptr;       // the codes are places in it
+    static constexpr std::uint8_t kSign = 0;                    // is added to signed bytes
+};
+
+// Eight neighbours of a row of nibbles, where 32 are the low halves of 16 bytes, then their high ones
+constexpr Field nibbles_of_32(int eight) { return {eight % 2 * 8, eight / 2 * 4}; }
+
+// One number for each group of a piece
+template <int kGroups>
+struct Factors {
+    static constexpr int kVectors = (kGroups + static_cast<int>(kFloats) - 1) / static_cast<int>(kFloats);
+    Vec<float> vector[kVectors];  // lanes without a group are 0
+};
+
+inline std::uint64_t load_64(const std::uint8_t* p) { return load_bits<std::uint64_t>(p); }
+inline std::uint32_t load_32(const std::uint8_t* p) { return load_bits<std::uint32_t>(p); }
+inline std::uint64_t in_order(std::uint32_t low, std::uint32_t high) {
+    return low | static_cast<std::uint64_t>(high) << 32;
+}
+
+inline float half_at(const std::uint8_t* p) {
+#if defined(__F16C__) || defined(__AVX512F__)
+    return _cvtsh_ss(load_bits<std::uint16_t>(p));
+#else
+    U16 h{};
+    h[0] = load_bits<std::uint16_t>(p);
+    return widened_float16(h)[0];
+#endif
+}
+
+// Eight halves that are kStride bytes apart. They are joined in general registers: what inserts them into a vector
+// competes with products for its ports.
+template <int kStride>
+inline Factors<8> halves_at(const std::uint8_t* p) {
+    const auto four = [](const std::uint8_t* from) {
+        std::uint64_t joined = 0;
+        for (int i = 3; i >= 0; --i) joined = joined << 16 | load_bits<std::uint16_t>(from + i * kStride);
+        return joined;
+    };
+    const std::uint64_t low = four(p), high = four(p + 4 * kStride);
+#if defined(__AVX512F__)
+    const __m256 all = _mm256_cvtph_ps(_mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low)));
+    return {{reinterpret_cast<Vec<float>>(_mm512_zextps256_ps512(all))}};
+#elif defined(__AVX2__)
+    return {{reinterpret_cast<Vec<float>>(
+        _mm256_cvtph_ps(_mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low))))}};
+#else
+    return {{widened_float16(reinterpret_cast<U16>(low)), widened_float16(reinterpret_cast<U16>(high))}};
+#endif
+}
+
+// Signed bytes times a factor, eight or sixteen of them
+template <int kGroups>
+inline Factors<kGroups> bytes_times(float factor, std::uint64_t low, std::uint64_t high = 0) {
+#if defined(__AVX512F__)
+    const __m128i all = _mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low));
+    return {{reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(all))) * factor}};
+#else
+    Factors<kGroups> found;
+    for (int i = 0; i < Factors<kGroups>::kVectors; ++i) {
+        const int first = i * static_cast<int>(kFloats);
+        const std::uint64_t eight = first < 8 ? low : high;
+#if defined(__AVX2__)
+        const __m256i wide = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<long long>(eight)));
+        found.vector[i] = reinterpret_cast<Vec<float>>(_mm256_cvtepi32_ps(wide)) * factor;
+#else
+        const auto four = static_cast<std::uint32_t>(eight >> (first % 8 * 8));
+        found.vector[i] = __builtin_convertvector(load_bits<I8>(&four), Vec<float>) * factor;
+#endif
+    }
+    return found;
+#endif
+}
+
+// Numbers that only memory has
+template <int kGroups>
+inline Factors<kGroups> from_memory(const float (&numbers)[kGroups]) {
+    Factors<kGroups> found{};
+    for (int i = 0; i < Factors<kGroups>::kVectors; ++i) {
+        const std::size_t first = static_cast<std::size_t>(i) * kFloats;
+        std::memcpy(&found.vector[i], numbers + first, sizeof(float) * std::min<std::size_t>(kFloats, kGroups - first));
+    }
+    return found;
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

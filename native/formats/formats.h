@@ -1,0 +1,58 @@
+// The formats of quantized weights that kernels read as files store them, in blocks of bytes.
+//
+// A format is a struct in a header of its own. It says where the codes of neighbouring weights are in a block, and
+// which scales and minima belong to them: weight = scale · (code - kOffset) + minimum. What it means in numbers is in
+// tensorops/formats; kernels/blocks.h reads it for each target.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace tensorops {
+
+// Every format: its name, the weights in a block, and the bytes
+#define TENSOROPS_FOR_EACH_FORMAT(DO) \
+    DO(iq4_nl, 32, 18)                \
+    DO(iq4_xs, 256, 136)              \
+    DO(mxfp4, 32, 17)                 \
+    DO(nvfp4, 64, 36)                 \
+    DO(q2_k, 256, 84)                 \
+    DO(q3_k, 256, 110)                \
+    DO(q4_0, 32, 18)                  \
+    DO(q4_1, 32, 20)                  \
+    DO(q4_k, 256, 144)                \
+    DO(q5_0, 32, 22)                  \
+    DO(q5_1, 32, 24)                  \
+    DO(q5_k, 256, 176)                \
+    DO(q6_k, 256, 210)                \
+    DO(q8_0, 32, 34)
+
+#define TENSOROPS_FORMAT_NAME(name, elements, bytes) name,
+enum class Format : int { TENSOROPS_FOR_EACH_FORMAT(TENSOROPS_FORMAT_NAME) none };
+#undef TENSOROPS_FORMAT_NAME
+
+struct FormatSize {
+    std::string_view name;
+    std::int64_t elements, bytes;
+
+    // The bytes of a row; 0 if it would not be whole blocks.
+    std::int64_t row_bytes(std::int64_t length) const { return length % elements == 0 ? length / elements * bytes : 0; }
+};
+
+#define TENSOROPS_FORMAT_SIZE(name, elements, bytes) {#name, elements, bytes},
+inline constexpr FormatSize kFormats[] = {TENSOROPS_FOR_EACH_FORMAT(TENSOROPS_FORMAT_SIZE)};
+#undef TENSOROPS_FORMAT_SIZE
+
+// The format of this name, or Format::none.
+inline Format find_format(std::string_view name) {
+    int index = 0;
+    for (const FormatSize& format : kFormats) {
+        if (format.name == name) return static_cast<Format>(index);
+        ++index;
+    }
+    return Format::none;
+}
+
+inline const FormatSize& size_of(Format format) { return kFormats[static_cast<int>(format)]; }
+
+}  // namespace tensorops

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "blocks.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+struct q5_1 : BlockDefaults {
+    static constexpr int kElements = 32, kBytes = 24, kGroup = 32, kMax = 31;
+    static constexpr bool kHasMinima = true, kHasFifthBits = true;
+
+    static constexpr Field low(int eight) { return {8 + nibbles_of_32(eight).offset, nibbles_of_32(eight).shift}; }
+    static constexpr int fifth_bits(int eight) { return 4 + eight; }
+    static Factors<8> scales(const std::uint8_t* p) { return halves_at<kBytes>(p); }
+    static Factors<8> minima(const std::uint8_t* p) { return halves_at<kBytes>(p + 2); }
+};
+
+}  // namespace tensorops::TENSOROPS_TARGET

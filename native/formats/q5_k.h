@@ -1,0 +1,17 @@
+#pragma once
+
+#include "q4_k.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+struct q5_k : BlockDefaults {
+    static constexpr int kElements = 256, kBytes = 176, kGroup = 32, kMax = 31, kHighBits = 1;
+    static constexpr bool kHasMinima = true;
+
+    static constexpr Field low(int eight) { return {32 + q4_k::low(eight).offset, q4_k::low(eight).shift}; }
+    static constexpr Field high(int eight) { return {16 + eight % 4 * 8, eight / 4}; }
+    static Factors<8> scales(const std::uint8_t* p) { return q4_k::scales(p); }
+    static Factors<8> minima(const std::uint8_t* p) { return q4_k::minima(p); }
+};
+
+}  // namespace tensorops::TENSOROPS_TARGET

@@ -1,0 +1,467 @@
+// y = x · Wᵀ for weights in blocks of a format, as files store them; see formats/formats.h.
+//
+// Work: with a few rows of x, threads take outputs in order, as memory is read fastest; blocks are multiplied as they
+//   are, by the integers of block_digits.h. With more rows, a thread unpacks the codes of 32 outputs into a panel, whose
+//   words hold four neighbours of an output and whose vectors hold outputs, and multiplies it by all rows: nothing is
+//   summed over lanes. Without AVX512_VNNI, and for rows with infinities, NaN or extreme numbers, weights become
+//   float32 instead; then dot_tiles.h.
+// Precision: integers are exact. Products of a group are scaled in float32, and long rows are summed in blocks.
+// Bytes: the blocks once for every kPanelRows rows of x.
+#include "block_linear.h"
+
+#include <memory>
+#include <numeric>
+
+#include "block_digits.h"
+#include "block_values.h"
+#include "dot_tiles.h"
+#include "every_format.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {
+
+// The number of rows up to which blocks are multiplied as they are
+#if defined(__AVX512VNNI__)
+constexpr std::int64_t kFewRows = 8;
+#else
+constexpr std::int64_t kFewRows = 16;
+#endif
+constexpr std::int64_t kAhead = 8192;  // how many bytes ahead blocks are fetched
+
+void put_outputs(const BlockLinear& op, std::int64_t row, std::int64_t first, std::int64_t width, const float* y) {
+    for_narrow_dtype(op.x_dtype, [&](auto t) {
+        store_outputs(reinterpret_cast<decltype(t)*>(op.y) + row * op.outputs + first, y, nullptr, width);
+    });
+}
+
+// ------------------------------------------------------------------------------------------------- a few rows of x
+
+#if defined(__AVX512VNNI__)
+
+template <class D>
+inline __attribute__((always_inline)) Vec<float> products(Codes codes, const XBlock<D>& x, bool has_start) {
+    const auto q = reinterpret_cast<__m512i>(codes);
+    const auto start = [&](int d) { return has_start ? _mm512_loadu_si512(x.start[d]) : _mm512_setzero_si512(); };
+    const auto dot = [&](__m512i sum, int d) {
+        return _mm512_dpbusd_epi32(sum, q, _mm512_loadu_si512(x.digits[d][0]));
+    };
+    if constexpr (D::kCount == 1) {
+        return reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(dot(start(0), 0)));
+    } else if constexpr (D::kAreMerged) {
+        const __m512i upper = _mm512_slli_epi32(dot(_mm512_setzero_si512(), 0), 8);
+        const __m512i all = dot(_mm512_slli_epi32(dot(upper, 1), 8), 2);
+        return reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(has_start ? _mm512_add_epi32(all, start(0)) : all));
+    } else {
+        const __m512i rest = _mm512_add_epi32(_mm512_slli_epi32(dot(start(1), 1), 8), dot(start(2), 2));
+        return reinterpret_cast<Vec<float>>(_mm512_fmadd_ps(
+            _mm512_cvtepi32_ps(dot(start(0), 0)), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
+    }
+}
+
+#else
+
+// Products of words, the sums of two neighbours each
+template <class V>
+inline I32 pair_products_of(V a, const std::int16_t* b) {
+    return pair_products(reinterpret_cast<I16>(a), load_bits<I16>(b));
+}
+
+template <class D>
+inline __attribute__((always_inline)) Vec<float> products(Codes codes, const XBlock<D>& x, bool has_start) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (D::kOfBytes) {
+        const auto dot = [&](int d, std::int16_t factor) {
+            const __m256i pairs = _mm256_maddubs_epi16(reinterpret_cast<__m256i>(codes),
+                                                       load_bits<__m256i>(x.digits[d][0]));  // at most 2 · 63 · 128
+            return _mm256_madd_epi16(pairs, _mm256_set1_epi16(factor));
+        };
+        __m256i all;
+        if constexpr (D::kCount == 1) {
+            all = dot(0, 1);
+        } else {
+            const __m256i upper = _mm256_add_epi32(dot(0, 256), dot(1, 1));
+            all = _mm256_add_epi32(_mm256_slli_epi32(upper, 8), dot(2, 1));
+        }
+        if (has_start) all = _mm256_add_epi32(all, load_bits<__m256i>(x.start[0]));
+        return reinterpret_cast<Vec<float>>(_mm256_cvtepi32_ps(all));
+    }
+#endif
+    if constexpr (!D::kOfBytes) {
+        const auto words = reinterpret_cast<Words>(codes);
+        const auto dot = [&](int d) {
+            const I32 sum = pair_products_of(words & 255, x.digits[d][0]) + pair_products_of(words >> 8, x.digits[d][1]);
+            return has_start && !D::kAreMerged ? sum + load_bits<I32>(x.start[d]) : sum;
+        };
+        if constexpr (D::kCount == 1) {
+            const I32 sum = dot(0);
+            return __builtin_convertvector(has_start ? sum + load_bits<I32>(x.start[0]) : sum, Vec<float>);
+        } else {
+            return __builtin_convertvector(dot(0), Vec<float>) * 4096.0f + __builtin_convertvector(dot(1), Vec<float>);
+        }
+    }
+}
+
+#endif
+
+// Which of a piece's groups the lanes of its j-th vector belong to, in the vector of factors that has them
+template <class F, int j>
+inline I32 groups_of_lanes() {
+    constexpr int first = j * kCodes / F::kGroup;
+    const I32 lane = numbers_of_lanes(std::make_index_sequence<kFloats>{});
+    return index_of(lane * 4 / F::kGroup + first % static_cast<int>(kFloats));
+}
+
+// One output for one row of x.
+template <class F, class D>
+inline __attribute__((always_inline)) float output(const std::uint8_t* weight, const XRow<D>& x, std::int64_t length,
+                                                   std::int64_t ahead) {
+    constexpr int kVectors = kPiece / kCodes, kGroups = kPiece / F::kGroup, kPieceBytes = kPiece / F::kElements * F::kBytes;
+    Total<float> total;
+    Vec<float> sum[2] = {}, minima{};
+    const auto add = [&](const std::uint8_t* p, std::int64_t piece) TENSOROPS_INLINED {
+        const XBlock<D>* blocks = x.blocks + piece * kVectors;
+        Factors<kGroups> s = F::scales(p);
+        for (int k = 0; k < Factors<kGroups>::kVectors; ++k)
+            s.vector[k] *= load(x.scales + piece * kGroups + k * static_cast<int>(kFloats));
+        for_each<kVectors>([&](auto number) TENSOROPS_INLINED {
+            constexpr int j = static_cast<int>(number);
+            constexpr int of_scales = j * kCodes / F::kGroup / static_cast<int>(kFloats);
+            sum[j % 2] += products<D>(codes<F, j>(p), blocks[j], F::kOffset != 0) *
+                          chosen(s.vector[of_scales], groups_of_lanes<F, j>());
+        });
+        if constexpr (F::kHasMinima) {
+            const Factors<kGroups> m = F::minima(p);
+            for (int k = 0; k < Factors<kGroups>::kVectors; ++k)
+                minima += m.vector[k] * load(x.sums + piece * kGroups + k * static_cast<int>(kFloats));
+        }
+    };
+    const std::int64_t rest = length % kPiece, pieces = (length + kPiece - 1) / kPiece;
+    std::uint8_t last[kPieceBytes];
+    for (std::int64_t piece = 0;;) {
+        for (const std::int64_t end = std::min(piece + kAddedPlainly, pieces); piece < end; ++piece) {
+            const std::uint8_t* p = weight + piece * kPieceBytes;
+            if (__builtin_expect(rest != 0 && piece + 1 == pieces, 0)) {
+                std::memset(last, 0, sizeof last);
+                std::memcpy(last, p, static_cast<std::size_t>(rest / F::kElements * F::kBytes));
+                p = last;
+            } else {
+                for (int line = 0; line < kPieceBytes; line += 64) fetch(p + ahead + line);
+            }
+            add(p, piece);
+        }
+        if (__builtin_expect(pieces <= kAddedPlainly, 1)) return sum_of_lanes<float>(sum[0] + sum[1] + minima);
+        total.add(sum[0] + sum[1] + minima);
+        if (piece == pieces) return total.value();
+        sum[0] = sum[1] = minima = Vec<float>{};
+    }
+}
+
+constexpr std::int64_t kOutputs = 16;  // computed one after another
+
+// An output that integers do not give: their sums overflow where the result may not.
+float careful_output(const BlockLinear& op, std::int64_t row, std::int64_t index) {
+    const std::int64_t n = op.x.length;
+    const Scratch scratch(2 * n * static_cast<std::int64_t>(sizeof(float)));
+    float *w = scratch.at<float>(0), *x = w + n;
+    unpack_row(op.format, op.weight + index * op.weight_stride, n, w);
+    widen(op.x_dtype, op.x.row(row), x, n);
+    double sum = 0;
+    for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(w[i]) * static_cast<double>(x[i]);
+    return static_cast<float>(sum);
+}
+
+// Multiplies outputs of a row of x by the factor that is left, and mends those that are not finite.
+void finish(const BlockLinear& op, std::int64_t row, std::int64_t first, std::int64_t width, float back, float* y) {
+    for (std::int64_t i = 0; i < width; ++i) {
+        y[i] *= back;
+        if (__builtin_expect(y[i] - y[i] != 0, 0)) y[i] = careful_output(op, row, first + i);
+    }
+}
+
+template <class F, class D>
+[[gnu::noinline]] void outputs(const BlockLinear& op, const XRow<D>& x, std::int64_t first, std::int64_t width,
+                               float* y) {
+    const std::int64_t bytes = op.x.length / F::kElements * F::kBytes, ahead = (kAhead / bytes + 1) * op.weight_stride;
+    for (std::int64_t i = 0; i < width; ++i)
+        y[i] = output<F, D>(reinterpret_cast<const std::uint8_t*>(op.weight + (first + i) * op.weight_stride), x,
+                            op.x.length, ahead);
+}
+
+// Converts a row of x; false if some of it is too large or too small for a scale; so below.
+template <class D>
+bool make_row(const BlockLinear& op, std::int64_t index, const XRows<D>& conversion, char* memory, XRow<D>& row) {
+    const char* x = op.x.row(index);
+    if (op.x_dtype == Dtype::float32) return conversion.make(reinterpret_cast<const float*>(x), memory, row);
+    const Scratch wide(op.x.length * static_cast<std::int64_t>(sizeof(float)));
+    widen(op.x_dtype, x, wide.at<float>(0), op.x.length);
+    return conversion.make(wide.at<float>(0), memory, row);
+}
+
+template <class D>
+using Outputs = void (*)(const BlockLinear& op, const XRow<D>& x, std::int64_t first, std::int64_t width, float* y);
+
+template <class D>
+bool few_rows(const BlockLinear& op, const XRows<D>& conversion, Outputs<D> compute, int threads) {
+    const Scratch scratch(op.x.count * conversion.room());
+    XRow<D> rows[kFewRows];
+    for (std::int64_t r = 0; r < op.x.count; ++r)
+        if (!make_row(op, r, conversion, scratch.at<char>(r * conversion.room()), rows[r])) return false;
+    over_stretches(threads, (op.outputs + kOutputs - 1) / kOutputs, [&](std::int64_t unit) {
+        const std::int64_t first = unit * kOutputs, width = std::min(kOutputs, op.outputs - first);
+        for (std::int64_t r = 0; r < op.x.count; ++r) {
+            float y[kOutputs];
+            compute(op, rows[r], first, width, y);
+            finish(op, r, first, width, rows[r].back, y);
+            put_outputs(op, r, first, width, y);
+        }
+    });
+    return true;
+}
+
+// ------------------------------------------------------------------------------------------------- many rows of x
+
+#if defined(__AVX512VNNI__)
+
+constexpr std::int64_t kPanelOutputs = 32, kPanelVectors = 2, kPanelRows = 512;
+constexpr std::int64_t kWords = kPanelOutputs * 4;  // bytes of a word of every output
+
+// Turns neighbours of 16 outputs into words of every output.
+[[gnu::noinline]] void put_words(const std::uint8_t (&q)[16][kPiece], char* to) {
+    for (int begin = 0; begin < kPiece; begin += kCodes) {
+        Vec<float> rows[16];
+        for (int o = 0; o < 16; ++o) rows[o] = load_bits<Vec<float>>(q[o] + begin);
+        transpose<float>(rows);
+        for (int i = 0; i < 16; ++i, to += kWords) std::memcpy(to, &rows[i], sizeof rows[i]);
+    }
+}
+
+// The factors of 16 outputs, group by group
+[[gnu::noinline]] void put_factors(Vec<float> (&rows)[16], int groups, float* to) {
+    transpose<float>(rows);
+    for (int g = 0; g < groups; ++g) store(to + g * kPanelOutputs, rows[g]);
+}
+
+// Where the codes of 32 outputs are, and their scales and minima, group by group
+struct Panel {
+    char* words;
+    float *scales, *minima;
+
+    // Of that many whole pieces
+    static std::int64_t room(std::int64_t pieces, std::int64_t group) {
+        const std::int64_t factors = pieces * (kPiece / group) * static_cast<std::int64_t>(sizeof(float));
+        return (pieces * kPiece + 2 * factors) * kPanelOutputs;
+    }
+    Panel(char* memory, std::int64_t pieces, std::int64_t group)
+        : words(memory),
+          scales(reinterpret_cast<float*>(memory + pieces * kPiece * kPanelOutputs)),
+          minima(scales + pieces * (kPiece / group) * kPanelOutputs) {}
+};
+
+// Unpacks a piece of 16 of at most 32 outputs from the `first` on.
+template <class F>
+void fill_piece(const BlockLinear& op, std::int64_t first, std::int64_t width, std::int64_t half, std::int64_t piece,
+                const Panel& to) {
+    constexpr int kPieceBytes = kPiece / F::kElements * F::kBytes, kGroups = kPiece / F::kGroup;
+    const std::int64_t length = std::min<std::int64_t>(op.x.length - piece * kPiece, kPiece);
+    alignas(64) std::uint8_t q[16][kPiece];
+    Vec<float> scales[16], minima[16];
+    for (std::int64_t o = 0; o < 16; ++o) {
+        const std::int64_t output = first + std::min(16 * half + o, width - 1);
+        const auto* p = reinterpret_cast<const std::uint8_t*>(op.weight + output * op.weight_stride) + piece * kPieceBytes;
+        std::uint8_t last[kPieceBytes];
+        if (length < kPiece) {
+            std::memset(last, 0, sizeof last);
+            std::memcpy(last, p, static_cast<std::size_t>(length / F::kElements * F::kBytes));
+            p = last;
+        }
+        for_each<kPiece / kCodes>([&](auto j) TENSOROPS_INLINED {
+            const Codes of_vector = codes<F, static_cast<int>(j)>(p);
+            std::memcpy(q[o] + static_cast<std::size_t>(j) * kCodes, &of_vector, sizeof of_vector);
+        });
+        scales[o] = F::scales(p).vector[0];
+        if constexpr (F::kHasMinima) minima[o] = F::minima(p).vector[0];
+    }
+    put_words(q, to.words + piece * kPiece * kPanelOutputs + 64 * half);
+    const std::int64_t place = piece * kGroups * kPanelOutputs + 16 * half;
+    put_factors(scales, kGroups, to.scales + place);
+    if constexpr (F::kHasMinima) put_factors(minima, kGroups, to.minima + place);
+}
+
+// What the sums of a group start from, for each digit
+template <class D>
+struct GroupStart {
+    std::int32_t of_digit[D::kCount];
+};
+
+// How many rows a panel is multiplied by at once
+template <class D>
+constexpr int kPanelRowsAtOnce = D::kCount == 1 ? 8 : 4;
+
+// A panel times some rows. Not inlined, because the sums need nearly all registers.
+template <int kGroup, bool kHasMinima, class D>
+[[gnu::noinline]] void panel_products(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
+                                      std::int64_t groups, float (*y)[kPanelOutputs]) {
+    constexpr int kRows = kPanelRowsAtOnce<D>;
+    const char* words = panel.words;
+    Total<float> total[kRows][kPanelVectors];
+    for (std::int64_t g = 0; g < groups;) {
+        Vec<float> sum[kRows][kPanelVectors] = {};
+        for (const std::int64_t end = std::min(g + kAddedPlainly, groups); g < end; ++g) {
+            __m512i q[kRows][kPanelVectors][D::kCount];
+            const std::int8_t* digits[kRows];
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+                digits[r] = x[r]->blocks[g * kGroup / kCodes].digits[0][0] + g * kGroup % kCodes;
+#pragma GCC unroll 8
+                for (int d = 0; d < D::kCount; ++d)
+                    q[r][0][d] = q[r][1][d] = _mm512_set1_epi32(starts[r][g].of_digit[d]);
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < kGroup / 4; ++i, words += kWords) {
+                const __m512i codes[kPanelVectors] = {_mm512_loadu_si512(words), _mm512_loadu_si512(words + 64)};
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+                    for (int d = 0; d < D::kCount; ++d) {
+                        std::int32_t four;
+                        std::memcpy(&four, digits[r] + d * kCodes + 4 * i, sizeof four);
+                        const __m512i all = _mm512_set1_epi32(four);
+#pragma GCC unroll 2
+                        for (int v = 0; v < kPanelVectors; ++v)
+                            q[r][v][d] = _mm512_dpbusd_epi32(q[r][v][d], codes[v], all);
+                    }
+            }
+#pragma GCC unroll 2
+            for (int v = 0; v < kPanelVectors; ++v) {
+                const Vec<float> s = load(panel.scales + g * kPanelOutputs + 16 * v);
+                const Vec<float> m = kHasMinima ? load(panel.minima + g * kPanelOutputs + 16 * v) : Vec<float>{};
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; ++r) {
+                    Vec<float> value;
+                    if constexpr (D::kCount == 1) {
+                        value = reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(q[r][v][0]));
+                    } else {
+                        const __m512i rest = _mm512_add_epi32(_mm512_slli_epi32(q[r][v][1], 8), q[r][v][2]);
+                        value = reinterpret_cast<Vec<float>>(
+                            _mm512_fmadd_ps(_mm512_cvtepi32_ps(q[r][v][0]), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
+                    }
+                    sum[r][v] += value * (s * x[r]->scales[g]);
+                    if (kHasMinima) sum[r][v] += m * x[r]->sums[g];
+                }
+            }
+        }
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kPanelVectors; ++v) total[r][v].add(sum[r][v]);
+    }
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kPanelVectors; ++v) store(y[r] + 16 * v, total[r][v].sum + total[r][v].rest);
+}
+
+// What of many rows depends on the format
+template <class D>
+struct PanelSteps {
+    void (*fill_piece)(const BlockLinear& op, std::int64_t first, std::int64_t width, std::int64_t half,
+                       std::int64_t piece, const Panel& to);
+    void (*multiply)(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
+                     std::int64_t groups, float (*y)[kPanelOutputs]);
+};
+
+template <class D>
+bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSteps<D>& steps, int threads) {
+    constexpr int kRows = kPanelRowsAtOnce<D>;
+    const std::int64_t group = conversion.group, groups = op.x.length / group;
+    const std::int64_t count = std::min(op.x.count, kPanelRows);
+    const std::int64_t starts_bytes = whole_lines(groups * static_cast<std::int64_t>(sizeof(GroupStart<D>)));
+    const std::int64_t x_room = conversion.room() + starts_bytes, panel_room = Panel::room(conversion.pieces, group);
+    const Scratch scratch(count * x_room + threads * panel_room);
+    const auto rows = std::make_unique<XRow<D>[]>(static_cast<std::size_t>(count));
+    const auto starts_of = [&](std::int64_t r) {
+        return scratch.at<GroupStart<D>>(r * x_room + conversion.room());
+    };
+    Interruption* const at = interruption;
+    for (std::int64_t begin = 0; begin < op.x.count; begin += count) {
+        const std::int64_t here = std::min(count, op.x.count - begin);
+        std::atomic<bool> are_made{true};
+        over_shares(std::min<int>(threads, static_cast<int>(here)), here, 1, [&](Share share) {
+            for (std::int64_t r = share.begin; r < share.end; ++r) {
+                char* memory = scratch.at<char>(r * x_room);
+                if (!make_row(op, begin + r, conversion, memory, rows[r])) are_made = false;
+                for (std::int64_t g = 0; g < groups; ++g)
+                    for (int d = 0; d < D::kCount; ++d) {
+                        const std::int32_t* lanes = rows[r].blocks[g * group / kCodes].start[d] + g * group % kCodes / 4;
+                        starts_of(r)[g].of_digit[d] = std::accumulate(lanes, lanes + group / 4, 0);
+                    }
+            }
+        });
+        if (!are_made) return false;
+        over_pieces(threads, (op.outputs + kPanelOutputs - 1) / kPanelOutputs, [&](std::int64_t piece, int member) {
+            const std::int64_t first = piece * kPanelOutputs, width = std::min(kPanelOutputs, op.outputs - first);
+            if (leaves(at, matrix_work(here, width, op.x.length, 1))) return;
+            const Panel panel(scratch.at<char>(count * x_room + member * panel_room), conversion.pieces, group);
+            for (std::int64_t half = 0; half < kPanelVectors; ++half)
+                for (std::int64_t k = 0; k < conversion.pieces; ++k)
+                    steps.fill_piece(op, first, width, half, k, panel);
+            for (std::int64_t r = 0; r < here; r += kRows) {
+                const XRow<D>* x[kRows];
+                const GroupStart<D>* starts[kRows];
+                for (std::int64_t i = 0; i < kRows; ++i) {
+                    x[i] = &rows[std::min(r + i, here - 1)];
+                    starts[i] = starts_of(std::min(r + i, here - 1));
+                }
+                float y[kRows][kPanelOutputs];
+                steps.multiply(x, starts, panel, groups, y);
+                for (std::int64_t i = 0; i < std::min<std::int64_t>(kRows, here - r); ++i) {
+                    finish(op, begin + r + i, first, width, x[i]->back, y[i]);
+                    put_outputs(op, begin + r + i, first, width, y[i]);
+                }
+            }
+        });
+    }
+    return true;
+}
+
+#endif
+
+void products_in_float(const BlockLinear& op, int threads) {
+    for_narrow_dtype(op.x_dtype, [&](auto t) {
+        using T = decltype(t);
+        products_with_rows<T, float>(
+            op.x, reinterpret_cast<T*>(op.y), op.outputs, nullptr,
+            [&op](std::int64_t index, float* w) {
+                unpack_row(op.format, op.weight + index * op.weight_stride, op.x.length, w);
+                return w;
+            },
+            [&op](const T* from, float* to) { convert(from, to, op.x.length); }, threads);
+    });
+}
+
+template <class F, int kDigits>
+bool products_of(const BlockLinear& op, int threads) {
+    if (op.x.count <= kFewRows) {
+        using D = DigitsFor<F, kDigits>;
+        return few_rows<D>(op, XRows<D>(F{}, op.x.length), &outputs<F, D>, threads);
+    }
+#if defined(__AVX512VNNI__)
+    using D = DigitsFor<F, kDigits, false>;
+    const PanelSteps<D> steps{&fill_piece<F>, &panel_products<F::kGroup, F::kHasMinima, D>};
+    return many_rows<D>(op, XRows<D>(F{}, op.x.length), steps, threads);
+#else
+    return false;
+#endif
+}
+
+}  // namespace
+
+TENSOROPS_KERNEL(block_linear, BlockLinear) {
+    const FormatSize& format = size_of(op.format);
+    const double weight_bytes = static_cast<double>(format.bytes) / static_cast<double>(format.elements);
+    const std::int64_t work = matrix_work(op.x.count, op.outputs, op.x.length, weight_bytes);
+    const int threads = threads_for((op.outputs + kOutputs - 1) / kOutputs, work);
+    const bool is_done = for_format(op.format, [&op, threads](auto f) {
+        using F = decltype(f);
+        return op.digits == 1 ? products_of<F, 1>(op, threads) : products_of<F, 3>(op, threads);
+    });
+    if (!is_done) products_in_float(op, threads);
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET

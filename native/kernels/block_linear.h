@@ -1,0 +1,29 @@
+// The arguments of the kernels in block_linear.cpp and unpack_blocks.cpp.
+#pragma once
+
+#include "formats.h"
+#include "elements.h"
+#include "rows.h"
+
+namespace tensorops {
+
+// y = x · Wᵀ for weights in blocks of a format
+struct BlockLinear {
+    Rows x;
+    const char* weight;  // rows of whole blocks
+    std::int64_t weight_stride, outputs;
+    Format format;
+    int digits;  // of x: 1 of 8 bits, or 3, which is as accurate as float32
+    char* y;
+    Dtype x_dtype;
+};
+
+// Rows of blocks as float32
+struct UnpackBlocks {
+    const char* blocks;
+    std::int64_t stride, rows, length;  // of a row, in weights
+    Format format;
+    float* to;
+};
+
+}  // namespace tensorops

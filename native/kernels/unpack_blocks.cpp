@@ -1,0 +1,67 @@
+// Weights in blocks of a format as float32; compiled without contraction, as definitions round products before sums.
+//
+// Work: threads take rows. Codes are unpacked a vector at a time, see block_codes.h.
+// Bytes: the blocks once, and the result.
+#include "block_linear.h"
+
+#include "block_codes.h"
+#include "block_values.h"
+#include "every_format.h"
+#include "interruption.h"
+#include "lanes.h"
+#include "parallel.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+namespace {
+
+template <class F>
+void unpack_piece(const std::uint8_t* p, std::int64_t length, float* to) {
+    constexpr int kGroups = kPiece / F::kGroup;
+    std::uint8_t q[kPiece];
+    for_each<kPiece / kCodes>([&](auto j) {
+        const Codes of_vector = codes<F, static_cast<int>(j)>(p);
+        std::memcpy(q + static_cast<std::size_t>(j) * kCodes, &of_vector, sizeof of_vector);
+    });
+    const Factors<kGroups> s = F::scales(p);
+    Factors<kGroups> m{};
+    if constexpr (F::kHasMinima) m = F::minima(p);
+    const auto of_group = [](const Factors<kGroups>& f, std::int64_t g) {
+        return f.vector[g / static_cast<int>(kFloats)][static_cast<std::size_t>(g) % kFloats];
+    };
+    for (std::int64_t g = 0; g * F::kGroup < length; ++g) {
+        const float scale = of_group(s, g), minimum = of_group(m, g);
+        for (std::int64_t i = g * F::kGroup; i < (g + 1) * F::kGroup; i += kLanes<float>) {
+            const auto integers = __builtin_convertvector(load_bits<U8>(q + i), I32) - F::kOffset;
+            const Vec<float> w = __builtin_convertvector(integers, Vec<float>) * scale;
+            store(to + i, F::kHasMinima ? w + minimum : w);
+        }
+    }
+}
+
+template <class F>
+void unpack(const char* blocks, std::int64_t length, float* to) {
+    constexpr int kPieceBytes = kPiece / F::kElements * F::kBytes;
+    const auto* p = reinterpret_cast<const std::uint8_t*>(blocks);
+    std::int64_t i = 0;
+    for (; i + kPiece <= length; i += kPiece, p += kPieceBytes) unpack_piece<F>(p, kPiece, to + i);
+    if (i == length) return;
+    std::uint8_t last[kPieceBytes] = {};
+    std::memcpy(last, p, static_cast<std::size_t>((length - i) / F::kElements * F::kBytes));
+    unpack_piece<F>(last, length - i, to + i);
+}
+
+}  // namespace
+
+void unpack_row(Format format, const char* blocks, std::int64_t length, float* to) {
+    for_format(format, [=](auto f) { unpack<decltype(f)>(blocks, length, to); });
+}
+
+TENSOROPS_KERNEL(unpack_blocks, UnpackBlocks) {
+    Interruption* const at = interruption;
+    over_shares(threads_for(op.rows, op.rows * op.length * 4), op.rows, 1, [&](Share share) {
+        for (std::int64_t r = share.begin; r < share.end && !leaves(at, op.length * 4); ++r)
+            unpack_row(op.format, op.blocks + r * op.stride, op.length, op.to + r * op.length);
+    });
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET
