@@ -67,6 +67,8 @@ class Format:
         How many bits codes need once they are in the layout of `tensorops.quantized_linear`, 4 or 8.
     unpack : callable
         Takes a namespace of the Array API and blocks, an array of uint8 of shape (..., nbytes); returns their `Groups`.
+    halves : tuple of int, optional
+        Where a block has numbers in float16.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Format:
     group_size: int
     bits: int
     unpack: Callable[[Namespace, Array], Groups]
+    halves: tuple[int, ...] = ()
 
     def values(self, xp: Namespace, stored: Array) -> Array:
         """Return the stored numbers.

@@ -14,4 +14,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(codes, half(xp, blocks[..., :2]), None)
 
 
-FORMAT = Format("iq4_nl", elements=32, nbytes=18, group_size=32, bits=8, unpack=_unpack)
+FORMAT = Format("iq4_nl", elements=32, nbytes=18, group_size=32, bits=8, unpack=_unpack, halves=(0,))

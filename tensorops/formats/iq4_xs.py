@@ -24,4 +24,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(looked_up(xp, TABLE, codes, xp.int8), factors, None)
 
 
-FORMAT = Format("iq4_xs", elements=256, nbytes=136, group_size=32, bits=8, unpack=_unpack)
+FORMAT = Format("iq4_xs", elements=256, nbytes=136, group_size=32, bits=8, unpack=_unpack, halves=(0,))

@@ -23,4 +23,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(codes, half(xp, blocks[..., 80:82]) * scales, -(half(xp, blocks[..., 82:]) * minima))
 
 
-FORMAT = Format("q2_k", elements=256, nbytes=84, group_size=16, bits=8, unpack=_unpack)
+FORMAT = Format("q2_k", elements=256, nbytes=84, group_size=16, bits=8, unpack=_unpack, halves=(80, 82))

@@ -21,4 +21,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(codes, half(xp, blocks[..., 108:]) * scales, None)
 
 
-FORMAT = Format("q3_k", elements=256, nbytes=110, group_size=16, bits=8, unpack=_unpack)
+FORMAT = Format("q3_k", elements=256, nbytes=110, group_size=16, bits=8, unpack=_unpack, halves=(108,))

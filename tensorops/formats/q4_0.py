@@ -12,4 +12,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(codes, half(xp, blocks[..., :2]), None)
 
 
-FORMAT = Format("q4_0", elements=32, nbytes=18, group_size=32, bits=4, unpack=_unpack)
+FORMAT = Format("q4_0", elements=32, nbytes=18, group_size=32, bits=4, unpack=_unpack, halves=(0,))

@@ -11,4 +11,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(nibbles(xp, blocks[..., 4:]), half(xp, blocks[..., :2]), half(xp, blocks[..., 2:4]))
 
 
-FORMAT = Format("q4_1", elements=32, nbytes=20, group_size=32, bits=4, unpack=_unpack)
+FORMAT = Format("q4_1", elements=32, nbytes=20, group_size=32, bits=4, unpack=_unpack, halves=(0, 2))

@@ -26,4 +26,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(four_bits(xp, blocks[..., 16:]), *factors(xp, blocks))
 
 
-FORMAT = Format("q4_k", elements=256, nbytes=144, group_size=32, bits=4, unpack=_unpack)
+FORMAT = Format("q4_k", elements=256, nbytes=144, group_size=32, bits=4, unpack=_unpack, halves=(0, 2))

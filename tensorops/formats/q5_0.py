@@ -18,4 +18,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(codes, half(xp, blocks[..., :2]), None)
 
 
-FORMAT = Format("q5_0", elements=32, nbytes=22, group_size=32, bits=8, unpack=_unpack)
+FORMAT = Format("q5_0", elements=32, nbytes=22, group_size=32, bits=8, unpack=_unpack, halves=(0,))

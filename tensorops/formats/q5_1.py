@@ -13,4 +13,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(codes, half(xp, blocks[..., :2]), half(xp, blocks[..., 2:4]))
 
 
-FORMAT = Format("q5_1", elements=32, nbytes=24, group_size=32, bits=8, unpack=_unpack)
+FORMAT = Format("q5_1", elements=32, nbytes=24, group_size=32, bits=8, unpack=_unpack, halves=(0, 2))

@@ -13,4 +13,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(four_bits(xp, blocks[..., 48:]) | (fifth << 4), *factors(xp, blocks))
 
 
-FORMAT = Format("q5_k", elements=256, nbytes=176, group_size=32, bits=8, unpack=_unpack)
+FORMAT = Format("q5_k", elements=256, nbytes=176, group_size=32, bits=8, unpack=_unpack, halves=(0, 2))

@@ -20,4 +20,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(codes, half(xp, blocks[..., 208:]) * scales, None)
 
 
-FORMAT = Format("q6_k", elements=256, nbytes=210, group_size=16, bits=8, unpack=_unpack)
+FORMAT = Format("q6_k", elements=256, nbytes=210, group_size=16, bits=8, unpack=_unpack, halves=(208,))

@@ -11,4 +11,4 @@ def _unpack(xp: Namespace, blocks: Array) -> Groups:
     return Groups(signed(xp, blocks[..., 2:]), half(xp, blocks[..., :2]), None)
 
 
-FORMAT = Format("q8_0", elements=32, nbytes=34, group_size=32, bits=8, unpack=_unpack)
+FORMAT = Format("q8_0", elements=32, nbytes=34, group_size=32, bits=8, unpack=_unpack, halves=(0,))

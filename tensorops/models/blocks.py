@@ -21,7 +21,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from ._open_file import OpenFile
 
-__all__ = ["SUPPORTED_TYPES", "QuantizedWeight", "Tensor"]
+__all__ = ["SUPPORTED_TYPES", "BlockWeight", "QuantizedWeight", "Tensor"]
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -75,6 +75,28 @@ class QuantizedWeight:
 
         biases = None if self.biases is None else some(self.biases)
         return replace(self, weight=some(self.weight), scales=some(self.scales), biases=biases)
+
+
+@dataclass(frozen=True)
+class BlockWeight:
+    """A weight matrix in blocks of a format of `tensorops.formats`, as files store them.
+
+    Parameters
+    ----------
+    blocks : array of uint8, shape (out, bytes)
+        Rows of whole blocks.
+    format : str
+        The name of the format.
+    """
+
+    blocks: Any
+    format: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the represented matrix."""
+        of = formats.get(self.format)
+        return self.blocks.shape[0], self.blocks.shape[1] // of.nbytes * of.elements
 
 
 @dataclass(frozen=True)
@@ -157,6 +179,27 @@ class Tensor:
             values = self._finite(self._format.values(np, self._rows()))
         return values.reshape(self.shape)
 
+    def blocks(self) -> BlockWeight:
+        """Return the stored blocks.
+
+        Returns
+        -------
+        BlockWeight
+            The same values as `dequantize`.
+
+        Raises
+        ------
+        GGUFError
+            The tensor is stored as floating-point numbers, a scale is not finite, or the file was truncated after it
+            was opened.
+        """
+        self._require_blocks()
+        stored, of = self._rows(), self._format
+        upper = stored.reshape(-1, of.nbytes)[:, [start + 1 for start in of.halves]]
+        if (upper & 0x7C == 0x7C).any():  # the exponent of infinity and NaN
+            raise self._error("holds a number that is not finite")
+        return BlockWeight(stored, of.name)
+
     def quantized(self) -> QuantizedWeight:
         """Return the stored integers, repacked for `tensorops.quantized_linear`.
 
@@ -171,9 +214,7 @@ class Tensor:
             The tensor is stored as floating-point numbers, a scale is not finite, or the file was truncated after it
             was opened.
         """
-        if not self.is_quantized:
-            names = ", ".join(t.name for t in BLOCK_TYPES)
-            raise self._error(f"type {self.type.name} has no quantised form, only {names} have")
+        self._require_blocks()
         stored = self._rows()
         rows = max(_AT_A_TIME // self.shape[-1], 1)
         parts = [self._format.affine(np, stored[i : i + rows]) for i in range(0, len(stored), rows)]
@@ -185,6 +226,11 @@ class Tensor:
             if parameter is not None:
                 self._finite(parameter)
         return QuantizedWeight(weight, scales, biases, parts[0].bits, parts[0].group_size)
+
+    def _require_blocks(self) -> None:
+        if not self.is_quantized:
+            names = ", ".join(t.name for t in BLOCK_TYPES)
+            raise self._error(f"type {self.type.name} has no quantised form, only {names} have")
 
     @property
     def _format(self) -> formats.Format:

@@ -1,21 +1,23 @@
 """The weights of a network: loading them, and the two operations on a matrix.
 
-A matrix is either a float32 array (out, in) or a tuple ``(weight, scales, biases)`` in the layout of
-`tensorops.quantized_linear`. Bits and group size follow from the shapes, so a structure of weights consists only of
-arrays, as compilers such as ``jax.jit`` and ``mx.compile`` require. A list of matrices multiplies the same input; its
-outputs are joined.
+A matrix is a float32 array (out, in), `Blocks` of a format, whose type names it, or a tuple ``(weight, scales,
+biases)`` in the affine layout of `tensorops.quantized_linear`, from whose shapes bits and group size follow. So a
+structure of weights consists only of arrays, as compilers such as ``jax.jit`` and ``mx.compile`` require. A list of
+matrices multiplies the same input; its outputs are joined.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 import tensorops as tp
+from tensorops import formats
 
-from .blocks import QuantizedWeight, Tensor
+from .blocks import BlockWeight, QuantizedWeight, Tensor
 from .cache import concat
 from .ranks import SHARED, WHOLE, divide, part_of
 
@@ -29,9 +31,34 @@ if TYPE_CHECKING:
 __all__ = ["Memory", "arrange", "embed", "linear", "load"]
 
 Array = Any
-Matrix = Any  # array, (weight, scales, biases), or a list of these
-Weight = Any  # array, QuantizedWeight or Tensor
-_Weight = TypeVar("_Weight", "np.ndarray[Any, Any]", QuantizedWeight)
+Matrix = Any  # array, Blocks, (weight, scales, biases), or a list of these
+Weight = Any  # array, QuantizedWeight, BlockWeight or Tensor
+_Weight = TypeVar("_Weight", "np.ndarray[Any, Any]", QuantizedWeight, BlockWeight)
+
+
+class _Blocks(NamedTuple):
+    blocks: Array
+
+
+class Blocks(_Blocks):
+    """A matrix in blocks; the type of an instance, of `blocks_of`, tells its format and how it is multiplied."""
+
+    format: ClassVar[str]
+    precision: ClassVar[str]
+
+
+@functools.cache
+def blocks_of(format: str, precision: str = "highest") -> type[Blocks]:
+    """Return the type of matrices in blocks of a format that are to be multiplied with some precision."""
+
+    def reduce(self: Blocks) -> tuple[Any, ...]:  # pickle finds no class that was made by a function
+        return _blocks, (format, precision, self.blocks)
+
+    return type(f"Blocks_{format}", (Blocks,), {"format": format, "precision": precision, "__reduce__": reduce})
+
+
+def _blocks(format: str, precision: str, blocks: Array) -> Blocks:
+    return blocks_of(format, precision)(blocks)
 
 
 # Matrices that multiply the same input. As one product they need one call, and the input is prepared once.
@@ -60,6 +87,8 @@ class Memory:
 
     def copy(self, weight: _Weight) -> _Weight:
         """Return a weight with its arrays in this memory, except those that are already large."""
+        if isinstance(weight, BlockWeight):
+            return BlockWeight(self._place(weight.blocks), weight.format)
         if isinstance(weight, QuantizedWeight):
             packed, scales = self._place(weight.weight), self._place(weight.scales)
             biases = None if weight.biases is None else self._place(weight.biases)
@@ -79,8 +108,10 @@ class Memory:
         return placed
 
 
-def load(tensor: Tensor, backend: str) -> np.ndarray[Any, Any] | QuantizedWeight:
+def load(tensor: Tensor, backend: str) -> np.ndarray[Any, Any] | QuantizedWeight | BlockWeight:
     """Return a tensor in host memory: quantised if a backend has a kernel for it, else in float32.
+
+    Blocks stay as they are where a kernel reads them, and else become affine groups.
 
     Parameters
     ----------
@@ -91,15 +122,25 @@ def load(tensor: Tensor, backend: str) -> np.ndarray[Any, Any] | QuantizedWeight
 
     Returns
     -------
-    numpy.ndarray or QuantizedWeight
+    numpy.ndarray, QuantizedWeight or BlockWeight
         The weight.
     """
     if len(tensor.shape) == 2 and tensor.is_quantized:
+        if _reads_blocks(tensor, backend):
+            return tensor.blocks()
         quantized = tensor.quantized()
         if (kernel := _kernel_for(quantized, backend)) != "generic":
             half = quantized if _depends_on_values(tensor) else _with_half_scales(quantized)
             return half if _kernel_for(half, backend) == kernel else quantized
     return tensor.dequantize()
+
+
+def _reads_blocks(tensor: Tensor, backend: str) -> bool:
+    """Return whether a backend has a kernel for the blocks of a tensor; asks with one row of zeros."""
+    of = formats.get(tensor.type.name.lower())
+    blocks = tp.to_backend(np.zeros((1, tensor.shape[1] // of.elements * of.nbytes), dtype=np.uint8), backend)
+    x = tp.to_backend(np.zeros((1, tensor.shape[1]), dtype=np.float32), backend)
+    return tp.quantized_linear.explain(x, blocks, format=of.name).kernel != "generic"
 
 
 def _kernel_for(w: QuantizedWeight, backend: str) -> str:
@@ -213,6 +254,8 @@ def _join(weights: list[Any]) -> list[Any]:
     """Return one matrix with the rows of all in a list, or the list itself if their formats differ."""
     if len({_form(weight) for weight in weights}) > 1:
         return weights
+    if isinstance(weights[0], BlockWeight):
+        return [replace(weights[0], blocks=np.concatenate([w.blocks for w in weights]))]
     if not isinstance(weights[0], QuantizedWeight):
         return [np.concatenate(weights)]
     packed, scales = (np.concatenate([getattr(w, part) for w in weights]) for part in ("weight", "scales"))
@@ -222,6 +265,8 @@ def _join(weights: list[Any]) -> list[Any]:
 
 def _form(weight: Any) -> tuple[object, ...]:
     """Return what the weights of one matrix have in common."""
+    if isinstance(weight, BlockWeight):
+        return (weight.format,)
     if not isinstance(weight, QuantizedWeight):
         return (weight.dtype,)
     return weight.bits, weight.group_size, weight.scales.dtype, weight.biases is None
@@ -233,6 +278,8 @@ def linear(x: Array, matrix: Matrix) -> Array:
         return concat([linear(x, each) for each in matrix], axis=1)
     if not isinstance(matrix, tuple):
         return tp.linear(x, matrix)
+    if isinstance(matrix, Blocks):
+        return tp.quantized_linear(x, matrix.blocks, format=matrix.format, precision=matrix.precision)
     bits, group_size = _format(matrix, x.shape[-1])
     return tp.quantized_linear(x, *matrix, bits=bits, group_size=group_size)
 
@@ -249,6 +296,8 @@ def embed(ids: Array, matrix: Matrix, dim: int, token: int | None = None) -> Arr
             return xp.take(part, ids, axis=0)
         return xp.asarray(part)[token : token + 1, :]  # where it is: some libraries check indices on the host
 
+    if isinstance(matrix, Blocks):
+        return tp.dequantize(rows(matrix.blocks), format=matrix.format)
     weight, *parameters = matrix
     parameters = [None if part is None else rows(part) for part in parameters]
     wide: list[Array] = [None if part is None else xp.astype(part, xp.float32, copy=False) for part in parameters]
@@ -256,7 +305,9 @@ def embed(ids: Array, matrix: Matrix, dim: int, token: int | None = None) -> Arr
     return tp.dequantize(rows(weight), *wide, bits=bits, group_size=group_size)
 
 
-def _plain(weight: Array | QuantizedWeight) -> Matrix:
+def _plain(weight: Array | QuantizedWeight | BlockWeight) -> Matrix:
+    if isinstance(weight, BlockWeight):
+        return blocks_of(weight.format)(weight.blocks)
     if not isinstance(weight, QuantizedWeight):
         return weight
     return weight.weight, weight.scales, weight.biases

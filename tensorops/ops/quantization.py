@@ -83,6 +83,11 @@ def _check_quantized(
     return check_quantized(name, {"weight": weight, "scales": scales, "biases": biases}, bits, group_size)
 
 
+def refuse_blocks(format: str) -> str | None:
+    """Return why a kernel that reads affine groups alone cannot compute a call with this format, if it cannot."""
+    return None if format == AFFINE else f"the kernel reads no blocks of format {format!r}, only affine groups"
+
+
 def as_format(name: str, format: Any) -> str:
     """Return the name of a format, or raise."""
     if not isinstance(format, str):

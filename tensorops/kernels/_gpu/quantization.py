@@ -19,12 +19,24 @@ from tensorops.kernels._gpu.products import (
     products,
 )
 from tensorops.kernels._gpu.rows import SHORT, Arguments, RowsOf, refuse_dtypes, rows_of
+from tensorops.ops.quantization import refuse_blocks
 
 
 def quantized_linear(
-    device: Device, x: Operand, weight: Operand, scales: Operand, biases: Operand | None, *, bits: int, group_size: int
+    device: Device,
+    x: Operand,
+    weight: Operand,
+    scales: Operand,
+    biases: Operand | None,
+    *,
+    bits: int,
+    group_size: int,
+    format: str,
+    precision: str,
 ) -> Plan | str:
     """Plan `tensorops.quantized_linear`."""
+    if reason := refuse_blocks(format):
+        return reason
     if reason := refuse_dtypes(device, x=x, scales=scales, biases=biases):
         return reason
     rows = rows_of((x.ndim - 1,), x=x)
@@ -85,8 +97,11 @@ def dequantize(
     bits: int,
     group_size: int,
     mode: str,
+    format: str,
 ) -> Plan | str:
     """Plan `tensorops.dequantize`."""
+    if reason := refuse_blocks(format):
+        return reason
     if reason := refuse_dtypes(device, scales=scales, biases=biases):
         return reason
     columns = weight.shape[1] * 8 // bits

@@ -5,12 +5,22 @@ from __future__ import annotations
 from tensorops._dtypes import dtype_name
 from tensorops._typing import Array
 from tensorops._validation import shown
-from tensorops.ops.quantization import quantized_linear
+from tensorops.ops.quantization import quantized_linear, refuse_blocks
 
 
 def _supports(
-    x: Array, weight: Array, scales: Array, biases: Array | None, *, bits: int, group_size: int
+    x: Array,
+    weight: Array,
+    scales: Array,
+    biases: Array | None,
+    *,
+    bits: int,
+    group_size: int,
+    format: str,
+    precision: str,
 ) -> str | None:
+    if reason := refuse_blocks(format):
+        return reason
     if biases is None:
         return "mx.quantized_matmul has no symmetric mode"
     if group_size not in (32, 64, 128):
@@ -22,7 +32,7 @@ def _supports(
 
 
 @quantized_linear.kernel("mlx", supports=_supports, derivative="MLX")
-def _(x: Array, weight: Array, scales: Array, biases: Array, *, bits: int, group_size: int) -> Array:
+def _(x: Array, weight: Array, scales: Array, biases: Array, *, bits: int, group_size: int, **_options: str) -> Array:
     import mlx.core as mx
 
     # Four bytes, low byte first, are one word of MLX's packing; a view copies nothing.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorops.kernels.pallas.blocks import LANES, MIB, VMEM, Blocks, padded, tile_rows
 from tensorops.kernels.pallas.refusals import DTYPES, refuse_arrays
+from tensorops.ops.quantization import refuse_blocks
 
 if TYPE_CHECKING:
     from tensorops.kernels.pallas.planners import Program
@@ -19,9 +20,20 @@ _MOST = 0.9  # of the vector memory
 
 
 def quantized_linear(
-    generation: str, *, x: Any, weight: Any, scales: Any, biases: Any = None, bits: int, group_size: int
+    generation: str,
+    *,
+    x: Any,
+    weight: Any,
+    scales: Any = None,
+    biases: Any = None,
+    bits: int,
+    group_size: int,
+    format: str,
+    precision: str,
 ) -> Program | str:
     """Plan `tensorops.quantized_linear`."""
+    if reason := refuse_blocks(format):
+        return reason
     if reason := refuse_arrays({"x": x}) or refuse_arrays({"weight": weight}, ("uint8",)):
         return reason
     if reason := refuse_arrays({"scales": scales, "biases": biases}, (*DTYPES, "float16")):

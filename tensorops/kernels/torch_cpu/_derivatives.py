@@ -270,9 +270,9 @@ def _of_quantized(call: Differentiated) -> dict[str, Any]:
     from tensorops.ops.quantization import dequantize
 
     (dy,) = call.cotangents
-    biases = call.arguments.get("biases")
-    mode = "symmetric" if biases is None else "affine"
-    weight = dequantize(call.arguments["weight"], call.arguments["scales"], biases, **call.options, mode=mode)
+    options = {name: value for name, value in call.options.items() if name != "precision"}
+    scales, biases = (call.arguments.get(name) for name in ("scales", "biases"))
+    weight: Any = dequantize(call.arguments["weight"], scales, biases, **options)
     return {"x": dy @ weight.to(dy.dtype)}
 
 

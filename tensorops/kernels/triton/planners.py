@@ -128,8 +128,12 @@ def quantized_linear(
     *,
     bits: int,
     group_size: int,
+    format: str,
+    precision: str,
 ) -> Plan | str:
     """Plan `tensorops.quantized_linear`."""
+    if reason := quantization.refuse_blocks(format):
+        return reason
     if reason := _refuse(x.dtype, x=x):
         return reason
     if isinstance(rows := _rows(x), str):
