@@ -17,6 +17,8 @@ Reason refuse_format(std::int64_t bits, std::int64_t group_size, std::int64_t co
 
 constexpr std::string_view kAffine = "affine";  // the format of integers with scales and biases in arrays of their own
 
+constexpr const char* kHoldScales = "scales or biases are given, but blocks hold their own";
+
 // Blocks of a format, in rows of that many weights or, without it, of as many as they hold
 Reason refuse_blocks(const Array& weight, std::string_view name, std::int64_t columns = kAny) {
     const Format format = find_format(name);
@@ -117,7 +119,10 @@ TENSOROPS_OPERATOR(dequantize, "weight, scales=None, biases=None, *, bits=4, gro
     const bool is_affine = in.choice({"affine", "symmetric"}) == 0;
     const std::string_view format = in.text();
     in.require(weight.size() != 0, "weight is empty");
-    if (format != kAffine) return values_of_blocks(call, in, weight, format);
+    if (format != kAffine) {
+        in.require(!given_scales && !biases, kHoldScales);
+        return values_of_blocks(call, in, weight, format);
+    }
     if (!in.require(given_scales, "scales are missing")) return in.reason;
     const Array& scales = *given_scales;
     in.require(refuse_matrix("weight", weight));
@@ -160,7 +165,10 @@ TENSOROPS_OPERATOR(quantized_linear, "x, weight, scales=None, biases=None, *, bi
     const int digits = in.choice({"highest", "high", "low"}) == 2 ? 1 : 3;
     in.require(refuse_double(call, x));
     in.require(x.size() != 0 && weight.size() != 0, "x or weight is empty");
-    if (format != kAffine) return product_with_blocks(call, in, x, weight, format, digits);
+    if (format != kAffine) {
+        in.require(!given_scales && !biases, kHoldScales);
+        return product_with_blocks(call, in, x, weight, format, digits);
+    }
     if (!in.require(given_scales, "scales are missing")) return in.reason;
     const Array& scales = *given_scales;
     in.require(refuse_product(biases, bits, op.group_size, x.length()));

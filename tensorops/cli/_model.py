@@ -26,7 +26,7 @@ def default_backend() -> Backend:
     return resolve(llama.default_backend())
 
 
-def load(path: Path, backend: Backend, ranks: int = 1) -> Llama:
+def load(path: Path, backend: Backend, ranks: int = 1, precision: str = "highest") -> Llama:
     """Load a model, or a rank's part, compiled if the library compiles Python functions of arrays."""
     try:
         from tensorops.models import Llama
@@ -34,7 +34,14 @@ def load(path: Path, backend: Backend, ranks: int = 1) -> Llama:
 
         mesh = mesh_of(backend.name, ranks) if ranks > 1 else None
         world_size = ranks if mesh is None else 1
-        return Llama.from_gguf(path, backend.name, compile=backend.library.jit, mesh=mesh, world_size=world_size)
+        return Llama.from_gguf(
+            path,
+            backend.name,
+            compile=backend.library.jit,
+            mesh=mesh,
+            world_size=world_size,
+            precision=precision,
+        )
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
 

@@ -29,6 +29,7 @@ from tensorops.cli._options import (
     text,
 )
 from tensorops.libraries import Backend
+from tensorops.ops.quantization import PRECISIONS
 
 if TYPE_CHECKING:
     from tensorops.models import Llama
@@ -88,6 +89,13 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
     help="Share the model among N devices of JAX or, with NumPy arrays, N processes started by mpiexec -n N.",
     metavar="N",
 )
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="highest",
+    show_default=True,
+    help="How accurate products with quantized weights are: as in float32, or with inputs in 16 or 8 bits.",
+)
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt.")
 @click.option(
     "--file",
@@ -119,6 +127,7 @@ def generate(
     seed: int | None,
     bodies: bool,
     tensor_parallel: int,
+    precision: str,
     file: Path | None,
     batch: Path | None,
     max_batch: int,
@@ -141,7 +150,7 @@ def generate(
     chosen = backend or configured_backend() or _model.default_backend()
     require_available(chosen, option="--backend" if backend else "")
     with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext():
-        llama = _model.load(model_path(model), chosen, tensor_parallel)
+        llama = _model.load(model_path(model), chosen, tensor_parallel, precision)
         name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name
         options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         options |= {"min_p": min_p, "seed": seed}

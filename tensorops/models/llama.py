@@ -14,6 +14,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 import tensorops as tp
+from tensorops._validation import as_choice
+from tensorops.ops.quantization import PRECISIONS
 from tensorops.persistent.ranks import Ranks, connect
 
 from ._errors import GGUFError
@@ -183,6 +185,9 @@ class Llama:
         call the same methods with the same arguments, and get the same results. Needs the extra ``mpi``.
     mpi_rank : int, optional
         The number that this process must have among them; by default MPI's.
+    precision : {"highest", "high", "low"}, optional
+        How accurate products with quantised weights have to be; see `tensorops.quantized_linear`. It matters where a
+        kernel reads the blocks of a file.
 
     Attributes
     ----------
@@ -218,7 +223,9 @@ class Llama:
         mesh: Any = None,
         world_size: int = 1,
         mpi_rank: int | None = None,
+        precision: str = "highest",
     ) -> None:
+        precision = as_choice("Llama", "precision", precision, PRECISIONS)
         backend = backend or _default_backend(mesh)
         self.config = config
         self.tokenizer = tokenizer
@@ -229,7 +236,7 @@ class Llama:
         self.world_size, self.mpi_rank = ranks.size, ranks.rank
         self._part = divide(config, ranks.size)
         with ranks.together(LOAD), self._scope():
-            self._weights, self._output = arrange(config, weights, backend, ranks)
+            self._weights, self._output = arrange(config, weights, backend, ranks, precision)
         self._compile = compile = compile or ranks.compile
         network: Callable[..., Any] = partial(forward, self._part, ranks=ranks)
         network = ranks.spread(network, (self._weights, WHOLE, WHOLE, HEADS, HEADS), (WHOLE, HEADS, HEADS))
@@ -269,6 +276,7 @@ class Llama:
         mesh: Any = None,
         world_size: int = 1,
         mpi_rank: int | None = None,
+        precision: str = "highest",
     ) -> Llama:
         """Load a model and its tokenizer from a GGUF file.
 
@@ -285,6 +293,8 @@ class Llama:
         mesh : jax.sharding.Mesh, optional
             See `Llama`.
         world_size, mpi_rank : int, optional
+            See `Llama`.
+        precision : {"highest", "high", "low"}, optional
             See `Llama`.
 
         Returns
@@ -308,7 +318,7 @@ class Llama:
                 raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
             tokenizer = Tokenizer(file)
         ranks = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
-        return cls(config, file.tensors, tokenizer, backend=backend, compile=compile, **ranks)
+        return cls(config, file.tensors, tokenizer, backend=backend, compile=compile, precision=precision, **ranks)
 
     def new_cache(self, capacity: int = FIRST_CAPACITY) -> KVCache:
         """Return an empty cache, to be passed to successive calls.

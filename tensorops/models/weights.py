@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,6 @@ __all__ = ["Memory", "arrange", "embed", "linear", "load"]
 Array = Any
 Matrix = Any  # array, Blocks, (weight, scales, biases), or a list of these
 Weight = Any  # array, QuantizedWeight, BlockWeight or Tensor
-_Weight = TypeVar("_Weight", "np.ndarray[Any, Any]", QuantizedWeight, BlockWeight)
 
 
 class _Blocks(NamedTuple):
@@ -85,10 +84,10 @@ class Memory:
         self._piece = min(expected, self.PIECE)
         self._left = np.empty(0, dtype=np.uint8)
 
-    def copy(self, weight: _Weight) -> _Weight:
+    def copy(self, weight: Weight) -> Weight:
         """Return a weight with its arrays in this memory, except those that are already large."""
         if isinstance(weight, BlockWeight):
-            return BlockWeight(self._place(weight.blocks), weight.format)
+            return replace(weight, blocks=self._place(weight.blocks))
         if isinstance(weight, QuantizedWeight):
             packed, scales = self._place(weight.weight), self._place(weight.scales)
             biases = None if weight.biases is None else self._place(weight.biases)
@@ -170,7 +169,7 @@ def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:
 
 
 def arrange(
-    config: LlamaConfig, weights: Mapping[str, Weight], backend: str, ranks: Ranks
+    config: LlamaConfig, weights: Mapping[str, Weight], backend: str, ranks: Ranks, precision: str = "highest"
 ) -> tuple[dict[str, Any], Matrix]:
     """Arrange weights with the names of a GGUF file in the structure of the network.
 
@@ -184,6 +183,8 @@ def arrange(
         The backend that computes.
     ranks : Ranks
         Which have parts of the weights; only the parts of this process are read.
+    precision : str, optional
+        With which products with blocks are computed.
 
     Returns
     -------
@@ -209,7 +210,7 @@ def arrange(
         def of_rank(rank: int) -> Any:
             parts = zip(names, lengths, strict=True)
             own = [part_of(weights[name], name, axis, length, rank, ranks.size) for name, length in parts]
-            found = _take(memory, own, backend)
+            found = _take(memory, own, backend, precision)
             return found[0] if len(found) == 1 else found
 
         return ranks.place(of_rank, axis)
@@ -241,13 +242,13 @@ def _short_names(config: LlamaConfig) -> dict[str, None]:
     return dict.fromkeys(whole.get(name, name) for name in config.block_shapes())
 
 
-def _take(memory: Memory, weights: Sequence[Weight], backend: str) -> list[Matrix]:
+def _take(memory: Memory, weights: Sequence[Weight], backend: str, precision: str) -> list[Matrix]:
     """Return weights on a backend; those of a file as one matrix if they have one format."""
     if not all(isinstance(weight, Tensor) for weight in weights):
-        return [tp.to_backend(_plain(weight), backend) for weight in weights]  # they stay the caller's
+        return [tp.to_backend(_plain(weight, precision), backend) for weight in weights]  # they stay the caller's
     loaded: list[Any] = [load(tensor, backend) for tensor in weights]
     joined = loaded if len(loaded) == 1 else _join(loaded)
-    return [tp.to_backend(_plain(memory.copy(weight)), backend) for weight in joined]
+    return [tp.to_backend(_plain(memory.copy(weight), precision), backend) for weight in joined]
 
 
 def _join(weights: list[Any]) -> list[Any]:
@@ -305,9 +306,9 @@ def embed(ids: Array, matrix: Matrix, dim: int, token: int | None = None) -> Arr
     return tp.dequantize(rows(weight), *wide, bits=bits, group_size=group_size)
 
 
-def _plain(weight: Array | QuantizedWeight | BlockWeight) -> Matrix:
+def _plain(weight: Array | QuantizedWeight | BlockWeight, precision: str) -> Matrix:
     if isinstance(weight, BlockWeight):
-        return blocks_of(weight.format)(weight.blocks)
+        return blocks_of(weight.format, precision)(weight.blocks)
     if not isinstance(weight, QuantizedWeight):
         return weight
     return weight.weight, weight.scales, weight.biases

@@ -55,12 +55,12 @@ def check_quantized(
     `shape` names the axes before the last.
     """
     (label, weight), *parameters = arrays.items()
+    if parameters[0][1] is None:
+        raise TypeError(f"{name}: {parameters[0][0]} is NoneType, expected an array")
     options = check_format(name, bits, group_size, "affine" if parameters[1][1] is not None else "symmetric")
     bits, group_size = options["bits"], options["group_size"]
     if dtype_name(weight) != "uint8":
         raise TypeError(f"{name}: {label} has dtype {dtype_name(weight)}, expected uint8")
-    if parameters[0][1] is None:
-        raise TypeError(f"{name}: {parameters[0][0]} is NoneType, expected an array")
     require_floating(name, **dict(parameters))
     require_ndim(name, label, weight, len(shape) + 1, len(shape) + 1)
     *stack, width = weight.shape
@@ -96,7 +96,7 @@ def as_format(name: str, format: Any) -> str:
         try:
             formats.get(format)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+            raise ValueError(f"{name}: format is {shown(format)}: {error}") from None
     return format
 
 

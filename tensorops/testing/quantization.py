@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tensorops.testing._stored_blocks import decode, random_blocks
 from tensorops.testing.entries import GROUP, Case, Entry, Maker, Workload
 from tensorops.testing.linear import linear
 from tensorops.testing.values import (
@@ -79,12 +80,13 @@ def _unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 @quiet
 def dequantize(
     weight: ArrayLike,
-    scales: ArrayLike,
+    scales: ArrayLike | None = None,
     biases: ArrayLike | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
     mode: Literal["affine", "symmetric"] = "affine",
+    format: str = "affine",
 ) -> Float64:
     """``scales * q + biases`` for each group; without `biases` the codes are int8 and symmetric.
 
@@ -92,6 +94,10 @@ def dequantize(
     decode both. `mode` may confirm this but not contradict it.
     """
     weight = np.asarray(weight, dtype=np.uint8)
+    if format != "affine":
+        return decode(format, weight)
+    if scales is None:
+        raise TypeError("dequantize: scales is None")
     scales = float64(scales)
     if biases is None and bits != 8:
         raise ValueError(f"dequantize: biases is None, which takes bits=8, got bits={bits}")
@@ -108,14 +114,16 @@ def dequantize(
 def quantized_linear(
     x: ArrayLike,
     weight: ArrayLike,
-    scales: ArrayLike,
+    scales: ArrayLike | None = None,
     biases: ArrayLike | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
+    format: str = "affine",
+    precision: str = "highest",
 ) -> Float64:
-    """``x @ dequantize(weight, scales, biases).T``."""
-    return linear(x, dequantize(weight, scales, biases, bits=bits, group_size=group_size))
+    """``x @ dequantize(weight, scales, biases).T``, whatever the precision."""
+    return linear(x, dequantize(weight, scales, biases, bits=bits, group_size=group_size, format=format))
 
 
 # --- cases -------------------------------------------------------------------------------------------
@@ -178,6 +186,10 @@ def _packed(
     return quantize(normal(r, n_out, n_in), bits=bits, group_size=group_size, mode=mode)
 
 
+_IN_SHORT = ("q4_k", "q6_k", "q8_0", "mxfp4")
+"""Formats that differ in kind; the tests of formats have all."""
+
+
 def _dequantize_cases() -> Iterator[Case]:
     case = partial(Case, "dequantize")
     for bits in (4, 8):
@@ -192,6 +204,8 @@ def _dequantize_cases() -> Iterator[Case]:
     yield case(
         "symmetric_named", lambda r: args(*_packed(r, 7, 64, 8, 32, symmetric=True)[:2], bits=8, mode="symmetric")
     )
+    for name in _IN_SHORT:
+        yield case(name, partial(lambda r, n: args(random_blocks(r, n, 3, 768), format=n), n=name), dtypes=("float32",))
     yield case("empty", lambda r: args(*_packed(r, 0, 64, 4, 32)), tags=EMPTY)
 
 
@@ -221,6 +235,14 @@ def _quantized_linear_cases() -> Iterator[Case]:
     yield case("small_group", lambda r: args(normal(r, 3, 48), *_packed(r, 5, 48, 4, 16), group_size=16))
     yield case("symmetric", lambda r: args(normal(r, 3, 64), *_packed(r, 9, 64, 8, 32, symmetric=True)[:2], bits=8))
     yield case("float32_scales", lambda r: args(normal(r, 3, 64), *map(_single, _packed(r, 7, 64, 4, 32))))
+    for name in _IN_SHORT:
+        for rows in (1, 5):
+            yield case(
+                f"{name}_{rows}",
+                partial(
+                    lambda r, n, m: args(normal(r, m, 768), random_blocks(r, n, 17, 768), format=n), n=name, m=rows
+                ),
+            )
     yield case("empty_batch", lambda r: args(np.zeros((0, 64)), *_packed(r, 7, 64, 4, 32)), tags=EMPTY)
     yield case("special", lambda r: args(np.tile(SPECIAL_ROWS, 8), *_packed(r, 7, 32, 4, 32)), tags=SPECIAL)
 
@@ -264,6 +286,10 @@ ENTRIES = (
             ("biases_shape", ValueError, "biases", lambda: args(octets(2, 32), ones(2, 2), ones(2, 1))),
             ("no_biases", ValueError, "bits|biases", lambda: args(octets(2, 32), ones(2, 2))),
             ("bits", ValueError, "bits", lambda: args(octets(2, 32), ones(2, 2), ones(2, 2), bits=5)),
+            ("no_scales", TypeError, "scales", lambda: args(octets(2, 32))),
+            ("format", ValueError, "format", lambda: args(octets(2, 34), format="q9_0")),
+            ("part_of_block", ValueError, "weight", lambda: args(octets(2, 33), format="q8_0")),
+            ("scales_of_blocks", ValueError, "scales", lambda: args(octets(2, 34), ones(2, 1), format="q8_0")),
         ),
         lambda m: Workload(m.packed(m.rows), dict(_FORMAT)),
     ),
@@ -276,6 +302,14 @@ ENTRIES = (
             ("no_biases", ValueError, "bits|biases", lambda: args(ones(3, 64), octets(2, 32), ones(2, 2))),
             ("float_weight", TypeError, "weight", lambda: args(ones(3, 64), ones(2, 32), ones(2, 2), ones(2, 2))),
             ("integer_x", TypeError, "x", lambda: args(integers(3, 64), octets(2, 32), ones(2, 2), ones(2, 2))),
+            ("block_features", ValueError, "weight", lambda: args(ones(3, 64), octets(2, 34), format="q8_0")),
+            (
+                "precision",
+                ValueError,
+                "precision",
+                lambda: args(ones(3, 32), octets(2, 34), format="q8_0", precision="8"),
+            ),
+            ("format_type", TypeError, "format", lambda: args(ones(3, 32), octets(2, 34), format=8)),
         ),
         lambda m: Workload((m.x(), *m.packed(m.features)), dict(_FORMAT)),
     ),
