@@ -22,7 +22,7 @@ namespace {
 
 // The number of rows up to which blocks are multiplied as they are
 #if defined(__AVX512VNNI__)
-constexpr std::int64_t kFewRows = 8;
+constexpr std::int64_t kFewRows = 4;
 #else
 constexpr std::int64_t kFewRows = 16;
 #endif
@@ -295,7 +295,7 @@ struct GroupStart {
 
 // How many rows a panel is multiplied by at once
 template <class D>
-constexpr int kPanelRowsAtOnce = D::kCount == 1 ? 8 : 4;
+constexpr int kPanelRowsAtOnce = D::kCount == 1 ? 12 : 4;
 
 // A panel times some rows. Not inlined, because the sums need nearly all registers.
 template <int kGroup, bool kHasMinima, class D>
@@ -309,17 +309,17 @@ template <int kGroup, bool kHasMinima, class D>
         for (const std::int64_t end = std::min(g + kAddedPlainly, groups); g < end; ++g) {
             __m512i q[kRows][kPanelVectors][D::kCount];
             const std::int8_t* digits[kRows];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
             for (int r = 0; r < kRows; ++r) {
                 digits[r] = x[r]->blocks[g * kGroup / kCodes].digits[0][0] + g * kGroup % kCodes;
-#pragma GCC unroll 8
+#pragma GCC unroll 4
                 for (int d = 0; d < D::kCount; ++d)
                     q[r][0][d] = q[r][1][d] = _mm512_set1_epi32(starts[r][g].of_digit[d]);
             }
 #pragma GCC unroll 8
             for (int i = 0; i < kGroup / 4; ++i, words += kWords) {
                 const __m512i codes[kPanelVectors] = {_mm512_loadu_si512(words), _mm512_loadu_si512(words + 64)};
-#pragma GCC unroll 8
+#pragma GCC unroll 12
                 for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
                     for (int d = 0; d < D::kCount; ++d) {
@@ -335,7 +335,7 @@ template <int kGroup, bool kHasMinima, class D>
             for (int v = 0; v < kPanelVectors; ++v) {
                 const Vec<float> s = load(panel.scales + g * kPanelOutputs + 16 * v);
                 const Vec<float> m = kHasMinima ? load(panel.minima + g * kPanelOutputs + 16 * v) : Vec<float>{};
-#pragma GCC unroll 8
+#pragma GCC unroll 12
                 for (int r = 0; r < kRows; ++r) {
                     Vec<float> value;
                     if constexpr (D::kCount == 1) {
