@@ -84,7 +84,7 @@ struct Operator {
     int find(std::string_view parameter) const;  // -1: there is none
 };
 
-inline constexpr int kMostParameters = 24, kMostResults = 5;
+inline constexpr int kMostParameters = 32, kMostResults = 5;
 
 // All operators, by name; an entry's place stays the same.
 const std::vector<const Operator*>& operators();

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "call.h"
+#include "formats.h"
 
 namespace tensorops {
 
@@ -88,6 +89,20 @@ inline Reason refuse_product(bool has_biases, std::int64_t bits, std::int64_t gr
     if (group_size < 1 || group_size > columns || group_size * bits % 8 != 0) return "group_size does not fit x";
     return columns % group_size == 0 ? Reason{} : "group_size does not divide the last axis of x";
 }
+
+inline constexpr std::string_view kAffine = "affine";  // the format of integers with scales and biases as arrays
+inline constexpr const char* kHoldScales = "scales or biases are given, but blocks hold their own";
+
+// The bytes of rows of weights in blocks of a format, for `columns` inputs
+inline Reason find_row_bytes(std::string_view format, std::int64_t columns, std::int64_t& bytes) {
+    const Format found = find_format(format);
+    if (found == Format::none) return "format '" + std::string(format) + "' has no compiled kernel";
+    bytes = size_of(found).row_bytes(columns);
+    return columns % size_of(found).elements == 0 ? Reason{} : "the last axis of x is not whole blocks";
+}
+
+// Digits of x for an option `precision`
+inline int read_digits(Reader& in) { return in.choice({"highest", "high", "low"}) == 2 ? 1 : 3; }
 
 // The shape of rows of x with another length
 class OutputShape {

@@ -1,9 +1,11 @@
 // Products with the matrices of experts.
 #include <optional>
 
+#include "block_linear.h"
 #include "checks.h"
 #include "grouped_linear.h"
 #include "moe_steps.h"
+#include "scratch.h"
 #include "targets.h"
 
 namespace tensorops {
@@ -97,13 +99,74 @@ TENSOROPS_OPERATOR(grouped_linear, "x, experts, weight, bias=None") {
     return {};
 }
 
-TENSOROPS_OPERATOR(grouped_quantized_linear, "x, experts, weight, scales, biases=None, *, bits=4, group_size=32") {
+namespace {
+
+// Products with blocks, expert by expert: their rows of x become neighbours, and the results go to their rows.
+void multiply_blocks(const BlockLinear& whole, const Groups& groups, std::int64_t expert_stride) {
+    const std::int64_t item = size_of(whole.x_dtype), x_bytes = whole.x.length * item, y_bytes = whole.outputs * item;
+    std::int64_t most = 0;
+    for (std::int64_t e = 0; e < groups.experts; ++e) most = std::max(most, groups.count(e));
+    const Scratch scratch(whole_lines(most * x_bytes) + most * y_bytes);
+    char *x = scratch.at<char>(0), *y = scratch.at<char>(whole_lines(most * x_bytes));
+    for (std::int64_t e = 0; e < groups.experts; ++e) {
+        const std::int64_t count = groups.count(e), *rows = groups.order + groups.begin(e);
+        if (count == 0 || (interruption && interruption->happened())) continue;
+        for (std::int64_t r = 0; r < count; ++r)
+            std::memcpy(x + r * x_bytes, whole.x.row(rows[r]), static_cast<std::size_t>(x_bytes));
+        BlockLinear op = whole;
+        op.x = {x, count, whole.x.length, 1, {count}, {x_bytes}, 0};
+        op.weight += e * expert_stride;
+        op.y = y;
+        target().block_linear(op);
+        for (std::int64_t r = 0; r < count; ++r)
+            std::memcpy(whole.y + rows[r] * y_bytes, y + r * y_bytes, static_cast<std::size_t>(y_bytes));
+    }
+}
+
+Reason grouped_products_with_blocks(Call& call, Reader& in, const Array& x, const Array& experts, const Array& weight,
+                                    std::string_view format, int digits) {
+    std::int64_t row_bytes = 0;
+    if (!in.require(find_row_bytes(format, x.length(), row_bytes))) return in.reason;
+    in.require(refuse_stack("weight", weight, kAny, kAny, row_bytes));
+    if (!in.require(x.size() != 0 && weight.size() != 0, "x or weight is empty")) return in.reason;
+    const std::int64_t number = weight.shape[0];
+    BlockLinear op{};
+    op.outputs = weight.shape[1];
+    ExpertRows rows;
+    if (!in.require(find_rows(call, x, experts, number, op.outputs, rows))) return in.reason;
+    Array y;
+    if (!call.make({{y, rows.ndim, rows.shape, x.dtype}})) return call.reason;
+    op.x = rows.x;
+    op.weight = weight.data;
+    op.weight_stride = weight.stride(1);
+    op.format = find_format(format);
+    op.digits = digits;
+    op.y = y.data;
+    op.x_dtype = x.dtype;
+    const SortedRows sorted = rows.sorted(number);
+    call.compute(product(weight.bytes() / number, rows.x.count),
+                 [&] { multiply_blocks(op, sorted.groups(), weight.stride(0)); });
+    return {};
+}
+
+}  // namespace
+
+TENSOROPS_OPERATOR(grouped_quantized_linear, "x, experts, weight, scales=None, biases=None, *, bits=4, group_size=32, "
+                                             "format='affine', precision='highest'") {
     Reader in(call);
-    const Array &x = in.rows(), &experts = in.array(kIntegers), &weight = in.array(kBytes), &scales = in.array(kNarrow);
-    const Array* biases = in.optional(kNarrow);
+    const Array &x = in.rows(), &experts = in.array(kIntegers), &weight = in.array(kBytes);
+    const Array *given_scales = in.optional(kNarrow), *biases = in.optional(kNarrow);
     GroupedQuantizedLinear op{};
     const std::int64_t bits = in.integer(), group_size = in.integer();
+    const std::string_view format = in.text();
+    const int digits = read_digits(in);
     in.require(refuse_double(call, x));
+    if (format != kAffine) {
+        in.require(!given_scales && !biases, kHoldScales);
+        return in.failed() ? in.reason : grouped_products_with_blocks(call, in, x, experts, weight, format, digits);
+    }
+    if (!in.require(given_scales, "scales are missing")) return in.reason;
+    const Array& scales = *given_scales;
     in.require(refuse_product(biases, bits, group_size, x.length()));
     if (in.failed() || !in.require(refuse_stack("weight", weight, kAny, kAny, x.length() * bits / 8))) return in.reason;
     if (!in.require(x.size() != 0 && weight.size() != 0, "x or weight is empty")) return in.reason;
@@ -267,7 +330,8 @@ TENSOROPS_OPERATOR(moe,
                    "shared_down_proj=None, shared_gate_up_scales=None, shared_gate_up_biases=None, "
                    "shared_down_scales=None, shared_down_biases=None, shared_expert_gate=None, top_k, "
                    "scoring_func='softmax', renormalize=True, routed_scaling_factor=1.0, activation='swiglu', bits=4, "
-                   "group_size=32") {
+                   "group_size=32, gate_up_format='affine', down_format='affine', shared_gate_up_format='affine', "
+                   "shared_down_format='affine', precision='highest'") {
     Reader in(call);
     const Array &x = in.rows(), &logits = in.rows(kNarrow);
     Part gate_up{"gate_up", &in.array(kWeights), nullptr, nullptr}, down{"down", &in.array(kWeights), nullptr, nullptr};
@@ -295,6 +359,8 @@ TENSOROPS_OPERATOR(moe,
     format.group_size = in.integer("does not fill whole bytes");
     in.require(format.group_size >= 1 && (format.bits == 8 || format.group_size % 2 == 0),
                "group_size does not fill whole bytes");
+    for (int part = 0; part < 4; ++part)
+        in.require(in.text() == kAffine, "the weights are blocks, whose products are composed");
     if (in.failed() || !in.require(read_tokens(call, x, logits, op))) return in.reason;
     const std::int64_t features = op.x.length, experts = op.logits.length;
     in.require(op.top_k >= 1 && op.top_k <= experts, "top_k is not a number of experts");

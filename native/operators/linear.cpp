@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "block_linear.h"
 #include "checks.h"
 #include "parallel.h"
 #include "targets.h"
@@ -62,15 +63,22 @@ TENSOROPS_OPERATOR_FOR(python, linear_tuned, "x, weight, bias=None, *, few_rows=
     return product_of(call, in, x, weight, bias, few_rows);
 }
 
-TENSOROPS_OPERATOR(embedding, "ids, weight") {
+TENSOROPS_OPERATOR(embedding, "ids, weight, *, format=None") {
     Reader in(call);
-    const Array &ids = in.array(kIntegers), &weight = in.array();
+    const Array &ids = in.array(kIntegers), &weight = in.array(kAll);
+    const Value& named = in.value();
+    const Format format = named.kind == Value::text ? find_format(named.view()) : Format::none;
+    const bool has_blocks = format != Format::none;
+    in.require(named.kind == Value::none || has_blocks, "format has no compiled kernel");
+    in.require(has_blocks ? weight.dtype == Dtype::uint8 : is_floating(weight.dtype),
+               has_blocks ? "weight does not have dtype uint8" : "weight has a dtype without a kernel");
     in.require(weight.ndim == 2, "weight does not have 2 dimensions");
     in.require(ids.ndim < kMaxAxes, "ids has as many dimensions as an array can have");
     in.require(weight.size() != 0, "weight is empty");
     if (!in.require(weight.is_contiguous_from(weight.ndim - 1), "the last axis of weight is not contiguous"))
         return in.reason;
-    const std::int64_t rows = weight.shape[0];
+    const std::int64_t rows = weight.shape[0], width = weight.shape[1];
+    if (has_blocks && width % size_of(format).bytes != 0) return "the rows of weight are not whole blocks";
     std::vector<std::int64_t> numbers;
     if (call.has_values) {
         numbers = read_integers(ids);
@@ -79,18 +87,23 @@ TENSOROPS_OPERATOR(embedding, "ids, weight") {
     }
     std::int64_t shape[kMaxAxes];
     std::copy_n(ids.shape, ids.ndim, shape);
-    shape[ids.ndim] = weight.shape[1];
+    shape[ids.ndim] = has_blocks ? width / size_of(format).bytes * size_of(format).elements : width;
     Array y;
-    if (!call.make({{y, ids.ndim + 1, shape, weight.dtype}})) return call.reason;
-    const std::int64_t bytes = weight.shape[1] * weight.item(), stride = weight.stride(0), count = ids.size();
+    if (!call.make({{y, ids.ndim + 1, shape, has_blocks ? Dtype::float32 : weight.dtype}})) return call.reason;
+    const std::int64_t length = shape[ids.ndim], bytes = length * y.item(), stride = weight.stride(0), count = ids.size();
     const char* from = weight.data;
     char* to = y.data;
     const std::int64_t* id = numbers.data();
     call.compute(count * bytes, [=] {
         Interruption* const at = interruption;
         over_shares(threads_for(count, 2 * count * bytes), count, 1, [=](Share mine) {
-            for (std::int64_t k = mine.begin; k < mine.end && !leaves(at, bytes); ++k)
-                std::memcpy(to + k * bytes, from + id[k] * stride, static_cast<std::size_t>(bytes));
+            for (std::int64_t k = mine.begin; k < mine.end && !leaves(at, bytes); ++k) {
+                const char* row = from + id[k] * stride;
+                if (has_blocks)
+                    target().unpack_blocks({row, stride, 1, length, format, reinterpret_cast<float*>(to + k * bytes)});
+                else
+                    std::memcpy(to + k * bytes, row, static_cast<std::size_t>(bytes));
+            }
         });
     });
     return {};

@@ -15,26 +15,11 @@ Reason refuse_format(std::int64_t bits, std::int64_t group_size, std::int64_t co
     return group_size * bits % 8 == 0 ? Reason{} : "group_size does not fill whole bytes";
 }
 
-constexpr std::string_view kAffine = "affine";  // the format of integers with scales and biases in arrays of their own
-
-constexpr const char* kHoldScales = "scales or biases are given, but blocks hold their own";
-
-// Blocks of a format, in rows of that many weights or, without it, of as many as they hold
-Reason refuse_blocks(const Array& weight, std::string_view name, std::int64_t columns = kAny) {
-    const Format format = find_format(name);
-    if (format == Format::none) return "format '" + std::string(name) + "' has no compiled kernel";
-    const FormatSize& size = size_of(format);
-    if (columns == kAny) {
-        if (Reason reason = refuse_matrix("weight", weight); !reason.empty()) return reason;
-        return weight.shape[1] % size.bytes == 0 ? Reason{} : "the rows of weight are not whole blocks";
-    }
-    if (columns % size.elements != 0) return "the last axis of x is not whole blocks";
-    return refuse_matrix("weight", weight, kAny, size.row_bytes(columns));
-}
-
 Reason product_with_blocks(Call& call, Reader& in, const Array& x, const Array& weight, std::string_view format,
                            int digits) {
-    if (!in.require(refuse_blocks(weight, format, x.length()))) return in.reason;
+    std::int64_t row_bytes = 0;
+    if (!in.require(find_row_bytes(format, x.length(), row_bytes))) return in.reason;
+    if (!in.require(refuse_matrix("weight", weight, kAny, row_bytes))) return in.reason;
     BlockLinear op{};
     op.outputs = weight.shape[0];
     Array y;
@@ -51,9 +36,12 @@ Reason product_with_blocks(Call& call, Reader& in, const Array& x, const Array& 
 }
 
 Reason values_of_blocks(Call& call, Reader& in, const Array& weight, std::string_view format) {
-    if (!in.require(refuse_blocks(weight, format))) return in.reason;
     UnpackBlocks op{};
     op.format = find_format(format);
+    if (op.format == Format::none) return "format '" + std::string(format) + "' has no compiled kernel";
+    in.require(refuse_matrix("weight", weight));
+    if (!in.require(weight.shape[1] % size_of(op.format).bytes == 0, "the rows of weight are not whole blocks"))
+        return in.reason;
     op.blocks = weight.data;
     op.stride = weight.stride(0);
     op.rows = weight.shape[0];
@@ -162,7 +150,7 @@ TENSOROPS_OPERATOR(quantized_linear, "x, weight, scales=None, biases=None, *, bi
     const std::int64_t bits = in.integer();
     op.group_size = in.integer();
     const std::string_view format = in.text();
-    const int digits = in.choice({"highest", "high", "low"}) == 2 ? 1 : 3;
+    const int digits = read_digits(in);
     in.require(refuse_double(call, x));
     in.require(x.size() != 0 && weight.size() != 0, "x or weight is empty");
     if (format != kAffine) {

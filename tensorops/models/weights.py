@@ -289,6 +289,8 @@ def embed(ids: Array, matrix: Matrix, dim: int, token: int | None = None) -> Arr
     """Return the rows `ids` of a matrix with `dim` columns, in float32; `token` is the only one, if it is known."""
     if not isinstance(matrix, tuple):
         return tp.embedding(ids, matrix)
+    if isinstance(matrix, Blocks):
+        return tp.embedding(ids, matrix.blocks, format=matrix.format)
     # Only the required rows become float32; the matrix stays small.
     xp = tp.get_namespace(ids)
 
@@ -297,8 +299,6 @@ def embed(ids: Array, matrix: Matrix, dim: int, token: int | None = None) -> Arr
             return xp.take(part, ids, axis=0)
         return xp.asarray(part)[token : token + 1, :]  # where it is: some libraries check indices on the host
 
-    if isinstance(matrix, Blocks):
-        return tp.dequantize(rows(matrix.blocks), format=matrix.format)
     weight, *parameters = matrix
     parameters = [None if part is None else rows(part) for part in parameters]
     wide: list[Array] = [None if part is None else xp.astype(part, xp.float32, copy=False) for part in parameters]

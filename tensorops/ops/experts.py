@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from tensorops import formats
 from tensorops._dtypes import narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
@@ -25,7 +26,16 @@ from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, has_host_values, is_fixed
 from tensorops.ops.activation import geglu, sigmoid, softmax, softplus, swiglu
 from tensorops.ops.linear import linear
-from tensorops.ops.quantization import check_format, check_quantized, quantized_linear, unpacked
+from tensorops.ops.quantization import (
+    AFFINE,
+    PRECISIONS,
+    as_format,
+    check_blocks,
+    check_format,
+    check_quantized,
+    quantized_linear,
+    unpacked,
+)
 from tensorops.ops.selection import top_k as select_top
 
 __all__ = ["grouped_linear", "grouped_quantized_linear", "moe"]
@@ -69,16 +79,23 @@ def _check_grouped_quantized_linear(
     x: Array,
     experts: Array,
     weight: Array,
-    scales: Array,
+    scales: Array | None,
     biases: Array | None,
     bits: int,
     group_size: int,
+    format: str,
+    precision: str,
 ) -> dict[str, Any]:
     _check_rows(name, x, experts)
+    precise = {"precision": as_choice(name, "precision", precision, PRECISIONS)}
+    if (format := as_format(name, format)) != AFFINE:
+        blocks = check_blocks(name, "weight", weight, {"scales": scales, "biases": biases}, format, 3)
+        _check_stack(name, "weight", weight, weight.shape[2] // blocks.nbytes * blocks.elements, x.shape[-1])
+        return precise | {"format": format}
     arrays = {"weight": weight, "scales": scales, "biases": biases}
     options = check_quantized(name, arrays, bits, group_size, ("experts", "rows"))
     _check_stack(name, "weight", weight, weight.shape[2] * 8 // options["bits"], x.shape[-1])
-    return options
+    return options | precise
 
 
 def _grouped_rows(
@@ -101,8 +118,10 @@ def _grouped_linear_rows(x: Array, experts: Array, weight: Array, bias: Array | 
 
 
 def _grouped_quantized_linear_rows(
-    x: Array, experts: Array, weight: Array, scales: Array, biases: Array | None, **_: Any
+    x: Array, experts: Array, weight: Array, scales: Array | None, biases: Array | None, **_: Any
 ) -> RowAxes:
+    if scales is None:
+        return _grouped_rows(x, experts, ("packed",), weight=(weight, "packed"))
     inner = ("packed", "groups")
     return _grouped_rows(
         x, experts, inner, weight=(weight, "packed"), scales=(scales, "groups"), biases=(biases, "groups")
@@ -178,11 +197,13 @@ def grouped_quantized_linear(
     x: ArrayT,
     experts: ArrayInput,
     weight: ArrayInput,
-    scales: ArrayInput,
+    scales: ArrayInput | None = None,
     biases: ArrayInput | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
+    format: str = "affine",
+    precision: str = "highest",
 ) -> ArrayT:
     r"""Linear map of each row by the quantized matrix of the expert to which the row is assigned.
 
@@ -197,15 +218,17 @@ def grouped_quantized_linear(
     experts : array of integers, shape (...)
         The expert :math:`e_i` of each row; broadcasts with the rows of `x`, see `grouped_linear`.
     weight : array of uint8, shape (experts, out, in · bits / 8)
-        The integers of each expert's matrix, see `quantize`.
-    scales : array, floating point, shape (experts, out, in / group_size)
-        Scales :math:`s`.
+        The integers of each expert's matrix, see `quantize`. With a `format`, rows of its blocks.
+    scales : array, floating point, shape (experts, out, in / group_size), optional
+        Scales :math:`s`; blocks have their own.
     biases : array, optional
         Biases :math:`b`, like `scales`; without them `weight` holds int8 in two's complement.
     bits : {4, 8}, optional
         Size of an integer.
     group_size : int, optional
         How many neighbours in a row share a scale.
+    format, precision : str, optional
+        As for `quantized_linear`.
 
     Returns
     -------
@@ -217,7 +240,7 @@ def grouped_quantized_linear(
     TypeError
         If `experts` are not integers, `weight` is not uint8, or another input is not floating point.
     ValueError
-        If shapes do not match, `bits` or `group_size` is invalid, or `experts` has an index out of range, as for
+        If shapes do not match, an option is invalid, or `experts` has an index out of range, as for
         `grouped_linear`.
 
     Examples
@@ -232,13 +255,19 @@ def grouped_quantized_linear(
     xp = get_namespace(x, experts, weight, scales, biases)
     require_indices("grouped_quantized_linear", "experts", experts, weight.shape[0], xp)
 
+    def multiply_blocks(rows: Array, expert: Array) -> Array:
+        (wide,) = widen(xp, rows)
+        w = formats.get(format).values(xp, xp.take(weight, expert, axis=0))
+        return xp.matmul(wide, xp.matrix_transpose(xp.astype(w, wide.dtype)))
+
     def multiply(rows: Array, expert: Array) -> Array:
         w, s, b = (_joined(xp, _taken(xp, a, expert)) for a in (weight, scales, biases))
         wide, s, b = widen(xp, rows, s, b)
         w = xp.reshape(unpacked(xp, w, s, b, bits, group_size), (expert.shape[0], weight.shape[1], x.shape[-1]))
         return xp.matmul(wide, xp.matrix_transpose(w))
 
-    return narrow(xp, _by_expert(xp, x, experts, weight.shape[:2], multiply), x)
+    chosen = multiply_blocks if scales is None else multiply
+    return narrow(xp, _by_expert(xp, x, experts, weight.shape[:2], chosen), x)
 
 
 def _taken(xp: Namespace, a: Array | None, index: Array) -> Array | None:
@@ -362,7 +391,12 @@ def _check_projection(
     """Check a matrix for each expert, or a single one if there are 0; return its rows and columns."""
     proj, scales, biases = (arrays[f"{part}_{what}"] for what in ("proj", "scales", "biases"))
     axes = ("experts", "rows") if experts else ("rows",)
-    if scales is None:
+    format = options[f"{part}_format"]
+    if format != AFFINE:
+        others = {f"{part}_scales": scales, f"{part}_biases": biases}
+        blocks = check_blocks(name, f"{part}_proj", proj, others, format, len(axes) + 1)
+        columns = proj.shape[-1] // blocks.nbytes * blocks.elements
+    elif scales is None:
         if biases is not None:
             raise ValueError(f"{name}: {part}_biases is given without {part}_scales")
         require_floating(name, **{f"{part}_proj": proj})
@@ -406,8 +440,10 @@ def _check_moe(
     activation: str,
     bits: int,
     group_size: int,
+    precision: str,
     **weights: Any,
 ) -> dict[str, Any]:
+    named = {label: weights.pop(label) for label in _FORMATS}
     gate = weights["shared_expert_gate"]
     require_floating(
         name,
@@ -435,11 +471,12 @@ def _check_moe(
     if not 1 <= top_k <= experts:
         raise ValueError(f"{name}: top_k is {shown(top_k)}, expected 1 … {experts}, the number of experts")
     options = check_format(name, bits, group_size, "affine")
+    options |= {label: as_format(name, value, label) for label, value in named.items()}
     _check_feed_forward(name, "", weights, features, options, experts)
     _check_shared(name, weights, features, options)
-    return {
-        "bits": options["bits"],
-        "group_size": options["group_size"],
+    options.pop("mode")
+    return options | {
+        "precision": as_choice(name, "precision", precision, PRECISIONS),
         "top_k": top_k,
         "scoring_func": as_choice(name, "scoring_func", scoring_func, ("softmax", "sigmoid")),
         "renormalize": as_bool(name, "renormalize", renormalize),
@@ -461,6 +498,9 @@ def _check_shared(name: str, weights: dict[str, Any], features: int, options: di
         if label.startswith("shared") and array is not None:
             raise ValueError(f"{name}: {label} is given, but not both shared_gate_up_proj and shared_down_proj")
     return None
+
+
+_FORMATS = ("gate_up_format", "down_format", "shared_gate_up_format", "shared_down_format")
 
 
 def _moe_rows(x: Array, router_logits: Array, **arguments: Any) -> RowAxes:
@@ -515,6 +555,11 @@ def moe(
     activation: str = "swiglu",
     bits: int = 4,
     group_size: int = 32,
+    gate_up_format: str = "affine",
+    down_format: str = "affine",
+    shared_gate_up_format: str = "affine",
+    shared_down_format: str = "affine",
+    precision: str = "highest",
 ) -> ArrayT:
     r"""Mixture of experts: each token is the weighted sum of what a few of many feed-forward blocks make of it.
 
@@ -558,7 +603,11 @@ def moe(
     activation : {"swiglu", "geglu"}, optional
         The gated unit.
     bits, group_size : int, optional
-        The format of quantized matrices.
+        Those of affine quantized matrices, which have scales.
+    gate_up_format, down_format, shared_gate_up_format, shared_down_format : str, optional
+        The format of matrices in blocks, see `quantized_linear`.
+    precision : {"highest", "high", "low"}, optional
+        As for `quantized_linear`.
 
     Returns
     -------
@@ -597,28 +646,31 @@ def moe(
     wide, logits = widen(xp, x, router_logits)
     weights, experts = _route(xp, logits, e_score_correction_bias, top_k, scoring_func, renormalize)
 
-    def routed(rows: Array, proj: Array, scales: Array | None, biases: Array | None) -> Array:
-        if scales is None:
-            return grouped_linear(rows, experts, proj)
-        return grouped_quantized_linear(rows, experts, proj, scales, biases, bits=bits, group_size=group_size)
+    options: dict[str, Any] = {"bits": bits, "group_size": group_size, "precision": precision}
 
-    def shared(rows: Array, proj: Array, scales: Array | None, biases: Array | None) -> Array:
-        if scales is None:
+    def routed(rows: Array, proj: Array, scales: Array | None, biases: Array | None, format: str) -> Array:
+        if scales is None and format == AFFINE:
+            return grouped_linear(rows, experts, proj)
+        return grouped_quantized_linear(rows, experts, proj, scales, biases, format=format, **options)
+
+    def shared(rows: Array, proj: Array, scales: Array | None, biases: Array | None, format: str) -> Array:
+        if scales is None and format == AFFINE:
             return linear(rows, proj)
-        return quantized_linear(rows, proj, scales, biases, bits=bits, group_size=group_size)
+        return quantized_linear(rows, proj, scales, biases, format=format, **options)
 
     def halves(both: Array) -> tuple[Array, Array]:
         hidden = both.shape[-1] // 2
         return both[..., :hidden], both[..., hidden:]
 
-    hidden = routed(wide[..., None, :], gate_up_proj, gate_up_scales, gate_up_biases)
-    each = routed(gated(*halves(hidden)), down_proj, down_scales, down_biases)  # (..., top_k, features)
+    hidden = routed(wide[..., None, :], gate_up_proj, gate_up_scales, gate_up_biases, gate_up_format)
+    each = routed(gated(*halves(hidden)), down_proj, down_scales, down_biases, down_format)  # (..., top_k, features)
     if routed_scaling_factor != 1.0:
         weights = weights * routed_scaling_factor
     y = xp.matmul(weights[..., None, :], each)[..., 0, :]
     if shared_gate_up_proj is not None:
-        hidden = shared(wide, shared_gate_up_proj, shared_gate_up_scales, shared_gate_up_biases)
-        always = shared(gated(*halves(hidden)), shared_down_proj, shared_down_scales, shared_down_biases)
+        hidden = shared(wide, shared_gate_up_proj, shared_gate_up_scales, shared_gate_up_biases, shared_gate_up_format)
+        gates = gated(*halves(hidden))
+        always = shared(gates, shared_down_proj, shared_down_scales, shared_down_biases, shared_down_format)
         if shared_expert_gate is not None:
             always = always * sigmoid(linear(wide, shared_expert_gate))
         y = y + always

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tensorops import formats
 from tensorops._dtypes import compute_dtype, narrow, widen, widen_integers
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
@@ -13,6 +14,7 @@ from tensorops._validation import as_choice, require_floating, require_indices, 
 from tensorops.backends import get_namespace
 from tensorops.libraries import creation_device, rows_of
 from tensorops.ops.activation import geglu, gelu, reglu, sigmoid, swiglu
+from tensorops.ops.quantization import as_format, check_blocks
 
 __all__ = ["embedding", "gated_linear_unit", "linear"]
 
@@ -46,10 +48,13 @@ def _check_gated_linear_unit(
     return {"activation": as_choice(name, "activation", activation, tuple(_GATED_UNITS))}
 
 
-def _check_embedding(name: str, ids: Array, weight: Array) -> None:
+def _check_embedding(name: str, ids: Array, weight: Array, format: str | None) -> None:
     require_integer(name, ids=ids)
-    require_floating(name, weight=weight)
-    require_ndim(name, "weight", weight, 2, 2)
+    if format is None:
+        require_floating(name, weight=weight)
+        require_ndim(name, "weight", weight, 2, 2)
+    else:
+        check_blocks(name, "weight", weight, {}, as_format(name, format))
     if weight.shape[0] == 0 and 0 not in ids.shape:
         raise ValueError(f"{name}: weight has no rows, so no index is in range")
 
@@ -68,10 +73,12 @@ def _gated_rows(x: Array, gate_weight: Array, up_weight: Array, activation: str)
     return RowAxes({"x": every_axis(x), **matrices}, (*rows, out), whole=(columns,))
 
 
-def _embedding_rows(ids: Array, weight: Array) -> RowAxes:
+def _embedding_rows(ids: Array, weight: Array, format: str | None) -> RowAxes:
     vocabulary, dim = ids.ndim, ids.ndim + 1
-    arrays = {"ids": every_axis(ids), "weight": (vocabulary, dim)}
-    return RowAxes(arrays, (*every_axis(ids), dim), whole=(vocabulary,), like="weight")
+    packed = dim if format is None else dim + 1
+    arrays = {"ids": every_axis(ids), "weight": (vocabulary, packed)}
+    whole = (vocabulary,) if format is None else (vocabulary, dim, packed)
+    return RowAxes(arrays, (*every_axis(ids), dim), whole=whole, like="weight")
 
 
 @operator(check=_check_linear, rows=_linear_rows)
@@ -180,7 +187,7 @@ def gated_linear_unit(
 
 
 @operator(check=_check_embedding, rows=_embedding_rows)
-def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT]) -> KindT:
+def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT], *, format: str | None = None) -> KindT:
     r"""Look up rows of a table.
 
     .. math:: y_i = W_{\mathit{ids}_i}
@@ -190,12 +197,14 @@ def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT]) -> KindT:
     ids : array of integers
         Row numbers, of any shape.
     weight : array, floating point, shape (vocabulary, dim)
-        Table :math:`W`.
+        Table :math:`W`. With a `format`, rows of its blocks in uint8, as files store them.
+    format : str, optional
+        One of `tensorops.formats.names`.
 
     Returns
     -------
     array, shape ``(*ids.shape, dim)``
-        Dtype, library and device of `weight`.
+        Dtype, library and device of `weight`; of blocks, float32.
 
     Raises
     ------
@@ -216,4 +225,7 @@ def embedding(ids: ArrayInput, weight: ArrayOfKind[KindT]) -> KindT:
     xp = get_namespace(ids, weight)
     require_indices("embedding", "ids", ids, weight.shape[0], xp)
     flat = xp.reshape(widen_integers(xp, ids, creation_device(ids)), (-1,))
-    return xp.reshape(rows_of(xp, weight, flat), (*ids.shape, weight.shape[1]))
+    rows = rows_of(xp, weight, flat)
+    if format is not None:
+        rows = formats.get(format).values(xp, rows)
+    return xp.reshape(rows, (*ids.shape, rows.shape[1]))

@@ -88,15 +88,15 @@ def refuse_blocks(format: str) -> str | None:
     return None if format == AFFINE else f"the kernel reads no blocks of format {format!r}, only affine groups"
 
 
-def as_format(name: str, format: Any) -> str:
+def as_format(name: str, format: Any, label: str = "format") -> str:
     """Return the name of a format, or raise."""
     if not isinstance(format, str):
-        raise TypeError(f"{name}: format is {type(format).__name__}, expected the name of a format")
+        raise TypeError(f"{name}: {label} is {type(format).__name__}, expected the name of a format")
     if format != AFFINE:
         try:
             formats.get(format)
         except ValueError as error:
-            raise ValueError(f"{name}: format is {shown(format)}: {error}") from None
+            raise ValueError(f"{name}: {label} is {shown(format)}: {error}") from None
     return format
 
 

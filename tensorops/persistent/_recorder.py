@@ -22,6 +22,7 @@ from tensorops.backends.settings import Settings
 from tensorops.kernels.cpu import _native, panels
 from tensorops.kernels.cpu.rows import rows_of
 from tensorops.libraries import library_of
+from tensorops.ops.quantization import dequantize
 from tensorops.persistent import _row_blocks
 from tensorops.persistent._calls import Call, Memory, Place, try_alone
 from tensorops.persistent._captured import CaptureError
@@ -330,6 +331,8 @@ class Recorder:
             ids = arguments["ids"]
             flat = ids.reshape((-1,))
             rows = self.take(arguments["weight"], flat, 0)
+            if (format := arguments["format"]) is not None:
+                rows = dequantize(rows, format=format)
             return rows.reshape((*ids.shape, rows.shape[-1]))
         return self._record(operator, arguments)
 

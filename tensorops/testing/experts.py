@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tensorops.testing._stored_blocks import decode, random_blocks
 from tensorops.testing.entries import GROUP, Arguments, Case, Entry, Maker, Workload
 from tensorops.testing.quantization import dequantize
 from tensorops.testing.values import (
@@ -44,14 +45,17 @@ def grouped_linear(x: ArrayLike, experts: ArrayLike, weight: ArrayLike, bias: Ar
 
 
 def _dequantized(
-    weight: ArrayLike, scales: ArrayLike, biases: ArrayLike | None, *, bits: int, group_size: int
+    weight: ArrayLike, scales: ArrayLike | None, biases: ArrayLike | None, *, bits: int, group_size: int, format: str
 ) -> Float64:
     """Return a quantized matrix, or a stack of them, as numbers."""
+    if format != "affine":
+        return decode(format, np.asarray(weight))
+    assert scales is not None
     weight, scales = np.asarray(weight), float64(scales)
     if weight.ndim == 2:
         return dequantize(weight, scales, biases, bits=bits, group_size=group_size)
     each = (None if biases is None else float64(biases)[e] for e in range(len(weight)))
-    one = partial(_dequantized, bits=bits, group_size=group_size)
+    one = partial(_dequantized, bits=bits, group_size=group_size, format=format)
     return np.stack([one(w, s, b) for w, s, b in zip(weight, scales, each, strict=True)])
 
 
@@ -59,14 +63,17 @@ def grouped_quantized_linear(
     x: ArrayLike,
     experts: ArrayLike,
     weight: ArrayLike,
-    scales: ArrayLike,
+    scales: ArrayLike | None = None,
     biases: ArrayLike | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
+    format: str = "affine",
+    precision: str = "highest",
 ) -> Float64:
     """`grouped_linear` with the matrices of `dequantize`."""
-    return grouped_linear(x, experts, _dequantized(weight, scales, biases, bits=bits, group_size=group_size))
+    plain = _dequantized(weight, scales, biases, bits=bits, group_size=group_size, format=format)
+    return grouped_linear(x, experts, plain)
 
 
 def _erf(x: Float64) -> Float64:
@@ -108,19 +115,24 @@ def moe(
     activation: str = "swiglu",
     bits: int = 4,
     group_size: int = 32,
+    gate_up_format: str = "affine",
+    down_format: str = "affine",
+    shared_gate_up_format: str = "affine",
+    shared_down_format: str = "affine",
+    precision: str = "highest",
 ) -> Float64:
     """Sum the weighted results of the `top_k` blocks with the largest scores, token by token."""
 
-    def plain(proj: ArrayLike | None, scales: ArrayLike | None, biases: ArrayLike | None) -> Any:
-        if proj is None or scales is None:
+    def plain(proj: ArrayLike | None, scales: ArrayLike | None, biases: ArrayLike | None, format: str) -> Any:
+        if proj is None or (scales is None and format == "affine"):
             return None if proj is None else float64(proj)
-        return _dequantized(proj, scales, biases, bits=bits, group_size=group_size)
+        return _dequantized(proj, scales, biases, bits=bits, group_size=group_size, format=format)
 
     x, logits = float64(x), float64(router_logits)
-    gate_up = plain(gate_up_proj, gate_up_scales, gate_up_biases)
-    down = plain(down_proj, down_scales, down_biases)
-    shared_gate_up = plain(shared_gate_up_proj, shared_gate_up_scales, shared_gate_up_biases)
-    shared_down = plain(shared_down_proj, shared_down_scales, shared_down_biases)
+    gate_up = plain(gate_up_proj, gate_up_scales, gate_up_biases, gate_up_format)
+    down = plain(down_proj, down_scales, down_biases, down_format)
+    shared_gate_up = plain(shared_gate_up_proj, shared_gate_up_scales, shared_gate_up_biases, shared_gate_up_format)
+    shared_down = plain(shared_down_proj, shared_down_scales, shared_down_biases, shared_down_format)
     y = np.zeros(x.shape)
     for i in np.ndindex(x.shape[:-1]):
         if scoring_func == "softmax":
@@ -227,6 +239,18 @@ def _grouped_quantized_linear_cases() -> Iterator[Case]:
         "float32_parameters",
         lambda r: args(normal(r, 5, 64), r.integers(0, 4, 5), *_single(_stack(r, 4, 9, 64)), bits=4, group_size=GROUP),
     )
+    for name in ("q4_k", "q8_0"):
+        for rows in (1, 23):
+            yield case(
+                f"{name}_{rows}",
+                partial(
+                    lambda r, n, m: args(
+                        normal(r, m, 512), r.integers(0, 3, m), random_blocks(r, n, 3, 17, 512), format=n
+                    ),
+                    n=name,
+                    m=rows,
+                ),
+            )
     yield case("experts_without_rows", lambda r: call(r, [5, 1, 5, 5, 1, 5, 1, 1], 6, 64, 9))
     yield case("all_rows_to_one", lambda r: call(r, np.full(23, 2), 4, 32, 9))
     yield case("one_expert", lambda r: call(r, np.zeros(7), 1, 32, 9))
@@ -312,6 +336,17 @@ def _quantized_layer(r: np.random.Generator, tokens: int, bits: int, mode: str, 
     return tuple(first), options | {"top_k": 2, "bits": bits, "group_size": GROUP}
 
 
+def _layer_of_blocks(r: np.random.Generator) -> Arguments:
+    def blocks(name: str, *shape: int) -> Any:
+        return random_blocks(r, name, *shape)
+
+    first = (normal(r, 5, 256), _logits(r, 5, 4), blocks("q4_k", 4, 64, 256), blocks("q8_0", 4, 256, 32))
+    shared = {"shared_gate_up_proj": blocks("q6_k", 64, 256), "shared_down_proj": blocks("q5_0", 256, 32)}
+    formats = dict(zip(("gate_up_format", "down_format"), ("q4_k", "q8_0"), strict=True))
+    formats |= {"shared_gate_up_format": "q6_k", "shared_down_format": "q5_0"}
+    return first, {**shared, **formats, "top_k": 2}
+
+
 def _moe_cases() -> Iterator[Case]:
     case = partial(Case, "moe", tolerance=64.0, half_tolerance=4.0)
     # The first case is also called with wrong options: all of them have a meaning there.
@@ -322,6 +357,7 @@ def _moe_cases() -> Iterator[Case]:
             options = {"scoring_func": scoring, "renormalize": renormalize, "top_k": 2}
             name = f"{scoring}_{'renormalized' if renormalize else 'plain'}"
             yield case(name, partial(lambda r, o: _layer(r, (2, 5), 4, 32, 24, **o), o=options))
+    yield case("blocks", _layer_of_blocks)
     yield case("geglu", lambda r: _layer(r, (7,), 4, 16, 24, top_k=2, activation="geglu"))
     yield case("scaled", lambda r: _layer(r, (3,), 6, 16, 8, top_k=3, routed_scaling_factor=2.5))
     yield case(

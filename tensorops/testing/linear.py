@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tensorops.testing._stored_blocks import decode, random_blocks
 from tensorops.testing.activation import geglu, gelu, reglu, sigmoid, swiglu
 from tensorops.testing.entries import Arguments, Case, Entry, Maker, Workload
 from tensorops.testing.values import (
@@ -47,9 +48,10 @@ def gated_linear_unit(
     return {"swiglu": swiglu, "geglu": geglu, "reglu": reglu}[activation](gate, up)
 
 
-def embedding(ids: ArrayLike, weight: ArrayLike) -> Float64:
+def embedding(ids: ArrayLike, weight: ArrayLike, *, format: str | None = None) -> Float64:
     """``weight[ids]``."""
-    return float64(float64(weight)[np.asarray(ids)])
+    table = float64(weight) if format is None else decode(format, np.asarray(weight))
+    return float64(table[np.asarray(ids)])
 
 
 # --- cases -------------------------------------------------------------------------------------------
@@ -134,6 +136,9 @@ def _embedding_cases() -> Iterator[Case]:
     yield case("three_axes", lambda r: args(r.integers(0, 7, (2, 3, 2)), normal(r, 7, 4)))
     yield case("empty", lambda r: args(np.zeros((2, 0), dtype=np.int64), normal(r, 7, 4)), tags=EMPTY)
     yield case("length_256", lambda r: args(r.integers(0, 11, 9), normal(r, 11, 256)))
+    for name in ("q6_k", "q8_0"):
+        blocks = partial(lambda r, n: args(r.integers(0, 11, (2, 3)), random_blocks(r, n, 11, 512), format=n), n=name)
+        yield case(name, blocks, dtypes=("float32",), tolerance=1.0)
     yield case("special", lambda r: args(np.array([5, 0, 1, 2, 3, 4]), SPECIAL_ROWS), tags=SPECIAL)
 
 

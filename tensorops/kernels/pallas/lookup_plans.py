@@ -42,8 +42,10 @@ class Lookup(NamedTuple):
     vmem: int
 
 
-def embedding(generation: str, *, ids: Any, weight: Any) -> Program | str:
+def embedding(generation: str, *, ids: Any, weight: Any, format: str | None) -> Program | str:
     """Plan `tensorops.embedding`."""
+    if format is not None:
+        return f"the kernel reads no blocks of format {format!r}"
     if reason := refuse_arrays({"weight": weight}) or refuse_arrays({"ids": ids}, INTEGER):
         return reason
     vocabulary, dim = weight.shape
