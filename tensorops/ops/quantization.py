@@ -12,6 +12,7 @@ from typing import Any
 
 from tensorops import formats
 from tensorops._dtypes import dtype_name, epsilon, largest, largest_exponent, narrow, smallest, widen
+from tensorops._messages import nearest
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
 from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
@@ -95,9 +96,11 @@ def as_format(name: str, format: Any, label: str = "format") -> str:
     if format != AFFINE:
         try:
             formats.get(format)
-        except ValueError as error:
-            raise ValueError(f"{name}: {label} is {shown(format)}: {error}") from None
-    return format
+        except ValueError:
+            known = (AFFINE, *formats.names())
+            like = nearest(format[:40], known)
+            raise ValueError(f"{name}: {label} is {shown(format)}, expected one of {', '.join(known)}{like}") from None
+    return str(format)
 
 
 def check_blocks(name: str, label: str, weight: Array, others: dict[str, Any], format: str, ndim: int = 2) -> Format:

@@ -66,7 +66,8 @@ def test_parts_of_a_call(case):
             whole = expected[j] if rows.results > 1 else expected
             joined = np.concatenate([part[j] for part in parts], axis=where)
             assert joined.ndim == len(rows.result)
-            dtype = "int64" if j in rows.indices else result_dtype(kwargs, "float64")
+            floating = any(np.asarray(a).dtype.kind == "f" for a in (*args, *kwargs.values()) if a is not None)
+            dtype = "int64" if j in rows.indices else result_dtype(kwargs, "float64" if floating else "float32")
             assert_matches(joined, whole, dtype, tolerance=case.tolerance, scale_axis=case.scale_axis)
 
 
