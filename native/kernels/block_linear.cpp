@@ -385,7 +385,10 @@ bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSte
         over_shares(std::min<int>(threads, static_cast<int>(here)), here, 1, [&](Share share) {
             for (std::int64_t r = share.begin; r < share.end; ++r) {
                 char* memory = scratch.at<char>(r * x_room);
-                if (!make_row(op, begin + r, conversion, memory, rows[r])) are_made = false;
+                if (!make_row(op, begin + r, conversion, memory, rows[r])) {
+                    are_made = false;
+                    return;
+                }
                 for (std::int64_t g = 0; g < groups; ++g)
                     for (int d = 0; d < D::kCount; ++d) {
                         const std::int32_t* lanes = rows[r].blocks[g * group / kCodes].start[d] + g * group % kCodes / 4;
