@@ -54,7 +54,7 @@ def test_long_rows_are_no_less_accurate(name, target):
     x = np.random.default_rng(2).standard_normal((6, columns), dtype=np.float32) + 1.0
     for rows in (1, 6):
         y = computed(x[:rows], stored, format=name)
-        assert errors(y, x[:rows], decode(name, stored)).max() < 1e-7
+        assert errors(y, x[:rows], decode(name, stored)).max() < 2e-7
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
