@@ -13,19 +13,11 @@ from typing import Any
 
 
 def load(path: str, context: int, threads: int) -> Any:
-    """Return the model with the weights unchanged from the file."""
+    """Return the model as a user of llama.cpp loads it, which repacks weights where that is faster."""
     import llama_cpp
-    from llama_cpp import llama_cpp as low_level
 
-    defaults = low_level.llama_model_default_params
-
-    def without_repacking() -> Any:  # AMX kernels do not request the tile registers from the system, and crash
-        params = defaults()
-        params.use_extra_bufts = False
-        return params
-
-    low_level.llama_model_default_params = without_repacking
-    return llama_cpp.Llama(path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False)
+    both = {"n_threads": threads, "n_threads_batch": threads}
+    return llama_cpp.Llama(path, n_ctx=context, n_batch=512, n_ubatch=512, verbose=False, **both)
 
 
 def run(model: Any, prompt: list[int], count: int) -> list[float]:

@@ -467,11 +467,11 @@ def test_the_model_section(model, quick_bandwidth, monkeypatch):
     assert report["prefill"]["llama.cpp"] == 18.0
     assert report["ratios"]["decode"] == pytest.approx(report["decode"]["tensorops"] / 2.0)
     assert report["bound"] == report["read_bandwidth"] / report["weight_bytes"]
-    assert "use_extra_bufts=False" in report["note"]
+    assert "8 bits" in report["note"]
     result = invoke("--section", "model", "--model", str(model))
     assert "decode, 3 tokens" in result.stdout
     assert "prefill, 9 tokens" in result.stdout
-    assert "use_extra_bufts=False" in result.stdout
+    assert "8 bits" in result.stdout
 
 
 def test_a_file_that_is_no_model_is_named(tmp_path):

@@ -16,6 +16,9 @@ SHAPES = [(1, 1, 1), (2, 3, 7), (4, 17, 3), (5, 33, 1), (13, 35, 9), (64, 40, 3)
 BOUNDS = {"highest": 4e-7, "high": 2e-4, "low": 2e-2}
 
 
+HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
 @pytest.fixture(params=sorted(FORMATS))
 def name(request):
     return request.param
@@ -57,11 +60,15 @@ def test_long_rows_are_no_less_accurate(name, target):
         assert errors(y, x[:rows], decode(name, stored)).max() < 2e-7
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", HALVES)
 def test_half_types_are_rounded_once(name, dtype, target):
     stored = there(name, 19, 1024)
     for rows in (3, 9):
-        x = np.random.default_rng(3).standard_normal((rows, 1024)).astype({"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[dtype])
+        x = (
+            np.random.default_rng(3)
+            .standard_normal((rows, 1024))
+            .astype({"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[dtype])
+        )
         y = computed(x, stored, format=name)
         assert y.dtype == x.dtype
         rounding = 2.0**-8 if dtype == "bfloat16" else 2.0**-11
