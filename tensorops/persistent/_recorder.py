@@ -383,6 +383,8 @@ class Recorder:
     def _packed(self, arguments: dict[str, Any]) -> Recorded | None:
         """Record a product with constant weights in panels, or return ``None`` if these are not faster here."""
         x, weights = arguments["x"], {name: arguments[name] for name in ("weight", "scales", "biases")}
+        if weights["scales"] is None:  # blocks are multiplied as they are
+            return None
         if math.prod(x.shape[:-1]) > _MOST_PACKED or any(isinstance(w, Recorded) for w in weights.values()):
             return None
         memory = (None if w is None else (w.__array_interface__["data"][0], w.shape) for w in weights.values())

@@ -18,6 +18,7 @@ import tensorops as tp
 from llama_reference import float64_logits
 from make_gguf import llama_arrays, real_model, write_llama
 from tensorops.models import Llama, LlamaConfig, OutOfPagesError, PagedKVCache
+from tensorops.models.gguf import open_gguf
 
 CONFIG = LlamaConfig(
     blocks=2, context_length=300, dim=64, hidden_dim=96, heads=4, kv_heads=2, head_dim=16, vocab_size=269,
@@ -379,9 +380,16 @@ def test_a_model_s_step_on_the_cpu_is_all_kernels():
     assert captured.statistics.arena_bytes < captured.statistics.separate_bytes / 2
 
 
-def test_decoding_repacks_quantized_weights_where_that_is_faster(tmp_path):
+def with_affine_weights(path):
+    """A model whose weights are affine groups, as a program has them that makes its own."""
+    file = open_gguf(path)
+    weights = {name: t.quantized() if t.is_quantized else t.dequantize() for name, t in file.tensors.items()}
+    return Llama(LlamaConfig.from_gguf(file), weights, backend="cpu")
+
+
+def test_decoding_repacks_affine_weights_where_that_is_faster(tmp_path):
     native = support.require_native()
-    llama = Llama.from_gguf(write_llama(tmp_path / "model.gguf", "Q4_1"), "cpu")
+    llama = with_affine_weights(write_llama(tmp_path / "model.gguf", "Q4_1"))
 
     def products(**options):
         calls = llama.persistent(max_seq_length=32, **options).explain().calls
@@ -395,7 +403,7 @@ def test_decoding_repacks_quantized_weights_where_that_is_faster(tmp_path):
 
 def test_steps_of_a_model_share_its_weights_in_another_order(tmp_path):
     """However many steps there are; with the last one, they go."""
-    llama = Llama.from_gguf(write_llama(tmp_path / "model.gguf", "Q4_1"), "cpu")
+    llama = with_affine_weights(write_llama(tmp_path / "model.gguf", "Q4_1"))
     steps = [llama.persistent(max_seq_length=32), llama.persistent(max_seq_length=32, batch=2, page_size=8)]
     steps[0].compile()
     packed = dict(llama._panels)

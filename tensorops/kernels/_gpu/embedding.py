@@ -12,7 +12,7 @@ from tensorops.kernels._gpu.rows import INTEGERS, SHORT, Arguments, refuse_dtype
 _NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0}
 
 
-def embedding(device: Device, ids: Operand, weight: Operand, *, format: str | None) -> Plan | str:
+def embedding(device: Device, ids: Operand, weight: Operand, *, format: str | None = None) -> Plan | str:
     """Plan `tensorops.embedding`."""
     if format is not None:
         return f"the kernel reads no blocks of format {format!r}"

@@ -31,8 +31,8 @@ def quantized_linear(
     *,
     bits: int,
     group_size: int,
-    format: str,
-    precision: str,
+    format: str = "affine",
+    precision: str = "highest",
 ) -> Plan | str:
     """Plan `tensorops.quantized_linear`."""
     if reason := refuse_blocks(format):
@@ -97,7 +97,7 @@ def dequantize(
     bits: int,
     group_size: int,
     mode: str,
-    format: str,
+    format: str = "affine",
 ) -> Plan | str:
     """Plan `tensorops.dequantize`."""
     if reason := refuse_blocks(format):

@@ -35,9 +35,17 @@ class Panels:
 
 
 def pack(
-    *, weight: Array, scales: Array, biases: Array | None = None, bits: int = 4, group_size: int = 32
+    *,
+    weight: Array,
+    scales: Array | None = None,
+    biases: Array | None = None,
+    bits: int = 4,
+    group_size: int = 32,
+    format: str = "affine",
 ) -> Panels | str:
     """Pack a quantized matrix for `quantized_linear`, or return why packing does not help on this processor."""
+    if scales is None:
+        return f"blocks of format {format!r} are multiplied as they are"
     reason = _native.pack_panels_supports(weight, scales, biases, bits=bits, group_size=group_size)
     if reason is not None:
         return reason

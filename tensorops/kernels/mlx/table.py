@@ -16,8 +16,8 @@ def _supports(
     *,
     bits: int,
     group_size: int,
-    format: str,
-    precision: str,
+    format: str = "affine",
+    precision: str = "highest",
 ) -> str | None:
     if reason := refuse_blocks(format):
         return reason

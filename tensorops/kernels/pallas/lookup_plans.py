@@ -42,7 +42,7 @@ class Lookup(NamedTuple):
     vmem: int
 
 
-def embedding(generation: str, *, ids: Any, weight: Any, format: str | None) -> Program | str:
+def embedding(generation: str, *, ids: Any, weight: Any, format: str | None = None) -> Program | str:
     """Plan `tensorops.embedding`."""
     if format is not None:
         return f"the kernel reads no blocks of format {format!r}"

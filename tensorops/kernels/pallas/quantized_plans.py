@@ -28,8 +28,8 @@ def quantized_linear(
     biases: Any = None,
     bits: int,
     group_size: int,
-    format: str,
-    precision: str,
+    format: str = "affine",
+    precision: str = "highest",
 ) -> Program | str:
     """Plan `tensorops.quantized_linear`."""
     if reason := refuse_blocks(format):

@@ -128,8 +128,8 @@ def quantized_linear(
     *,
     bits: int,
     group_size: int,
-    format: str,
-    precision: str,
+    format: str = "affine",
+    precision: str = "highest",
 ) -> Plan | str:
     """Plan `tensorops.quantized_linear`."""
     if reason := quantization.refuse_blocks(format):
