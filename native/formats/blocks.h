@@ -16,13 +16,13 @@ struct Field {
 // What a format leaves out
 struct BlockDefaults {
     static constexpr bool kHasMinima = false;
-    static constexpr int kOffset = 0;                 // is subtracted from codes
+    static constexpr int kOffset = 0;                  // is subtracted from codes
     static constexpr int kLowBits = 4, kHighBits = 0;  // of a code
-    static constexpr Field high(int) { return {}; }   // where the upper bits are
+    static constexpr Field high(int) { return {}; }    // where the upper bits are
     static constexpr bool kHasFifthBits = false;
-    static constexpr int fifth_bits(int) { return 0; }          // the byte with those of eight neighbours
-    static constexpr const std::int8_t* kTable = nullptr;       // the codes are places in it
-    static constexpr std::uint8_t kSign = 0;                    // is added to signed bytes
+    static constexpr int fifth_bits(int) { return 0; }     // the byte with those of eight neighbours
+    static constexpr const std::int8_t* kTable = nullptr;  // the codes are places in it
+    static constexpr std::uint8_t kSign = 0;               // is added to signed bytes
 };
 
 // Eight neighbours of a row of nibbles, where 32 are the low halves of 16 bytes, then their high ones

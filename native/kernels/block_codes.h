@@ -143,8 +143,8 @@ inline Codes looked_up(Codes places) {
     std::uint8_t values[16];
     for (int i = 0; i < 16; ++i) values[i] = static_cast<std::uint8_t>(F::kTable[i] + F::kOffset);
 #if defined(__AVX512F__)
-    return reinterpret_cast<Codes>(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_bits<__m128i>(values)),
-                                                       reinterpret_cast<__m512i>(places)));
+    return reinterpret_cast<Codes>(
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_bits<__m128i>(values)), reinterpret_cast<__m512i>(places)));
 #elif defined(__AVX2__)
     return reinterpret_cast<Codes>(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_bits<__m128i>(values)),
                                                        reinterpret_cast<__m256i>(places)));
@@ -172,5 +172,123 @@ inline __attribute__((always_inline)) Codes codes(const std::uint8_t* p) {
     if constexpr (F::kTable != nullptr) found = looked_up<F>(found);
     return found;
 }
+
+#if defined(__AVX512VNNI__)
+
+// The codes of a piece in an order in which a lane has codes of one group in each of four vectors: their products are
+// added up before they are scaled. With groups of 32, two lanes are a group and a vector has eight codes of each; with
+// groups of 16, one lane and four.
+template <class F>
+constexpr int element_of(int vector, int lane) {
+    return F::kGroup == 32 ? lane / 2 * 32 + vector * 8 + lane % 2 * 4 : lane * 16 + vector * 4;
+}
+
+// What a field's bytes are as numbers of 32 bits, one after another without what lies between them in blocks: its
+// windows are vectors of these.
+template <class F, bool kUpper>
+struct Packed {
+    static constexpr int kBits = kUpper ? F::kHighBits : F::kLowBits;
+    static constexpr int kRun = F::kElements * kBits / 8;  // bytes in a block
+    static constexpr int kBytes = kPiece * kBits / 8;
+    static constexpr int kWindows = (kBytes + 63) / 64;
+
+    static constexpr Field field(int eight) { return kUpper ? F::high(eight) : F::low(eight); }
+    static constexpr int kStart = field(0).offset;
+    static constexpr int index(int element) {
+        const int eight = element % F::kElements / 8;
+        return (element / F::kElements * kRun + field(eight).offset - kStart + element % 8) / 4;
+    }
+    static constexpr int shift(int element) { return field(element % F::kElements / 8).shift; }
+
+    template <int kBytesOfIt>
+    static const std::uint8_t* at(const std::uint8_t* p) {
+        return p + kBytesOfIt / kRun * F::kBytes + kStart + kBytesOfIt % kRun;
+    }
+    template <int w>
+    static __m512i window(const std::uint8_t* p) {
+        if constexpr (kBytes == 32)
+            return _mm512_castsi256_si512(load_bits<__m256i>(at<0>(p)));
+        else if constexpr (kRun % 64 == 0)
+            return load_bits<__m512i>(at<64 * w>(p));
+        else if constexpr (kRun % 32 == 0)
+            return _mm512_inserti64x4(_mm512_castsi256_si512(load_bits<__m256i>(at<64 * w>(p))),
+                                      load_bits<__m256i>(at<64 * w + 32>(p)), 1);
+        else
+            return _mm512_inserti64x4(_mm512_castsi256_si512(two_chunks<64 * w>(p)), two_chunks<64 * w + 32>(p), 1);
+    }
+
+  private:
+    template <int kFirst>
+    static __m256i two_chunks(const std::uint8_t* p) {
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(load_bits<__m128i>(at<kFirst>(p))),
+                                       load_bits<__m128i>(at<kFirst + 16>(p)), 1);
+    }
+};
+
+template <class F, bool kUpper, int j, std::size_t... lane>
+inline __attribute__((always_inline)) __m512i words_by_group(const std::uint8_t* p, std::index_sequence<lane...>) {
+    using P = Packed<F, kUpper>;
+    const auto index = reinterpret_cast<__m512i>(
+        U32{static_cast<std::uint32_t>(P::index(element_of<F>(j, static_cast<int>(lane))))...});
+    if constexpr (P::kWindows == 1) {
+        return _mm512_permutexvar_epi32(index, P::template window<0>(p));
+    } else {
+        const __m512i first = _mm512_permutex2var_epi32(P::template window<0>(p), index, P::template window<1>(p));
+        if constexpr (P::kWindows == 2) return first;
+        // The upper lanes have the second half of a piece.
+        return _mm512_mask_mov_epi32(first, 0xff00,
+                                     _mm512_permutex2var_epi32(P::template window<P::kWindows - 2>(p), index,
+                                                               P::template window<P::kWindows - 1>(p)));
+    }
+}
+
+// The fifth bits of a vector's codes, of which each block has 32 in order
+template <class F, int j>
+inline __attribute__((always_inline)) __m512i fifth_bits_by_group(const std::uint8_t* p) {
+    const auto pair = [p](int block) {
+        return static_cast<long long>(in_order(load_32(p + block * F::kBytes + F::fifth_bits(0)),
+                                               load_32(p + (block + 1) * F::kBytes + F::fifth_bits(0))));
+    };
+    const __m256i each = _mm256_setr_epi64x(pair(0), pair(2), pair(4), pair(6));
+    const __m512i twice = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7),
+                                                   _mm512_castsi256_si512(each));
+    const __m512i bytes =
+        _mm512_shuffle_epi8(twice, _mm512_set4_epi32(0x0c0c0c0c + 0x01010101 * j, 0x08080808 + 0x01010101 * j,
+                                                     0x04040404 + 0x01010101 * j, 0x01010101 * j));
+    const __mmask64 is_set =
+        _mm512_test_epi8_mask(bytes, _mm512_set1_epi64(static_cast<long long>(0x8040201008040201)));
+    return _mm512_maskz_set1_epi8(is_set, 16);
+}
+
+template <class F, int j, std::size_t... lane>
+inline __attribute__((always_inline)) __m512i codes_by_group(const std::uint8_t* p,
+                                                             std::index_sequence<lane...> lanes) {
+    const auto all_bytes = [](int bits) { return _mm512_set1_epi8(static_cast<char>(bits)); };
+    __m512i found = words_by_group<F, false, j>(p, lanes);
+    if constexpr (F::kLowBits < 8) {
+        constexpr int of_lane[] = {Packed<F, false>::shift(element_of<F>(j, static_cast<int>(lane)))...};
+        constexpr bool has_one = ((of_lane[lane] == of_lane[0]) && ...);
+        if constexpr (!has_one)
+            found = _mm512_srlv_epi32(found, reinterpret_cast<__m512i>(I32{of_lane[lane]...}));
+        else if constexpr (of_lane[0] != 0)
+            found = _mm512_srli_epi32(found, of_lane[0]);
+        found = _mm512_and_si512(found, all_bytes((1 << F::kLowBits) - 1));
+    }
+    if constexpr (F::kSign != 0) found = _mm512_xor_si512(found, all_bytes(F::kSign));
+    if constexpr (F::kHighBits != 0) {
+        // To the places above the lower bits; in a rotation, only neighbours' bits come in from beside.
+        constexpr int mask = ((1 << F::kHighBits) - 1) << F::kLowBits;
+        const __m512i turned = _mm512_rolv_epi32(
+            words_by_group<F, true, j>(p, lanes),
+            reinterpret_cast<__m512i>(
+                I32{(F::kLowBits - Packed<F, true>::shift(element_of<F>(j, static_cast<int>(lane))) + 32)...}));
+        found = _mm512_ternarylogic_epi32(found, turned, all_bytes(mask), 0xf8);  // found | (turned & mask)
+    }
+    if constexpr (F::kHasFifthBits) found = _mm512_or_si512(found, fifth_bits_by_group<F, j>(p));
+    if constexpr (F::kTable != nullptr) found = reinterpret_cast<__m512i>(looked_up<F>(reinterpret_cast<Codes>(found)));
+    return found;
+}
+
+#endif
 
 }  // namespace tensorops::TENSOROPS_TARGET

@@ -3,7 +3,8 @@
 // 32 neighbours share a scale. Their integers are split into digits in the order of the codes, so that one
 // instruction multiplies a vector of codes:
 //
-// * AVX512_VNNI, and AVX2 for codes up to 63: digits of base 256. Three are as accurate as float32.
+// * AVX512_VNNI: digits of base 256, in the order of codes_by_group. Three are as accurate as float32.
+// * AVX2, for codes up to 63: the same digits, in the order of the row.
 // * Others: words of base 4096, apart for codes at even and at odd places. Two are as accurate as float32.
 //
 // A code with an offset o gives sums that are too large by o times the sum of x: what they start from makes up for it,
@@ -15,10 +16,7 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
-#if defined(__AVX512VNNI__)
-template <class F>
-inline constexpr bool kMultipliesBytes = true;
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
 template <class F>
 inline constexpr bool kMultipliesBytes = F::kMax <= 63;
 #else
@@ -26,7 +24,7 @@ template <class F>
 inline constexpr bool kMultipliesBytes = false;
 #endif
 
-// How x is split: into how many digits, and whether the sums of all digits' products are one integer of 32 bits.
+// How x is split: into how many digits, and whether the sums of all digits' products start as one integer of 32 bits.
 template <bool kBytes, int kNumber, bool kMerges>
 struct Digits {
     static constexpr bool kOfBytes = kBytes, kAreMerged = kMerges;
@@ -37,21 +35,38 @@ struct Digits {
                                                    : 127 * 65536 + 127 * 256;
 };
 
+#if defined(__AVX512VNNI__)
+
+template <class F, int kAsked>
+using DigitsFor = Digits<true, kAsked, false>;
+
+// What is multiplied by the codes of a piece
+template <class D>
+struct XBlock {
+    static constexpr int kLength = kPiece;
+    std::int8_t digits[D::kCount][4][64];
+    std::int32_t start[D::kCount][16];
+};
+
+#else
+
 // Those for a format, where x is to be as accurate as with `kAsked` digits of bytes. The sums of four small codes fit
-// one integer, those of a group in a panel do not.
-template <class F, int kAsked, bool kMayMerge = true>
-using DigitsFor =
-    Digits<kMultipliesBytes<F>, kMultipliesBytes<F> || kAsked == 1 ? kAsked : 2,
-           kAsked == 1 || (kMayMerge && kMultipliesBytes<F> && F::kMax <= 63)>;
+// one integer.
+template <class F, int kAsked>
+using DigitsFor = Digits<kMultipliesBytes<F>, kMultipliesBytes<F> || kAsked == 1 ? kAsked : 2,
+                         kAsked == 1 || (kMultipliesBytes<F> && F::kMax <= 63)>;
 
 // What is multiplied by a vector of codes
 template <class D>
 struct XBlock {
+    static constexpr int kLength = kCodes;
     static constexpr int kParts = D::kOfBytes ? 1 : 2;  // codes at even and at odd places
     using Digit = std::conditional_t<D::kOfBytes, std::int8_t, std::int16_t>;
     Digit digits[D::kCount][kParts][kCodes / kParts];
     std::int32_t start[D::kSums][kFloats];
 };
+
+#endif
 
 // A row of x. Scales and sums are multiplied by a power of two, so that the largest scale is about 1 and products with
 // tiny scales of weights are not below the normal numbers; outputs are multiplied by `back`.
@@ -65,9 +80,9 @@ struct XRow {
 // The conversion of rows for weights in groups of 16 or 32
 template <class D>
 struct XRows {
-    static constexpr int kVectors = kPiece / kCodes;
-    std::int64_t length, group, pieces, blocks_bytes, factors;  // `factors`: the number of scales, with some to spare
-    std::int32_t offset;                                        // of codes
+    static constexpr int kBlocks = kPiece / XBlock<D>::kLength;  // of a piece
+    std::int64_t length, group, pieces, blocks_bytes, factors;   // `factors`: the number of scales, with some to spare
+    std::int32_t offset;                                         // of codes
     bool has_minima;
 
     template <class F>
@@ -75,7 +90,7 @@ struct XRows {
         : length(n),
           group(F::kGroup),
           pieces((n + kPiece - 1) / kPiece),
-          blocks_bytes(whole_lines(pieces * kVectors * static_cast<std::int64_t>(sizeof(XBlock<D>)))),
+          blocks_bytes(whole_lines(pieces * kBlocks * static_cast<std::int64_t>(sizeof(XBlock<D>)))),
           factors(pieces * kPiece / group + 16),
           offset(F::kOffset),
           has_minima(F::kHasMinima) {}
@@ -89,13 +104,21 @@ struct XRows {
 
 // Splits the integers of a vector of neighbours, which begin at `place` in a block.
 template <class D>
-inline void store_digits(I32 q, XBlock<D>& block, int place) {
+inline void store_digits(I32 q, XBlock<D>& block, int place, std::int64_t group) {
     for_each<D::kCount>([&](auto number) {
         constexpr int d = D::kCount - 1 - static_cast<int>(number);
         if constexpr (D::kOfBytes) {
             const I32 digit = (q << 24) >> 24;
             const I8 bytes = __builtin_convertvector(digit, I8);
+#if defined(__AVX512VNNI__)
+            const auto* from = reinterpret_cast<const std::int8_t*>(&bytes);
+            const int run = group == 32 ? 8 : 4, in_group = place % static_cast<int>(group);
+            for (int i = 0; i < 16; i += run)
+                std::memcpy(&block.digits[d][(in_group + i) / run][place / static_cast<int>(group) * run], from + i,
+                            static_cast<std::size_t>(run));
+#else
             std::memcpy(block.digits[d][0] + place, &bytes, sizeof bytes);
+#endif
             q = (q - digit) >> 8;
         } else {
             const I32 digit = ((q + 2048) & 4095) - 2048;
@@ -104,15 +127,18 @@ inline void store_digits(I32 q, XBlock<D>& block, int place) {
             q = (q - digit) >> 12;
         }
     });
+    (void)group;
 }
 
 // What sums start from, for codes with an offset
 template <class D>
 inline void store_start(std::int32_t offset, XBlock<D>& block) {
-    const auto sums_of_four = [&block](int d) {
+    const auto sums_of_lanes = [&block](int d) {
 #if defined(__AVX512VNNI__)
-        return reinterpret_cast<I32>(_mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1),
-                                                         _mm512_loadu_si512(block.digits[d][0])));
+        __m512i sums = _mm512_setzero_si512();
+        for (const auto& vector : block.digits[d])
+            sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), _mm512_loadu_si512(vector));
+        return reinterpret_cast<I32>(sums);
 #else
         I32 sums{};
         for (std::size_t place = 0; place < static_cast<std::size_t>(kCodes); ++place)
@@ -122,7 +148,7 @@ inline void store_start(std::int32_t offset, XBlock<D>& block) {
     };
     I32 all{};
     for (int d = 0; d < D::kCount; ++d) {
-        const I32 sums = sums_of_four(d);
+        const I32 sums = sums_of_lanes(d);
         all = all * (D::kOfBytes ? 256 : 4096) + sums;
         if (!D::kAreMerged) all = sums;
         if (D::kAreMerged && d + 1 < D::kCount) continue;
@@ -145,7 +171,7 @@ bool XRows<D>::make(const float* x, char* memory, XRow<D>& row) const {
         for (std::int64_t k = i; k < i + kFixed; k += kLanes<float>) {
             const Vec<float> v = load(x + k) * per_unit;
             const I32 q = __builtin_convertvector(v < 0 ? v - 0.5f : v + 0.5f, I32);
-            store_digits<D>(q, blocks[k / kCodes], static_cast<int>(k % kCodes));
+            store_digits<D>(q, blocks[k / XBlock<D>::kLength], static_cast<int>(k % XBlock<D>::kLength), group);
         }
         for (std::int64_t k = i; k < i + kFixed; k += group) {
             scales[k / group] = scale;
@@ -156,7 +182,7 @@ bool XRows<D>::make(const float* x, char* memory, XRow<D>& row) const {
         }
         largest_scale = std::max(largest_scale, scale);
     }
-    for (std::int64_t b = 0; offset != 0 && b < pieces * kVectors; ++b) store_start(offset, blocks[b]);
+    for (std::int64_t b = 0; offset != 0 && b < pieces * kBlocks; ++b) store_start(offset, blocks[b]);
     int exponent;
     std::frexp(largest_scale, &exponent);
     const float unit = std::ldexp(1.0f, -exponent);

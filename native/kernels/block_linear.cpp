@@ -1,10 +1,10 @@
 // y = x · Wᵀ for weights in blocks of a format, as files store them; see formats/formats.h.
 //
 // Work: with a few rows of x, threads take outputs in order, as memory is read fastest; blocks are multiplied as they
-//   are, by the integers of block_digits.h. With more rows, a thread unpacks the codes of 32 outputs into a panel, whose
-//   words hold four neighbours of an output and whose vectors hold outputs, and multiplies it by all rows: nothing is
-//   summed over lanes. Without AVX512_VNNI, and for rows with infinities, NaN or extreme numbers, weights become
-//   float32 instead; then dot_tiles.h.
+//   are, by the integers of block_digits.h. With more rows, a thread unpacks the codes of 32 outputs into a panel,
+//   whose words hold four neighbours of an output and whose vectors hold outputs, and multiplies it by all rows:
+//   nothing is summed over lanes. Without AVX512_VNNI, and for rows with infinities, NaN or extreme numbers, weights
+//   become float32 instead; then dot_tiles.h.
 // Precision: integers are exact. Products of a group are scaled in float32, and long rows are summed in blocks.
 // Bytes: the blocks once for every kPanelRows rows of x.
 #include "block_linear.h"
@@ -38,24 +38,43 @@ void put_outputs(const BlockLinear& op, std::int64_t row, std::int64_t first, st
 
 #if defined(__AVX512VNNI__)
 
-template <class D>
-inline __attribute__((always_inline)) Vec<float> products(Codes codes, const XBlock<D>& x, bool has_start) {
-    const auto q = reinterpret_cast<__m512i>(codes);
-    const auto start = [&](int d) { return has_start ? _mm512_loadu_si512(x.start[d]) : _mm512_setzero_si512(); };
-    const auto dot = [&](__m512i sum, int d) {
-        return _mm512_dpbusd_epi32(sum, q, _mm512_loadu_si512(x.digits[d][0]));
-    };
+// A sum of products as float32. Those of 16 small codes fit one integer for all digits.
+template <class F, class D>
+inline __attribute__((always_inline)) Vec<float> value_of(const __m512i (&sums)[D::kCount]) {
+    constexpr int kLargest = std::max(F::kOffset, F::kMax - F::kOffset);
+    const auto as_float = [](__m512i v) { return _mm512_cvtepi32_ps(v); };
     if constexpr (D::kCount == 1) {
-        return reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(dot(start(0), 0)));
-    } else if constexpr (D::kAreMerged) {
-        const __m512i upper = _mm512_slli_epi32(dot(_mm512_setzero_si512(), 0), 8);
-        const __m512i all = dot(_mm512_slli_epi32(dot(upper, 1), 8), 2);
-        return reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(has_start ? _mm512_add_epi32(all, start(0)) : all));
+        return reinterpret_cast<Vec<float>>(as_float(sums[0]));
     } else {
-        const __m512i rest = _mm512_add_epi32(_mm512_slli_epi32(dot(start(1), 1), 8), dot(start(2), 2));
-        return reinterpret_cast<Vec<float>>(_mm512_fmadd_ps(
-            _mm512_cvtepi32_ps(dot(start(0), 0)), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
+        const auto joined = [](__m512i upper, __m512i lower) {
+            return _mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower);
+        };
+        if constexpr (kLargest <= 16)
+            return reinterpret_cast<Vec<float>>(as_float(joined(joined(sums[0], sums[1]), sums[2])));
+        else
+            return reinterpret_cast<Vec<float>>(
+                _mm512_fmadd_ps(as_float(sums[0]), _mm512_set1_ps(65536), as_float(joined(sums[1], sums[2]))));
     }
+}
+
+// Adds the products of a piece.
+template <class F, class D>
+inline __attribute__((always_inline)) void add_piece(const std::uint8_t* p, const XBlock<D>* x, const float* scales,
+                                                     Vec<float> (&sum)[2]) {
+    constexpr auto lanes = std::make_index_sequence<kFloats>{};
+    __m512i sums[D::kCount];
+    for (int d = 0; d < D::kCount; ++d)
+        sums[d] = F::kOffset != 0 ? _mm512_loadu_si512(x->start[d]) : _mm512_setzero_si512();
+    for_each<4>([&](auto number) TENSOROPS_INLINED {
+        constexpr int j = static_cast<int>(number);
+        const __m512i q = codes_by_group<F, j>(p, lanes);
+#pragma GCC unroll 4
+        for (int d = 0; d < D::kCount; ++d)
+            sums[d] = _mm512_dpbusd_epi32(sums[d], q, _mm512_loadu_si512(x->digits[d][j]));
+    });
+    Vec<float> s = F::scales(p).vector[0] * load(scales);
+    if constexpr (F::kGroup == 32) s = chosen(s, numbers_of_lanes(lanes) / 2);
+    sum[0] += value_of<F, D>(sums) * s;
 }
 
 #else
@@ -89,7 +108,8 @@ inline __attribute__((always_inline)) Vec<float> products(Codes codes, const XBl
     if constexpr (!D::kOfBytes) {
         const auto words = reinterpret_cast<Words>(codes);
         const auto dot = [&](int d) {
-            const I32 sum = pair_products_of(words & 255, x.digits[d][0]) + pair_products_of(words >> 8, x.digits[d][1]);
+            const I32 sum =
+                pair_products_of(words & 255, x.digits[d][0]) + pair_products_of(words >> 8, x.digits[d][1]);
             return has_start && !D::kAreMerged ? sum + load_bits<I32>(x.start[d]) : sum;
         };
         if constexpr (D::kCount == 1) {
@@ -101,8 +121,6 @@ inline __attribute__((always_inline)) Vec<float> products(Codes codes, const XBl
     }
 }
 
-#endif
-
 // Which of a piece's groups the lanes of its j-th vector belong to, in the vector of factors that has them
 template <class F, int j>
 inline I32 groups_of_lanes() {
@@ -111,27 +129,33 @@ inline I32 groups_of_lanes() {
     return index_of(lane * 4 / F::kGroup + first % static_cast<int>(kFloats));
 }
 
+template <class F, class D>
+inline __attribute__((always_inline)) void add_piece(const std::uint8_t* p, const XBlock<D>* x, const float* scales,
+                                                     Vec<float> (&sum)[2]) {
+    Factors<kPiece / F::kGroup> s = F::scales(p);
+    for (int k = 0; k < s.kVectors; ++k) s.vector[k] *= load(scales + k * static_cast<int>(kFloats));
+    for_each<kPiece / kCodes>([&](auto number) TENSOROPS_INLINED {
+        constexpr int j = static_cast<int>(number);
+        constexpr int of_scales = j * kCodes / F::kGroup / static_cast<int>(kFloats);
+        sum[j % 2] +=
+            products<D>(codes<F, j>(p), x[j], F::kOffset != 0) * chosen(s.vector[of_scales], groups_of_lanes<F, j>());
+    });
+}
+
+#endif
+
 // One output for one row of x.
 template <class F, class D>
 inline __attribute__((always_inline)) float output(const std::uint8_t* weight, const XRow<D>& x, std::int64_t length,
                                                    std::int64_t ahead) {
-    constexpr int kVectors = kPiece / kCodes, kGroups = kPiece / F::kGroup, kPieceBytes = kPiece / F::kElements * F::kBytes;
+    constexpr int kGroups = kPiece / F::kGroup, kPieceBytes = kPiece / F::kElements * F::kBytes;
     Total<float> total;
     Vec<float> sum[2] = {}, minima{};
     const auto add = [&](const std::uint8_t* p, std::int64_t piece) TENSOROPS_INLINED {
-        const XBlock<D>* blocks = x.blocks + piece * kVectors;
-        Factors<kGroups> s = F::scales(p);
-        for (int k = 0; k < Factors<kGroups>::kVectors; ++k)
-            s.vector[k] *= load(x.scales + piece * kGroups + k * static_cast<int>(kFloats));
-        for_each<kVectors>([&](auto number) TENSOROPS_INLINED {
-            constexpr int j = static_cast<int>(number);
-            constexpr int of_scales = j * kCodes / F::kGroup / static_cast<int>(kFloats);
-            sum[j % 2] += products<D>(codes<F, j>(p), blocks[j], F::kOffset != 0) *
-                          chosen(s.vector[of_scales], groups_of_lanes<F, j>());
-        });
+        add_piece<F>(p, x.blocks + piece * XRows<D>::kBlocks, x.scales + piece * kGroups, sum);
         if constexpr (F::kHasMinima) {
             const Factors<kGroups> m = F::minima(p);
-            for (int k = 0; k < Factors<kGroups>::kVectors; ++k)
+            for (int k = 0; k < m.kVectors; ++k)
                 minima += m.vector[k] * load(x.sums + piece * kGroups + k * static_cast<int>(kFloats));
         }
     };
@@ -267,7 +291,8 @@ void fill_piece(const BlockLinear& op, std::int64_t first, std::int64_t width, s
     Vec<float> scales[16], minima[16];
     for (std::int64_t o = 0; o < 16; ++o) {
         const std::int64_t output = first + std::min(16 * half + o, width - 1);
-        const auto* p = reinterpret_cast<const std::uint8_t*>(op.weight + output * op.weight_stride) + piece * kPieceBytes;
+        const auto* p =
+            reinterpret_cast<const std::uint8_t*>(op.weight + output * op.weight_stride) + piece * kPieceBytes;
         std::uint8_t last[kPieceBytes];
         if (length < kPiece) {
             std::memset(last, 0, sizeof last);
@@ -293,6 +318,12 @@ struct GroupStart {
     std::int32_t of_digit[D::kCount];
 };
 
+// Where the i-th four codes of a group are among the digits of a piece, after the place of the group
+template <int kGroup>
+constexpr int place_of_four(int i) {
+    return kGroup == 32 ? i / 2 * 64 + i % 2 * 4 : i * 64;
+}
+
 // How many rows a panel is multiplied by at once
 template <class D>
 constexpr int kPanelRowsAtOnce = D::kCount == 1 ? 12 : 4;
@@ -301,7 +332,7 @@ constexpr int kPanelRowsAtOnce = D::kCount == 1 ? 12 : 4;
 template <int kGroup, bool kHasMinima, class D>
 [[gnu::noinline]] void panel_products(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
                                       std::int64_t groups, float (*y)[kPanelOutputs]) {
-    constexpr int kRows = kPanelRowsAtOnce<D>;
+    constexpr int kRows = kPanelRowsAtOnce<D>, kGroups = kPiece / kGroup;
     const char* words = panel.words;
     Total<float> total[kRows][kPanelVectors];
     for (std::int64_t g = 0; g < groups;) {
@@ -311,7 +342,7 @@ template <int kGroup, bool kHasMinima, class D>
             const std::int8_t* digits[kRows];
 #pragma GCC unroll 12
             for (int r = 0; r < kRows; ++r) {
-                digits[r] = x[r]->blocks[g * kGroup / kCodes].digits[0][0] + g * kGroup % kCodes;
+                digits[r] = x[r]->blocks[g / kGroups].digits[0][0] + g % kGroups * (kGroup / 4);
 #pragma GCC unroll 4
                 for (int d = 0; d < D::kCount; ++d)
                     q[r][0][d] = q[r][1][d] = _mm512_set1_epi32(starts[r][g].of_digit[d]);
@@ -324,7 +355,7 @@ template <int kGroup, bool kHasMinima, class D>
 #pragma GCC unroll 4
                     for (int d = 0; d < D::kCount; ++d) {
                         std::int32_t four;
-                        std::memcpy(&four, digits[r] + d * kCodes + 4 * i, sizeof four);
+                        std::memcpy(&four, digits[r] + 256 * d + place_of_four<kGroup>(i), sizeof four);
                         const __m512i all = _mm512_set1_epi32(four);
 #pragma GCC unroll 2
                         for (int v = 0; v < kPanelVectors; ++v)
@@ -342,8 +373,8 @@ template <int kGroup, bool kHasMinima, class D>
                         value = reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(q[r][v][0]));
                     } else {
                         const __m512i rest = _mm512_add_epi32(_mm512_slli_epi32(q[r][v][1], 8), q[r][v][2]);
-                        value = reinterpret_cast<Vec<float>>(
-                            _mm512_fmadd_ps(_mm512_cvtepi32_ps(q[r][v][0]), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
+                        value = reinterpret_cast<Vec<float>>(_mm512_fmadd_ps(
+                            _mm512_cvtepi32_ps(q[r][v][0]), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
                     }
                     sum[r][v] += value * (s * x[r]->scales[g]);
                     if (kHasMinima) sum[r][v] += m * x[r]->sums[g];
@@ -375,9 +406,7 @@ bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSte
     const std::int64_t x_room = conversion.room() + starts_bytes, panel_room = Panel::room(conversion.pieces, group);
     const Scratch scratch(count * x_room + threads * panel_room);
     const auto rows = std::make_unique<XRow<D>[]>(static_cast<std::size_t>(count));
-    const auto starts_of = [&](std::int64_t r) {
-        return scratch.at<GroupStart<D>>(r * x_room + conversion.room());
-    };
+    const auto starts_of = [&](std::int64_t r) { return scratch.at<GroupStart<D>>(r * x_room + conversion.room()); };
     Interruption* const at = interruption;
     for (std::int64_t begin = 0; begin < op.x.count; begin += count) {
         const std::int64_t here = std::min(count, op.x.count - begin);
@@ -391,8 +420,9 @@ bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSte
                 }
                 for (std::int64_t g = 0; g < groups; ++g)
                     for (int d = 0; d < D::kCount; ++d) {
-                        const std::int32_t* lanes = rows[r].blocks[g * group / kCodes].start[d] + g * group % kCodes / 4;
-                        starts_of(r)[g].of_digit[d] = std::accumulate(lanes, lanes + group / 4, 0);
+                        const std::int64_t within = g * group % kPiece / 16, lanes = group / 16;
+                        const std::int32_t* from = rows[r].blocks[g * group / kPiece].start[d] + within;
+                        starts_of(r)[g].of_digit[d] = std::accumulate(from, from + lanes, 0);
                     }
             }
         });
@@ -402,8 +432,7 @@ bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSte
             if (leaves(at, matrix_work(here, width, op.x.length, 1))) return;
             const Panel panel(scratch.at<char>(count * x_room + member * panel_room), conversion.pieces, group);
             for (std::int64_t half = 0; half < kPanelVectors; ++half)
-                for (std::int64_t k = 0; k < conversion.pieces; ++k)
-                    steps.fill_piece(op, first, width, half, k, panel);
+                for (std::int64_t k = 0; k < conversion.pieces; ++k) steps.fill_piece(op, first, width, half, k, panel);
             for (std::int64_t r = 0; r < here; r += kRows) {
                 const XRow<D>* x[kRows];
                 const GroupStart<D>* starts[kRows];
@@ -440,12 +469,11 @@ void products_in_float(const BlockLinear& op, int threads) {
 
 template <class F, int kDigits>
 bool products_of(const BlockLinear& op, int threads) {
+    using D = DigitsFor<F, kDigits>;
     if (op.x.count <= kFewRows) {
-        using D = DigitsFor<F, kDigits>;
         return few_rows<D>(op, XRows<D>(F{}, op.x.length), &outputs<F, D>, threads);
     }
 #if defined(__AVX512VNNI__)
-    using D = DigitsFor<F, kDigits, false>;
     const PanelSteps<D> steps{&fill_piece<F>, &panel_products<F::kGroup, F::kHasMinima, D>};
     return many_rows<D>(op, XRows<D>(F{}, op.x.length), steps, threads);
 #else

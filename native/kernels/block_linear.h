@@ -1,8 +1,8 @@
 // The arguments of the kernels in block_linear.cpp and unpack_blocks.cpp.
 #pragma once
 
-#include "formats.h"
 #include "elements.h"
+#include "formats.h"
 #include "rows.h"
 
 namespace tensorops {

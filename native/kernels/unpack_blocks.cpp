@@ -2,9 +2,8 @@
 //
 // Work: threads take rows. Codes are unpacked a vector at a time, see block_codes.h.
 // Bytes: the blocks once, and the result.
-#include "block_linear.h"
-
 #include "block_codes.h"
+#include "block_linear.h"
 #include "block_values.h"
 #include "every_format.h"
 #include "interruption.h"

@@ -151,8 +151,9 @@ Reason grouped_products_with_blocks(Call& call, Reader& in, const Array& x, cons
 
 }  // namespace
 
-TENSOROPS_OPERATOR(grouped_quantized_linear, "x, experts, weight, scales=None, biases=None, *, bits=4, group_size=32, "
-                                             "format='affine', precision='highest'") {
+TENSOROPS_OPERATOR(grouped_quantized_linear,
+                   "x, experts, weight, scales=None, biases=None, *, bits=4, group_size=32, "
+                   "format='affine', precision='highest'") {
     Reader in(call);
     const Array &x = in.rows(), &experts = in.array(kIntegers), &weight = in.array(kBytes);
     const Array *given_scales = in.optional(kNarrow), *biases = in.optional(kNarrow);

@@ -90,7 +90,8 @@ TENSOROPS_OPERATOR(embedding, "ids, weight, *, format=None") {
     shape[ids.ndim] = has_blocks ? width / size_of(format).bytes * size_of(format).elements : width;
     Array y;
     if (!call.make({{y, ids.ndim + 1, shape, has_blocks ? Dtype::float32 : weight.dtype}})) return call.reason;
-    const std::int64_t length = shape[ids.ndim], bytes = length * y.item(), stride = weight.stride(0), count = ids.size();
+    const std::int64_t length = shape[ids.ndim], bytes = length * y.item(), stride = weight.stride(0),
+                       count = ids.size();
     const char* from = weight.data;
     char* to = y.data;
     const std::int64_t* id = numbers.data();

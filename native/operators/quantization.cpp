@@ -96,8 +96,9 @@ TENSOROPS_OPERATOR(quantize, "w, *, bits, group_size, mode='affine' -> weight, s
     return {};
 }
 
-TENSOROPS_OPERATOR(dequantize, "weight, scales=None, biases=None, *, bits=4, group_size=32, mode='affine', "
-                               "format='affine' -> w") {
+TENSOROPS_OPERATOR(dequantize,
+                   "weight, scales=None, biases=None, *, bits=4, group_size=32, mode='affine', "
+                   "format='affine' -> w") {
     Reader in(call);
     const Array& weight = in.array(kBytes);
     const Array *given_scales = in.optional(), *biases = in.optional();
@@ -141,8 +142,9 @@ TENSOROPS_OPERATOR(dequantize, "weight, scales=None, biases=None, *, bits=4, gro
     return {};
 }
 
-TENSOROPS_OPERATOR(quantized_linear, "x, weight, scales=None, biases=None, *, bits=4, group_size=32, format='affine', "
-                                     "precision='highest'") {
+TENSOROPS_OPERATOR(quantized_linear,
+                   "x, weight, scales=None, biases=None, *, bits=4, group_size=32, format='affine', "
+                   "precision='highest'") {
     Reader in(call);
     const Array &x = in.rows(), &weight = in.array(kBytes);
     const Array *given_scales = in.optional(kNarrow), *biases = in.optional(kNarrow);

@@ -107,10 +107,17 @@ class Memory:
         return placed
 
 
-def load(tensor: Tensor, backend: str) -> np.ndarray[Any, Any] | QuantizedWeight | BlockWeight:
+# Formats whose affine form is as small, or nearly so, and in caches is multiplied in 0.6 of the time: their scales need
+# not be gathered from blocks. With inputs in 8 bits, blocks are faster.
+AS_GROUPS = ("q4_0", "q4_1", "q8_0")
+
+
+def load(
+    tensor: Tensor, backend: str, precision: str = "highest"
+) -> np.ndarray[Any, Any] | QuantizedWeight | BlockWeight:
     """Return a tensor in host memory: quantised if a backend has a kernel for it, else in float32.
 
-    Blocks stay as they are where a kernel reads them, and else become affine groups.
+    Blocks stay as they are where a kernel reads them and that is faster, and else become affine groups.
 
     Parameters
     ----------
@@ -118,6 +125,8 @@ def load(tensor: Tensor, backend: str) -> np.ndarray[Any, Any] | QuantizedWeight
         From a GGUF file.
     backend : str
         The backend in force.
+    precision : str, optional
+        Of products with it.
 
     Returns
     -------
@@ -125,7 +134,8 @@ def load(tensor: Tensor, backend: str) -> np.ndarray[Any, Any] | QuantizedWeight
         The weight.
     """
     if len(tensor.shape) == 2 and tensor.is_quantized:
-        if _reads_blocks(tensor, backend):
+        are_groups = precision == "highest" and tensor.type.name.lower() in AS_GROUPS
+        if not are_groups and _reads_blocks(tensor, backend):
             return tensor.blocks()
         quantized = tensor.quantized()
         if (kernel := _kernel_for(quantized, backend)) != "generic":
@@ -246,7 +256,7 @@ def _take(memory: Memory, weights: Sequence[Weight], backend: str, precision: st
     """Return weights on a backend; those of a file as one matrix if they have one format."""
     if not all(isinstance(weight, Tensor) for weight in weights):
         return [tp.to_backend(_plain(weight, precision), backend) for weight in weights]  # they stay the caller's
-    loaded: list[Any] = [load(tensor, backend) for tensor in weights]
+    loaded: list[Any] = [load(tensor, backend, precision) for tensor in weights]
     joined = loaded if len(loaded) == 1 else _join(loaded)
     return [tp.to_backend(_plain(memory.copy(weight), precision), backend) for weight in joined]
 
