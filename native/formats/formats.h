@@ -28,7 +28,7 @@ namespace tensorops {
     DO(q8_0, 32, 34)
 
 #define TENSOROPS_FORMAT_NAME(name, elements, bytes) name,
-enum class Format : int { TENSOROPS_FOR_EACH_FORMAT(TENSOROPS_FORMAT_NAME) none };
+enum class Format { TENSOROPS_FOR_EACH_FORMAT(TENSOROPS_FORMAT_NAME) none };
 #undef TENSOROPS_FORMAT_NAME
 
 struct FormatSize {

@@ -1,4 +1,4 @@
-// The arguments of the kernels in block_linear.cpp and unpack_blocks.cpp.
+// The arguments of the kernel in block_linear.cpp.
 #pragma once
 
 #include "elements.h"
@@ -16,14 +16,6 @@ struct BlockLinear {
     int digits;  // of x: 1 of 8 bits, or 3, which is as accurate as float32
     char* y;
     Dtype x_dtype;
-};
-
-// Rows of blocks as float32
-struct UnpackBlocks {
-    const char* blocks;
-    std::int64_t stride, rows, length;  // of a row, in weights
-    Format format;
-    float* to;
 };
 
 }  // namespace tensorops

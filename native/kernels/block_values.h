@@ -1,7 +1,7 @@
 // Rows of blocks as float32.
 #pragma once
 
-#include "block_linear.h"
+#include "formats.h"
 #include "simd.h"
 
 namespace tensorops::TENSOROPS_TARGET {

@@ -2,8 +2,9 @@
 //
 // Work: threads take rows. Codes are unpacked a vector at a time, see block_codes.h.
 // Bytes: the blocks once, and the result.
+#include "unpack_blocks.h"
+
 #include "block_codes.h"
-#include "block_linear.h"
 #include "block_values.h"
 #include "every_format.h"
 #include "interruption.h"

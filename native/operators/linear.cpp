@@ -3,10 +3,10 @@
 
 #include <cstring>
 
-#include "block_linear.h"
 #include "checks.h"
 #include "parallel.h"
 #include "targets.h"
+#include "unpack_blocks.h"
 
 namespace tensorops {
 namespace {

@@ -5,6 +5,7 @@
 #include "panel_linear.h"
 #include "quantize.h"
 #include "targets.h"
+#include "unpack_blocks.h"
 
 namespace tensorops {
 namespace {

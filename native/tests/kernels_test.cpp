@@ -368,6 +368,7 @@ constexpr Entry TESTS[] = {
     {"grouped_linear", grouped_linear, Lengths::all},
     {"grouped_quantized_linear", grouped_quantized_linear, Lengths::few},
     {"linear", linear, Lengths::all_and_long},
+    {"block_linear", block_linear, Lengths::few},
     {"quantize", quantize, Lengths::few},
     {"dequantize", dequantize, Lengths::few},
     {"quantized_linear", quantized_linear, Lengths::few},

@@ -6,6 +6,7 @@
 namespace tensorops::tests {
 
 void attention(Test& t);                 // a number of keys
+void block_linear(Test& t);              // a number of blocks
 void conversion(Test& t);                // in rows of that many
 void cross_entropy(Test& t);             // a number of classes
 void dequantize(Test& t);                // a number of groups
