@@ -9,7 +9,7 @@ columns of some rows of its tables, the role ``measured`` one cell, and the dire
     :bar: of copy
     ```
 
-    {measured}`decode-avx2.txt; x llama.cpp; weights=Q4_1; threads=2; row=decode*`
+    {measured}`peers-avx512-float32.txt; torch; operator=silu*; shape=1x4096*`
 
 Rows have further columns: ``title`` and ``dtype``, of their table; ``weights``, of the model in its title; ``threads``,
 of the machine; and ``command``, if the file has it. A first column without a name is called ``row``. ``where`` compares
