@@ -3,16 +3,15 @@
 // Work: with a few rows of x, threads take outputs in order, as memory is read fastest; blocks are multiplied as they
 //   are, by the integers of block_digits.h. With more rows, a thread unpacks the codes of 32 outputs into a panel,
 //   whose words hold four neighbours of an output and whose vectors hold outputs, and multiplies it by all rows:
-//   nothing is summed over lanes. Without AVX512_VNNI, and for rows with infinities, NaN or extreme numbers, weights
-//   become float32 instead; then dot_tiles.h.
+//   nothing is summed over lanes: see block_panels.h. Without such instructions, and for rows with infinities, NaN or
+//   extreme numbers, weights become float32 instead; then dot_tiles.h.
 // Precision: integers are exact. Products of a group are scaled in float32, and long rows are summed in blocks.
 // Bytes: the blocks once for every kPanelRows rows of x.
 #include "block_linear.h"
 
 #include <memory>
-#include <numeric>
 
-#include "block_digits.h"
+#include "block_panels.h"
 #include "block_values.h"
 #include "dot_tiles.h"
 #include "every_format.h"
@@ -21,11 +20,7 @@ namespace tensorops::TENSOROPS_TARGET {
 namespace {
 
 // The number of rows up to which blocks are multiplied as they are
-#if defined(__AVX512VNNI__)
-constexpr std::int64_t kFewRows = 4;
-#else
-constexpr std::int64_t kFewRows = 16;
-#endif
+constexpr std::int64_t kFewRows = 4, kFewRowsWithoutPanels = 16;
 constexpr std::int64_t kAhead = 8192;  // how many bytes ahead blocks are fetched
 
 void put_outputs(const BlockLinear& op, std::int64_t row, std::int64_t first, std::int64_t width, const float* y) {
@@ -227,7 +222,7 @@ using Outputs = void (*)(const BlockLinear& op, const XRow<D>& x, std::int64_t f
 template <class D>
 bool few_rows(const BlockLinear& op, const XRows<D>& conversion, Outputs<D> compute, int threads) {
     const Scratch scratch(op.x.count * conversion.room());
-    XRow<D> rows[kFewRows];
+    XRow<D> rows[kFewRowsWithoutPanels];
     for (std::int64_t r = 0; r < op.x.count; ++r)
         if (!make_row(op, r, conversion, scratch.at<char>(r * conversion.room()), rows[r])) return false;
     over_stretches(threads, (op.outputs + kOutputs - 1) / kOutputs, [&](std::int64_t unit) {
@@ -244,154 +239,12 @@ bool few_rows(const BlockLinear& op, const XRows<D>& conversion, Outputs<D> comp
 
 // ------------------------------------------------------------------------------------------------- many rows of x
 
-#if defined(__AVX512VNNI__)
-
-constexpr std::int64_t kPanelOutputs = 32, kPanelVectors = 2, kPanelRows = 512;
-constexpr std::int64_t kWords = kPanelOutputs * 4;  // bytes of a word of every output
-
-// Turns neighbours of 16 outputs into words of every output.
-[[gnu::noinline]] void put_words(const std::uint8_t (&q)[16][kPiece], char* to) {
-    for (int begin = 0; begin < kPiece; begin += kCodes) {
-        Vec<float> rows[16];
-        for (int o = 0; o < 16; ++o) rows[o] = load_bits<Vec<float>>(q[o] + begin);
-        transpose<float>(rows);
-        for (int i = 0; i < 16; ++i, to += kWords) std::memcpy(to, &rows[i], sizeof rows[i]);
-    }
-}
-
-// The factors of 16 outputs, group by group
-[[gnu::noinline]] void put_factors(Vec<float> (&rows)[16], int groups, float* to) {
-    transpose<float>(rows);
-    for (int g = 0; g < groups; ++g) store(to + g * kPanelOutputs, rows[g]);
-}
-
-// Where the codes of 32 outputs are, and their scales and minima, group by group
-struct Panel {
-    char* words;
-    float *scales, *minima;
-
-    // Of that many whole pieces
-    static std::int64_t room(std::int64_t pieces, std::int64_t group) {
-        const std::int64_t factors = pieces * (kPiece / group) * static_cast<std::int64_t>(sizeof(float));
-        return (pieces * kPiece + 2 * factors) * kPanelOutputs;
-    }
-    Panel(char* memory, std::int64_t pieces, std::int64_t group)
-        : words(memory),
-          scales(reinterpret_cast<float*>(memory + pieces * kPiece * kPanelOutputs)),
-          minima(scales + pieces * (kPiece / group) * kPanelOutputs) {}
-};
-
-// Unpacks a piece of 16 of at most 32 outputs from the `first` on.
-template <class F>
-void fill_piece(const BlockLinear& op, std::int64_t first, std::int64_t width, std::int64_t half, std::int64_t piece,
-                const Panel& to) {
-    constexpr int kPieceBytes = kPiece / F::kElements * F::kBytes, kGroups = kPiece / F::kGroup;
-    const std::int64_t length = std::min<std::int64_t>(op.x.length - piece * kPiece, kPiece);
-    alignas(64) std::uint8_t q[16][kPiece];
-    Vec<float> scales[16], minima[16];
-    for (std::int64_t o = 0; o < 16; ++o) {
-        const std::int64_t output = first + std::min(16 * half + o, width - 1);
-        const auto* p =
-            reinterpret_cast<const std::uint8_t*>(op.weight + output * op.weight_stride) + piece * kPieceBytes;
-        std::uint8_t last[kPieceBytes];
-        if (length < kPiece) {
-            std::memset(last, 0, sizeof last);
-            std::memcpy(last, p, static_cast<std::size_t>(length / F::kElements * F::kBytes));
-            p = last;
-        }
-        for_each<kPiece / kCodes>([&](auto j) TENSOROPS_INLINED {
-            const Codes of_vector = codes<F, static_cast<int>(j)>(p);
-            std::memcpy(q[o] + static_cast<std::size_t>(j) * kCodes, &of_vector, sizeof of_vector);
-        });
-        scales[o] = F::scales(p).vector[0];
-        if constexpr (F::kHasMinima) minima[o] = F::minima(p).vector[0];
-    }
-    put_words(q, to.words + piece * kPiece * kPanelOutputs + 64 * half);
-    const std::int64_t place = piece * kGroups * kPanelOutputs + 16 * half;
-    put_factors(scales, kGroups, to.scales + place);
-    if constexpr (F::kHasMinima) put_factors(minima, kGroups, to.minima + place);
-}
-
-// What the sums of a group start from, for each digit
-template <class D>
-struct GroupStart {
-    std::int32_t of_digit[D::kCount];
-};
-
-// Where the i-th four codes of a group are among the digits of a piece, after the place of the group
-template <int kGroup>
-constexpr int place_of_four(int i) {
-    return kGroup == 32 ? i / 2 * 64 + i % 2 * 4 : i * 64;
-}
-
-// How many rows a panel is multiplied by at once
-template <class D>
-constexpr int kPanelRowsAtOnce = D::kCount == 1 ? 12 : 4;
-
-// A panel times some rows. Not inlined, because the sums need nearly all registers.
-template <int kGroup, bool kHasMinima, class D>
-[[gnu::noinline]] void panel_products(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
-                                      std::int64_t groups, float (*y)[kPanelOutputs]) {
-    constexpr int kRows = kPanelRowsAtOnce<D>, kGroups = kPiece / kGroup;
-    const char* words = panel.words;
-    Total<float> total[kRows][kPanelVectors];
-    for (std::int64_t g = 0; g < groups;) {
-        Vec<float> sum[kRows][kPanelVectors] = {};
-        for (const std::int64_t end = std::min(g + kAddedPlainly, groups); g < end; ++g) {
-            __m512i q[kRows][kPanelVectors][D::kCount];
-            const std::int8_t* digits[kRows];
-#pragma GCC unroll 12
-            for (int r = 0; r < kRows; ++r) {
-                digits[r] = x[r]->blocks[g / kGroups].digits[0][0] + g % kGroups * (kGroup / 4);
-#pragma GCC unroll 4
-                for (int d = 0; d < D::kCount; ++d)
-                    q[r][0][d] = q[r][1][d] = _mm512_set1_epi32(starts[r][g].of_digit[d]);
-            }
-#pragma GCC unroll 8
-            for (int i = 0; i < kGroup / 4; ++i, words += kWords) {
-                const __m512i codes[kPanelVectors] = {_mm512_loadu_si512(words), _mm512_loadu_si512(words + 64)};
-#pragma GCC unroll 12
-                for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-                    for (int d = 0; d < D::kCount; ++d) {
-                        std::int32_t four;
-                        std::memcpy(&four, digits[r] + 256 * d + place_of_four<kGroup>(i), sizeof four);
-                        const __m512i all = _mm512_set1_epi32(four);
-#pragma GCC unroll 2
-                        for (int v = 0; v < kPanelVectors; ++v)
-                            q[r][v][d] = _mm512_dpbusd_epi32(q[r][v][d], codes[v], all);
-                    }
-            }
-#pragma GCC unroll 2
-            for (int v = 0; v < kPanelVectors; ++v) {
-                const Vec<float> s = load(panel.scales + g * kPanelOutputs + 16 * v);
-                const Vec<float> m = kHasMinima ? load(panel.minima + g * kPanelOutputs + 16 * v) : Vec<float>{};
-#pragma GCC unroll 12
-                for (int r = 0; r < kRows; ++r) {
-                    Vec<float> value;
-                    if constexpr (D::kCount == 1) {
-                        value = reinterpret_cast<Vec<float>>(_mm512_cvtepi32_ps(q[r][v][0]));
-                    } else {
-                        const __m512i rest = _mm512_add_epi32(_mm512_slli_epi32(q[r][v][1], 8), q[r][v][2]);
-                        value = reinterpret_cast<Vec<float>>(_mm512_fmadd_ps(
-                            _mm512_cvtepi32_ps(q[r][v][0]), _mm512_set1_ps(65536), _mm512_cvtepi32_ps(rest)));
-                    }
-                    sum[r][v] += value * (s * x[r]->scales[g]);
-                    if (kHasMinima) sum[r][v] += m * x[r]->sums[g];
-                }
-            }
-        }
-        for (int r = 0; r < kRows; ++r)
-            for (int v = 0; v < kPanelVectors; ++v) total[r][v].add(sum[r][v]);
-    }
-    for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kPanelVectors; ++v) store(y[r] + 16 * v, total[r][v].sum + total[r][v].rest);
-}
+#if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__))
 
 // What of many rows depends on the format
 template <class D>
 struct PanelSteps {
-    void (*fill_piece)(const BlockLinear& op, std::int64_t first, std::int64_t width, std::int64_t half,
+    void (*fill_piece)(const BlockLinear& op, std::int64_t first, std::int64_t width, std::int64_t vector,
                        std::int64_t piece, const Panel& to);
     void (*multiply)(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
                      std::int64_t groups, float (*y)[kPanelOutputs]);
@@ -419,11 +272,7 @@ bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSte
                     return;
                 }
                 for (std::int64_t g = 0; g < groups; ++g)
-                    for (int d = 0; d < D::kCount; ++d) {
-                        const std::int64_t within = g * group % kPiece / 16, lanes = group / 16;
-                        const std::int32_t* from = rows[r].blocks[g * group / kPiece].start[d] + within;
-                        starts_of(r)[g].of_digit[d] = std::accumulate(from, from + lanes, 0);
-                    }
+                    for (int d = 0; d < D::kCount; ++d) starts_of(r)[g].of_digit[d] = start_of(rows[r], g, group, d);
             }
         });
         if (!are_made) return false;
@@ -431,8 +280,8 @@ bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSte
             const std::int64_t first = piece * kPanelOutputs, width = std::min(kPanelOutputs, op.outputs - first);
             if (leaves(at, matrix_work(here, width, op.x.length, 1))) return;
             const Panel panel(scratch.at<char>(count * x_room + member * panel_room), conversion.pieces, group);
-            for (std::int64_t half = 0; half < kPanelVectors; ++half)
-                for (std::int64_t k = 0; k < conversion.pieces; ++k) steps.fill_piece(op, first, width, half, k, panel);
+            for (std::int64_t v = 0; v < kPanelVectors; ++v)
+                for (std::int64_t k = 0; k < conversion.pieces; ++k) steps.fill_piece(op, first, width, v, k, panel);
             for (std::int64_t r = 0; r < here; r += kRows) {
                 const XRow<D>* x[kRows];
                 const GroupStart<D>* starts[kRows];
@@ -470,15 +319,18 @@ void products_in_float(const BlockLinear& op, int threads) {
 template <class F, int kDigits>
 bool products_of(const BlockLinear& op, int threads) {
     using D = DigitsFor<F, kDigits>;
-    if (op.x.count <= kFewRows) {
+    using OfPanels = Digits<true, D::kCount, D::kAreMerged>;
+    if (op.x.count <= (kHasPanels<D> ? kFewRows : kFewRowsWithoutPanels))
         return few_rows<D>(op, XRows<D>(F{}, op.x.length), &outputs<F, D>, threads);
+    if constexpr (kHasPanels<D>) {
+        constexpr int kLargest = kHasSigns<F> ? 128 : F::kMax, kPlain = plain_fours(kLargest, F::kGroup / 4);
+        const PanelSteps<OfPanels> steps{&fill_piece<F>,
+                                         &panel_products<F::kGroup, F::kHasMinima, kPlain, kHasSigns<F>, OfPanels>};
+        XRows<OfPanels> conversion(F{}, op.x.length);
+        if (kHasSigns<F>) conversion.offset = 0;
+        return many_rows<OfPanels>(op, conversion, steps, threads);
     }
-#if defined(__AVX512VNNI__)
-    const PanelSteps<D> steps{&fill_piece<F>, &panel_products<F::kGroup, F::kHasMinima, D>};
-    return many_rows<D>(op, XRows<D>(F{}, op.x.length), steps, threads);
-#else
     return false;
-#endif
 }
 
 }  // namespace

@@ -1,0 +1,299 @@
+// Products of many rows of x with weights in blocks: codes are unpacked into panels, and these are multiplied by
+// digits of x; see block_linear.cpp. With AVX512_VNNI for one digit or three, with AVX2 for one.
+//
+// A word of a panel has four neighbouring codes of an output, and a vector the words of neighbouring outputs, so that
+// nothing is summed over lanes.
+#pragma once
+
+#include <numeric>
+
+#include "block_digits.h"
+#include "block_linear.h"
+#include "lanes.h"
+
+namespace tensorops::TENSOROPS_TARGET {
+
+#if defined(__AVX512VNNI__)
+template <class D>
+inline constexpr bool kHasPanels = true;
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+template <class D>
+inline constexpr bool kHasPanels = D::kCount == 1;
+#else
+template <class D>
+inline constexpr bool kHasPanels = false;
+#endif
+
+inline constexpr int kPanelVectors = 2;
+inline constexpr std::int64_t kPanelOutputs = kPanelVectors * static_cast<std::int64_t>(kFloats);
+inline constexpr std::int64_t kPanelRows = 512;            // of x, that are converted at a time
+inline constexpr std::int64_t kWords = kPanelOutputs * 4;  // bytes of a word of every output
+
+// Without vpdpbusd, bytes of which one has no sign are multiplied, and sums of two such products fit 16 bits: larger
+// codes are stored with a sign, which goes to the digit when they are multiplied.
+#if defined(__AVX512VNNI__)
+template <class F>
+inline constexpr bool kHasSigns = false;
+#else
+template <class F>
+inline constexpr bool kHasSigns = F::kMax > 63;
+#endif
+
+// Turns neighbours of a vector of outputs into words of every output.
+[[gnu::noinline]] inline void put_words(const std::uint8_t (&q)[kFloats][kPiece], char* to) {
+    for (int begin = 0; begin < kPiece; begin += kCodes) {
+        Vec<float> rows[kFloats];
+        for (std::size_t o = 0; o < kFloats; ++o) rows[o] = load_bits<Vec<float>>(q[o] + begin);
+        transpose<float>(rows);
+        for (std::size_t i = 0; i < kFloats; ++i, to += kWords) std::memcpy(to, &rows[i], sizeof rows[i]);
+    }
+}
+
+// The factors of a vector of outputs, group by group
+[[gnu::noinline]] inline void put_factors(Vec<float> (&rows)[kFloats], int groups, float* to) {
+    transpose<float>(rows);
+    for (int g = 0; g < groups; ++g) store(to + g * kPanelOutputs, rows[g]);
+}
+
+// Where the codes of outputs are, and their scales and minima, group by group
+struct Panel {
+    char* words;
+    float *scales, *minima;
+
+    // Of that many whole pieces
+    static std::int64_t room(std::int64_t pieces, std::int64_t group) {
+        const std::int64_t factors = pieces * (kPiece / group) * static_cast<std::int64_t>(sizeof(float));
+        return (pieces * kPiece + 2 * factors) * kPanelOutputs;
+    }
+    Panel(char* memory, std::int64_t pieces, std::int64_t group)
+        : words(memory),
+          scales(reinterpret_cast<float*>(memory + pieces * kPiece * kPanelOutputs)),
+          minima(scales + pieces * (kPiece / group) * kPanelOutputs) {}
+};
+
+// Unpacks a piece of a vector of outputs; `width` are wanted from the `first` on.
+template <class F>
+void fill_piece(const BlockLinear& op, std::int64_t first, std::int64_t width, std::int64_t vector, std::int64_t piece,
+                const Panel& to) {
+    constexpr int kPieceBytes = kPiece / F::kElements * F::kBytes, kGroups = kPiece / F::kGroup;
+    constexpr int kFactors = Factors<kGroups>::kVectors;
+    constexpr auto lanes = static_cast<std::int64_t>(kFloats);
+    const std::int64_t length = std::min<std::int64_t>(op.x.length - piece * kPiece, kPiece);
+    alignas(64) std::uint8_t q[kFloats][kPiece];
+    Vec<float> scales[kFactors][kFloats], minima[kFactors][kFloats];
+    for (std::int64_t o = 0; o < lanes; ++o) {
+        const std::int64_t output = first + std::min(lanes * vector + o, width - 1);
+        const auto* p =
+            reinterpret_cast<const std::uint8_t*>(op.weight + output * op.weight_stride) + piece * kPieceBytes;
+        std::uint8_t last[kPieceBytes];
+        if (length < kPiece) {
+            std::memset(last, 0, sizeof last);
+            std::memcpy(last, p, static_cast<std::size_t>(length / F::kElements * F::kBytes));
+            p = last;
+        }
+        for_each<kPiece / kCodes>([&](auto j) TENSOROPS_INLINED {
+            Codes of_vector = codes<F, static_cast<int>(j)>(p);
+            if constexpr (kHasSigns<F>) of_vector -= static_cast<std::uint8_t>(F::kOffset);
+            std::memcpy(q[o] + static_cast<std::size_t>(j) * kCodes, &of_vector, sizeof of_vector);
+        });
+        const Factors<kGroups> s = F::scales(p);
+        for (int k = 0; k < kFactors; ++k) scales[k][o] = s.vector[k];
+        if constexpr (F::kHasMinima) {
+            const Factors<kGroups> m = F::minima(p);
+            for (int k = 0; k < kFactors; ++k) minima[k][o] = m.vector[k];
+        }
+    }
+    put_words(q, to.words + piece * kPiece * kPanelOutputs + static_cast<std::int64_t>(kVectorBytes) * vector);
+    for (int k = 0; k < kFactors; ++k) {
+        const int begin = k * static_cast<int>(kFloats), count = std::min(kGroups - begin, static_cast<int>(kFloats));
+        const std::int64_t place = (piece * kGroups + begin) * kPanelOutputs + lanes * vector;
+        put_factors(scales[k], count, to.scales + place);
+        if constexpr (F::kHasMinima) put_factors(minima[k], count, to.minima + place);
+    }
+}
+
+// What the sums of a group start from, for each digit
+template <class D>
+struct GroupStart {
+    std::int32_t of_digit[D::kCount];
+};
+
+// The digits of a group, after its number among all, and the sums of what its lanes start from
+#if defined(__AVX512VNNI__)
+template <int kGroup, class D>
+inline const std::int8_t* digits_of(const XRow<D>& x, std::int64_t g) {
+    return x.blocks[g * kGroup / kPiece].digits[0][0] + g * kGroup % kPiece / 4;
+}
+// Where the i-th four of them are, after the first
+template <int kGroup>
+constexpr int place_of_four(int i) {
+    return kGroup == 32 ? i / 2 * 64 + i % 2 * 4 : i * 64;
+}
+template <class D>
+inline std::int32_t start_of(const XRow<D>& x, std::int64_t g, std::int64_t group, int d) {
+    const std::int32_t* from = x.blocks[g * group / kPiece].start[d] + g * group % kPiece / 16;
+    return std::accumulate(from, from + group / 16, 0);
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+template <int kGroup, class D>
+inline const std::int8_t* digits_of(const XRow<D>& x, std::int64_t g) {
+    return x.blocks[g * kGroup / kCodes].digits[0][0] + g * kGroup % kCodes;
+}
+template <int kGroup>
+constexpr int place_of_four(int i) {
+    return 4 * i;
+}
+template <class D>
+inline std::int32_t start_of(const XRow<D>& x, std::int64_t g, std::int64_t group, int d) {
+    const std::int32_t* from = x.blocks[g * group / kCodes].start[d] + g * group % kCodes / 4;
+    return std::accumulate(from, from + group / 4, 0);
+}
+#endif
+
+inline std::int32_t load_four(const std::int8_t* digits) { return load_bits<std::int32_t>(digits); }
+
+// How many rows a panel is multiplied by at once
+#if defined(__AVX512VNNI__)
+template <class D>
+inline constexpr int kPanelRowsAtOnce = D::kCount == 1 ? 12 : 4;
+#else
+template <class D>
+inline constexpr int kPanelRowsAtOnce = 4;
+#endif
+
+// A panel times some rows. `groups_sum(g, to)` gives the sums of a group as float32, without scales.
+template <int kGroup, bool kHasMinima, class D, class Sums>
+inline __attribute__((always_inline)) void scaled_sums(const XRow<D>* const* x, const Panel& panel, std::int64_t groups,
+                                                       float (*y)[kPanelOutputs], Sums sums_of_group) {
+    constexpr int kRows = kPanelRowsAtOnce<D>;
+    Total<float> total[kRows][kPanelVectors];
+    for (std::int64_t g = 0; g < groups;) {
+        Vec<float> sum[kRows][kPanelVectors] = {};
+        for (const std::int64_t end = std::min(g + kAddedPlainly, groups); g < end; ++g) {
+            const auto put = [&](int r, int v, Vec<float> value, Vec<float> s, Vec<float> m) TENSOROPS_INLINED {
+                sum[r][v] += value * (s * x[r]->scales[g]);
+                if (kHasMinima) sum[r][v] += m * x[r]->sums[g];
+            };
+            sums_of_group(g, [&](auto&& value_of) TENSOROPS_INLINED {
+#pragma GCC unroll 2
+                for (int v = 0; v < kPanelVectors; ++v) {
+                    const std::int64_t place = g * kPanelOutputs + v * static_cast<std::int64_t>(kFloats);
+                    const Vec<float> s = load(panel.scales + place);
+                    const Vec<float> m = kHasMinima ? load(panel.minima + place) : Vec<float>{};
+#pragma GCC unroll 12
+                    for (int r = 0; r < kRows; ++r) put(r, v, value_of(r, v), s, m);
+                }
+            });
+        }
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kPanelVectors; ++v) total[r][v].add(sum[r][v]);
+    }
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kPanelVectors; ++v)
+            store(y[r] + v * static_cast<int>(kFloats), total[r][v].sum + total[r][v].rest);
+}
+
+#if defined(__AVX512VNNI__)
+
+// Not inlined, because the sums need nearly all registers.
+template <int kGroup, bool kHasMinima, int kPlain, bool kSigns, class D>
+[[gnu::noinline]] void panel_products(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
+                                      std::int64_t groups, float (*y)[kPanelOutputs]) {
+    constexpr int kRows = kPanelRowsAtOnce<D>;
+    const char* words = panel.words;
+    scaled_sums<kGroup, kHasMinima>(x, panel, groups, y, [&](std::int64_t g, auto give) TENSOROPS_INLINED {
+        __m512i q[kRows][kPanelVectors][D::kCount];
+        const std::int8_t* digits[kRows];
+#pragma GCC unroll 12
+        for (int r = 0; r < kRows; ++r) {
+            digits[r] = digits_of<kGroup>(*x[r], g);
+#pragma GCC unroll 4
+            for (int d = 0; d < D::kCount; ++d) q[r][0][d] = q[r][1][d] = _mm512_set1_epi32(starts[r][g].of_digit[d]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < kGroup / 4; ++i, words += kWords) {
+            const __m512i codes[kPanelVectors] = {_mm512_loadu_si512(words), _mm512_loadu_si512(words + 64)};
+#pragma GCC unroll 12
+            for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+                for (int d = 0; d < D::kCount; ++d) {
+                    const __m512i all = _mm512_set1_epi32(load_four(digits[r] + 256 * d + place_of_four<kGroup>(i)));
+#pragma GCC unroll 2
+                    for (int v = 0; v < kPanelVectors; ++v) q[r][v][d] = _mm512_dpbusd_epi32(q[r][v][d], codes[v], all);
+                }
+        }
+        give([&](int r, int v) TENSOROPS_INLINED {
+            const auto as_float = [](__m512i n) { return _mm512_cvtepi32_ps(n); };
+            if constexpr (D::kCount == 1) {
+                return reinterpret_cast<Vec<float>>(as_float(q[r][v][0]));
+            } else {
+                const __m512i rest = _mm512_add_epi32(_mm512_slli_epi32(q[r][v][1], 8), q[r][v][2]);
+                return reinterpret_cast<Vec<float>>(
+                    _mm512_fmadd_ps(as_float(q[r][v][0]), _mm512_set1_ps(65536), as_float(rest)));
+            }
+        });
+    });
+}
+
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+
+// kPlain: how many fours of codes have sums of products that fit 16 bits
+template <int kGroup, bool kHasMinima, int kPlain, bool kSigns, class D>
+[[gnu::noinline]] void panel_products(const XRow<D>* const* x, const GroupStart<D>* const* starts, const Panel& panel,
+                                      std::int64_t groups, float (*y)[kPanelOutputs]) {
+    constexpr int kRows = kPanelRowsAtOnce<D>;
+    const char* words = panel.words;
+    scaled_sums<kGroup, kHasMinima>(x, panel, groups, y, [&](std::int64_t g, auto give) TENSOROPS_INLINED {
+        __m256i sums[kRows][kPanelVectors];
+        const std::int8_t* digits[kRows];
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+            digits[r] = digits_of<kGroup>(*x[r], g);
+            sums[r][0] = sums[r][1] = _mm256_set1_epi32(starts[r][g].of_digit[0]);
+        }
+#pragma GCC unroll 8
+        for (int begin = 0; begin < kGroup / 4; begin += kPlain) {
+            __m256i pairs[kRows][kPanelVectors];
+#pragma GCC unroll 8
+            for (int i = begin; i < begin + kPlain; ++i, words += kWords) {
+                __m256i codes[kPanelVectors], sizes[kPanelVectors];
+                for (int v = 0; v < kPanelVectors; ++v) {
+                    codes[v] = load_bits<__m256i>(words + 32 * v);
+                    sizes[v] = kSigns ? _mm256_abs_epi8(codes[v]) : codes[v];
+                }
+#pragma GCC unroll 4
+                for (int r = 0; r < kRows; ++r) {
+                    const __m256i all = _mm256_set1_epi32(load_four(digits[r] + place_of_four<kGroup>(i)));
+#pragma GCC unroll 2
+                    for (int v = 0; v < kPanelVectors; ++v) {
+                        const __m256i with_signs = kSigns ? _mm256_sign_epi8(all, codes[v]) : all;
+                        const __m256i products = _mm256_maddubs_epi16(sizes[v], with_signs);
+                        pairs[r][v] = i == begin ? products : _mm256_add_epi16(pairs[r][v], products);
+                    }
+                }
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+                for (int v = 0; v < kPanelVectors; ++v)
+                    sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(pairs[r][v], _mm256_set1_epi16(1)));
+        }
+        give([&](int r, int v)
+                 TENSOROPS_INLINED { return reinterpret_cast<Vec<float>>(_mm256_cvtepi32_ps(sums[r][v])); });
+    });
+}
+
+#endif
+
+// The most fours of codes up to a largest one whose sums of two products with digits up to 127 fit 16 bits
+constexpr int plain_fours([[maybe_unused]] int largest, [[maybe_unused]] int most) {
+#if defined(__AVX512VNNI__)
+    return 1;  // vpdpbusd adds in 32 bits
+#else
+    int fours = most;
+    while (fours > 1 && 2 * 127 * largest * fours > 32767) fours /= 2;
+    return fours;
+#endif
+}
+
+}  // namespace tensorops::TENSOROPS_TARGET
