@@ -168,16 +168,20 @@ bool XRows<D>::make(const float* x, char* memory, XRow<D>& row) const {
         const float largest = largest_magnitude(x + i, kFixed);
         if (!has_scale(largest)) return false;
         const float per_unit = largest > 0 ? D::kUnits / largest : 0, scale = largest / D::kUnits;
+        // What codes are multiplied by. Products with minima take the same numbers: the errors of rounding them are then
+        // multiplied by weights, not by codes, which are larger.
+        float multiplied[kFixed];
         for (std::int64_t k = i; k < i + kFixed; k += kLanes<float>) {
             const Vec<float> v = load(x + k) * per_unit;
             const I32 q = __builtin_convertvector(v < 0 ? v - 0.5f : v + 0.5f, I32);
             store_digits<D>(q, blocks[k / XBlock<D>::kLength], static_cast<int>(k % XBlock<D>::kLength), group);
+            store(multiplied + (k - i), D::kCount == 1 ? __builtin_convertvector(q, Vec<float>) * scale : load(x + k));
         }
         for (std::int64_t k = i; k < i + kFixed; k += group) {
             scales[k / group] = scale;
             if (!has_minima) continue;
             Vec<float> sum{};
-            for (std::int64_t l = k; l < k + group; l += kLanes<float>) sum += load(x + l);
+            for (std::int64_t l = k; l < k + group; l += kLanes<float>) sum += load(multiplied + (l - i));
             sums[k / group] = sum_of_lanes<float>(sum);
         }
         largest_scale = std::max(largest_scale, scale);

@@ -239,7 +239,7 @@ bool few_rows(const BlockLinear& op, const XRows<D>& conversion, Outputs<D> comp
 
 // ------------------------------------------------------------------------------------------------- many rows of x
 
-#if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__))
+#if defined(TENSOROPS_PANELS)
 
 // What of many rows depends on the format
 template <class D>
@@ -319,10 +319,11 @@ void products_in_float(const BlockLinear& op, int threads) {
 template <class F, int kDigits>
 bool products_of(const BlockLinear& op, int threads) {
     using D = DigitsFor<F, kDigits>;
-    using OfPanels = Digits<true, D::kCount, D::kAreMerged>;
     if (op.x.count <= (kHasPanels<D> ? kFewRows : kFewRowsWithoutPanels))
         return few_rows<D>(op, XRows<D>(F{}, op.x.length), &outputs<F, D>, threads);
+#if defined(TENSOROPS_PANELS)
     if constexpr (kHasPanels<D>) {
+        using OfPanels = Digits<true, D::kCount, D::kAreMerged>;
         constexpr int kLargest = kHasSigns<F> ? 128 : F::kMax, kPlain = plain_fours(kLargest, F::kGroup / 4);
         const PanelSteps<OfPanels> steps{&fill_piece<F>,
                                          &panel_products<F::kGroup, F::kHasMinima, kPlain, kHasSigns<F>, OfPanels>};
@@ -330,6 +331,7 @@ bool products_of(const BlockLinear& op, int threads) {
         if (kHasSigns<F>) conversion.offset = 0;
         return many_rows<OfPanels>(op, conversion, steps, threads);
     }
+#endif
     return false;
 }
 

@@ -13,16 +13,21 @@
 
 namespace tensorops::TENSOROPS_TARGET {
 
+// Whether a target has such products at all, and whether those with some digits
 #if defined(__AVX512VNNI__)
+#define TENSOROPS_PANELS
 template <class D>
 inline constexpr bool kHasPanels = true;
 #elif defined(__AVX2__) && !defined(__AVX512F__)
+#define TENSOROPS_PANELS
 template <class D>
 inline constexpr bool kHasPanels = D::kCount == 1;
 #else
 template <class D>
 inline constexpr bool kHasPanels = false;
 #endif
+
+#if defined(TENSOROPS_PANELS)
 
 inline constexpr int kPanelVectors = 2;
 inline constexpr std::int64_t kPanelOutputs = kPanelVectors * static_cast<std::int64_t>(kFloats);
@@ -295,5 +300,7 @@ constexpr int plain_fours([[maybe_unused]] int largest, [[maybe_unused]] int mos
     return fours;
 #endif
 }
+
+#endif
 
 }  // namespace tensorops::TENSOROPS_TARGET
