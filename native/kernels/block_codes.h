@@ -82,7 +82,7 @@ inline Codes load_fields(const std::uint8_t* p) {
         return reinterpret_cast<Codes>(_mm512_broadcast_i64x4(load_bits<__m256i>(p + W::fields.offset[0])));
     else
         return reinterpret_cast<Codes>(
-            _mm512_inserti64x4(_mm512_castsi256_si512(load_half<W, 0>(p)), load_half<W, 4>(p), 1));
+            _mm512_inserti64x4(_mm512_castsi256_si512((load_half<W, 0>(p))), (load_half<W, 4>(p)), 1));
 #elif defined(__AVX2__)
     return reinterpret_cast<Codes>(load_half<W, 0>(p));
 #else
