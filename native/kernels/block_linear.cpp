@@ -179,13 +179,16 @@ constexpr std::int64_t kOutputs = 16;  // computed one after another
 
 // An output that integers do not give: their sums overflow where the result may not.
 float careful_output(const BlockLinear& op, std::int64_t row, std::int64_t index) {
-    const std::int64_t n = op.x.length;
-    const Scratch scratch(2 * n * static_cast<std::int64_t>(sizeof(float)));
-    float *w = scratch.at<float>(0), *x = w + n;
-    unpack_row(op.format, op.weight + index * op.weight_stride, n, w);
-    widen(op.x_dtype, op.x.row(row), x, n);
+    const FormatSize& size = size_of(op.format);
+    const char *blocks = op.weight + index * op.weight_stride, *from = op.x.row(row);
+    float w[kPiece], x[kPiece];
     double sum = 0;
-    for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(w[i]) * static_cast<double>(x[i]);
+    for (std::int64_t begin = 0; begin < op.x.length; begin += kPiece) {
+        const std::int64_t n = std::min<std::int64_t>(op.x.length - begin, kPiece);
+        unpack_row(op.format, blocks + size.row_bytes(begin), n, w);
+        widen(op.x_dtype, from + begin * size_of(op.x_dtype), x, n);
+        for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(w[i]) * static_cast<double>(x[i]);
+    }
     return static_cast<float>(sum);
 }
 
@@ -206,14 +209,19 @@ template <class F, class D>
                             op.x.length, ahead);
 }
 
+// Memory in which a row of half types becomes float32
+std::int64_t wide_room(const BlockLinear& op) {
+    return op.x_dtype == Dtype::float32 ? 0 : whole_lines(op.x.length * static_cast<std::int64_t>(sizeof(float)));
+}
+
 // Converts a row of x; false if some of it is too large or too small for a scale; so below.
 template <class D>
-bool make_row(const BlockLinear& op, std::int64_t index, const XRows<D>& conversion, char* memory, XRow<D>& row) {
+bool make_row(const BlockLinear& op, std::int64_t index, const XRows<D>& conversion, float* wide, char* memory,
+              XRow<D>& row) {
     const char* x = op.x.row(index);
     if (op.x_dtype == Dtype::float32) return conversion.make(reinterpret_cast<const float*>(x), memory, row);
-    const Scratch wide(op.x.length * static_cast<std::int64_t>(sizeof(float)));
-    widen(op.x_dtype, x, wide.at<float>(0), op.x.length);
-    return conversion.make(wide.at<float>(0), memory, row);
+    widen(op.x_dtype, x, wide, op.x.length);
+    return conversion.make(wide, memory, row);
 }
 
 template <class D>
@@ -221,10 +229,12 @@ using Outputs = void (*)(const BlockLinear& op, const XRow<D>& x, std::int64_t f
 
 template <class D>
 bool few_rows(const BlockLinear& op, const XRows<D>& conversion, Outputs<D> compute, int threads) {
-    const Scratch scratch(op.x.count * conversion.room());
+    const std::int64_t room = conversion.room();
+    const Scratch scratch(op.x.count * room + wide_room(op));
     XRow<D> rows[kFewRowsWithoutPanels];
     for (std::int64_t r = 0; r < op.x.count; ++r)
-        if (!make_row(op, r, conversion, scratch.at<char>(r * conversion.room()), rows[r])) return false;
+        if (!make_row(op, r, conversion, scratch.at<float>(op.x.count * room), scratch.at<char>(r * room), rows[r]))
+            return false;
     over_stretches(threads, (op.outputs + kOutputs - 1) / kOutputs, [&](std::int64_t unit) {
         const std::int64_t first = unit * kOutputs, width = std::min(kOutputs, op.outputs - first);
         for (std::int64_t r = 0; r < op.x.count; ++r) {
@@ -257,7 +267,8 @@ bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSte
     const std::int64_t count = std::min(op.x.count, kPanelRows);
     const std::int64_t starts_bytes = whole_lines(groups * static_cast<std::int64_t>(sizeof(GroupStart<D>)));
     const std::int64_t x_room = conversion.room() + starts_bytes, panel_room = Panel::room(conversion.pieces, group);
-    const Scratch scratch(count * x_room + threads * panel_room);
+    const std::int64_t of_member = std::max(panel_room, wide_room(op));  // one after the other
+    const Scratch scratch(count * x_room + threads * of_member);
     const auto rows = std::make_unique<XRow<D>[]>(static_cast<std::size_t>(count));
     const auto starts_of = [&](std::int64_t r) { return scratch.at<GroupStart<D>>(r * x_room + conversion.room()); };
     Interruption* const at = interruption;
@@ -267,7 +278,8 @@ bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSte
         over_shares(std::min<int>(threads, static_cast<int>(here)), here, 1, [&](Share share) {
             for (std::int64_t r = share.begin; r < share.end; ++r) {
                 char* memory = scratch.at<char>(r * x_room);
-                if (!make_row(op, begin + r, conversion, memory, rows[r])) {
+                auto* wide = scratch.at<float>(count * x_room + share.member * of_member);
+                if (!make_row(op, begin + r, conversion, wide, memory, rows[r])) {
                     are_made = false;
                     return;
                 }
@@ -279,7 +291,7 @@ bool many_rows(const BlockLinear& op, const XRows<D>& conversion, const PanelSte
         over_pieces(threads, (op.outputs + kPanelOutputs - 1) / kPanelOutputs, [&](std::int64_t piece, int member) {
             const std::int64_t first = piece * kPanelOutputs, width = std::min(kPanelOutputs, op.outputs - first);
             if (leaves(at, matrix_work(here, width, op.x.length, 1))) return;
-            const Panel panel(scratch.at<char>(count * x_room + member * panel_room), conversion.pieces, group);
+            const Panel panel(scratch.at<char>(count * x_room + member * of_member), conversion.pieces, group);
             for (std::int64_t v = 0; v < kPanelVectors; ++v)
                 for (std::int64_t k = 0; k < conversion.pieces; ++k) steps.fill_piece(op, first, width, v, k, panel);
             for (std::int64_t r = 0; r < here; r += kRows) {

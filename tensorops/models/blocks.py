@@ -92,12 +92,6 @@ class BlockWeight:
     blocks: Any
     format: str
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the represented matrix."""
-        of = formats.get(self.format)
-        return self.blocks.shape[0], self.blocks.shape[1] // of.nbytes * of.elements
-
 
 @dataclass(frozen=True)
 class Tensor:
