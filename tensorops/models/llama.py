@@ -14,8 +14,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 import tensorops as tp
-from tensorops._validation import as_choice
-from tensorops.ops.quantization import PRECISIONS
 from tensorops.persistent.ranks import Ranks, connect
 
 from ._errors import GGUFError
@@ -27,7 +25,7 @@ from .pages import PagedKVCache
 from .persistent import StepOptions, on_host, persistent
 from .ranks import HEADS, WHOLE, divide
 from .steps import ALONE, choose, logits_of, run_blocks
-from .weights import Matrix, arrange
+from .weights import PRECISIONS, Matrix, arrange
 
 if TYPE_CHECKING:
     import os
@@ -225,7 +223,8 @@ class Llama:
         mpi_rank: int | None = None,
         precision: str = "highest",
     ) -> None:
-        precision = as_choice("Llama", "precision", precision, PRECISIONS)
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
         backend = backend or _default_backend(mesh)
         self.config = config
         self.tokenizer = tokenizer

@@ -107,7 +107,9 @@ class Memory:
         return placed
 
 
-# Formats whose affine form is as small, or nearly so, and is multiplied faster where weights are in caches, as scales need
+PRECISIONS = ("highest", "high", "low")  # of `tensorops.quantized_linear`
+
+# Formats whose affine form is as small, or nearly so, and is multiplied faster where weights are in caches: scales need
 # not be gathered from blocks. With inputs in 8 bits, blocks are faster.
 AS_GROUPS = ("q4_0", "q4_1", "q8_0")
 

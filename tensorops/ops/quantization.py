@@ -264,14 +264,14 @@ def quantize(
 @operator(check=_check_dequantize)
 def dequantize(
     weight: ArrayInput,
-    scales: ArrayInput | None = None,
+    scales: ArrayOfKind[KindT] | None = None,
     biases: ArrayInput | None = None,
     *,
     bits: int = 4,
     group_size: int = 32,
     mode: str = "affine",
     format: str = "affine",
-) -> Array:
+) -> KindT:
     r"""Return the numbers of a quantized matrix: the inverse of `quantize`, or those that blocks of a format hold.
 
     .. math:: w = s \, q + b

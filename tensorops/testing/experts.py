@@ -245,7 +245,7 @@ def _grouped_quantized_linear_cases() -> Iterator[Case]:
                 f"{name}_{rows}",
                 partial(
                     lambda r, n, m: args(
-                        normal(r, m, 512), r.integers(0, 3, m), random_blocks(r, n, 3, 17, 512), format=n
+                        normal(r, m, 256), r.integers(0, 3, m), random_blocks(r, n, 3, 17, 256), format=n
                     ),
                     n=name,
                     m=rows,
@@ -340,11 +340,11 @@ def _layer_of_blocks(r: np.random.Generator) -> Arguments:
     def blocks(name: str, *shape: int) -> Any:
         return random_blocks(r, name, *shape)
 
-    first = (normal(r, 5, 256), _logits(r, 5, 4), blocks("q4_k", 4, 64, 256), blocks("q8_0", 4, 256, 32))
+    first = (normal(r, 5, 256), _logits(r, 5, 2), blocks("q4_k", 2, 64, 256), blocks("q8_0", 2, 256, 32))
     shared = {"shared_gate_up_proj": blocks("q6_k", 64, 256), "shared_down_proj": blocks("q5_0", 256, 32)}
     formats = dict(zip(("gate_up_format", "down_format"), ("q4_k", "q8_0"), strict=True))
     formats |= {"shared_gate_up_format": "q6_k", "shared_down_format": "q5_0"}
-    return first, {**shared, **formats, "top_k": 2}
+    return first, {**shared, **formats, "top_k": 1}
 
 
 def _moe_cases() -> Iterator[Case]:

@@ -25,7 +25,7 @@ references = SimpleNamespace(**REFERENCES)
 
 
 # The family modules import only the standard library, NumPy and each other.
-FREE = ("assertions", "entries", "values", *(path.stem for path in (ROOT / "ops").glob("[a-z]*.py")))
+FREE = ("_stored_blocks", "assertions", "entries", "values", *(path.stem for path in (ROOT / "ops").glob("[a-z]*.py")))
 
 
 @pytest.mark.parametrize("file", FREE)
