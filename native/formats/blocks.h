@@ -20,9 +20,9 @@ struct BlockDefaults {
     static constexpr int kLowBits = 4, kHighBits = 0;  // of a code
     static constexpr Field high(int) { return {}; }    // where the upper bits are
     static constexpr bool kHasFifthBits = false;
-    static constexpr int fifth_bits(int) { return 0; }     // the byte with those of eight neighbours
-    static constexpr const std::int8_t* kTable = nullptr;  // the codes are places in it
-    static constexpr std::uint8_t kSign = 0;               // is added to signed bytes
+    static constexpr int fifth_bits(int) { return 0; }  // the byte with those of eight neighbours
+    static constexpr bool kHasTable = false;            // of values, in which codes are places: kTable
+    static constexpr std::uint8_t kSign = 0;            // is added to signed bytes
 };
 
 // Eight neighbours of a row of nibbles, where 32 are the low halves of 16 bytes, then their high ones

@@ -6,6 +6,7 @@ namespace tensorops::TENSOROPS_TARGET {
 
 struct iq4_xs : BlockDefaults {
     static constexpr int kElements = 256, kBytes = 136, kGroup = 32, kMax = 240, kOffset = 127;
+    static constexpr bool kHasTable = true;
     static constexpr const std::int8_t* kTable = kIq4;
 
     static constexpr Field low(int eight) {

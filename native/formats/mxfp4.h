@@ -9,6 +9,7 @@ inline constexpr std::int8_t kE2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3
 
 struct mxfp4 : BlockDefaults {
     static constexpr int kElements = 32, kBytes = 17, kGroup = 32, kMax = 24, kOffset = 12;
+    static constexpr bool kHasTable = true;
     static constexpr const std::int8_t* kTable = kE2M1;
 
     static constexpr Field low(int eight) { return {1 + nibbles_of_32(eight).offset, nibbles_of_32(eight).shift}; }

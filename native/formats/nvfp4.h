@@ -6,6 +6,7 @@ namespace tensorops::TENSOROPS_TARGET {
 
 struct nvfp4 : BlockDefaults {
     static constexpr int kElements = 64, kBytes = 36, kGroup = 16, kMax = 24, kOffset = 12;
+    static constexpr bool kHasTable = true;
     static constexpr const std::int8_t* kTable = kE2M1;
 
     static constexpr Field low(int eight) { return {4 + eight / 2 * 8, eight % 2 * 4}; }

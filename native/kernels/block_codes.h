@@ -169,7 +169,7 @@ inline __attribute__((always_inline)) Codes codes(const std::uint8_t* p) {
         found |= reinterpret_cast<Codes>(reinterpret_cast<U32>(upper) << static_cast<std::uint32_t>(F::kLowBits));
     }
     if constexpr (F::kHasFifthBits) found |= fifth_bits<F, j>(p);
-    if constexpr (F::kTable != nullptr) found = looked_up<F>(found);
+    if constexpr (F::kHasTable) found = looked_up<F>(found);
     return found;
 }
 
@@ -285,7 +285,7 @@ inline __attribute__((always_inline)) __m512i codes_by_group(const std::uint8_t*
         found = _mm512_ternarylogic_epi32(found, turned, all_bytes(mask), 0xf8);  // found | (turned & mask)
     }
     if constexpr (F::kHasFifthBits) found = _mm512_or_si512(found, fifth_bits_by_group<F, j>(p));
-    if constexpr (F::kTable != nullptr) found = reinterpret_cast<__m512i>(looked_up<F>(reinterpret_cast<Codes>(found)));
+    if constexpr (F::kHasTable) found = reinterpret_cast<__m512i>(looked_up<F>(reinterpret_cast<Codes>(found)));
     return found;
 }
 

@@ -168,8 +168,8 @@ bool XRows<D>::make(const float* x, char* memory, XRow<D>& row) const {
         const float largest = largest_magnitude(x + i, kFixed);
         if (!has_scale(largest)) return false;
         const float per_unit = largest > 0 ? D::kUnits / largest : 0, scale = largest / D::kUnits;
-        // What codes are multiplied by. Products with minima take the same numbers: the errors of rounding them are then
-        // multiplied by weights, not by codes, which are larger.
+        // What codes are multiplied by. Products with minima take the same numbers: the errors of rounding them are
+        // then multiplied by weights, not by codes, which are larger.
         float multiplied[kFixed];
         for (std::int64_t k = i; k < i + kFixed; k += kLanes<float>) {
             const Vec<float> v = load(x + k) * per_unit;
