@@ -91,7 +91,7 @@ def operator_task(name: str, *, after_torch: bool) -> tuple[str, Timed]:
 def decode_task(path: str, *, after_torch: bool) -> tuple[str, Timed]:
     """Return the backend of a model, and the task to decode one token."""
     from tensorops.models import Llama
-    from tensorops.models.llama import default_backend
+    from tensorops.models.language_model import default_backend
 
     backend = default_backend()
     llama = Llama.from_gguf(path, backend)

@@ -22,8 +22,8 @@ from jax.experimental import topologies
 
 import tensorops as tp
 from tensorops.models import LlamaConfig
-from tensorops.models.llama import forward
 from tensorops.models.mesh import MeshRanks
+from tensorops.models.network import forward
 from tensorops.models.ranks import HEADS, WHOLE, divide
 from tensorops.models.weights import arrange
 

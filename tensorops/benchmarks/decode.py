@@ -84,10 +84,10 @@ class Decoding:
 
 def steps(path: str, backend: str) -> dict[str, Callable[[], object]]:
     """Return a step as a persistent kernel, and as models call it, at the same position; each prepared when asked."""
-    from tensorops.models import Llama
+    from tensorops.models import LanguageModel
     from tensorops.models.persistent import on_host
 
-    llama = Llama.from_gguf(path, backend, compile=resolve(backend).library.jit)
+    llama = LanguageModel.load(path, backend, compile=resolve(backend).library.jit)
     kernel = llama.persistent(max_seq_length=CAPACITY)
     cache = filled_cache(llama)
     there = [tensorops.to_backend(np.asarray([n], np.int32), backend) for n in (5, POSITION)]
@@ -128,9 +128,9 @@ def prepare(path: str, backend: str, way: str) -> Callable[[], object]:
     """Return one way alone: a backend that cannot replay steps can still be called."""
     if way == PERSISTENT:
         return steps(path, backend)[way]
-    from tensorops.models import Llama
+    from tensorops.models import LanguageModel
 
-    return from_python(Llama.from_gguf(path, backend, compile=resolve(backend).library.jit))
+    return from_python(LanguageModel.load(path, backend, compile=resolve(backend).library.jit))
 
 
 def weight_bytes(path: Path) -> int:

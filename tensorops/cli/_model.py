@@ -14,27 +14,27 @@ from tensorops.backends.registry import resolve
 from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
-    from tensorops.models import Llama
+    from tensorops.models import LanguageModel
 
 
 def default_backend() -> Backend:
     """Return the default backend of a model."""
     try:
-        from tensorops.models import llama
+        from tensorops.models import language_model
     except ImportError as error:
         raise click.ClickException(str(error)) from None
-    return resolve(llama.default_backend())
+    return resolve(language_model.default_backend())
 
 
-def load(path: Path, backend: Backend, ranks: int = 1, precision: str = "highest") -> Llama:
+def load(path: Path, backend: Backend, ranks: int = 1, precision: str = "highest") -> LanguageModel:
     """Load a model, or a rank's part, compiled if the library compiles Python functions of arrays."""
     try:
-        from tensorops.models import Llama
+        from tensorops.models import LanguageModel
         from tensorops.models.mesh import mesh_of
 
         mesh = mesh_of(backend.name, ranks) if ranks > 1 else None
         world_size = ranks if mesh is None else 1
-        return Llama.from_gguf(
+        return LanguageModel.load(
             path,
             backend.name,
             compile=backend.library.jit,
@@ -46,12 +46,12 @@ def load(path: Path, backend: Backend, ranks: int = 1, precision: str = "highest
         raise click.ClickException(str(error)) from None
 
 
-def generate(llama: Llama, prompt: list[int], **options: Any) -> Iterator[int]:
+def generate(model: LanguageModel, prompt: list[int], **options: Any) -> Iterator[int]:
     """Continue the tokens of a prompt; a refusal of the model is an error of the command."""
     if not prompt:
         raise click.ClickException("the prompt has no character in the model's vocabulary")
     try:
-        return llama.generate_ids(prompt, **options)
+        return model.generate_ids(prompt, **options)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
 

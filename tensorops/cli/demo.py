@@ -42,16 +42,16 @@ class Outcome:
 
 def run(path: Path, backend: Backend, prompt: str, count: int) -> Outcome:
     """Continue the prompt on one backend, greedily."""
-    llama = _model.load(path, backend)
-    assert llama.tokenizer is not None
-    prompt_ids = llama.tokenizer.encode(prompt)
-    tokens = _model.generate(llama, prompt_ids, max_new_tokens=count)
+    network = _model.load(path, backend)
+    assert network.tokenizer is not None
+    prompt_ids = network.tokenizer.encode(prompt)
+    tokens = _model.generate(network, prompt_ids, max_new_tokens=count)
     with tensorops.trace() as log:  # in a separate run, because recording takes time
-        list(_model.generate(llama, prompt_ids, max_new_tokens=min(count, 2)))
+        list(_model.generate(network, prompt_ids, max_new_tokens=min(count, 2)))
     watch = _model.Stopwatch()
     ids = list(watch.watch(tokens))
     kernels = sorted(f"{name}: {', '.join(sorted(k))}" for name, k in log.kernels.items() if k - {"generic", "-"})
-    return Outcome(backend.name, ids, llama.tokenizer.decode(ids), watch, "\n".join(kernels) or "generic bodies")
+    return Outcome(backend.name, ids, network.tokenizer.decode(ids), watch, "\n".join(kernels) or "generic bodies")
 
 
 def why_skipped(backend: Backend) -> str:

@@ -32,7 +32,7 @@ from tensorops.libraries import Backend
 from tensorops.ops.quantization import PRECISIONS
 
 if TYPE_CHECKING:
-    from tensorops.models import Llama
+    from tensorops.models import LanguageModel
     from tensorops.models.tokenizer import Tokenizer
 
 
@@ -150,15 +150,15 @@ def generate(
     chosen = backend or configured_backend() or _model.default_backend()
     require_available(chosen, option="--backend" if backend else "")
     with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext():
-        llama = _model.load(model_path(model), chosen, tensor_parallel, precision)
+        network = _model.load(model_path(model), chosen, tensor_parallel, precision)
         name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name
         options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         options |= {"min_p": min_p, "seed": seed}
         if prompt is not None:
-            _stream(llama, prompt, chat, name, options)
+            _stream(network, prompt, chat, name, options)
         else:
             _write_batch(
-                llama, [_encoded(llama, line, chat, max_new_tokens) for line in lines], name, max_batch, options
+                network, [_encoded(network, line, chat, max_new_tokens) for line in lines], name, max_batch, options
             )
 
 
@@ -179,20 +179,20 @@ def _prompt(content: str, name: str) -> str:
         raise click.BadParameter(str(error), param_hint=name) from None
 
 
-def _stream(llama: Llama, prompt: str, chat: bool, name: str, options: dict[str, Any]) -> None:
+def _stream(network: LanguageModel, prompt: str, chat: bool, name: str, options: dict[str, Any]) -> None:
     """Write the text that follows a prompt as it becomes known."""
-    assert llama.tokenizer is not None  # files without one are refused when they are read
+    assert network.tokenizer is not None  # files without one are refused when they are read
     watch = _model.Stopwatch()
-    text = _encoded(llama, prompt, chat, options["max_new_tokens"])
+    text = _encoded(network, prompt, chat, options["max_new_tokens"])
     if text.error:
         raise click.ClickException(text.error)
-    tokens = llama.generate_ids(text.ids, **options)
-    if llama.mpi_rank:  # the first rank says the same
+    tokens = network.generate_ids(text.ids, **options)
+    if network.mpi_rank:  # the first rank says the same
         list(tokens)
         return
     if not chat:
         click.echo(prompt, nl=False)
-    for piece in llama.tokenizer.stream(watch.watch(tokens)):
+    for piece in network.tokenizer.stream(watch.watch(tokens)):
         click.echo(piece, nl=False)
     click.echo()
     count = len(watch.stamps)
@@ -200,7 +200,9 @@ def _stream(llama: Llama, prompt: str, chat: bool, name: str, options: dict[str,
         end = "the end of the text"
     else:
         end = (
-            "--max-new-tokens" if options["max_new_tokens"] else f"the context of {llama.config.context_length} tokens"
+            "--max-new-tokens"
+            if options["max_new_tokens"]
+            else f"the context of {network.config.context_length} tokens"
         )
     messages.print(
         f"[dim]{name}: {count} tokens, to {end}; {watch.tokens_per_second:.1f} tokens/s; "
@@ -220,35 +222,37 @@ class _Text:
     error: str = ""
 
 
-def _encoded(llama: Llama, prompt: str, chat: bool, max_new_tokens: int | None) -> _Text:
-    assert llama.tokenizer is not None
+def _encoded(network: LanguageModel, prompt: str, chat: bool, max_new_tokens: int | None) -> _Text:
+    assert network.tokenizer is not None
     try:
-        ids = llama.tokenizer.encode_prompt(checked_text(prompt), chat=chat)
+        ids = network.tokenizer.encode_prompt(checked_text(prompt), chat=chat)
         if not ids:
             raise ValueError("the prompt has no character in the model's vocabulary")
-        return _Text(prompt, ids, llama.count_new_tokens(len(ids), max_new_tokens))
+        return _Text(prompt, ids, network.count_new_tokens(len(ids), max_new_tokens))
     except ValueError as error:  # the template comes from the file
         return _Text(prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), error=str(error))
 
 
-def _write_batch(llama: Llama, texts: list[_Text], name: str, max_batch: int, options: dict[str, Any]) -> None:
+def _write_batch(
+    network: LanguageModel, texts: list[_Text], name: str, max_batch: int, options: dict[str, Any]
+) -> None:
     """Write a line of JSON for each text in their order, as soon as its turn has come."""
-    assert llama.tokenizer is not None
+    assert network.tokenizer is not None
     watch = _model.Stopwatch()
     right = [text for text in texts if not text.error]
     ended: set[int] = set()
     number = 0
     try:
-        steps = llama.generate_batch([t.ids for t in right], max_batch=max_batch, on_end=ended.add, **options)
+        steps = network.generate_batch([t.ids for t in right], max_batch=max_batch, on_end=ended.add, **options)
         for text in texts:
             while not text.error and number not in ended and (step := next(steps, None)) is not None:
                 right[step[0]].added.append(step[1])
             number += not text.error
-            if not llama.mpi_rank:  # the first rank says the same
-                click.echo(json.dumps(_answer(text, llama.tokenizer), ensure_ascii=False))
+            if not network.mpi_rank:  # the first rank says the same
+                click.echo(json.dumps(_answer(text, network.tokenizer), ensure_ascii=False))
     except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
-    if llama.mpi_rank:
+    if network.mpi_rank:
         return
     count, seconds = sum(len(text.added) for text in right), time.perf_counter() - watch.started
     rate = f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s with the prompts"

@@ -4,17 +4,19 @@ Install the requirements with ``pip install 'tensorops[models]'``.
 """
 
 from ._errors import GGUFError
-from .config import LlamaConfig
+from .config import LlamaConfig, ModelConfig
 from .gguf import open_gguf
-from .llama import Llama
+from .language_model import LanguageModel, Llama
 from .pages import OutOfPagesError, PagedKVCache
 from .safetensors_files import load_safetensors, save_safetensors
 from .tokenizer import Tokenizer
 
 __all__ = [
     "GGUFError",
+    "LanguageModel",
     "Llama",
     "LlamaConfig",
+    "ModelConfig",
     "OutOfPagesError",
     "PagedKVCache",
     "Tokenizer",

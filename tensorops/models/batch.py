@@ -22,7 +22,7 @@ from .persistent import StepOptions, persistent, step_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .llama import Llama
+    from .language_model import LanguageModel
 
 __all__ = ["Batch"]
 
@@ -69,7 +69,7 @@ class Batch:
 
     Parameters
     ----------
-    llama : Llama
+    llama : LanguageModel
         The model; its arrays are NumPy's, JAX's or PyOpenCL's.
     cache : PagedKVCache
         The pages of all sequences.
@@ -85,7 +85,7 @@ class Batch:
         Called with the number of each sequence that has ended, after its last token was handed over.
     """
 
-    llama: Llama
+    llama: LanguageModel
     cache: PagedKVCache
     max_batch: int
     max_seq_length: int

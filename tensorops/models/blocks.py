@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +20,11 @@ except ImportError as error:
     raise missing("gguf") from error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._open_file import OpenFile
 
-__all__ = ["SUPPORTED_TYPES", "BlockWeight", "QuantizedWeight", "Tensor"]
+__all__ = ["SUPPORTED_TYPES", "BlockWeight", "ComputedTensor", "QuantizedWeight", "Tensor"]
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -59,19 +62,19 @@ class QuantizedWeight:
     group_size: int
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the represented matrix."""
-        rows, width = self.weight.shape
-        return rows, width * 8 // self.bits
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns of the represented matrix, after the number of experts if there is one for each."""
+        *rows, width = self.weight.shape
+        return (*rows, width * 8 // self.bits)
 
     def part(self, axis: int, start: int, stop: int) -> QuantizedWeight:
-        """Return some rows (axis 0) or columns (axis 1, in whole groups), in host memory."""
+        """Return a part along an axis, of the last one in whole groups, in host memory."""
         length = self.shape[axis]
 
         def some(array: Any) -> npt.NDArray[Any]:
             wanted = slice(start * array.shape[axis] // length, stop * array.shape[axis] // length)
             host = tp.to_backend(array, "numpy")
-            return np.ascontiguousarray(host[wanted] if axis == 0 else host[:, wanted])
+            return np.ascontiguousarray(host[(slice(None),) * axis + (wanted,)])
 
         biases = None if self.biases is None else some(self.biases)
         return replace(self, weight=some(self.weight), scales=some(self.scales), biases=biases)
@@ -110,7 +113,9 @@ class Tensor:
     start, nbytes : int
         Its first byte in the file, and its number of bytes.
     stride : int, optional
-        The number of bytes from a row in the file to the next, of a part with some columns.
+        The number of bytes from a piece in the file to the next, of a part that consists of several.
+    pieces : int, optional
+        How many there are.
     is_part : bool, optional
         Whether it is a part of a tensor in the file.
     """
@@ -122,6 +127,7 @@ class Tensor:
     start: int
     nbytes: int
     stride: int | None = None
+    pieces: int = 1
     is_part: bool = False
 
     @property
@@ -129,20 +135,24 @@ class Tensor:
         """The stored bytes, read from the file again."""
         if self.stride is None:
             return self.file.read(self.start, self.nbytes, f"tensor {self.name}")
-        rows, width = self.shape[0], self.nbytes // self.shape[0]
-        starts = range(self.start, self.start + rows * self.stride, self.stride)
+        width = self.nbytes // self.pieces
+        starts = range(self.start, self.start + self.pieces * self.stride, self.stride)
         return np.concatenate([self.file.read(start, width, f"tensor {self.name}") for start in starts])
 
     def part(self, axis: int, start: int, stop: int) -> Tensor:
-        """Return some rows (axis 0) or columns (axis 1, in whole groups) of a matrix, whose bytes alone are read."""
-        rows, columns = self.shape
-        row = self.nbytes // rows
-        if axis == 0:
-            shape, start, nbytes = (stop - start, columns), self.start + start * row, (stop - start) * row
-            return replace(self, is_part=True, shape=shape, start=start, nbytes=nbytes)
-        first, end = start * row // columns, stop * row // columns
-        shape, nbytes = (rows, stop - start), rows * (end - first)
-        return replace(self, is_part=True, shape=shape, start=self.start + first, nbytes=nbytes, stride=row)
+        """Return a part along an axis, of the last one in whole groups; no other bytes are read."""
+        if self.stride is not None:
+            raise ValueError(f"tensor {self.name}: a part of a part")
+        pieces = prod(self.shape[:axis])
+        whole = self.nbytes // pieces
+        first, end = (place * whole // self.shape[axis] for place in (start, stop))
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        made = replace(self, is_part=True, shape=shape, start=self.start + first, nbytes=pieces * (end - first))
+        return made if pieces == 1 else replace(made, stride=whole, pieces=pieces)
+
+    def computed(self, function: Callable[[Float32], Float32], shape: tuple[int, ...] | None = None) -> ComputedTensor:
+        """Return the tensor of a function of the values; of the same shape, unless another one is given."""
+        return ComputedTensor(self.name, shape or self.shape, lambda: function(self.dequantize()))
 
     @property
     def group_size(self) -> int:
@@ -241,3 +251,53 @@ class Tensor:
 
     def _error(self, problem: str) -> GGUFError:
         return GGUFError(self.file.path, f"tensor {self.name}", problem)
+
+
+@dataclass(frozen=True)
+class ComputedTensor:
+    """A tensor that is computed when it is needed, from what a folder holds in another form.
+
+    Parameters
+    ----------
+    name : str
+        The name that it has in a GGUF file.
+    shape : tuple of int
+        As for `Tensor`.
+    make : callable
+        Returns the values, a float32 array or a `QuantizedWeight` of this shape.
+    group_size : int, optional
+        As for `Tensor`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    make: Callable[[], Float32 | QuantizedWeight]
+    group_size: int = 1
+
+    def computed(self, function: Callable[[Float32], Float32], shape: tuple[int, ...] | None = None) -> ComputedTensor:
+        """Return the tensor of a function of the values; of the same shape, unless another one is given."""
+        return ComputedTensor(self.name, shape or self.shape, lambda: function(self.dequantize()))
+
+    @property
+    def nbytes(self) -> int:
+        """The approximate number of bytes."""
+        return 4 * prod(self.shape)
+
+    def part(self, axis: int, start: int, stop: int) -> ComputedTensor:
+        """Return a part along an axis, of the last one in whole groups."""
+
+        def make() -> Float32 | QuantizedWeight:
+            whole = self.make()
+            if isinstance(whole, QuantizedWeight):
+                return whole.part(axis, start, stop)
+            return np.ascontiguousarray(whole[(slice(None),) * axis + (slice(start, stop),)])
+
+        return replace(self, shape=(*self.shape[:axis], stop - start, *self.shape[axis + 1 :]), make=make)
+
+    def dequantize(self) -> Float32:
+        """Return the values in float32."""
+        made = self.make()
+        if not isinstance(made, QuantizedWeight):
+            return made
+        values = tp.dequantize(made.weight, made.scales, made.biases, bits=made.bits, group_size=made.group_size)
+        return np.asarray(values)

@@ -23,49 +23,62 @@ Array = Any
 
 
 class Slots:
-    """The places of one step's tokens in a cache, and the tokens that they may attend to.
+    """Keys and values of a step, with those of its tokens in their places, and what attention sees of them.
 
     Parameters
     ----------
     positions : array of int, shape (tokens,)
         Consecutive positions in the text; a position is also the slot that holds its key and value.
-    capacity : int
-        The number of slots.
+    keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
+        The slots of every block.
     start : int, optional
         The first position, as a number; if given, new keys and values are written into the old arrays.
 
     Attributes
     ----------
-    mask : array of bool, shape (tokens, slots), or None
-        True where a token attends: to itself and to those before it; None if it attends to all.
+    keys, values : list of array
+        With the new tokens in place, of the blocks that have attended.
     """
 
-    def __init__(self, positions: Array, capacity: int, start: int | None = None) -> None:
-        self._xp = xp = tp.get_namespace(positions)
-        self._count = positions.shape[0]
-        self._start = start
-        self._end = capacity if start is None else start + self._count
-        self.mask = None
-        if start is not None and self._count == 1:
+    def __init__(
+        self, positions: Array, keys: Sequence[Array], values: Sequence[Array], start: int | None = None
+    ) -> None:
+        self.keys, self.values = list(keys), list(values)
+        self._xp = tp.get_namespace(positions)
+        self._count, self._start = positions.shape[0], start
+        if start is not None:
             return
-        self._positions = positions
-        self._updates = _has_updates(positions)
-        slots = xp.arange(self._end, dtype=positions.dtype)
-        self.mask = xp.expand_dims(slots, axis=0) <= xp.expand_dims(positions, axis=1)
-        if start is not None or self._updates:
-            return
-        offset = slots - positions[:1]
-        self._is_new = xp.expand_dims((offset >= 0) & (offset < self._count), axis=1)
-        self._source = xp.clip(offset, 0, self._count - 1)
+        xp, self._positions, self._updates = self._xp, positions, _has_updates(positions)
+        self._masks: dict[int | None, Array] = {}
+        slots = xp.arange(keys[0].shape[2], dtype=positions.dtype)
+        self._ahead = xp.expand_dims(positions, axis=1) - xp.expand_dims(slots, axis=0)
+        if not self._updates:
+            offset = slots - positions[:1]
+            self._is_new = xp.expand_dims((offset >= 0) & (offset < self._count), axis=1)
+            self._source = xp.clip(offset, 0, self._count - 1)
 
-    def used(self, placed: Array) -> Array:
-        """Return the slots of `placed`, as `place` returns it, to which `mask` belongs: those after them are free.
+    def attend(self, number: int, q: Array, k: Array, v: Array, **options: Any) -> Array:
+        """Return what attention gives, for the number of a block, queries, keys and values, and its options."""
+        self.keys[number] = k = self._placed(self.keys[number], k)
+        self.values[number] = v = self._placed(self.values[number], v)
+        window = options.pop("window", None)
+        if self._start is None:  # a compiler needs all slots, as the number of those in use changes with every token
+            return tp.scaled_dot_product_attention(q, k, v, mask=self._mask(window), **options)
+        end = self._start + self._count
+        first = 0 if window is None else max(self._start + 1 - window, 0)
+        seen = (slots[:, :, first:end, :] for slots in (k, v))
+        if self._count == 1:
+            return tp.scaled_dot_product_attention(q, *seen, **options)
+        return tp.scaled_dot_product_attention(q, *seen, is_causal=True, window=window, **options)
 
-        A compiler needs all of them, as their number changes with every token.
-        """
-        return placed if self._start is None else placed[:, :, : self._end, :]
+    def _mask(self, window: int | None) -> Array:
+        """Return an array of bool, (tokens, slots): to which a token attends, itself and those before it."""
+        if window not in self._masks:
+            mask = self._ahead >= 0
+            self._masks[window] = mask if window is None else mask & (self._ahead < window)
+        return self._masks[window]
 
-    def place(self, old: Array, new: Array) -> Array:
+    def _placed(self, old: Array, new: Array) -> Array:
         """Return `old` (1, heads, capacity, head_dim) with `new` (1, heads, tokens, head_dim) in its slots."""
         old = self._xp.asarray(old)
         if self._start is not None:

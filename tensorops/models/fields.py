@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._errors import GGUFError
 
@@ -65,6 +65,23 @@ class Fields:
         if type(value) is not int or value < 1:
             raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a positive integer")
         return value
+
+    def natural(self, key: str, default: int) -> int:
+        """Return an integer that is not negative."""
+        return 0 if self.file.metadata.get(key, default) == 0 else self.count(key, default)
+
+    def windows(self, name: str, period: int, default: int | None = None) -> dict[str, Any]:
+        """Return `window` and `windowed` of a `ModelConfig`: one in `period` blocks has no window; with 0, all have."""
+        key, pattern = f"{name}.attention.sliding_window", f"{name}.attention.sliding_window_pattern"
+        blocks, window = self.count(f"{name}.block_count"), self.natural(key, default or 0)
+        if not window:
+            return {}
+        given = self.file.metadata.get(pattern, period)
+        if isinstance(given, int) and given >= 0:
+            given = [not given or block % given < given - 1 for block in range(blocks)]
+        if (getattr(given, "shape", None) is None and not isinstance(given, list)) or len(given) != blocks:
+            raise self.error(pattern, f"not one boolean for each of {blocks} blocks")
+        return {"window": window, "windowed": tuple(block for block, is_windowed in enumerate(given) if is_windowed)}
 
     def index(self, key: str, length: int) -> int | None:
         """Return an index below `length`, or None if there is no such key."""

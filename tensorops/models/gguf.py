@@ -16,7 +16,7 @@ import numpy as np
 
 from ._errors import GGUFError, missing
 from ._open_file import OpenFile
-from .blocks import SUPPORTED_TYPES, Tensor
+from .blocks import SUPPORTED_TYPES, ComputedTensor, Tensor
 
 try:
     from gguf.constants import (
@@ -31,6 +31,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
 __all__ = ["GGUFFile", "open_gguf"]
 
@@ -66,13 +67,16 @@ class GGUFFile:
         The file, for messages.
     metadata : dict
         Values by key; arrays of strings are lists, arrays of numbers are NumPy arrays.
-    tensors : dict
-        `Tensor` by name.
+    tensors : mapping
+        `Tensor` by name, or in a folder `ComputedTensor`.
+    is_folder : bool
+        Whether it is a folder of Hugging Face, read with the names of a GGUF file.
     """
 
     path: str
     metadata: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor | ComputedTensor]
+    is_folder: bool = False
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:

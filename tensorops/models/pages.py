@@ -348,7 +348,7 @@ class PagedKVCache:
         batch: int | None = None,
         positions: Sequence[int] | None = None,
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return where tokens of some sequences are, for a step of `Llama.persistent`.
+        """Return where tokens of some sequences are, for a step of `LanguageModel.persistent`.
 
         Parameters
         ----------

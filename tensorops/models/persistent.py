@@ -12,20 +12,20 @@ import tensorops as tp
 from tensorops.persistent import MODES
 from tensorops.persistent.ranks import MPIRanks
 
+from .network import decode, onepass, prefill
 from .ranks import HEADS, WHOLE
-from .steps import decode, onepass, prefill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
-    from .llama import Llama
+    from .language_model import LanguageModel
 
 __all__ = ["ModelStep", "StepOptions", "persistent"]
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """The arguments of `Llama.persistent` that say what the step is."""
+    """The arguments of `LanguageModel.persistent` that say what the step is."""
 
     mode: str
     batch: int
@@ -114,13 +114,13 @@ class ModelStep(tp.PersistentKernel):
         Parameters
         ----------
         *args
-            See `Llama.persistent`. Those that are not in lists may be arrays of NumPy with any backend. Of positions
-            and counts, they are better than others: nothing waits for a device to check them.
+            See `LanguageModel.persistent`. Those that are not in lists may be arrays of NumPy with any backend. Of
+            positions and counts, they are better than others: nothing waits for a device to check them.
 
         Returns
         -------
         same as the step's
-            See `Llama.persistent`.
+            See `LanguageModel.persistent`.
 
         Raises
         ------
@@ -157,9 +157,9 @@ def on_host(x: Any) -> list[int]:
     return found
 
 
-def step_of(llama: Llama, options: StepOptions) -> Callable[..., Any]:
+def step_of(llama: LanguageModel, options: StepOptions) -> Callable[..., Any]:
     """Return a step as a function of its arguments."""
-    ranks, sizes = llama._ranks, (llama._part, llama.config.vocab_size, llama._ranks)
+    ranks, sizes = llama._ranks, (llama._part, llama._ranks)
     given, axes = (llama._weights, llama._output), [llama._weights, llama._output]
     numbers = [WHOLE] if options.pick["temperature"] else []
     results: Any = (WHOLE, HEADS, HEADS)
@@ -175,8 +175,8 @@ def step_of(llama: Llama, options: StepOptions) -> Callable[..., Any]:
     return partial(ranks.spread(step, (*axes, *own), results), *given)
 
 
-def persistent(llama: Llama, options: StepOptions, **others: Any) -> ModelStep:
-    """Return the step of a model; see `Llama.persistent`."""
+def persistent(llama: LanguageModel, options: StepOptions, **others: Any) -> ModelStep:
+    """Return the step of a model; see `LanguageModel.persistent`."""
     options.check(llama.config.context_length)
     capacity, ranks = options.capacity(llama.config.context_length), llama._ranks
     if isinstance(ranks, MPIRanks):
@@ -192,7 +192,7 @@ def persistent(llama: Llama, options: StepOptions, **others: Any) -> ModelStep:
     return ModelStep(capacity, options.length or 1, move, llama._panels, step_of(llama, options), args, **others)
 
 
-def _example(llama: Llama, options: StepOptions, capacity: int) -> list[Any]:
+def _example(llama: LanguageModel, options: StepOptions, capacity: int) -> list[Any]:
     """Return arguments of one run; keys and values are lists."""
 
     def integers(*arrays: Any) -> list[Any]:

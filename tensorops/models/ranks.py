@@ -17,32 +17,30 @@ import numpy as np
 
 import tensorops as tp
 
-from .blocks import QuantizedWeight, Tensor
+from .architectures import WHOLE, get
+from .blocks import ComputedTensor, QuantizedWeight, Tensor
 
 if TYPE_CHECKING:
-    from .config import LlamaConfig
+    from .config import ModelConfig
 
-__all__ = ["HEADS", "SHARED", "WHOLE", "divide", "part_of"]
+__all__ = ["HEADS", "WHOLE", "divide", "part_of"]
 
-# The axis along which the ranks share a matrix of a block.
-SHARED = {"attn_q": 0, "attn_k": 0, "attn_v": 0, "attn_output": 1, "ffn_gate": 0, "ffn_up": 0, "ffn_down": 1}
 HEADS = 1  # that of a cache
-WHOLE = -1  # none: all ranks have the same
 
 
-def divide(config: LlamaConfig, size: int) -> LlamaConfig:
+def divide(config: ModelConfig, size: int) -> ModelConfig:
     """Return the sizes of one rank's part of a network.
 
     Parameters
     ----------
-    config : LlamaConfig
+    config : ModelConfig
         The sizes of the network.
     size : int
         The number of ranks.
 
     Returns
     -------
-    LlamaConfig
+    ModelConfig
         With the heads, the heads of keys and values, and the hidden features of one rank. If there are fewer heads of
         keys and values than ranks, neighbouring ranks have the same one.
 
@@ -55,21 +53,30 @@ def divide(config: LlamaConfig, size: int) -> LlamaConfig:
         fitting = [n for n in range(1, config.heads + 1) if not _indivisible(config, n)]
         raise ValueError(f"{problem}; possible numbers of ranks: {', '.join(map(str, fitting))}")
     kv_heads = max(1, config.kv_heads // size)
-    return replace(config, heads=config.heads // size, kv_heads=kv_heads, hidden_dim=config.hidden_dim // size)
+    hidden = {name: getattr(config, name) // size for name in _hidden(config)}
+    return replace(config, heads=config.heads // size, kv_heads=kv_heads, **hidden)
 
 
-def _indivisible(config: LlamaConfig, size: int) -> str:
+def _hidden(config: ModelConfig) -> tuple[str, ...]:
+    """Return the fields with numbers of hidden features."""
+    return ("expert_hidden_dim", "shared_hidden_dim") if config.experts else ("hidden_dim",)
+
+
+def _indivisible(config: ModelConfig, size: int) -> str:
     """Return why a network cannot be divided among that many ranks, or an empty string."""
     if config.heads % size:
         return f"{config.heads} query heads cannot be divided among {size} ranks"
     if config.kv_heads % size and size % config.kv_heads:
         return f"{config.kv_heads} heads of keys and values can neither be divided among {size} ranks nor be repeated"
-    if config.hidden_dim % size:
-        return f"{config.hidden_dim} hidden features cannot be divided among {size} ranks"
+    for features in (getattr(config, name) for name in _hidden(config)):
+        if features % size:
+            return f"{features} hidden features cannot be divided among {size} ranks"
+    if size > 1 and not get(config.architecture).is_divisible:
+        return f"networks of the architecture {config.architecture!r} cannot be divided among {size} ranks"
     return ""
 
 
-def part_of(weight: Any, name: str, axis: int, length: int, rank: int, size: int) -> Any:
+def part_of(weight: Any, name: str, axis: int, length: int, rank: int, size: int, start: int | None = None) -> Any:
     """Return the part of a matrix that one rank has.
 
     Parameters
@@ -79,11 +86,13 @@ def part_of(weight: Any, name: str, axis: int, length: int, rank: int, size: int
     name : str
         Its name, for messages.
     axis : int
-        0 for some of its rows, 1 for some of its columns, `WHOLE` for all of it.
+        That of the rows or columns that are divided; `WHOLE` for all of it.
     length : int
         How many of them a rank has; if those of all ranks are more than there are, neighbours have the same.
     rank, size : int
         Whose part, of how many.
+    start : int, optional
+        The first of its rows or columns, if it is not that of the rank.
 
     Returns
     -------
@@ -97,14 +106,15 @@ def part_of(weight: Any, name: str, axis: int, length: int, rank: int, size: int
     """
     if axis == WHOLE or length == weight.shape[axis]:
         return weight
-    group = weight.group_size if isinstance(weight, QuantizedWeight | Tensor) else 1
-    if axis == 1 and length % group:
+    group = weight.group_size if isinstance(weight, QuantizedWeight | Tensor | ComputedTensor) else 1
+    if axis == len(weight.shape) - 1 and length % group:
         raise ValueError(
-            f"weight {name}: each of {size} ranks has {length} of {weight.shape[1]} columns, which are not whole "
+            f"weight {name}: each of {size} ranks has {length} of {weight.shape[axis]} columns, which are not whole "
             f"groups of {group} quantised numbers"
         )
-    start = rank * weight.shape[axis] // size // length * length
-    if isinstance(weight, QuantizedWeight | Tensor):
+    if start is None:
+        start = rank * weight.shape[axis] // size // length * length
+    if isinstance(weight, QuantizedWeight | Tensor | ComputedTensor):
         return weight.part(axis, start, start + length)
     host = tp.to_backend(weight, "numpy")
-    return host[start : start + length] if axis == 0 else np.ascontiguousarray(host[:, start : start + length])
+    return np.ascontiguousarray(host[(slice(None),) * axis + (slice(start, start + length),)])

@@ -1,38 +1,42 @@
-"""The weights of a network: loading them, and the two operations on a matrix.
+"""The weights of a network: loading them, and the operations on a matrix.
 
 A matrix is a float32 array (out, in), `Blocks` of a format, whose type names it, or a tuple ``(weight, scales,
 biases)`` in the affine layout of `tensorops.quantized_linear`, from whose shapes bits and group size follow. So a
 structure of weights consists only of arrays, as compilers such as ``jax.jit`` and ``mx.compile`` require. A list of
-matrices multiplies the same input; its outputs are joined.
+matrices multiplies the same input; its outputs are joined. Matrices of experts have one axis more, in front.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 import tensorops as tp
 from tensorops import formats
 
-from .blocks import BlockWeight, QuantizedWeight, Tensor
+from .architectures import WHOLE, block_weights, find_misfit, get
+from .blocks import BlockWeight, ComputedTensor, QuantizedWeight, Tensor
 from .cache import concat
-from .ranks import SHARED, WHOLE, divide, part_of
+from .ranks import divide, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tensorops.persistent.ranks import Ranks
 
-    from .config import LlamaConfig
+    from .config import ModelConfig
 
-__all__ = ["Memory", "arrange", "embed", "linear", "load"]
+__all__ = ["Memory", "arrange", "embed", "linear", "load", "routed", "separated"]
 
 Array = Any
+Float32 = npt.NDArray[np.float32]
 Matrix = Any  # array, Blocks, (weight, scales, biases), or a list of these
-Weight = Any  # array, QuantizedWeight, BlockWeight or Tensor
+Stored = Any  # array, QuantizedWeight, BlockWeight or Tensor
 
 
 class _Blocks(NamedTuple):
@@ -60,10 +64,6 @@ def _blocks(format: str, precision: str, blocks: Array) -> Blocks:
     return blocks_of(format, precision)(blocks)
 
 
-# Matrices that multiply the same input. As one product they need one call, and the input is prepared once.
-TOGETHER = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up": ("ffn_gate", "ffn_up")}
-
-
 class Memory:
     """Memory for many small arrays, in pieces for which NumPy requests huge pages from the system.
 
@@ -84,7 +84,7 @@ class Memory:
         self._piece = min(expected, self.PIECE)
         self._left = np.empty(0, dtype=np.uint8)
 
-    def copy(self, weight: Weight) -> Weight:
+    def copy(self, weight: Stored) -> Stored:
         """Return a weight with its arrays in this memory, except those that are already large."""
         if isinstance(weight, BlockWeight):
             return replace(weight, blocks=self._place(weight.blocks))
@@ -115,7 +115,7 @@ AS_GROUPS = ("q4_0", "q4_1", "q8_0")
 
 
 def load(
-    tensor: Tensor, backend: str, precision: str = "highest"
+    tensor: Tensor | ComputedTensor, backend: str, precision: str = "highest"
 ) -> np.ndarray[Any, Any] | QuantizedWeight | BlockWeight:
     """Return a tensor in host memory: quantised if a backend has a kernel for it, else in float32.
 
@@ -123,8 +123,8 @@ def load(
 
     Parameters
     ----------
-    tensor : Tensor
-        From a GGUF file.
+    tensor : Tensor or ComputedTensor
+        From a file.
     backend : str
         The backend in force.
     precision : str, optional
@@ -135,7 +135,12 @@ def load(
     numpy.ndarray, QuantizedWeight or BlockWeight
         The weight.
     """
-    if len(tensor.shape) == 2 and tensor.is_quantized:
+    if isinstance(tensor, ComputedTensor):
+        made = tensor.make()
+        if not isinstance(made, QuantizedWeight) or _kernel_for(made, backend) != "generic":
+            return made
+        return tensor.dequantize()
+    if len(tensor.shape) > 1 and tensor.is_quantized:
         are_groups = precision == "highest" and tensor.type.name.lower() in AS_GROUPS
         if not are_groups and _reads_blocks(tensor, backend):
             return tensor.blocks()
@@ -149,9 +154,9 @@ def load(
 def _reads_blocks(tensor: Tensor, backend: str) -> bool:
     """Return whether a backend has a kernel for the blocks of a tensor; asks with one row of zeros."""
     of = formats.get(tensor.type.name.lower())
-    blocks = tp.to_backend(np.zeros((1, tensor.shape[1] // of.elements * of.nbytes), dtype=np.uint8), backend)
-    x = tp.to_backend(np.zeros((1, tensor.shape[1]), dtype=np.float32), backend)
-    return tp.quantized_linear.explain(x, blocks, format=of.name).kernel != "generic"
+    width = tensor.shape[-1] // of.elements * of.nbytes
+    blocks = tp.to_backend(np.zeros((1,) * (len(tensor.shape) - 1) + (width,), dtype=np.uint8), backend)
+    return _product(backend, tensor.shape[-1], blocks, format=of.name) != "generic"
 
 
 def _kernel_for(w: QuantizedWeight, backend: str) -> str:
@@ -159,8 +164,16 @@ def _kernel_for(w: QuantizedWeight, backend: str) -> str:
         w = tp.to_backend(w, backend)
     except TypeError:  # there are no such numbers, as float16 on some OpenCL devices
         return "generic"
-    x = tp.to_backend(np.zeros((1, w.shape[1]), dtype=np.float32), backend)
-    return tp.quantized_linear.explain(x, w.weight, w.scales, w.biases, bits=w.bits, group_size=w.group_size).kernel
+    return _product(backend, w.shape[-1], w.weight, w.scales, w.biases, bits=w.bits, group_size=w.group_size)
+
+
+def _product(backend: str, columns: int, weight: Array, *parameters: Array | None, **options: Any) -> str:
+    """Return the kernel that multiplies one row by a matrix, or by that of an expert."""
+    x = tp.to_backend(np.zeros((1, columns), dtype=np.float32), backend)
+    if weight.ndim == 2:
+        return tp.quantized_linear.explain(x, weight, *parameters, **options).kernel
+    expert = tp.to_backend(np.zeros(1, dtype=np.int32), backend)
+    return tp.grouped_quantized_linear.explain(x, expert, weight, *parameters, **options).kernel
 
 
 def _depends_on_values(tensor: Tensor) -> bool:
@@ -181,13 +194,13 @@ def _with_half_scales(w: QuantizedWeight) -> QuantizedWeight:
 
 
 def arrange(
-    config: LlamaConfig, weights: Mapping[str, Weight], backend: str, ranks: Ranks, precision: str = "highest"
+    config: ModelConfig, weights: Mapping[str, Stored], backend: str, ranks: Ranks, precision: str = "highest"
 ) -> tuple[dict[str, Any], Matrix]:
     """Arrange weights with the names of a GGUF file in the structure of the network.
 
     Parameters
     ----------
-    config : LlamaConfig
+    config : ModelConfig
         The sizes.
     weights : mapping of str to array, QuantizedWeight or Tensor
         The weights by name; they are moved to the backend if necessary, and tensors are read from their file.
@@ -201,8 +214,9 @@ def arrange(
     Returns
     -------
     weights : dict
-        ``embedding``, ``norm``, ``frequencies`` (or None) and ``blocks``, a list of dict by short name, or by the name
-        in `TOGETHER` for several matrices.
+        ``embedding``, ``norm``, ``frequencies`` (or None) of blocks without a window and with one, ``growth`` of
+        queries by position (or None), and ``blocks``, a list of dict by the names in the table of weights, or the names
+        of what they are joined to, without ``.weight``.
     output : array or tuple
         The output matrix; if the network has none, the embedding. Each of several ranks has an equal part of its rows
         or, if there are none, all.
@@ -212,34 +226,48 @@ def arrange(
     ValueError
         A weight is missing, unknown, or has the wrong shape.
     """
-    if misfit := config.find_misfit({name: weight.shape for name, weight in weights.items()}):
+    weights = separated(config, weights)
+    if misfit := find_misfit(config, {name: weight.shape for name, weight in weights.items()}):
         raise ValueError(f"weight {misfit[0]}: {misfit[1]}")
-    memory = Memory(sum(weight.nbytes for weight in weights.values() if isinstance(weight, Tensor)))
-
-    lengths = divide(config, ranks.size).block_shapes()
+    memory = Memory(sum(weight.nbytes for weight in weights.values() if isinstance(weight, Tensor | ComputedTensor)))
 
     def take(*names: str, axis: int = WHOLE, lengths: Sequence[int] = (0,)) -> Any:
         def of_rank(rank: int) -> Any:
             parts = zip(names, lengths, strict=True)
             own = [part_of(weights[name], name, axis, length, rank, ranks.size) for name, length in parts]
+            if names[0].endswith(".bias"):
+                return tp.to_backend(np.concatenate([_on_host(part) for part in own], axis=-1), backend)
             found = _take(memory, own, backend, precision)
             return found[0] if len(found) == 1 else found
 
         return ranks.place(of_rank, axis)
 
-    def of_block(block: int, name: str) -> Any:
-        parts = TOGETHER.get(name, (name,))
-        axis = SHARED.get(parts[0], WHOLE)
-        names = [f"blk.{block}.{part}.weight" for part in parts]
-        return take(*names, axis=axis, lengths=[lengths[part][axis] for part in parts])
+    table, of_one = block_weights(config), block_weights(divide(config, ranks.size))
+
+    def of_block(block: int) -> dict[str, Any]:
+        groups: dict[str, list[tuple[str, int, int]]] = {}
+        for weight, part in zip(table, of_one, strict=True):
+            name = f"blk.{block}.{weight.name}"
+            if name in weights:
+                length = part.shape[weight.axis] if weight.axis != WHOLE else 0
+                groups.setdefault(weight.joined or weight.name, []).append((name, weight.axis, length))
+        made = {}
+        for name, parts in groups.items():
+            names, (axis, *_), lengths = zip(*parts, strict=True)
+            made[name.removesuffix(".weight")] = take(*names, axis=axis, lengths=lengths)
+        return made
+
+    def host(function: Callable[..., Array | None], *arguments: Any) -> Array | None:
+        made = function(config, *arguments)
+        return ranks.place(lambda rank: None if made is None else tp.to_backend(made, backend), WHOLE)
 
     embedding = take("token_embd.weight")
-    factors = weights.get("rope_freqs.weight")
     arranged = {
         "embedding": embedding,
         "norm": take("output_norm.weight"),
-        "frequencies": ranks.place(lambda rank: _frequencies(config, factors, backend), WHOLE),
-        "blocks": [{name: of_block(block, name) for name in _short_names(config)} for block in range(config.blocks)],
+        "frequencies": [host(_frequencies, weights), host(_local_frequencies, weights)],
+        "growth": host(_growth),
+        "blocks": [of_block(block) for block in range(config.blocks)],
     }
     rows, left = divmod(config.vocab_size, ranks.size)
     output = "output.weight" if "output.weight" in weights else "token_embd.weight"
@@ -248,15 +276,30 @@ def arrange(
     return arranged, embedding if output == "token_embd.weight" else take(output)
 
 
-def _short_names(config: LlamaConfig) -> dict[str, None]:
-    """Return the names of one block's weights, those of `TOGETHER` in place of their parts."""
-    whole = {part: name for name, parts in TOGETHER.items() for part in parts}
-    return dict.fromkeys(whole.get(name, name) for name in config.block_shapes())
+def separated(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str, Stored]:
+    """Return weights with the parts of matrices that a file has joined, instead of these."""
+    shapes = {weight.name: weight.shape for weight in block_weights(config)}
+    made = dict(weights)
+    for block in range(config.blocks):
+        for whole, parts in get(config.architecture).fused.items():
+            for kind in ("weight", "bias"):
+                name, names = f"blk.{block}.{whole}.{kind}", [f"{part}.{kind}" for part in parts]
+                if name not in weights or f"blk.{block}.{names[0]}" in weights or not shapes.keys() >= set(names):
+                    continue
+                axis = max(len(shapes[names[0]]) - 2, 0) if kind == "weight" else len(shapes[names[0]]) - 1
+                ends = list(itertools.accumulate((shapes[part][axis] for part in names), initial=0))
+                joined = made[name]
+                if joined.shape[axis : axis + 1] != (ends[-1],):
+                    continue  # which is a misfit
+                del made[name]
+                for part, start, stop in zip(names, ends[:-1], ends[1:], strict=True):
+                    made[f"blk.{block}.{part}"] = part_of(joined, name, axis, stop - start, 0, 1, start)
+    return made
 
 
-def _take(memory: Memory, weights: Sequence[Weight], backend: str, precision: str) -> list[Matrix]:
+def _take(memory: Memory, weights: Sequence[Stored], backend: str, precision: str) -> list[Matrix]:
     """Return weights on a backend; those of a file as one matrix if they have one format."""
-    if not all(isinstance(weight, Tensor) for weight in weights):
+    if not all(isinstance(weight, Tensor | ComputedTensor) for weight in weights):
         return [tp.to_backend(_plain(weight, precision), backend) for weight in weights]  # they stay the caller's
     loaded: list[Any] = [load(tensor, backend, precision) for tensor in weights]
     joined = loaded if len(loaded) == 1 else _join(loaded)
@@ -268,12 +311,17 @@ def _join(weights: list[Any]) -> list[Any]:
     if len({_form(weight) for weight in weights}) > 1:
         return weights
     if isinstance(weights[0], BlockWeight):
-        return [replace(weights[0], blocks=np.concatenate([w.blocks for w in weights]))]
+        return [replace(weights[0], blocks=_rows([w.blocks for w in weights]))]
     if not isinstance(weights[0], QuantizedWeight):
-        return [np.concatenate(weights)]
-    packed, scales = (np.concatenate([getattr(w, part) for w in weights]) for part in ("weight", "scales"))
-    biases = None if weights[0].biases is None else np.concatenate([w.biases for w in weights])
+        return [_rows(weights)]
+    packed, scales = (_rows([getattr(w, part) for w in weights]) for part in ("weight", "scales"))
+    biases = None if weights[0].biases is None else _rows([w.biases for w in weights])
     return [replace(weights[0], weight=packed, scales=scales, biases=biases)]
+
+
+def _rows(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Return arrays one after the other along the axis of a matrix's rows."""
+    return np.concatenate(arrays, axis=max(arrays[0].ndim - 2, 0))
 
 
 def _form(weight: Any) -> tuple[object, ...]:
@@ -285,16 +333,109 @@ def _form(weight: Any) -> tuple[object, ...]:
     return weight.bits, weight.group_size, weight.scales.dtype, weight.biases is None
 
 
-def linear(x: Array, matrix: Matrix) -> Array:
-    """Return ``x @ matrix.T``; of several matrices, the products side by side."""
+def linear(x: Array, matrix: Matrix, bias: Array | None = None) -> Array:
+    """Return ``x @ matrix.T + bias``; of several matrices, the products side by side."""
+    if not isinstance(matrix, tuple | list):
+        return tp.linear(x, matrix, bias)
     if isinstance(matrix, list):
-        return concat([linear(x, each) for each in matrix], axis=1)
-    if not isinstance(matrix, tuple):
-        return tp.linear(x, matrix)
-    if isinstance(matrix, Blocks):
-        return tp.quantized_linear(x, matrix.blocks, format=matrix.format, precision=matrix.precision)
-    bits, group_size = _format(matrix, x.shape[-1])
-    return tp.quantized_linear(x, *matrix, bits=bits, group_size=group_size)
+        y = concat([linear(x, each) for each in matrix], axis=1)
+    elif isinstance(matrix, Blocks):
+        y = tp.quantized_linear(x, matrix.blocks, format=matrix.format, precision=matrix.precision)
+    else:
+        bits, group_size = _format(matrix, x.shape[-1])
+        y = tp.quantized_linear(x, *matrix, bits=bits, group_size=group_size)
+    return y if bias is None else y + bias
+
+
+def routed(
+    x: Array,
+    logits: Array,
+    gate_up: Matrix,
+    down: Matrix,
+    activated: Callable[[Array], Array],
+    *,
+    gate_up_bias: Array | None,
+    down_bias: Array | None,
+    top_k: int,
+    renormalize: bool,
+    is_swiglu: bool,
+) -> Array:
+    """Return the weighted sum of what the experts of a token make of it: by `tensorops.moe`, if that can.
+
+    Parameters
+    ----------
+    x : array, shape (tokens, dim)
+        Features.
+    logits : array, shape (tokens, experts)
+        From which experts are chosen, and their weights are computed.
+    gate_up, down : matrix
+        Of the experts.
+    activated : callable
+        The gated unit of what the first matrix gives.
+    gate_up_bias, down_bias : array or None
+        Added to what the matrices give, (experts, out).
+    top_k : int
+        How many experts each token passes.
+    renormalize : bool
+        Whether their weights are divided by the sum.
+    is_swiglu : bool
+        Whether the gated unit is `tensorops.swiglu`.
+    """
+    options = _expert_options(x.shape[-1], gate_up, down)
+    if options is not None and is_swiglu and gate_up_bias is None and down_bias is None:
+        return tp.moe(x, logits, **options, top_k=top_k, renormalize=renormalize)
+    xp = tp.get_namespace(x, logits)
+    scores, experts = tp.top_k(logits if renormalize else tp.softmax(logits), top_k)
+    weights = tp.softmax(scores) if renormalize else scores
+    both = _grouped(xp, xp.expand_dims(x, axis=1), experts, gate_up, gate_up_bias)
+    y = _grouped(xp, activated(both), experts, down, down_bias)
+    total = y[:, 0, :] * weights[:, :1]
+    for i in range(1, top_k):  # in an order that does not depend on the library
+        total = total + y[:, i, :] * weights[:, i : i + 1]
+    return total
+
+
+def _expert_options(columns: int, gate_up: Matrix, down: Matrix) -> dict[str, Any] | None:
+    """Return arguments of `tensorops.moe`, or None if it does not take such matrices together."""
+    options: dict[str, Any] = {}
+    for name, matrix in (("gate_up", gate_up), ("down", down)):
+        if isinstance(matrix, list):
+            return None
+        if isinstance(matrix, Blocks):
+            options |= {f"{name}_proj": matrix.blocks, f"{name}_format": matrix.format, "precision": matrix.precision}
+        elif isinstance(matrix, tuple):
+            bits, group_size = _format(matrix, columns)
+            if options.get("bits", bits) != bits or options.get("group_size", group_size) != group_size:
+                return None
+            weight, scales, biases = matrix
+            options |= {f"{name}_proj": weight, f"{name}_scales": scales, f"{name}_biases": biases}
+            options |= {"bits": bits, "group_size": group_size}
+        else:
+            options[f"{name}_proj"] = matrix
+        columns = _rows_of(gate_up) // 2
+    return options
+
+
+def _rows_of(matrix: Matrix) -> int:
+    return int((matrix[0] if isinstance(matrix, tuple) else matrix).shape[-2])
+
+
+def _grouped(xp: Any, x: Array, experts: Array, matrix: Matrix, bias: Array | None) -> Array:
+    """Return what the matrices of each row's experts give, (tokens, experts, out)."""
+    if isinstance(matrix, list):
+        y = concat([_grouped(xp, x, experts, each, None) for each in matrix], axis=2)
+    elif isinstance(matrix, Blocks):
+        of, precision = matrix.format, matrix.precision
+        y = tp.grouped_quantized_linear(x, experts, matrix.blocks, format=of, precision=precision)
+    elif isinstance(matrix, tuple):
+        bits, group_size = _format(matrix, x.shape[-1])
+        y = tp.grouped_quantized_linear(x, experts, *matrix, bits=bits, group_size=group_size)
+    else:
+        y = tp.grouped_linear(x, experts, matrix)
+    if bias is None:
+        return y
+    own = xp.take(bias, xp.reshape(experts, (-1,)), axis=0)
+    return y + xp.reshape(own, (*experts.shape, own.shape[-1]))
 
 
 def embed(ids: Array, matrix: Matrix, dim: int, token: int | None = None) -> Array:
@@ -329,15 +470,33 @@ def _plain(weight: Array | QuantizedWeight | BlockWeight, precision: str) -> Mat
 def _format(matrix: tuple[Array, Array, Array | None], columns: int) -> tuple[int, int]:
     """Return bits and group size."""
     weight, scales, _ = matrix
-    return 8 * weight.shape[1] // columns, columns // scales.shape[1]
+    return 8 * weight.shape[-1] // columns, columns // scales.shape[-1]
 
 
-def _frequencies(config: LlamaConfig, factors: Array | Tensor | None, backend: str) -> Array | None:
+def _on_host(weight: Stored) -> Float32:
+    host = weight.dequantize() if isinstance(weight, Tensor | ComputedTensor) else tp.to_backend(weight, "numpy")
+    return np.asarray(host, dtype=np.float32)
+
+
+def _frequencies(config: ModelConfig, weights: Mapping[str, Stored]) -> Float32 | None:
     """Return the scaled rotary frequencies, each divided by its factor in the file; None if those of the base apply."""
-    if factors is None and not config.is_scaled:
+    length = "long" if config.context_length > (config.original_context_length or config.context_length) else "short"
+    names = ("rope_freqs.weight", f"rope_factors_{length}.weight")
+    factors = next((weights[name] for name in names if name in weights), None)
+    if factors is None:
+        return config.rotation.freqs.astype(np.float32) if config.is_scaled else None
+    return np.asarray(config.rotation.freqs / _on_host(factors), dtype=np.float32)
+
+
+def _local_frequencies(config: ModelConfig, weights: Mapping[str, Stored]) -> Float32 | None:
+    """Return those of blocks with a window."""
+    return _frequencies(config, weights) if config.local_rope_base is None else None
+
+
+def _growth(config: ModelConfig) -> Float32 | None:
+    """Return the factor of queries for each position, if there is one."""
+    if not config.query_growth:
         return None
-    frequencies = config.rotation.freqs
-    if factors is not None:
-        own = load(factors, backend) if isinstance(factors, Tensor) else tp.to_backend(factors, "numpy")
-        frequencies = frequencies / own
-    return tp.to_backend(frequencies.astype(np.float32), backend)
+    positions = np.arange(config.context_length)
+    logarithms = np.log1p(positions // (config.original_context_length or config.context_length))
+    return (1.0 + config.query_growth * logarithms).astype(np.float32)

@@ -233,7 +233,7 @@ def test_attention_gets_no_free_slots() -> None:
     original = tp.scaled_dot_product_attention
 
     def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        shapes.append((k.shape, v.shape, None if options["mask"] is None else options["mask"].shape))
+        shapes.append((k.shape, v.shape, options.get("is_causal", False)))
         return original(q, k, v, **options)
 
     arrays = llama_arrays()
@@ -243,9 +243,9 @@ def test_attention_gets_no_free_slots() -> None:
         patch.setattr(tp, "scaled_dot_product_attention", attention)
         logits = [model([1, 2, 3], cache), model([7], cache)]
     kept = (1, CONFIG.kv_heads, 3, CONFIG.head_dim)
-    assert shapes[0] == (kept, kept, (3, 3))
+    assert shapes[0] == (kept, kept, True)
     one_more = (1, CONFIG.kv_heads, 4, CONFIG.head_dim)
-    assert shapes[-1] == (one_more, one_more, None)  # one token attends to all
+    assert shapes[-1] == (one_more, one_more, False)  # one token attends to all
     expected = float64_logits(CONFIG, arrays, [1, 2, 3, 7])
     np.testing.assert_allclose(np.concatenate(logits), expected, rtol=1e-4, atol=1e-4)
 
@@ -412,7 +412,7 @@ def test_a_long_prompt_goes_through_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     ids = [int(i) for i in np.random.default_rng(3).integers(0, 269, 50)]
     model = Llama(CONFIG, llama_arrays())
     expected = list(model.generate_ids(ids, max_new_tokens=4))
-    monkeypatch.setattr(importlib.import_module("tensorops.models.llama"), "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(importlib.import_module("tensorops.models.language_model"), "PREFILL_TOKENS", 16)
     with tp.trace() as log:
         assert list(model.generate_ids(ids, max_new_tokens=4)) == expected
     lengths = [record.shapes[0][0] for record in log if record.operator == "embedding"]
@@ -424,7 +424,7 @@ def test_logits_of_a_long_text_come_from_pieces(backend: str, monkeypatch: pytes
     weights = llama_arrays()
     ids = [int(i) for i in np.random.default_rng(4).integers(0, 269, 50)]
     model = Llama(CONFIG, weights, backend=backend)
-    monkeypatch.setattr(importlib.import_module("tensorops.models.llama"), "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(importlib.import_module("tensorops.models.language_model"), "PREFILL_TOKENS", 16)
     cache = model.new_cache()
     with tp.trace() as log:
         logits = model(ids, cache)
@@ -516,7 +516,9 @@ def test_weights_are_checked() -> None:
     for message, weights in wrong.items():
         with pytest.raises(ValueError, match=rf"weight blk\.1\.ffn_up\.weight: {message}"):
             Llama(CONFIG, weights)
-    with pytest.raises(ValueError, match=r"weight blk\.0\.attn_q\.bias: not part of a Llama network"):
+    with pytest.raises(ValueError, match=r"weight blk\.0\.attn_q_norm\.weight: not part of the architecture llama"):
+        Llama(CONFIG, arrays | {"blk.0.attn_q_norm.weight": arrays["output_norm.weight"]})
+    with pytest.raises(ValueError, match=r"weight blk\.0\.attn_k\.bias: missing, but blk\.0\.attn_q\.bias is there"):
         Llama(CONFIG, arrays | {"blk.0.attn_q.bias": arrays["output_norm.weight"]})
     with pytest.raises(ValueError, match="4 heads are not a multiple of 3 kv_heads"):
         LlamaConfig(1, 1, 1, 1, heads=4, kv_heads=3, head_dim=2, vocab_size=1)

@@ -17,7 +17,7 @@ import support
 import tensorops as tp
 from llama_reference import float64_logits
 from make_gguf import llama_arrays, real_model, write_llama
-from tensorops.models import Llama, LlamaConfig, OutOfPagesError, PagedKVCache
+from tensorops.models import Llama, LlamaConfig, OutOfPagesError, PagedKVCache, architectures
 from tensorops.models.gguf import open_gguf
 
 CONFIG = LlamaConfig(
@@ -384,7 +384,7 @@ def with_affine_weights(path):
     """A model whose weights are affine groups, as a program has them that makes its own."""
     file = open_gguf(path)
     weights = {name: t.quantized() if t.is_quantized else t.dequantize() for name, t in file.tensors.items()}
-    return Llama(LlamaConfig.from_gguf(file), weights, backend="cpu")
+    return Llama(architectures.read_config(file), weights, backend="cpu")
 
 
 def test_decoding_repacks_affine_weights_where_that_is_faster(tmp_path):

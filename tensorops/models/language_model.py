@@ -1,7 +1,4 @@
-"""The Llama network written with tensorops operators: one program for every array library.
-
-Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", https://arxiv.org/abs/2302.13971
-"""
+"""Language models written with tensorops operators: one program for every architecture and array library."""
 
 from __future__ import annotations
 
@@ -16,16 +13,17 @@ import numpy as np
 import tensorops as tp
 from tensorops.persistent.ranks import Ranks, connect
 
+from . import architectures
 from ._errors import GGUFError
-from .cache import KVCache, Slots, concat
-from .config import LlamaConfig
-from .gguf import open_gguf
+from .cache import KVCache, concat
+from .config import ModelConfig
+from .files import open_model, tokenizer_of
 from .mesh import MeshRanks
+from .network import choose, forward, logits_of
 from .pages import PagedKVCache
 from .persistent import StepOptions, on_host, persistent
 from .ranks import HEADS, WHOLE, divide
-from .steps import ALONE, choose, logits_of, run_blocks
-from .weights import PRECISIONS, Matrix, arrange
+from .weights import PRECISIONS, Matrix, arrange, separated
 
 if TYPE_CHECKING:
     import os
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from .blocks import QuantizedWeight, Tensor
     from .tokenizer import Tokenizer
 
-__all__ = ["Llama", "default_backend", "forward"]
+__all__ = ["LanguageModel", "Llama", "default_backend"]
 
 Array = Any
 Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
@@ -51,64 +49,6 @@ def default_backend() -> str:
     if (chosen := tp.get_backend()) != "auto":
         return chosen
     return "cpu" if tp.is_backend_available("cpu") else "numpy"
-
-
-def forward(
-    config: LlamaConfig,
-    weights: dict[str, Any],
-    ids: Array,
-    positions: Array,
-    keys: Sequence[Array],
-    values: Sequence[Array],
-    *,
-    start: int | None = None,
-    token: int | None = None,
-    ranks: Ranks = ALONE,
-) -> tuple[Array, list[Array], list[Array]]:
-    """Run the network on some tokens without reading values, so that a compiler may trace it.
-
-    Parameters
-    ----------
-    config : LlamaConfig
-        The sizes, of several ranks those of one.
-    weights : dict
-        The result of `arrange`.
-    ids, positions : array of int, shape (tokens,)
-        Tokens and their consecutive positions.
-    keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
-        The arrays of a `KVCache`, with room for the tokens.
-    start : int, optional
-        The first position, as a number; if given, `keys` and `values` are written to. Do not pass it under a compiler,
-        for which it would be a new constant for every token.
-    token : int, optional
-        The only element of `ids`, as a number; for this, too.
-    ranks : Ranks, optional
-        Which have parts of the weights and of the heads in `keys` and `values`, and compute the same at the same time.
-
-    Returns
-    -------
-    hidden : array of float32, shape (tokens, dim)
-        The features that the output matrix turns into logits.
-    keys, values : list of array
-        With the new tokens in place.
-    """
-    xp, kind = tp.get_namespace(ids), type(ids)
-    ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
-    slots = Slots(positions, keys[0].shape[2], start)
-    new_keys, new_values = list(keys), list(values)
-
-    def attend(number: int, q: Array, k: Array, v: Array) -> Array:
-        new_keys[number] = slots.place(keys[number], k)
-        new_values[number] = slots.place(values[number], v)
-        seen = (slots.used(new[number]) for new in (new_keys, new_values))
-        return tp.scaled_dot_product_attention(q, *seen, mask=slots.mask)
-
-    hidden = run_blocks(config, weights, ids, positions, attend, token=token, ranks=ranks)
-    if type(hidden) is kind:
-        return hidden, new_keys, new_values
-    if start is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
-        return tp.to_backend(hidden, tp.get_backend()), new_keys, new_values
-    return tp.to_backend((hidden, new_keys, new_values), tp.get_backend())  # the caller's kind
 
 
 def _sampling(temperature: float | None, top_k: int | None, top_p: float | None, min_p: float | None) -> dict[str, Any]:
@@ -136,7 +76,7 @@ def _default_backend(mesh: Any) -> str:
 
 
 def _connect(mesh: Any, world_size: int, mpi_rank: int | None, backend: str) -> Ranks:
-    """Return the ranks that the arguments of `Llama` describe."""
+    """Return the ranks that the arguments of `LanguageModel` describe."""
     if mesh is not None and (world_size != 1 or mpi_rank is not None):
         raise ValueError("mesh is for JAX, world_size and mpi_rank are for MPI: give only one of them")
     if mesh is not None:
@@ -153,12 +93,12 @@ def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Calla
     return compile_(network, donate_argnums=CACHE) if "donate_argnums" in options else compile_(network)
 
 
-class Llama:
-    """A Llama language model.
+class LanguageModel:
+    """A language model.
 
     Parameters
     ----------
-    config : LlamaConfig
+    config : ModelConfig
         Its sizes.
     weights : mapping of str to array, QuantizedWeight or Tensor
         Float32 or quantised weights by their names in a GGUF file, or the tensors of such a file, which are read.
@@ -212,7 +152,7 @@ class Llama:
 
     def __init__(
         self,
-        config: LlamaConfig,
+        config: ModelConfig,
         weights: Mapping[str, Array | QuantizedWeight | Tensor],
         tokenizer: Tokenizer | None = None,
         *,
@@ -240,7 +180,7 @@ class Llama:
         network: Callable[..., Any] = partial(forward, self._part, ranks=ranks)
         network = ranks.spread(network, (self._weights, WHOLE, WHOLE, HEADS, HEADS), (WHOLE, HEADS, HEADS))
         self._network = _compiled_in_place(compile, network) if compile else network
-        self._logits_of_rank = partial(logits_of, config.vocab_size, ranks)
+        self._logits_of_rank = partial(logits_of, config, ranks)
         logits = ranks.spread(self._logits_of_rank, (WHOLE, self._output), WHOLE)
         self._logits = ranks.compile(logits) if ranks.compile else logits
         self._choosers: dict[tuple[Any, ...], Callable[..., Array]] = {}
@@ -248,25 +188,31 @@ class Llama:
         self._panels: WeakValueDictionary[Any, Any] = WeakValueDictionary()  # in use by steps
 
     def __repr__(self) -> str:
-        return f"<Llama: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
+        return f"<LanguageModel: {', '.join(f'{name} {value}' for name, value in self._facts())}>"
 
     def _repr_html_(self) -> str:
         from html import escape
 
         rows = (f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in self._facts())
-        return f"<table><caption>Llama</caption>{''.join(rows)}</table>"
+        return f"<table><caption>LanguageModel</caption>{''.join(rows)}</table>"
 
     def _facts(self) -> tuple[tuple[str, str], ...]:
         c = self.config
         heads = f"{c.heads} ({c.kv_heads} of keys and values)"
-        facts = {"blocks": c.blocks, "features": c.dim, "heads": heads, "vocabulary": c.vocab_size}
+        facts = {
+            "architecture": c.architecture,
+            "blocks": c.blocks,
+            "features": c.dim,
+            "heads": heads,
+            "vocabulary": c.vocab_size,
+        }
         facts |= {"context": c.context_length, "backend": self.backend}
         if self.world_size > 1:
             facts |= {"ranks": self.world_size}
         return tuple((name, str(value)) for name, value in facts.items())
 
     @classmethod
-    def from_gguf(
+    def load(
         cls,
         path: str | os.PathLike[str],
         backend: str | None = None,
@@ -276,48 +222,50 @@ class Llama:
         world_size: int = 1,
         mpi_rank: int | None = None,
         precision: str = "highest",
-    ) -> Llama:
-        """Load a model and its tokenizer from a GGUF file.
+    ) -> LanguageModel:
+        """Load a model and its tokenizer.
 
         Quantised weights stay quantised if the backend has a kernel for them; otherwise they become float32.
 
         Parameters
         ----------
         path : str or path-like
-            A file whose architecture is ``llama``.
+            A GGUF file, or a folder of Hugging Face with ``config.json`` and safetensors files.
+            `tensorops.models.architectures.names` lists the architectures.
         backend : str, optional
-            The backend that computes; see `Llama`.
+            The backend that computes; see `LanguageModel`.
         compile : callable, optional
-            See `Llama`.
+            See `LanguageModel`.
         mesh : jax.sharding.Mesh, optional
-            See `Llama`.
+            See `LanguageModel`.
         world_size, mpi_rank : int, optional
-            See `Llama`.
+            See `LanguageModel`.
         precision : {"highest", "high", "low"}, optional
-            See `Llama`.
+            See `LanguageModel`.
 
         Returns
         -------
-        Llama
-            The model.
+        LanguageModel
+            The model; without a tokenizer, if a folder has none.
 
         Raises
         ------
         GGUFError
-            The file is damaged or needs an unsupported feature.
+            A file is damaged or needs an unsupported feature.
         ValueError, ImportError
-            See `Llama`.
+            See `LanguageModel`.
         """
-        from .tokenizer import Tokenizer
-
         with _connect(mesh, world_size, mpi_rank, backend or _default_backend(mesh)).together(LOAD):
-            file = open_gguf(path)
-            config = LlamaConfig.from_gguf(file)
-            if misfit := config.find_misfit({name: tensor.shape for name, tensor in file.tensors.items()}):
+            file = open_model(path)
+            config = architectures.read_config(file)
+            tensors = separated(config, file.tensors)
+            if misfit := architectures.find_misfit(config, {name: tensor.shape for name, tensor in tensors.items()}):
                 raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
-            tokenizer = Tokenizer(file)
+            tokenizer = tokenizer_of(file)
         ranks = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
-        return cls(config, file.tensors, tokenizer, backend=backend, compile=compile, precision=precision, **ranks)
+        return cls(config, tensors, tokenizer, backend=backend, compile=compile, precision=precision, **ranks)
+
+    from_gguf = load
 
     def new_cache(self, capacity: int = FIRST_CAPACITY) -> KVCache:
         """Return an empty cache, to be passed to successive calls.
@@ -740,3 +688,6 @@ class Llama:
             if not 0 <= token < size:
                 raise ValueError(f"token id {token} is outside the vocabulary of {size} tokens")
         return array.astype(np.int32)
+
+
+Llama = LanguageModel

@@ -1,33 +1,38 @@
-"""Steps of a network as functions of arrays: what `tensorops.PersistentKernel` compiles.
+"""The network of every architecture: steps as functions of arrays.
 
-Everything that changes from run to run is in arrays: the tokens, their positions, where their keys and values are put,
-how many keys there are, and the random numbers. All steps run the same blocks; they differ in what attention sees.
+All steps run the same blocks; they differ in what attention sees. `forward` runs some tokens eagerly or under a
+compiler. The others are what `tensorops.PersistentKernel` compiles: everything that changes from run to run is in
+arrays, the tokens, their positions, where their keys and values are put, how many keys there are, and the random
+numbers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import tensorops as tp
 from tensorops.persistent.ranks import Ranks
 
+from . import architectures
+from .cache import Slots
+from .layer import Layer, Step
 from .weights import embed, linear
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from .config import LlamaConfig
+    from .config import ModelConfig
+    from .layer import Attend
     from .weights import Matrix
 
-__all__ = ["choose", "decode", "logits_of", "onepass", "prefill", "run_blocks"]
+__all__ = ["choose", "decode", "forward", "logits_of", "onepass", "prefill", "run_blocks"]
 
 Array = Any
 ALONE = Ranks()
-Attend: TypeAlias = "Callable[[int, Array, Array, Array], Array]"
 
 
 def run_blocks(
-    config: LlamaConfig,
+    config: ModelConfig,
     weights: dict[str, Any],
     ids: Array,
     positions: Array,
@@ -41,7 +46,7 @@ def run_blocks(
 
     Parameters
     ----------
-    config : LlamaConfig
+    config : ModelConfig
         The sizes, of several ranks those of one.
     weights : dict
         The result of `arrange`.
@@ -50,8 +55,8 @@ def run_blocks(
     positions : array of int
         Those of the tokens, as `tensorops.rope` takes them.
     attend : callable
-        Returns what attention gives, (batch, heads, tokens, head_dim), for the number of a block, queries, and the keys
-        and values of the tokens.
+        Returns what attention gives, (batch, heads, tokens, head_dim), for the number of a block, queries, the keys
+        and values of the tokens, and options of attention.
     batch : int, optional
         The number of sequences.
     token : int, optional
@@ -64,52 +69,94 @@ def run_blocks(
     array of float32, shape (batch * tokens, dim)
         The features.
     """
-    xp = tp.get_namespace(ids)
+    xp, block = tp.get_namespace(ids), architectures.get(config.architecture).block
+    growth = weights["growth"]
+    if growth is not None:
+        growth = xp.reshape(xp.take(growth, xp.reshape(positions, (-1,)), axis=0), (batch, 1, -1, 1))
+    rotations = [_rope(config, freqs, i == 1) for i, freqs in enumerate(weights["frequencies"])]
+    step = Step(xp, config, rotations, growth, positions, attend, batch, ids.shape[0] // batch, ranks)
     x = embed(ids, weights["embedding"], config.dim, token)
+    if config.embedding_scale != 1.0:
+        x = x * config.embedding_scale
     added = None  # the previous block's last result, which is still to be added to x
     for number, w in enumerate(weights["blocks"]):
-        h, x = _add_and_normalize(x, added, w["attn_norm"], config.eps)
-        q, k, v = _attention_inputs(xp, config, weights, linear(h, w["attn_qkv"]), positions, batch)
-        y = xp.permute_dims(attend(number, q, k, v), (0, 2, 1, 3))
-        h = linear(xp.reshape(y, (ids.shape[0], config.heads * config.head_dim)), w["attn_output"])
-        h, x = tp.add_rms_norm(ranks.all_reduce(h), x, w["ffn_norm"], config.eps)
-        h = linear(h, w["ffn_gate_up"])
-        h = linear(tp.swiglu(h[:, : config.hidden_dim], h[:, config.hidden_dim :]), w["ffn_down"])
-        added = ranks.all_reduce(h)
-    hidden, _ = _add_and_normalize(x, added, weights["norm"], config.eps)
+        x, added = block(Layer(step, number, w), x, added)
+    assert added is not None  # there is a block
+    hidden, _ = tp.add_rms_norm(added, x, weights["norm"], config.eps)
     return hidden
 
 
-def _attention_inputs(
-    xp: Any, config: LlamaConfig, weights: dict[str, Any], qkv: Array, positions: Array, batch: int
-) -> tuple[Array, Array, Array]:
-    """Return queries, keys and values, each (batch, heads, tokens, head_dim), from features of all of them."""
-    tokens, heads, kv_heads = qkv.shape[0] // batch, config.heads, config.kv_heads
-    split = xp.reshape(qkv, (batch, tokens, heads + 2 * kv_heads, config.head_dim))
-    split = xp.permute_dims(split, (0, 2, 1, 3))
-    # GGUF files hold the heads of this architecture with the features of a pair next to each other.
-    rotated = tp.rope(
-        split[:, : heads + kv_heads, :, :],
-        positions,
-        base=config.rope_base,
-        freqs=weights["frequencies"],
-        interleaved=True,
-        attention_factor=config.rotation.attention_factor,
-    )
-    return rotated[:, :heads, :, :], rotated[:, heads:, :, :], split[:, heads + kv_heads :, :, :]
+def _rope(config: ModelConfig, freqs: Array | None, is_windowed: bool) -> dict[str, Any]:
+    """Return arguments of `tensorops.rope` besides positions, for blocks with a window or without."""
+    is_local = is_windowed and config.local_rope_base is not None
+    return {
+        "base": config.local_rope_base if is_local else config.rope_base,
+        "freqs": freqs,
+        "interleaved": config.interleaved,
+        "dims": config.rope_dims,
+        "attention_factor": 1.0 if is_local else config.rotation.attention_factor,
+    }
 
 
-def _add_and_normalize(x: Array, added: Array | None, weight: Array, eps: float) -> tuple[Array, Array]:
-    """Return the norm of the sum, and the sum."""
-    if added is None:
-        return tp.rms_norm(x, weight, eps), x
-    return tp.add_rms_norm(added, x, weight, eps)
+def forward(
+    config: ModelConfig,
+    weights: dict[str, Any],
+    ids: Array,
+    positions: Array,
+    keys: Sequence[Array],
+    values: Sequence[Array],
+    *,
+    start: int | None = None,
+    token: int | None = None,
+    ranks: Ranks = ALONE,
+) -> tuple[Array, list[Array], list[Array]]:
+    """Run the network on some tokens without reading values, so that a compiler may trace it.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        The sizes, of several ranks those of one.
+    weights : dict
+        The result of `arrange`.
+    ids, positions : array of int, shape (tokens,)
+        Tokens and their consecutive positions.
+    keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
+        The arrays of a `KVCache`, with room for the tokens.
+    start : int, optional
+        The first position, as a number; if given, `keys` and `values` are written to. Do not pass it under a compiler,
+        for which it would be a new constant for every token.
+    token : int, optional
+        The only element of `ids`, as a number; for this, too.
+    ranks : Ranks, optional
+        Which have parts of the weights and of the heads in `keys` and `values`, and compute the same at the same time.
+
+    Returns
+    -------
+    hidden : array of float32, shape (tokens, dim)
+        The features that the output matrix turns into logits.
+    keys, values : list of array
+        With the new tokens in place.
+    """
+    xp, kind = tp.get_namespace(ids), type(ids)
+    ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
+    slots = Slots(positions, keys, values, start)
+    hidden = run_blocks(config, weights, ids, positions, slots.attend, token=token, ranks=ranks)
+    if type(hidden) is kind:
+        return hidden, slots.keys, slots.values
+    if start is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
+        return tp.to_backend(hidden, tp.get_backend()), slots.keys, slots.values
+    return tp.to_backend((hidden, slots.keys, slots.values), tp.get_backend())  # the caller's kind
 
 
-def logits_of(vocabulary: int, ranks: Ranks, hidden: Array, output: Matrix) -> Array:
+def logits_of(config: ModelConfig, ranks: Ranks, hidden: Array, output: Matrix) -> Array:
     """Return the logits of features; those of the ranks' parts of the vocabulary are put side by side."""
     logits = linear(hidden, output)
-    return logits if logits.shape[1] == vocabulary else ranks.all_gather(logits)
+    if config.logit_scale != 1.0:
+        logits = logits * config.logit_scale
+    if config.logit_softcap is not None:  # c tanh(x / c), by an operator that has kernels
+        cap = config.logit_softcap
+        logits = tp.sigmoid(logits * (2.0 / cap)) * (2.0 * cap) - cap
+    return logits if logits.shape[1] == config.vocab_size else ranks.all_gather(logits)
 
 
 def choose(logits: Array, pick: dict[str, Any], ranks: Ranks, numbers: Any) -> Array:
@@ -119,8 +166,7 @@ def choose(logits: Array, pick: dict[str, Any], ranks: Ranks, numbers: Any) -> A
 
 
 def decode(
-    config: LlamaConfig,
-    vocabulary: int,
+    config: ModelConfig,
     ranks: Ranks,
     pick: dict[str, Any],
     weights: dict[str, Any],
@@ -136,10 +182,8 @@ def decode(
 
     Parameters
     ----------
-    config : LlamaConfig
+    config : ModelConfig
         The sizes, of several ranks those of one.
-    vocabulary : int
-        The number of tokens in it.
     ranks : Ranks
         Which compute together.
     pick : dict
@@ -171,13 +215,12 @@ def decode(
     cache = _Cache(xp, keys, values, positions, positions + 1, places, table)
     at = xp.reshape(positions, (batch, 1))
     hidden = run_blocks(config, weights, ids, at, cache.attend, batch=batch, ranks=ranks)
-    tokens = choose(logits_of(vocabulary, ranks, hidden, output), pick, ranks, numbers)
+    tokens = choose(logits_of(config, ranks, hidden, output), pick, ranks, numbers)
     return xp.astype(tokens, ids.dtype, copy=False), cache.keys, cache.values
 
 
 def prefill(
-    config: LlamaConfig,
-    vocabulary: int,
+    config: ModelConfig,
     ranks: Ranks,
     pick: dict[str, Any],
     weights: dict[str, Any],
@@ -193,7 +236,7 @@ def prefill(
 
     Parameters
     ----------
-    config, vocabulary, ranks, pick, weights, output
+    config, ranks, pick, weights, output
         As for `decode`.
     ids : array of int32, shape (tokens,)
         The tokens; those after the first `count` have no effect.
@@ -214,22 +257,20 @@ def prefill(
     cache = _Cache(xp, keys, values, positions, start + tokens)
     hidden = run_blocks(config, weights, ids, positions, cache.attend, ranks=ranks)
     last = xp.take(hidden, count - 1, axis=0)
-    following = choose(logits_of(vocabulary, ranks, last, output), pick, ranks, numbers)
+    following = choose(logits_of(config, ranks, last, output), pick, ranks, numbers)
     return xp.astype(following, ids.dtype, copy=False), cache.keys, cache.values
 
 
-def onepass(
-    config: LlamaConfig, vocabulary: int, ranks: Ranks, weights: dict[str, Any], output: Matrix, ids: Array
-) -> Array:
+def onepass(config: ModelConfig, ranks: Ranks, weights: dict[str, Any], output: Matrix, ids: Array) -> Array:
     """Return the logits of the token that follows each of some tokens, (tokens, vocabulary), without a cache."""
     xp = tp.get_namespace(ids)
 
-    def attend(number: int, q: Array, k: Array, v: Array) -> Array:
-        return tp.scaled_dot_product_attention(q, k, v, is_causal=True)
+    def attend(number: int, q: Array, k: Array, v: Array, **options: Any) -> Array:
+        return tp.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
 
     positions = xp.arange(ids.shape[0], dtype=ids.dtype)
     hidden = run_blocks(config, weights, ids, positions, attend, ranks=ranks)
-    return logits_of(vocabulary, ranks, hidden, output)
+    return logits_of(config, ranks, hidden, output)
 
 
 class _Cache:
@@ -249,12 +290,12 @@ class _Cache:
         self._xp, self._positions, self._places = xp, positions, places
         self._where = {"lengths": lengths, "page_table": table}
 
-    def attend(self, number: int, q: Array, k: Array, v: Array) -> Array:
+    def attend(self, number: int, q: Array, k: Array, v: Array, **options: Any) -> Array:
         xp, dtype = self._xp, self.keys[number].dtype
         self.keys[number] = k = self._put(self.keys[number], k)
         self.values[number] = v = self._put(self.values[number], v)
         y = tp.scaled_dot_product_attention(
-            xp.astype(q, dtype, copy=False), k, v, is_causal=q.shape[2] > 1, **self._where
+            xp.astype(q, dtype, copy=False), k, v, is_causal=q.shape[2] > 1, **self._where, **options
         )
         return xp.astype(y, q.dtype, copy=False)
 

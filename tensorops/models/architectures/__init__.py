@@ -1,0 +1,342 @@
+"""Architectures of networks, one in each file: what their files say, which weights they have, how a block computes.
+
+A file here is found by its name; `register` adds an architecture from elsewhere. `read_config` and `find_misfit` are
+what loading needs of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tensorops.models.config import ModelConfig
+from tensorops.models.fields import Fields
+
+from ._decoder import WHOLE, Decoder, Weight
+
+if TYPE_CHECKING:
+    from tensorops.models.gguf import GGUFFile
+
+__all__ = [
+    "WHOLE",
+    "Decoder",
+    "Weight",
+    "block_weights",
+    "find_misfit",
+    "get",
+    "model_types",
+    "names",
+    "of_folder",
+    "read_config",
+    "register",
+]
+
+# Keys without effect here. A key outside of this set, those of the architecture, and those read below may change the
+# result, so it is refused rather than ignored.
+HARMLESS = {
+    "attention.layer_norm_epsilon",
+    "expert_shared_count",
+    "rope.scaling.finetuned",
+    "tensor_data_layout",
+}
+# Keys that are supported only with a neutral value.
+NEUTRAL = {"attention.causal": True, "attention.sliding_window": 0, "rope.scale_linear": 1.0, "nextn_predict_layers": 0}
+READ = {
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window_pattern",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "expert_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "expert_used_count",
+    "expert_weights_norm",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.attn_factor",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.truncate",
+    "rope.scaling.type",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_log_multiplier",
+    "vocab_size",
+}
+YARN = {  # parameters of `tensorops.rope_scaling.yarn`
+    "attention_factor": "attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "mscale_all_dim": "yarn_log_multiplier",
+}
+SCALINGS = ("none", "linear", "yarn", "longrope")
+LONGEST_CONTEXT = 2**31 - 1  # positions are 32-bit integers
+TENSORS_PER_BLOCK = 6  # at least
+
+_registered: dict[str, type[Decoder]] = {}
+
+
+def register(architecture: type[Decoder]) -> type[Decoder]:
+    """Add an architecture, or replace the one of the same names; returns it, as a decorator does.
+
+    Parameters
+    ----------
+    architecture : subclass of Decoder
+        The architecture.
+    """
+    _registered.update(dict.fromkeys(architecture.names, architecture))
+    return architecture
+
+
+@functools.cache
+def _own() -> Mapping[str, type[Decoder]]:
+    found: dict[str, type[Decoder]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_"):
+            there = importlib.import_module(f"{__name__}.{module.name}")
+            (made,) = (getattr(there, name) for name in there.__all__)
+            found |= dict.fromkeys(made.names, made)
+    return found
+
+
+def _all() -> Mapping[str, type[Decoder]]:
+    return {**_own(), **_registered}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all architectures, as in GGUF files."""
+    return tuple(_all())
+
+
+def get(name: str) -> type[Decoder]:
+    """Return an architecture by its name.
+
+    Raises
+    ------
+    ValueError
+        There is none of this name.
+    """
+    if (found := _all().get(name)) is None:
+        raise ValueError(f"{name!r:.80} is not supported, only {', '.join(names())}")
+    return found
+
+
+def model_types() -> tuple[str, ...]:
+    """Return the ``model_type`` of the folders that are supported."""
+    return tuple(model_type for found in dict.fromkeys(_all().values()) for model_type in found.model_types)
+
+
+def of_folder(model_type: str) -> type[Decoder] | None:
+    """Return the architecture of a folder by the ``model_type`` in its ``config.json``, or None."""
+    return next((found for found in _all().values() if model_type in found.model_types), None)
+
+
+def read_config(file: GGUFFile) -> ModelConfig:
+    """Read the sizes and options of a network from a file's metadata.
+
+    Parameters
+    ----------
+    file : GGUFFile
+        A model, or a folder of one.
+
+    Returns
+    -------
+    ModelConfig
+        The sizes; `find_misfit` checks that the tensors have them.
+
+    Raises
+    ------
+    GGUFError
+        A key is missing, contradicts another, or needs an unsupported feature.
+    """
+    fields, key = Fields(file), "general.architecture"
+    name = fields.string(key)
+    try:
+        architecture = get(name)
+    except ValueError as error:
+        raise fields.error(key, str(error)) from None
+    _refuse_unsupported(fields, name, architecture)
+    blocks = fields.count(f"{name}.block_count")
+    if blocks * TENSORS_PER_BLOCK > len(file.tensors):
+        raise fields.error(f"{name}.block_count", f"{blocks} blocks, but only {len(file.tensors)} tensors")
+    context = fields.count(f"{name}.context_length")
+    if context > LONGEST_CONTEXT:
+        raise fields.error(f"{name}.context_length", f"{context} is more than {LONGEST_CONTEXT}")
+    dim, heads = fields.count(f"{name}.embedding_length"), fields.count(f"{name}.attention.head_count")
+    head_dim = _head_dim(fields, name, dim, heads)
+    read = {
+        "architecture": name,
+        "activation": architecture.activation,
+        "interleaved": architecture.interleaved and not file.is_folder,
+        "blocks": blocks,
+        "context_length": context,
+        "dim": dim,
+        "heads": heads,
+        "kv_heads": _kv_heads(fields, name, heads),
+        "head_dim": head_dim,
+        "vocab_size": _vocab_size(fields, name),
+        "eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        **_rotation(fields, name, head_dim, context),
+        **_feed_forward(fields, name),
+        **architecture.read(fields, name),
+    }
+    return ModelConfig(**read)
+
+
+def block_weights(config: ModelConfig) -> list[Weight]:
+    """Return the weights of a block."""
+    return list(get(config.architecture).weights(config))
+
+
+def find_misfit(config: ModelConfig, shapes: Mapping[str, Iterable[int]]) -> tuple[str, str] | None:
+    """Compare the shapes of a model's weights with those that a configuration requires.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        The sizes and options.
+    shapes : mapping of str to tuple of int
+        Shape of every weight, by its name in a GGUF file.
+
+    Returns
+    -------
+    tuple of str or None
+        The first name that does not fit and the reason, or None if all fit.
+    """
+    seen: set[str] = set()
+    together: dict[tuple[str, str], str] = {}  # the first of those that multiply the same input
+    for weight in _weights(config):
+        name = weight.name
+        seen.add(name)
+        first = together.setdefault((name.split(".")[1], weight.joined or name), name)
+        if (name in shapes) != (first in shapes):
+            absent, present = (name, first) if first in shapes else (first, name)
+            return absent, f"missing, but {present} is there"
+        if name not in shapes:
+            if weight.is_optional:
+                continue
+            return name, "missing"
+        if tuple(shapes[name]) != weight.shape:
+            return name, f"shape {tuple(shapes[name])} should be {weight.shape}"
+    other = next((name for name in shapes if name not in seen), None)
+    return None if other is None else (other, f"not part of the architecture {config.architecture}")
+
+
+def _weights(c: ModelConfig) -> Iterator[Weight]:
+    """Yield all weights of a network."""
+    pairs = ((c.rope_dims or c.head_dim) // 2,)
+    yield Weight("token_embd.weight", (c.vocab_size, c.dim))
+    yield Weight("output_norm.weight", (c.dim,))
+    yield Weight("output.weight", (c.vocab_size, c.dim), is_optional=True)
+    for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
+        yield Weight(f"{name}.weight", pairs, is_optional=True)
+    table = block_weights(c)
+    for block in range(c.blocks):
+        yield from (weight._replace(name=f"blk.{block}.{weight.name}") for weight in table)
+
+
+def _refuse_unsupported(fields: Fields, name: str, architecture: type[Decoder]) -> None:
+    """Raise unless the file needs exactly what the architecture computes."""
+    for key, value in fields.file.metadata.items():
+        own = key.removeprefix(f"{name}.")
+        if own == key or own in READ or own in HARMLESS or own in architecture.keys:
+            continue
+        if own not in NEUTRAL:
+            raise fields.error(key, "is not supported")
+        if type(value) is not type(NEUTRAL[own]) or value != NEUTRAL[own]:
+            raise fields.error(key, f"{value!r:.80} is not supported, only {NEUTRAL[own]!r}")
+
+
+def _rotation(fields: Fields, name: str, head_dim: int, context: int) -> dict[str, Any]:
+    scaling, metadata = fields.string(f"{name}.rope.scaling.type", "linear"), fields.file.metadata
+    if scaling not in SCALINGS:
+        known = ", ".join(map(repr, SCALINGS))
+        raise fields.error(f"{name}.rope.scaling.type", f"{scaling!r:.80} is not supported, only {known}")
+    factor = fields.number(f"{name}.rope.scaling.factor", 1.0)
+    given = {option: f"{name}.rope.scaling.{key}" for option, key in YARN.items()}
+    options = {option: fields.number(key) for option, key in given.items() if metadata.get(key) is not None}
+    if scaling == "yarn":
+        options |= _growth(options, factor)
+        options["truncate"] = fields.flag(f"{name}.rope.scaling.truncate", True)
+    else:  # that of LongRoPE has only this one, its others are tensors
+        neutral = {"attention_factor"} if scaling == "longrope" or options.get("attention_factor") == 1.0 else set()
+        if other := next((option for option in options if option not in neutral), None):
+            raise fields.error(given[other], f"is not supported with the scaling {scaling!r}")
+    dims = fields.count(f"{name}.rope.dimension_count", head_dim)
+    if dims % 2 or dims > head_dim:
+        raise fields.error(f"{name}.rope.dimension_count", f"{dims} of the {head_dim} features of a head, or odd")
+    return {
+        "rope_base": fields.number(f"{name}.rope.freq_base", 10000.0),
+        "rope_scaling": scaling,
+        "rope_factor": factor,
+        "original_context_length": fields.count(f"{name}.rope.scaling.original_context_length", context),
+        "rope_options": options,
+        "rope_dims": None if dims == head_dim else dims,
+    }
+
+
+def _growth(options: dict[str, float], factor: float) -> dict[str, float]:
+    """Return YaRN's options of the factor of what rotates: a file has a factor of it, and not the factor itself."""
+    if "mscale_all_dim" in options:
+        return {"mscale": 1.0}
+    own = options.get("attention_factor", 1.0)
+    return {} if own == 1.0 else {"attention_factor": own * (1.0 + 0.1 * math.log(max(factor, 1.0)))}
+
+
+def _feed_forward(fields: Fields, name: str) -> dict[str, Any]:
+    experts = fields.natural(f"{name}.expert_count", 0)
+    hidden = fields.count(f"{name}.feed_forward_length", None if not experts else 1)
+    if not experts:
+        return {"hidden_dim": hidden}
+    used = fields.count(f"{name}.expert_used_count")
+    if used > experts:
+        raise fields.error(f"{name}.expert_used_count", f"{used}, but there are {experts} experts")
+    return {
+        "hidden_dim": hidden,
+        "experts": experts,
+        "experts_used": used,
+        "expert_hidden_dim": fields.count(f"{name}.expert_feed_forward_length", hidden),
+        "renormalize": fields.flag(f"{name}.expert_weights_norm", True),
+        "shared_hidden_dim": fields.natural(f"{name}.expert_shared_feed_forward_length", 0),
+    }
+
+
+def _kv_heads(fields: Fields, name: str, heads: int) -> int:
+    key = f"{name}.attention.head_count_kv"
+    if heads % (kv_heads := fields.count(key, heads)):
+        raise fields.error(key, f"{heads} query heads are not a multiple of {kv_heads}")
+    return kv_heads
+
+
+def _head_dim(fields: Fields, name: str, dim: int, heads: int) -> int:
+    """Return the features per head, from the file if it has them, else by dividing a token's features."""
+    key = f"{name}.attention.key_length"
+    if key not in fields.file.metadata and dim % heads:
+        raise fields.error(f"{name}.attention.head_count", f"{dim} features do not divide into {heads} heads")
+    head_dim = fields.count(key, dim // heads or 1)
+    if head_dim % 2:
+        raise fields.error(key, f"{head_dim} is odd, but features rotate in pairs")
+    key = f"{name}.attention.value_length"
+    if (other := fields.count(key, head_dim)) != head_dim:
+        raise fields.error(key, f"{other} is not supported, only the {head_dim} features of a head")
+    return head_dim
+
+
+def _vocab_size(fields: Fields, name: str) -> int:
+    key = f"{name}.vocab_size"
+    if "tokenizer.ggml.tokens" not in fields.file.metadata and fields.file.is_folder:
+        return fields.count(key)
+    tokens = len(fields.strings("tokenizer.ggml.tokens"))
+    if (size := fields.count(key, tokens)) != tokens:
+        raise fields.error(key, f"{size}, but tokenizer.ggml.tokens has {tokens}")
+    return size

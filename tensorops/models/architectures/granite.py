@@ -1,0 +1,61 @@
+"""Granite 3, with and without experts.
+
+https://huggingface.co/ibm-granite
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._decoder import Decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tensorops.models.fields import Fields
+    from tensorops.models.layer import Layer
+
+__all__ = ["Granite"]
+
+Array = Any
+# Scales: fields of the configuration, their keys in a GGUF file, and in a folder.
+SCALES = {
+    "embedding_scale": ("embedding_scale", "embedding_multiplier"),
+    "residual_scale": ("residual_scale", "residual_multiplier"),
+    "attention_scale": ("attention.scale", "attention_multiplier"),
+}
+
+
+class Granite(Decoder):
+    """Llama with scales of the embedding, of what a layer adds, of attention and of the logits."""
+
+    names = ("granite", "granitemoe")
+    model_types = ("granite", "granitemoe", "granitemoeshared")
+    interleaved = True
+    keys = frozenset(("embedding_scale", "residual_scale", "attention.scale", "logit_scale"))
+    folder_keys = frozenset(("logits_scaling", *(theirs for _, theirs in SCALES.values())))
+    folder_names = {  # noqa: RUF012
+        "block_sparse_moe.input_linear": "ffn_gate_up_exps",
+        "block_sparse_moe.output_linear": "ffn_down_exps",
+        "block_sparse_moe.router.layer": "ffn_gate_inp",
+        "shared_mlp.input_linear": "ffn_gate_up_shexp",
+        "shared_mlp.output_linear": "ffn_down_shexp",
+    }
+    fused = {**Decoder.fused, "ffn_gate_up_shexp": ("ffn_gate_shexp", "ffn_up_shexp")}  # noqa: RUF012
+
+    @classmethod
+    def read(cls, fields: Fields, name: str) -> dict[str, Any]:
+        given = {field: f"{name}.{key}" for field, (key, _) in SCALES.items()}
+        scales = {field: fields.number(key) for field, key in given.items() if key in fields.file.metadata}
+        return scales | {"logit_scale": 1.0 / fields.number(f"{name}.logit_scale", 1.0)}
+
+    @classmethod
+    def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        scales = {key: config[theirs] for key, theirs in SCALES.values() if theirs in config}
+        return scales | {"logit_scale": config.get("logits_scaling", 1.0)}
+
+    @staticmethod
+    def block(layer: Layer, x: Array, added: Array | None) -> tuple[Array, Array]:
+        h, x = layer.add_and_normalize(added, x, "attn_norm")
+        h, x = layer.add_and_normalize(layer.attention(h) * layer.config.residual_scale, x, "ffn_norm")
+        return x, layer.feed_forward(h) * layer.config.residual_scale

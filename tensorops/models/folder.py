@@ -1,0 +1,399 @@
+"""Folders of Hugging Face: ``config.json`` and safetensors files, with the names and keys of a GGUF file.
+
+So a folder and its conversion to GGUF are the same model for everything else. The names of tensors come from the
+package gguf, whose table llama.cpp's own converter uses.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tensorops as tp
+
+from . import architectures
+from ._errors import GGUFError, missing
+from ._open_file import OpenFile
+from .blocks import ComputedTensor, Tensor
+from .gguf import GGUFFile
+
+try:
+    import gguf
+    from gguf.constants import GGMLQuantizationType
+    from safetensors import SafetensorError, safe_open
+except ImportError as error:
+    raise missing(error.name or "gguf") from error
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["open_folder"]
+
+Stored = Tensor | ComputedTensor
+LARGEST_JSON = 1 << 26  # bytes
+TYPES = {"F32": GGMLQuantizationType.F32, "F16": GGMLQuantizationType.F16, "BF16": GGMLQuantizationType.BF16}
+
+# Keys of a GGUF file by those of a folder that say the same.
+KEYS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "head_dim": "attention.key_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "norm_topk_prob": "expert_weights_norm",
+    "num_attention_heads": "attention.head_count",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "num_hidden_layers": "block_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "num_local_experts": "expert_count",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "sliding_window": "attention.sliding_window",
+    "vocab_size": "vocab_size",
+}
+# Keys that are read below, and those that have no effect on what a network computes.
+OTHERS = frozenset(
+    [
+        "architectures",
+        "attention_bias",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "dtype",
+        "embd_pdrop",
+        "eos_token_id",
+        "experts_per_token",
+        "hidden_act",
+        "hidden_activation",
+        "id2label",
+        "initial_context_length",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "layer_types",
+        "max_window_layers",
+        "mlp_bias",
+        "model_type",
+        "no_rope_layer_interval",
+        "no_rope_layers",
+        "original_max_position_embeddings",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "pad_token_id",
+        "partial_rotary_factor",
+        "pretraining_tp",
+        "problem_type",
+        "resid_pdrop",
+        "return_dict",
+        "rope_local_base_freq",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "sliding_window_pattern",
+        "tie_word_embeddings",
+        "torch_dtype",
+        "transformers_version",
+        "unk_token_id",
+        "use_bidirectional_attention",
+        "use_cache",
+        "use_sliding_window",
+    ]
+)
+# Keys that are supported only with one value.
+NEUTRAL = {"decoder_sparse_step": 1, "mlp_only_layers": [], "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+
+
+def open_folder(path: str | os.PathLike[str]) -> GGUFFile:
+    """Open a folder of Hugging Face with a language model.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A folder with ``config.json`` and ``*.safetensors``.
+
+    Returns
+    -------
+    GGUFFile
+        Metadata and tensors with the names that they have in a GGUF file; tensors are read when they are needed.
+
+    Raises
+    ------
+    GGUFError
+        A file is missing or damaged, or needs an unsupported feature; the message names file and field.
+    """
+    folder = Path(path)
+    config = _Config(folder / "config.json")
+    architecture, name = config.architecture()
+    config.check_activation(architecture.activation)
+    metadata = {"general.architecture": name}
+    metadata |= {f"{name}.{key}": value for key, value in config.metadata(architecture)}
+    tensors = dict(_named(folder, name, architecture, config))
+    tensors |= _rope_factors(config)
+    return GGUFFile(str(folder), metadata, tensors, is_folder=True)
+
+
+class _Config:
+    """A ``config.json``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        content = _read_json(path)
+        self.model_type = str(content.get("model_type"))
+        text = content.get("text_config")  # of a network that sees images, too
+        self._content = {**text} if isinstance(text, dict) else content
+        if isinstance(text, dict):
+            self.model_type = str(text.get("model_type", self.model_type))
+
+    def error(self, key: str, problem: str) -> GGUFError:
+        return GGUFError(str(self.path), key, problem)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = self._content.get(key)
+        return default if found is None else found
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a number")
+        return value
+
+    def architecture(self) -> tuple[type[architectures.Decoder], str]:
+        """Return the architecture, and its name in GGUF files."""
+        found = architectures.of_folder(self.model_type)
+        if found is None:
+            known = ", ".join(sorted(architectures.model_types()))
+            raise self.error("model_type", f"{self.model_type!r:.80} is not supported, only {known}")
+        place = found.model_types.index(self.model_type)
+        return found, found.names[min(place, len(found.names) - 1)]
+
+    def metadata(self, architecture: type[architectures.Decoder]) -> Iterator[tuple[str, Any]]:
+        """Yield keys of a GGUF file, without the name of the architecture, and their values."""
+        own = architecture.read_folder(self._content)
+        for key, value in self._content.items():
+            if key in KEYS and value is not None:
+                yield KEYS[key], value
+            elif key not in KEYS and key not in OTHERS and key not in architecture.folder_keys:
+                allowed: tuple[Any, ...] = (None, False, 0, "", [], {}, NEUTRAL.get(key))
+                if value not in allowed and not key.startswith("_"):
+                    raise self.error(key, f"{value!r:.60} is not supported")
+        head_dim = self.get("head_dim")
+        if head_dim is not None:
+            yield "attention.value_length", head_dim
+        if layers := self.get("layer_types"):
+            if not set(layers) <= {"full_attention", "sliding_attention"}:
+                raise self.error("layer_types", f"{sorted(set(layers))!r:.80} is not supported")
+            yield "attention.sliding_window_pattern", np.asarray([kind == "sliding_attention" for kind in layers])
+        elif self.get("use_sliding_window") is False:
+            yield "attention.sliding_window", 0
+        yield from self._rotation()
+        yield from own.items()
+
+    def check_activation(self, activation: str) -> None:
+        """Raise unless the gated unit is the one of the architecture."""
+        key = "hidden_activation" if self.get("hidden_activation") else "hidden_act"
+        if (given := GATED.get(self.get(key, "silu"))) != activation and activation in GATED.values():
+            raise self.error(key, f"{self.get(key)!r:.40} is not supported, {given} instead of {activation}")
+
+    # -------------------------------------------------------------------------------- rotary embeddings
+
+    def rope(self, kind: str = "full_attention") -> dict[str, Any]:
+        """Return the parameters of the rotary embedding, of blocks of a kind."""
+        given = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        given = given.get(kind, given) if isinstance(given, dict) else {}
+        found = {"rope_theta": self.get("rope_theta"), **(given or {})}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def rope_type(self) -> str:
+        rope = self.rope()
+        return str(rope.get("rope_type", rope.get("type", "default")))
+
+    def original_context(self) -> int:
+        """Return the length of the context before it was made longer."""
+        given = self.rope().get("original_max_position_embeddings", self.get("original_max_position_embeddings"))
+        return int(given or self.number("max_position_embeddings"))
+
+    def head_dim(self) -> int:
+        return int(self.get("head_dim") or self.number("hidden_size") // self.number("num_attention_heads"))
+
+    def _rotation(self) -> Iterator[tuple[str, Any]]:
+        rope, kind = self.rope(), self.rope_type()
+        if "rope_theta" in rope:
+            yield "rope.freq_base", rope["rope_theta"]
+        local = self.rope("sliding_attention").get("rope_theta") if "rope_parameters" in self._content else None
+        if local := self.get("rope_local_base_freq", local if local != rope.get("rope_theta") else None):
+            yield "rope.freq_base_swa", local
+        partial = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
+        if partial != 1.0:
+            yield "rope.dimension_count", int(self.head_dim() * partial)
+        if kind == "default":
+            return
+        if kind not in ("linear", "yarn", "llama3", "longrope"):
+            raise self.error("rope_parameters", f"rope_type {kind!r:.40} is not supported")
+        if kind != "llama3":
+            yield "rope.scaling.type", kind
+        if kind in ("linear", "yarn"):
+            yield "rope.scaling.factor", float(rope.get("factor", 1.0))
+        if kind == "longrope":
+            yield "rope.scaling.original_context_length", self.original_context()
+            factor = self.number("max_position_embeddings") / self.original_context()
+            growth = math.sqrt(1.0 + math.log(factor) / math.log(self.original_context())) if factor > 1.0 else 1.0
+            yield "rope.scaling.attn_factor", float(rope.get("attention_factor", growth))
+        if kind == "yarn":
+            yield "rope.scaling.original_context_length", self.original_context()
+            yield from self._yarn(rope)
+
+    def _yarn(self, rope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for key in ("beta_fast", "beta_slow"):
+            if key in rope:
+                yield f"rope.scaling.yarn_{key}", float(rope[key])
+        yield "rope.scaling.truncate", bool(rope.get("truncate", True))
+        if rope.get("mscale_all_dim") and rope.get("mscale"):
+            if rope["mscale"] != 1.0:
+                raise self.error("rope_parameters", f"mscale {rope['mscale']!r:.40} is not supported, only 1.0")
+            yield "rope.scaling.yarn_log_multiplier", float(rope["mscale_all_dim"])
+        elif "attention_factor" in rope:
+            own = 1.0 + 0.1 * math.log(max(float(rope.get("factor", 1.0)), 1.0))
+            yield "rope.scaling.attn_factor", float(rope["attention_factor"]) / own
+
+
+def _rope_factors(config: _Config) -> dict[str, Stored]:
+    """Return the numbers by which frequencies are divided, as tensors."""
+    rope, kind = config.rope(), config.rope_type()
+    base, dims = rope.get("rope_theta", 10000.0), config.head_dim()
+    if kind == "llama3":
+        options = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+        scaled = tp.rope_scaling.from_config(dims, options, base=base).freqs
+        own = tp.rope_scaling.from_config(dims, None, base=base).freqs / scaled
+        return {"rope_freqs.weight": _constant("rope_freqs.weight", own)}
+    if kind != "longrope":
+        return {}
+    named = {f"rope_factors_{length}.weight": rope.get(f"{length}_factor") for length in ("long", "short")}
+    return {name: _constant(name, np.asarray(factors)) for name, factors in named.items()}
+
+
+def _constant(name: str, values: Any) -> ComputedTensor:
+    array = np.asarray(values, dtype=np.float32)
+    return ComputedTensor(name, array.shape, lambda: array)
+
+
+# ------------------------------------------------------------------------------------------------- tensors
+
+
+def _named(
+    folder: Path, name: str, architecture: type[architectures.Decoder], config: _Config
+) -> Iterator[tuple[str, Stored]]:
+    """Yield tensors by the names that they have in a GGUF file."""
+    blocks = config.number("num_hidden_layers")
+    kind = next((kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == name), None)
+    known = None if kind is None else gguf.get_tensor_name_map(kind, int(blocks))
+
+    def renamed(theirs: str) -> str:
+        stem, _, suffix = theirs.rpartition(".")
+        if suffix not in ("weight", "bias"):
+            stem, suffix = theirs, "weight"
+        if (within := re.fullmatch(r"(?:.*\.)?layers\.(\d+)\.(.*)", stem)) and within[2] in architecture.folder_names:
+            return f"blk.{within[1]}.{architecture.folder_names[within[2]]}.{suffix}"
+        found = None if known is None else known.get_name(stem)
+        if found is None:
+            raise GGUFError(str(folder), f"tensor {theirs}", f"is not known to the architecture {name}")
+        return f"{found}.{suffix}"
+
+    plain: dict[str, Stored] = {}
+    experts: dict[str, dict[int, Stored]] = {}
+    for theirs, tensor in _tensors(folder).items():
+        theirs = theirs.replace("language_model.model.", "model.").replace("model.language_model.", "model.")
+        if re.search(r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector|visual)\.", theirs):
+            continue
+        if one := EXPERT.fullmatch(theirs):
+            experts.setdefault(renamed(f"{one[1]}.{one[3]}"), {})[int(one[2])] = tensor
+        else:
+            plain[renamed(theirs)] = tensor
+    for ours, parts in experts.items():
+        if sorted(parts) != list(range(len(parts))) or len({part.shape for part in parts.values()}) > 1:
+            raise GGUFError(str(folder), f"tensor {ours}", "an expert is missing, or has another shape")
+        plain[ours] = _stack(ours, [parts[i] for i in range(len(parts))])
+    for ours, tensor in plain.items():
+        yield from architecture.from_folder(ours, tensor)
+
+
+def _stack(name: str, parts: list[Stored]) -> ComputedTensor:
+    shape = (len(parts), *parts[0].shape)
+    return ComputedTensor(name, shape, lambda: np.stack([part.dequantize() for part in parts]))
+
+
+def _tensors(folder: Path) -> dict[str, Stored]:
+    """Return the tensors of all safetensors files in a folder, by their names there."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        places = _read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+            raise GGUFError(str(index), "weight_map", "missing, or not names of files")
+        files = sorted(set(places.values()))
+        if any(Path(file).name != file for file in files):
+            raise GGUFError(str(index), "weight_map", "a file is not in the folder")
+    else:
+        files = sorted(file.name for file in folder.glob("*.safetensors"))
+    if not files:
+        raise GGUFError(str(folder), "*.safetensors", "there is no such file")
+    found: dict[str, Stored] = {}
+    for file in files:
+        for name, tensor in _tensors_of(folder / file):
+            if name in found:
+                raise GGUFError(str(folder / file), f"tensor {name}", "is in two files")
+            found[name] = tensor
+    return found
+
+
+def _tensors_of(path: Path) -> Iterator[tuple[str, Stored]]:
+    """Yield the tensors of a safetensors file, whose bytes stay there; the package checks the header."""
+    try:
+        file = OpenFile(path)
+        with safe_open(path, framework="np"):
+            pass
+    except SafetensorError as error:
+        raise GGUFError(str(path), "header", f"not a safetensors file, or damaged: {error}") from None
+    except OSError as error:
+        raise GGUFError(str(path), "file", f"cannot be opened: {error}") from None
+    size = int.from_bytes(file.read(0, 8, "header").tobytes(), "little")
+    header = json.loads(file.read(8, size, "header").tobytes())
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] not in TYPES:
+            known = ", ".join(TYPES)
+            raise GGUFError(str(path), f"tensor {name}", f"dtype {entry['dtype']} is not supported, only {known}")
+        start, stop = entry["data_offsets"]
+        yield name, Tensor(name, TYPES[entry["dtype"]], tuple(entry["shape"]), file, 8 + size + start, stop - start)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise GGUFError(str(path), "file", f"larger than {LARGEST_JSON} bytes")
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, GGUFError):
+            raise
+        raise GGUFError(str(path), "file", f"not valid JSON: {error}") from None
+    except OSError as error:
+        raise GGUFError(str(path), "file", f"cannot be opened: {error.strerror}") from None
+    if not isinstance(content, dict):
+        raise GGUFError(str(path), "file", "not a JSON object")
+    return content

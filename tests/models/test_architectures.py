@@ -1,0 +1,204 @@
+"""Every architecture against transformers in float64: folders, their conversion to GGUF files, all kinds of steps."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gguf")
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+pytest.importorskip("transformers")
+
+import tensorops as tp
+import tiny_networks
+from tensorops.models import GGUFError, LanguageModel
+from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Backends, and the library whose absence a skip is about.
+BACKENDS = {"numpy": "numpy", "array_api_strict": "array_api_strict", "jax": "jax", "mlx": "mlx.core", "torch": "torch",
+            "opencl": "pyopencl"}  # fmt: skip
+# Those that together have every feature, for the short run
+VARIED = ("gemma3", "gpt-oss", "qwen3moe")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the folder and the logits of a network by its name."""
+    made: dict[str, tuple[Path, np.ndarray]] = {}
+
+    def of(name: str) -> tuple[Path, np.ndarray]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp("network")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # transformers'
+                made[name] = folder, tiny_networks.save(name, folder)
+        return made[name]
+
+    return of
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    return np.asarray(tp.to_backend(x, "numpy"))
+
+
+def assert_close(logits: Any, exact: np.ndarray, error: float = 1e-5) -> None:
+    np.testing.assert_allclose(to_numpy(logits), exact, rtol=0, atol=error * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_folder_gives_the_logits_of_transformers(saved: Any, name: str) -> None:
+    folder, exact = saved(name)
+    model = LanguageModel.load(folder)
+    assert model.tokenizer is None
+    assert_close(model(IDS), exact)
+    cache = model.new_cache()  # in pieces, through which windows pass
+    pieces = [model(piece, cache) for piece in (IDS[:9], *([token] for token in IDS[9:14]), IDS[14:])]
+    assert_close(np.concatenate([to_numpy(piece) for piece in pieces]), exact)
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in FOLDERS_ONLY])
+def test_a_gguf_file_gives_the_logits_of_its_folder(saved: Any, name: str, tmp_path: Path) -> None:
+    folder, exact = saved(name)
+    model = LanguageModel.load(tiny_networks.as_gguf(folder, tmp_path / "model.gguf"))
+    assert_close(model(IDS), exact)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_library_gives_the_same_logits(saved: Any, name: str, backend: str) -> None:
+    pytest.importorskip(BACKENDS[backend])
+    if not tp.is_backend_available(backend):
+        pytest.skip(f"backend {backend} is not available")
+    folder, exact = saved(name)
+    model = LanguageModel.load(folder, backend)
+    cache = model.new_cache()
+    assert_close(np.concatenate([to_numpy(model(piece, cache)) for piece in (IDS[:15], IDS[15:16], IDS[16:])]), exact)
+
+
+@pytest.mark.parametrize("name", VARIED)
+@pytest.mark.parametrize("compiler", ["jax.jit", "mlx.core.compile"])
+def test_compiled_networks_give_the_same_tokens(saved: Any, name: str, compiler: str) -> None:
+    module, _, function = compiler.rpartition(".")
+    compile_ = getattr(pytest.importorskip(module), function)
+    backend = module.partition(".")[0]
+    if not tp.is_backend_available(backend):
+        pytest.skip(f"backend {backend} is not available")
+    folder, _ = saved(name)
+    tokens = list(LanguageModel.load(folder, "numpy").generate_ids(IDS[:8], max_new_tokens=6))
+    model = LanguageModel.load(folder, backend, compile=compile_)
+    assert list(model.generate_ids(IDS[:8], max_new_tokens=6)) == tokens
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "gpt-oss"])
+def test_steps_without_python_and_batches_give_the_same_tokens(saved: Any, name: str) -> None:
+    pytest.importorskip("tensorops.kernels.cpu._native")
+    folder, _ = saved(name)
+    model = LanguageModel.load(folder, "cpu")
+    tokens = list(model.generate_ids(IDS[:12], max_new_tokens=8))
+    cache = model.new_cache(32)
+    model(IDS[:11], cache)
+    step = model.persistent(max_seq_length=32)
+    keys, values = cache.keys, cache.values
+    found, token = [], IDS[11]
+    for position in range(11, 19):
+        ids, keys, values = step(np.asarray([token], np.int32), np.asarray([position], np.int32), keys, values)
+        token = int(ids[0])
+        found.append(token)
+    assert found == tokens
+    batch: dict[int, list[int]] = {0: [], 1: []}
+    for number, token in model.generate_batch([IDS[:12], IDS[:3]], max_new_tokens=8, page_size=4):
+        batch[number].append(token)
+    assert batch == {0: tokens, 1: list(model.generate_ids(IDS[:3], max_new_tokens=8))}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "bert"}, "model_type: 'bert' is not supported, only .*llama"),
+        ({"model_type": None}, "model_type: 'None' is not supported"),
+        ({"hidden_size": "many"}, "embedding_length: 'many' is not a positive integer"),
+        ({"hidden_act": "relu"}, "hidden_act: 'relu' is not supported"),
+        ({"num_hidden_layers": 3}, "model.layers.3.input_layernorm.weight: is not known to the architecture llama"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types: .* is not supported"),
+        ({"novelty": 3}, "novelty: 3 is not supported"),
+        ({"quantization_config": {"quant_method": "unknown"}}, "quantization_config: .*unknown"),
+    ],
+)  # fmt: skip
+def test_what_a_folder_may_not_say(saved: Any, change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder, _ = saved("llama")
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(GGUFError, match=message):
+        LanguageModel.load(tmp_path)
+
+
+def test_damaged_folders_are_refused(saved: Any, tmp_path: Path) -> None:
+    folder, _ = saved("llama")
+    rng = np.random.default_rng(0)
+    loaded = 0
+    for file in ("config.json", "model.safetensors"):
+        for each in folder.iterdir():
+            (tmp_path / each.name).write_bytes(each.read_bytes())
+        for _ in range(150):
+            content = bytearray((folder / file).read_bytes())
+            place = int(rng.integers(0, min(len(content), 4000)))
+            content[place] = int(rng.integers(0, 256))
+            (tmp_path / file).write_bytes(
+                content[: int(rng.integers(0, len(content)))] if rng.random() < 0.2 else content
+            )
+            with contextlib.suppress(ValueError):  # nothing else may be raised; GGUFError is one
+                LanguageModel.load(tmp_path, "numpy")
+                loaded += 1
+    assert loaded < 150
+
+
+def test_an_architecture_of_ones_own(saved: Any, tmp_path: Path) -> None:
+    from tensorops.models import architectures
+
+    class Doubled(architectures.Decoder):
+        """What layers add counts twice."""
+
+        names = ("doubled",)
+        model_types = ("llama",)
+
+        @staticmethod
+        def block(layer: Any, x: Any, added: Any) -> tuple[Any, Any]:
+            h, x = layer.add_and_normalize(added, x, "attn_norm")
+            h, x = layer.add_and_normalize(layer.attention(h) * 2.0, x, "ffn_norm")
+            return x, layer.feed_forward(h) * 2.0
+
+    folder, exact = saved("llama")
+    try:
+        architectures.register(Doubled)
+        assert "doubled" in architectures.names()
+        file = importlib.import_module("tensorops.models.folder").open_folder(folder)
+        metadata = {k.replace("llama.", "doubled."): v for k, v in file.metadata.items()}
+        from make_gguf import tokenizer_metadata, write_gguf
+
+        metadata = {k: v for k, v in metadata.items() if k != "general.architecture"} | tokenizer_metadata()
+        arrays = {k: t.dequantize() for k, t in file.tensors.items()}
+        doubled = LanguageModel.load(write_gguf(tmp_path / "d.gguf", metadata, arrays, architecture="doubled"))(IDS)
+        for name in arrays:
+            if name.endswith(("attn_output.weight", "ffn_down.weight")):
+                arrays[name] = arrays[name] * 2.0
+        with pytest.raises(AssertionError):
+            assert_close(doubled, exact)
+        same = write_gguf(tmp_path / "s.gguf", metadata, arrays, architecture="doubled")
+        Doubled.block = architectures.Decoder.block
+        assert_close(doubled, to_numpy(LanguageModel.load(same)(IDS)))
+    finally:
+        architectures._registered.clear()

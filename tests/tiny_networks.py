@@ -1,0 +1,146 @@
+"""Tiny random networks of every architecture: transformers computes them in float64 and saves them as folders.
+
+Their conversion to GGUF files is that of llama.cpp's converter: queries and keys of some architectures are permuted.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from make_gguf import tokenizer_metadata, vocabulary, write_gguf
+from tensorops.models import architectures
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VOCABULARY = len(vocabulary()[0])
+IDS = [int(i) for i in np.random.default_rng(0).integers(0, VOCABULARY, 24)]
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+    "beta_fast": 32.0, "beta_slow": 1.0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [2.0] * 8,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+}  # fmt: skip
+EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+GRANITE = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+}  # fmt: skip
+# The class of the configuration in transformers, and what differs from SIZES.
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama 3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama with yarn": ("Llama", {"rope_parameters": YARN}),
+    "mistral": ("Mistral", {"sliding_window": 7}),
+    "mixtral": ("Mixtral", EXPERTS),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3moe": ("Qwen3Moe", {"head_dim": 32, "moe_intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 2,
+                              "norm_topk_prob": True}),
+    "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 32}),
+    "gemma3": ("Gemma3Text", {"num_hidden_layers": 7, "head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 32,
+                              "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                                                  "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
+    "phi3": ("Phi3", {}),
+    "phi3 with a window": ("Phi3", {"sliding_window": 9}),
+    "phi3 of which a part rotates": ("Phi3", {"partial_rotary_factor": 0.5}),
+    "phi3 with factors": ("Phi3", {"original_max_position_embeddings": 128, "rope_parameters": LONGROPE}),
+    "mistral3": ("Ministral3", {"head_dim": 32, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                                                    "llama_4_scaling_beta": 0.1,
+                                                                    "original_max_position_embeddings": 16}}),
+    "smollm3": ("SmolLM3", {}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"sliding_window": 6}),
+    "granite": ("Granite", GRANITE),
+    "granitemoe": ("GraniteMoe", {**GRANITE, **EXPERTS}),
+    "granitemoe with a shared expert": ("GraniteMoeShared", {**GRANITE, **EXPERTS, "shared_intermediate_size": 32}),
+    "gpt-oss": ("GptOss", {"head_dim": 32, **EXPERTS, "sliding_window": 6,
+                           "rope_parameters": {**YARN, "truncate": True}}),
+}  # fmt: skip
+# What a GGUF file cannot say, or llama.cpp leaves out.
+FOLDERS_ONLY = {"mistral", "phi3 with a window"}
+PRIVATE = ("rope.scaling.truncate", "attention.scale")  # keys of folders that files lack; see GGUF_SCALES
+GGUF_SCALES = ("granite", "granitemoe")
+
+
+@cache
+def _transformers() -> Any:
+    pytest.importorskip("torch")
+    return pytest.importorskip("transformers")
+
+
+def save(name: str, folder: Path) -> np.ndarray:
+    """Save a network as a folder; return its logits for IDS, which transformers computes in float64."""
+    import torch
+
+    transformers = _transformers()
+    kind, changes = NETWORKS[name]
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **changes})
+    config._attn_implementation = config._experts_implementation = "eager"  # others have no float64
+    torch.manual_seed(0)
+    network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    for parameter in network.parameters():
+        matrix = parameter.ndim > 1
+        parameter.data = torch.randn_like(parameter) * (0.2 if matrix else 0.5) + (0.0 if matrix else 0.2)
+    network.save_pretrained(folder)
+    with torch.no_grad():
+        return network.double()(torch.tensor([IDS])).logits[0].numpy()
+
+
+def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") -> Path:
+    """Write a folder as a GGUF file, in which matrices have a type."""
+    from tensorops.models.folder import open_folder
+
+    file = open_folder(folder)
+    name = file.metadata["general.architecture"]
+    heads = {part: file.metadata[f"{name}.attention.{key}"]
+             for part, key in (("attn_q", "head_count"), ("attn_k", "head_count_kv"))}  # fmt: skip
+    arrays = {}
+    for key, tensor in file.tensors.items():
+        array = tensor.dequantize()
+        part = key.split(".")[2] if key.startswith("blk.") else ""
+        if architectures.get(name).interleaved and part in heads:
+            array = np.ascontiguousarray(_neighbours(array, heads[part]))
+        arrays[key] = array
+    left_out = PRIVATE[:1] if name in GGUF_SCALES else PRIVATE
+    metadata = {
+        key: value.tolist() if isinstance(value, np.ndarray) else value
+        for key, value in file.metadata.items()
+        if not key.endswith(left_out) and key != "general.architecture"
+    }
+    metadata[f"{name}.rope.dimension_count"] = metadata.get(
+        f"{name}.rope.dimension_count", arrays["blk.0.attn_k.weight"].shape[0] // heads["attn_k"]
+        if "blk.0.attn_k.weight" in arrays else 16)  # fmt: skip
+    return write_gguf(path, metadata | tokenizer_metadata(), arrays, kinds, name)
+
+
+def _neighbours(array: np.ndarray, heads: int) -> np.ndarray:
+    """Return rows of queries or keys with the features of a pair next to each other."""
+    halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return halves.swapaxes(1, 2).reshape(array.shape)
+
+
+def importable(module: str) -> bool:
+    """Return whether a module can be imported."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
