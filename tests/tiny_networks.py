@@ -61,7 +61,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {}),
     "phi3 with a window": ("Phi3", {"sliding_window": 9}),
     "phi3 of which a part rotates": ("Phi3", {"partial_rotary_factor": 0.5}),
-    "phi3 with factors": ("Phi3", {"original_max_position_embeddings": 128, "rope_parameters": LONGROPE}),
+    "phi3 with factors": ("Phi3", {"original_max_position_embeddings": 256, "max_position_embeddings": 256,
+                                   "rope_parameters": LONGROPE}),
     "mistral3": ("Ministral3", {"head_dim": 32, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0,
                                                                     "llama_4_scaling_beta": 0.1,
                                                                     "original_max_position_embeddings": 16}}),
@@ -107,13 +108,15 @@ def save(name: str, folder: Path) -> np.ndarray:
 def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") -> Path:
     """Write a folder as a GGUF file, in which matrices have a type."""
     from tensorops.models.folder import open_folder
+    from tensorops.models.weights import separated
 
     file = open_folder(folder)
     name = file.metadata["general.architecture"]
     heads = {part: file.metadata[f"{name}.attention.{key}"]
              for part, key in (("attn_q", "head_count"), ("attn_k", "head_count_kv"))}  # fmt: skip
     arrays = {}
-    for key, tensor in file.tensors.items():
+    tensors = file.tensors if name == "phi3" else separated(architectures.read_config(file), file.tensors)
+    for key, tensor in tensors.items():
         array = tensor.dequantize()
         part = key.split(".")[2] if key.startswith("blk.") else ""
         if architectures.get(name).interleaved and part in heads:
@@ -125,6 +128,8 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
         for key, value in file.metadata.items()
         if not key.endswith(left_out) and key != "general.architecture"
     }
+    if f"{name}.expert_count" in metadata:
+        metadata.setdefault(f"{name}.expert_feed_forward_length", metadata[f"{name}.feed_forward_length"])
     metadata[f"{name}.rope.dimension_count"] = metadata.get(
         f"{name}.rope.dimension_count", arrays["blk.0.attn_k.weight"].shape[0] // heads["attn_k"]
         if "blk.0.attn_k.weight" in arrays else 16)  # fmt: skip

@@ -399,11 +399,9 @@ def _expert_options(columns: int, gate_up: Matrix, down: Matrix) -> dict[str, An
     """Return arguments of `tensorops.moe`, or None if it does not take such matrices together."""
     options: dict[str, Any] = {}
     for name, matrix in (("gate_up", gate_up), ("down", down)):
-        if isinstance(matrix, list):
-            return None
-        if isinstance(matrix, Blocks):
-            options |= {f"{name}_proj": matrix.blocks, f"{name}_format": matrix.format, "precision": matrix.precision}
-        elif isinstance(matrix, tuple):
+        if isinstance(matrix, list | Blocks):
+            return None  # of blocks, the kernels are those of the products
+        if isinstance(matrix, tuple):
             bits, group_size = _format(matrix, columns)
             if options.get("bits", bits) != bits or options.get("group_size", group_size) != group_size:
                 return None

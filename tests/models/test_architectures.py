@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 
 import tensorops as tp
 import tiny_networks
-from tensorops.models import GGUFError, LanguageModel
+from tensorops.models import GGUFError, LanguageModel, open_gguf
 from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
 
 if TYPE_CHECKING:
@@ -71,6 +71,25 @@ def test_a_gguf_file_gives_the_logits_of_its_folder(saved: Any, name: str, tmp_p
     folder, exact = saved(name)
     model = LanguageModel.load(tiny_networks.as_gguf(folder, tmp_path / "model.gguf"))
     assert_close(model(IDS), exact)
+
+
+@pytest.mark.parametrize("kinds", [("Q4_0", "Q4_0", "Q4_0"), ("MXFP4", "MXFP4", "Q8_0"), ("Q8_0", "Q5_1", "Q4_1")])
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "granitemoe with a shared expert"])
+def test_experts_stay_quantized(saved: Any, name: str, kinds: tuple[str, str, str], tmp_path: Path) -> None:
+    pytest.importorskip("tensorops.kernels.cpu._native")
+    folder, _ = saved(name)
+    of = dict(zip(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), kinds, strict=True))
+    given = {f"blk.{block}.{part}.weight": kind for block in range(4) for part, kind in of.items()}
+    path = tiny_networks.as_gguf(folder, tmp_path / "model.gguf", given)
+    plain = {key: tensor.dequantize() for key, tensor in open_gguf(path).tensors.items()}
+    model = LanguageModel.load(path, "cpu")
+    with tp.trace() as log:
+        logits = model(IDS)
+    used = {record.operator: record.kernel for record in log}
+    operator = "moe" if kinds[0] == "Q4_0" and name != "gpt-oss" else "grouped_quantized_linear"
+    assert used[operator] == "cpu"
+    exact = LanguageModel(model.config, plain, backend="numpy")(IDS)
+    assert_close(logits, to_numpy(exact))
 
 
 @pytest.mark.costly
