@@ -172,5 +172,12 @@ TENSOROPS_STEP(subtract, "a, b") {
 TENSOROPS_STEP(multiply, "a, b") {
     return arithmetic(call, [](auto a, auto b) { return a * b; });
 }
+// Of floating-point numbers, as integers are computed without a sign here; NaN if one of them is NaN
+TENSOROPS_STEP(minimum, "a, b") {
+    return arithmetic(call, [](auto a, auto b) { return a < b || a != a ? a : b; });
+}
+TENSOROPS_STEP(maximum, "a, b") {
+    return arithmetic(call, [](auto a, auto b) { return a > b || a != a ? a : b; });
+}
 
 }  // namespace tensorops

@@ -149,6 +149,28 @@ def multiply(a: Any, b: Any) -> Any:
     return a * b
 
 
+def minimum(a: Any, b: Any) -> Any:
+    """Return the smaller one of each pair."""
+    return _pairs("minimum", a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """Return the larger one of each pair."""
+    return _pairs("maximum", a, b)
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+    """Return the elements with bounds."""
+    x = x if min is None else maximum(x, min)
+    return x if max is None else minimum(x, max)
+
+
+def _pairs(name: str, a: Any, b: Any) -> Any:
+    if not isinstance(a, Recorded) and not isinstance(b, Recorded):
+        return getattr(numpy, name)(a, b)
+    return _first(a, b).recorder.arithmetic(name, a, b)
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("__") or not hasattr(numpy, name):
         raise AttributeError(name)

@@ -30,7 +30,14 @@ from tensorops.persistent._planned import Planned, make_plan
 from tensorops.persistent._recorded import Recorded
 
 _ARITHMETIC = ("float32", "float64", "int32", "int64")
-_NUMPY = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
+_NUMPY = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+}
+_OF_FLOATS = ("minimum", "maximum")
 _COMPILED = frozenset(_native.operators())
 _MOST_AXES = 8  # of an array with strides
 _MOST_PACKED = 64  # the rows of x up to which panels were measured to be faster
@@ -196,14 +203,14 @@ class Recorder:
         return Recorded(made, self)
 
     def arithmetic(self, name: str, a: Any, b: Any) -> Recorded:
-        """Record a sum, difference or product, with NumPy's rules for dtypes and shapes."""
+        """Record a sum, difference, product, minimum or maximum, with NumPy's rules for dtypes and shapes."""
         self._current = name
         given = [x if isinstance(x, Recorded) or type(x) in (bool, int, float) else np.asarray(x) for x in (a, b)]
         dtype = np.result_type(*(x.dtype if isinstance(x, Recorded | np.ndarray) else x for x in given))
         if dtype.name in ("float16", "bfloat16"):  # as NumPy does, each is rounded once
             wide = [self._as(x, np.dtype(np.float32)) for x in given]
             return self.converted(self.arithmetic(name, *wide), dtype)
-        if dtype.name not in _ARITHMETIC:
+        if dtype.name not in _ARITHMETIC or (name in _OF_FLOATS and dtype.kind != "f"):
             kinds = " and ".join(str(getattr(x, "dtype", type(x).__name__)) for x in given)
             raise CaptureError(f"{name} of {kinds} gives {dtype.name}, which cannot be recorded")
         a, b = (self._as(x, dtype) for x in given)

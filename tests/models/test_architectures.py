@@ -119,7 +119,7 @@ def test_compiled_networks_give_the_same_tokens(saved: Any, name: str, compiler:
     assert list(model.generate_ids(IDS[:8], max_new_tokens=6)) == tokens
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "gpt-oss"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_steps_without_python_and_batches_give_the_same_tokens(saved: Any, name: str) -> None:
     pytest.importorskip("tensorops.kernels.cpu._native")
     folder, _ = saved(name)

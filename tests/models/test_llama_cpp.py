@@ -1,0 +1,54 @@
+"""GGUF files of every architecture against llama.cpp, where llama-cpp-python is installed (``.ci/models``)."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llama_cpp")
+pytest.importorskip("transformers")
+
+import llama_cpp
+
+import tensorops as tp
+import tiny_networks
+from tensorops.models import LanguageModel
+from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOKENS = 8
+
+
+def theirs(path: Path) -> tuple[np.ndarray, list[int]]:
+    """Return llama.cpp's logits for IDS, and the tokens that it adds."""
+    float32 = llama_cpp.GGML_TYPE_F32
+    model = llama_cpp.Llama(
+        str(path), n_ctx=128, logits_all=True, verbose=False, n_threads=2, type_k=float32, type_v=float32
+    )
+    model.eval(IDS)
+    logits = np.array(model.scores[: len(IDS)])
+    added = [int(np.argmax(logits[-1]))]
+    for _ in range(TOKENS - 1):
+        model.eval(added[-1:])
+        added.append(int(np.argmax(model.scores[model.n_tokens - 1])))
+    return logits, added
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in FOLDERS_ONLY])
+def test_files_give_the_logits_and_tokens_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers'
+        tiny_networks.save(name, tmp_path / "folder")
+    path = tiny_networks.as_gguf(tmp_path / "folder", tmp_path / "model.gguf")
+    logits, added = theirs(path)
+    model = LanguageModel.load(path)
+    assert model.tokenizer is not None
+    model.tokenizer.end_ids = frozenset()
+    ours: Any = tp.to_backend(model(IDS), "numpy")
+    np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-3 * np.abs(logits).max())
+    assert list(model.generate_ids(IDS, max_new_tokens=TOKENS)) == added
