@@ -264,14 +264,14 @@ class ComputedTensor:
     shape : tuple of int
         As for `Tensor`.
     make : callable
-        Returns the values, a float32 array or a `QuantizedWeight` of this shape.
+        Returns the values, a float32 array, a `QuantizedWeight` or a `BlockWeight` of this shape.
     group_size : int, optional
         As for `Tensor`.
     """
 
     name: str
     shape: tuple[int, ...]
-    make: Callable[[], Float32 | QuantizedWeight]
+    make: Callable[[], Float32 | QuantizedWeight | BlockWeight]
     group_size: int = 1
 
     def computed(self, function: Callable[[Float32], Float32], shape: tuple[int, ...] | None = None) -> ComputedTensor:
@@ -285,18 +285,35 @@ class ComputedTensor:
 
     def part(self, axis: int, start: int, stop: int) -> ComputedTensor:
         """Return a part along an axis, of the last one in whole groups."""
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
+        return self.indexed(axis, slice(start, stop), shape)
 
-        def make() -> Float32 | QuantizedWeight:
+    def indexed(self, axis: int, wanted: slice, shape: tuple[int, ...]) -> ComputedTensor:
+        """Return the tensor of this shape with a slice of an axis, of the last one in whole groups."""
+        length = self.shape[axis]
+
+        def some(array: Any) -> npt.NDArray[Any]:
+            own = wanted
+            if array.shape[axis] != length:  # the last axis
+                own = slice(wanted.start * array.shape[axis] // length, wanted.stop * array.shape[axis] // length)
+            return np.ascontiguousarray(array[(slice(None),) * axis + (own,)])
+
+        def make() -> Float32 | QuantizedWeight | BlockWeight:
             whole = self.make()
+            if isinstance(whole, BlockWeight):
+                return replace(whole, blocks=some(whole.blocks))
             if isinstance(whole, QuantizedWeight):
-                return whole.part(axis, start, stop)
-            return np.ascontiguousarray(whole[(slice(None),) * axis + (slice(start, stop),)])
+                biases = None if whole.biases is None else some(whole.biases)
+                return replace(whole, weight=some(whole.weight), scales=some(whole.scales), biases=biases)
+            return some(whole)
 
-        return replace(self, shape=(*self.shape[:axis], stop - start, *self.shape[axis + 1 :]), make=make)
+        return replace(self, shape=shape, make=make)
 
     def dequantize(self) -> Float32:
         """Return the values in float32."""
         made = self.make()
+        if isinstance(made, BlockWeight):
+            return np.asarray(formats.get(made.format).values(np, made.blocks))
         if not isinstance(made, QuantizedWeight):
             return made
         values = tp.dequantize(made.weight, made.scales, made.biases, bits=made.bits, group_size=made.group_size)

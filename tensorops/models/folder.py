@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ import tensorops as tp
 from . import architectures
 from ._errors import GGUFError, missing
 from ._open_file import OpenFile
-from .blocks import ComputedTensor, Tensor
+from .blocks import ComputedTensor, QuantizedWeight, Tensor
 from .gguf import GGUFFile
+from .layouts import DTYPES, Raw, combined
 
 try:
     import gguf
@@ -96,6 +98,8 @@ OTHERS = frozenset(
         "partial_rotary_factor",
         "pretraining_tp",
         "problem_type",
+        "quantization",
+        "quantization_config",
         "resid_pdrop",
         "return_dict",
         "rope_local_base_freq",
@@ -156,6 +160,7 @@ class _Config:
         self.path = path
         content = _read_json(path)
         self.model_type = str(content.get("model_type"))
+        self._outer = content
         text = content.get("text_config")  # of a network that sees images, too
         self._content = {**text} if isinstance(text, dict) else content
         if isinstance(text, dict):
@@ -210,6 +215,13 @@ class _Config:
         key = "hidden_activation" if self.get("hidden_activation") else "hidden_act"
         if (given := GATED.get(self.get(key, "silu"))) != activation and activation in GATED.values():
             raise self.error(key, f"{self.get(key)!r:.40} is not supported, {given} instead of {activation}")
+
+    def quantization(self) -> dict[str, Any]:
+        """Return how weights are quantised."""
+        found = self._outer.get("quantization") or self.get("quantization_config") or {}
+        if not isinstance(found, dict) or found.get("quant_method", "gptq") not in ("gptq", "awq", "fp8", "mxfp4"):
+            raise self.error("quantization_config", f"{found!r:.200} is not supported")
+        return found
 
     # -------------------------------------------------------------------------------- rotary embeddings
 
@@ -317,7 +329,7 @@ def _named(
 
     plain: dict[str, Stored] = {}
     experts: dict[str, dict[int, Stored]] = {}
-    for theirs, tensor in _tensors(folder).items():
+    for theirs, tensor in combined(_tensors(folder), config.quantization()).items():
         theirs = theirs.replace("language_model.model.", "model.").replace("model.language_model.", "model.")
         if re.search(r"rotary_emb\.inv_freq$|^(model\.)?(vision_tower|multi_modal_projector|visual)\.", theirs):
             continue
@@ -333,12 +345,24 @@ def _named(
         yield from architecture.from_folder(ours, tensor)
 
 
+_FIELDS = ("weight", "scales", "biases")
+
+
 def _stack(name: str, parts: list[Stored]) -> ComputedTensor:
     shape = (len(parts), *parts[0].shape)
-    return ComputedTensor(name, shape, lambda: np.stack([part.dequantize() for part in parts]))
+
+    def make() -> Any:
+        made = [part.make() if isinstance(part, ComputedTensor) else part.dequantize() for part in parts]
+        first = made[0]
+        if not isinstance(first, QuantizedWeight):
+            return np.stack([part.dequantize() for part in parts])
+        weight, scales, biases = (np.stack([getattr(part, field) for part in made]) for field in _FIELDS)
+        return replace(first, weight=weight, scales=scales, biases=biases)
+
+    return ComputedTensor(name, shape, make, parts[0].group_size)
 
 
-def _tensors(folder: Path) -> dict[str, Stored]:
+def _tensors(folder: Path) -> dict[str, Tensor | Raw]:
     """Return the tensors of all safetensors files in a folder, by their names there."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
@@ -352,7 +376,7 @@ def _tensors(folder: Path) -> dict[str, Stored]:
         files = sorted(file.name for file in folder.glob("*.safetensors"))
     if not files:
         raise GGUFError(str(folder), "*.safetensors", "there is no such file")
-    found: dict[str, Stored] = {}
+    found: dict[str, Tensor | Raw] = {}
     for file in files:
         for name, tensor in _tensors_of(folder / file):
             if name in found:
@@ -361,7 +385,7 @@ def _tensors(folder: Path) -> dict[str, Stored]:
     return found
 
 
-def _tensors_of(path: Path) -> Iterator[tuple[str, Stored]]:
+def _tensors_of(path: Path) -> Iterator[tuple[str, Tensor | Raw]]:
     """Yield the tensors of a safetensors file, whose bytes stay there; the package checks the header."""
     try:
         file = OpenFile(path)
@@ -376,11 +400,14 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, Stored]]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        if entry["dtype"] not in TYPES:
-            known = ", ".join(TYPES)
-            raise GGUFError(str(path), f"tensor {name}", f"dtype {entry['dtype']} is not supported, only {known}")
-        start, stop = entry["data_offsets"]
-        yield name, Tensor(name, TYPES[entry["dtype"]], tuple(entry["shape"]), file, 8 + size + start, stop - start)
+        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        if dtype in TYPES:
+            yield name, Tensor(name, TYPES[dtype], shape, file, 8 + size + start, stop - start)
+        elif dtype in DTYPES:
+            yield name, Raw(name, dtype, shape, file, 8 + size + start, stop - start)
+        else:
+            known = ", ".join((*TYPES, *DTYPES))
+            raise GGUFError(str(path), f"tensor {name}", f"dtype {dtype} is not supported, only {known}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

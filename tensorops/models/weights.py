@@ -137,12 +137,14 @@ def load(
     """
     if isinstance(tensor, ComputedTensor):
         made = tensor.make()
-        if not isinstance(made, QuantizedWeight) or _kernel_for(made, backend) != "generic":
-            return made
-        return tensor.dequantize()
+        if isinstance(made, BlockWeight):
+            return made if _reads_blocks(made.format, tensor.shape, backend) else tensor.dequantize()
+        if isinstance(made, QuantizedWeight):
+            return made if _kernel_for(made, backend) != "generic" else tensor.dequantize()
+        return made
     if len(tensor.shape) > 1 and tensor.is_quantized:
         are_groups = precision == "highest" and tensor.type.name.lower() in AS_GROUPS
-        if not are_groups and _reads_blocks(tensor, backend):
+        if not are_groups and _reads_blocks(tensor.type.name.lower(), tensor.shape, backend):
             return tensor.blocks()
         quantized = tensor.quantized()
         if (kernel := _kernel_for(quantized, backend)) != "generic":
@@ -151,12 +153,12 @@ def load(
     return tensor.dequantize()
 
 
-def _reads_blocks(tensor: Tensor, backend: str) -> bool:
-    """Return whether a backend has a kernel for the blocks of a tensor; asks with one row of zeros."""
-    of = formats.get(tensor.type.name.lower())
-    width = tensor.shape[-1] // of.elements * of.nbytes
-    blocks = tp.to_backend(np.zeros((1,) * (len(tensor.shape) - 1) + (width,), dtype=np.uint8), backend)
-    return _product(backend, tensor.shape[-1], blocks, format=of.name) != "generic"
+def _reads_blocks(format: str, shape: tuple[int, ...], backend: str) -> bool:
+    """Return whether a backend has a kernel for the blocks of a matrix; asks with one row of zeros."""
+    of = formats.get(format)
+    width = shape[-1] // of.elements * of.nbytes
+    blocks = tp.to_backend(np.zeros((1,) * (len(shape) - 1) + (width,), dtype=np.uint8), backend)
+    return _product(backend, shape[-1], blocks, format=of.name) != "generic"
 
 
 def _kernel_for(w: QuantizedWeight, backend: str) -> str:

@@ -59,14 +59,15 @@ class GptOss(Decoder):
         # Matrices of a folder are transposed, and their gates are between the others.
         is_bias = name.endswith("_bias.weight")
         name = name.replace("_bias.weight", ".bias")
-        if "_exps" in name and not is_bias:
+        if "_exps" in name and not is_bias and tensor.group_size == 1:  # those in blocks are not transposed
             tensor = tensor.computed(lambda weight: weight.swapaxes(1, 2), tensor.shape[:1] + tensor.shape[:0:-1])
         if "gate_up_exps" not in name:
             yield name, tensor
             return
         shape = (tensor.shape[0], tensor.shape[1] // 2, *tensor.shape[2:])
-        yield name.replace("gate_up", "gate"), tensor.computed(lambda weight: weight[:, ::2], shape)
-        yield name.replace("gate_up", "up"), tensor.computed(lambda weight: weight[:, 1::2], shape)
+        tensor = tensor.computed(lambda weight: weight) if is_bias else tensor
+        yield name.replace("gate_up", "gate"), tensor.indexed(1, slice(0, None, 2), shape)
+        yield name.replace("gate_up", "up"), tensor.indexed(1, slice(1, None, 2), shape)
 
     @classmethod
     def weights(cls, c: ModelConfig) -> Iterator[Weight]:

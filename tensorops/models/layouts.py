@@ -1,0 +1,244 @@
+"""Quantised weights in folders: the layouts of MLX, GPTQ, AWQ, FP8 and MXFP4, as weights of the same values.
+
+Each layout is several tensors with a common name. MLX's and MXFP4's are only other orders of the same bytes; GPTQ's and
+AWQ's become groups of integers, exactly; those of 8-bit floating-point numbers become float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._errors import GGUFError
+from .blocks import BlockWeight, ComputedTensor, QuantizedWeight, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ._open_file import OpenFile
+
+__all__ = ["Raw", "combined"]
+
+Integers = npt.NDArray[Any]
+Float32 = npt.NDArray[np.float32]
+DTYPES = {"U8": "u1", "I8": "i1", "U32": "<u4", "I32": "<i4", "F8_E4M3": "u1", "F8_E8M0": "u1", "I64": "<i8"}
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each of eight neighbours in an integer of 32 bits
+FP8_BLOCK = 128  # rows and columns with a scale of their own
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Integers, or bits of 8-bit floating-point numbers, in a safetensors file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: OpenFile
+    start: int
+    nbytes: int
+
+    def array(self) -> Integers:
+        """Return the values, read from the file again."""
+        return (
+            self.file.read(self.start, self.nbytes, f"tensor {self.name}").view(DTYPES[self.dtype]).reshape(self.shape)
+        )
+
+    def error(self, problem: str) -> GGUFError:
+        """Return the error that says what is wrong with it."""
+        return GGUFError(self.file.path, f"tensor {self.name}", problem)
+
+
+Given = Tensor | Raw
+
+
+def combined(tensors: Mapping[str, Given], options: Mapping[str, Any]) -> dict[str, Tensor | ComputedTensor]:
+    """Return the tensors of a folder, where those of one quantised weight are one.
+
+    Parameters
+    ----------
+    tensors : mapping
+        By their names in the folder.
+    options : mapping
+        ``quantization_config`` or, in folders of MLX, ``quantization`` of its ``config.json``.
+
+    Raises
+    ------
+    GGUFError
+        A layout is unknown, or tensors do not fit together.
+    """
+    made: dict[str, Tensor | ComputedTensor] = {}
+    left = dict(tensors)
+    for name in list(tensors):
+        stem, _, kind = name.rpartition(".")
+        if kind == "qweight":
+            parts = _parts(left, stem, ("qweight", "qzeros", "scales"), ("g_idx",))
+            made[f"{stem}.weight"] = _gptq(parts, options) if options.get("quant_method") != "awq" else _awq(parts)
+        elif kind == "weight" and f"{stem}.weight_scale_inv" in tensors:
+            made[name] = _fp8(_parts(left, stem, ("weight", "weight_scale_inv")))
+        elif kind == "weight" and f"{stem}.scales" in tensors:
+            own = options.get(stem, options)
+            made[name] = _mlx(
+                _parts(left, stem, ("weight", "scales"), ("biases",)), own if own is not True else options
+            )
+        elif name.endswith("_blocks"):
+            stem = name.removesuffix("_blocks")
+            blocks, scales = (left.pop(f"{stem}{end}", None) for end in ("_blocks", "_scales"))
+            made[stem] = _mxfp4(stem, blocks, scales)
+    for name, tensor in left.items():
+        if isinstance(tensor, Raw):
+            raise tensor.error(
+                f"dtype {tensor.dtype} is not that of a weight, or other tensors of the weight are missing"
+            )
+        made[name] = tensor
+    return made
+
+
+def _parts(left: dict[str, Given], stem: str, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Take the tensors of one weight."""
+    found = {name: left.pop(f"{stem}.{name}") for name in (*names, *optional) if f"{stem}.{name}" in left}
+    first = next(iter(found.values()))
+    for name in names:
+        if name not in found:
+            raise GGUFError(first.file.path, f"tensor {stem}.{name}", "missing")
+    if not isinstance(found[names[0]], Raw):
+        raise GGUFError(first.file.path, f"tensor {stem}.{names[0]}", "not integers")
+    return found
+
+
+def _require(weight: Raw, is_right: bool, what: str) -> None:
+    if not is_right:
+        raise weight.error(f"shape {weight.shape} does not fit to that of {what}")
+
+
+def _packed(codes: Integers) -> Integers:
+    """Return integers of 4 bits, (..., in), in bytes: two neighbours share one."""
+    low, high = codes[..., ::2].astype(np.uint8), codes[..., 1::2].astype(np.uint8)
+    return low | (high << 4)
+
+
+def _eight(words: Integers, axis: int, order: tuple[int, ...] = tuple(range(8))) -> Integers:
+    """Return the eight integers of 4 bits in each of 32 bits, one after the other along an axis."""
+    parts = [(words.view(np.uint32) >> np.uint32(4 * place)) & np.uint32(15) for place in order]
+    spread = np.stack(parts, axis=axis + 1).astype(np.uint8)
+    return spread.reshape(*words.shape[:axis], words.shape[axis] * 8, *words.shape[axis + 1 :])
+
+
+def _gptq(parts: dict[str, Any], options: Mapping[str, Any]) -> ComputedTensor:
+    """Frantar et al., https://arxiv.org/abs/2210.17323: eight rows in an integer, and zeros less one."""
+    weight, zeros, scales = parts["qweight"], parts["qzeros"], parts["scales"]
+    if options.get("bits", 4) != 4:
+        raise weight.error(f"{options['bits']} bits are not supported, only 4")
+    rows, groups = scales.shape[1], scales.shape[0]
+    columns = 8 * weight.shape[0]
+    _require(weight, weight.shape[1] == rows and zeros.shape == (groups, rows // 8) and not columns % groups, "scales")
+    size, index = columns // groups, parts.get("g_idx")
+    offset = 0 if options.get("checkpoint_format") == "gptq_v2" else 1
+
+    def make() -> Float32 | QuantizedWeight:
+        codes, factors = _eight(weight.array(), 0).T, scales.dequantize().T
+        minima = -factors * (_eight(zeros.array(), 1).T.astype(np.float32) + offset)
+        of = np.arange(columns) // size if index is None else index.array()
+        if np.array_equal(of, np.arange(columns) // size):
+            return _groups(_packed(codes), factors, minima, size)
+        if of.min() < 0 or of.max() >= groups:
+            raise weight.error("a group of g_idx is out of range")
+        return np.ascontiguousarray(codes * factors[:, of] + minima[:, of], dtype=np.float32)
+
+    return ComputedTensor(weight.name, (rows, columns), make, size)
+
+
+def _awq(parts: dict[str, Any]) -> ComputedTensor:
+    """Lin et al., https://arxiv.org/abs/2306.00978: eight columns in an integer, in another order."""
+    weight, zeros, scales = parts["qweight"], parts["qzeros"], parts["scales"]
+    (groups, rows), columns = scales.shape, weight.shape[0]
+    fits = weight.shape[1] * 8 == rows and zeros.shape == (groups, rows // 8) and not columns % groups
+    _require(weight, fits, "scales")
+
+    def make() -> QuantizedWeight:
+        codes, factors = _eight(weight.array(), 1, AWQ_ORDER).T, scales.dequantize().T
+        minima = -factors * _eight(zeros.array(), 1, AWQ_ORDER).T.astype(np.float32)
+        return _groups(_packed(codes), factors, minima, columns // groups)
+
+    return ComputedTensor(weight.name, (rows, columns), make, columns // groups)
+
+
+def _groups(packed: Integers, scales: Float32, biases: Float32, size: int) -> QuantizedWeight:
+    packed, scales, biases = (np.ascontiguousarray(part) for part in (packed, scales, biases))
+    return QuantizedWeight(packed, scales, biases, 4, size)
+
+
+def _mlx(parts: dict[str, Any], options: Mapping[str, Any]) -> ComputedTensor:
+    """Return what MLX writes: groups of integers with scales and biases, or those of MXFP4, only in another order."""
+    weight, scales, biases = parts["weight"], parts["scales"], parts.get("biases")
+    mode, size, bits = options.get("mode", "affine"), options.get("group_size", 64), options.get("bits", 4)
+    if mode == "mxfp4" and isinstance(scales, Raw):
+        columns = 8 * weight.shape[-1]
+        _require(weight, scales.shape == (*weight.shape[:-1], columns // 32), "scales")
+        return _microscaled(weight.name, weight, scales, (*weight.shape[:-1], columns))
+    if mode != "affine" or bits not in (4, 8) or biases is None:
+        raise weight.error(f"mode {mode!r} with {bits} bits is not supported, only 'affine' with 4 or 8, and 'mxfp4'")
+    columns = weight.shape[-1] * 32 // bits
+    _require(weight, scales.shape == biases.shape == (*weight.shape[:-1], columns // size), "scales")
+
+    def make() -> QuantizedWeight:
+        packed = weight.array().view(np.uint8)
+        return QuantizedWeight(packed, scales.dequantize(), biases.dequantize(), bits, size)
+
+    return ComputedTensor(weight.name, (*weight.shape[:-1], columns), make, size)
+
+
+def _mxfp4(name: str, blocks: Given | None, scales: Given | None) -> ComputedTensor:
+    """Blocks of 32 numbers as in gpt-oss: (experts, rows, groups, 16), and scales of one byte."""
+    if not isinstance(blocks, Raw) or not isinstance(scales, Raw) or blocks.shape != (*scales.shape, 16):
+        raise GGUFError(blocks.file.path if blocks else "", f"tensor {name}", "its blocks and scales do not fit")
+    return _microscaled(name, blocks, scales, (*scales.shape[:-1], 32 * scales.shape[-1]))
+
+
+def _microscaled(name: str, codes: Raw, scales: Raw, shape: tuple[int, ...]) -> ComputedTensor:
+    """Return numbers of 4 bits, of which neighbours share a byte, as blocks of a GGUF file: each from one half."""
+
+    def make() -> BlockWeight:
+        pairs = codes.array().view(np.uint8).reshape(*shape[:-1], -1, 16)
+        low, high = pairs & 15, pairs >> 4
+        numbers = np.stack([low, high], axis=-1).reshape(*pairs.shape[:-1], 32)
+        halves = numbers[..., :16] | (numbers[..., 16:] << 4)
+        power = scales.array().view(np.uint8).reshape(*pairs.shape[:-1], 1)
+        stored = np.concatenate([power, halves], axis=-1)
+        return BlockWeight(stored.reshape(*shape[:-1], -1), "mxfp4")
+
+    return ComputedTensor(name, shape, make, 32)
+
+
+def _e4m3() -> Float32:
+    """Return the numbers of 8 bits with 4 of exponent and 3 of mantissa; the largest of each sign is NaN."""
+    bits = np.arange(256)
+    exponent, mantissa = (bits >> 3) & 15, bits & 7
+    values = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * np.exp2(exponent - 10.0))
+    values = np.where((bits & 127) == 127, np.nan, values)
+    return np.asarray(np.where(bits > 127, -values, values), dtype=np.float32)
+
+
+def _fp8(parts: dict[str, Any]) -> ComputedTensor:
+    """Numbers of 8 bits with a scale for each block of 128 × 128, as in DeepSeek's folders."""
+    weight, scales = parts["weight"], parts["weight_scale_inv"]
+    fits = len(weight.shape) == 2 and scales.shape == tuple(-(-n // FP8_BLOCK) for n in weight.shape)
+    if weight.dtype != "F8_E4M3" or not (fits or prod(scales.shape) == 1):
+        raise weight.error(
+            f"{weight.dtype} of shape {weight.shape} with scales of shape {scales.shape} is not supported"
+        )
+
+    def make() -> Float32:
+        factors = scales.dequantize()
+        if prod(scales.shape) > 1:
+            factors = factors.repeat(FP8_BLOCK, axis=0)[: weight.shape[0]]
+            factors = factors.repeat(FP8_BLOCK, axis=1)[:, : weight.shape[1]]
+        values = np.asarray(_e4m3()[weight.array()] * factors, dtype=np.float32)
+        if not np.isfinite(values).all():
+            raise weight.error("holds a number that is not finite")
+        return values
+
+    return ComputedTensor(weight.name, weight.shape, make)
