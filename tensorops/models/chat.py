@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from ._errors import missing
 
@@ -27,7 +29,14 @@ def check_messages(messages: Sequence[dict[str, str]]) -> None:
                 raise ValueError(f"messages[{index}] must be a dict whose {key!r} is a string")
 
 
-def render_chat(template: str, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool, **names: str) -> str:
+def render_chat(
+    template: str,
+    messages: Sequence[dict[str, str]],
+    *,
+    add_generation_prompt: bool,
+    tools: Sequence[dict[str, Any]] | None = None,
+    **names: str,
+) -> str:
     """Render a conversation with a chat template.
 
     The template comes from the file, so it runs in Jinja's sandbox: it cannot access Python's internals or anything
@@ -40,6 +49,8 @@ def render_chat(template: str, messages: Sequence[dict[str, str]], *, add_genera
     messages : sequence of dict
         Each with the strings ``role`` and ``content``.
     add_generation_prompt : bool
+        Passed to the template.
+    tools : sequence of dict, optional
         Passed to the template.
     **names : str
         Other strings that templates use, such as ``bos_token``.
@@ -54,10 +65,27 @@ def render_chat(template: str, messages: Sequence[dict[str, str]], *, add_genera
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.filters["tojson"] = _to_json
     compiled = environment.from_string(template)
-    return compiled.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **names)
+    return compiled.render(
+        messages=list(messages),
+        add_generation_prompt=add_generation_prompt,
+        tools=None if tools is None else list(tools),
+        **names,
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:
     """Refuse a conversation, such as two user turns in a row; called by templates."""
     raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    """Return the local date and time; called by templates."""
+    return datetime.now().strftime(format)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON for a model to read; Jinja's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)

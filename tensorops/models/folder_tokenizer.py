@@ -1,0 +1,202 @@
+"""The tokenizer in a folder, as Hugging Face's libraries store it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ._errors import missing
+from .vocabulary import BYTE_TOKEN, END_TOKENS, SPACE, TokenizerParts, Vocabulary, end_tokens
+
+try:
+    from gguf.constants import TokenType
+    from tokenizers import Tokenizer as FastTokenizer
+except ImportError as error:
+    raise missing(error.name or "tokenizers") from error
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["read_folder_tokenizer"]
+
+# The largest files in use are a tenth of this.
+MAX_TOKENIZER_BYTES = 1 << 28
+MAX_CONFIG_BYTES = 1 << 24
+MAX_UNUSED_IDS = 1 << 16
+
+
+class _Folder:
+    """The files of a folder, whose errors name the file and the field."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def error(self, name: str, problem: str) -> ValueError:
+        return ValueError(f"{self.path / name}: {problem}")
+
+    def text(self, name: str, limit: int) -> str:
+        with (self.path / name).open("rb") as file:
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise self.error(name, f"has more than {limit} bytes")
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise self.error(name, "not UTF-8") from error
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Return the object in a JSON file, empty if there is no such file."""
+        if not (self.path / name).exists():
+            return {}
+        try:
+            value = json.loads(self.text(name, MAX_CONFIG_BYTES))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise self.error(name, f"not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise self.error(name, "not a JSON object")
+        return value
+
+
+def read_folder_tokenizer(path: str | os.PathLike[str]) -> TokenizerParts:
+    """Return the parts of the tokenizer in a folder; ValueError names file and field."""
+    folder = _Folder(path)
+    fast = _fast_tokenizer(folder)
+    vocabulary, space_before = _vocabulary(folder, fast)
+    config = folder.config("tokenizer_config.json")
+    generation = folder.config("generation_config.json")
+    special = _Special(folder, vocabulary, {**folder.config("special_tokens_map.json"), **config})
+    bos, eos = special.token("bos_token"), special.token("eos_token")
+    # The configuration may overrule what the tokenizer itself adds.
+    before, after = _around(fast)
+    before = special.added("add_bos_token", bos, before)
+    after = special.added("add_eos_token", eos, after)
+    template_file, template = _template(folder, config)
+    return TokenizerParts(
+        vocabulary=vocabulary,
+        encode=lambda text: list(fast.encode(text, add_special_tokens=False).ids),
+        before=before,
+        after=after,
+        bos_id=bos,
+        eos_id=eos,
+        end_ids=end_tokens(
+            vocabulary.tokens, vocabulary.kinds, (eos, *_generation_ends(folder, generation, len(vocabulary.tokens)))
+        ),
+        space_before=space_before,
+        template=template,
+        template_error=lambda problem: folder.error(template_file, f"chat_template: {problem}"),
+    )
+
+
+def _fast_tokenizer(folder: _Folder) -> Any:
+    name = "tokenizer.json"
+    source = folder.text(name, MAX_TOKENIZER_BYTES)
+    try:
+        fast = FastTokenizer.from_str(source)
+        fast.no_truncation()
+        fast.no_padding()
+        fast.encode("a b", add_special_tokens=True)
+    except Exception as error:
+        raise folder.error(name, str(error)) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # that of Rust is no Exception
+            raise
+        raise folder.error(name, str(error)) from error
+    return fast
+
+
+def _vocabulary(folder: _Folder, fast: Any) -> tuple[Vocabulary, bool]:
+    """Return the tokens, and whether a text gets a space before it."""
+    byte_letters, byte_tokens, space_before = _decoding(folder, fast)
+    ids = fast.get_vocab(with_added_tokens=True)
+    count = max(ids.values(), default=-1) + 1
+    if count > len(ids) + MAX_UNUSED_IDS:
+        raise folder.error("tokenizer.json", f"model.vocab: the id {count - 1} is too large for {len(ids)} tokens")
+    tokens, kinds = [""] * count, [int(TokenType.NORMAL)] * count
+    for token, i in ids.items():
+        tokens[i] = token
+        if byte_tokens and BYTE_TOKEN.fullmatch(token):
+            kinds[i] = int(TokenType.BYTE)
+    for i, added in fast.get_added_tokens_decoder().items():
+        control = added.special or added.content in END_TOKENS
+        kinds[i] = int(TokenType.CONTROL if control else TokenType.USER_DEFINED)
+    return Vocabulary(tokens, kinds, byte_letters), space_before
+
+
+def _decoding(folder: _Folder, fast: Any) -> tuple[bool, bool, bool]:
+    """Return whether tokens use letters for bytes, whether some are bytes, and whether a text gets a space."""
+    state: dict[str, Any] = {"type": None} if fast.decoder is None else json.loads(fast.decoder.__getstate__())
+    steps = {step["type"]: step for step in state.get("decoders", [state])}
+    if steps.keys() == {"ByteLevel"}:
+        return True, False, False
+    replaced, metaspace = steps.get("Replace"), steps.get("Metaspace")
+    spaces = (replaced and (replaced["pattern"], replaced["content"]) == ({"String": SPACE}, " ")) or (
+        metaspace and metaspace["replacement"] == SPACE
+    )
+    if not spaces or steps.keys() - {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}:
+        raise folder.error("tokenizer.json", f"decoder: {state!r:.80} is not supported, only those of bytes and of ▁")
+    stripped = steps.get("Strip", {}).get("start") == 1
+    prepended = metaspace is not None and metaspace["prepend_scheme"] != "never"
+    return False, "ByteFallback" in steps, stripped or prepended
+
+
+def _around(fast: Any) -> tuple[list[int], list[int]]:
+    """Return the tokens that the tokenizer itself adds before and after a text."""
+    encoded = fast.encode("a", add_special_tokens=True)
+    inside = [i for i, mask in enumerate(encoded.special_tokens_mask) if not mask]
+    if not inside:
+        return list(encoded.ids), []
+    return list(encoded.ids[: inside[0]]), list(encoded.ids[inside[-1] + 1 :])
+
+
+class _Special:
+    """The special tokens that the configuration names."""
+
+    def __init__(self, folder: _Folder, vocabulary: Vocabulary, config: dict[str, Any]) -> None:
+        self.folder = folder
+        self.config = config
+        self.ids = {token: i for i, token in enumerate(vocabulary.tokens) if token}
+
+    def token(self, key: str) -> int | None:
+        value = self.config.get(key)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if value is None:
+            return None
+        if not isinstance(value, str) or value not in self.ids:
+            raise self.folder.error("tokenizer_config.json", f"{key}: {value!r:.80} is not among the tokens")
+        return self.ids[value]
+
+    def added(self, key: str, token: int | None, found: list[int]) -> list[int]:
+        """Return the tokens at one end of a text: as found, if the configuration does not say otherwise."""
+        wanted = self.config.get(key)
+        if wanted is not None and not isinstance(wanted, bool):
+            raise self.folder.error("tokenizer_config.json", f"{key}: not a boolean")
+        if wanted and token is not None and token not in found:
+            return [token]
+        return [i for i in found if i != token] if wanted is False else found
+
+
+def _generation_ends(folder: _Folder, generation: dict[str, Any], count: int) -> list[int]:
+    value = generation.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for i in ids:
+        if type(i) is not int or not 0 <= i < count:
+            problem = f"eos_token_id: {i!r:.40} is not an integer from 0 to {count - 1}"
+            raise folder.error("generation_config.json", problem)
+    return ids
+
+
+def _template(folder: _Folder, config: dict[str, Any]) -> tuple[str, str | None]:
+    """Return the chat template and the file it is in."""
+    name = "chat_template.jinja"
+    if (folder.path / name).exists():
+        return name, folder.text(name, MAX_CONFIG_BYTES)
+    name = "tokenizer_config.json"
+    value = config.get("chat_template")
+    if isinstance(value, list):  # several with names
+        named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
+        value = named.get("default")
+    if value is not None and not isinstance(value, str):
+        raise folder.error(name, "chat_template: not a string")
+    return name, value
