@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,8 @@ __all__ = ["read_gguf_tokenizer"]
 PREFIX = "tokenizer.ggml"
 TEMPLATE = "tokenizer.chat_template"
 MODELS = ("gpt2", "llama", "gemma4")
+# As integers, which are faster to compare than members of an enumeration.
+SPECIAL = frozenset(map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -40,7 +43,8 @@ def read_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
         raise fields.error(key, f"{model!r:.80} is not supported, only {', '.join(MODELS)}")
     tokens = fields.strings(f"{PREFIX}.tokens")
     kinds = fields.integers(f"{PREFIX}.token_type", [int(TokenType.NORMAL)] * len(tokens))
-    ids = {token: i for i, token in enumerate(tokens) if token}
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    ids.pop("", None)
     if len(ids) != len(tokens) - tokens.count(""):
         raise fields.error(f"{PREFIX}.tokens", "the same token occurs twice")
     for token in END_TOKENS & ids.keys():
@@ -84,8 +88,7 @@ def _with_special(encoder: ByteEncoder | TextEncoder, special: SpecialTokens) ->
 
 
 def _special_tokens(fields: Fields, tokens: list[str], kinds: list[int]) -> SpecialTokens:
-    special = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-    ids = {tokens[i]: i for i, kind in enumerate(kinds) if kind in special and tokens[i]}
+    ids = {tokens[i]: i for i, kind in enumerate(kinds) if kind in SPECIAL and tokens[i]}
     name = fields.string("general.name", "").lower()
     if "phi-3" in name or "phi3" in name:
         # No field of the file says that these models were trained without spaces there.
@@ -138,12 +141,21 @@ def _merge_ranks(fields: Fields, ids: dict[str, int]) -> dict[str, int]:
     """Return the rank of every pair of tokens, written with a space between them."""
     key = f"{PREFIX}.merges"
     merges = fields.strings(key)
-    for merge in merges:
-        left, _, right = merge.partition(" ")
-        if left not in ids or right not in ids or left + right not in ids:
+    if not _make_tokens(merges, ids):
+        for merge in merges:
             _check_merge(fields, key, merge, ids)
     # Of a pair that occurs twice, the first one counts.
     return dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
+
+
+def _make_tokens(merges: list[str], ids: dict[str, int]) -> bool:
+    """Return whether each merge is two parts that make a token, without a step of Python for each.
+
+    A part that is no token itself does no harm: no other merge makes it.
+    """
+    if merges and set(map(str.count, merges, repeat(" "))) != {1}:
+        return False
+    return all(map(ids.__contains__, map(str.replace, merges, repeat(" "), repeat(""))))
 
 
 def _check_merge(fields: Fields, key: str, merge: str, ids: dict[str, int]) -> None:

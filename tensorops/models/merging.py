@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._errors import missing
 from .vocabulary import BYTE_LETTERS, SPACE
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .pretokenizers import Rule
 
     Rank = Callable[[str, str], float | None]
+
+Item = TypeVar("Item")
 
 __all__ = ["ByteEncoder", "SpecialTokens", "TextEncoder", "merge"]
 
@@ -70,23 +72,13 @@ def merge(symbols: list[str], rank: Rank) -> list[str]:
     return [symbol for symbol in symbols if symbol]
 
 
-class _WordEncoder:
-    """Remembers the ids of short words, of which a text has few different ones."""
-
-    def __init__(self) -> None:
-        self._remembered = lru_cache(CACHED_WORDS)(self._word_ids)
-
-    def _word_ids(self, word: str) -> list[int]:
-        raise NotImplementedError
-
-    def _ids(self, words: Iterable[str]) -> list[int]:
-        ids: list[int] = []
-        for word in words:
-            ids += self._remembered(word) if len(word) <= LONGEST_CACHED_WORD else self._word_ids(word)
-        return ids
+def remember(function: Callable[[str], list[Item]]) -> Callable[[str], list[Item]]:
+    """Return a function that computes the result for a short word once: a text has few different ones."""
+    cached = lru_cache(CACHED_WORDS)(function)
+    return lambda word: cached(word) if len(word) <= LONGEST_CACHED_WORD else function(word)
 
 
-class ByteEncoder(_WordEncoder):
+class ByteEncoder:
     """Byte-level BPE: a rule cuts a text into words, and bytes of a word are merged.
 
     Parameters
@@ -100,18 +92,18 @@ class ByteEncoder(_WordEncoder):
     """
 
     def __init__(self, ids: Mapping[str, int], ranks: Mapping[str, int], rule: Rule) -> None:
-        super().__init__()
         self._id_of = ids
         self._rank: Rank = lambda left, right: ranks.get(f"{left} {right}")
         self._whole_words = rule.whole_words
-        self._patterns = [Regex(pattern) for pattern in rule.patterns]
+        self._cuts = [_cut(pattern) for pattern in rule.patterns]
+        self._ids = remember(self._word_ids)
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:
         """Return the ids of a text without special tokens; bytes that are no token are left out."""
-        words = [NormalizedString(text)]
-        for pattern in self._patterns:
-            words = [part for word in words for part in word.split(pattern, "isolated")]
-        return self._ids(map(str, words))
+        words = [text]
+        for cut in self._cuts:
+            words = [part for word in words for part in cut(word)]
+        return [token for word in words for token in self._ids(word)]
 
     def _word_ids(self, word: str) -> list[int]:
         letters = "".join(BYTE_LETTERS[byte] for byte in word.encode())
@@ -120,7 +112,13 @@ class ByteEncoder(_WordEncoder):
         return [self._id_of[part] for part in merge(list(letters), self._rank) if part in self._id_of]
 
 
-class TextEncoder(_WordEncoder):
+def _cut(pattern: str) -> Callable[[str], list[str]]:
+    """Return a function that cuts a word at the matches of a pattern."""
+    compiled = Regex(pattern)
+    return remember(lambda word: [str(part) for part in NormalizedString(word).split(compiled, "isolated")])
+
+
+class TextEncoder:
     """BPE of characters, as SentencePiece does it: ``▁`` for spaces, and bytes where a character is no token.
 
     Parameters
@@ -149,7 +147,6 @@ class TextEncoder(_WordEncoder):
         space_before: bool,
         lines: bool,
     ) -> None:
-        super().__init__()
         self._id_of = ids
         self._rank = rank
         self._byte_ids = byte_ids
@@ -162,12 +159,14 @@ class TextEncoder(_WordEncoder):
         cut = f"(?<=[^{re.escape(''.join(sorted(glued)))}])(?={SPACE})"
         self._cut = re.compile(rf"{cut}|(?<=\n)(?=[^\n])|(?<=[^\n])(?=\n)" if lines else cut)
         self._lines = lines
+        self._ids = remember(self._word_ids)
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:
         """Return the ids of a text without special tokens."""
         if self._space_before and after_special:
             text = " " + text
-        return self._ids(self._cut.split(text.replace(" ", SPACE)))
+        words = self._cut.split(text.replace(" ", SPACE))
+        return [token for word in words for token in self._ids(word)]
 
     def _word_ids(self, word: str) -> list[int]:
         if self._lines and word in self._id_of and not word.strip("\n"):

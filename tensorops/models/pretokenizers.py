@@ -85,5 +85,20 @@ _ROWS = (
     ("deepseek-llm", Rule(DEEPSEEK_LLM)),
     ("deepseek-coder", Rule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_HAN, r"\p{N}"))),
     ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", Rule(DEEPSEEK3)),
+    ("seed-coder", Rule((rf"{CONTRACTION}|{WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{SPACES}",))),
+    (
+        "bailingmoe bailingmoe2 llada-moe",
+        Rule((rf"'(?i:[sdmt]|ll|ve|re)|{WORD}|\p{{N}}|{SIGNS}|\s*[\r\n]|\s+(?!\S)|\s+",)),
+    ),
+    ("minicpm5", Rule((r"\p{N}{1,3}", rf"{CONTRACTION}|{WORD}|\p{{N}}+|{SIGNS}|{SPACES}"), whole_words=True)),
+    (
+        "exaone-moe",
+        Rule(
+            (
+                rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+                r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+            )
+        ),
+    ),
 )
 RULES = {name: rule for names, rule in _ROWS for name in names.split()}

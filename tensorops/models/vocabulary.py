@@ -126,8 +126,8 @@ def end_tokens(tokens: Sequence[str], kinds: Sequence[int], named: Iterable[int 
     named : iterable of int or None
         Those that the file itself names.
     """
-    control = (i for i, kind in enumerate(kinds) if kind == TokenType.CONTROL)
-    known = {tokens[i]: i for i in control if tokens[i] in END_CONTROLS}
+    found = (i for i, token in enumerate(tokens) if token in END_CONTROLS)
+    known = {tokens[i]: i for i in found if kinds[i] == TokenType.CONTROL}
     if {"<|return|>", "<|call|>"} <= known.keys() or {"<|flush|>", "<|calls|>"} <= known.keys():
         known.pop("<|end|>", None)  # ends a message there, and another follows
     return frozenset(i for i in (*known.values(), *named) if i is not None)
