@@ -56,12 +56,6 @@ class OpenFile:
             raise GGUFError(self.path, "file", "empty")
         self.size = status.st_size
 
-    def read_next(self, size: int, field: str) -> bytes:
-        """Return the next `size` bytes after the previous call; `field` is for messages."""
-        found = self._file.read(size)
-        self._require(size - len(found), field)
-        return found
-
     def read(self, start: int, size: int, field: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return `size` bytes starting at byte `start`; `field` is for messages."""
         found = np.empty(size, np.uint8)

@@ -38,6 +38,7 @@ __all__ = ["GGUFFile", "open_gguf"]
 VERSIONS = (2, 3)
 MAX_KEY_BYTES = 65535  # the format's own limit
 MAX_DIMENSIONS = 4
+AT_A_TIME = 1 << 20  # bytes
 # The minimum size of an entry, which limits a count by the number of remaining bytes.
 MIN_METADATA_BYTES = 8 + 4 + 1
 MIN_TENSOR_INFO_BYTES = 8 + 4 + 8 + 4 + 8
@@ -113,6 +114,7 @@ class _Reader:
         self.file = file
         self.position = 0
         self.field = "header"
+        self._buffer, self._start = b"", 0  # bytes of the file, and the position of the first one
 
     def read(self) -> GGUFFile:
         tensor_count, metadata_count = self.header()
@@ -139,8 +141,16 @@ class _Reader:
         """Return the next `size` bytes."""
         if size > self.left():
             raise self.error(f"needs {size} bytes at offset {self.position}, but {self.left()} are left")
+        at = self.position - self._start
+        if at + size > len(self._buffer):
+            wanted = max(size, min(self.left(), AT_A_TIME))
+            self._buffer, self._start, at = (
+                self.file.read(self.position, wanted, self.field).tobytes(),
+                self.position,
+                0,
+            )
         self.position += size
-        return self.file.read_next(size, self.field)
+        return self._buffer[at : at + size]
 
     def u32(self) -> int:
         return int.from_bytes(self.take(4), "little")
@@ -157,6 +167,25 @@ class _Reader:
             return raw.decode()
         except UnicodeDecodeError:
             raise self.error(f"string at offset {self.position - size} is not UTF-8") from None
+
+    def strings(self, number: int) -> list[str]:
+        """Return strings: a vocabulary has some hundred thousand of them, so what is in the buffer is not checked."""
+        found: list[str] = []
+        while len(found) < number:
+            found.append(self.string())  # which fills the buffer
+            buffer, at = self._buffer, self.position - self._start
+            while len(found) < number:
+                start = at + 8
+                stop = start + int.from_bytes(buffer[at:start], "little")
+                if stop > len(buffer) or start > len(buffer):
+                    break
+                try:
+                    found.append(buffer[start:stop].decode())
+                except UnicodeDecodeError:
+                    break  # what `string` says about it
+                at = stop
+            self.position = self._start + at
+        return found
 
     def count(self, what: str, smallest: int) -> int:
         """Read the number of items that follow; each takes at least `smallest` bytes."""
@@ -196,7 +225,7 @@ class _Reader:
         if kind == GGUFValueType.ARRAY:
             raise self.error("nested arrays are not supported")
         if kind == GGUFValueType.STRING:
-            return [self.string() for _ in range(self.count("strings", 8))]
+            return self.strings(self.count("strings", 8))
         return self.numbers(kind, self.count("numbers", np.dtype(SCALARS[kind]).itemsize))
 
     def numbers(self, kind: GGUFValueType, count: int) -> np.ndarray[Any, Any]:
