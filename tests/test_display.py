@@ -131,7 +131,7 @@ def test_a_model_says_what_it_is(tmp_path):
     path = tmp_path / "tiny.gguf"
     make_gguf.write_llama(path)
     model = Llama.from_gguf(path, backend="numpy")
-    assert repr(model).startswith(f"<Llama: blocks {model.config.blocks}, features {model.config.dim}, ")
+    assert repr(model).startswith(f"<LanguageModel: architecture llama, blocks {model.config.blocks}, ")
     assert repr(model).endswith("backend numpy>")
     assert f">{model.config.vocab_size}</td>" in model._repr_html_()
 

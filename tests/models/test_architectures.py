@@ -18,7 +18,8 @@ pytest.importorskip("transformers")
 
 import tensorops as tp
 import tiny_networks
-from tensorops.models import GGUFError, LanguageModel, open_gguf
+from mpi_threads import world_of
+from tensorops.models import GGUFError, LanguageModel, architectures, open_gguf, ranks
 from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
 
 if TYPE_CHECKING:
@@ -141,6 +142,25 @@ def test_steps_without_python_and_batches_give_the_same_tokens(saved: Any, name:
     assert batch == {0: tokens, 1: list(model.generate_ids(IDS[:3], max_new_tokens=8))}
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_ranks_give_the_tokens_of_one(saved: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, exact = saved(name)
+    alone = LanguageModel.load(folder, "numpy")
+    if not architectures.get(alone.config.architecture).is_divisible:
+        with pytest.raises(ValueError, match="cannot be divided among 2 ranks"):
+            ranks.divide(alone.config, 2)
+        return
+
+    def on_rank(rank: int) -> Any:
+        model = LanguageModel.load(folder, "numpy", world_size=2, mpi_rank=rank)
+        return model(IDS), list(model.generate_ids(IDS[:9], max_new_tokens=5))
+
+    tokens = list(alone.generate_ids(IDS[:9], max_new_tokens=5))
+    for logits, made in world_of(monkeypatch, 2).run(on_rank):
+        assert_close(logits, exact)
+        assert made == tokens
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -186,8 +206,6 @@ def test_damaged_folders_are_refused(saved: Any, tmp_path: Path) -> None:
 
 
 def test_an_architecture_of_ones_own(saved: Any, tmp_path: Path) -> None:
-    from tensorops.models import architectures
-
     class Doubled(architectures.Decoder):
         """What layers add counts twice."""
 

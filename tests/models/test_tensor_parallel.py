@@ -25,7 +25,7 @@ import tensorops as tp
 from llama_reference import float64_logits
 from make_gguf import llama_metadata, real_model, tokenizer_metadata, write_gguf, write_llama
 from mpi_threads import World, world_of
-from tensorops.models import Llama, LlamaConfig, open_gguf
+from tensorops.models import Llama, LlamaConfig, architectures, open_gguf
 from tensorops.models.ranks import divide, part_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,11 @@ def random_arrays(config: LlamaConfig, *, tied: bool = True) -> dict[str, np.nda
     shapes: dict[str, tuple[int, ...]] = {"token_embd": whole, "output_norm": (config.dim,)}
     shapes |= {} if tied else {"output": whole}
     for block in range(config.blocks):
-        shapes |= {f"blk.{block}.{name}": shape for name, shape in config.block_shapes().items()}
+        shapes |= {
+            f"blk.{block}.{weight.name.removesuffix('.weight')}": weight.shape
+            for weight in architectures.block_weights(config)
+            if not weight.is_optional
+        }
     arrays = {
         f"{name}.weight": (
             1 + 0.1 * rng.standard_normal(shape) if len(shape) == 1 else 0.2 * rng.standard_normal(shape)
