@@ -153,7 +153,7 @@ def _make_tokens(merges: list[str], ids: dict[str, int]) -> bool:
 
     A part that is no token itself does no harm: no other merge makes it.
     """
-    if merges and set(map(str.count, merges, repeat(" "))) != {1}:
+    if set(map(str.count, merges, repeat(" "))) - {1} or "  " in f" {' '.join(merges)} ":
         return False
     return all(map(ids.__contains__, map(str.replace, merges, repeat(" "), repeat(""))))
 

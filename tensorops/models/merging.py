@@ -100,10 +100,14 @@ class ByteEncoder:
 
     def encode(self, text: str, *, after_special: bool) -> list[int]:
         """Return the ids of a text without special tokens; bytes that are no token are left out."""
+        return [token for word in self.words(text) for token in self._ids(word)]
+
+    def words(self, text: str) -> list[str]:
+        """Return the words of a text, which together are the text."""
         words = [text]
         for cut in self._cuts:
             words = [part for word in words for part in cut(word)]
-        return [token for word in words for token in self._ids(word)]
+        return words
 
     def _word_ids(self, word: str) -> list[int]:
         letters = "".join(BYTE_LETTERS[byte] for byte in word.encode())
