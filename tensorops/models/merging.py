@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 __all__ = ["ByteEncoder", "SpecialTokens", "TextEncoder", "merge"]
 
-CACHED_WORDS = 1 << 16
+CACHED_WORDS = 1 << 15
 LONGEST_CACHED_WORD = 64
 
 

@@ -27,7 +27,7 @@ class Tokenizer:
     file : GGUFFile
         Its ``tokenizer.ggml.model`` is one of ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece's BPE with scores)
         and ``gemma4`` (BPE of text). For the first, ``tokenizer.ggml.pre`` is a name in
-        `tensorops.models.pretokenizers`.
+        ``tensorops/models/pretokenizers.py``.
 
     Attributes
     ----------
@@ -208,10 +208,9 @@ class Tokenizer:
 
         Raises
         ------
-        GGUFError, ValueError
-            There is no template, or it failed.
         ValueError
-            A message lacks its role or its content.
+            A message lacks its role or its content; or there is no template, or it failed, which is a GGUFError if the
+            tokenizer is that of a GGUF file.
         """
         names = {"bos_token": self.bos_id, "eos_token": self.eos_id}
         texts = {name: "" if i is None else self._parts.vocabulary.tokens[i] for name, i in names.items()}
@@ -226,6 +225,8 @@ class Tokenizer:
         except Exception as error:
             # The template is a program from the file: anything it raises is the file's fault.
             problem = f"the template failed: {type(error).__name__}: {error}"
+            if template is not None:
+                raise ValueError(problem) from error
             raise self._parts.template_error(problem) from error
 
     def _bytes(self, token: int, skip_special: bool) -> bytes:
