@@ -141,14 +141,14 @@ class Tensor:
 
     def part(self, axis: int, start: int, stop: int) -> Tensor:
         """Return a part along an axis, of the last one in whole groups; no other bytes are read."""
-        if self.stride is not None:
-            raise ValueError(f"tensor {self.name}: a part of a part")
         pieces = prod(self.shape[:axis])
+        if self.stride is not None and pieces != self.pieces:
+            raise ValueError(f"tensor {self.name}: a part of a part along another axis")
         whole = self.nbytes // pieces
         first, end = (place * whole // self.shape[axis] for place in (start, stop))
         shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
         made = replace(self, is_part=True, shape=shape, start=self.start + first, nbytes=pieces * (end - first))
-        return made if pieces == 1 else replace(made, stride=whole, pieces=pieces)
+        return made if pieces == 1 else replace(made, stride=self.stride or whole, pieces=pieces)
 
     def computed(self, function: Callable[[Float32], Float32], shape: tuple[int, ...] | None = None) -> ComputedTensor:
         """Return the tensor of a function of the values; of the same shape, unless another one is given."""
