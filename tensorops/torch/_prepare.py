@@ -95,7 +95,7 @@ def prepare_model(
             kind = type(model).__name__
             raise TypeError(f"prepare_model: model is a {kind}, expected a torch.nn.Module, or arrays and a backend")
         models = sys.modules.get("tensorops.models")
-        if models is not None and isinstance(model, models.Llama) and resolve(backend).name != model.backend:
+        if models is not None and isinstance(model, models.LanguageModel) and resolve(backend).name != model.backend:
             raise TypeError(
                 f"prepare_model: the weights of the Llama are arranged for the backend {model.backend!r}: "
                 f"load it again with backend={shown(backend)}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +17,8 @@ import llama_cpp
 
 import tensorops as tp
 import tiny_networks
-from tensorops.models import LanguageModel
+from tensorops.models import LanguageModel, open_gguf
 from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TOKENS = 8
 
@@ -52,3 +51,24 @@ def test_files_give_the_logits_and_tokens_of_llama_cpp(name: str, tmp_path: Path
     ours: Any = tp.to_backend(model(IDS), "numpy")
     np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-3 * np.abs(logits).max())
     assert list(model.generate_ids(IDS, max_new_tokens=TOKENS)) == added
+
+
+def perplexity(logits: Any, ids: list[int]) -> float:
+    shifted = np.asarray(logits, np.float64)[:-1]
+    shifted -= shifted.max(axis=1, keepdims=True)
+    chosen = shifted[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(shifted).sum(axis=1))
+    return float(np.exp(-chosen.mean()))
+
+
+def test_gemma_has_the_perplexity_of_its_weights() -> None:
+    if not (path := os.environ.get("TENSOROPS_GEMMA")):
+        pytest.skip("TENSOROPS_GEMMA does not name the file of Gemma 3 270M (Q4_K_M)")
+    model = LanguageModel.load(path)
+    ids = model.tokenizer.encode((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8"))[:400]
+    peer = llama_cpp.Llama(path, n_ctx=512, logits_all=True, verbose=False, n_threads=2)
+    peer.eval(ids)
+    theirs = perplexity(peer.scores[: len(ids)], ids)
+    weights = {name: tensor.dequantize() for name, tensor in open_gguf(path).tensors.items()}
+    exact = perplexity(LanguageModel(model.config, weights)(ids), ids)
+    assert abs(perplexity(model(ids), ids) / exact - 1) < 1e-4
+    assert abs(perplexity(LanguageModel.load(path, precision="low")(ids), ids) / theirs - 1) < 5e-3
