@@ -8,6 +8,7 @@ from .config import LlamaConfig, ModelConfig
 from .gguf import open_gguf
 from .language_model import LanguageModel, Llama
 from .pages import OutOfPagesError, PagedKVCache
+from .prompt_cache import PromptCache
 from .safetensors_files import load_safetensors, save_safetensors
 from .tokenizer import Tokenizer
 
@@ -19,6 +20,7 @@ __all__ = [
     "ModelConfig",
     "OutOfPagesError",
     "PagedKVCache",
+    "PromptCache",
     "Tokenizer",
     "load_safetensors",
     "open_gguf",

@@ -21,8 +21,11 @@ from .files import open_model, tokenizer_of
 from .mesh import MeshRanks
 from .network import choose, forward, logits_of
 from .pages import PagedKVCache
+from .penalties import Penalties, seen_tokens
 from .persistent import StepOptions, on_host, persistent
+from .prompt_cache import PromptCache
 from .ranks import HEADS, WHOLE, divide
+from .stopping import stop_texts, tokens_until, until
 from .weights import PRECISIONS, Matrix, arrange, separated
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ FIRST_CAPACITY = 128
 LOAD = "load its part of the network"  # which is what ranks do together
 CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
 _LIKELY_TOKENS = 2048  # added to a prompt where no number is given: pages of a batch have room for them
+NONE = Penalties()
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
 
@@ -60,14 +64,17 @@ def _sampling(temperature: float | None, top_k: int | None, top_p: float | None,
 
 def _choose(
     options: tuple[tuple[str, Any], ...],
+    penalties: Penalties,
     logits: Callable[[Array, Matrix], Array],
     ranks: Ranks,
     hidden: Array,
     output: Matrix,
     rng: Any,
+    seen: Array | None = None,
 ) -> Array:
     """Return the token that follows the only row of `hidden`, in an array."""
-    return choose(logits(hidden, output), dict(options), ranks, rng)
+    found = logits(hidden, output)
+    return choose(found if seen is None else penalties.apply(found, seen), dict(options), ranks, rng)
 
 
 def _default_backend(mesh: Any) -> str:
@@ -286,6 +293,16 @@ class LanguageModel:
         keys, values = self._move(empty, HEADS)
         return KVCache(keys, values, c.context_length)
 
+    def new_prompt_cache(self) -> PromptCache:
+        """Return an empty cache for `generate_ids`, which then reads only what a text has not in common with the last.
+
+        Returns
+        -------
+        PromptCache
+            The cache.
+        """
+        return PromptCache(self.new_cache())
+
     def _move(self, tree: Any, axis: int = WHOLE) -> Any:
         """Return a rank's arrays of NumPy in the backend's library."""
         return self._ranks.place(lambda rank: tp.to_backend(tree, self.backend), axis)
@@ -332,7 +349,7 @@ class LanguageModel:
         Returns
         -------
         iterator of str
-            Pieces of text as they become known, in whole characters.
+            Pieces of text as they become known, in whole characters. Of a text in `stop`, nothing is among them.
 
         Raises
         ------
@@ -342,7 +359,9 @@ class LanguageModel:
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: use generate_ids")
         ids = self.tokenizer.encode_prompt(prompt, chat=chat)
-        return self.tokenizer.stream(self.generate_ids(ids, **options))
+        stops = stop_texts(options.get("stop"))
+        text = self.tokenizer.stream(self.generate_ids(ids, **options))
+        return until(text, stops) if stops else text
 
     def generate_ids(
         self,
@@ -354,6 +373,11 @@ class LanguageModel:
         top_p: float | None = None,
         min_p: float | None = None,
         seed: int | None = None,
+        repeat_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        stop: str | Sequence[str] | None = None,
+        prompt_cache: PromptCache | None = None,
+        on_read: Callable[[int, int], object] | None = None,
     ) -> Iterator[int]:
         """Continue a sequence of tokens until the model ends it.
 
@@ -369,6 +393,17 @@ class LanguageModel:
             others is given, which need a temperature: 1 then.
         seed : int, optional
             Makes sampling repeatable.
+        repeat_penalty, presence_penalty : float, optional
+            Lower the logits of tokens that are among the last 64, the prompt's included, as llama.cpp does: logits
+            that are positive are divided by `repeat_penalty`, the others multiplied; `presence_penalty` is then
+            subtracted once. 1 and 0 change nothing.
+        stop : str or sequence of str, optional
+            Texts that end the result: the token that completes one is the last. `generate` leaves the text out.
+        prompt_cache : PromptCache, optional
+            From `new_prompt_cache`. Tokens that `ids` and the text in it begin with are not read again; it then has
+            this text.
+        on_read : callable, optional
+            Called after each piece of the prompt, with the number of tokens that are in the cache, and that of `ids`.
 
         Returns
         -------
@@ -378,13 +413,18 @@ class LanguageModel:
         Raises
         ------
         ValueError
-            The prompt is empty or too long, an id is not in the vocabulary, or `max_new_tokens` is negative.
+            The prompt is empty or too long, an id is not in the vocabulary, a number is out of range, or there is a
+            text in `stop` and no tokenizer.
         """
         ids = [int(token) for token in self._check_ids(ids)]
         count = self.count_new_tokens(len(ids), max_new_tokens)
         rng = np.random.default_rng(seed)
         pick = _sampling(temperature, top_k, top_p, min_p) | {"rng": rng}
-        return self._continue(ids, count, pick)
+        penalties, stops = Penalties(repeat_penalty, presence_penalty), stop_texts(stop)
+        if stops and self.tokenizer is None:
+            raise ValueError("this model has no tokenizer, which stop needs")
+        found = self._continue(ids, count, pick, penalties, prompt_cache or self.new_prompt_cache(), on_read)
+        return tokens_until(found, self.tokenizer.bytes_of, stops) if stops and self.tokenizer else found
 
     def count_new_tokens(self, prompt: int, max_new_tokens: int | None = None) -> int:
         """Return how many tokens `generate_ids` may add to a prompt.
@@ -607,28 +647,44 @@ class LanguageModel:
             backend=self.backend,
         )
 
-    def _continue(self, ids: list[int], count: int, pick: dict[str, Any]) -> Iterator[int]:
+    def _continue(
+        self,
+        ids: list[int],
+        count: int,
+        pick: dict[str, Any],
+        penalties: Penalties,
+        known: PromptCache,
+        on_read: Callable[[int, int], object] | None,
+    ) -> Iterator[int]:
         if not count:
             return
-        cache = self.new_cache()
+        cache = known.cache
         end_ids = self.tokenizer.end_ids if self.tokenizer else frozenset()
-        for hidden in self._read(ids, cache):
+        for hidden in self._read(known.begin(ids), cache):
             last = hidden
-        token = self._pick(last, pick)
+            if on_read is not None:
+                on_read(cache.length, len(ids))
+        token = self._pick(last, pick, penalties, ids)
         for left in range(count - 1, -1, -1):
             # A compiled step begins before the token in front of it is known here: to start one takes a while, in which
             # libraries that compute in the background would otherwise wait. After the last token, one is in vain.
-            ahead = self._step(token, cache, pick) if left and self._compile else None
+            # Penalties depend on the token, so it has to be known.
+            ahead = self._step(token, cache, pick) if left and self._compile and not penalties else None
             (number,) = on_host(token)
             if number in end_ids:
                 return
+            known.append(number)
+            ids.append(number)
             yield number
             if left:
-                token = self._step(np.asarray([number], dtype=np.int32), cache, pick) if ahead is None else ahead
+                following = np.asarray([number], dtype=np.int32)
+                token = self._step(following, cache, pick, penalties, ids) if ahead is None else ahead
 
-    def _step(self, token: Array, cache: KVCache, pick: dict[str, Any]) -> Array:
+    def _step(
+        self, token: Array, cache: KVCache, pick: dict[str, Any], penalties: Penalties = NONE, ids: Sequence[int] = ()
+    ) -> Array:
         """Return the token that follows another one, each in an array."""
-        return self._pick(self._read_piece(token, cache), pick)
+        return self._pick(self._read_piece(token, cache), pick, penalties, ids)
 
     def _piece(self, left: int) -> int:
         """Return how many of the remaining tokens go through the network at once."""
@@ -659,21 +715,26 @@ class LanguageModel:
         cache.store(keys, values, count)
         return hidden
 
-    def _pick(self, hidden: Array, pick: dict[str, Any]) -> Array:
-        """Choose the token that follows the last row of `hidden`, in an array."""
+    def _pick(self, hidden: Array, pick: dict[str, Any], penalties: Penalties = NONE, ids: Sequence[int] = ()) -> Array:
+        """Choose the token that follows the last row of `hidden`, in an array; `ids` are those that penalties look at.
+
+        Under a compiler, what changes with every token has to be an argument.
+        """
         options = tuple((name, value) for name, value in pick.items() if name != "rng")
         with self._scope():
             hidden = hidden if hidden.shape[0] == 1 else hidden[-1:, :]
-            choose = partial(_choose, options, self._logits_of_rank, self._ranks)
+            choose = partial(_choose, options, penalties, self._logits_of_rank, self._ranks)
+            seen = [self._move(seen_tokens(ids, self.config.vocab_size))] if penalties else []
             if self._compile is None:
-                return choose(hidden, self._output, pick["rng"])
-            if options not in self._choosers:
-                spread = self._ranks.spread(choose, (WHOLE, self._output, WHOLE), WHOLE)
-                self._choosers[options] = self._compile(spread)
+                return choose(hidden, self._output, pick["rng"], *seen)
+            kind = (options, penalties)
+            if kind not in self._choosers:
+                spread = self._ranks.spread(choose, (WHOLE, self._output, WHOLE, *(WHOLE for _ in seen)), WHOLE)
+                self._choosers[kind] = self._compile(spread)
             numbers = None
             if pick["temperature"] > 0:  # under a compiler, a generator's numbers would become constants
                 numbers = self._move(pick["rng"].random(1, dtype=np.float32))
-            return self._choosers[options](hidden, self._output, numbers)
+            return self._choosers[kind](hidden, self._output, numbers, *seen)
 
     def _scope(self) -> AbstractContextManager[None]:
         """Put the model's backend in force, unless it already is; a choice of providers made outside then applies."""
