@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorops.backends.registry import resolve
+from tensorops.cli._options import configured_backend, require_available, require_configuration
 from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
@@ -26,7 +27,17 @@ def default_backend() -> Backend:
     return resolve(language_model.default_backend())
 
 
-def load(path: Path, backend: Backend, ranks: int = 1, precision: str = "highest") -> LanguageModel:
+def choose_backend(named: Backend | None) -> Backend:
+    """Return the backend to compute with: the one named, or else the configured one, or else the default."""
+    require_configuration()
+    chosen = named or configured_backend() or default_backend()
+    require_available(chosen, option="--backend" if named else "")
+    return chosen
+
+
+def load(
+    path: Path, backend: Backend, ranks: int = 1, precision: str = "highest", context_length: int | None = None
+) -> LanguageModel:
     """Load a model, or a rank's part, compiled if the library compiles Python functions of arrays."""
     try:
         from tensorops.models import LanguageModel
@@ -34,7 +45,7 @@ def load(path: Path, backend: Backend, ranks: int = 1, precision: str = "highest
 
         mesh = mesh_of(backend.name, ranks) if ranks > 1 else None
         world_size = ranks if mesh is None else 1
-        return LanguageModel.load(
+        model = LanguageModel.load(
             path,
             backend.name,
             compile=backend.library.jit,
@@ -44,6 +55,19 @@ def load(path: Path, backend: Backend, ranks: int = 1, precision: str = "highest
         )
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
+    if model.tokenizer is None:
+        raise click.ClickException(f"{path} has no tokenizer: copy the model's tokenizer.json to this folder")
+    if context_length is not None:
+        _limit(model, context_length)
+    return model
+
+
+def _limit(model: LanguageModel, context_length: int) -> None:
+    try:
+        model.context_length = context_length
+    except ValueError:
+        most = model.config.context_length
+        raise click.BadParameter(f"the model's context has {most} tokens", param_hint="'--context'") from None
 
 
 def generate(model: LanguageModel, prompt: list[int], **options: Any) -> Iterator[int]:

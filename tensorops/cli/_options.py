@@ -179,10 +179,10 @@ def model_option(command: C) -> C:
     """Add the option of commands that run a language model."""
     return click.option(
         "--model",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=click.Path(exists=True, path_type=Path),
         envvar="TENSOROPS_MODEL",
         show_envvar=True,  # in errors as well
-        help="A GGUF file; by default SmolLM2-135M-Instruct, downloaded once.",
+        help="A GGUF file or a folder of Hugging Face; by default SmolLM2-135M-Instruct, downloaded once.",
     )(command)
 
 

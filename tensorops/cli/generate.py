@@ -10,39 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from tensorops import set_backend
 from tensorops._messages import describe_error
 from tensorops._providers import GENERIC
 from tensorops.cli import _model
-from tensorops.cli._options import (
-    backend_name,
-    checked_text,
-    configured_backend,
-    finite,
-    messages,
-    model_option,
-    model_path,
-    require_available,
-    require_configuration,
-    text,
-)
+from tensorops.cli._model_options import network_options, sampling, sampling_options
+from tensorops.cli._options import checked_text, messages, model_option, model_path, text
 from tensorops.libraries import Backend
-from tensorops.ops.quantization import PRECISIONS
 
 if TYPE_CHECKING:
     from tensorops.models import LanguageModel
     from tensorops.models.tokenizer import Tokenizer
-
-
-def divisor(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Refuse a temperature that is 0 in float32, in which logits are divided by it."""
-    smallest = float(np.finfo(np.float32).tiny)
-    if value is not None and 0 < value < smallest:
-        raise click.BadParameter(f"{value} is less than float32's {smallest:.1e}; 0 chooses the likeliest token")
-    finite(context, parameter, value)
-    return value
 
 
 def optional_text(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -56,31 +35,8 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
 
 @click.command()
 @click.argument("prompt", callback=optional_text, required=False)
-@click.option(
-    "--backend",
-    callback=backend_name,
-    help="The backend; by default the configured one, else cpu, or numpy without compiled kernels.",
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    callback=divisor,
-    help="0 chooses the likeliest token, as by default; with an option of sampling, the default is 1.",
-)
-@click.option("--top-k", type=click.IntRange(min=1), help="Sample from the likeliest K tokens.")
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
-    callback=finite,
-    help="Sample from the likeliest tokens with this total probability.",
-)
-@click.option(
-    "--min-p",
-    type=click.FloatRange(0, 1),
-    callback=finite,
-    help="Leave out tokens with less than this fraction of the likeliest token's probability.",
-)
-@click.option("--seed", type=click.IntRange(min=0), help="Make sampling repeatable.")
+@network_options
+@sampling_options
 @click.option("--bodies", is_flag=True, help="Compute by the operators' generic bodies, without kernels.")
 @click.option(
     "--tensor-parallel",
@@ -88,13 +44,6 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
     default=1,
     help="Share the model among N devices of JAX or, with NumPy arrays, N processes started by mpiexec -n N.",
     metavar="N",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    default="highest",
-    show_default=True,
-    help="How accurate products with quantized weights are: as in float32, or with inputs in 16 or 8 bits.",
 )
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt.")
 @click.option(
@@ -117,20 +66,17 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
 def generate(
     prompt: str | None,
     backend: Backend | None,
+    precision: str,
+    context_length: int | None,
     model: Path | None,
     max_new_tokens: int | None,
     chat: bool,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    seed: int | None,
     bodies: bool,
     tensor_parallel: int,
-    precision: str,
     file: Path | None,
     batch: Path | None,
     max_batch: int,
+    **given: Any,
 ) -> None:
     """Continue PROMPT, where - is standard input; the text streams to standard output.
 
@@ -144,16 +90,11 @@ def generate(
         source, name = (file, "'--file'") if file is not None else (Path("-"), "'PROMPT'")
         prompt = _prompt(_content(source, name), name)
     lines = [] if batch is None else [line for line in _content(batch, "'--batch'").splitlines() if line.strip()]
-    if temperature is None and seed is not None:  # which is for sampling
-        temperature = 1.0
-    require_configuration()
-    chosen = backend or configured_backend() or _model.default_backend()
-    require_available(chosen, option="--backend" if backend else "")
+    chosen = _model.choose_backend(backend)
     with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext():
-        network = _model.load(model_path(model), chosen, tensor_parallel, precision)
+        network = _model.load(model_path(model), chosen, tensor_parallel, precision, context_length)
         name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name
-        options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-        options |= {"min_p": min_p, "seed": seed}
+        options = {"max_new_tokens": max_new_tokens, **sampling(given)}
         if prompt is not None:
             _stream(network, prompt, chat, name, options)
         else:
@@ -199,11 +140,7 @@ def _stream(network: LanguageModel, prompt: str, chat: bool, name: str, options:
     if count < text.most:
         end = "the end of the text"
     else:
-        end = (
-            "--max-new-tokens"
-            if options["max_new_tokens"]
-            else f"the context of {network.config.context_length} tokens"
-        )
+        end = "--max-new-tokens" if options["max_new_tokens"] else f"the context of {network.context_length} tokens"
     messages.print(
         f"[dim]{name}: {count} tokens, to {end}; {watch.tokens_per_second:.1f} tokens/s; "
         f"first after {watch.seconds_to_first:.2f} s ({len(text.ids)} tokens of prompt)[/]",

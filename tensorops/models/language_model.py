@@ -136,6 +136,8 @@ class LanguageModel:
 
     Attributes
     ----------
+    context_length : int
+        The most tokens of a text. By default the model's, and may be lowered: caches made after that grow no further.
     world_size, mpi_rank : int
         The number of devices or processes that share the network, and that of this one: of a mesh, of the first
         device of this process.
@@ -174,6 +176,7 @@ class LanguageModel:
             raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
         backend = backend or _default_backend(mesh)
         self.config = config
+        self._context_length = config.context_length
         self.tokenizer = tokenizer
         self._active = tp.set_backend(backend)
         with self._active:
@@ -274,6 +277,19 @@ class LanguageModel:
 
     from_gguf = load
 
+    @property
+    def context_length(self) -> int:
+        """The most tokens of a text."""
+        return self._context_length
+
+    @context_length.setter
+    def context_length(self, tokens: int) -> None:
+        if not 0 < tokens <= self.config.context_length:
+            raise ValueError(
+                f"context_length is {tokens}, expected 1 to the model's context length of {self.config.context_length}"
+            )
+        self._context_length = tokens
+
     def new_cache(self, capacity: int = FIRST_CAPACITY) -> KVCache:
         """Return an empty cache, to be passed to successive calls.
 
@@ -291,7 +307,7 @@ class LanguageModel:
         shape = (1, c.kv_heads, capacity, c.head_dim)
         empty = [[np.zeros(shape, dtype=np.float32) for _ in range(c.blocks)] for _ in ("keys", "values")]
         keys, values = self._move(empty, HEADS)
-        return KVCache(keys, values, c.context_length)
+        return KVCache(keys, values, self.context_length)
 
     def new_prompt_cache(self) -> PromptCache:
         """Return an empty cache for `generate_ids`, which then reads only what a text has not in common with the last.
@@ -446,13 +462,15 @@ class LanguageModel:
         ValueError
             They do not fit, or `max_new_tokens` is negative.
         """
-        count = max(self.config.context_length - prompt, 1) if max_new_tokens is None else max_new_tokens
+        limit = self.context_length
+        count = max(limit - prompt, 1) if max_new_tokens is None else max_new_tokens
         if count < 0:
             raise ValueError(f"max_new_tokens is {count}, expected 0 or more")
-        if (total := prompt + count) > self.config.context_length:
+        if (total := prompt + count) > limit:
+            whose = "the model's" if limit == self.config.context_length else "the chosen"
             raise ValueError(
                 f"{prompt} tokens of prompt and {count} new ones make {total}, "
-                f"more than the model's context length of {self.config.context_length}"
+                f"more than {whose} context length of {limit}"
             )
         return count
 
@@ -523,16 +541,14 @@ class LanguageModel:
         prompts = list(prompts)  # it may be a generator, and is gone through twice
         if not prompts:
             return iter(())
-        context, longest = self.config.context_length, max(map(len, prompts))
+        context, longest = self.context_length, max(map(len, prompts))
         likely = longest + (_LIKELY_TOKENS if max_new_tokens is None else max_new_tokens)
         if max_seq_length is not None:
             most = max_seq_length
         else:
             most = context if max_new_tokens is None else min(likely, context)
-        if not 0 < most <= self.config.context_length:
-            raise ValueError(
-                f"max_seq_length is {most}, expected 1 to the context length, {self.config.context_length}"
-            )
+        if not 0 < most <= context:
+            raise ValueError(f"max_seq_length is {most}, expected 1 to the context length, {context}")
         number = max_num_pages
         if number is None:
             number = max(max_batch * -(-min(likely, most) // page_size), -(-most // page_size))
