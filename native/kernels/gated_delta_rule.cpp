@@ -140,9 +140,9 @@ void every_head(const GatedDeltaRule& op) {
     constexpr std::int64_t columns = Strip<T, true>::kColumns;
     const std::int64_t strips = (op.value_dim + columns - 1) / columns, units = (op.end - op.begin) * strips;
     // A token in the cache takes about an eighth of the time of one whose state is read from memory.
-    const std::int64_t state = op.key_dim * op.value_dim * static_cast<std::int64_t>(sizeof(Compute<T>));
-    const std::int64_t work = (op.end - op.begin) * (2 * state + op.tokens * (state / 4));
-    over_shares(threads_for(units, work), units, 1, [&](Share mine) {
+    const double state = static_cast<double>(op.key_dim * op.value_dim) * sizeof(Compute<T>);
+    const double work = static_cast<double>(op.end - op.begin) * state * (2 + static_cast<double>(op.tokens) / 4);
+    over_shares(threads_for(units, static_cast<std::int64_t>(std::min(work, 1e18))), units, 1, [&](Share mine) {
         const Scratch scratch(Strip<T, true>::scratch_bytes(op.key_dim));
         for (std::int64_t unit = mine.begin; unit < mine.end; ++unit) {
             const std::int64_t head = op.begin + unit / strips, column = unit % strips * columns;

@@ -160,7 +160,7 @@ TENSOROPS_OPERATOR(gated_delta_rule, "q, k, v, g, beta, *, state=None, scale=Non
     op.beta_dtype = beta.dtype;
     if (op.end == 0 || op.value_dim == 0) return {};
     // A token in the cache takes about an eighth of the time of reading its state from memory and writing it back.
-    const std::int64_t bytes = q.bytes() + v.bytes() + product(new_state.bytes(), 2 + op.tokens / 4);
+    const std::int64_t bytes = product(new_state.bytes(), 2 + op.tokens / 4);
     call.compute_parts(target().gated_delta_rule, op, op.end, 1, bytes,
                        [](GatedDeltaRule& part, std::int64_t begin, std::int64_t end) {
                            part.begin = begin;

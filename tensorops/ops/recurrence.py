@@ -65,9 +65,7 @@ def _causal_conv1d_rows(x: Array, weight: Array, bias: Array | None, state: Arra
         bias=(bias, (channels,)),
         state=(state, (batch, kept, channels)),
     )
-    return RowAxes(
-        arrays, every_axis(x), (tokens, width, kept), results=2, lengths=({}, {tokens: weight.shape[1] - 1})
-    )
+    return RowAxes(arrays, every_axis(x), (tokens, width, kept), results=2, lengths=({}, {tokens: weight.shape[1] - 1}))
 
 
 def _check_gated_delta_rule(
@@ -88,9 +86,7 @@ def _check_gated_delta_rule(
     batch, key_heads, tokens, key_dim = q.shape
     heads, value_dim = v.shape[1], v.shape[3]
     if (v.shape[0], v.shape[2]) != (batch, tokens):
-        raise ValueError(
-            f"{name}: v has (batch, tokens) {(v.shape[0], v.shape[2])}, but q has {(batch, tokens)}"
-        )
+        raise ValueError(f"{name}: v has (batch, tokens) {(v.shape[0], v.shape[2])}, but q has {(batch, tokens)}")
     if (key_heads == 0 and heads != 0) or (key_heads and heads % key_heads):
         raise ValueError(f"{name}: q has {plural(key_heads, 'head')}, which does not divide the {heads} of v")
     for label, x in (("g", g), ("beta", beta)):
@@ -319,9 +315,7 @@ def gated_delta_rule(
     return narrow(xp, xp.reshape(y, v.shape), v), anew(xp, xp.reshape(s, (batch, heads, key_dim, value_dim)), dtype)
 
 
-def _by_token(
-    xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array, s: Array
-) -> tuple[Array, Array]:
+def _by_token(xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array, s: Array) -> tuple[Array, Array]:
     """Return the results of all tokens and the last state, token by token; arrays have the axes (…, tokens, dim)."""
     decay = xp.exp(g)
     results = []
@@ -334,9 +328,7 @@ def _by_token(
     return xp.concat(results, axis=-2) if results else xp.zeros_like(v), s
 
 
-def _by_chunk(
-    xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array, s: Array
-) -> tuple[Array, Array]:
+def _by_chunk(xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array, s: Array) -> tuple[Array, Array]:
     """Return the same, chunk by chunk: corrections within a chunk are the solution of a triangular system."""
     tokens = v.shape[-2]
     count = -(-tokens // _CHUNK)

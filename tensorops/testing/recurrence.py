@@ -116,9 +116,7 @@ def _causal_conv1d_cases() -> Iterator[Case]:
         "float32_weight",
         lambda r: args(normal(r, 2, 6, 33), single(normal(r, 33, 4)), single(normal(r, 33)), activation="silu"),
     )
-    yield case(
-        "1e30", lambda r: args(1e30 * normal(r, 1, 4, 5), normal(r, 5, 3)), dtypes=FLOAT32_RANGE, tags=EXTREME
-    )
+    yield case("1e30", lambda r: args(1e30 * normal(r, 1, 4, 5), normal(r, 5, 3)), dtypes=FLOAT32_RANGE, tags=EXTREME)
     for name, shape in {"no_tokens": (2, 0, 5), "no_batch": (0, 3, 5), "no_channels": (2, 3, 0)}.items():
         yield case(name, partial(lambda r, shape: arrays(r, *shape, 4), shape=shape), tags=EMPTY)
 

@@ -79,6 +79,8 @@ def test_every_kernel_is_here():
         "linear",
         "cross_entropy",
         "rope",
+        "causal_conv1d",
+        "gated_delta_rule",
     }
 
 

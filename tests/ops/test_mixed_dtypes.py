@@ -42,6 +42,11 @@ CALLS = {
     "quantized_linear": ((normal(3, 64), PACKED), {"scales": SCALES, "biases": BIASES}),
     "grouped_linear": ((normal(4, 33), EXPERTS), {"weight": normal(3, 6, 33), "bias": normal(3, 6)}),
     "grouped_quantized_linear": ((normal(4, 64), EXPERTS, STACK[0]), {"scales": STACK[1], "biases": STACK[2]}),
+    "causal_conv1d": ((normal(2, 3, 9),), {"weight": normal(9, 4), "bias": normal(9)}, {"activation": "silu"}),
+    "gated_delta_rule": (
+        (normal(1, 2, 7, 4), 0.3 * normal(1, 2, 7, 4), normal(1, 2, 7, 4)),
+        {"g": -rng.random((1, 2, 7)), "beta": rng.random((1, 2, 7)), "state": normal(1, 2, 4, 4)},
+    ),
     "rope": ((normal(1, 2, 3, 8), np.arange(3)), {"freqs": normal(4)}),
     "rope-tables": ((normal(1, 2, 3, 8), np.arange(3)), {"cos": normal(3, 4), "sin": normal(3, 4)}),
     "cross_entropy-weight": ((normal(3, 9), np.arange(3)), {"weight": rng.random(9) + 0.1}),
