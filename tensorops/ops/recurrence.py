@@ -18,7 +18,7 @@ from tensorops._validation import (
     require_same_shape,
 )
 from tensorops.backends import get_namespace
-from tensorops.libraries import creation_device
+from tensorops.libraries import creation_device, is_fixed
 from tensorops.ops import _special
 
 __all__ = ["causal_conv1d", "gated_delta_rule"]
@@ -32,9 +32,9 @@ _CHUNK = 64
 # ------------------------------------------------------------------------------------------------ checks and row axes
 
 
-def _require_shape(name: str, label: str, x: Array | None, wanted: tuple[int, ...], axes: str) -> None:
-    """Raise `ValueError` unless an array that is given has this shape."""
-    if x is not None and tuple(x.shape) != wanted:
+def _require_shape(name: str, label: str, x: Array, wanted: tuple[int, ...], axes: str) -> None:
+    """Raise `ValueError` unless an array has this shape."""
+    if tuple(x.shape) != wanted:
         raise ValueError(f"{name}: {label} has shape {tuple(x.shape)}, expected {axes} = {wanted}")
 
 
@@ -42,6 +42,8 @@ def _check_causal_conv1d(
     name: str, x: Array, weight: Array, bias: Array | None, state: Array | None, activation: str | None
 ) -> dict[str, Any]:
     require_floating(name, x=x, weight=weight, bias=bias, state=state)
+    if state is not None:
+        require_same_dtype(name, x=x, state=state)
     require_ndim(name, "x", x, 3, 3)
     require_ndim(name, "weight", weight, 2, 2)
     batch, _, channels = x.shape
@@ -49,8 +51,10 @@ def _check_causal_conv1d(
         raise ValueError(f"{name}: weight has {plural(weight.shape[0], 'channel')}, but x has {channels}")
     if weight.shape[1] == 0:
         raise ValueError(f"{name}: weight has shape {tuple(weight.shape)}, expected at least one element per channel")
-    _require_shape(name, "bias", bias, (channels,), "(channels,)")
-    _require_shape(name, "state", state, (batch, weight.shape[1] - 1, channels), "(batch, width - 1, channels)")
+    if bias is not None:
+        _require_shape(name, "bias", bias, (channels,), "(channels,)")
+    if state is not None:
+        _require_shape(name, "state", state, (batch, weight.shape[1] - 1, channels), "(batch, width - 1, channels)")
     if activation is not None:
         as_choice(name, "activation", activation, ("silu", "swish"))
     return {"activation": None if activation is None else "silu"}
@@ -91,7 +95,9 @@ def _check_gated_delta_rule(
         raise ValueError(f"{name}: q has {plural(key_heads, 'head')}, which does not divide the {heads} of v")
     for label, x in (("g", g), ("beta", beta)):
         _require_shape(name, label, x, (batch, heads, tokens), "(batch, heads, tokens)")
-    _require_shape(name, "state", state, (batch, heads, key_dim, value_dim), "(batch, heads, key_dim, value_dim)")
+    if state is not None:
+        wanted = (batch, heads, key_dim, value_dim)
+        _require_shape(name, "state", state, wanted, "(batch, heads, key_dim, value_dim)")
     return {"scale": max(key_dim, 1) ** -0.5 if scale is None else as_number(name, "scale", scale)}
 
 
@@ -148,8 +154,9 @@ def causal_conv1d(
         (channels, 1, width) of a depthwise ``torch.nn.Conv1d`` without its second axis.
     bias : array, floating point, shape (channels,), optional
         What is added to each channel.
-    state : array, floating point, shape (batch, width - 1, channels), optional
-        The inputs of the last ``width - 1`` tokens before these: what an earlier call returned. Zeros by default.
+    state : array, shape (batch, width - 1, channels), optional
+        The inputs of the last ``width - 1`` tokens before these, of the dtype of `x`: what an earlier call returned.
+        Zeros by default.
     activation : {None, "silu", "swish"}, optional
         Applied to the result. Both names mean :math:`\operatorname{silu}(y) = y / (1 + e^{-y})`.
 
@@ -164,7 +171,8 @@ def causal_conv1d(
     Raises
     ------
     TypeError
-        If an array is not floating point, or `activation` is neither a string nor None.
+        If an array is not floating point, `state` differs from `x` in dtype, or `activation` is neither a string nor
+        None.
     ValueError
         If shapes do not match, or `activation` is not one of these.
 
@@ -347,7 +355,9 @@ def _by_chunk(xp: Namespace, q: Array, k: Array, v: Array, g: Array, beta: Array
 
     keys = xp.matrix_transpose(k)
     system = beta * decay * xp.matmul(k, keys)
-    solution = _inverse_of_unit_triangular(xp, xp.where(later, system, xp.zeros_like(system)), row, column)
+    # A trace for any number of tokens is one for this number of chunks: their length may then be any.
+    most = length if is_fixed(length, v) else _CHUNK
+    solution = _inverse_of_unit_triangular(xp, xp.where(later, system, xp.zeros_like(system)), row, column, most)
     scores = decay * xp.matmul(q, keys)
 
     results = []
@@ -371,8 +381,8 @@ def _in_chunks(xp: Namespace, x: Array, count: int, length: int) -> Array:
     return xp.reshape(x, (*outer, count, length, dim))
 
 
-def _inverse_of_unit_triangular(xp: Namespace, below: Array, row: Array, column: Array) -> Array:
-    """Return the inverses of matrices with ones on the diagonal, `below` beneath it and zeros above it.
+def _inverse_of_unit_triangular(xp: Namespace, below: Array, row: Array, column: Array, most: int) -> Array:
+    """Return the inverses of matrices of up to `most` rows: ones on the diagonal, `below` beneath it, and zeros.
 
     Blocks on the diagonal are inverted, of size 2, 4 and so on: if A and C are such blocks and B is beneath A, the
     inverse has -inv(C) B inv(A) there. The product of 1 - below, 1 + below², 1 + below⁴ … is the inverse as well, but
@@ -380,7 +390,7 @@ def _inverse_of_unit_triangular(xp: Namespace, below: Array, row: Array, column:
     """
     inverse = xp.where(row == column, xp.ones_like(below), xp.zeros_like(below))
     size = 1
-    while size < row.shape[0]:
+    while size < most:
         joins = (row // (2 * size) == column // (2 * size)) & (row // size != column // size)
         block = xp.where(joins, below, xp.zeros_like(below))
         # While blocks have the size 1, they are their own inverses.

@@ -68,6 +68,14 @@ def test_the_state_of_half_types_is_float32(library, rng):
                 assert support.back(again[1]).dtype.name == "float32"
 
 
+def test_the_state_of_a_convolution_has_the_dtype_of_x(rng):
+    """It holds inputs; rounded ones would not be what was convolved."""
+    x, weight, _ = convolution(rng, 3)
+    message = r"^causal_conv1d: state has dtype float64, but x has float32$"
+    with pytest.raises(TypeError, match=message):
+        tp.causal_conv1d(x.astype(np.float32), weight, state=x)
+
+
 def test_the_convolution_is_causal_and_by_channel(rng):
     x, weight, _ = convolution(rng, 12)
     y, _ = tp.causal_conv1d.generic(x, weight)
