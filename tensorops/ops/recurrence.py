@@ -7,7 +7,7 @@ from typing import Any
 from tensorops._dtypes import anew, narrow, widen
 from tensorops._operator import operator
 from tensorops._row_axes import RowAxes, every_axis, given
-from tensorops._typing import Array, ArrayInput, ArrayT, Namespace
+from tensorops._typing import Array, ArrayInput, ArrayOfKind, ArrayT, KindT, Namespace
 from tensorops._validation import (
     as_choice,
     as_number,
@@ -130,13 +130,13 @@ def _gated_delta_rule_rows(
 
 @operator(check=_check_causal_conv1d, rows=_causal_conv1d_rows)
 def causal_conv1d(
-    x: ArrayT,
+    x: ArrayOfKind[KindT],
     weight: ArrayInput,
     bias: ArrayInput | None = None,
     state: ArrayInput | None = None,
     *,
     activation: str | None = None,
-) -> tuple[ArrayT, Array]:
+) -> tuple[KindT, KindT]:
     r"""Convolve each channel with its own filter over the present token and those before it.
 
     .. math:: y_{t c} = f\Bigl(b_c + \sum_{k=0}^{K-1} w_{c k} \, x_{t - (K - 1) + k, \, c}\Bigr)
@@ -310,15 +310,18 @@ def gated_delta_rule(
     wide_q, wide_k, wide_v, wide_g, wide_beta, s = widen(xp, q, k, v, g, beta, state)
     if s is None:
         s = xp.zeros((batch, heads, key_dim, value_dim), dtype=wide_v.dtype, device=creation_device(v))
-    s = xp.reshape(s, (batch, key_heads, group, key_dim, value_dim))
-    by_key = (batch, key_heads, 1, tokens, key_dim)
-    tokenwise = (
-        xp.reshape(wide_q * scale, by_key),
-        xp.reshape(wide_k, by_key),
-        xp.reshape(wide_v, (batch, key_heads, group, tokens, value_dim)),
-        *(xp.reshape(x, (batch, key_heads, group, tokens, 1)) for x in (wide_g, wide_beta)),
+    # The heads that share a key are an axis, along which queries and keys broadcast.
+    by_key, by_head = (batch, key_heads, 1, tokens), (batch, key_heads, group, tokens)
+    compute = _by_token if tokens <= _FEW else _by_chunk
+    y, s = compute(
+        xp,
+        xp.reshape(wide_q * scale, (*by_key, key_dim)),
+        xp.reshape(wide_k, (*by_key, key_dim)),
+        xp.reshape(wide_v, (*by_head, value_dim)),
+        xp.reshape(wide_g, (*by_head, 1)),
+        xp.reshape(wide_beta, (*by_head, 1)),
+        xp.reshape(s, (batch, key_heads, group, key_dim, value_dim)),
     )
-    y, s = (_by_token if tokens <= _FEW else _by_chunk)(xp, *tokenwise, s)
     dtype = widen(xp, v)[0].dtype
     return narrow(xp, xp.reshape(y, v.shape), v), anew(xp, xp.reshape(s, (batch, heads, key_dim, value_dim)), dtype)
 

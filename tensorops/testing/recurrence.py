@@ -107,7 +107,8 @@ def _causal_conv1d_cases() -> Iterator[Case]:
     yield case("swish", lambda r: options(arrays(r, 1, 3, 5, 2, state=False), activation="swish"))
     for n in ODD_LENGTHS:
         yield case(f"channels_{n}", partial(lambda r, n: options(arrays(r, 1, 3, n, 4), activation="silu"), n=n))
-    for width in (1, 2, 3, 5, 9):
+    yield case("width_1", lambda r: arrays(r, 2, 6, 9, 1, state=False))
+    for width in (2, 3, 5, 9):
         yield case(f"width_{width}", partial(lambda r, width: arrays(r, 2, 6, 9, width), width=width))
     for tokens in (1, 2, 3, 4, 70):
         yield case(f"tokens_{tokens}", partial(lambda r, tokens: arrays(r, 2, tokens, 19, 4), tokens=tokens))
@@ -117,8 +118,9 @@ def _causal_conv1d_cases() -> Iterator[Case]:
         lambda r: args(normal(r, 2, 6, 33), single(normal(r, 33, 4)), single(normal(r, 33)), activation="silu"),
     )
     yield case("1e30", lambda r: args(1e30 * normal(r, 1, 4, 5), normal(r, 5, 3)), dtypes=FLOAT32_RANGE, tags=EXTREME)
-    for name, shape in {"no_tokens": (2, 0, 5), "no_batch": (0, 3, 5), "no_channels": (2, 3, 0)}.items():
-        yield case(name, partial(lambda r, shape: arrays(r, *shape, 4), shape=shape), tags=EMPTY)
+    yield case("no_tokens", lambda r: arrays(r, 2, 0, 5, 4), tags=EMPTY)
+    yield case("no_batch", lambda r: arrays(r, 0, 3, 5, 4), tags=EMPTY)
+    yield case("no_channels", lambda r: arrays(r, 2, 3, 0, 4), tags=EMPTY)
 
     def special(r: np.random.Generator) -> Arguments:
         x = normal(r, 1, 9, 6)
