@@ -979,7 +979,7 @@ def sequences(rng, *batch, tokens=70):
 
 def test_layers_with_a_state_under_vmap(rng):
     """A mapped axis makes the batch longer; one of the weight is left to the body."""
-    weight = rng.standard_normal((9, 4)).astype(np.float32)
+    weight = jnp.asarray(rng.standard_normal((9, 4)), np.float32)
     (x, state), rule = sequences(rng, 3, 2)
     convolve = jax.vmap(lambda x, state, w: tp.causal_conv1d(x, w, state=state), (0, 0, None))
     delta = jax.vmap(lambda *arrays: tp.gated_delta_rule(*arrays[:5], state=arrays[5]))
@@ -989,15 +989,15 @@ def test_layers_with_a_state_under_vmap(rng):
     close(convolve(x, state, weight), [np.stack(part) for part in zip(*each, strict=True)])
     each = [REFERENCES["gated_delta_rule"](*(a[i] for a in rule[:5]), state=rule[5][i]) for i in range(3)]
     close(delta(*rule), [np.stack(part) for part in zip(*each, strict=True)])
-    over_weights = jax.vmap(lambda x, w: tp.causal_conv1d(x[0], w), (None, 0))
-    weights = np.stack([weight, 2 * weight])
-    assert not calls("causal_conv1d", over_weights, x, weights)
-    close(over_weights(x, weights)[0][1], REFERENCES["causal_conv1d"](x[0], 2 * weight)[0])
+    over_weights = jax.vmap(lambda x, w: tp.causal_conv1d(x, w), (None, 0))
+    there, weights = jnp.asarray(x[0]), jnp.stack([weight, 2 * weight])
+    assert not calls("causal_conv1d", over_weights, there, weights)
+    close(over_weights(there, weights)[0][1], REFERENCES["causal_conv1d"](x[0], 2 * weight)[0])
 
 
 def test_layers_with_a_state_in_a_loop_over_tokens(rng):
     """Generation: one program for each token, whose state is an argument and a result."""
-    weight = rng.standard_normal((9, 4)).astype(np.float32)
+    weight = jnp.asarray(rng.standard_normal((9, 4)), np.float32)
     (x, state), rule = sequences(rng, 2, tokens=6)
 
     @jax.jit
