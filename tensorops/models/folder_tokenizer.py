@@ -65,7 +65,7 @@ def read_folder_tokenizer(path: str | os.PathLike[str]) -> TokenizerParts:
     vocabulary, space_before = _vocabulary(folder, fast)
     config = folder.config("tokenizer_config.json")
     generation = folder.config("generation_config.json")
-    special = _Special(folder, vocabulary, {**folder.config("special_tokens_map.json"), **config})
+    special = _Special(folder, vocabulary, config)
     bos, eos = special.token("bos_token"), special.token("eos_token")
     # The configuration may overrule what the tokenizer itself adds.
     before, after = _around(fast)
@@ -155,16 +155,18 @@ class _Special:
     def __init__(self, folder: _Folder, vocabulary: Vocabulary, config: dict[str, Any]) -> None:
         self.folder = folder
         self.config = config
+        self.map = folder.config("special_tokens_map.json")
         self.ids = {token: i for i, token in enumerate(vocabulary.tokens) if token}
 
     def token(self, key: str) -> int | None:
-        value = self.config.get(key)
+        name, config = ("tokenizer_config", self.config) if key in self.config else ("special_tokens_map", self.map)
+        value = config.get(key)
         if isinstance(value, dict):
             value = value.get("content")
         if value is None:
             return None
         if not isinstance(value, str) or value not in self.ids:
-            raise self.folder.error("tokenizer_config.json", f"{key}: {value!r:.80} is not among the tokens")
+            raise self.folder.error(f"{name}.json", f"{key}: {value!r:.80} is not among the tokens")
         return self.ids[value]
 
     def added(self, key: str, token: int | None, found: list[int]) -> list[int]:
