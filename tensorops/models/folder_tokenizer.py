@@ -36,7 +36,10 @@ class _Folder:
         return ValueError(f"{self.path / name}: {problem}")
 
     def text(self, name: str, limit: int) -> str:
-        with (self.path / name).open("rb") as file:
+        path = self.path / name
+        if path.exists() and not path.is_file():
+            raise self.error(name, "not a regular file")
+        with path.open("rb") as file:
             content = file.read(limit + 1)
         if len(content) > limit:
             raise self.error(name, f"has more than {limit} bytes")
@@ -49,9 +52,10 @@ class _Folder:
         """Return the object in a JSON file, empty if there is no such file."""
         if not (self.path / name).exists():
             return {}
+        text = self.text(name, MAX_CONFIG_BYTES)
         try:
-            value = json.loads(self.text(name, MAX_CONFIG_BYTES))
-        except (json.JSONDecodeError, RecursionError) as error:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise self.error(name, f"not JSON: {error}") from error
         if not isinstance(value, dict):
             raise self.error(name, "not a JSON object")
@@ -197,8 +201,8 @@ def _template(folder: _Folder, config: dict[str, Any]) -> tuple[str, str | None]
     name = "tokenizer_config.json"
     value = config.get("chat_template")
     if isinstance(value, list):  # several with names
-        named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
-        value = named.get("default")
+        named = (each for each in value if isinstance(each, dict) and each.get("name") == "default")
+        value = next(named, {}).get("template")
     if value is not None and not isinstance(value, str):
         raise folder.error(name, "chat_template: not a string")
     return name, value

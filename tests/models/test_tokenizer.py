@@ -373,7 +373,7 @@ def test_the_configuration_says_what_is_around_a_text(tmp_path: Path, config: An
 
 
 def test_templates_of_a_folder(tmp_path: Path) -> None:
-    named = [{"name": "tools", "template": "wrong"}, {"name": "default", "template": "{{ bos_token }}"}]
+    named = [3, {"name": [], "template": "wrong"}, {"name": "default", "template": "{{ bos_token }}"}]
     write_folder(tmp_path, tokenizer_config=CONFIG | {"chat_template": named})
     assert Tokenizer.from_folder(tmp_path).apply_chat_template(HELLO) == "<|im_start|>"
     (tmp_path / "chat_template.jinja").write_text("{{ 1 / 0 }}")
@@ -417,8 +417,13 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "tokenizer_config.json").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json: not UTF-8"):
         Tokenizer.from_folder(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json: not JSON"):
+    for damaged in ("[" * 100_000, '{"a": ' + "1" * 10_000 + "}"):
+        (tmp_path / "tokenizer_config.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"tokenizer_config\.json: not JSON"):
+            Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "tokenizer_config.json").mkdir()
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: not a regular file"):
         Tokenizer.from_folder(tmp_path)
     monkeypatch.setattr("tensorops.models.folder_tokenizer.MAX_TOKENIZER_BYTES", 10)
     with pytest.raises(ValueError, match=r"tokenizer\.json: has more than 10 bytes"):
