@@ -45,6 +45,7 @@ from tensorops.ops.loss import *
 from tensorops.ops.normalization import *
 from tensorops.ops.positional import *
 from tensorops.ops.quantization import *
+from tensorops.ops.recurrence import *
 from tensorops.ops.sampling import *
 from tensorops.ops.selection import *
 

@@ -43,6 +43,11 @@ class RowAxes(NamedTuple):
         Groups of whole axes that may yet be divided together, each into as many equal parts, such as heads and the
         heads of keys that several share: a part of one needs the same part of the others. An axis of length 1 is not
         divided.
+    lengths : tuple of dict of int to int
+        For each result, the lengths along those of its axes, by place, that have another length than `result` says;
+        they are whole. Empty if there are none.
+    widened : tuple of int
+        Which of the results have the dtype in which half types are computed, float32.
     """
 
     arrays: dict[str, Axes]
@@ -56,6 +61,8 @@ class RowAxes(NamedTuple):
     indices: tuple[int, ...] = ()
     dtype: Dtype | None = None
     together: tuple[Axes, ...] = ()
+    lengths: tuple[dict[int, int], ...] = ()
+    widened: Axes = ()
 
 
 def every_axis(x: Array) -> Axes:

@@ -16,6 +16,12 @@ def attention(queries=3, keys=4, heads=4, kv_heads=2):
     return normal(1, heads, queries, 3), normal(1, kv_heads, keys, 3), normal(1, kv_heads, keys, 2)
 
 
+def heads(tokens, key_heads=1, heads=2):
+    """Return what `gated_delta_rule` takes; the lengths of keys are about 1."""
+    q, k, v = normal(1, key_heads, tokens, 3), normal(1, key_heads, tokens, 3, scale=0.5), normal(1, heads, tokens, 2)
+    return q, k, v, -rng.random((1, heads, tokens)), rng.random((1, heads, tokens))
+
+
 # A row that may attend to nothing is among them.
 MASK = np.asarray([[True, False, True, True], [False, False, False, False], [True, True, False, True]])
 PACKED, SCALES, BIASES = REFERENCES["quantize"](normal(3, 8), bits=4, group_size=4)
@@ -93,6 +99,10 @@ DIFFERENTIABLE = {
         {"num_heads": 2, "k_proj_weight": normal(4, 6), "k_proj_bias": normal(4), "mask": normal(2, 3)},
     ),
     "linear": ((normal(2, 3), normal(4, 3), normal(4)), {}),
+    "causal_conv1d": ((normal(2, 3, 2), normal(2, 4), normal(2), normal(2, 3, 2)), {"activation": "silu"}),
+    "causal_conv1d-without_state": ((normal(1, 4, 2), normal(2, 2)), {}),
+    "gated_delta_rule": (heads(3), {"state": normal(1, 2, 3, 2)}),
+    "gated_delta_rule-chunk": (heads(6, key_heads=2), {"state": normal(1, 2, 3, 2), "scale": 0.7}),
     "linear_cross_entropy-mean": ((normal(5, 3), normal(4, 3), np.asarray([2, 0, 3, -100, 1]), normal(4)), {}),
     "linear_cross_entropy-weighted": (
         (normal(5, 3), normal(4, 3), np.asarray([2, 0, 3, 1, 1]), None, np.asarray([0.5, 2.0, 1.0, 0.25])),

@@ -137,6 +137,15 @@ def _rows() -> Iterator[Row]:
     yield row(attention, "one head of keys", split, q=(q, split), k=(k[:, :1], ()), v=(v[:, :1], ()))
     yield row(attention, "fewer heads of keys", split, "", q=(q, split), k=(k[:, :2], ()), v=(v[:, :2], ()))
     yield row(attention, "queries", (None, None, "b"), q=(q, (None, None, "b")), k=(k, ()), v=(v, ()))
+    sequences, filters = normal(8, 5, 16), normal(16, 4)
+    of_batch = {"x": sequences, "state": normal(8, 3, 16)}
+    yield row("causal_conv1d", "batch", weight=(filters, ()), options={"activation": "silu"}, **of_batch)
+    last = (None, None, EVERY)
+    yield row("causal_conv1d", "channels", last, x=(sequences, last), weight=filters)
+    tokens = {"g": -np.abs(normal(8, 16, 4)), "beta": np.abs(normal(8, 16, 4))}
+    yield row("gated_delta_rule", "batch", q=q, k=0.3 * q, v=q, **tokens)
+    divided = {name: (a, split) for name, a in {"q": q, "k": 0.3 * q, "v": q, **tokens}.items()}
+    yield row("gated_delta_rule", "heads", split, **divided)
     keys = (None, None, "b")
     yield row(attention, "keys", (), "", "all-reduce", q=(q, ()), k=(k, keys), v=(v, keys))
     mask, sinks, lengths = normal(16, 4, 4), normal(16), rng.integers(1, 5, 8)

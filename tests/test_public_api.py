@@ -294,7 +294,8 @@ def test_the_readme_says_which_of_them_torch_and_jax_use():
     products = {"quantized_linear", "grouped_linear", "grouped_quantized_linear", "moe", "linear_cross_entropy"}
     softmaxes = {"softmax", "log_softmax", "logsumexp"}
     tokens = {"scaled_dot_product_attention", "linear", "rope", "cross_entropy", "sample", "top_k"}
-    most = NORMS | products | softmaxes | tokens
+    recurrent = {"causal_conv1d", "gated_delta_rule"}
+    most = NORMS | products | softmaxes | tokens | recurrent
     assert most <= kernels_of("jax_ffi") <= (most | ACTIVATIONS - {"relu"}) & compiled
 
 

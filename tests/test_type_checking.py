@@ -126,8 +126,13 @@ def test_a_checker_knows_what_operators_take_and_return(program, module, check, 
     assert not said, "\n".join(said)
 
 
-# What has another dtype than every input: indices, and the integers of a quantized matrix.
-LEFT_OPEN = {"sample": "Array", "top_k": "tuple[KindT, Array]", "quantize": "tuple[Array, KindT, KindT | None]"}
+# What has another dtype than every input: indices, the integers of a quantized matrix, the state of half types.
+LEFT_OPEN = {
+    "sample": "Array",
+    "top_k": "tuple[KindT, Array]",
+    "quantize": "tuple[Array, KindT, KindT | None]",
+    "gated_delta_rule": "tuple[ArrayT, Array]",
+}
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -39,6 +39,11 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
 }  # fmt: skip
 EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+DELTA = {
+    "head_dim": 32, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}  # fmt: skip
 GRANITE = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0,
 }  # fmt: skip
@@ -72,6 +77,10 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", GRANITE),
     "granitemoe": ("GraniteMoe", {**GRANITE, **EXPERTS}),
     "granitemoe with a shared expert": ("GraniteMoeShared", {**GRANITE, **EXPERTS, "shared_intermediate_size": 32}),
+    "qwen35": ("Qwen3_5Text", DELTA),
+    "qwen35 with shared keys": ("Qwen3_5Text", {**DELTA, "linear_num_value_heads": 4}),
+    "qwen35moe": ("Qwen3_5MoeText", {**DELTA, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+                                     "num_experts": 6, "num_experts_per_tok": 2}),
     "gpt-oss": ("GptOss", {"head_dim": 32, **EXPERTS, "sliding_window": 6,
                            "rope_parameters": {**YARN, "truncate": True}}),
 }  # fmt: skip
@@ -121,6 +130,8 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
         part = key.split(".")[2] if key.startswith("blk.") else ""
         if architectures.get(name).interleaved and part in heads:
             array = np.ascontiguousarray(_neighbours(array, heads[part]))
+        if f"{name}.ssm.group_count" in file.metadata:
+            array = _tiled(key.split(".", 2)[-1], array, *(file.metadata[f"{name}.{size}"] for size in SSM))
         arrays[key] = array
     left_out = PRIVATE[:1] if name in GGUF_SCALES else PRIVATE
     metadata = {
@@ -128,6 +139,9 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
         for key, value in file.metadata.items()
         if not key.endswith(left_out) and key != "general.architecture"
     }
+    if f"{name}.{SSM[0]}" in metadata:
+        _, count, dim = (metadata[f"{name}.{size}"] for size in SSM)
+        metadata |= {f"{name}.ssm.inner_size": count * dim, f"{name}.rope.dimension_sections": [2, 1, 1, 0]}
     if f"{name}.expert_count" in metadata:
         metadata.setdefault(f"{name}.expert_feed_forward_length", metadata[f"{name}.feed_forward_length"])
     metadata[f"{name}.rope.dimension_count"] = metadata.get(
@@ -140,6 +154,23 @@ def _neighbours(array: np.ndarray, heads: int) -> np.ndarray:
     """Return rows of queries or keys with the features of a pair next to each other."""
     halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return halves.swapaxes(1, 2).reshape(array.shape)
+
+
+SSM = ("ssm.group_count", "ssm.time_step_rank", "ssm.state_size")
+
+
+def _tiled(part: str, array: np.ndarray, groups: int, heads: int, dim: int) -> np.ndarray:
+    """Return a weight of a gated delta net whose heads of values are in the order of GGUF files: one of each group."""
+    one, many = (0, 1), (2 * groups * dim, dim)
+    rows = {"attn_gate.weight": (0, dim), "ssm_beta.weight": one, "ssm_alpha.weight": one, "ssm_a": one,
+            "ssm_dt.bias": one, "attn_qkv.weight": many, "ssm_conv1d.weight": many}  # fmt: skip
+    if part == "ssm_out.weight":
+        return np.ascontiguousarray(_tiled("attn_gate.weight", array.T, groups, heads, dim).T)
+    if part not in rows or (part == "attn_qkv.weight" and array.shape[0] != (2 * groups + heads) * dim):
+        return array
+    first, size = rows[part]
+    values = array[first:].reshape(groups, heads // groups, size, *array.shape[1:]).swapaxes(0, 1)
+    return np.concatenate([array[:first], values.reshape(array.shape[0] - first, *array.shape[1:])])
 
 
 def importable(module: str) -> bool:

@@ -365,6 +365,8 @@ constexpr Entry TESTS[] = {
     {"sample", sample, Lengths::all},
     {"top_k", top_k, Lengths::all_and_long},
     {"rope", rope, Lengths::all},
+    {"causal_conv1d", causal_conv1d, Lengths::all},
+    {"gated_delta_rule", gated_delta_rule, Lengths::all},
     {"grouped_linear", grouped_linear, Lengths::all},
     {"grouped_quantized_linear", grouped_quantized_linear, Lengths::few},
     {"linear", linear, Lengths::all_and_long},

@@ -7,9 +7,11 @@ namespace tensorops::tests {
 
 void attention(Test& t);                 // a number of keys
 void block_linear(Test& t);              // a number of blocks
+void causal_conv1d(Test& t);             // a number of channels
 void conversion(Test& t);                // in rows of that many
 void cross_entropy(Test& t);             // a number of classes
 void dequantize(Test& t);                // a number of groups
+void gated_delta_rule(Test& t);          // a number of features of a value
 void grouped_linear(Test& t);            // a number of inputs
 void grouped_quantized_linear(Test& t);  // a number of groups
 void linear(Test& t);                    // a number of inputs

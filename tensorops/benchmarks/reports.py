@@ -32,7 +32,7 @@ METHOD = (
 )
 METHOD_OF_DECODING = (
     f"Each way has {decode.ROUNDS} alternating processes of its own; speed: 1 / the median time of a step with "
-    f"{decode.POSITION} tokens in the cache, from a token to the next, which is read. persistent: LanguageModel.persistent(); "
+    f"{decode.POSITION} tokens in the cache, from a token to the next, which is read. persistent: by persistent(); "
     "from Python: as generate calls the operators, compiled where the library compiles. of bound: the median time in "
     f"which the same processes read as many bytes, after every {decode.STEPS_PER_READ} steps, / that of a step."
 )

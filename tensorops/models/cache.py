@@ -31,6 +31,8 @@ class Slots:
         Consecutive positions in the text; a position is also the slot that holds its key and value.
     keys, values : sequence of array, each of shape (1, kv_heads, capacity, head_dim)
         The slots of every block.
+    capacity : int
+        The number of slots.
     start : int, optional
         The first position, as a number; if given, new keys and values are written into the old arrays.
 
@@ -41,7 +43,7 @@ class Slots:
     """
 
     def __init__(
-        self, positions: Array, keys: Sequence[Array], values: Sequence[Array], start: int | None = None
+        self, positions: Array, keys: Sequence[Array], values: Sequence[Array], capacity: int, start: int | None = None
     ) -> None:
         self.keys, self.values = list(keys), list(values)
         self._xp = tp.get_namespace(positions)
@@ -50,7 +52,7 @@ class Slots:
             return
         xp, self._positions, self._updates = self._xp, positions, _has_updates(positions)
         self._masks: dict[int | None, Array] = {}
-        slots = xp.arange(keys[0].shape[2], dtype=positions.dtype)
+        slots = xp.arange(capacity, dtype=positions.dtype)
         self._ahead = xp.expand_dims(positions, axis=1) - xp.expand_dims(slots, axis=0)
         if not self._updates:
             offset = slots - positions[:1]
@@ -70,6 +72,14 @@ class Slots:
         if self._count == 1:
             return tp.scaled_dot_product_attention(q, *seen, **options)
         return tp.scaled_dot_product_attention(q, *seen, is_causal=True, window=window, **options)
+
+    def state(self, number: int) -> tuple[Array, Array]:
+        """Return the states of a gated delta net, for the number of a block."""
+        return self._xp.asarray(self.keys[number]), self._xp.asarray(self.values[number])
+
+    def keep(self, number: int, convolution: Array, state: Array) -> None:
+        """Replace them."""
+        self.keys[number], self.values[number] = convolution, state
 
     def _mask(self, window: int | None) -> Array:
         """Return an array of bool, (tokens, slots): to which a token attends, itself and those before it."""
@@ -107,6 +117,8 @@ class KVCache:
         Empty slots, one array per block.
     limit : int
         The most tokens the model can see.
+    fixed : sequence of int, optional
+        The numbers of blocks whose arrays are states, which do not grow with the text.
 
     Attributes
     ----------
@@ -118,17 +130,18 @@ class KVCache:
         Whether the arrays can be assigned to; if so, they change with every token.
     """
 
-    def __init__(self, keys: Sequence[Array], values: Sequence[Array], limit: int) -> None:
+    def __init__(self, keys: Sequence[Array], values: Sequence[Array], limit: int, fixed: Sequence[int] = ()) -> None:
         self.keys = list(keys)
         self.values = list(values)
         self.limit = limit
         self.length = 0
-        self.is_writable = _accepts_assignment(self.keys[0])
+        self._growing = [number for number in range(len(self.keys)) if number not in fixed]
+        self.is_writable = _accepts_assignment(self.keys[self._growing[0]])
 
     @property
     def capacity(self) -> int:
         """The number of tokens that fit without growing."""
-        return int(self.keys[0].shape[2])
+        return int(self.keys[self._growing[0]].shape[2])
 
     def require(self, count: int) -> None:
         """Raise ValueError if `count` more tokens would exceed the context length."""
@@ -146,8 +159,19 @@ class KVCache:
         """
         self.require(count)
         while self.capacity < self.length + count:
-            self.keys = [_doubled(slots) for slots in self.keys]
-            self.values = [_doubled(slots) for slots in self.values]
+            for number in self._growing:
+                self.keys[number], self.values[number] = _doubled(self.keys[number]), _doubled(self.values[number])
+
+    def truncate(self, length: int) -> int:
+        """Forget the tokens after the first `length`, or all if there are states; return how many are left."""
+        if length < self.length and len(self._growing) < len(self.keys):
+            length = 0
+            for number in set(range(len(self.keys))) - set(self._growing):
+                xp = tp.get_namespace(self.keys[number])
+                self.keys[number] = xp.zeros_like(self.keys[number])
+                self.values[number] = xp.zeros_like(self.values[number])
+        self.length = min(self.length, length)
+        return self.length
 
     def store(self, keys: Sequence[Array], values: Sequence[Array], count: int) -> None:
         """Replace the slots by new ones with `count` more tokens."""

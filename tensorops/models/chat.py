@@ -10,6 +10,7 @@ from ._errors import missing
 
 try:
     from jinja2 import TemplateError
+    from jinja2.ext import Extension, LoopControlExtension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 except ImportError as error:
     raise missing("jinja2") from error
@@ -17,6 +18,9 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
+
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
 
 __all__ = ["check_messages", "render_chat"]
 
@@ -62,7 +66,7 @@ def render_chat(
     """
     # Published templates are written for these settings.
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation]
     )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -86,6 +90,23 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Return JSON for a model to read; Jinja's own filter would escape it for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Generation(Extension):
+    """The blocks that mark what a model is trained to write: text as any other here."""
+
+    tags = {"generation"}  # noqa: RUF012 - as in the base class
+
+    def parse(self, parser: Parser) -> list[Node]:
+        """Return what is in the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

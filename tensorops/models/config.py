@@ -78,6 +78,20 @@ class ModelConfig:
         Features inside an expert, and inside the expert that all tokens pass.
     renormalize : bool
         Whether the weights of a token's experts are divided by their sum.
+    is_gated : bool
+        Whether the rows of a head of queries are followed by those of a gate, whose sigmoid multiplies its result.
+    recurrent : tuple of int
+        The numbers of blocks that have a gated delta net in place of attention.
+    state_heads, state_groups : int
+        Heads of its states, and of its queries and keys.
+    state_dim : int
+        Features of a head.
+    conv_width : int
+        How many tokens its convolution sees.
+    is_tiled : bool
+        Whether heads `i`, `i + state_groups` and so on share queries and keys, as in GGUF files, or neighbours.
+    prediction_blocks : int
+        How many blocks follow that predict further tokens; they are not used.
 
     Raises
     ------
@@ -119,12 +133,38 @@ class ModelConfig:
     expert_hidden_dim: int = 0
     shared_hidden_dim: int = 0
     renormalize: bool = True
+    is_gated: bool = False
+    recurrent: tuple[int, ...] = ()
+    state_heads: int = 0
+    state_groups: int = 0
+    state_dim: int = 0
+    conv_width: int = 0
+    is_tiled: bool = False
+    prediction_blocks: int = 0
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd")
+
+    @property
+    def state_channels(self) -> int:
+        """Queries, keys and values of a gated delta net."""
+        return (2 * self.state_groups + self.state_heads) * self.state_dim
+
+    def cache_shapes(self, capacity: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Return the shapes of what a block keeps of a sequence: keys and values, or the states of a gated delta net.
+
+        Parameters
+        ----------
+        capacity : int
+            The number of tokens.
+        """
+        attention = (1, self.kv_heads, capacity, self.head_dim)
+        convolution = (1, 1, self.conv_width - 1, self.state_channels)
+        state = (1, self.state_heads, self.state_dim, self.state_dim)
+        return [(convolution, state) if i in self.recurrent else (attention, attention) for i in range(self.blocks)]
 
     @property
     def is_scaled(self) -> bool:

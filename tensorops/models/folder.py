@@ -58,6 +58,7 @@ KEYS = {
     "num_key_value_heads": "attention.head_count_kv",
     "num_local_experts": "expert_count",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
     "sliding_window": "attention.sliding_window",
     "vocab_size": "vocab_size",
@@ -202,9 +203,11 @@ class _Config:
         if head_dim is not None:
             yield "attention.value_length", head_dim
         if layers := self.get("layer_types"):
-            if not set(layers) <= {"full_attention", "sliding_attention"}:
+            known = {"full_attention", "sliding_attention", *(["linear_attention"] * ("ssm.group_count" in own))}
+            if not set(layers) <= known:
                 raise self.error("layer_types", f"{sorted(set(layers))!r:.80} is not supported")
-            yield "attention.sliding_window_pattern", np.asarray([kind == "sliding_attention" for kind in layers])
+            if "sliding_attention" in layers:
+                yield "attention.sliding_window_pattern", np.asarray([kind == "sliding_attention" for kind in layers])
         elif self.get("use_sliding_window") is False:
             yield "attention.sliding_window", 0
         yield from self._rotation()

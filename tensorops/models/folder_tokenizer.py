@@ -36,7 +36,10 @@ class _Folder:
         return ValueError(f"{self.path / name}: {problem}")
 
     def text(self, name: str, limit: int) -> str:
-        with (self.path / name).open("rb") as file:
+        path = self.path / name
+        if path.exists() and not path.is_file():
+            raise self.error(name, "not a regular file")
+        with path.open("rb") as file:
             content = file.read(limit + 1)
         if len(content) > limit:
             raise self.error(name, f"has more than {limit} bytes")
@@ -49,9 +52,10 @@ class _Folder:
         """Return the object in a JSON file, empty if there is no such file."""
         if not (self.path / name).exists():
             return {}
+        text = self.text(name, MAX_CONFIG_BYTES)
         try:
-            value = json.loads(self.text(name, MAX_CONFIG_BYTES))
-        except (json.JSONDecodeError, RecursionError) as error:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise self.error(name, f"not JSON: {error}") from error
         if not isinstance(value, dict):
             raise self.error(name, "not a JSON object")
@@ -65,7 +69,7 @@ def read_folder_tokenizer(path: str | os.PathLike[str]) -> TokenizerParts:
     vocabulary, space_before = _vocabulary(folder, fast)
     config = folder.config("tokenizer_config.json")
     generation = folder.config("generation_config.json")
-    special = _Special(folder, vocabulary, {**folder.config("special_tokens_map.json"), **config})
+    special = _Special(folder, vocabulary, config)
     bos, eos = special.token("bos_token"), special.token("eos_token")
     # The configuration may overrule what the tokenizer itself adds.
     before, after = _around(fast)
@@ -155,16 +159,18 @@ class _Special:
     def __init__(self, folder: _Folder, vocabulary: Vocabulary, config: dict[str, Any]) -> None:
         self.folder = folder
         self.config = config
+        self.map = folder.config("special_tokens_map.json")
         self.ids = {token: i for i, token in enumerate(vocabulary.tokens) if token}
 
     def token(self, key: str) -> int | None:
-        value = self.config.get(key)
+        name, config = ("tokenizer_config", self.config) if key in self.config else ("special_tokens_map", self.map)
+        value = config.get(key)
         if isinstance(value, dict):
             value = value.get("content")
         if value is None:
             return None
         if not isinstance(value, str) or value not in self.ids:
-            raise self.folder.error("tokenizer_config.json", f"{key}: {value!r:.80} is not among the tokens")
+            raise self.folder.error(f"{name}.json", f"{key}: {value!r:.80} is not among the tokens")
         return self.ids[value]
 
     def added(self, key: str, token: int | None, found: list[int]) -> list[int]:
@@ -195,8 +201,8 @@ def _template(folder: _Folder, config: dict[str, Any]) -> tuple[str, str | None]
     name = "tokenizer_config.json"
     value = config.get("chat_template")
     if isinstance(value, list):  # several with names
-        named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
-        value = named.get("default")
+        named = (each for each in value if isinstance(each, dict) and each.get("name") == "default")
+        value = next(named, {}).get("template")
     if value is not None and not isinstance(value, str):
         raise folder.error(name, "chat_template: not a string")
     return name, value

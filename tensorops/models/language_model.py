@@ -304,10 +304,11 @@ class LanguageModel:
             The cache.
         """
         c = self._part
-        shape = (1, c.kv_heads, capacity, c.head_dim)
-        empty = [[np.zeros(shape, dtype=np.float32) for _ in range(c.blocks)] for _ in ("keys", "values")]
+        empty = [
+            [np.zeros(shape, dtype=np.float32) for shape in of] for of in zip(*c.cache_shapes(capacity), strict=True)
+        ]
         keys, values = self._move(empty, HEADS)
-        return KVCache(keys, values, self.context_length)
+        return KVCache(keys, values, self.context_length, c.recurrent)
 
     def new_prompt_cache(self) -> PromptCache:
         """Return an empty cache for `generate_ids`, which then reads only what a text has not in common with the last.
@@ -650,6 +651,10 @@ class LanguageModel:
         ValueError
             A number is out of range, or the devices of a mesh share the network.
         """
+        if self.config.recurrent:
+            raise ValueError(
+                f"{self.config.architecture} keeps states, which have no pages: it takes a sequence at a time"
+            )
         if isinstance(self._ranks, MeshRanks):
             raise ValueError("the devices of a mesh share no pages: they take a sequence at a time")
         c = self._part

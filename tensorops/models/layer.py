@@ -6,25 +6,35 @@ Architectures put them together. What differs between them is in the configurati
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorops as tp
 
 from .weights import linear, routed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tensorops.persistent.ranks import Ranks
 
     from .config import ModelConfig
 
-__all__ = ["Attend", "Layer", "Step"]
+__all__ = ["Layer", "Memory", "Step"]
 
 Array = Any
-# Returns what attention gives, (batch, heads, tokens, head_dim), for the number of a block, queries, keys and values of
-# the tokens, and options of attention.
-Attend: TypeAlias = "Callable[..., Array]"
+
+
+class Memory(Protocol):
+    """What blocks keep of the tokens before those of a step, for the number of a block."""
+
+    def attend(self, number: int, q: Array, k: Array, v: Array, **options: Any) -> Array:
+        """Return what attention gives, (batch, heads, tokens, head_dim), and keep the keys and values."""
+
+    def state(self, number: int) -> tuple[Array | None, Array | None]:
+        """Return the states of a gated delta net: the last inputs of its convolution, and those of its heads."""
+
+    def keep(self, number: int, convolution: Array, state: Array) -> None:
+        """Replace them."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +53,8 @@ class Step:
         A factor of queries for each position.
     positions : array of int
         Those of the tokens, as `tensorops.rope` takes them.
-    attend : callable
-        See `Attend`.
+    memory : Memory
+        What is kept of the tokens before.
     batch, tokens : int
         The number of sequences, and of tokens of each.
     ranks : Ranks
@@ -56,7 +66,7 @@ class Step:
     rotations: Sequence[dict[str, Any]]
     growth: Array | None
     positions: Array
-    attend: Attend
+    memory: Memory
     batch: int
     tokens: int
     ranks: Ranks
@@ -73,11 +83,17 @@ class Layer:
         The number of the block.
     weights : mapping
         Those of the block, by their names in its table without ``.weight``.
+
+    Attributes
+    ----------
+    is_recurrent : bool
+        Whether the block has a gated delta net in place of attention.
     """
 
     def __init__(self, step: Step, number: int, weights: Mapping[str, Any]) -> None:
         self.config, self._step, self._number, self._w = step.config, step, number, weights
         self._is_windowed = number in step.config.windowed
+        self.is_recurrent = number in step.config.recurrent
 
     def normalize(self, x: Array, name: str) -> Array:
         """Return the norm of features with the weight of that name."""
@@ -94,7 +110,10 @@ class Layer:
     def attention(self, h: Array) -> Array:
         """Return what attention makes of features, (tokens, dim)."""
         c, step, w = self.config, self._step, self._w
-        q, k, v = self._heads(linear(h, w["attn_qkv"], w.get("attn_qkv.bias")))
+        qkv, gate = linear(h, w["attn_qkv"], w.get("attn_qkv.bias")), None
+        if c.is_gated:
+            qkv, gate = self._without_gate(qkv)
+        q, k, v = self._heads(qkv)
         options = {
             "scale": c.attention_scale,
             "softcap": c.attention_softcap,
@@ -102,9 +121,17 @@ class Layer:
             "sinks": w.get("attn_sinks"),
         }
         given = {name: value for name, value in options.items() if value is not None}
-        y = step.xp.permute_dims(step.attend(self._number, q, k, v, **given), (0, 2, 1, 3))
-        h = linear(step.xp.reshape(y, (h.shape[0], c.heads * c.head_dim)), w["attn_output"])
-        return self._summed(h, "attn_output.bias")
+        y = step.xp.permute_dims(step.memory.attend(self._number, q, k, v, **given), (0, 2, 1, 3))
+        y = step.xp.reshape(y, (h.shape[0], c.heads * c.head_dim))
+        return self._summed(linear(y if gate is None else y * tp.sigmoid(gate), w["attn_output"]), "attn_output.bias")
+
+    def _without_gate(self, qkv: Array) -> tuple[Array, Array]:
+        """Return queries, keys and values, and the gate, whose rows follow those of the queries in every head."""
+        c, xp, rows = self.config, self._step.xp, qkv.shape[0]
+        width = c.heads * c.head_dim
+        pairs = xp.reshape(qkv[:, : 2 * width], (rows, c.heads, 2 * c.head_dim))
+        q, gate = (xp.reshape(part, (rows, width)) for part in (pairs[:, :, : c.head_dim], pairs[:, :, c.head_dim :]))
+        return xp.concat([q, qkv[:, 2 * width :]], axis=1), gate
 
     def _heads(self, qkv: Array) -> tuple[Array, Array, Array]:
         """Return queries, keys and values, each (batch, heads, tokens, head_dim), from features of all of them."""
@@ -131,6 +158,46 @@ class Layer:
             return x
         return tp.rope(x, self._step.positions, **self._step.rotations[self._is_windowed])
 
+    # --------------------------------------------------------------------------------- gated delta nets
+
+    def delta_net(self, h: Array) -> Array:
+        """Return what a gated delta net makes of features, (tokens, dim)."""
+        c, step, w, xp = self.config, self._step, self._w, self._step.xp
+        channels, values = c.state_channels, c.state_heads * c.state_dim
+        ends = [0, channels, channels + values, channels + values + c.state_heads]
+        mixed = linear(h, w["ssm_in"])
+        x, z, beta, alpha = (mixed[:, i:j] for i, j in zip(ends, [*ends[1:], None], strict=True))
+        before, state = step.memory.state(self._number)
+        x = xp.reshape(x, (step.batch, step.tokens, channels))
+        before = None if before is None else before[:, 0, :, :]
+        x, before = tp.causal_conv1d(x, w["ssm_conv1d"], None, before, activation="silu")
+        q, k, v = self._state_heads(x)
+        g = tp.softplus(alpha + w["ssm_dt.bias"]) * w["ssm_a"]
+        g, beta = (self._by_head(part) for part in (g, tp.sigmoid(beta)))
+        y, state = tp.gated_delta_rule(q, k, v, g, beta, state=state)
+        step.memory.keep(self._number, xp.expand_dims(before, axis=1), state)
+        y = tp.rms_norm(xp.permute_dims(y, (0, 2, 1, 3)), w["ssm_norm"], c.eps)
+        y = tp.swiglu(z, xp.reshape(y, z.shape))
+        return self._summed(linear(y, w["ssm_out"]))
+
+    def _state_heads(self, x: Array) -> tuple[Array, Array, Array]:
+        """Return queries and keys of length 1 and values, each (batch, heads, tokens, state_dim)."""
+        c, step, xp = self.config, self._step, self._step.xp
+        heads = xp.reshape(x, (step.batch, step.tokens, 2 * c.state_groups + c.state_heads, c.state_dim))
+        heads = xp.permute_dims(heads, (0, 2, 1, 3))
+        both = heads[:, : 2 * c.state_groups, :, :]
+        # x / √(Σ x² + ε), by an operator that has kernels
+        both = tp.rms_norm(both, None, _LENGTH_EPS / c.state_dim) * c.state_dim**-0.5
+        q, k = both[:, : c.state_groups, :, :], both[:, c.state_groups :, :, :]
+        if c.is_tiled and c.state_groups < c.state_heads:
+            q, k = (xp.concat([part] * (c.state_heads // c.state_groups), axis=1) for part in (q, k))
+        return q, k, heads[:, 2 * c.state_groups :, :, :]
+
+    def _by_head(self, x: Array) -> Array:
+        """Return numbers of each head, (batch, heads, tokens)."""
+        xp, step = self._step.xp, self._step
+        return xp.permute_dims(xp.reshape(x, (step.batch, step.tokens, x.shape[1])), (0, 2, 1))
+
     # ------------------------------------------------------------------------------- the feed-forward layer
 
     def feed_forward(self, h: Array) -> Array:
@@ -138,7 +205,12 @@ class Layer:
         if "ffn_gate_inp" not in self._w:
             return self._summed(self._gated(h), "ffn_down.bias")
         y = self._experts(h)
-        return self._summed(y if "ffn_down_shexp" not in self._w else y + self._gated(h, "_shexp"))
+        if "ffn_down_shexp" in self._w:
+            shared = self._gated(h, "_shexp")
+            if "ffn_gate_inp_shexp" in self._w:
+                shared = shared * tp.sigmoid(linear(h, self._w["ffn_gate_inp_shexp"]))
+            y = y + shared
+        return self._summed(y)
 
     def _gated(self, h: Array, suffix: str = "") -> Array:
         w = self._w
@@ -172,6 +244,7 @@ class Layer:
         return whole if bias not in self._w else whole + self._w[bias]
 
 
+_LENGTH_EPS = 1e-6  # of queries and keys of gated delta nets
 # Of gpt-oss' gated unit.
 _LIMIT = 7.0
 _SLOPE = 1.702

@@ -128,7 +128,7 @@ class TextEncoder:
     Parameters
     ----------
     ids : mapping of str to int
-        Ordinary tokens.
+        Tokens.
     rank : callable
         As of `merge`.
     byte_ids : mapping of int to int

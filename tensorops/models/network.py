@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .config import ModelConfig
-    from .layer import Attend
+    from .layer import Memory
     from .weights import Matrix
 
 __all__ = ["choose", "decode", "forward", "logits_of", "onepass", "prefill", "run_blocks"]
@@ -36,7 +36,7 @@ def run_blocks(
     weights: dict[str, Any],
     ids: Array,
     positions: Array,
-    attend: Attend,
+    memory: Memory,
     *,
     batch: int = 1,
     token: int | None = None,
@@ -54,9 +54,8 @@ def run_blocks(
         The tokens, of one sequence after the other.
     positions : array of int
         Those of the tokens, as `tensorops.rope` takes them.
-    attend : callable
-        Returns what attention gives, (batch, heads, tokens, head_dim), for the number of a block, queries, the keys
-        and values of the tokens, and options of attention.
+    memory : Memory
+        What blocks keep of the tokens before.
     batch : int, optional
         The number of sequences.
     token : int, optional
@@ -74,7 +73,7 @@ def run_blocks(
     if growth is not None:
         growth = xp.reshape(xp.take(growth, xp.reshape(positions, (-1,)), axis=0), (batch, 1, -1, 1))
     rotations = [_rope(config, freqs, i == 1) for i, freqs in enumerate(weights["frequencies"])]
-    step = Step(xp, config, rotations, growth, positions, attend, batch, ids.shape[0] // batch, ranks)
+    step = Step(xp, config, rotations, growth, positions, memory, batch, ids.shape[0] // batch, ranks)
     x = embed(ids, weights["embedding"], config.dim, token)
     if config.embedding_scale != 1.0:
         x = x * config.embedding_scale
@@ -139,8 +138,9 @@ def forward(
     """
     xp, kind = tp.get_namespace(ids), type(ids)
     ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
-    slots = Slots(positions, keys, values, start)
-    hidden = run_blocks(config, weights, ids, positions, slots.attend, token=token, ranks=ranks)
+    growing = next(i for i in range(config.blocks) if i not in config.recurrent)
+    slots = Slots(positions, keys, values, keys[growing].shape[2], start)
+    hidden = run_blocks(config, weights, ids, positions, slots, token=token, ranks=ranks)
     if type(hidden) is kind:
         return hidden, slots.keys, slots.values
     if start is not None:  # the arrays of a cache may stay wrapped, as the next step would wrap them again
@@ -214,7 +214,7 @@ def decode(
     xp, batch = tp.get_namespace(ids), ids.shape[0]
     cache = _Cache(xp, keys, values, positions, positions + 1, places, table)
     at = xp.reshape(positions, (batch, 1))
-    hidden = run_blocks(config, weights, ids, at, cache.attend, batch=batch, ranks=ranks)
+    hidden = run_blocks(config, weights, ids, at, cache, batch=batch, ranks=ranks)
     tokens = choose(logits_of(config, ranks, hidden, output), pick, ranks, numbers)
     return xp.astype(tokens, ids.dtype, copy=False), cache.keys, cache.values
 
@@ -255,7 +255,7 @@ def prefill(
     xp, tokens = tp.get_namespace(ids), ids.shape[0]
     positions = start + xp.arange(tokens, dtype=start.dtype)
     cache = _Cache(xp, keys, values, positions, start + tokens)
-    hidden = run_blocks(config, weights, ids, positions, cache.attend, ranks=ranks)
+    hidden = run_blocks(config, weights, ids, positions, cache, ranks=ranks)
     last = xp.take(hidden, count - 1, axis=0)
     following = choose(logits_of(config, ranks, last, output), pick, ranks, numbers)
     return xp.astype(following, ids.dtype, copy=False), cache.keys, cache.values
@@ -265,12 +265,22 @@ def onepass(config: ModelConfig, ranks: Ranks, weights: dict[str, Any], output: 
     """Return the logits of the token that follows each of some tokens, (tokens, vocabulary), without a cache."""
     xp = tp.get_namespace(ids)
 
-    def attend(number: int, q: Array, k: Array, v: Array, **options: Any) -> Array:
+    positions = xp.arange(ids.shape[0], dtype=ids.dtype)
+    hidden = run_blocks(config, weights, ids, positions, _Nothing(), ranks=ranks)
+    return logits_of(config, ranks, hidden, output)
+
+
+class _Nothing:
+    """What is kept of no tokens."""
+
+    def attend(self, number: int, q: Array, k: Array, v: Array, **options: Any) -> Array:
         return tp.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
 
-    positions = xp.arange(ids.shape[0], dtype=ids.dtype)
-    hidden = run_blocks(config, weights, ids, positions, attend, ranks=ranks)
-    return logits_of(config, ranks, hidden, output)
+    def state(self, number: int) -> tuple[None, None]:
+        return None, None
+
+    def keep(self, number: int, convolution: Array, state: Array) -> None:
+        """Forget the state."""
 
 
 class _Cache:
@@ -298,6 +308,14 @@ class _Cache:
             xp.astype(q, dtype, copy=False), k, v, is_causal=q.shape[2] > 1, **self._where, **options
         )
         return xp.astype(y, q.dtype, copy=False)
+
+    def state(self, number: int) -> tuple[Array, Array]:
+        return self.keys[number], self.values[number]
+
+    def keep(self, number: int, convolution: Array, state: Array) -> None:
+        whole = (slice(None),) * 4
+        self.keys[number] = _assigned(self.keys[number], whole, convolution)
+        self.values[number] = _assigned(self.values[number], whole, state)
 
     def _put(self, old: Array, new: Array) -> Array:
         """Return keys or values of a block with those of a step in their places."""

@@ -51,11 +51,14 @@ class PromptCache:
         list of int
             The tokens that are to be read, at least the last one, whose successor is asked for.
         """
-        most = min(len(self.ids), len(ids) - 1)
-        common = next((i for i in range(most) if self._ids[i] != ids[i]), most)
-        self.cache.length = common
+        common = self.cache.truncate(self.common(ids))
         self._ids = list(ids)
         return self._ids[common:]
+
+    def common(self, ids: Sequence[int]) -> int:
+        """Return how many tokens of a text, at the beginning and without the last one, need not be read again."""
+        most = min(len(self.ids), len(ids) - 1)
+        return next((i for i in range(most) if self._ids[i] != ids[i]), most)
 
     def append(self, token: int) -> None:
         """Note a token that follows; its key and value come when it is read."""

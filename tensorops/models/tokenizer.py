@@ -71,12 +71,13 @@ class Tokenizer:
 
         Examples
         --------
-        >>> import json, pathlib, tempfile
+        >>> import tempfile
+        >>> import tokenizers
         >>> from tensorops.models import Tokenizer
-        >>> model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+        >>> made = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+        >>> made.decoder = tokenizers.decoders.ByteLevel()
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     content = {"version": "1.0", "model": model, "decoder": {"type": "ByteLevel"}, "added_tokens": []}
-        ...     _ = pathlib.Path(folder, "tokenizer.json").write_text(json.dumps(content))
+        ...     made.save(f"{folder}/tokenizer.json")
         ...     tokenizer = Tokenizer.from_folder(folder)
         >>> tokenizer.encode("abb"), tokenizer.decode([2, 1])
         ([2, 1], 'abb')

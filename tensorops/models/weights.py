@@ -234,7 +234,7 @@ def arrange(
     memory = Memory(sum(weight.nbytes for weight in weights.values() if isinstance(weight, Tensor | ComputedTensor)))
 
     def take(*names: str, axis: int = WHOLE, lengths: Sequence[int] = (0,)) -> Any:
-        def of_rank(rank: int) -> Any:
+        def part(rank: int) -> Any:
             parts = zip(names, lengths, strict=True)
             own = [part_of(weights[name], name, axis, length, rank, ranks.size) for name, length in parts]
             if names[0].endswith(".bias"):
@@ -242,13 +242,13 @@ def arrange(
             found = _take(memory, own, backend, precision)
             return found[0] if len(found) == 1 else found
 
-        return ranks.place(of_rank, axis)
+        return ranks.place(part, axis)
 
-    table, of_one = block_weights(config), block_weights(divide(config, ranks.size))
+    of_rank = divide(config, ranks.size)
 
     def of_block(block: int) -> dict[str, Any]:
         groups: dict[str, list[tuple[str, int, int]]] = {}
-        for weight, part in zip(table, of_one, strict=True):
+        for weight, part in zip(block_weights(config, block), block_weights(of_rank, block), strict=True):
             name = f"blk.{block}.{weight.name}"
             if name in weights:
                 length = part.shape[weight.axis] if weight.axis != WHOLE else 0
@@ -279,10 +279,12 @@ def arrange(
 
 
 def separated(config: ModelConfig, weights: Mapping[str, Stored]) -> Mapping[str, Stored]:
-    """Return weights with the parts of matrices that a file has joined, instead of these."""
-    shapes = {weight.name: weight.shape for weight in block_weights(config)}
-    made = dict(weights)
+    """Return weights with the parts of matrices that a file has joined; without blocks that predict further tokens."""
+    left_out = range(config.blocks, config.blocks + config.prediction_blocks)
+    extra = tuple(f"blk.{block}." for block in left_out)
+    made = {name: weight for name, weight in weights.items() if not name.startswith(extra)}
     for block in range(config.blocks):
+        shapes = {weight.name: weight.shape for weight in block_weights(config, block)}
         for whole, parts in get(config.architecture).fused.items():
             for kind in ("weight", "bias"):
                 name, names = f"blk.{block}.{whole}.{kind}", [f"{part}.{kind}" for part in parts]
@@ -338,7 +340,7 @@ def _form(weight: Any) -> tuple[object, ...]:
 def linear(x: Array, matrix: Matrix, bias: Array | None = None) -> Array:
     """Return ``x @ matrix.T + bias``; of several matrices, the products side by side."""
     if not isinstance(matrix, tuple | list):
-        return tp.linear(x, matrix, bias)
+        return tp.linear(x, matrix if matrix.ndim == 2 else matrix[None, :], bias)
     if isinstance(matrix, list):
         y = concat([linear(x, each) for each in matrix], axis=1)
     elif isinstance(matrix, Blocks):

@@ -79,6 +79,8 @@ def test_every_kernel_is_here():
         "linear",
         "cross_entropy",
         "rope",
+        "causal_conv1d",
+        "gated_delta_rule",
     }
 
 
@@ -960,3 +962,55 @@ def test_a_layer_of_experts_is_compiled_as_a_whole(rng):
     assert calls("moe", layer, *arrays)
     expected = REFERENCES["moe"](x, logits, gate_up, down, top_k=2)
     assert_matches(support.back(jax.jit(layer)(*arrays)), expected, "float32", tolerance=64)
+
+
+# --- layers with a state -----------------------------------------------------------------------------
+
+
+def sequences(rng, *batch, tokens=70):
+    """Return the arguments of `causal_conv1d`, and of `gated_delta_rule` with a state."""
+    x, state = rng.standard_normal((*batch, tokens, 9)), rng.standard_normal((*batch, 3, 9))
+    q, k = rng.standard_normal((2, *batch, 1, tokens, 8))
+    v, g, beta = (rng.standard_normal((*batch, 2, tokens, *dim)) for dim in ((5,), (), ()))
+    rule = [q, k / np.linalg.norm(k, axis=-1, keepdims=True), v, -np.abs(g), 1 / (1 + np.exp(-beta))]
+    rule.append(rng.standard_normal((*batch, 2, 8, 5)))
+    return [[a.astype(np.float32) for a in arrays] for arrays in ([x, state], rule)]
+
+
+def test_layers_with_a_state_under_vmap(rng):
+    """A mapped axis makes the batch longer; one of the weight is left to the body."""
+    weight = jnp.asarray(rng.standard_normal((9, 4)), np.float32)
+    (x, state), rule = sequences(rng, 3, 2)
+    convolve = jax.vmap(lambda x, state, w: tp.causal_conv1d(x, w, state=state), (0, 0, None))
+    delta = jax.vmap(lambda *arrays: tp.gated_delta_rule(*arrays[:5], state=arrays[5]))
+    assert calls("causal_conv1d", convolve, x, state, weight)
+    assert calls("gated_delta_rule", delta, *rule)
+    each = [REFERENCES["causal_conv1d"](x[i], weight, None, state[i]) for i in range(3)]
+    close(convolve(x, state, weight), [np.stack(part) for part in zip(*each, strict=True)])
+    each = [REFERENCES["gated_delta_rule"](*(a[i] for a in rule[:5]), state=rule[5][i]) for i in range(3)]
+    close(delta(*rule), [np.stack(part) for part in zip(*each, strict=True)])
+    over_weights = jax.vmap(lambda x, w: tp.causal_conv1d(x, w), (None, 0))
+    there, weights = jnp.asarray(x[0]), jnp.stack([weight, 2 * weight])
+    assert not calls("causal_conv1d", over_weights, there, weights)
+    close(over_weights(there, weights)[0][1], REFERENCES["causal_conv1d"](x[0], 2 * weight)[0])
+
+
+def test_layers_with_a_state_in_a_loop_over_tokens(rng):
+    """Generation: one program for each token, whose state is an argument and a result."""
+    weight = jnp.asarray(rng.standard_normal((9, 4)), np.float32)
+    (x, state), rule = sequences(rng, 2, tokens=6)
+
+    @jax.jit
+    def step(state, now):
+        of_conv, of_rule = state
+        x, *arrays = (jnp.moveaxis(a[None], 0, axis) for a, axis in zip(now, (1, 2, 2, 2, 2, 2), strict=True))
+        y, of_conv = tp.causal_conv1d(x, weight, state=of_conv, activation="silu")
+        z, of_rule = tp.gated_delta_rule(*arrays, state=of_rule)
+        return (of_conv, of_rule), (y[:, 0], z[:, :, 0])
+
+    tokens = [np.moveaxis(x, 1, 0), *(np.moveaxis(a, 2, 0) for a in rule[:5])]
+    last, (y, z) = jax.lax.scan(step, (state, rule[5]), tokens)
+    expected, kept = REFERENCES["causal_conv1d"](x, weight, state=state, activation="silu")
+    close((jnp.moveaxis(y, 0, 1), last[0]), (expected, kept))
+    expected, kept = REFERENCES["gated_delta_rule"](*rule[:5], state=rule[5])
+    close((jnp.moveaxis(z, 0, 2), last[1]), (expected, kept))

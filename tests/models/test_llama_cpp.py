@@ -61,8 +61,8 @@ def perplexity(logits: Any, ids: list[int]) -> float:
 
 
 def test_gemma_has_the_perplexity_of_its_weights() -> None:
-    if not (path := os.environ.get("TENSOROPS_GEMMA")):
-        pytest.skip("TENSOROPS_GEMMA does not name the file of Gemma 3 270M (Q4_K_M)")
+    if not (path := os.environ.get("GEMMA_3_270M")):
+        pytest.skip("GEMMA_3_270M does not name the file of Gemma 3 270M (Q4_K_M)")
     model = LanguageModel.load(path)
     ids = model.tokenizer.encode((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8"))[:400]
     peer = llama_cpp.Llama(path, n_ctx=512, logits_all=True, verbose=False, n_threads=2)

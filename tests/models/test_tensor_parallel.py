@@ -51,7 +51,7 @@ def random_arrays(config: LlamaConfig, *, tied: bool = True) -> dict[str, np.nda
     for block in range(config.blocks):
         shapes |= {
             f"blk.{block}.{weight.name.removesuffix('.weight')}": weight.shape
-            for weight in architectures.block_weights(config)
+            for weight in architectures.block_weights(config, block)
             if not weight.is_optional
         }
     arrays = {

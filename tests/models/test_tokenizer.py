@@ -373,7 +373,7 @@ def test_the_configuration_says_what_is_around_a_text(tmp_path: Path, config: An
 
 
 def test_templates_of_a_folder(tmp_path: Path) -> None:
-    named = [{"name": "tools", "template": "wrong"}, {"name": "default", "template": "{{ bos_token }}"}]
+    named = [3, {"name": [], "template": "wrong"}, {"name": "default", "template": "{{ bos_token }}"}]
     write_folder(tmp_path, tokenizer_config=CONFIG | {"chat_template": named})
     assert Tokenizer.from_folder(tmp_path).apply_chat_template(HELLO) == "<|im_start|>"
     (tmp_path / "chat_template.jinja").write_text("{{ 1 / 0 }}")
@@ -395,6 +395,10 @@ def test_templates_of_a_folder(tmp_path: Path) -> None:
         ({"tokenizer_config": []}, r"tokenizer_config\.json: not a JSON object"),
         ({"tokenizer_config": CONFIG | {"bos_token": 3}}, r"tokenizer_config\.json: bos_token: 3 is not among"),
         ({"tokenizer_config": CONFIG | {"eos_token": "no"}}, r"tokenizer_config\.json: eos_token: 'no' is not among"),
+        (
+            {"tokenizer_config": None, "special_tokens_map": {"bos_token": "no"}},
+            r"special_tokens_map\.json: bos_token: ",
+        ),
         ({"tokenizer_config": CONFIG | {"add_bos_token": 1}}, r"tokenizer_config\.json: add_bos_token: not a boolean"),
         ({"tokenizer_config": CONFIG | {"chat_template": 1}}, r"tokenizer_config\.json: chat_template: not a string"),
         ({"generation_config": {"eos_token_id": [269]}}, r"generation_config\.json: eos_token_id: 269 is not an"),
@@ -413,8 +417,13 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "tokenizer_config.json").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json: not UTF-8"):
         Tokenizer.from_folder(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json: not JSON"):
+    for damaged in ("[" * 100_000, '{"a": ' + "1" * 10_000 + "}"):
+        (tmp_path / "tokenizer_config.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"tokenizer_config\.json: not JSON"):
+            Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "tokenizer_config.json").mkdir()
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: not a regular file"):
         Tokenizer.from_folder(tmp_path)
     monkeypatch.setattr("tensorops.models.folder_tokenizer.MAX_TOKENIZER_BYTES", 10)
     with pytest.raises(ValueError, match=r"tokenizer\.json: has more than 10 bytes"):
@@ -577,9 +586,12 @@ def test_chat_template_knows_the_special_tokens_and_whitespace_rules(tmp_path: P
 
 
 def test_chat_template_has_what_published_ones_call(tmp_path: Path) -> None:
-    template = "{{ strftime_now('%Y') | length }} {{ tools | tojson }} {{ {'b': '<é>', 'a': 1} | tojson(indent=1) }}"
-    text = build(tmp_path, chat_template=template).apply_chat_template(HELLO, tools=[{"name": "é'"}])
-    assert text == '4 [{"name": "é\'"}] {\n "b": "<é>",\n "a": 1\n}'
+    template = (
+        "{{ strftime_now('%Y') | length }} {{ tools | tojson(separators=(',', ':')) }} "
+        "{{ {'b': '<é>', 'a': 1} | tojson(sort_keys=true) }}{% generation %}{{ '!' }}{% endgeneration %}"
+    )
+    text = build(tmp_path, chat_template=template).apply_chat_template(HELLO, tools=[{"name": "é'", "x": 1}])
+    assert text == '4 [{"name":"é\'","x":1}] {"a": 1, "b": "<é>"}!'
 
 
 def test_chat_template_of_the_caller(tmp_path: Path) -> None:

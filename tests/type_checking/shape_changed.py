@@ -37,6 +37,12 @@ def blocks(x: Array, w: Array) -> None:
     assert_type(tp.multi_head_attention(y, x, num_heads=2, past_key=key, past_value=value)[1], Array)
 
 
+def recurrences(x: Array, w: Array, gates: Array) -> None:
+    y, state = tp.causal_conv1d(x, w, activation="silu")
+    assert_type(tp.causal_conv1d(y, w, None, state), tuple[Array, Array])
+    assert_type(tp.gated_delta_rule(x, x, x, gates, gates, state=state)[0], Array)
+
+
 def quantization(w: Array) -> None:
     codes, scales, biases = tp.quantize(w, bits=4, group_size=32)
     assert_type(scales, Array)

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from tensorops import _providers
+from tensorops._dtypes import widen
 from tensorops._messages import describe_type
 from tensorops._operator import Operator
 from tensorops._row_axes import RowAxes
@@ -157,14 +158,26 @@ def _build(operator: Operator[..., Any], arguments: dict[str, Any], rows: RowAxe
     if rows.results == 1:
         return made
     every = tuple(range(made.ndim))
-    metas = [_of_indices(like) if i in rows.indices else like for i in range(rows.results)]
+    metas = [_meta_of(i, rows, like) for i in range(rows.results)]
+    lengths = rows.lengths or ({},) * rows.results
     return tuple(
-        da.blockwise(itemgetter(i), every, made, every, token=operator.__name__, dtype=meta.dtype, meta=meta)
+        da.blockwise(
+            itemgetter(i),
+            every,
+            made,
+            every,
+            adjust_chunks=lengths[i],
+            token=operator.__name__,
+            dtype=meta.dtype,
+            meta=meta,
+        )
         for i, meta in enumerate(metas)
     )
 
 
-def _of_indices(meta: Any) -> Any:
-    """Return an array of indices that is otherwise like the given one."""
-    xp = get_namespace(meta)
-    return xp.astype(meta, xp.__array_namespace_info__().default_dtypes()["indexing"])
+def _meta_of(result: int, rows: RowAxes, like: Any) -> Any:
+    """Return an array of the dtype of one of several results that is otherwise like the given one."""
+    xp = get_namespace(like)
+    if result in rows.indices:
+        return xp.astype(like, xp.__array_namespace_info__().default_dtypes()["indexing"])
+    return widen(xp, like)[0] if result in rows.widened else like

@@ -21,6 +21,7 @@ from tensorops.ops import (
     normalization,
     positional,
     quantization,
+    recurrence,
     sampling,
     selection,
 )
@@ -81,7 +82,13 @@ for _operator in (
     positional.rope,
 ):
     register(_operator)
-for _batched in (normalization.group_norm, normalization.instance_norm, attention.scaled_dot_product_attention):
+for _batched in (
+    normalization.group_norm,
+    normalization.instance_norm,
+    attention.scaled_dot_product_attention,
+    recurrence.causal_conv1d,
+    recurrence.gated_delta_rule,
+):
     register(_batched, batched=True)
 register(linear.linear, most_rows=_most_rows_of_linear)
 register(loss.cross_entropy, rows=_rows_of_loss)

@@ -44,7 +44,7 @@ HARMLESS = {
     "tensor_data_layout",
 }
 # Keys that are supported only with a neutral value.
-NEUTRAL = {"attention.causal": True, "attention.sliding_window": 0, "rope.scale_linear": 1.0, "nextn_predict_layers": 0}
+NEUTRAL = {"attention.causal": True, "attention.sliding_window": 0, "rope.scale_linear": 1.0}
 READ = {
     "attention.head_count",
     "attention.head_count_kv",
@@ -61,6 +61,7 @@ READ = {
     "expert_used_count",
     "expert_weights_norm",
     "feed_forward_length",
+    "nextn_predict_layers",
     "rope.dimension_count",
     "rope.freq_base",
     "rope.scaling.attn_factor",
@@ -169,6 +170,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
     blocks = fields.count(f"{name}.block_count")
     if blocks * TENSORS_PER_BLOCK > len(file.tensors):
         raise fields.error(f"{name}.block_count", f"{blocks} blocks, but only {len(file.tensors)} tensors")
+    if (prediction := fields.natural(f"{name}.nextn_predict_layers", 0)) >= blocks:
+        raise fields.error(f"{name}.nextn_predict_layers", f"{prediction} of {blocks} blocks")
     context = fields.count(f"{name}.context_length")
     if context > LONGEST_CONTEXT:
         raise fields.error(f"{name}.context_length", f"{context} is more than {LONGEST_CONTEXT}")
@@ -178,7 +181,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
         "architecture": name,
         "activation": architecture.activation,
         "interleaved": architecture.interleaved and not file.is_folder,
-        "blocks": blocks,
+        "blocks": blocks - prediction,
+        "prediction_blocks": prediction,
         "context_length": context,
         "dim": dim,
         "heads": heads,
@@ -193,9 +197,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
     return ModelConfig(**read)
 
 
-def block_weights(config: ModelConfig) -> list[Weight]:
-    """Return the weights of a block."""
-    return list(get(config.architecture).weights(config))
+def block_weights(config: ModelConfig, block: int) -> list[Weight]:
+    """Return the weights of a block by its number."""
+    return list(get(config.architecture).weights(config, block))
 
 
 def find_misfit(config: ModelConfig, shapes: Mapping[str, Iterable[int]]) -> tuple[str, str] | None:
@@ -240,9 +244,8 @@ def _weights(c: ModelConfig) -> Iterator[Weight]:
     yield Weight("output.weight", (c.vocab_size, c.dim), is_optional=True)
     for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
         yield Weight(f"{name}.weight", pairs, is_optional=True)
-    table = block_weights(c)
     for block in range(c.blocks):
-        yield from (weight._replace(name=f"blk.{block}.{weight.name}") for weight in table)
+        yield from (weight._replace(name=f"blk.{block}.{weight.name}") for weight in block_weights(c, block))
 
 
 def _refuse_unsupported(fields: Fields, name: str, architecture: type[Decoder]) -> None:

@@ -113,8 +113,8 @@ class Decoder:
         yield name, tensor
 
     @classmethod
-    def weights(cls, c: ModelConfig) -> Iterator[Weight]:
-        """Yield the weights of a block in the order in which they are needed."""
+    def weights(cls, c: ModelConfig, block: int) -> Iterator[Weight]:
+        """Yield the weights of a block of this number in the order in which they are needed."""
         yield Weight("attn_norm.weight", (c.dim,))
         yield from cls.attention_weights(c)
         yield Weight("ffn_norm.weight", (c.dim,))

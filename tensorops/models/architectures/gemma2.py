@@ -62,7 +62,7 @@ class Gemma2(Decoder):
         yield name, tensor.computed(lambda weight: weight + 1.0) if name.endswith("norm.weight") else tensor
 
     @classmethod
-    def weights(cls, c: ModelConfig) -> Iterator[Weight]:
+    def weights(cls, c: ModelConfig, block: int) -> Iterator[Weight]:
         yield Weight("attn_norm.weight", (c.dim,))
         yield from cls.attention_weights(c)
         yield Weight("post_attention_norm.weight", (c.dim,))

@@ -70,7 +70,7 @@ class GptOss(Decoder):
         yield name.replace("gate_up", "up"), tensor.indexed(1, slice(1, None, 2), shape)
 
     @classmethod
-    def weights(cls, c: ModelConfig) -> Iterator[Weight]:
+    def weights(cls, c: ModelConfig, block: int) -> Iterator[Weight]:
         yield Weight("attn_norm.weight", (c.dim,))
         yield from cls.attention_weights(c)
         yield Weight("attn_sinks.weight", (c.heads,))

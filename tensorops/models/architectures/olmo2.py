@@ -35,7 +35,7 @@ class OLMo2(Decoder):
         return {"local_rope_base": fields.number(f"{name}.rope.freq_base_swa", base), **fields.windows(name, 4)}
 
     @classmethod
-    def weights(cls, c: ModelConfig) -> Iterator[Weight]:
+    def weights(cls, c: ModelConfig, block: int) -> Iterator[Weight]:
         yield from cls.attention_weights(c)
         yield Weight("attn_q_norm.weight", (c.heads * c.head_dim,))
         yield Weight("attn_k_norm.weight", (c.kv_heads * c.head_dim,))

@@ -110,9 +110,17 @@ def wide(value, *shape):
 HALF, BYTE = np.float16(1), np.uint8(1)
 TOO_LARGE = {
     "add_rms_norm": lambda n: n.add_rms_norm(wide(HALF, 2**61, 1), wide(HALF, 2**61, 1)),
+    "causal_conv1d": lambda n: n.causal_conv1d(wide(HALF, 2**61, 1, 1), np.ones((1, 1), np.float16)),
+    "causal_conv1d with a large state": lambda n: n.causal_conv1d(
+        wide(HALF, 2**40, 0, 2**10), wide(HALF, 2**10, 2**12).copy()
+    ),
     "cross_entropy": lambda n: n.cross_entropy(wide(HALF, 2**61, 1), wide(np.int8(0), 2**61), reduction="none"),
     "dequantize": lambda n: n.dequantize(wide(BYTE, 2**60, 1), *[wide(HALF, 2**60, 1)] * 2, group_size=2),
     "embedding": lambda n: n.embedding(wide(np.int8(0), 2**62), np.ones((1, 2), np.float64)),
+    "gated_delta_rule": lambda n: n.gated_delta_rule(*[wide(HALF, 1, 1, 2**60, 1)] * 3, *[wide(HALF, 1, 1, 2**60)] * 2),
+    "gated_delta_rule with a large state": lambda n: n.gated_delta_rule(
+        *[wide(np.ones(2**16, HALF.dtype), 2**30, 1, 1, 2**16)] * 3, *[wide(HALF, 2**30, 1, 1)] * 2
+    ),
     "group_norm": lambda n: n.group_norm(wide(HALF, 2**61, 1), 1),
     "layer_norm": lambda n: n.layer_norm(wide(HALF, 2**61, 1)),
     "linear_cross_entropy": lambda n: n.linear_cross_entropy(
