@@ -251,3 +251,19 @@ def test_other_options_do_not_change_a_text(model: LanguageModel) -> None:
     plain = list(model.generate_ids(IDS, max_new_tokens=8))
     assert list(model.generate_ids(IDS, max_new_tokens=8, repeat_penalty=1.0, presence_penalty=0.0, stop=())) == plain
     assert tp.get_backend() == "auto"
+
+
+def test_a_cache_of_states_is_read_from_the_beginning_where_a_text_differs(tmp_path: Path, read: list[int]) -> None:
+    pytest.importorskip("transformers")
+    import tiny_networks
+
+    tiny_networks.save("qwen35", tmp_path)
+    model = LanguageModel.load(tmp_path, "numpy")
+    kept = model.new_prompt_cache()
+    first = list(model.generate_ids(IDS[:4], max_new_tokens=3, prompt_cache=kept))
+    longer = [*IDS[:4], *first, 1, 2]
+    expected_ids = {text: list(model.generate_ids(text, max_new_tokens=3)) for text in (tuple(longer), (5, 9, 8))}
+    del read[:]
+    for text, following in expected_ids.items():
+        assert list(model.generate_ids(text, max_new_tokens=3, prompt_cache=kept)) == following
+    assert read == [3, 1, 1, 3, 1, 1]
