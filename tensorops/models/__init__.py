@@ -6,7 +6,7 @@ Install the requirements with ``pip install 'tensorops[models]'``.
 from ._errors import GGUFError
 from .config import LlamaConfig, ModelConfig
 from .gguf import open_gguf
-from .language_model import LanguageModel, Llama
+from .language_model import LanguageModel, Llama, LogProbs
 from .pages import OutOfPagesError, PagedKVCache
 from .prompt_cache import PromptCache
 from .safetensors_files import load_safetensors, save_safetensors
@@ -17,6 +17,7 @@ __all__ = [
     "LanguageModel",
     "Llama",
     "LlamaConfig",
+    "LogProbs",
     "ModelConfig",
     "OutOfPagesError",
     "PagedKVCache",

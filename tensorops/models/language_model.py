@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .blocks import QuantizedWeight, Tensor
     from .tokenizer import Tokenizer
 
-__all__ = ["LanguageModel", "Llama", "default_backend"]
+__all__ = ["LanguageModel", "Llama", "LogProbs", "default_backend"]
 
 Array = Any
 Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
@@ -45,6 +45,7 @@ LOAD = "load its part of the network"  # which is what ranks do together
 CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
 _LIKELY_TOKENS = 2048  # added to a prompt where no number is given: pages of a batch have room for them
 NONE = Penalties()
+POOLINGS = ("mean", "last", "cls")
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
 
 
@@ -98,6 +99,36 @@ def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Calla
     except ValueError:  # a builtin function
         return compile_(network)
     return compile_(network, donate_argnums=CACHE) if "donate_argnums" in options else compile_(network)
+
+
+class LogProbs(NamedTuple):
+    """Logarithms of the probabilities of tokens, as `LanguageModel.logprobs` returns them.
+
+    Parameters
+    ----------
+    chosen : numpy.ndarray of float32, shape (tokens,)
+        Those of the tokens of the text.
+    top_ids : numpy.ndarray of int32, shape (tokens, top)
+        The likeliest tokens at each place, in order.
+    top : numpy.ndarray of float32, shape (tokens, top)
+        Their logarithms.
+    """
+
+    chosen: np.ndarray[Any, Any]
+    top_ids: np.ndarray[Any, Any]
+    top: np.ndarray[Any, Any]
+
+
+def _likeliest(logarithms: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any], top: int) -> LogProbs:
+    """Return those of the tokens chosen and of the likeliest ones; of equal ones, the first."""
+    # All of a vocabulary would take longer to sort than to compute.
+    candidates = (
+        np.sort(np.argpartition(-logarithms, top - 1, axis=1)[:, :top], axis=1) if top else chosen[:, None][:, :0]
+    )
+    order = np.argsort(-np.take_along_axis(logarithms, candidates, axis=1), axis=1, kind="stable")
+    ids = np.take_along_axis(candidates, order, axis=1).astype(np.int32)
+    own = np.take_along_axis(logarithms, chosen[:, None], axis=1)[:, 0]
+    return LogProbs(own, ids, np.take_along_axis(logarithms, ids, axis=1))
 
 
 class LanguageModel:
@@ -349,6 +380,94 @@ class LanguageModel:
         pieces = list(self._read(ids, self.new_cache() if cache is None else cache))
         with self._scope():
             return self._logits(concat(pieces, axis=0), self._output)
+
+    def logprobs(self, ids: Sequence[int], *, top: int = 0, cache: KVCache | None = None) -> LogProbs:
+        """Return how likely the model finds each token of a text, given those before.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            At least one token; the first one, before which there is none, has no probability.
+        top : int, optional
+            How many of the likeliest tokens at each place are returned as well.
+        cache : KVCache, optional
+            From `new_cache`, with the tokens before `ids`; all but the last of `ids` are added to it.
+
+        Returns
+        -------
+        LogProbs
+            Natural logarithms of probabilities in arrays of NumPy: ``chosen``, of the tokens after the first,
+            ``top_ids`` and ``top``, of the likeliest ones, (tokens - 1, top). Temperature, penalties and the like have
+            no part in them.
+
+        Raises
+        ------
+        ValueError
+            As for a call; or `top` is negative or more than the vocabulary.
+        """
+        checked = self._check_ids(ids)
+        if not 0 <= top <= self.config.vocab_size:
+            raise ValueError(f"top is {top}, expected 0 to the vocabulary's {self.config.vocab_size}")
+        nothing = np.empty((0, self.config.vocab_size), dtype=np.float32)
+        pieces = [_likeliest(nothing, checked[:0], top)]
+        following = checked[1:]
+        before = [int(token) for token in checked[:-1]]
+        hidden = self._read(before, self.new_cache() if cache is None else cache) if before else iter(())
+        for piece in hidden:
+            with self._scope():
+                found = tp.to_backend(tp.log_softmax(self._logits(piece, self._output)), "numpy")
+            pieces.append(_likeliest(np.asarray(found), following[: found.shape[0]], top))
+            following = following[found.shape[0] :]
+        return LogProbs(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
+
+    def embed(self, text: str | Sequence[int] | Sequence[str | Sequence[int]], pooling: str = "mean") -> Array:
+        """Return a text as a vector: the features after the last norm, pooled.
+
+        Parameters
+        ----------
+        text : str, sequence of int, or sequence of these
+            A text, its tokens, or several of either.
+        pooling : {"mean", "last", "cls"}
+            The mean over the tokens, the features of the last one, or of the first one. Each token has seen those
+            before it only, so "cls" suits no causal model that was not trained with it.
+
+        Returns
+        -------
+        array of float32, shape (features,) or (texts, features)
+            An array of the backend's library.
+
+        Raises
+        ------
+        ValueError
+            As for a call; or there is no such pooling, no text, or a text and no tokenizer.
+        """
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(POOLINGS)}")
+        if isinstance(text, str) or (len(text) and isinstance(text[0], int | np.integer)):
+            return self._embed(cast("str | Sequence[int]", text), pooling)[0, :]
+        if not len(text):
+            raise ValueError("there is no text")
+        rows = [self._embed(each, pooling) for each in cast("Sequence[str | Sequence[int]]", text)]
+        with self._scope():
+            return concat(rows, axis=0)
+
+    def _embed(self, text: str | Sequence[int], pooling: str) -> Array:
+        """Return a row of features."""
+        if isinstance(text, str):
+            if self.tokenizer is None:
+                raise ValueError("this model has no tokenizer: give token ids")
+            text = self.tokenizer.encode(text)
+        pooled: Array = None
+        for piece in self._read(text, self.new_cache()):
+            with self._scope():
+                xp = tp.get_namespace(piece)
+                rows = xp.asarray(piece)
+                if pooling == "mean":
+                    part = xp.sum(rows, axis=0, keepdims=True)
+                    pooled = part if pooled is None else pooled + part
+                elif pooling == "last" or pooled is None:
+                    pooled = rows[-1:, :] if pooling == "last" else rows[:1, :]
+        return tp.to_backend(pooled / len(text) if pooling == "mean" else pooled, self.backend)
 
     def generate(self, prompt: str | Sequence[dict[str, str]], *, chat: bool = False, **options: Any) -> Iterator[str]:
         """Continue a text, piece by piece.

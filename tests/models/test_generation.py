@@ -17,11 +17,16 @@ pytest.importorskip("jinja2")
 
 import support
 import tensorops as tp
+from llama_reference import float64_logits
 from make_gguf import write_llama
-from tensorops.models import LanguageModel
+from tensorops.models import LanguageModel, LlamaConfig, open_gguf
 from tensorops.models.penalties import WINDOW, Penalties, seen_tokens
 from tensorops.models.stopping import stop_texts, tokens_until, until
 
+CONFIG = LlamaConfig(
+    blocks=2, context_length=300, dim=64, hidden_dim=96, heads=4, kv_heads=2, head_dim=16, vocab_size=269,
+    eps=1e-5, rope_base=1000.0,
+)  # fmt: skip
 BACKENDS = {"numpy": "numpy", "array_api_strict": "array_api_strict", "jax": "jax", "mlx": "mlx", "torch": "torch",
             "opencl": "pyopencl"}  # fmt: skip
 IDS = [5, 9, 100, 7, 7, 250]
@@ -267,3 +272,77 @@ def test_a_cache_of_states_is_read_from_the_beginning_where_a_text_differs(tmp_p
     for text, following in expected_ids.items():
         assert list(model.generate_ids(text, max_new_tokens=3, prompt_cache=kept)) == following
     assert read == [3, 1, 1, 3, 1, 1]
+
+
+# ------------------------------------------------------------------------------ log probabilities and vectors
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_log_probabilities_are_those_of_the_logits(path: Path, backend: str) -> None:
+    support.require(BACKENDS[backend])
+    model = LanguageModel.load(path, backend)
+    ids = [int(i) for i in np.random.default_rng(2).integers(3, 250, 270)]  # two pieces
+    logits = np.asarray(tp.to_backend(model(ids), "numpy"), np.float64)[:-1]
+    expected_ones = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    found = model.logprobs(ids, top=3)
+    np.testing.assert_allclose(found.chosen, expected_ones[range(269), ids[1:]], rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(found.top_ids, np.argsort(-expected_ones, axis=1, kind="stable")[:, :3])
+    np.testing.assert_allclose(found.top, -np.sort(-expected_ones, axis=1)[:, :3], rtol=1e-4, atol=1e-4)
+    assert [array.dtype.name for array in found] == ["float32", "int32", "float32"]
+
+
+def test_log_probabilities_of_a_text_that_continues_another(model: LanguageModel) -> None:
+    whole = model.logprobs(IDS, top=2)
+    cache = model.new_cache()
+    model(IDS[:2], cache)
+    part = model.logprobs(IDS[2:], top=2, cache=cache)
+    for all_of_it, rest in zip(whole, part, strict=True):
+        np.testing.assert_allclose(all_of_it[2:], rest, rtol=1e-5)
+    assert cache.length == len(IDS) - 1
+    assert [array.shape for array in model.logprobs([5], top=2)] == [(0,), (0, 2), (0, 2)]
+    assert model.logprobs(IDS).top.shape == (5, 0)
+    assert model.logprobs(IDS, top=269).top_ids.shape == (5, 269)
+    for top in (-1, 270):
+        with pytest.raises(ValueError, match=f"top is {top}, expected 0 to the vocabulary's 269"):
+            model.logprobs(IDS, top=top)
+
+
+def features(path: Path, ids: list[int]) -> np.ndarray:
+    """The features after the last norm, in float64: those whose products with the embedding are the logits."""
+    weights = {name: tensor.dequantize().astype(np.float64) for name, tensor in open_gguf(path).tensors.items()}
+    weights["output.weight"] = np.eye(CONFIG.dim)
+    return float64_logits(CONFIG, weights, ids)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_vectors_are_the_pooled_features(path: Path, backend: str) -> None:
+    support.require(BACKENDS[backend])
+    model = LanguageModel.load(path, backend)
+    assert model.tokenizer is not None
+    long = [int(i) for i in np.random.default_rng(2).integers(3, 250, 260)]  # two pieces
+    texts: list[Any] = ["hello world", IDS, long]
+    hidden = [features(path, ids) for ids in (model.tokenizer.encode("hello world"), IDS, long)]
+    for pooling, of in (("mean", lambda x: x.mean(axis=0)), ("last", lambda x: x[-1]), ("cls", lambda x: x[0])):
+        found = model.embed(texts, pooling)
+        assert type(found) is type(tp.to_backend(np.zeros(1, np.float32), backend))
+        vectors = tp.to_backend(found, "numpy")
+        assert (vectors.dtype, vectors.shape) == (np.float32, (3, 64))
+        np.testing.assert_allclose(vectors, [of(x) for x in hidden], rtol=1e-4, atol=1e-4)
+        for text, vector in zip(texts, vectors, strict=True):
+            single = tp.to_backend(model.embed(text, pooling), "numpy")
+            np.testing.assert_allclose(single, vector, rtol=1e-5, atol=1e-6)
+
+
+def test_what_has_no_vector_is_refused(path: Path) -> None:
+    model = LanguageModel.load(path, "numpy")
+    with pytest.raises(ValueError, match="pooling is 'max', expected one of mean, last, cls"):
+        model.embed("hello", "max")
+    for nothing in ("", [], [[]]):
+        with pytest.raises(ValueError, match=r"no text|non-empty"):
+            model.embed(nothing)
+    model.tokenizer = None
+    with pytest.raises(ValueError, match="no tokenizer: give token ids"):
+        model.embed(["hello"])
+    assert model.embed(np.asarray(IDS)).shape == (64,)
