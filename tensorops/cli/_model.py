@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorops.backends.registry import resolve
+from tensorops.cli._memory import require_weights, shortage_told
 from tensorops.cli._options import configured_backend, require_available, require_configuration
+from tensorops.cli._progress import loading
 from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
@@ -43,16 +45,18 @@ def load(
         from tensorops.models import LanguageModel
         from tensorops.models.mesh import mesh_of
 
+        require_weights(path, backend)
         mesh = mesh_of(backend.name, ranks) if ranks > 1 else None
         world_size = ranks if mesh is None else 1
-        model = LanguageModel.load(
-            path,
-            backend.name,
-            compile=backend.library.jit,
-            mesh=mesh,
-            world_size=world_size,
-            precision=precision,
-        )
+        with loading(path), shortage_told():
+            model = LanguageModel.load(
+                path,
+                backend.name,
+                compile=backend.library.jit,
+                mesh=mesh,
+                world_size=world_size,
+                precision=precision,
+            )
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
     if model.tokenizer is None:
@@ -75,9 +79,19 @@ def generate(model: LanguageModel, prompt: list[int], **options: Any) -> Iterato
     if not prompt:
         raise click.ClickException("the prompt has no character in the model's vocabulary")
     try:
-        return model.generate_ids(prompt, **options)
+        count_new_tokens(model, len(prompt), options.get("max_new_tokens"))
     except ValueError as error:
         raise click.ClickException(str(error)) from None
+    return model.generate_ids(prompt, **options)
+
+
+def count_new_tokens(model: LanguageModel, prompt: int, max_new_tokens: int | None) -> int:
+    """Return how many tokens may be added to a prompt; a ValueError says what helps if they do not fit."""
+    try:
+        return model.count_new_tokens(prompt, max_new_tokens)
+    except ValueError as error:
+        remedy = "shorten the prompt" if max_new_tokens is None else "shorten the prompt, or lower --max-new-tokens"
+        raise ValueError(f"{error}: {remedy}") from None
 
 
 @dataclass

@@ -16,6 +16,7 @@ import click
 
 from tensorops._messages import describe_error
 from tensorops.cli import _model
+from tensorops.cli._memory import shortage_told
 from tensorops.cli._model_options import network_options, sampling, sampling_options
 from tensorops.cli._options import checked_text, escape, messages, model_path, text
 from tensorops.libraries import Backend
@@ -210,7 +211,7 @@ def answer(conversation: Conversation, message: str) -> None:
     """Write the reply to a message; standard error then says how fast, and how much of the context is used."""
     watch = _model.Stopwatch()
     try:
-        with interrupts_noted() as is_stopped:
+        with interrupts_noted() as is_stopped, shortage_told():
             for piece in conversation.reply(checked_text(message), watch, is_stopped):
                 click.echo(piece, nl=False)
     except (RefusalError, ValueError) as error:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tensorops as tp
+
+from .safetensors_files import load_safetensors, save_safetensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import os
+    from collections.abc import Mapping, Sequence
 
     from .cache import KVCache
 
@@ -63,3 +70,61 @@ class PromptCache:
     def append(self, token: int) -> None:
         """Note a token that follows; its key and value come when it is read."""
         self._ids.append(token)
+
+    def save(self, path: str | os.PathLike[str], count: int, *, metadata: Mapping[str, str] | None = None) -> None:
+        """Write the first tokens with their keys and values to a safetensors file; `load` reads it.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The file.
+        count : int
+            How many tokens.
+        metadata : mapping of str to str, optional
+            Of the file: for instance, from which model it is.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+
+        def first(slots: Any) -> Any:
+            return np.asarray(tp.to_backend(slots, "numpy"))[:, :, :count, :]
+
+        keys, values = ([first(slots) for slots in part] for part in (self.cache.keys, self.cache.values))
+        tree = {"ids": np.asarray(self.ids[:count], np.int32), "keys": keys, "values": values}
+        save_safetensors(tree, path, metadata=metadata)
+
+    def load(self, path: str | os.PathLike[str], backend: str) -> None:
+        """Take over what `save` has written, instead of what is here.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The file.
+        backend : str
+            That of the model.
+
+        Raises
+        ------
+        ValueError
+            It is no such file, or of a model with other sizes.
+        OSError
+            It cannot be read.
+        """
+        stored, cache = load_safetensors(path, "numpy"), self.cache
+        ids = stored.get("ids") if isinstance(stored, dict) else None
+        if ids is None:
+            raise ValueError(f"{path} has no keys and values of a prompt")
+        cache.truncate(0)
+        cache.reserve(len(ids))
+        for name, own in (("keys", cache.keys), ("values", cache.values)):
+            expected = [(*slots.shape[:2], len(ids), slots.shape[3]) for slots in own]
+            if [part.shape for part in stored[name]] != expected:
+                raise ValueError(f"{path} has keys and values of a model with other sizes")
+            for number, part in enumerate(stored[name]):
+                slots = np.zeros(tuple(own[number].shape), dtype=np.float32)
+                slots[:, :, : len(ids), :] = part
+                own[number] = tp.to_backend(slots, backend)
+        cache.length, self._ids = len(ids), ids.tolist()

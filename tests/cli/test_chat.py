@@ -73,7 +73,9 @@ def test_only_new_tokens_are_read(model, monkeypatch):
     monkeypatch.setattr(LanguageModel, "_read_piece", counting)
     network = LanguageModel.load(model, "numpy")
     end = 2  # <|im_end|>
-    monkeypatch.setattr(LanguageModel, "_pick", lambda *_: np.asarray([68]))  # the letter "A", which is encoded as it was made
+    monkeypatch.setattr(
+        LanguageModel, "_pick", lambda *_: np.asarray([68])
+    )  # the letter "A", which is encoded as it was made
     talk(model, "hello", "hello", "hello", options=(*OPTIONS, "--system", "hello"))
     turn = len(network.tokenizer.encode_prompt([{"role": "user", "content": "hello"}]))
     before = len(network.tokenizer.encode("<|im_start|>system\nhello<|im_end|>\n", add_special=False))
