@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from .blocks import QuantizedWeight, Tensor
+    from .blocks import ComputedTensor, QuantizedWeight, Tensor
+    from .gguf import GGUFFile
     from .tokenizer import Tokenizer
 
 __all__ = ["LanguageModel", "Llama", "LogProbs", "default_backend"]
@@ -47,6 +48,21 @@ _LIKELY_TOKENS = 2048  # added to a prompt where no number is given: pages of a 
 NONE = Penalties()
 POOLINGS = ("mean", "last", "cls")
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
+
+
+def read_model(
+    path: str | os.PathLike[str],
+) -> tuple[GGUFFile, ModelConfig, Mapping[str, Tensor | ComputedTensor], Tokenizer | None]:
+    """Return a file, what it says of the network, its tensors and its tokenizer; a GGUFError says why it cannot load.
+
+    No weight is read.
+    """
+    file = open_model(path)
+    config = architectures.read_config(file)
+    tensors = separated(config, file.tensors)
+    if misfit := architectures.find_misfit(config, {name: tensor.shape for name, tensor in tensors.items()}):
+        raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
+    return file, config, tensors, tokenizer_of(file)
 
 
 def default_backend() -> str:
@@ -297,12 +313,7 @@ class LanguageModel:
             See `LanguageModel`.
         """
         with _connect(mesh, world_size, mpi_rank, backend or _default_backend(mesh)).together(LOAD):
-            file = open_model(path)
-            config = architectures.read_config(file)
-            tensors = separated(config, file.tensors)
-            if misfit := architectures.find_misfit(config, {name: tensor.shape for name, tensor in tensors.items()}):
-                raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
-            tokenizer = tokenizer_of(file)
+            _, config, tensors, tokenizer = read_model(path)
         ranks = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
         return cls(config, tensors, tokenizer, backend=backend, compile=compile, precision=precision, **ranks)
 
