@@ -18,7 +18,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 import support  # noqa: E402
-from make_gguf import llama_metadata, write_gguf, write_llama  # noqa: E402
+from make_gguf import llama_arrays, llama_metadata, tokenizer_metadata, write_gguf, write_llama  # noqa: E402
 from tensorops.models import GGUFError, Llama, open_gguf  # noqa: E402
 from tensorops.models._open_file import OpenFile  # noqa: E402
 from tensorops.models.blocks import QuantizedWeight  # noqa: E402
