@@ -122,7 +122,8 @@ def write_gguf(
 def _add(gguf: Any, writer: Any, key: str, value: Any) -> None:
     kinds = gguf.GGUFValueType
     if isinstance(value, list):
-        inner = {str: kinds.STRING, float: kinds.FLOAT32}.get(type(value[0]), kinds.INT32) if value else kinds.INT32
+        of = {str: kinds.STRING, float: kinds.FLOAT32, bool: kinds.BOOL}
+        inner = of.get(type(value[0]), kinds.INT32) if value else kinds.INT32
         writer.add_key_value(key, value, kinds.ARRAY, sub_type=inner)
         return
     kind = {str: kinds.STRING, bool: kinds.BOOL, float: kinds.FLOAT32, int: kinds.UINT32}[type(value)]

@@ -44,6 +44,7 @@ DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }  # fmt: skip
+LAYERS = [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full", "sliding", "full")]
 GRANITE = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0,
 }  # fmt: skip
@@ -77,6 +78,13 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", GRANITE),
     "granitemoe": ("GraniteMoe", {**GRANITE, **EXPERTS}),
     "granitemoe with a shared expert": ("GraniteMoeShared", {**GRANITE, **EXPERTS, "shared_intermediate_size": 32}),
+    "gemma4": ("Gemma4Text", {"num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "sliding_window": 6,
+                              "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "layer_types": LAYERS[1:5],
+                              "num_global_key_value_heads": 1}),
+    "gemma4 with inputs of blocks": ("Gemma4Text", {
+        "num_hidden_layers": 7, "head_dim": 16, "global_head_dim": 32, "sliding_window": 6, "layer_types": LAYERS,
+        "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True, "final_logit_softcapping": 30.0}),
     "qwen35": ("Qwen3_5Text", DELTA),
     "qwen35 with shared keys": ("Qwen3_5Text", {**DELTA, "linear_num_value_heads": 4}),
     "qwen35moe": ("Qwen3_5MoeText", {**DELTA, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
@@ -142,11 +150,15 @@ def as_gguf(folder: Path, path: Path, kinds: Mapping[str, str] | str = "F32") ->
     if f"{name}.{SSM[0]}" in metadata:
         _, count, dim = (metadata[f"{name}.{size}"] for size in SSM)
         metadata |= {f"{name}.ssm.inner_size": count * dim, f"{name}.rope.dimension_sections": [2, 1, 1, 0]}
+    if name == "gemma4":
+        metadata[f"{name}.attention.value_length_swa"] = metadata[f"{name}.attention.key_length_swa"]
+        metadata[f"{name}.rope.dimension_count_swa"] = metadata[f"{name}.attention.key_length_swa"]
+        metadata[f"{name}.rope.dimension_count"] = metadata[f"{name}.attention.key_length"]
     if f"{name}.expert_count" in metadata:
         metadata.setdefault(f"{name}.expert_feed_forward_length", metadata[f"{name}.feed_forward_length"])
-    metadata[f"{name}.rope.dimension_count"] = metadata.get(
-        f"{name}.rope.dimension_count", arrays["blk.0.attn_k.weight"].shape[0] // heads["attn_k"]
-        if "blk.0.attn_k.weight" in arrays else 16)  # fmt: skip
+    if f"{name}.rope.dimension_count" not in metadata:
+        keys = arrays.get("blk.0.attn_k.weight")
+        metadata[f"{name}.rope.dimension_count"] = 16 if keys is None else keys.shape[0] // heads["attn_k"]
     return write_gguf(path, metadata | tokenizer_metadata(), arrays, kinds, name)
 
 

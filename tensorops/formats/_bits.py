@@ -1,9 +1,11 @@
-"""Numbers in bytes, by operations of the Array API, which has no views of other dtypes."""
+"""Numbers in bytes, by operations of the Array API, which has no views of other dtypes; NumPy has, as files need."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from tensorops._typing import Array, Namespace
 from tensorops.libraries import creation_device
@@ -11,11 +13,22 @@ from tensorops.libraries import creation_device
 
 def signed(xp: Namespace, stored: Array) -> Array:
     """Return bytes as int8, from two's complement."""
+    if isinstance(stored, np.ndarray):
+        return stored.view(np.int8)
     return xp.astype(xp.astype(stored ^ 128, xp.int16) - 128, xp.int8)
+
+
+def in_bytes(xp: Namespace, codes: Array) -> Array:
+    """Return int8 as bytes, in two's complement."""
+    if isinstance(codes, np.ndarray):
+        return codes.view(np.uint8)
+    return xp.astype(xp.astype(codes, xp.int16) & 255, xp.uint8)
 
 
 def half(xp: Namespace, stored: Array) -> Array:
     """Return two bytes along the last axis, low byte first, as float16 in float32; that axis has length 1 then."""
+    if isinstance(stored, np.ndarray):
+        return np.ascontiguousarray(stored).view("<f2").astype(np.float32)
     wide = xp.astype(stored, xp.int32)
     bits = wide[..., :1] + wide[..., 1:] * 256
     mantissa, exponent = bits & 1023, (bits >> 10) & 31

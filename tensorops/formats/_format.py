@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tensorops._typing import Array, Namespace
+from tensorops.formats._bits import in_bytes
 
 
 class Groups(NamedTuple):
@@ -118,7 +119,7 @@ class Format:
         """
         codes, scales, minima = self._groups(xp, stored)
         if self.bits == 8:
-            weight = codes if minima is not None else xp.astype(xp.astype(codes, xp.int16) & 255, xp.uint8)
+            weight = codes if minima is not None else in_bytes(xp, codes)
             return Affine(weight, scales, minima, 8, self.group_size)
         if minima is None:  # unsigned, with an offset of their own
             codes, minima = xp.astype(codes + 8, xp.uint8), scales * -8.0

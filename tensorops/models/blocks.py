@@ -142,6 +142,10 @@ class Tensor:
     def part(self, axis: int, start: int, stop: int) -> Tensor:
         """Return a part along an axis, of the last one in whole groups; no other bytes are read."""
         pieces = prod(self.shape[:axis])
+        if self.stride is not None and axis == 0:  # some of the pieces
+            first, nbytes = start * self.pieces // self.shape[0], (stop - start) * self.nbytes // self.shape[0]
+            shape, own = (stop - start, *self.shape[1:]), (stop - start) * self.pieces // self.shape[0]
+            return replace(self, shape=shape, start=self.start + first * self.stride, nbytes=nbytes, pieces=own)
         if self.stride is not None and pieces != self.pieces:
             raise ValueError(f"tensor {self.name}: a part of a part along another axis")
         whole = self.nbytes // pieces
@@ -219,17 +223,22 @@ class Tensor:
             was opened.
         """
         self._require_blocks()
-        stored = self._rows()
-        rows = max(_AT_A_TIME // self.shape[-1], 1)
-        parts = [self._format.affine(np, stored[i : i + rows]) for i in range(0, len(stored), rows)]
-        weight, scales, biases = (
-            None if each[0] is None else np.concatenate(each)
-            for each in zip(*(part[:3] for part in parts), strict=True)
-        )
-        for parameter in (scales, biases):
+        length = self.shape[0]
+        rows = max(_AT_A_TIME * length // prod(self.shape), 1)
+        whole: list[Any] = [None] * 3  # weight, scales and biases
+        for start in range(0, length, rows):  # the file is read in pieces, too, so that little memory is needed besides
+            piece = self if rows >= length else self.part(0, start, min(start + rows, length))
+            made = self._format.affine(np, piece._rows())
+            for i, part in enumerate(made[:3]):
+                if part is not None:
+                    if whole[i] is None:
+                        whole[i] = np.empty((length, *part.shape[1:]), part.dtype)
+                    whole[i][start : start + rows] = part
+        for parameter in whole[1:]:
             if parameter is not None:
                 self._finite(parameter)
-        return QuantizedWeight(weight, scales, biases, parts[0].bits, parts[0].group_size)
+        weight, scales, biases = whole
+        return QuantizedWeight(weight, scales, biases, made.bits, made.group_size)
 
     def _require_blocks(self) -> None:
         if not self.is_quantized:

@@ -59,10 +59,12 @@ class Slots:
             self._is_new = xp.expand_dims((offset >= 0) & (offset < self._count), axis=1)
             self._source = xp.clip(offset, 0, self._count - 1)
 
-    def attend(self, number: int, q: Array, k: Array, v: Array, **options: Any) -> Array:
+    def attend(self, number: int, q: Array, k: Array | None, v: Array | None, **options: Any) -> Array:
         """Return what attention gives, for the number of a block, queries, keys and values, and its options."""
-        self.keys[number] = k = self._placed(self.keys[number], k)
-        self.values[number] = v = self._placed(self.values[number], v)
+        if k is not None:
+            self.keys[number] = self._placed(self.keys[number], k)
+            self.values[number] = self._placed(self.values[number], v)
+        k, v = self.keys[number], self.values[number]
         window = options.pop("window", None)
         if self._start is None:  # a compiler needs all slots, as the number of those in use changes with every token
             return tp.scaled_dot_product_attention(q, k, v, mask=self._mask(window), **options)

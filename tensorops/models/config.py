@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -90,6 +90,16 @@ class ModelConfig:
         How many tokens its convolution sees.
     is_tiled : bool
         Whether heads `i`, `i + state_groups` and so on share queries and keys, as in GGUF files, or neighbours.
+    per_layer_dim : int
+        Features of the embedding that a token has for each block besides that of its features; none if 0.
+    normalizes_values : bool
+        Whether values are normalised, without a weight.
+    keys_are_values : bool
+        Whether values are keys before these are normalised and rotate.
+    sources : mapping of int to int
+        Blocks whose keys and values are those of another block.
+    overrides : mapping of int to mapping
+        Fields that are different in a block, by its number; see `of_block`.
     prediction_blocks : int
         How many blocks follow that predict further tokens; they are not used.
 
@@ -140,6 +150,11 @@ class ModelConfig:
     state_dim: int = 0
     conv_width: int = 0
     is_tiled: bool = False
+    per_layer_dim: int = 0
+    normalizes_values: bool = False
+    keys_are_values: bool = False
+    sources: Mapping[int, int] = field(default_factory=dict)
+    overrides: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     prediction_blocks: int = 0
 
     def __post_init__(self) -> None:
@@ -153,6 +168,15 @@ class ModelConfig:
         """Queries, keys and values of a gated delta net."""
         return (2 * self.state_groups + self.state_heads) * self.state_dim
 
+    @cached_property
+    def _of_blocks(self) -> list[ModelConfig]:
+        common = replace(self, overrides={}) if self.overrides else self
+        return [replace(common, **self.overrides[i]) if i in self.overrides else common for i in range(self.blocks)]
+
+    def of_block(self, block: int) -> ModelConfig:
+        """Return the sizes and options of a block by its number."""
+        return self._of_blocks[block]
+
     def cache_shapes(self, capacity: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Return the shapes of what a block keeps of a sequence: keys and values, or the states of a gated delta net.
 
@@ -161,10 +185,17 @@ class ModelConfig:
         capacity : int
             The number of tokens.
         """
-        attention = (1, self.kv_heads, capacity, self.head_dim)
         convolution = (1, 1, self.conv_width - 1, self.state_channels)
-        state = (1, self.state_heads, self.state_dim, self.state_dim)
-        return [(convolution, state) if i in self.recurrent else (attention, attention) for i in range(self.blocks)]
+        states = convolution, (1, self.state_heads, self.state_dim, self.state_dim)
+        attention = [(1, c.kv_heads, capacity, c.head_dim) for c in self._of_blocks]
+        shapes = [states if i in self.recurrent else (attention[i], attention[i]) for i in range(self.blocks)]
+        nothing = ((1, 1, 1, 1),) * 2
+        return [nothing if i in self.sources else shape for i, shape in enumerate(shapes)]
+
+    @property
+    def without_cache(self) -> tuple[int, ...]:
+        """The numbers of blocks whose arrays in a cache do not grow with the text."""
+        return (*self.recurrent, *self.sources)
 
     @property
     def is_scaled(self) -> bool:

@@ -66,6 +66,16 @@ class Fields:
             raise self.error(key, "missing" if value is None else f"{value!r:.40} is not a positive integer")
         return value
 
+    def counts(self, key: str, length: int, default: int | None = None) -> list[int]:
+        """Return a positive integer for each of some blocks; a file may have one for all."""
+        value = self.file.metadata.get(key)
+        if getattr(value, "ndim", 0) != 1:
+            return [self.count(key, default)] * length
+        found = self.integers(key, [0] * length)
+        if min(found) < 1:
+            raise self.error(key, f"{min(found)} is not a positive integer")
+        return found
+
     def natural(self, key: str, default: int) -> int:
         """Return an integer that is not negative."""
         return 0 if self.file.metadata.get(key, default) == 0 else self.count(key, default)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ._errors import GGUFError
 from .folder import open_folder
 from .gguf import GGUFFile, open_gguf
 from .tokenizer import Tokenizer
@@ -14,10 +17,43 @@ if TYPE_CHECKING:
 
 __all__ = ["open_model", "tokenizer_of"]
 
+COUNT = "split.count"  # of the files of a model, of which the first has the metadata
+
 
 def open_model(path: str | os.PathLike[str]) -> GGUFFile:
-    """Open a GGUF file, or a folder of Hugging Face as if it were one."""
-    return open_folder(path) if Path(path).is_dir() else open_gguf(path)
+    """Open a GGUF file, with the others if the model is split, or a folder of Hugging Face as if it were one.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file, of several the first, or the folder.
+
+    Raises
+    ------
+    GGUFError
+        A file is damaged, or another one of the model is missing.
+    """
+    if Path(path).is_dir():
+        return open_folder(path)
+    file = open_gguf(path)
+    return file if file.metadata.get(COUNT, 1) in (0, 1) else _joined(file)
+
+
+def _joined(first: GGUFFile) -> GGUFFile:
+    """Return a model of several files, whose names end with the number of each, from 1 on, and how many there are."""
+    count, tensors = first.metadata[COUNT], dict(first.tensors)
+    named = re.fullmatch(r"(.*-)00001(-of-(\d{5})\.gguf)", Path(first.path).name)
+    if first.metadata.get("split.no", 0) != 0 or named is None or int(named[3]) != count:
+        raise GGUFError(first.path, COUNT, f"{count}, but this is not the first file, NAME-00001-of-{count:05d}.gguf")
+    for number in range(2, count + 1):
+        path = Path(first.path).with_name(f"{named[1]}{number:05d}{named[2]}")
+        if not path.exists():
+            raise GGUFError(first.path, COUNT, f"{count}, but {path} is missing")
+        other = open_gguf(path)
+        if repeated := next((name for name in other.tensors if name in tensors), None):
+            raise GGUFError(other.path, f"tensor {repeated}", "is in another file, too")
+        tensors |= other.tensors
+    return replace(first, tensors=tensors)
 
 
 def tokenizer_of(file: GGUFFile) -> Tokenizer | None:

@@ -147,10 +147,13 @@ def open_folder(path: str | os.PathLike[str]) -> GGUFFile:
     config = _Config(folder / "config.json")
     architecture, name = config.architecture()
     config.check_activation(architecture.activation)
-    metadata = {"general.architecture": name}
-    metadata |= {f"{name}.{key}": value for key, value in config.metadata(architecture)}
+    metadata: dict[str, Any] = {"general.architecture": name}
+    metadata |= {
+        f"{name}.{key}": np.asarray(value) if isinstance(value, list) else value
+        for key, value in config.metadata(architecture)
+    }
     tensors = dict(_named(folder, name, architecture, config))
-    tensors |= _rope_factors(config)
+    tensors |= _rope_factors(config, metadata.get(f"{name}.attention.key_length") or config.head_dim())
     return GGUFFile(str(folder), metadata, tensors, is_folder=True)
 
 
@@ -255,9 +258,9 @@ class _Config:
         if local := self.get("rope_local_base_freq", local if local != rope.get("rope_theta") else None):
             yield "rope.freq_base_swa", local
         partial = rope.get("partial_rotary_factor", self.get("partial_rotary_factor", 1.0))
-        if partial != 1.0:
+        if partial != 1.0 and kind != "proportional":
             yield "rope.dimension_count", int(self.head_dim() * partial)
-        if kind == "default":
+        if kind in ("default", "proportional"):  # whose frequencies are a tensor
             return
         if kind not in ("linear", "yarn", "llama3", "longrope"):
             raise self.error("rope_parameters", f"rope_type {kind!r:.40} is not supported")
@@ -288,10 +291,14 @@ class _Config:
             yield "rope.scaling.attn_factor", float(rope["attention_factor"]) / own
 
 
-def _rope_factors(config: _Config) -> dict[str, Stored]:
+def _rope_factors(config: _Config, dims: int) -> dict[str, Stored]:
     """Return the numbers by which frequencies are divided, as tensors."""
     rope, kind = config.rope(), config.rope_type()
-    base, dims = rope.get("rope_theta", 10000.0), config.head_dim()
+    base = rope.get("rope_theta", 10000.0)
+    if kind == "proportional":  # the other features do not rotate
+        turning = int(dims * rope.get("partial_rotary_factor", 1.0)) // 2
+        own = np.where(np.arange(dims // 2) < turning, 1.0, 1e30)
+        return {"rope_freqs.weight": _constant("rope_freqs.weight", own)}
     if kind == "llama3":
         options = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
         scaled = tp.rope_scaling.from_config(dims, options, base=base).freqs

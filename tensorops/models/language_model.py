@@ -350,7 +350,7 @@ class LanguageModel:
             [np.zeros(shape, dtype=np.float32) for shape in of] for of in zip(*c.cache_shapes(capacity), strict=True)
         ]
         keys, values = self._move(empty, HEADS)
-        return KVCache(keys, values, self.context_length, c.recurrent)
+        return KVCache(keys, values, self.context_length, c.without_cache)
 
     def new_prompt_cache(self) -> PromptCache:
         """Return an empty cache for `generate_ids`, which then reads only what a text has not in common with the last.
@@ -781,10 +781,10 @@ class LanguageModel:
         ValueError
             A number is out of range, or the devices of a mesh share the network.
         """
-        if self.config.recurrent:
-            raise ValueError(
-                f"{self.config.architecture} keeps states, which have no pages: it takes a sequence at a time"
-            )
+        if self.config.recurrent or self.config.overrides:
+            kept = "states" if self.config.recurrent else "heads of several sizes"
+            name = self.config.architecture
+            raise ValueError(f"{name} keeps {kept}, which have no pages: it takes a sequence at a time")
         if isinstance(self._ranks, MeshRanks):
             raise ValueError("the devices of a mesh share no pages: they take a sequence at a time")
         c = self._part

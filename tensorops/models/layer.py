@@ -27,8 +27,8 @@ Array = Any
 class Memory(Protocol):
     """What blocks keep of the tokens before those of a step, for the number of a block."""
 
-    def attend(self, number: int, q: Array, k: Array, v: Array, **options: Any) -> Array:
-        """Return what attention gives, (batch, heads, tokens, head_dim), and keep the keys and values."""
+    def attend(self, number: int, q: Array, k: Array | None, v: Array | None, **options: Any) -> Array:
+        """Return what attention gives, (batch, heads, tokens, head_dim); keep keys and values if there are any."""
 
     def state(self, number: int) -> tuple[Array | None, Array | None]:
         """Return the states of a gated delta net: the last inputs of its convolution, and those of its heads."""
@@ -83,6 +83,8 @@ class Layer:
         The number of the block.
     weights : mapping
         Those of the block, by their names in its table without ``.weight``.
+    inputs : array, optional
+        What blocks add to the features of tokens, (tokens, blocks, per_layer_dim).
 
     Attributes
     ----------
@@ -90,8 +92,9 @@ class Layer:
         Whether the block has a gated delta net in place of attention.
     """
 
-    def __init__(self, step: Step, number: int, weights: Mapping[str, Any]) -> None:
-        self.config, self._step, self._number, self._w = step.config, step, number, weights
+    def __init__(self, step: Step, number: int, weights: Mapping[str, Any], inputs: Array | None = None) -> None:
+        self.config, self._step, self._number, self._w = step.config.of_block(number), step, number, weights
+        self._inputs = inputs
         self._is_windowed = number in step.config.windowed
         self.is_recurrent = number in step.config.recurrent
 
@@ -121,7 +124,8 @@ class Layer:
             "sinks": w.get("attn_sinks"),
         }
         given = {name: value for name, value in options.items() if value is not None}
-        y = step.xp.permute_dims(step.memory.attend(self._number, q, k, v, **given), (0, 2, 1, 3))
+        source = c.sources.get(self._number, self._number)
+        y = step.xp.permute_dims(step.memory.attend(source, q, k, v, **given), (0, 2, 1, 3))
         y = step.xp.reshape(y, (h.shape[0], c.heads * c.head_dim))
         return self._summed(linear(y if gate is None else y * tp.sigmoid(gate), w["attn_output"]), "attn_output.bias")
 
@@ -133,30 +137,56 @@ class Layer:
         q, gate = (xp.reshape(part, (rows, width)) for part in (pairs[:, :, : c.head_dim], pairs[:, :, c.head_dim :]))
         return xp.concat([q, qkv[:, 2 * width :]], axis=1), gate
 
-    def _heads(self, qkv: Array) -> tuple[Array, Array, Array]:
-        """Return queries, keys and values, each (batch, heads, tokens, head_dim), from features of all of them."""
-        c, step, xp = self.config, self._step, self._step.xp
-        heads, both = c.heads, c.heads + c.kv_heads
-        if "attn_q_norm" in self._w and self._w["attn_q_norm"].shape[0] != c.head_dim:  # of all heads together
-            wide = [0, heads * c.head_dim, both * c.head_dim]
-            norms = ("attn_q_norm", "attn_k_norm")
-            parts = [self.normalize(qkv[:, i:j], name) for i, j, name in zip(wide[:-1], wide[1:], norms, strict=True)]
-            qkv = xp.concat([*parts, qkv[:, wide[-1] :]], axis=1)
-        split = xp.reshape(qkv, (step.batch, step.tokens, both + c.kv_heads, c.head_dim))
-        split = xp.permute_dims(split, (0, 2, 1, 3))
-        v = split[:, both:, :, :]
-        if "attn_q_norm" in self._w and self._w["attn_q_norm"].shape[0] == c.head_dim:
-            q = self._rotated(self.normalize(split[:, :heads, :, :], "attn_q_norm"))
-            k = self._rotated(self.normalize(split[:, heads:both, :, :], "attn_k_norm"))
+    def _heads(self, qkv: Array) -> tuple[Array, Array | None, Array | None]:
+        """Return queries, keys and values, each (batch, heads, tokens, head_dim); no keys if another block has them."""
+        c = self.config
+        if "attn_q_norm" in self._w:
+            q, k, v = self._normalized_heads(qkv)
         else:
-            rotated = self._rotated(split[:, :both, :, :])
-            q, k = rotated[:, :heads, :, :], rotated[:, heads:, :, :]
-        return (q if step.growth is None else q * step.growth), k, v
+            heads = self._by_heads(qkv)
+            rotated = self._rotated(heads[:, : c.heads + c.kv_heads, :, :])
+            q, k, v = rotated[:, : c.heads, :, :], rotated[:, c.heads :, :, :], heads[:, c.heads + c.kv_heads :, :, :]
+        return (q if self._step.growth is None else q * self._step.growth), k, v
+
+    def _normalized_heads(self, qkv: Array) -> tuple[Array, Array | None, Array | None]:
+        c = self.config
+        queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        q = self._rotated(self._normalized(qkv[:, :queries], "attn_q_norm"))
+        if self._number in c.sources:
+            return q, None, None
+        k = qkv[:, queries : queries + keys]
+        v = self._by_heads(k if c.keys_are_values else qkv[:, queries + keys :])
+        if c.normalizes_values:
+            v = tp.rms_norm(v, None, c.eps)
+        return q, self._rotated(self._normalized(k, "attn_k_norm")), v
+
+    def _normalized(self, x: Array, name: str) -> Array:
+        """Return normalised heads: each by itself, or all heads of a token together, as the weight says."""
+        if self._w[name].shape[0] == self.config.head_dim:
+            return self.normalize(self._by_heads(x), name)
+        return self._by_heads(self.normalize(x, name))
+
+    def _by_heads(self, x: Array) -> Array:
+        """Return features of heads, (batch, heads, tokens, head_dim)."""
+        step, dim = self._step, self.config.head_dim
+        split = step.xp.reshape(x, (step.batch, step.tokens, x.shape[1] // dim, dim))
+        return step.xp.permute_dims(split, (0, 2, 1, 3))
 
     def _rotated(self, x: Array) -> Array:
         if self._number in self.config.unrotated:
             return x
         return tp.rope(x, self._step.positions, **self._step.rotations[self._is_windowed])
+
+    # --------------------------------------------------------------------------------- inputs of each block
+
+    def with_inputs(self, x: Array) -> Array:
+        """Return features with what the block adds for each token, times the block's scale, if it has them."""
+        w = self._w
+        if self._inputs is not None:
+            gate = tp.gelu(linear(x, w["inp_gate"]), approximate="tanh")
+            added = linear(gate * self._inputs[:, self._number, :], w["proj"])
+            x = x + self.normalize(added, "post_norm")
+        return x * w["layer_output_scale"] if "layer_output_scale" in w else x
 
     # --------------------------------------------------------------------------------- gated delta nets
 

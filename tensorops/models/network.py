@@ -77,12 +77,27 @@ def run_blocks(
     x = embed(ids, weights["embedding"], config.dim, token)
     if config.embedding_scale != 1.0:
         x = x * config.embedding_scale
+    inputs = None
+    if config.per_layer_dim:
+        inputs = _per_layer_inputs(xp, config, weights["others"], ids, x, token)
     added = None  # the previous block's last result, which is still to be added to x
     for number, w in enumerate(weights["blocks"]):
-        x, added = block(Layer(step, number, w), x, added)
-    assert added is not None  # there is a block
+        x, added = block(Layer(step, number, w, inputs), x, added)
+    if added is None:
+        return tp.rms_norm(x, weights["norm"], config.eps)
     hidden, _ = tp.add_rms_norm(added, x, weights["norm"], config.eps)
     return hidden
+
+
+def _per_layer_inputs(
+    xp: Any, config: ModelConfig, w: dict[str, Any], ids: Array, x: Array, token: int | None
+) -> Array:
+    """Return what each block multiplies by its own matrices and adds, (tokens, blocks, per_layer_dim)."""
+    dim, shape = config.per_layer_dim, (x.shape[0], config.blocks, config.per_layer_dim)
+    own = embed(ids, w["per_layer_token_embd"], config.blocks * dim, token) * dim**0.5
+    common = linear(x, w["per_layer_model_proj"]) * config.dim**-0.5
+    common = tp.rms_norm(xp.reshape(common, shape), w["per_layer_proj_norm"], config.eps)
+    return (common + xp.reshape(own, shape)) * 2**-0.5
 
 
 def _rope(config: ModelConfig, freqs: Array | None, is_windowed: bool) -> dict[str, Any]:
@@ -138,7 +153,7 @@ def forward(
     """
     xp, kind = tp.get_namespace(ids), type(ids)
     ids, positions = xp.asarray(ids), xp.asarray(positions)  # the kind that the namespace computes with
-    growing = next(i for i in range(config.blocks) if i not in config.recurrent)
+    growing = next(i for i in range(config.blocks) if i not in config.without_cache)
     slots = Slots(positions, keys, values, keys[growing].shape[2], start)
     hidden = run_blocks(config, weights, ids, positions, slots, token=token, ranks=ranks)
     if type(hidden) is kind:
@@ -273,8 +288,13 @@ def onepass(config: ModelConfig, ranks: Ranks, weights: dict[str, Any], output: 
 class _Nothing:
     """What is kept of no tokens."""
 
-    def attend(self, number: int, q: Array, k: Array, v: Array, **options: Any) -> Array:
-        return tp.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Array, Array]] = {}
+
+    def attend(self, number: int, q: Array, k: Array | None, v: Array | None, **options: Any) -> Array:
+        if k is not None:
+            self._seen[number] = k, v
+        return tp.scaled_dot_product_attention(q, *self._seen[number], is_causal=True, **options)
 
     def state(self, number: int) -> tuple[None, None]:
         return None, None
@@ -300,10 +320,12 @@ class _Cache:
         self._xp, self._positions, self._places = xp, positions, places
         self._where = {"lengths": lengths, "page_table": table}
 
-    def attend(self, number: int, q: Array, k: Array, v: Array, **options: Any) -> Array:
+    def attend(self, number: int, q: Array, k: Array | None, v: Array | None, **options: Any) -> Array:
         xp, dtype = self._xp, self.keys[number].dtype
-        self.keys[number] = k = self._put(self.keys[number], k)
-        self.values[number] = v = self._put(self.values[number], v)
+        if k is not None:
+            self.keys[number] = self._put(self.keys[number], k)
+            self.values[number] = self._put(self.values[number], v)
+        k, v = self.keys[number], self.values[number]
         y = tp.scaled_dot_product_attention(
             xp.astype(q, dtype, copy=False), k, v, is_causal=q.shape[2] > 1, **self._where, **options
         )

@@ -71,7 +71,7 @@ def _indivisible(config: ModelConfig, size: int) -> str:
     for features in (getattr(config, name) for name in _hidden(config)):
         if features % size:
             return f"{features} hidden features cannot be divided among {size} ranks"
-    if size > 1 and not get(config.architecture).is_divisible:
+    if size > 1 and (config.overrides or not get(config.architecture).is_divisible):
         return f"networks of the architecture {config.architecture!r} cannot be divided among {size} ranks"
     return ""
 

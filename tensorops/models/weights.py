@@ -217,8 +217,8 @@ def arrange(
     -------
     weights : dict
         ``embedding``, ``norm``, ``frequencies`` (or None) of blocks without a window and with one, ``growth`` of
-        queries by position (or None), and ``blocks``, a list of dict by the names in the table of weights, or the names
-        of what they are joined to, without ``.weight``.
+        queries by position (or None), ``others`` that only some architectures have, and ``blocks``, a list of dict by
+        the names in the table of weights, or of what they are joined to, without ``.weight``.
     output : array or tuple
         The output matrix; if the network has none, the embedding. Each of several ranks has an equal part of its rows
         or, if there are none, all.
@@ -269,6 +269,10 @@ def arrange(
         "norm": take("output_norm.weight"),
         "frequencies": [host(_frequencies, weights), host(_local_frequencies, weights)],
         "growth": host(_growth),
+        "others": {
+            weight.name.removesuffix(".weight"): take(weight.name)
+            for weight in get(config.architecture).model_weights(config)
+        },
         "blocks": [of_block(block) for block in range(config.blocks)],
     }
     rows, left = divmod(config.vocab_size, ranks.size)

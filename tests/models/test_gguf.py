@@ -18,7 +18,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 import support  # noqa: E402
-from make_gguf import llama_metadata, write_gguf, write_llama  # noqa: E402
+from make_gguf import llama_arrays, llama_metadata, tokenizer_metadata, write_gguf, write_llama  # noqa: E402
 from tensorops.models import GGUFError, Llama, open_gguf  # noqa: E402
 from tensorops.models._open_file import OpenFile  # noqa: E402
 from tensorops.models.blocks import QuantizedWeight  # noqa: E402
@@ -400,6 +400,24 @@ def test_what_means_nothing_special_is_accepted(tmp_path: Path) -> None:
                "rope.dimension_count": 16, "attention.key_length": 16, "vocab_size": 269}  # fmt: skip
     model = Llama.from_gguf(write_llama(tmp_path / "model.gguf", **neutral))
     assert model.config.head_dim == 16
+
+
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    arrays, expected = llama_arrays(), Llama.load(write_llama(tmp_path / "whole.gguf"))([1, 2, 3])
+    names, paths = list(arrays), [tmp_path / f"model-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    for number, path in enumerate(paths):
+        own = {name: arrays[name] for name in names[number::3]}
+        metadata = (llama_metadata() | tokenizer_metadata()) if number == 0 else {}
+        write_gguf(path, metadata | {"split.no": number, "split.count": 3}, own)
+    np.testing.assert_array_equal(Llama.load(paths[0])([1, 2, 3]), expected)
+    with pytest.raises(GGUFError, match=r"split\.count: 3, but this is not the first file, NAME-00001-of-00003\.gguf"):
+        Llama.load(paths[1])
+    paths[2].unlink()
+    with pytest.raises(GGUFError, match=r"split\.count: 3, but .*model-00003-of-00003\.gguf is missing"):
+        Llama.load(paths[0])
+    paths[2].write_bytes(paths[1].read_bytes())
+    with pytest.raises(GGUFError, match="is in another file, too"):
+        Llama.load(paths[0])
 
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:

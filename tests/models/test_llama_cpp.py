@@ -49,7 +49,9 @@ def test_files_give_the_logits_and_tokens_of_llama_cpp(name: str, tmp_path: Path
     assert model.tokenizer is not None
     model.tokenizer.end_ids = frozenset()
     ours: Any = tp.to_backend(model(IDS), "numpy")
-    np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-3 * np.abs(logits).max())
+    # llama.cpp computes GELU from a table of halves, whose error Gemma 4's unscaled attention makes ten times as large.
+    error = 1e-2 if name.startswith("gemma4") else 1e-3
+    np.testing.assert_allclose(ours, logits, rtol=0, atol=error * np.abs(logits).max())
     assert list(model.generate_ids(IDS, max_new_tokens=TOKENS)) == added
 
 

@@ -177,6 +177,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
         raise fields.error(f"{name}.context_length", f"{context} is more than {LONGEST_CONTEXT}")
     dim, heads = fields.count(f"{name}.embedding_length"), fields.count(f"{name}.attention.head_count")
     head_dim = _head_dim(fields, name, dim, heads)
+    kv_heads = _kv_heads(fields, name, heads, blocks)
+    expert_count = fields.natural(f"{name}.expert_count", 0)
+    hidden = fields.counts(f"{name}.feed_forward_length", blocks, 1 if expert_count else None)
     read = {
         "architecture": name,
         "activation": architecture.activation,
@@ -186,20 +189,25 @@ def read_config(file: GGUFFile) -> ModelConfig:
         "context_length": context,
         "dim": dim,
         "heads": heads,
-        "kv_heads": _kv_heads(fields, name, heads),
+        "kv_heads": kv_heads[-1],
         "head_dim": head_dim,
         "vocab_size": _vocab_size(fields, name),
         "eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon"),
         **_rotation(fields, name, head_dim, context),
-        **_feed_forward(fields, name),
-        **architecture.read(fields, name),
+        **_feed_forward(fields, name, hidden[-1]),
     }
-    return ModelConfig(**read)
+    own = architecture.read(fields, name)
+    overrides: dict[int, dict[str, Any]] = {block: dict(changes) for block, changes in own.pop("overrides", {}).items()}
+    for field, of_blocks in (("kv_heads", kv_heads), ("hidden_dim", hidden)):
+        for block, value in enumerate(of_blocks):
+            if value != of_blocks[-1]:
+                overrides.setdefault(block, {})[field] = value
+    return ModelConfig(**{**read, **own}, overrides=overrides)
 
 
 def block_weights(config: ModelConfig, block: int) -> list[Weight]:
     """Return the weights of a block by its number."""
-    return list(get(config.architecture).weights(config, block))
+    return list(get(config.architecture).weights(config.of_block(block), block))
 
 
 def find_misfit(config: ModelConfig, shapes: Mapping[str, Iterable[int]]) -> tuple[str, str] | None:
@@ -244,6 +252,7 @@ def _weights(c: ModelConfig) -> Iterator[Weight]:
     yield Weight("output.weight", (c.vocab_size, c.dim), is_optional=True)
     for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
         yield Weight(f"{name}.weight", pairs, is_optional=True)
+    yield from get(c.architecture).model_weights(c)
     for block in range(c.blocks):
         yield from (weight._replace(name=f"blk.{block}.{weight.name}") for weight in block_weights(c, block))
 
@@ -296,9 +305,8 @@ def _growth(options: dict[str, float], factor: float) -> dict[str, float]:
     return {} if own == 1.0 else {"attention_factor": own * (1.0 + 0.1 * math.log(max(factor, 1.0)))}
 
 
-def _feed_forward(fields: Fields, name: str) -> dict[str, Any]:
+def _feed_forward(fields: Fields, name: str, hidden: int) -> dict[str, Any]:
     experts = fields.natural(f"{name}.expert_count", 0)
-    hidden = fields.count(f"{name}.feed_forward_length", None if not experts else 1)
     if not experts:
         return {"hidden_dim": hidden}
     used = fields.count(f"{name}.expert_used_count")
@@ -314,11 +322,12 @@ def _feed_forward(fields: Fields, name: str) -> dict[str, Any]:
     }
 
 
-def _kv_heads(fields: Fields, name: str, heads: int) -> int:
+def _kv_heads(fields: Fields, name: str, heads: int, blocks: int) -> list[int]:
     key = f"{name}.attention.head_count_kv"
-    if heads % (kv_heads := fields.count(key, heads)):
-        raise fields.error(key, f"{heads} query heads are not a multiple of {kv_heads}")
-    return kv_heads
+    found = fields.counts(key, blocks, heads)
+    if wrong := next((kv_heads for kv_heads in found if heads % kv_heads), None):
+        raise fields.error(key, f"{heads} query heads are not a multiple of {wrong}")
+    return found
 
 
 def _head_dim(fields: Fields, name: str, dim: int, heads: int) -> int:

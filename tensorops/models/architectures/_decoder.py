@@ -121,6 +121,11 @@ class Decoder:
         yield from cls.feed_forward_weights(c)
 
     @classmethod
+    def model_weights(cls, c: ModelConfig) -> Iterator[Weight]:
+        """Yield weights that do not belong to a block, besides those of every network."""
+        yield from ()
+
+    @classmethod
     def attention_weights(cls, c: ModelConfig) -> Iterator[Weight]:
         """Yield those of attention."""
         queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -151,7 +156,7 @@ class Decoder:
             yield Weight(f"{name}.bias", shape[:-1], shared, joined and f"{joined}.bias", cls.biases_are_optional)
 
     @staticmethod
-    def block(layer: Layer, x: Array, added: Array | None) -> tuple[Array, Array]:
+    def block(layer: Layer, x: Array, added: Array | None) -> tuple[Array, Array | None]:
         """Compute a block.
 
         Parameters
@@ -167,7 +172,7 @@ class Decoder:
         Returns
         -------
         x, added : array
-            Features of which the sum is the result.
+            Features of which the sum is the result; `added` may be None.
         """
         h, x = layer.add_and_normalize(added, x, "attn_norm")
         h, x = layer.add_and_normalize(layer.attention(h), x, "ffn_norm")

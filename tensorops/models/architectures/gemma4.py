@@ -1,0 +1,140 @@
+"""Gemma 4 (text), without experts.
+
+https://ai.google.dev/gemma/docs/core/model_card_4
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._decoder import Decoder, Weight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tensorops.models.config import ModelConfig
+    from tensorops.models.fields import Fields
+    from tensorops.models.layer import Layer
+
+__all__ = ["Gemma4"]
+
+Array = Any
+
+
+class Gemma4(Decoder):
+    """Heads of two sizes, values that are normalised, keys and values of other blocks, inputs of each block."""
+
+    names = ("gemma4",)
+    model_types = ("gemma4_text",)
+    keys = frozenset(
+        (
+            "attention.key_length_swa",
+            "attention.shared_kv_layers",
+            "attention.sliding_window",
+            "attention.value_length_swa",
+            "embedding_length_per_layer_input",
+            "final_logit_softcapping",
+            "rope.dimension_count_swa",
+            "rope.freq_base_swa",
+        )
+    )
+    folder_keys = frozenset(
+        (
+            "attention_k_eq_v",
+            "global_head_dim",
+            "hidden_size_per_layer_input",
+            "num_global_key_value_heads",
+            "num_kv_shared_layers",
+            "per_layer_config",
+            "use_double_wide_mlp",
+            "vocab_size_per_layer_input",
+        )
+    )
+    activation = "geglu_tanh"
+    is_divisible = False
+
+    @classmethod
+    def read(cls, fields: Fields, name: str) -> dict[str, Any]:
+        blocks = fields.count(f"{name}.block_count")
+        shared = fields.natural(f"{name}.attention.shared_kv_layers", 0)
+        windows = fields.windows(name, 6)
+        windowed = windows.get("windowed", ())
+        kinds = [block in windowed for block in range(blocks)]
+        first = blocks - shared
+        sources = {}
+        for block in range(first, blocks):
+            if kinds[block] not in kinds[:first]:
+                raise fields.error(f"{name}.attention.shared_kv_layers", f"{shared}: block {block} has no source")
+            sources[block] = first - 1 - kinds[:first][::-1].index(kinds[block])
+        local = {"head_dim": fields.count(f"{name}.attention.key_length_swa", 256)}
+        overrides: dict[int, dict[str, Any]] = {block: dict(local) for block in windowed}
+        for block in range(first):
+            if f"blk.{block}.attn_v.weight" not in fields.file.tensors:
+                overrides.setdefault(block, {})["keys_are_values"] = True
+        cap = f"{name}.final_logit_softcapping"
+        return {
+            "attention_scale": 1.0,
+            "embedding_scale": fields.count(f"{name}.embedding_length") ** 0.5,
+            "local_rope_base": fields.number(f"{name}.rope.freq_base_swa", 10000.0),
+            "logit_softcap": fields.number(cap) if fields.file.metadata.get(cap) else None,
+            "normalizes_values": True,
+            "overrides": overrides,
+            "per_layer_dim": fields.natural(f"{name}.embedding_length_per_layer_input", 0),
+            "sources": sources,
+            **windows,
+        }
+
+    @classmethod
+    def read_folder(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        layers, shared = config["layer_types"], config.get("num_kv_shared_layers", 0)
+        of_layers = config.get("per_layer_config") or {}
+        full = {"head_dim": config.get("global_head_dim") or 512, "num_key_value_heads": None}
+        full |= next((of for number, of in of_layers.items() if layers[int(number)] == "full_attention"), {})
+        heads = full["num_key_value_heads"] or config["num_key_value_heads"]
+        wide = 2 if config.get("use_double_wide_mlp") else 1
+        return {
+            "attention.head_count_kv": [heads if kind == "full_attention" else config["num_key_value_heads"]
+                                        for kind in layers],
+            "attention.key_length": full["head_dim"],
+            "attention.value_length": full["head_dim"],
+            "attention.key_length_swa": config["head_dim"],
+            "attention.shared_kv_layers": shared,
+            "embedding_length_per_layer_input": config.get("hidden_size_per_layer_input", 0),
+            "feed_forward_length": [config["intermediate_size"] * (wide if i >= len(layers) - shared else 1)
+                                    for i in range(len(layers))],
+        }  # fmt: skip
+
+    @classmethod
+    def model_weights(cls, c: ModelConfig) -> Iterator[Weight]:
+        if c.per_layer_dim:
+            width = c.blocks * c.per_layer_dim
+            yield Weight("per_layer_token_embd.weight", (c.vocab_size, width))
+            yield Weight("per_layer_model_proj.weight", (width, c.dim))
+            yield Weight("per_layer_proj_norm.weight", (c.per_layer_dim,))
+
+    @classmethod
+    def weights(cls, c: ModelConfig, block: int) -> Iterator[Weight]:
+        yield Weight("attn_norm.weight", (c.dim,))
+        query, key, value, output = cls.attention_weights(c)
+        yield query
+        yield Weight("attn_q_norm.weight", (c.head_dim,))
+        if block not in c.sources:
+            yield from (key,) if c.keys_are_values else (key, value)
+            yield Weight("attn_k_norm.weight", (c.head_dim,))
+        yield output
+        yield Weight("post_attention_norm.weight", (c.dim,))
+        yield Weight("ffn_norm.weight", (c.dim,))
+        yield from cls.feed_forward_weights(c)
+        yield Weight("post_ffw_norm.weight", (c.dim,))
+        if c.per_layer_dim:
+            yield Weight("inp_gate.weight", (c.per_layer_dim, c.dim))
+            yield Weight("proj.weight", (c.dim, c.per_layer_dim))
+            yield Weight("post_norm.weight", (c.dim,))
+        yield Weight("layer_output_scale.weight", (1,), is_optional=True)
+
+    @staticmethod
+    def block(layer: Layer, x: Array, added: Array | None) -> tuple[Array, Array | None]:
+        h, x = layer.add_and_normalize(added, x, "attn_norm")
+        h = layer.normalize(layer.attention(h), "post_attention_norm")
+        h, x = layer.add_and_normalize(h, x, "ffn_norm")
+        return layer.with_inputs(x + layer.normalize(layer.feed_forward(h), "post_ffw_norm")), None
