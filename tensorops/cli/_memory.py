@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,10 +55,17 @@ def _of_group(folder: Path) -> int | None:
     return None
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return the files with the weights of a model: of a folder, or of a file that others continue."""
+    if path.is_dir():
+        return sorted(path.glob("*.safetensors"))
+    split = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
+    return [path] if split is None else sorted(path.parent.glob(f"{glob.escape(split[1])}?????{split[2]}"))
+
+
 def file_bytes(path: Path) -> int:
-    """Return the size of a model's file, or of the files of weights in a folder."""
-    files = path.glob("*.safetensors") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
+    """Return how many bytes the weights of a model take in its files."""
+    return sum(file.stat().st_size for file in files_of(path))
 
 
 def require_weights(path: Path, backend: Backend) -> None:

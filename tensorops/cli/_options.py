@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from rich import markup
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
 from tensorops._display import Table, printable, printable_lines, wrapped
@@ -197,6 +196,8 @@ def model_path(given: Path | None) -> Path:
     try:
         if cached_model_path().is_file():
             return fetch_model()  # checks it
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=messages) as bar:
             task = bar.add_task("SmolLM2-135M-Instruct", total=None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from typing import TYPE_CHECKING
 
 from tensorops.cli._memory import file_bytes
 from tensorops.cli._options import messages
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 LARGE = 1 << 28  # bytes; a smaller file is there in an instant
 
@@ -23,6 +25,8 @@ def loading(path: Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def _loading(path: Path, total: int) -> Iterator[None]:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
     from tensorops.models._open_file import watch_reads
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
@@ -40,7 +44,6 @@ class ReadingBar:
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
-        self._task = TaskID(0)
 
     def __enter__(self) -> ReadingBar:
         return self
@@ -51,12 +54,14 @@ class ReadingBar:
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is None and done < total and messages.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
             self._bar = Progress(*columns, console=messages, transient=True)
-            self._task = self._bar.add_task("reading the prompt", total=total, completed=done)
+            self._bar.add_task("reading the prompt", total=total, completed=done)
             self._bar.start()
         if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._bar.task_ids[0], completed=done)
             if done >= total:
                 self._bar.stop()
                 self._bar = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorops._messages import describe_error
+from tensorops.cli._memory import files_of
 from tensorops.cli._options import escape, messages
 
 if TYPE_CHECKING:
@@ -19,16 +20,17 @@ MODEL = "tensorops.prompt_cache.model"  # the key of the metadata
 
 def identity(path: Path) -> str:
     """Return what changes with a model's file, or the files in a folder: their sizes and times."""
-    files = sorted([*path.glob("*.json"), *path.glob("*.safetensors")]) if path.is_dir() else [path]
+    files = [*files_of(path), *(sorted(path.glob("*.json")) if path.is_dir() else [])]
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def read(path: Path, network: LanguageModel, model: Path, ids: list[int]) -> PromptCache:
     """Return the keys and values in a file that is of this model, and say how many tokens of a prompt they serve."""
-    if network.config.recurrent:
+    if network.config.without_cache:
         raise click.ClickException(
-            f"--prompt-cache keeps keys and values, and {network.config.architecture} has states instead: leave it out"
+            "--prompt-cache keeps keys and values of all blocks, which networks of the architecture "
+            f"{network.config.architecture} do not have: leave it out"
         )
     kept = network.new_prompt_cache()
     if not path.exists():

@@ -232,7 +232,6 @@ class _Writer:
             click.echo(self.shown, nl=False)
         watch, written = _model.Stopwatch(), list[str]()
         added: list[int] = []
-        cached = kept.common(ids)
         with ReadingBar() as bar:
             tokens = network.generate_ids(ids, prompt_cache=kept, on_read=bar, **{**self.options, "seed": seed})
             pieces = network.tokenizer.stream(_noted(watch.watch(tokens), added))
@@ -245,7 +244,7 @@ class _Writer:
         is_stopped = any(stop in network.tokenizer.decode(added) for stop in stops)
         reason = "stop" if is_stopped or len(added) < self.text.most else "length"
         answer = {"prompt": self.text.prompt, "text": "".join(written), "ids": added, "tokens": len(added)}
-        answer |= {"finish_reason": reason, "seed": seed, "timings": _timings(watch, len(ids), cached)}
+        answer |= {"finish_reason": reason, "seed": seed, "timings": _timings(watch, len(ids), kept.reused)}
         if self.logprobs is not None:
             answer["logprobs"] = _logprobs(network, kept, ids, added, self.logprobs)
         if network.mpi_rank:

@@ -144,7 +144,7 @@ def facts_of(
 def kinds(path: Path, file: GGUFFile) -> Counter[str]:
     """Return how many tensors there are of each type, as files store them."""
     if file.is_folder:
-        return Counter(dtype for part in sorted(path.glob("*.safetensors")) for dtype in _dtypes(part))
+        return Counter(dtype for part in _memory.files_of(path) for dtype in _dtypes(part))
     from tensorops.models.blocks import Tensor
 
     return Counter(tensor.type.name for tensor in file.tensors.values() if isinstance(tensor, Tensor))

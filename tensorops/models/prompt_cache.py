@@ -34,10 +34,13 @@ class PromptCache:
     ----------
     cache : KVCache
         The keys and values.
+    reused : int
+        How many tokens of the last text did not have to be read.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
+        self.reused = 0
         self._ids: list[int] = []
 
     @property
@@ -58,12 +61,12 @@ class PromptCache:
         list of int
             The tokens that are to be read, at least the last one, whose successor is asked for.
         """
-        common = self.cache.truncate(self.common(ids))
+        self.reused = self.cache.truncate(self.common(ids))  # states of other kinds are forgotten as a whole
         self._ids = list(ids)
-        return self._ids[common:]
+        return self._ids[self.reused :]
 
     def common(self, ids: Sequence[int]) -> int:
-        """Return how many tokens of a text, at the beginning and without the last one, need not be read again."""
+        """Return how many tokens a text has in common with the one before, without its last one."""
         most = min(len(self.ids), len(ids) - 1)
         return next((i for i in range(most) if self._ids[i] != ids[i]), most)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 from typing import TYPE_CHECKING, Any
 
-from .chat import check_messages, render_chat
 from .folder_tokenizer import read_folder_tokenizer
 from .gguf_tokenizer import read_gguf_tokenizer
 
@@ -218,6 +217,8 @@ class Tokenizer:
             A message lacks its role or its content; or there is no template, or it failed, which is a GGUFError if the
             tokenizer is that of a GGUF file.
         """
+        from .chat import check_messages, render_chat  # a text needs no Jinja
+
         names = {"bos_token": self.bos_id, "eos_token": self.eos_id}
         texts = {name: "" if i is None else self._parts.vocabulary.tokens[i] for name, i in names.items()}
         check_messages(messages)
