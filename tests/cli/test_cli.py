@@ -105,7 +105,7 @@ def test_without_a_requirement_no_command_ends_in_a_traceback():
 def test_a_model_that_the_environment_names_and_that_is_missing():
     result = run("generate", "a prompt", TENSOROPS_MODEL="/none.gguf")
     assert result.returncode == 2
-    assert "'--model' (env var: 'TENSOROPS_MODEL'): File '/none.gguf' does not exist." in result.stderr
+    assert "'--model' (env var: 'TENSOROPS_MODEL'): Path '/none.gguf' does not exist." in result.stderr
 
 
 def test_help_of_one_command_imports_no_other():
