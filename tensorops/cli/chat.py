@@ -19,6 +19,7 @@ from tensorops.cli import _model
 from tensorops.cli._memory import shortage_told
 from tensorops.cli._model_options import network_options, sampling, sampling_options
 from tensorops.cli._options import checked_text, escape, messages, model_path, text
+from tensorops.cli._progress import ReadingBar
 from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
@@ -66,7 +67,10 @@ def chat(
     require_template(network, path)
     conversation = Conversation(network, system, max_new_tokens, sampling(given))
     conversation.check()
-    read_line: Callable[[], str | None] = terminal() if sys.stdin.isatty() and sys.stdout.isatty() else piped
+    read_line: Callable[[], str | None] = piped
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        read_line = terminal()
+        note(f"{click.format_filename(path.name)} on {chosen.name}; /help lists the commands, Ctrl-D ends")
     while (line := read_line()) is not None:
         if not obey_or_answer(conversation, line.strip()):
             return
@@ -135,7 +139,9 @@ class Conversation:
         except ValueError as error:
             raise click.ClickException(str(error)) from None
 
-    def reply(self, message: str, watch: _model.Stopwatch, is_stopped: Callable[[], bool]) -> Iterator[str]:
+    def reply(
+        self, message: str, watch: _model.Stopwatch, is_stopped: Callable[[], bool], bar: ReadingBar
+    ) -> Iterator[str]:
         """Yield the model's reply to a message, and add both to the conversation.
 
         Raises
@@ -149,7 +155,7 @@ class Conversation:
         said: list[str] = []
         try:
             ids = self._encoded()
-            for piece in self._pieces(ids, watch, is_stopped):
+            for piece in self._pieces(ids, watch, is_stopped, bar):
                 said.append(piece)
                 yield piece
         finally:
@@ -170,10 +176,13 @@ class Conversation:
             raise RefusalError(f"the conversation has {len(ids)} tokens, and the context {limit}: {FULL}")
         return ids
 
-    def _pieces(self, ids: list[int], watch: _model.Stopwatch, is_stopped: Callable[[], bool]) -> Iterator[str]:
+    def _pieces(
+        self, ids: list[int], watch: _model.Stopwatch, is_stopped: Callable[[], bool], bar: ReadingBar
+    ) -> Iterator[str]:
         from tensorops.models.stopping import until
 
         def stop_reading(done: int, total: int) -> None:
+            bar(done, total)
             if is_stopped():
                 raise RefusalError("stopped before the message was read")
 
@@ -211,8 +220,8 @@ def answer(conversation: Conversation, message: str) -> None:
     """Write the reply to a message; standard error then says how fast, and how much of the context is used."""
     watch = _model.Stopwatch()
     try:
-        with interrupts_noted() as is_stopped, shortage_told():
-            for piece in conversation.reply(checked_text(message), watch, is_stopped):
+        with interrupts_noted() as is_stopped, shortage_told(), ReadingBar() as bar:
+            for piece in conversation.reply(checked_text(message), watch, is_stopped, bar):
                 click.echo(piece, nl=False)
     except (RefusalError, ValueError) as error:
         note(str(error))
@@ -220,7 +229,7 @@ def answer(conversation: Conversation, message: str) -> None:
     click.echo()
     limit = conversation.network.context_length
     full = f"; the context is full: {FULL}" if conversation.used >= limit else ""
-    speed = f", {watch.tokens_per_second:.1f} tokens/s" if len(watch.stamps) > 1 else ""
+    speed = f", {watch.speed}" if watch.speed else ""
     note(f"{len(watch.stamps)} tokens{speed}; context {conversation.used} of {limit} tokens{full}")
 
 

@@ -262,11 +262,10 @@ class _Writer:
         return f"the context of {self.network.context_length} tokens"
 
     def _say(self, watch: _model.Stopwatch, end: str) -> None:
-        messages.print(
-            f"[dim]{self.name}: {len(watch.stamps)} tokens, to {end}; {watch.tokens_per_second:.1f} tokens/s; "
-            f"first after {watch.seconds_to_first:.2f} s ({len(self.text.ids)} tokens of prompt)[/]",
-            soft_wrap=True,
-        )
+        parts = [f"{self.name}: {len(watch.stamps)} tokens, to {end}", watch.speed]
+        if watch.stamps:
+            parts.append(f"first after {watch.seconds_to_first:.2f} s ({len(self.text.ids)} tokens of prompt)")
+        messages.print(f"[dim]{'; '.join(filter(None, parts))}[/]", soft_wrap=True)
 
 
 def _noted(tokens: Iterator[int], added: list[int]) -> Iterator[int]:

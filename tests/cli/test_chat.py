@@ -240,6 +240,7 @@ def test_on_a_terminal(model, editor):
     environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     arguments = ["-c", code, "chat", str(model), *OPTIONS]
     child = pexpect.spawn(sys.executable, arguments, env=environment, timeout=30, dimensions=(40, 200))
+    child.expect("tiny.gguf on numpy; /help lists the commands, Ctrl-D ends")
     child.expect(">")
     child.sendline("hello")
     child.expect("6 tokens, .* tokens/s; context")

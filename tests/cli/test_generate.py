@@ -92,6 +92,7 @@ def test_json_says_all_about_a_continuation(path, model):
     (one,) = answers(path, count=1)
     assert one["timings"]["tokens_per_second"] is None
     assert "logprobs" not in one
+    assert "nan" not in generate(path, count=1).stderr  # no rate of a single token
 
 
 def test_samples_have_seeds_of_their_own(path):
