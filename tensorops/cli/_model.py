@@ -66,6 +66,13 @@ def load(
     return model
 
 
+def require_template(model: LanguageModel, path: Path, remedy: str) -> None:
+    """Refuse a model that was not trained for conversations, or whose file does not say how they are written."""
+    assert model.tokenizer is not None  # files without one are refused when they are read
+    if model.tokenizer.chat_template is None:
+        raise click.ClickException(f"{click.format_filename(path)} has no chat template: {remedy}")
+
+
 def _limit(model: LanguageModel, context_length: int) -> None:
     try:
         model.context_length = context_length

@@ -21,8 +21,8 @@ def divisor(context: click.Context, parameter: click.Parameter, value: float | N
     return finite(context, parameter, value)
 
 
-def stop_option(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse texts that `checked_text` does."""
+def texts(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Do what `text` does, for each of several."""
     return tuple(text(context, parameter, value) for value in values)
 
 
@@ -66,7 +66,7 @@ def sampling_options(command: C) -> C:
         click.option(
             "--stop",
             multiple=True,
-            callback=stop_option,
+            callback=texts,
             metavar="TEXT",
             help="End the text before this one; may be repeated.",
         ),

@@ -32,6 +32,10 @@ HELP = """\
 /exit       end, as Ctrl-D does; Ctrl-C ends a reply"""
 FULL = "/reset begins a new conversation"
 PROMPT = "> "
+INSTEAD = (
+    "`tensorops generate` continues texts with it; for conversations, take the variant of the model that was trained "
+    "to follow instructions (Instruct, Chat, it)"
+)
 
 
 def optional_text(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -64,7 +68,7 @@ def chat(
     chosen = _model.choose_backend(backend)
     path = model_path(model)
     network = _model.load(path, chosen, precision=precision, context_length=context_length)
-    require_template(network, path)
+    _model.require_template(network, path, INSTEAD)
     conversation = Conversation(network, system, max_new_tokens, sampling(given))
     conversation.check()
     read_line: Callable[[], str | None] = piped
@@ -74,16 +78,6 @@ def chat(
     while (line := read_line()) is not None:
         if not obey_or_answer(conversation, line.strip()):
             return
-
-
-def require_template(network: LanguageModel, path: Path) -> None:
-    """Refuse a model that was not trained for conversations, or whose file does not say how they are written."""
-    assert network.tokenizer is not None
-    if network.tokenizer.chat_template is None:
-        raise click.ClickException(
-            f"{click.format_filename(path)} has no chat template: `tensorops generate` continues texts with it; for "
-            "conversations, take the variant of the model that was trained to follow instructions (Instruct, Chat, it)"
-        )
 
 
 # ------------------------------------------------------------------------------------------------ conversation

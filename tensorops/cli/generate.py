@@ -110,18 +110,7 @@ def generate(
 
     Standard error says how fast, and why the text ended.
     """
-    if (prompt is not None) + (file is not None) + (batch is not None) != 1:
-        raise click.UsageError("give one of PROMPT, --file and --batch")
-    if tensor_parallel > 1 and "-" in (prompt, str(file), str(batch)):
-        raise click.UsageError("--tensor-parallel reads no standard input, which would reach one process only")
-    if tensor_parallel > 1 and prompt_cache is not None:
-        raise click.UsageError("--prompt-cache has no parts of several processes: leave out --tensor-parallel")
-    if logprobs is not None and not as_json:
-        raise click.UsageError("--logprobs needs --json")
-    if samples > 1 and given["temperature"] == 0:
-        raise click.UsageError("--samples needs a temperature: with 0, all are the same")
-    if batch is not None:
-        _require_none_of_one(click.get_current_context())
+    _refuse_contradictions(click.get_current_context())
     if file is not None or prompt == "-":
         source, name = (file, "'--file'") if file is not None else (Path("-"), "'PROMPT'")
         prompt = _prompt(_content(source, name), name)
@@ -133,6 +122,8 @@ def generate(
     with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext(), shortage_told():
         path = model_path(model)
         network = _model.load(path, chosen, tensor_parallel, precision, context_length)
+        if chat:
+            _model.require_template(network, path, "leave out --chat, and the prompt is continued as it is")
         name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name
         if prompt is None:
             texts = [_batch.encoded(network, line, chat, max_new_tokens) for line in lines]
@@ -149,9 +140,21 @@ def generate(
                 writer.write(kept, number)
 
 
-def _require_none_of_one(context: click.Context) -> None:
-    """Refuse options that sequences which are continued together do not have."""
-    names = [*OF_ONE, "samples", "prompt_cache", "as_json"]
+def _refuse_contradictions(context: click.Context) -> None:
+    """Refuse options that do not go together."""
+    given = context.params
+    sources = [given[name] for name in ("prompt", "file", "batch") if given[name] is not None]
+    if len(sources) != 1:
+        raise click.UsageError("give one of PROMPT, --file and --batch")
+    if given["tensor_parallel"] > 1 and str(sources[0]) == "-":
+        raise click.UsageError("--tensor-parallel reads no standard input, which would reach one process only")
+    if given["tensor_parallel"] > 1 and given["prompt_cache"] is not None:
+        raise click.UsageError("--prompt-cache has no parts of several processes: leave out --tensor-parallel")
+    if given["logprobs"] is not None and not given["as_json"]:
+        raise click.UsageError("--logprobs needs --json")
+    if given["samples"] > 1 and given["temperature"] == 0:
+        raise click.UsageError("--samples needs a temperature: with 0, all are the same")
+    names = [*OF_ONE, "samples", "prompt_cache", "as_json"] if given["batch"] is not None else []
     wrong = [name for name in names if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if wrong:
         flags = ", ".join(f"--{name.removeprefix('as_').replace('_', '-')}" for name in wrong)

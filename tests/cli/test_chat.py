@@ -164,6 +164,9 @@ def test_a_model_without_a_template_is_one_line(tmp_path):
         f"Error: {path} has no chat template: `tensorops generate` continues texts with it; "
     )
     assert result.stderr.count("\n") == 1
+    result = CliRunner().invoke(app, ["generate", "--chat", "hello", "--model", str(path)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {path} has no chat template: leave out --chat")
 
 
 def test_a_template_that_takes_no_system_message_is_one_line(tmp_path):
