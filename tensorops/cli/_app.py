@@ -14,10 +14,12 @@ from tensorops.cli import INTERRUPTED
 COMMANDS = {
     "backends": "List the backends, each probed by a tiny computation, and the providers of kernels.",
     "bench": "Time OPERATORS, by default all, on every available backend, compared with NumPy's generic bodies.",
+    "chat": "Talk with a language model: MODEL is a GGUF file or a folder, by default SmolLM2-135M-Instruct.",
     "config": "Show the configuration, or change its file and show the result.",
     "demo": "Show the backends found, and run one language model on each: same prompt, greedy, same tokens expected.",
     "doctor": "Examine the installation, the configuration and every backend; say how to fix what is missing.",
     "generate": "Continue PROMPT, where - is standard input; the text streams to standard output.",
+    "models": "List what loads as a language model, or describe PATH, a GGUF file or a folder; or say why it does not.",
     "selftest": "Compare every operator on every backend that computes here with its float64 reference.",
 }
 """The subcommands, and the first sentence of their help. Each is in the module with its name."""

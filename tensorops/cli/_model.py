@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorops.backends.registry import resolve
+from tensorops.cli._memory import require_weights, shortage_told
+from tensorops.cli._options import configured_backend, require_available, require_configuration
+from tensorops.cli._progress import loading
 from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
@@ -26,24 +29,49 @@ def default_backend() -> Backend:
     return resolve(language_model.default_backend())
 
 
-def load(path: Path, backend: Backend, ranks: int = 1, precision: str = "highest") -> LanguageModel:
+def choose_backend(named: Backend | None) -> Backend:
+    """Return the backend to compute with: the one named, or else the configured one, or else the default."""
+    require_configuration()
+    chosen = named or configured_backend() or default_backend()
+    require_available(chosen, option="--backend" if named else "")
+    return chosen
+
+
+def load(
+    path: Path, backend: Backend, ranks: int = 1, precision: str = "highest", context_length: int | None = None
+) -> LanguageModel:
     """Load a model, or a rank's part, compiled if the library compiles Python functions of arrays."""
     try:
         from tensorops.models import LanguageModel
         from tensorops.models.mesh import mesh_of
 
+        require_weights(path, backend)
         mesh = mesh_of(backend.name, ranks) if ranks > 1 else None
         world_size = ranks if mesh is None else 1
-        return LanguageModel.load(
-            path,
-            backend.name,
-            compile=backend.library.jit,
-            mesh=mesh,
-            world_size=world_size,
-            precision=precision,
-        )
+        with loading(path), shortage_told():
+            model = LanguageModel.load(
+                path,
+                backend.name,
+                compile=backend.library.jit,
+                mesh=mesh,
+                world_size=world_size,
+                precision=precision,
+            )
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
+    if model.tokenizer is None:
+        raise click.ClickException(f"{path} has no tokenizer: copy the model's tokenizer.json to this folder")
+    if context_length is not None:
+        _limit(model, context_length)
+    return model
+
+
+def _limit(model: LanguageModel, context_length: int) -> None:
+    try:
+        model.context_length = context_length
+    except ValueError:
+        most = model.config.context_length
+        raise click.BadParameter(f"the model's context has {most} tokens", param_hint="'--context'") from None
 
 
 def generate(model: LanguageModel, prompt: list[int], **options: Any) -> Iterator[int]:
@@ -51,9 +79,19 @@ def generate(model: LanguageModel, prompt: list[int], **options: Any) -> Iterato
     if not prompt:
         raise click.ClickException("the prompt has no character in the model's vocabulary")
     try:
-        return model.generate_ids(prompt, **options)
+        count_new_tokens(model, len(prompt), options.get("max_new_tokens"))
     except ValueError as error:
         raise click.ClickException(str(error)) from None
+    return model.generate_ids(prompt, **options)
+
+
+def count_new_tokens(model: LanguageModel, prompt: int, max_new_tokens: int | None) -> int:
+    """Return how many tokens may be added to a prompt; a ValueError says what helps if they do not fit."""
+    try:
+        return model.count_new_tokens(prompt, max_new_tokens)
+    except ValueError as error:
+        remedy = "shorten the prompt" if max_new_tokens is None else "shorten the prompt, or lower --max-new-tokens"
+        raise ValueError(f"{error}: {remedy}") from None
 
 
 @dataclass
@@ -73,6 +111,11 @@ class Stopwatch:
     def seconds_to_first(self) -> float:
         """Seconds from the start to the first token."""
         return self.stamps[0] - self.started if self.stamps else float("nan")
+
+    @property
+    def speed(self) -> str:
+        """The words about that rate, or none for fewer than two tokens."""
+        return f"{self.tokens_per_second:.1f} tokens/s" if len(self.stamps) > 1 else ""
 
     @property
     def tokens_per_second(self) -> float:

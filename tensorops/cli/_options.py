@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from rich import markup
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
 from tensorops._display import Table, printable, printable_lines, wrapped
@@ -179,10 +178,10 @@ def model_option(command: C) -> C:
     """Add the option of commands that run a language model."""
     return click.option(
         "--model",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        type=click.Path(exists=True, path_type=Path),
         envvar="TENSOROPS_MODEL",
         show_envvar=True,  # in errors as well
-        help="A GGUF file; by default SmolLM2-135M-Instruct, downloaded once.",
+        help="A GGUF file or a folder of Hugging Face; by default SmolLM2-135M-Instruct, downloaded once.",
     )(command)
 
 
@@ -197,6 +196,8 @@ def model_path(given: Path | None) -> Path:
     try:
         if cached_model_path().is_file():
             return fetch_model()  # checks it
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=messages) as bar:
             task = bar.add_task("SmolLM2-135M-Instruct", total=None)

@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 import json
-import time
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
+from click.core import ParameterSource
 
 from tensorops import set_backend
 from tensorops._messages import describe_error
 from tensorops._providers import GENERIC
-from tensorops.cli import _model
-from tensorops.cli._options import (
-    backend_name,
-    checked_text,
-    configured_backend,
-    finite,
-    messages,
-    model_option,
-    model_path,
-    require_available,
-    require_configuration,
-    text,
-)
+from tensorops.cli import _batch, _model, _prompt_file
+from tensorops.cli._memory import require_cache, shortage_told
+from tensorops.cli._model_options import network_options, sampling, sampling_options
+from tensorops.cli._options import checked_text, messages, model_option, model_path, text
+from tensorops.cli._progress import ReadingBar
 from tensorops.libraries import Backend
-from tensorops.ops.quantization import PRECISIONS
 
 if TYPE_CHECKING:
-    from tensorops.models import LanguageModel
-    from tensorops.models.tokenizer import Tokenizer
+    from tensorops.models import LanguageModel, PromptCache
 
-
-def divisor(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Refuse a temperature that is 0 in float32, in which logits are divided by it."""
-    smallest = float(np.finfo(np.float32).tiny)
-    if value is not None and 0 < value < smallest:
-        raise click.BadParameter(f"{value} is less than float32's {smallest:.1e}; 0 chooses the likeliest token")
-    finite(context, parameter, value)
-    return value
+OF_ONE = ("repeat_penalty", "presence_penalty", "stop")  # options that `LanguageModel.generate_batch` does not have
 
 
 def optional_text(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -56,31 +40,8 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
 
 @click.command()
 @click.argument("prompt", callback=optional_text, required=False)
-@click.option(
-    "--backend",
-    callback=backend_name,
-    help="The backend; by default the configured one, else cpu, or numpy without compiled kernels.",
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(min=0),
-    callback=divisor,
-    help="0 chooses the likeliest token, as by default; with an option of sampling, the default is 1.",
-)
-@click.option("--top-k", type=click.IntRange(min=1), help="Sample from the likeliest K tokens.")
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
-    callback=finite,
-    help="Sample from the likeliest tokens with this total probability.",
-)
-@click.option(
-    "--min-p",
-    type=click.FloatRange(0, 1),
-    callback=finite,
-    help="Leave out tokens with less than this fraction of the likeliest token's probability.",
-)
-@click.option("--seed", type=click.IntRange(min=0), help="Make sampling repeatable.")
+@network_options
+@sampling_options
 @click.option("--bodies", is_flag=True, help="Compute by the operators' generic bodies, without kernels.")
 @click.option(
     "--tensor-parallel",
@@ -88,13 +49,6 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
     default=1,
     help="Share the model among N devices of JAX or, with NumPy arrays, N processes started by mpiexec -n N.",
     metavar="N",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(PRECISIONS),
-    default="highest",
-    show_default=True,
-    help="How accurate products with quantized weights are: as in float32, or with inputs in 16 or 8 bits.",
 )
 @click.option("--chat", is_flag=True, help="Apply the model's chat template to the prompt.")
 @click.option(
@@ -113,24 +67,44 @@ def optional_text(context: click.Context, parameter: click.Parameter, value: str
     type=click.IntRange(min=1),
     help="Stop after this many; by default at the end of the text, or when the model's context is full.",
 )
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Write N continuations, with the seed and those after it; by default with seeds at random.",
+    metavar="N",
+)
+@click.option(
+    "--prompt-cache",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep keys and values of the prompt in a file, for the next one that begins with the same text.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write a line of JSON for each complete continuation.")
+@click.option(
+    "--logprobs",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="With --json, add the log probabilities of the tokens, and of the N likeliest ones at each place.",
+)
 @model_option
 def generate(
     prompt: str | None,
     backend: Backend | None,
+    precision: str,
+    context_length: int | None,
     model: Path | None,
     max_new_tokens: int | None,
     chat: bool,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    seed: int | None,
     bodies: bool,
     tensor_parallel: int,
-    precision: str,
     file: Path | None,
     batch: Path | None,
     max_batch: int,
+    samples: int,
+    prompt_cache: Path | None,
+    as_json: bool,
+    logprobs: int | None,
+    **given: Any,
 ) -> None:
     """Continue PROMPT, where - is standard input; the text streams to standard output.
 
@@ -140,26 +114,48 @@ def generate(
         raise click.UsageError("give one of PROMPT, --file and --batch")
     if tensor_parallel > 1 and "-" in (prompt, str(file), str(batch)):
         raise click.UsageError("--tensor-parallel reads no standard input, which would reach one process only")
+    if tensor_parallel > 1 and prompt_cache is not None:
+        raise click.UsageError("--prompt-cache has no parts of several processes: leave out --tensor-parallel")
+    if logprobs is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json")
+    if samples > 1 and given["temperature"] == 0:
+        raise click.UsageError("--samples needs a temperature: with 0, all are the same")
+    if batch is not None:
+        _require_none_of_one(click.get_current_context())
     if file is not None or prompt == "-":
         source, name = (file, "'--file'") if file is not None else (Path("-"), "'PROMPT'")
         prompt = _prompt(_content(source, name), name)
     lines = [] if batch is None else [line for line in _content(batch, "'--batch'").splitlines() if line.strip()]
-    if temperature is None and seed is not None:  # which is for sampling
-        temperature = 1.0
-    require_configuration()
-    chosen = backend or configured_backend() or _model.default_backend()
-    require_available(chosen, option="--backend" if backend else "")
-    with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext():
-        network = _model.load(model_path(model), chosen, tensor_parallel, precision)
+    chosen = _model.choose_backend(backend)
+    if samples > 1 and given["seed"] is None:
+        given["seed"] = secrets.randbits(32)
+    options = {"max_new_tokens": max_new_tokens, **sampling(given)}
+    with set_backend(chosen.name, providers=[GENERIC]) if bodies else nullcontext(), shortage_told():
+        path = model_path(model)
+        network = _model.load(path, chosen, tensor_parallel, precision, context_length)
         name = f"{chosen.name}/{GENERIC}" if bodies else chosen.name
-        options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-        options |= {"min_p": min_p, "seed": seed}
-        if prompt is not None:
-            _stream(network, prompt, chat, name, options)
-        else:
-            _write_batch(
-                network, [_encoded(network, line, chat, max_new_tokens) for line in lines], name, max_batch, options
-            )
+        if prompt is None:
+            texts = [_batch.encoded(network, line, chat, max_new_tokens) for line in lines]
+            options = {key: value for key, value in options.items() if key not in OF_ONE}
+            _batch.write(network, texts, name, max_batch, options)
+            return
+        text = _batch.encoded(network, prompt, chat, max_new_tokens)
+        if text.error:
+            raise click.ClickException(text.error)
+        require_cache(network, len(text.ids), text.most, chosen)
+        writer = _Writer(network, text, "" if chat else prompt, name, options, as_json, logprobs)
+        with _prompt_cache(prompt_cache, network, path, text.ids) as kept:
+            for number in range(samples):
+                writer.write(kept, number)
+
+
+def _require_none_of_one(context: click.Context) -> None:
+    """Refuse options that sequences which are continued together do not have."""
+    names = [*OF_ONE, "samples", "prompt_cache", "as_json"]
+    wrong = [name for name in names if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    if wrong:
+        flags = ", ".join(f"--{name.removeprefix('as_').replace('_', '-')}" for name in wrong)
+        raise click.UsageError(f"--batch does not take {flags}: give one prompt")
 
 
 def _content(path: Path, name: str) -> str:
@@ -179,91 +175,127 @@ def _prompt(content: str, name: str) -> str:
         raise click.BadParameter(str(error), param_hint=name) from None
 
 
-def _stream(network: LanguageModel, prompt: str, chat: bool, name: str, options: dict[str, Any]) -> None:
-    """Write the text that follows a prompt as it becomes known."""
-    assert network.tokenizer is not None  # files without one are refused when they are read
-    watch = _model.Stopwatch()
-    text = _encoded(network, prompt, chat, options["max_new_tokens"])
-    if text.error:
-        raise click.ClickException(text.error)
-    tokens = network.generate_ids(text.ids, **options)
-    if network.mpi_rank:  # the first rank says the same
-        list(tokens)
+@contextmanager
+def _prompt_cache(file: Path | None, network: LanguageModel, model: Path, ids: list[int]) -> Iterator[PromptCache]:
+    """Give the keys and values that are in a file; write those of the prompt to it, also after an interruption."""
+    if file is None:
+        yield network.new_prompt_cache()
         return
-    if not chat:
-        click.echo(prompt, nl=False)
-    for piece in network.tokenizer.stream(watch.watch(tokens)):
-        click.echo(piece, nl=False)
-    click.echo()
-    count = len(watch.stamps)
-    if count < text.most:
-        end = "the end of the text"
-    else:
-        end = (
-            "--max-new-tokens"
-            if options["max_new_tokens"]
-            else f"the context of {network.config.context_length} tokens"
-        )
-    messages.print(
-        f"[dim]{name}: {count} tokens, to {end}; {watch.tokens_per_second:.1f} tokens/s; "
-        f"first after {watch.seconds_to_first:.2f} s ({len(text.ids)} tokens of prompt)[/]",
-        soft_wrap=True,
-    )
+    kept = _prompt_file.read(file, network, model, ids)
+    is_there = kept.common(ids) == len(ids) - 1
+    try:
+        yield kept
+    finally:
+        if not is_there:
+            _prompt_file.write(file, kept, model, len(ids))
 
 
 @dataclass
-class _Text:
-    """A prompt of a batch and its tokens, how many may follow and which did; or why there is none."""
+class _Writer:
+    """Writes continuations of a prompt, as text or as JSON.
 
-    prompt: str
-    ids: list[int] = field(default_factory=list)
-    most: int = 0
-    added: list[int] = field(default_factory=list)
-    error: str = ""
+    Parameters
+    ----------
+    network : LanguageModel
+        The model.
+    text : _batch.Text
+        The prompt.
+    shown : str
+        What is written before a continuation.
+    name : str
+        The backend, for the message.
+    options : dict
+        Of `LanguageModel.generate_ids`.
+    as_json : bool
+        Whether to write JSON.
+    logprobs : int or None
+        How many of the likeliest tokens to add to it, if any.
+    """
+
+    network: LanguageModel
+    text: _batch.Text
+    shown: str
+    name: str
+    options: dict[str, Any]
+    as_json: bool
+    logprobs: int | None
+
+    def write(self, kept: PromptCache, number: int) -> None:
+        """Write a continuation as it becomes known, with the seed that is this number after the first one."""
+        from tensorops.models.stopping import until
+
+        network, ids, stops = self.network, self.text.ids, self.options["stop"]
+        assert network.tokenizer is not None  # files without one are refused when they are read
+        seed = None if self.options["seed"] is None else self.options["seed"] + number
+        streams = not (self.as_json or network.mpi_rank)  # the first rank says the same
+        if streams:
+            click.echo(self.shown, nl=False)
+        watch, written = _model.Stopwatch(), list[str]()
+        added: list[int] = []
+        with ReadingBar() as bar:
+            tokens = network.generate_ids(ids, prompt_cache=kept, on_read=bar, **{**self.options, "seed": seed})
+            pieces = network.tokenizer.stream(_noted(watch.watch(tokens), added))
+            for piece in until(pieces, stops) if stops else pieces:
+                written.append(piece)
+                if streams:
+                    click.echo(piece, nl=False)
+        if streams:
+            click.echo()
+        is_stopped = any(stop in network.tokenizer.decode(added) for stop in stops)
+        reason = "stop" if is_stopped or len(added) < self.text.most else "length"
+        answer = {"prompt": self.text.prompt, "text": "".join(written), "ids": added, "tokens": len(added)}
+        answer |= {"finish_reason": reason, "seed": seed, "timings": _timings(watch, len(ids), kept.reused)}
+        if self.logprobs is not None:
+            answer["logprobs"] = _logprobs(network, kept, ids, added, self.logprobs)
+        if network.mpi_rank:
+            return
+        if self.as_json:
+            click.echo(json.dumps(answer, ensure_ascii=False))
+        self._say(watch, "--stop" if is_stopped else self._end(len(added)))
+
+    def _end(self, count: int) -> str:
+        """Return what ended a text of so many tokens."""
+        if count < self.text.most:
+            return "the end of the text"
+        if self.options["max_new_tokens"]:
+            return "--max-new-tokens"
+        return f"the context of {self.network.context_length} tokens"
+
+    def _say(self, watch: _model.Stopwatch, end: str) -> None:
+        parts = [f"{self.name}: {len(watch.stamps)} tokens, to {end}", watch.speed]
+        if watch.stamps:
+            parts.append(f"first after {watch.seconds_to_first:.2f} s ({len(self.text.ids)} tokens of prompt)")
+        messages.print(f"[dim]{'; '.join(filter(None, parts))}[/]", soft_wrap=True)
 
 
-def _encoded(network: LanguageModel, prompt: str, chat: bool, max_new_tokens: int | None) -> _Text:
+def _noted(tokens: Iterator[int], added: list[int]) -> Iterator[int]:
+    for token in tokens:
+        added.append(token)
+        yield token
+
+
+def _timings(watch: _model.Stopwatch, prompt: int, cached: int) -> dict[str, Any]:
+    """Return numbers for JSON, which has no NaN."""
+    timings: dict[str, Any] = {"prompt_tokens": prompt, "cached_tokens": cached}
+    timings["seconds_to_first_token"] = watch.seconds_to_first if watch.stamps else None
+    timings["tokens_per_second"] = watch.tokens_per_second if len(watch.stamps) > 1 else None
+    return timings
+
+
+def _logprobs(
+    network: LanguageModel, kept: PromptCache, prompt: list[int], added: list[int], top: int
+) -> list[dict[str, Any]]:
+    """Return a record for each token that was added: it, and the likeliest ones in its place."""
     assert network.tokenizer is not None
-    try:
-        ids = network.tokenizer.encode_prompt(checked_text(prompt), chat=chat)
-        if not ids:
-            raise ValueError("the prompt has no character in the model's vocabulary")
-        return _Text(prompt, ids, network.count_new_tokens(len(ids), max_new_tokens))
-    except ValueError as error:  # the template comes from the file
-        return _Text(prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), error=str(error))
-
-
-def _write_batch(
-    network: LanguageModel, texts: list[_Text], name: str, max_batch: int, options: dict[str, Any]
-) -> None:
-    """Write a line of JSON for each text in their order, as soon as its turn has come."""
-    assert network.tokenizer is not None
-    watch = _model.Stopwatch()
-    right = [text for text in texts if not text.error]
-    ended: set[int] = set()
-    number = 0
-    try:
-        steps = network.generate_batch([t.ids for t in right], max_batch=max_batch, on_end=ended.add, **options)
-        for text in texts:
-            while not text.error and number not in ended and (step := next(steps, None)) is not None:
-                right[step[0]].added.append(step[1])
-            number += not text.error
-            if not network.mpi_rank:  # the first rank says the same
-                click.echo(json.dumps(_answer(text, network.tokenizer), ensure_ascii=False))
-    except (ValueError, RuntimeError) as error:
-        raise click.ClickException(str(error)) from None
-    if network.mpi_rank:
-        return
-    count, seconds = sum(len(text.added) for text in right), time.perf_counter() - watch.started
-    rate = f"{count} tokens in {seconds:.2f} s, {count / seconds:.1f} tokens/s with the prompts"
-    messages.print(f"[dim]{name}: {len(right)} texts, {rate}[/]")
-    if wrong := len(texts) - len(right):
-        raise click.ClickException(f'{wrong} of {len(texts)} lines could not be continued: see "error" in theirs')
-
-
-def _answer(text: _Text, tokenizer: Tokenizer) -> dict[str, Any]:
-    if text.error:
-        return {"prompt": text.prompt, "error": text.error}
-    reason = "stop" if len(text.added) < text.most else "length"
-    answer = {"prompt": text.prompt, "text": tokenizer.decode(text.added), "tokens": len(text.added)}
-    return answer | {"finish_reason": reason}
+    decode = network.tokenizer.decode
+    start = kept.cache.truncate(len(prompt) - 1)
+    found = network.logprobs([*prompt, *added][start:], top=top, cache=kept.cache)
+    records = []
+    for place, token in enumerate(added, start=len(found.chosen) - len(added)):
+        likeliest = [
+            {"id": int(other), "text": decode([other], skip_special=False), "logprob": float(value)}
+            for other, value in zip(found.top_ids[place], found.top[place], strict=True)
+        ]
+        record = {"id": token, "text": decode([token], skip_special=False), "logprob": float(found.chosen[place])}
+        records.append(record | {"top": likeliest})
+    return records

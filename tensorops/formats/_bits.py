@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tensorops._typing import Array, Namespace
 from tensorops.libraries import creation_device
 
 
 def signed(xp: Namespace, stored: Array) -> Array:
     """Return bytes as int8, from two's complement."""
+    import numpy as np  # `import tensorops` does without
+
     if isinstance(stored, np.ndarray):
         return stored.view(np.int8)
     return xp.astype(xp.astype(stored ^ 128, xp.int16) - 128, xp.int8)
@@ -20,6 +20,8 @@ def signed(xp: Namespace, stored: Array) -> Array:
 
 def in_bytes(xp: Namespace, codes: Array) -> Array:
     """Return int8 as bytes, in two's complement."""
+    import numpy as np
+
     if isinstance(codes, np.ndarray):
         return codes.view(np.uint8)
     return xp.astype(xp.astype(codes, xp.int16) & 255, xp.uint8)
@@ -27,6 +29,8 @@ def in_bytes(xp: Namespace, codes: Array) -> Array:
 
 def half(xp: Namespace, stored: Array) -> Array:
     """Return two bytes along the last axis, low byte first, as float16 in float32; that axis has length 1 then."""
+    import numpy as np  # `import tensorops` does without
+
     if isinstance(stored, np.ndarray):
         return np.ascontiguousarray(stored).view("<f2").astype(np.float32)
     wide = xp.astype(stored, xp.int32)

@@ -6,8 +6,9 @@ Install the requirements with ``pip install 'tensorops[models]'``.
 from ._errors import GGUFError
 from .config import LlamaConfig, ModelConfig
 from .gguf import open_gguf
-from .language_model import LanguageModel, Llama
+from .language_model import LanguageModel, Llama, LogProbs
 from .pages import OutOfPagesError, PagedKVCache
+from .prompt_cache import PromptCache
 from .safetensors_files import load_safetensors, save_safetensors
 from .tokenizer import Tokenizer
 
@@ -16,9 +17,11 @@ __all__ = [
     "LanguageModel",
     "Llama",
     "LlamaConfig",
+    "LogProbs",
     "ModelConfig",
     "OutOfPagesError",
     "PagedKVCache",
+    "PromptCache",
     "Tokenizer",
     "load_safetensors",
     "open_gguf",

@@ -6,14 +6,31 @@ import os
 import stat
 import threading
 import weakref
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ._errors import GGUFError
 
-__all__ = ["OpenFile"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["OpenFile", "watch_reads"]
+
+_watcher: ContextVar[Callable[[int], object] | None] = ContextVar("_watcher", default=None)
+
+
+@contextmanager
+def watch_reads(watcher: Callable[[int], object]) -> Iterator[None]:
+    """Call a function with the number of bytes of every piece that this thread reads from files of models."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
 
 
 class OpenFile:
@@ -59,13 +76,15 @@ class OpenFile:
     def read(self, start: int, size: int, field: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return `size` bytes starting at byte `start`; `field` is for messages."""
         found = np.empty(size, np.uint8)
-        filled = 0
+        filled, watcher = 0, _watcher.get()
         while filled < size:
             piece = self._read_at(start + filled, min(size - filled, self.PIECE))
             if not piece:
                 break
             found[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
             filled += len(piece)
+            if watcher is not None:
+                watcher(len(piece))
         self._require(size - filled, field)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -21,8 +21,11 @@ from .files import open_model, tokenizer_of
 from .mesh import MeshRanks
 from .network import choose, forward, logits_of
 from .pages import PagedKVCache
+from .penalties import Penalties, seen_tokens
 from .persistent import StepOptions, on_host, persistent
+from .prompt_cache import PromptCache
 from .ranks import HEADS, WHOLE, divide
+from .stopping import stop_texts, tokens_until, until
 from .weights import PRECISIONS, Matrix, arrange, separated
 
 if TYPE_CHECKING:
@@ -30,10 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from .blocks import QuantizedWeight, Tensor
+    from .blocks import ComputedTensor, QuantizedWeight, Tensor
+    from .gguf import GGUFFile
     from .tokenizer import Tokenizer
 
-__all__ = ["LanguageModel", "Llama", "default_backend"]
+__all__ = ["LanguageModel", "Llama", "LogProbs", "default_backend"]
 
 Array = Any
 Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
@@ -41,7 +45,24 @@ FIRST_CAPACITY = 128
 LOAD = "load its part of the network"  # which is what ranks do together
 CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
 _LIKELY_TOKENS = 2048  # added to a prompt where no number is given: pages of a batch have room for them
+NONE = Penalties()
+POOLINGS = ("mean", "last", "cls")
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
+
+
+def read_model(
+    path: str | os.PathLike[str],
+) -> tuple[GGUFFile, ModelConfig, Mapping[str, Tensor | ComputedTensor], Tokenizer | None]:
+    """Return a file, what it says of the network, its tensors and its tokenizer; a GGUFError says why it cannot load.
+
+    No weight is read.
+    """
+    file = open_model(path)
+    config = architectures.read_config(file)
+    tensors = separated(config, file.tensors)
+    if misfit := architectures.find_misfit(config, {name: tensor.shape for name, tensor in tensors.items()}):
+        raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
+    return file, config, tensors, tokenizer_of(file)
 
 
 def default_backend() -> str:
@@ -60,14 +81,17 @@ def _sampling(temperature: float | None, top_k: int | None, top_p: float | None,
 
 def _choose(
     options: tuple[tuple[str, Any], ...],
+    penalties: Penalties,
     logits: Callable[[Array, Matrix], Array],
     ranks: Ranks,
     hidden: Array,
     output: Matrix,
     rng: Any,
+    seen: Array | None = None,
 ) -> Array:
     """Return the token that follows the only row of `hidden`, in an array."""
-    return choose(logits(hidden, output), dict(options), ranks, rng)
+    found = logits(hidden, output)
+    return choose(found if seen is None else penalties.apply(found, seen), dict(options), ranks, rng)
 
 
 def _default_backend(mesh: Any) -> str:
@@ -91,6 +115,36 @@ def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Calla
     except ValueError:  # a builtin function
         return compile_(network)
     return compile_(network, donate_argnums=CACHE) if "donate_argnums" in options else compile_(network)
+
+
+class LogProbs(NamedTuple):
+    """Logarithms of the probabilities of tokens, as `LanguageModel.logprobs` returns them.
+
+    Parameters
+    ----------
+    chosen : numpy.ndarray of float32, shape (tokens,)
+        Those of the tokens of the text.
+    top_ids : numpy.ndarray of int32, shape (tokens, top)
+        The likeliest tokens at each place, in order.
+    top : numpy.ndarray of float32, shape (tokens, top)
+        Their logarithms.
+    """
+
+    chosen: np.ndarray[Any, Any]
+    top_ids: np.ndarray[Any, Any]
+    top: np.ndarray[Any, Any]
+
+
+def _likeliest(logarithms: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any], top: int) -> LogProbs:
+    """Return those of the tokens chosen and of the likeliest ones; of equal ones, the first."""
+    # All of a vocabulary would take longer to sort than to compute.
+    candidates = (
+        np.sort(np.argpartition(-logarithms, top - 1, axis=1)[:, :top], axis=1) if top else chosen[:, None][:, :0]
+    )
+    order = np.argsort(-np.take_along_axis(logarithms, candidates, axis=1), axis=1, kind="stable")
+    ids = np.take_along_axis(candidates, order, axis=1).astype(np.int32)
+    own = np.take_along_axis(logarithms, chosen[:, None], axis=1)[:, 0]
+    return LogProbs(own, ids, np.take_along_axis(logarithms, ids, axis=1))
 
 
 class LanguageModel:
@@ -129,6 +183,8 @@ class LanguageModel:
 
     Attributes
     ----------
+    context_length : int
+        The most tokens of a text. By default the model's, and may be lowered: caches made after that grow no further.
     world_size, mpi_rank : int
         The number of devices or processes that share the network, and that of this one: of a mesh, of the first
         device of this process.
@@ -167,6 +223,7 @@ class LanguageModel:
             raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}")
         backend = backend or _default_backend(mesh)
         self.config = config
+        self._context_length = config.context_length
         self.tokenizer = tokenizer
         self._active = tp.set_backend(backend)
         with self._active:
@@ -256,16 +313,24 @@ class LanguageModel:
             See `LanguageModel`.
         """
         with _connect(mesh, world_size, mpi_rank, backend or _default_backend(mesh)).together(LOAD):
-            file = open_model(path)
-            config = architectures.read_config(file)
-            tensors = separated(config, file.tensors)
-            if misfit := architectures.find_misfit(config, {name: tensor.shape for name, tensor in tensors.items()}):
-                raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
-            tokenizer = tokenizer_of(file)
+            _, config, tensors, tokenizer = read_model(path)
         ranks = {"mesh": mesh, "world_size": world_size, "mpi_rank": mpi_rank}
         return cls(config, tensors, tokenizer, backend=backend, compile=compile, precision=precision, **ranks)
 
     from_gguf = load
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens of a text."""
+        return self._context_length
+
+    @context_length.setter
+    def context_length(self, tokens: int) -> None:
+        if not 0 < tokens <= self.config.context_length:
+            raise ValueError(
+                f"context_length is {tokens}, expected 1 to the model's context length of {self.config.context_length}"
+            )
+        self._context_length = tokens
 
     def new_cache(self, capacity: int = FIRST_CAPACITY) -> KVCache:
         """Return an empty cache, to be passed to successive calls.
@@ -285,7 +350,17 @@ class LanguageModel:
             [np.zeros(shape, dtype=np.float32) for shape in of] for of in zip(*c.cache_shapes(capacity), strict=True)
         ]
         keys, values = self._move(empty, HEADS)
-        return KVCache(keys, values, c.context_length, c.without_cache)
+        return KVCache(keys, values, self.context_length, c.without_cache)
+
+    def new_prompt_cache(self) -> PromptCache:
+        """Return an empty cache for `generate_ids`, which then reads only what a text has not in common with the last.
+
+        Returns
+        -------
+        PromptCache
+            The cache.
+        """
+        return PromptCache(self.new_cache())
 
     def _move(self, tree: Any, axis: int = WHOLE) -> Any:
         """Return a rank's arrays of NumPy in the backend's library."""
@@ -317,6 +392,94 @@ class LanguageModel:
         with self._scope():
             return self._logits(concat(pieces, axis=0), self._output)
 
+    def logprobs(self, ids: Sequence[int], *, top: int = 0, cache: KVCache | None = None) -> LogProbs:
+        """Return how likely the model finds each token of a text, given those before.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            At least one token; the first one, before which there is none, has no probability.
+        top : int, optional
+            How many of the likeliest tokens at each place are returned as well.
+        cache : KVCache, optional
+            From `new_cache`, with the tokens before `ids`; all but the last of `ids` are added to it.
+
+        Returns
+        -------
+        LogProbs
+            Natural logarithms of probabilities in arrays of NumPy: ``chosen``, of the tokens after the first,
+            ``top_ids`` and ``top``, of the likeliest ones, (tokens - 1, top). Temperature, penalties and the like have
+            no part in them.
+
+        Raises
+        ------
+        ValueError
+            As for a call; or `top` is negative or more than the vocabulary.
+        """
+        checked = self._check_ids(ids)
+        if not 0 <= top <= self.config.vocab_size:
+            raise ValueError(f"top is {top}, expected 0 to the vocabulary's {self.config.vocab_size}")
+        nothing = np.empty((0, self.config.vocab_size), dtype=np.float32)
+        pieces = [_likeliest(nothing, checked[:0], top)]
+        following = checked[1:]
+        before = [int(token) for token in checked[:-1]]
+        hidden = self._read(before, self.new_cache() if cache is None else cache) if before else iter(())
+        for piece in hidden:
+            with self._scope():
+                found = tp.to_backend(tp.log_softmax(self._logits(piece, self._output)), "numpy")
+            pieces.append(_likeliest(np.asarray(found), following[: found.shape[0]], top))
+            following = following[found.shape[0] :]
+        return LogProbs(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
+
+    def embed(self, text: str | Sequence[int] | Sequence[str | Sequence[int]], pooling: str = "mean") -> Array:
+        """Return a text as a vector: the features after the last norm, pooled.
+
+        Parameters
+        ----------
+        text : str, sequence of int, or sequence of these
+            A text, its tokens, or several of either.
+        pooling : {"mean", "last", "cls"}
+            The mean over the tokens, the features of the last one, or of the first one. Each token has seen those
+            before it only, so "cls" suits no causal model that was not trained with it.
+
+        Returns
+        -------
+        array of float32, shape (features,) or (texts, features)
+            An array of the backend's library.
+
+        Raises
+        ------
+        ValueError
+            As for a call; or there is no such pooling, no text, or a text and no tokenizer.
+        """
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling is {pooling!r}, expected one of {', '.join(POOLINGS)}")
+        if isinstance(text, str) or (len(text) and isinstance(text[0], int | np.integer)):
+            return self._embed(cast("str | Sequence[int]", text), pooling)[0, :]
+        if not len(text):
+            raise ValueError("there is no text")
+        rows = [self._embed(each, pooling) for each in cast("Sequence[str | Sequence[int]]", text)]
+        with self._scope():
+            return concat(rows, axis=0)
+
+    def _embed(self, text: str | Sequence[int], pooling: str) -> Array:
+        """Return a row of features."""
+        if isinstance(text, str):
+            if self.tokenizer is None:
+                raise ValueError("this model has no tokenizer: give token ids")
+            text = self.tokenizer.encode(text)
+        pooled: Array = None
+        for piece in self._read(text, self.new_cache()):
+            with self._scope():
+                xp = tp.get_namespace(piece)
+                rows = xp.asarray(piece)
+                if pooling == "mean":
+                    part = xp.sum(rows, axis=0, keepdims=True)
+                    pooled = part if pooled is None else pooled + part
+                elif pooling == "last" or pooled is None:
+                    pooled = rows[-1:, :] if pooling == "last" else rows[:1, :]
+        return tp.to_backend(pooled / len(text) if pooling == "mean" else pooled, self.backend)
+
     def generate(self, prompt: str | Sequence[dict[str, str]], *, chat: bool = False, **options: Any) -> Iterator[str]:
         """Continue a text, piece by piece.
 
@@ -333,7 +496,7 @@ class LanguageModel:
         Returns
         -------
         iterator of str
-            Pieces of text as they become known, in whole characters.
+            Pieces of text as they become known, in whole characters. Of a text in `stop`, nothing is among them.
 
         Raises
         ------
@@ -343,7 +506,9 @@ class LanguageModel:
         if self.tokenizer is None:
             raise ValueError("this model has no tokenizer: use generate_ids")
         ids = self.tokenizer.encode_prompt(prompt, chat=chat)
-        return self.tokenizer.stream(self.generate_ids(ids, **options))
+        stops = stop_texts(options.get("stop"))
+        text = self.tokenizer.stream(self.generate_ids(ids, **options))
+        return until(text, stops) if stops else text
 
     def generate_ids(
         self,
@@ -355,6 +520,11 @@ class LanguageModel:
         top_p: float | None = None,
         min_p: float | None = None,
         seed: int | None = None,
+        repeat_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        stop: str | Sequence[str] | None = None,
+        prompt_cache: PromptCache | None = None,
+        on_read: Callable[[int, int], object] | None = None,
     ) -> Iterator[int]:
         """Continue a sequence of tokens until the model ends it.
 
@@ -370,6 +540,17 @@ class LanguageModel:
             others is given, which need a temperature: 1 then.
         seed : int, optional
             Makes sampling repeatable.
+        repeat_penalty, presence_penalty : float, optional
+            Lower the logits of tokens that are among the last 64, the prompt's included, as llama.cpp does: logits
+            that are positive are divided by `repeat_penalty`, the others multiplied; `presence_penalty` is then
+            subtracted once. 1 and 0 change nothing.
+        stop : str or sequence of str, optional
+            Texts that end the result: the token that completes one is the last. `generate` leaves the text out.
+        prompt_cache : PromptCache, optional
+            From `new_prompt_cache`. Tokens that `ids` and the text in it begin with are not read again; it then has
+            this text.
+        on_read : callable, optional
+            Called after each piece of the prompt, with the number of tokens that are in the cache, and that of `ids`.
 
         Returns
         -------
@@ -379,13 +560,18 @@ class LanguageModel:
         Raises
         ------
         ValueError
-            The prompt is empty or too long, an id is not in the vocabulary, or `max_new_tokens` is negative.
+            The prompt is empty or too long, an id is not in the vocabulary, a number is out of range, or there is a
+            text in `stop` and no tokenizer.
         """
         ids = [int(token) for token in self._check_ids(ids)]
         count = self.count_new_tokens(len(ids), max_new_tokens)
         rng = np.random.default_rng(seed)
         pick = _sampling(temperature, top_k, top_p, min_p) | {"rng": rng}
-        return self._continue(ids, count, pick)
+        penalties, stops = Penalties(repeat_penalty, presence_penalty), stop_texts(stop)
+        if stops and self.tokenizer is None:
+            raise ValueError("this model has no tokenizer, which stop needs")
+        found = self._continue(ids, count, pick, penalties, prompt_cache or self.new_prompt_cache(), on_read)
+        return tokens_until(found, self.tokenizer.bytes_of, stops) if stops and self.tokenizer else found
 
     def count_new_tokens(self, prompt: int, max_new_tokens: int | None = None) -> int:
         """Return how many tokens `generate_ids` may add to a prompt.
@@ -407,13 +593,15 @@ class LanguageModel:
         ValueError
             They do not fit, or `max_new_tokens` is negative.
         """
-        count = max(self.config.context_length - prompt, 1) if max_new_tokens is None else max_new_tokens
+        limit = self.context_length
+        count = max(limit - prompt, 1) if max_new_tokens is None else max_new_tokens
         if count < 0:
             raise ValueError(f"max_new_tokens is {count}, expected 0 or more")
-        if (total := prompt + count) > self.config.context_length:
+        if (total := prompt + count) > limit:
+            whose = "the model's" if limit == self.config.context_length else "the chosen"
             raise ValueError(
                 f"{prompt} tokens of prompt and {count} new ones make {total}, "
-                f"more than the model's context length of {self.config.context_length}"
+                f"more than {whose} context length of {limit}"
             )
         return count
 
@@ -484,16 +672,14 @@ class LanguageModel:
         prompts = list(prompts)  # it may be a generator, and is gone through twice
         if not prompts:
             return iter(())
-        context, longest = self.config.context_length, max(map(len, prompts))
+        context, longest = self.context_length, max(map(len, prompts))
         likely = longest + (_LIKELY_TOKENS if max_new_tokens is None else max_new_tokens)
         if max_seq_length is not None:
             most = max_seq_length
         else:
             most = context if max_new_tokens is None else min(likely, context)
-        if not 0 < most <= self.config.context_length:
-            raise ValueError(
-                f"max_seq_length is {most}, expected 1 to the context length, {self.config.context_length}"
-            )
+        if not 0 < most <= context:
+            raise ValueError(f"max_seq_length is {most}, expected 1 to the context length, {context}")
         number = max_num_pages
         if number is None:
             number = max(max_batch * -(-min(likely, most) // page_size), -(-most // page_size))
@@ -612,28 +798,44 @@ class LanguageModel:
             backend=self.backend,
         )
 
-    def _continue(self, ids: list[int], count: int, pick: dict[str, Any]) -> Iterator[int]:
+    def _continue(
+        self,
+        ids: list[int],
+        count: int,
+        pick: dict[str, Any],
+        penalties: Penalties,
+        known: PromptCache,
+        on_read: Callable[[int, int], object] | None,
+    ) -> Iterator[int]:
         if not count:
             return
-        cache = self.new_cache()
+        cache = known.cache
         end_ids = self.tokenizer.end_ids if self.tokenizer else frozenset()
-        for hidden in self._read(ids, cache):
+        for hidden in self._read(known.begin(ids), cache):
             last = hidden
-        token = self._pick(last, pick)
+            if on_read is not None:
+                on_read(cache.length, len(ids))
+        token = self._pick(last, pick, penalties, ids)
         for left in range(count - 1, -1, -1):
             # A compiled step begins before the token in front of it is known here: to start one takes a while, in which
             # libraries that compute in the background would otherwise wait. After the last token, one is in vain.
-            ahead = self._step(token, cache, pick) if left and self._compile else None
+            # Penalties depend on the token, so it has to be known.
+            ahead = self._step(token, cache, pick) if left and self._compile and not penalties else None
             (number,) = on_host(token)
             if number in end_ids:
                 return
+            known.append(number)
+            ids.append(number)
             yield number
             if left:
-                token = self._step(np.asarray([number], dtype=np.int32), cache, pick) if ahead is None else ahead
+                following = np.asarray([number], dtype=np.int32)
+                token = self._step(following, cache, pick, penalties, ids) if ahead is None else ahead
 
-    def _step(self, token: Array, cache: KVCache, pick: dict[str, Any]) -> Array:
+    def _step(
+        self, token: Array, cache: KVCache, pick: dict[str, Any], penalties: Penalties = NONE, ids: Sequence[int] = ()
+    ) -> Array:
         """Return the token that follows another one, each in an array."""
-        return self._pick(self._read_piece(token, cache), pick)
+        return self._pick(self._read_piece(token, cache), pick, penalties, ids)
 
     def _piece(self, left: int) -> int:
         """Return how many of the remaining tokens go through the network at once."""
@@ -664,21 +866,26 @@ class LanguageModel:
         cache.store(keys, values, count)
         return hidden
 
-    def _pick(self, hidden: Array, pick: dict[str, Any]) -> Array:
-        """Choose the token that follows the last row of `hidden`, in an array."""
+    def _pick(self, hidden: Array, pick: dict[str, Any], penalties: Penalties = NONE, ids: Sequence[int] = ()) -> Array:
+        """Choose the token that follows the last row of `hidden`, in an array; `ids` are those that penalties look at.
+
+        Under a compiler, what changes with every token has to be an argument.
+        """
         options = tuple((name, value) for name, value in pick.items() if name != "rng")
         with self._scope():
             hidden = hidden if hidden.shape[0] == 1 else hidden[-1:, :]
-            choose = partial(_choose, options, self._logits_of_rank, self._ranks)
+            choose = partial(_choose, options, penalties, self._logits_of_rank, self._ranks)
+            seen = [self._move(seen_tokens(ids, self.config.vocab_size))] if penalties else []
             if self._compile is None:
-                return choose(hidden, self._output, pick["rng"])
-            if options not in self._choosers:
-                spread = self._ranks.spread(choose, (WHOLE, self._output, WHOLE), WHOLE)
-                self._choosers[options] = self._compile(spread)
+                return choose(hidden, self._output, pick["rng"], *seen)
+            kind = (options, penalties)
+            if kind not in self._choosers:
+                spread = self._ranks.spread(choose, (WHOLE, self._output, WHOLE, *(WHOLE for _ in seen)), WHOLE)
+                self._choosers[kind] = self._compile(spread)
             numbers = None
             if pick["temperature"] > 0:  # under a compiler, a generator's numbers would become constants
                 numbers = self._move(pick["rng"].random(1, dtype=np.float32))
-            return self._choosers[options](hidden, self._output, numbers)
+            return self._choosers[kind](hidden, self._output, numbers, *seen)
 
     def _scope(self) -> AbstractContextManager[None]:
         """Put the model's backend in force, unless it already is; a choice of providers made outside then applies."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 from typing import TYPE_CHECKING, Any
 
-from .chat import check_messages, render_chat
 from .folder_tokenizer import read_folder_tokenizer
 from .gguf_tokenizer import read_gguf_tokenizer
 
@@ -92,6 +91,11 @@ class Tokenizer:
         self.eos_id = parts.eos_id
         self.end_ids = parts.end_ids
 
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the model's chat template, or None if it has none."""
+        return self._parts.template
+
     def __len__(self) -> int:
         return len(self._parts.vocabulary.tokens)
 
@@ -174,7 +178,7 @@ class Tokenizer:
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for token in ids:
-            if piece := decoder.decode(self._bytes(token, skip_special)):
+            if piece := decoder.decode(self.bytes_of(token, skip_special=skip_special)):
                 yield piece
         if piece := decoder.decode(b"", final=True):
             yield piece
@@ -213,6 +217,8 @@ class Tokenizer:
             A message lacks its role or its content; or there is no template, or it failed, which is a GGUFError if the
             tokenizer is that of a GGUF file.
         """
+        from .chat import check_messages, render_chat  # a text needs no Jinja
+
         names = {"bos_token": self.bos_id, "eos_token": self.eos_id}
         texts = {name: "" if i is None else self._parts.vocabulary.tokens[i] for name, i in names.items()}
         check_messages(messages)
@@ -230,7 +236,26 @@ class Tokenizer:
                 raise ValueError(problem) from error
             raise self._parts.template_error(problem) from error
 
-    def _bytes(self, token: int, skip_special: bool) -> bytes:
+    def bytes_of(self, token: int, *, skip_special: bool = True) -> bytes:
+        """Return what a token stands for, which may be only some bytes of a character.
+
+        Parameters
+        ----------
+        token : int
+            A token id.
+        skip_special : bool
+            Whether control tokens stand for nothing.
+
+        Returns
+        -------
+        bytes
+            UTF-8, or a part of it.
+
+        Raises
+        ------
+        ValueError
+            The id is not in the vocabulary.
+        """
         vocabulary = self._parts.vocabulary
         if not 0 <= token < len(vocabulary.tokens):
             raise ValueError(f"token id {token} is outside the vocabulary of {len(vocabulary.tokens)} tokens")

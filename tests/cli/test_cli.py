@@ -23,7 +23,7 @@ pytest.importorskip("gguf")
 
 from click.testing import CliRunner
 
-from tensorops.cli import generate
+from tensorops.cli import _batch
 from tensorops.libraries import LIBRARIES
 
 
@@ -105,7 +105,7 @@ def test_without_a_requirement_no_command_ends_in_a_traceback():
 def test_a_model_that_the_environment_names_and_that_is_missing():
     result = run("generate", "a prompt", TENSOROPS_MODEL="/none.gguf")
     assert result.returncode == 2
-    assert "'--model' (env var: 'TENSOROPS_MODEL'): File '/none.gguf' does not exist." in result.stderr
+    assert "'--model' (env var: 'TENSOROPS_MODEL'): Path '/none.gguf' does not exist." in result.stderr
 
 
 def test_help_of_one_command_imports_no_other():
@@ -385,7 +385,7 @@ def test_a_batch_that_is_interrupted_has_written_what_was_complete(capsys):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        generate._write_batch(Interrupted(), [generate._Text(prompt, [1], 1) for prompt in "abc"], "cpu", 8, {})
+        _batch.write(Interrupted(), [_batch.Text(prompt, [1], 1) for prompt in "abc"], "cpu", 8, {})
     first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert first == {"prompt": "a", "text": "7", "tokens": 1, "finish_reason": "length"}
     assert (second["prompt"], second["text"]) == ("b", "5")
@@ -534,7 +534,7 @@ def test_a_bad_line_of_a_batch_is_a_line_with_its_error(model, tmp_path):
     assert "2 of 4 lines could not be continued" in result.stderr
     first, wrong, long, last = map(json.loads, result.stdout.splitlines())
     assert wrong == {"prompt": "caf\ufffd", "error": "character 3 of 'caf\\udce9' is not UTF-8"}
-    assert long["error"].endswith(f"more than the model's context length of {context}")
+    assert f"more than the model's context length of {context}: shorten the prompt" in long["error"]
     assert (first["prompt"], last["prompt"]) == ("hello", "world")
     assert {(line["tokens"], line["finish_reason"]) for line in (first, last)} == {(3, "length")}
     result = CliRunner().invoke(app, ["generate", "--batch", "-", *options[:2]], input=b"hello\nworld")
@@ -565,7 +565,8 @@ def test_more_tokens_than_the_model_can_see_are_an_error(model, command):
     result = run(*command, "--model", model, "--max-new-tokens", "300")
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
-        "Error: 1 tokens of prompt and 300 new ones make 301, more than the model's context length of 300"
+        "Error: 1 tokens of prompt and 300 new ones make 301, more than the model's context length of 300: shorten the "
+        "prompt, or lower --max-new-tokens"
     )
 
 

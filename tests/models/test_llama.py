@@ -536,11 +536,23 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("package", ["gguf", "tokenizers", "jinja2"])
+@pytest.mark.parametrize("package", ["gguf", "tokenizers"])
 def test_a_missing_package_is_named_with_its_remedy(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; import tensorops; import tensorops.models"
     error = run_python(code).stderr
     assert f"needs the package '{package}': pip install 'tensorops[models]'" in error
+
+
+def test_only_templates_need_jinja(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "model.gguf")
+    code = f"""import sys; sys.modules["jinja2"] = None
+from tensorops.models import Tokenizer, open_gguf
+tokenizer = Tokenizer(open_gguf({str(path)!r}))
+print(tokenizer.encode("hello"))
+tokenizer.encode_prompt("hello", chat=True)"""
+    done = run_python(code)
+    assert done.stdout.startswith("[")
+    assert done.stderr.endswith("needs the package 'jinja2': pip install 'tensorops[models]'\n")
 
 
 def test_tensorops_does_not_import_models() -> None:

@@ -363,7 +363,7 @@ def test_the_command_says_it_once_under_mpi(tmp_path: Path) -> None:
     (lines := tmp_path / "lines.txt").write_text("hello\n")
     done = mpiexec(2, "-m", "tensorops", "generate", "--batch", str(lines), *options, "--tensor-parallel", "2")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"prompt": "hello", "text": expected, "tokens": 5}
+    assert json.loads(done.stdout) == {"prompt": "hello", "text": expected, "tokens": 5, "finish_reason": "length"}
     assert done.stderr.count("tokens/s") == 1
 
 

@@ -757,7 +757,7 @@ def test_ids_equal_those_of_llama_cpp(name: str) -> None:
     for i in random.Random(0).sample(range(len(tokens)), 2000):
         length = llama_cpp.llama_token_to_piece(theirs, i, buffer, 1000, 0, True)
         if not buffer.raw[:length].startswith(b"[UNK_BYTE"):  # not in the alphabet of bytes
-            assert tokenizer._bytes(i, skip_special=False) == buffer.raw[:length]
+            assert tokenizer.bytes_of(i, skip_special=False) == buffer.raw[:length]
 
 
 def check_against_llama_cpp(theirs: Any, path: Path, count: int) -> Tokenizer:

@@ -1,0 +1,61 @@
+"""How much memory a model needs, before any of it is used."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tensorops as tp
+from tensorops import formats
+
+from .blocks import ComputedTensor, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .config import ModelConfig
+
+__all__ = ["cache_bytes", "weights_bytes"]
+
+SMALLEST_CACHE = 128  # tokens; its capacity doubles when it is full
+
+
+def cache_bytes(config: ModelConfig, tokens: int) -> int:
+    """Return the number of bytes of a cache with room for some tokens."""
+    capacity = SMALLEST_CACHE
+    while capacity < tokens:
+        capacity *= 2
+    return 4 * sum(prod(keys) + prod(values) for keys, values in config.cache_shapes(capacity))
+
+
+def weights_bytes(tensors: Mapping[str, Tensor | ComputedTensor], backend: str) -> int:
+    """Return about how many bytes the weights of a file take on a backend."""
+    packed: dict[tuple[Any, ...], bool] = {}
+
+    def size(tensor: Tensor | ComputedTensor) -> int:
+        if isinstance(tensor, ComputedTensor):  # it becomes float32, unless it is in groups of at most 8 bits
+            return tensor.nbytes if tensor.group_size == 1 else tensor.nbytes // 4
+        if len(tensor.shape) > 1 and tensor.is_quantized:
+            kind = (tensor.type.name.lower(), tensor.shape[-1])
+            if kind not in packed:
+                packed[kind] = stays_packed(*kind, backend)
+            if packed[kind]:
+                return tensor.nbytes
+        return 4 * prod(tensor.shape)
+
+    return sum(map(size, tensors.values()))
+
+
+def stays_packed(format: str, columns: int, backend: str) -> bool:
+    """Return whether a backend multiplies blocks of a format, or groups of 8 bits, without making them float32."""
+    of = formats.get(format)
+    x, scales = (np.zeros((1, size), dtype=np.float32) for size in (columns, columns // 32))
+    blocks, weight = (np.zeros((1, size), dtype=np.uint8) for size in (columns // of.elements * of.nbytes, columns))
+    with tp.set_backend(backend):
+        x, scales, blocks, weight = tp.to_backend((x, scales, blocks, weight), backend)
+        if tp.quantized_linear.explain(x, blocks, format=format).kernel != "generic":
+            return True
+        groups = tp.quantized_linear.explain(x, weight, scales, scales, bits=8, group_size=32)
+    return groups.kernel != "generic"

@@ -1,0 +1,324 @@
+"""``tensorops generate``: texts that end a text, penalties, JSON, samples, and prompts kept in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import make_gguf
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+pytest.importorskip("gguf")
+pytest.importorskip("safetensors")
+
+from click.testing import CliRunner
+
+from tensorops.cli import _memory, _progress
+from tensorops.cli._app import app
+from tensorops.models import LanguageModel, load_safetensors, memory, save_safetensors
+from tensorops.models._open_file import watch_reads
+
+PROMPT = "hello worldhello"  # three tokens
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return make_gguf.write_llama(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    return LanguageModel.load(path, "numpy")
+
+
+def generate(path, *options, prompt=PROMPT, count=12):
+    arguments = ["generate", prompt, "--model", str(path), "--backend=numpy", f"--max-new-tokens={count}", *options]
+    return CliRunner().invoke(app, arguments)
+
+
+def answers(path, *options, **others):
+    result = generate(path, "--json", *options, **others)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.split("\n")[:-1]]
+
+
+# --- what ends a text, and what is in it ---------------------------------------------------------------
+
+
+def test_a_text_ends_before_a_stop(path, model):
+    text = "".join(model.generate(PROMPT, max_new_tokens=12))
+    stop = text[len(text) // 2]
+    result = generate(path, "--stop", stop, "--stop", "zzz")
+    assert result.stdout == f"{PROMPT}{text.partition(stop)[0]}\n"
+    assert "tokens, to --stop; " in result.stderr
+    (answer,) = answers(path, "--stop", stop)
+    assert (answer["text"], answer["finish_reason"]) == (text.partition(stop)[0], "stop")
+    assert stop in model.tokenizer.decode(answer["ids"])
+    last = text[-1]
+    if last not in text[:-1]:  # the stop is complete with the last token that is allowed
+        assert answers(path, "--stop", last)[0]["finish_reason"] == "stop"
+
+
+def test_penalties_are_passed_on(path, model):
+    for name, value in (("repeat_penalty", 0.01), ("presence_penalty", -50.0)):  # which make tokens likelier
+        expected = list(model.generate_ids(model.tokenizer.encode(PROMPT), max_new_tokens=12, **{name: value}))
+        (answer,) = answers(path, f"--{name.replace('_', '-')}={value}")
+        assert answer["ids"] == expected != answers(path)[0]["ids"]
+
+
+def test_json_says_all_about_a_continuation(path, model):
+    ids = model.tokenizer.encode(PROMPT)
+    added = list(model.generate_ids(ids, max_new_tokens=12))
+    (answer,) = answers(path, "--logprobs=3")
+    assert answer["prompt"] == PROMPT
+    assert (answer["ids"], answer["tokens"], answer["finish_reason"]) == (added, 12, "length")
+    assert answer["text"] == model.tokenizer.decode(added)
+    timings = answer["timings"]
+    assert (timings["prompt_tokens"], timings["cached_tokens"]) == (len(ids), 0)
+    assert timings["seconds_to_first_token"] > 0 < timings["tokens_per_second"]
+    expected = model.logprobs([*ids, *added], top=3)
+    found = answer["logprobs"]
+    assert [record["id"] for record in found] == added
+    assert [record["text"] for record in found] == [model.tokenizer.decode([i], skip_special=False) for i in added]
+    np.testing.assert_allclose([record["logprob"] for record in found], expected.chosen[len(ids) - 1 :], rtol=1e-4)
+    likeliest = [[other["id"] for other in record["top"]] for record in found]
+    np.testing.assert_array_equal(likeliest, expected.top_ids[len(ids) - 1 :])
+    assert all(record["top"][0] == {**record["top"][0], "id": record["id"]} for record in found)  # it was greedy
+    (one,) = answers(path, count=1)
+    assert one["timings"]["tokens_per_second"] is None
+    assert "logprobs" not in one
+    assert "nan" not in generate(path, count=1).stderr  # no rate of a single token
+
+
+def test_samples_have_seeds_of_their_own(path):
+    found = answers(path, "--samples=3", "--seed=7")
+    assert [answer["seed"] for answer in found] == [7, 8, 9]
+    assert len({answer["text"] for answer in found}) == 3
+    for answer in found:
+        assert answers(path, f"--seed={answer['seed']}")[0]["ids"] == answer["ids"]
+    assert [answer["timings"]["cached_tokens"] for answer in found] == [0, 2, 2]  # of three: the last is read again
+    by_chance = answers(path, "--samples=2", count=3)
+    assert by_chance[1]["seed"] == by_chance[0]["seed"] + 1
+    result = generate(path, "--samples=2", "--seed=7")
+    assert result.stdout == "".join(f"{PROMPT}{answer['text']}\n" for answer in found[:2])
+
+
+def test_a_context_limits_texts(path, model):
+    arguments = ["generate", PROMPT, "--model", str(path), "--backend=numpy", "--context=9"]
+    result = CliRunner().invoke(app, arguments)
+    room = 9 - len(model.tokenizer.encode(PROMPT))
+    assert f"numpy: {room} tokens, to the context of 9 tokens" in result.stderr
+    result = CliRunner().invoke(app, [*arguments, "--max-new-tokens=20"])
+    assert result.exit_code == 1
+    assert "more than the chosen context length of 9: shorten the prompt, or lower --max-new-tokens" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--logprobs=2"], "--logprobs needs --json"),
+        (["--samples=2", "--temperature=0"], "--samples needs a temperature"),
+        (["--repeat-penalty=0"], "0.0 is not in the range x>0"),
+        (["--presence-penalty=nan"], "nan is not a finite number"),
+        (["--stop="], "the text is empty"),
+        (["--prompt-cache=file", "--tensor-parallel=2"], "--prompt-cache has no parts of several processes"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(path, options, words):
+    result = generate(path, *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+
+
+def test_a_batch_refuses_what_it_cannot_do(path):
+    arguments = ["generate", "--batch=-", "--model", str(path), "--stop=a", "--samples=2", "--json"]
+    result = CliRunner().invoke(app, arguments, input="hello")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("Error: --batch does not take --stop, --samples, --json: give one prompt\n")
+
+
+# --- prompts in files ------------------------------------------------------------------------------------
+
+
+def test_a_prompt_in_a_file_is_not_read_again(path, tmp_path, monkeypatch):
+    file = tmp_path / "prompt.safetensors"
+    option = f"--prompt-cache={file}"
+    plain = generate(path).stdout
+    first = generate(path, option)
+    assert (first.exit_code, first.stdout) == (0, plain)
+    assert load_safetensors(file, "numpy")["keys"][0].shape == (1, 2, 3, 16)
+    before = file.stat().st_mtime_ns
+    counts, read = [], LanguageModel._read_piece
+
+    def counting(self, ids, cache):
+        counts.append(len(ids))
+        return read(self, ids, cache)
+
+    monkeypatch.setattr(LanguageModel, "_read_piece", counting)
+    again = generate(path, option)
+    assert again.stdout == plain
+    assert f"2 of 3 tokens of the prompt are in {file}" in again.stderr
+    assert counts == [1] * 12
+    assert file.stat().st_mtime_ns == before
+    longer = generate(path, option, prompt=f"{PROMPT} hello")
+    assert longer.stdout == generate(path, prompt=f"{PROMPT} hello").stdout
+    assert f"3 of 5 tokens of the prompt are in {file}" in longer.stderr
+    assert load_safetensors(file, "numpy")["ids"].shape == (5,)  # the file has the last prompt
+    assert answers(path, option, prompt=f"{PROMPT} hello")[0]["timings"]["cached_tokens"] == 4
+
+
+def test_a_file_of_another_text_or_model_is_replaced_with_a_word(path, tmp_path):
+    file = tmp_path / "prompt.safetensors"
+    option = f"--prompt-cache={file}"
+    generate(path, option)
+    other = generate(path, option, prompt="world")
+    assert f"{file} is of another text: the prompt is read anew" in other.stderr
+    copy = tmp_path / "copy.gguf"
+    shutil.copy(path, copy)
+    os.utime(copy, ns=(1, 1))
+    result = generate(copy, option, prompt="world")
+    assert f"{file} is of another model, or of another version of its file" in result.stderr
+    assert result.stdout == other.stdout
+    assert "tokens of the prompt are in" not in result.stderr
+    assert "is of another" not in generate(copy, option, prompt="world").stderr
+
+
+def test_a_file_of_another_kind_is_not_overwritten(path, tmp_path):
+    mine = tmp_path / "mine.safetensors"
+    save_safetensors({"a": np.ones(3)}, mine)
+    text = tmp_path / "letter.txt"
+    text.write_text("Dear reader")
+    for file in (mine, text):
+        content = file.read_bytes()
+        result = generate(path, f"--prompt-cache={file}")
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "is no prompt cache" in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert file.read_bytes() == content
+    result = generate(path, f"--prompt-cache={tmp_path / 'none' / 'file'}")
+    assert result.exit_code == 1
+    assert "cannot be written: FileNotFoundError" in result.stderr
+
+
+def test_keys_of_other_sizes_are_refused(path, model, tmp_path):
+    file = tmp_path / "keys"
+    kept = model.new_prompt_cache()
+    list(model.generate_ids([1, 2, 3], max_new_tokens=1, prompt_cache=kept))
+    kept.save(file, 2)
+    again = model.new_prompt_cache()
+    again.load(file, "numpy")
+    assert again.ids == (1, 2)
+    assert again.cache.capacity == 128  # no other than that of a new cache: compilers have seen it
+    other = LanguageModel.load(make_gguf.write_llama(tmp_path / "one.gguf", context_length=99), "numpy")
+    other_kept = other.new_prompt_cache()
+    tree = load_safetensors(file, "numpy")
+    save_safetensors({**tree, "keys": tree["keys"][:1]}, file)
+    with pytest.raises(ValueError, match="keys and values of a model with other sizes"):
+        other_kept.load(file, "numpy")
+
+
+# --- memory and progress -----------------------------------------------------------------------------------
+
+
+def test_memory_that_is_lacking_is_told_of_before_it_is_used(path, model, monkeypatch):
+    tensors = memory.weights_bytes(_open(path).tensors, "numpy")
+    assert tensors == sum(4 * np.prod(tensor.shape) for tensor in _open(path).tensors.values())
+    of_128, of_300 = (memory.cache_bytes(model.config, tokens) for tokens in (128, 300))
+    assert (of_128, of_300) == (2 * 2 * 2 * 128 * 16 * 4, 4 * of_128)
+    monkeypatch.setattr(_memory, "available", lambda: tensors - 1)
+    result = generate(path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(
+        f"Error: the weights of {path} need {tensors / 1e6:.1f} MB of memory on numpy, and "
+    )
+    assert result.stderr.endswith(
+        "are available: take a file with smaller weights, such as Q4_K_M, or a smaller model\n"
+    )
+    monkeypatch.setattr(_memory, "file_bytes", lambda path: 0)
+    monkeypatch.setattr(_memory, "available", lambda: of_300 - 1)
+    result = CliRunner().invoke(app, ["generate", PROMPT, "--model", str(path), "--backend=numpy"])
+    assert result.exit_code == 0
+    assert result.stderr.startswith("Warning: keys and values of 300 tokens would need 0.3 MB of memory, and ")
+    assert "--context N limits the number of tokens" in result.stderr
+    monkeypatch.setattr(_memory, "available", lambda: of_128 - 1)
+    result = generate(path)
+    assert result.exit_code == 1
+    assert "Error: the keys and values of 3 tokens need 0.1 MB of memory" in result.stderr
+
+
+def _open(path):
+    from tensorops.models import open_gguf
+
+    return open_gguf(path)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "F16"])
+def test_packed_weights_take_what_they_take_in_the_file(tmp_path, kind):
+    from tensorops import get_available_backends
+
+    tensors = _open(make_gguf.write_llama(tmp_path / "model.gguf", kind)).tensors
+    floats = sum(4 * np.prod(tensor.shape) for tensor in tensors.values())
+    # Norms are kept as float32, and are in the file.
+    stored = floats if kind == "F16" else sum(tensor.nbytes for tensor in tensors.values())
+    assert memory.weights_bytes(tensors, "numpy") == floats
+    if "cpu" in get_available_backends():
+        assert memory.weights_bytes(tensors, "cpu") == stored
+
+
+def test_the_memory_of_a_machine_and_of_a_container(tmp_path):
+    assert _memory.available(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:     8 kB\n")
+    assert _memory.available(tmp_path) == 8192
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("1000\n")
+    assert _memory.available(tmp_path) == 8192
+    (group / "memory.max").write_text("1500\n")
+    assert _memory.available(tmp_path) == 500
+
+
+def test_a_full_memory_is_one_line(path, monkeypatch):
+    def full(*_):
+        raise MemoryError("Unable to allocate 9 GiB")
+
+    monkeypatch.setattr(LanguageModel, "_read_piece", full)
+    result = generate(path)
+    assert result.exit_code == 1
+    assert "Error: the memory is full (Unable to allocate 9 GiB): --context N" in result.stderr
+
+
+def test_bars_are_on_a_terminal_only_and_gone_in_the_end(path, monkeypatch):
+    from rich.console import Console
+
+    long = "a b " * 70
+    monkeypatch.setattr(_progress, "LARGE", 0)
+    quiet = generate(path, prompt=long, count=1)
+    assert "reading the prompt" not in quiet.stderr
+    terminal = Console(force_terminal=True, width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    monkeypatch.setattr(_progress, "messages", terminal)
+    shown = generate(path, prompt=long, count=1)
+    terminal.file.close()
+    assert shown.stdout == quiet.stdout
+    said = terminal.export_text()
+    assert "tiny.gguf" in said
+    assert "reading the prompt" in said
+    assert "256/" in said
+
+
+def test_the_bytes_of_a_file_are_counted_as_they_are_read(path):
+    counts = []
+    with watch_reads(counts.append):
+        LanguageModel.load(path, "numpy")
+    assert (
+        path.stat().st_size * 0.9 < sum(counts) < path.stat().st_size + (1 << 20)
+    )  # of metadata, more is read at once
+    del counts[:]
+    LanguageModel.load(path, "numpy")
+    assert counts == []

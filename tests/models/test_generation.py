@@ -1,0 +1,348 @@
+"""How a text is continued: penalties, texts that end it, and what is kept for the next one."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies
+
+pytest.importorskip("gguf")
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+import support
+import tensorops as tp
+from llama_reference import float64_logits
+from make_gguf import write_llama
+from tensorops.models import LanguageModel, LlamaConfig, open_gguf
+from tensorops.models.penalties import WINDOW, Penalties, seen_tokens
+from tensorops.models.stopping import stop_texts, tokens_until, until
+
+CONFIG = LlamaConfig(
+    blocks=2, context_length=300, dim=64, hidden_dim=96, heads=4, kv_heads=2, head_dim=16, vocab_size=269,
+    eps=1e-5, rope_base=1000.0,
+)  # fmt: skip
+BACKENDS = {"numpy": "numpy", "array_api_strict": "array_api_strict", "jax": "jax", "mlx": "mlx", "torch": "torch",
+            "opencl": "pyopencl"}  # fmt: skip
+IDS = [5, 9, 100, 7, 7, 250]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> LanguageModel:
+    return LanguageModel.load(path, "numpy")
+
+
+def endless(model: LanguageModel) -> LanguageModel:
+    """Let no token end a text."""
+    assert model.tokenizer is not None
+    model.tokenizer.end_ids = frozenset()
+    return model
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens of each pass through the network."""
+    counts: list[int] = []
+    original = LanguageModel._read_piece
+
+    def counting(self: LanguageModel, ids: Any, cache: Any) -> Any:
+        counts.append(int(ids.shape[0]))
+        return original(self, ids, cache)
+
+    monkeypatch.setattr(LanguageModel, "_read_piece", counting)
+    return counts
+
+
+# ---------------------------------------------------------------------------------------------- penalties
+
+
+def expected(model: LanguageModel, ids: list[int], count: int, repeat: float, presence: float) -> list[int]:
+    """Continue a text greedily, from the definition of the penalties, with one logit after the other."""
+    text = list(ids)
+    for _ in range(count):
+        logits = np.asarray(model(text), np.float64)[-1]
+        for token in set(text[-64:]):
+            logits[token] = logits[token] / repeat if logits[token] > 0 else logits[token] * repeat
+            logits[token] -= presence
+        text.append(int(logits.argmax()))
+    return text[len(ids) :]
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("repeat", "presence"), [(1.3, 0.0), (1.0, 2.0), (1.5, 0.5)])
+def test_penalties_are_those_of_the_definition(
+    path: Path, model: LanguageModel, backend: str, repeat: float, presence: float
+) -> None:
+    support.require(BACKENDS[backend])
+    compile_ = pytest.importorskip("jax").jit if backend == "jax" else None
+    other = endless(LanguageModel.load(path, backend, compile=compile_))
+    found = list(other.generate_ids(IDS, max_new_tokens=8, repeat_penalty=repeat, presence_penalty=presence))
+    assert found == expected(model, IDS, 8, repeat, presence)
+    assert found != list(other.generate_ids(IDS, max_new_tokens=8))
+
+
+def test_tokens_before_the_window_are_not_penalized() -> None:
+    ids = [3, *([4] * (WINDOW - 1)), 5]
+    seen = seen_tokens(ids, 8)
+    assert np.flatnonzero(seen).tolist() == [4, 5]
+    logits = np.asarray([[1.0, 1.0, 1.0, 1.0, 2.0, -2.0, 1.0, 1.0]], np.float32)
+    found = Penalties(2.0, 0.5).apply(logits, seen)
+    np.testing.assert_array_equal(found, [[1.0, 1.0, 1.0, 1.0, 0.5, -4.5, 1.0, 1.0]])
+
+
+def test_penalties_are_llama_cpps() -> None:
+    llama_cpp = pytest.importorskip("llama_cpp")
+    rng = np.random.default_rng(4)
+    size, ids = 50, [int(i) for i in rng.integers(0, 50, 90)]
+    logits = rng.standard_normal((1, size)).astype(np.float32)
+    sampler = llama_cpp.llama_sampler_init_penalties(size, 64, 1.7, 0.0, 0.3)
+    for token in ids:
+        llama_cpp.llama_sampler_accept(sampler, token)
+    data = (llama_cpp.llama_token_data * size)()
+    for i in range(size):
+        data[i] = llama_cpp.llama_token_data(id=i, logit=float(logits[0, i]), p=0.0)
+    candidates = llama_cpp.llama_token_data_array(data=data, size=size, selected=-1, sorted=False)
+    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(candidates))
+    theirs = [[candidates.data[i].logit for i in range(size)]]
+    llama_cpp.llama_sampler_free(sampler)
+    np.testing.assert_allclose(Penalties(1.7, 0.3).apply(logits, seen_tokens(ids, size)), theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0, expected a positive number"),
+        ({"repeat_penalty": float("inf")}, "repeat_penalty is inf"),
+        ({"presence_penalty": float("nan")}, "presence_penalty is nan, expected a finite number"),
+        ({"stop": ["a", ""]}, "stop has an empty text"),
+    ],
+)
+def test_options_without_a_meaning_are_refused_at_once(
+    model: LanguageModel, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        model.generate_ids(IDS, **options)
+
+
+# --------------------------------------------------------------------------------------- texts that end a text
+
+LETTERS = strategies.text("ab\u00e9", max_size=12)
+
+
+@given(LETTERS, strategies.lists(strategies.integers(0, 12)), strategies.lists(LETTERS.filter(bool), min_size=1))
+def test_a_text_ends_before_the_stop_that_is_complete_first(text: str, cuts: list[int], stops: list[str]) -> None:
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
+    ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    longest = max((len(stop) for stop in stops if ends and text[: ends[0]].endswith(stop)), default=0)
+    assert "".join(until(pieces, stops)) == (text[: ends[0] - longest] if ends else text)
+
+
+def test_what_cannot_be_the_beginning_of_a_stop_is_not_held_back() -> None:
+    pieces = iter(["one \n", "two", "\n\n", "three"])
+    found = until(pieces, ["\n\n"])
+    assert (next(found), next(found)) == ("one ", "\ntwo")
+    assert list(found) == []
+    assert next(pieces) == "three"  # which was not asked for
+
+
+def test_tokens_end_with_the_one_that_completes_a_text() -> None:
+    parts = [b"a", b"\xc3", b"\xa9b", b"c", b"d"]  # a character in two tokens
+    assert list(tokens_until(range(5), parts.__getitem__, ["\u00e9"])) == [0, 1, 2]
+    assert list(tokens_until(range(5), parts.__getitem__, ["x", "bc"])) == [0, 1, 2, 3]
+    assert list(tokens_until(range(5), parts.__getitem__, ["x"])) == [0, 1, 2, 3, 4]
+    assert (stop_texts(None), stop_texts("a"), stop_texts(["a", "b"])) == ((), ("a",), ("a", "b"))
+
+
+def test_generate_leaves_the_stop_out(path: Path) -> None:
+    model = endless(LanguageModel.load(path, "numpy"))
+    assert model.tokenizer is not None
+    whole = list(model.generate_ids(IDS, max_new_tokens=40))
+    text = model.tokenizer.decode(whole)
+    stop = min(set(text) - {"\ufffd"}, key=lambda letter: abs(text.index(letter) - len(text) // 2))
+    assert 3 < text.index(stop) < len(text) - 3
+    ids = list(model.generate_ids(IDS, max_new_tokens=40, stop=stop))
+    assert ids == whole[: len(ids)]
+    assert stop in model.tokenizer.decode(ids)
+    assert stop not in model.tokenizer.decode(ids[:-1])
+    prompt = model.tokenizer.decode(IDS[:2])
+    text = "".join(model.generate(prompt, max_new_tokens=40))
+    stop = text[len(text) // 2]
+    shorter = "".join(model.generate(prompt, max_new_tokens=40, stop=["zzzz", stop]))
+    assert shorter == text.partition(stop)[0] != text
+
+
+def test_stop_needs_a_tokenizer(path: Path) -> None:
+    model = LanguageModel.load(path, "numpy")
+    model.tokenizer = None
+    with pytest.raises(ValueError, match="no tokenizer, which stop needs"):
+        model.generate_ids(IDS, stop="a")
+
+
+# ------------------------------------------------------------------------------------------ what is kept
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_new_tokens_of_a_longer_text_are_read(path: Path, backend: str, read: list[int]) -> None:
+    support.require(BACKENDS[backend])
+    compile_ = pytest.importorskip("jax").jit if backend == "jax" else None
+    model = endless(LanguageModel.load(path, backend, compile=compile_))
+    kept = model.new_prompt_cache()
+    first = list(model.generate_ids(IDS, max_new_tokens=5, prompt_cache=kept))
+    assert first == list(model.generate_ids(IDS, max_new_tokens=5))
+    assert kept.ids == (*IDS, *first[:-1])  # nothing was asked about what follows the last one
+    longer = [*IDS, *first, 30, 31, 32]
+    alone = list(model.generate_ids(longer, max_new_tokens=5))
+    del read[:]
+    assert list(model.generate_ids(longer, max_new_tokens=5, prompt_cache=kept)) == alone
+    assert sum(read) == 4 + 4  # the last token of the first text, three new ones, and all but the last of the result
+
+
+def test_a_text_that_differs_is_read_from_there(model: LanguageModel, read: list[int]) -> None:
+    kept, done = model.new_prompt_cache(), []
+    list(model.generate_ids([1, 2, 3, 4, 5], max_new_tokens=1, prompt_cache=kept))
+    alone = list(model.generate_ids([1, 2, 9, 4], max_new_tokens=3))
+    del read[:]
+    note = lambda *counts: done.append(counts)  # noqa: E731
+    assert list(model.generate_ids([1, 2, 9, 4], max_new_tokens=3, prompt_cache=kept, on_read=note)) == alone
+    assert read[0] == 2
+    assert done == [(4, 4)]
+    del read[:]
+    list(model.generate_ids([1, 2, 9, 4], max_new_tokens=1, prompt_cache=kept))
+    assert read == [1]  # the last token, whose successor is asked for
+    list(model.generate_ids([7], max_new_tokens=1, prompt_cache=kept))
+    assert kept.ids == (7,)
+
+
+def test_a_long_prompt_is_read_in_pieces_that_are_told_of(path: Path) -> None:
+    model, done = LanguageModel.load(path, "numpy"), []
+    ids = [int(i) for i in np.random.default_rng(0).integers(3, 250, 290)]
+    list(model.generate_ids(ids, max_new_tokens=1, on_read=lambda *counts: done.append(counts)))
+    assert done == [(256, 290), (290, 290)]
+
+
+def test_a_prompt_that_is_left_half_read_is_gone_on_with(path: Path, read: list[int]) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(count: int, total: int) -> None:
+        raise Stopped
+
+    model = LanguageModel.load(path, "numpy")
+    kept = model.new_prompt_cache()
+    ids = [int(i) for i in np.random.default_rng(0).integers(3, 250, 290)]
+    with pytest.raises(Stopped):
+        list(model.generate_ids(ids, max_new_tokens=4, prompt_cache=kept, on_read=stop))
+    assert kept.ids == tuple(ids[:256])
+    del read[:]
+    found = list(model.generate_ids(ids, max_new_tokens=4, prompt_cache=kept))
+    assert read[0] == 34
+    assert found == list(model.generate_ids(ids, max_new_tokens=4))
+
+
+def test_other_options_do_not_change_a_text(model: LanguageModel) -> None:
+    plain = list(model.generate_ids(IDS, max_new_tokens=8))
+    assert list(model.generate_ids(IDS, max_new_tokens=8, repeat_penalty=1.0, presence_penalty=0.0, stop=())) == plain
+    assert tp.get_backend() == "auto"
+
+
+def test_a_cache_of_states_is_read_from_the_beginning_where_a_text_differs(tmp_path: Path, read: list[int]) -> None:
+    pytest.importorskip("transformers")
+    import tiny_networks
+
+    tiny_networks.save("qwen35", tmp_path)
+    model = LanguageModel.load(tmp_path, "numpy")
+    kept = model.new_prompt_cache()
+    first = list(model.generate_ids(IDS[:4], max_new_tokens=3, prompt_cache=kept))
+    longer = [*IDS[:4], *first, 1, 2]
+    expected_ids = {text: list(model.generate_ids(text, max_new_tokens=3)) for text in (tuple(longer), (5, 9, 8))}
+    del read[:]
+    for text, following in expected_ids.items():
+        assert list(model.generate_ids(text, max_new_tokens=3, prompt_cache=kept)) == following
+    assert read == [3, 1, 1, 3, 1, 1]
+
+
+# ------------------------------------------------------------------------------ log probabilities and vectors
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_log_probabilities_are_those_of_the_logits(path: Path, backend: str) -> None:
+    support.require(BACKENDS[backend])
+    model = LanguageModel.load(path, backend)
+    ids = [int(i) for i in np.random.default_rng(2).integers(3, 250, 270)]  # two pieces
+    logits = np.asarray(tp.to_backend(model(ids), "numpy"), np.float64)[:-1]
+    expected_ones = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    found = model.logprobs(ids, top=3)
+    np.testing.assert_allclose(found.chosen, expected_ones[range(269), ids[1:]], rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(found.top_ids, np.argsort(-expected_ones, axis=1, kind="stable")[:, :3])
+    np.testing.assert_allclose(found.top, -np.sort(-expected_ones, axis=1)[:, :3], rtol=1e-4, atol=1e-4)
+    assert [array.dtype.name for array in found] == ["float32", "int32", "float32"]
+
+
+def test_log_probabilities_of_a_text_that_continues_another(model: LanguageModel) -> None:
+    whole = model.logprobs(IDS, top=2)
+    cache = model.new_cache()
+    model(IDS[:2], cache)
+    part = model.logprobs(IDS[2:], top=2, cache=cache)
+    for all_of_it, rest in zip(whole, part, strict=True):
+        np.testing.assert_allclose(all_of_it[2:], rest, rtol=1e-5)
+    assert cache.length == len(IDS) - 1
+    assert [array.shape for array in model.logprobs([5], top=2)] == [(0,), (0, 2), (0, 2)]
+    assert model.logprobs(IDS).top.shape == (5, 0)
+    assert model.logprobs(IDS, top=269).top_ids.shape == (5, 269)
+    for top in (-1, 270):
+        with pytest.raises(ValueError, match=f"top is {top}, expected 0 to the vocabulary's 269"):
+            model.logprobs(IDS, top=top)
+
+
+def features(path: Path, ids: list[int]) -> np.ndarray:
+    """The features after the last norm, in float64: those whose products with the embedding are the logits."""
+    weights = {name: tensor.dequantize().astype(np.float64) for name, tensor in open_gguf(path).tensors.items()}
+    weights["output.weight"] = np.eye(CONFIG.dim)
+    return float64_logits(CONFIG, weights, ids)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_vectors_are_the_pooled_features(path: Path, backend: str) -> None:
+    support.require(BACKENDS[backend])
+    model = LanguageModel.load(path, backend)
+    assert model.tokenizer is not None
+    long = [int(i) for i in np.random.default_rng(2).integers(3, 250, 260)]  # two pieces
+    texts: list[Any] = ["hello world", IDS, long]
+    hidden = [features(path, ids) for ids in (model.tokenizer.encode("hello world"), IDS, long)]
+    for pooling, of in (("mean", lambda x: x.mean(axis=0)), ("last", lambda x: x[-1]), ("cls", lambda x: x[0])):
+        found = model.embed(texts, pooling)
+        assert type(found) is type(tp.to_backend(np.zeros(1, np.float32), backend))
+        vectors = tp.to_backend(found, "numpy")
+        assert (vectors.dtype, vectors.shape) == (np.float32, (3, 64))
+        np.testing.assert_allclose(vectors, [of(x) for x in hidden], rtol=1e-4, atol=1e-4)
+        for text, vector in zip(texts, vectors, strict=True):
+            single = tp.to_backend(model.embed(text, pooling), "numpy")
+            np.testing.assert_allclose(single, vector, rtol=1e-5, atol=1e-6)
+
+
+def test_what_has_no_vector_is_refused(path: Path) -> None:
+    model = LanguageModel.load(path, "numpy")
+    with pytest.raises(ValueError, match="pooling is 'max', expected one of mean, last, cls"):
+        model.embed("hello", "max")
+    for nothing in ("", [], [[]]):
+        with pytest.raises(ValueError, match=r"no text|non-empty"):
+            model.embed(nothing)
+    model.tokenizer = None
+    with pytest.raises(ValueError, match="no tokenizer: give token ids"):
+        model.embed(["hello"])
+    assert model.embed(np.asarray(IDS)).shape == (64,)
