@@ -145,6 +145,16 @@ def open_folder(path: str | os.PathLike[str]) -> GGUFFile:
     """
     folder = Path(path)
     config = _Config(folder / "config.json")
+    try:
+        return _translated(folder, config)
+    except GGUFError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Values may be of any type; those that the sizes of a network depend on are checked when these are read.
+        raise config.error("contents", f"a value has a wrong type or size: {error}") from error
+
+
+def _translated(folder: Path, config: _Config) -> GGUFFile:
     architecture, name = config.architecture()
     config.check_activation(architecture.activation)
     metadata: dict[str, Any] = {"general.architecture": name}

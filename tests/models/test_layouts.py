@@ -170,3 +170,35 @@ def test_what_does_not_fit(layout: str, part: str, change: Any, message: str, tm
     save_file(made, tmp_path / "model.safetensors")
     with pytest.raises(GGUFError, match=message):
         LanguageModel.load(tmp_path)
+
+
+def test_experts_of_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tiny_networks.save("gpt-oss", plain)
+        tiny_networks.save("gpt-oss", packed)
+    arrays, made = load_file(plain / "model.safetensors"), {}
+    for key, array in arrays.items():
+        if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            made[key] = array
+            continue
+        experts, columns, rows = array.shape  # transposed, unlike blocks
+        codes = RNG.integers(0, 16, (experts, rows, columns))
+        power = RNG.integers(122, 126, (experts, rows, columns // 32))
+        pairs = codes.reshape(experts, rows, columns // 32, 16, 2)
+        made[f"{key}_blocks"] = (pairs[..., 0] | (pairs[..., 1] << 4)).astype(np.uint8)
+        made[f"{key}_scales"] = power.astype(np.uint8)
+        exact = E2M1[codes] * 2.0 ** (power - 127.0).repeat(32, -1)
+        arrays[key] = np.ascontiguousarray(exact.swapaxes(1, 2), np.float32)
+    save_file(arrays, plain / "model.safetensors")
+    save_file(made, packed / "model.safetensors")
+    config = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    expected = np.asarray(LanguageModel.load(plain, "numpy")(IDS))
+    model = LanguageModel.load(packed)
+    with tp.trace() as log:
+        logits = np.asarray(model(IDS))
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+    if tp.is_backend_available("cpu"):
+        assert {record.kernel for record in log if record.operator == "grouped_quantized_linear"} == {"cpu"}

@@ -13,6 +13,7 @@ import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tensorops.models._errors import GGUFError
 from tensorops.models.config import ModelConfig
 from tensorops.models.fields import Fields
 
@@ -196,7 +197,18 @@ def read_config(file: GGUFFile) -> ModelConfig:
         **_rotation(fields, name, head_dim, context),
         **_feed_forward(fields, name, hidden[-1]),
     }
-    own = architecture.read(fields, name)
+    try:
+        config = _with_own(read, architecture.read(fields, name), kv_heads, hidden)
+        config.rotation  # noqa: B018 - computed here, as its functions refuse numbers
+    except GGUFError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise fields.error(name, f"a value has a wrong type or size: {error}") from error
+    return config
+
+
+def _with_own(read: dict[str, Any], own: dict[str, Any], kv_heads: list[int], hidden: list[int]) -> ModelConfig:
+    """Return a configuration with what its architecture has read, and what differs by block."""
     overrides: dict[int, dict[str, Any]] = {block: dict(changes) for block, changes in own.pop("overrides", {}).items()}
     for field, of_blocks in (("kv_heads", kv_heads), ("hidden_dim", hidden)):
         for block, value in enumerate(of_blocks):
