@@ -119,8 +119,10 @@ class KVCache:
         Empty slots, one array per block.
     limit : int
         The most tokens the model can see.
-    fixed : sequence of int, optional
+    states : sequence of int, optional
         The numbers of blocks whose arrays are states, which do not grow with the text.
+    unused : sequence of int, optional
+        Those of blocks whose arrays are not used, as they attend to the keys of others.
 
     Attributes
     ----------
@@ -132,12 +134,20 @@ class KVCache:
         Whether the arrays can be assigned to; if so, they change with every token.
     """
 
-    def __init__(self, keys: Sequence[Array], values: Sequence[Array], limit: int, fixed: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        keys: Sequence[Array],
+        values: Sequence[Array],
+        limit: int,
+        states: Sequence[int] = (),
+        unused: Sequence[int] = (),
+    ) -> None:
         self.keys = list(keys)
         self.values = list(values)
         self.limit = limit
         self.length = 0
-        self._growing = [number for number in range(len(self.keys)) if number not in fixed]
+        self._states = tuple(states)
+        self._growing = [number for number in range(len(self.keys)) if number not in (*states, *unused)]
         self.is_writable = _accepts_assignment(self.keys[self._growing[0]])
 
     @property
@@ -166,9 +176,9 @@ class KVCache:
 
     def truncate(self, length: int) -> int:
         """Forget the tokens after the first `length`, or all if there are states; return how many are left."""
-        if length < self.length and len(self._growing) < len(self.keys):
+        if length < self.length and self._states:
             length = 0
-            for number in set(range(len(self.keys))) - set(self._growing):
+            for number in self._states:
                 xp = tp.get_namespace(self.keys[number])
                 self.keys[number] = xp.zeros_like(self.keys[number])
                 self.values[number] = xp.zeros_like(self.values[number])

@@ -350,7 +350,7 @@ class LanguageModel:
             [np.zeros(shape, dtype=np.float32) for shape in of] for of in zip(*c.cache_shapes(capacity), strict=True)
         ]
         keys, values = self._move(empty, HEADS)
-        return KVCache(keys, values, self.context_length, c.without_cache)
+        return KVCache(keys, values, self.context_length, c.recurrent, tuple(c.sources))
 
     def new_prompt_cache(self) -> PromptCache:
         """Return an empty cache for `generate_ids`, which then reads only what a text has not in common with the last.

@@ -67,6 +67,17 @@ def test_a_folder_gives_the_logits_of_transformers(saved: Any, name: str) -> Non
     assert_close(np.concatenate([to_numpy(piece) for piece in pieces]), exact)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen35", "gemma4 with inputs of blocks"])
+def test_a_cache_forgets_what_follows(saved: Any, name: str) -> None:
+    folder, exact = saved(name)
+    model = LanguageModel.load(folder)
+    cache = model.new_cache()
+    model([*IDS[:10], 7, 8, 9], cache)
+    kept = cache.truncate(10)
+    assert kept == (0 if name == "qwen35" else 10) == cache.length
+    assert_close(model(IDS[kept:], cache), exact[kept:])
+
+
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name not in FOLDERS_ONLY])
 def test_a_gguf_file_gives_the_logits_of_its_folder(saved: Any, name: str, tmp_path: Path) -> None:
     folder, exact = saved(name)
