@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -68,6 +69,16 @@ def compare(path: Path, rounds: int, threads: int) -> str:
     return f"{path.stem:8s}{path.stat().st_size / 2**20:7.0f}{decode:9.1f}{prefill:9.0f}{ours}"
 
 
+def print_table(paths: Iterable[Path], what: str, rounds: int) -> None:
+    """Print a line for each of some files."""
+    say = functools.partial(print, flush=True)
+    say(f"target {_native.target()}, {threads()} threads, llama-cpp-python {version('llama_cpp_python')}")
+    say(f"{'':8s}{'':7s}{'llama.cpp, tokens/s':>18s}{'x: highest':>18s}{'x: low':>18s}")
+    say(f"{what:8.8s}{'MiB':>7s}" + f"{'decode':>9s}{'prefill':>9s}" * 3)
+    for path in paths:
+        say(compare(path, rounds, threads()))
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -76,12 +87,8 @@ def main() -> None:
     parser.add_argument("--types", default=TYPES)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    say = functools.partial(print, flush=True)
-    say(f"target {_native.target()}, {threads()} threads, llama-cpp-python {version('llama_cpp_python')}")
-    say(f"{'':8s}{'':7s}{'llama.cpp, tokens/s':>18s}{'x: highest':>18s}{'x: low':>18s}")
-    say(f"{'type':8s}{'MiB':>7s}" + f"{'decode':>9s}{'prefill':>9s}" * 3)
-    for type_name in options.types.split(","):
-        say(compare(made(options.folder, options.tokenizer, type_name), options.rounds, threads()))
+    paths = (made(options.folder, options.tokenizer, type_name) for type_name in options.types.split(","))
+    print_table(paths, "type", options.rounds)
 
 
 if __name__ == "__main__":
