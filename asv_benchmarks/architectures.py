@@ -34,7 +34,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "qwen3moe": EXPERTS,
     "gemma3": {"attention.sliding_window": 512},
     "phi3": {},
-    "gpt-oss": EXPERTS | {"attention.sliding_window": 128},
     "qwen35": STATES,
 }
 
