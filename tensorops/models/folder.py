@@ -61,6 +61,7 @@ KEYS = {
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
     "sliding_window": "attention.sliding_window",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
     "vocab_size": "vocab_size",
 }
 # Keys that are read below, and those that have no effect on what a network computes.
@@ -89,8 +90,6 @@ OTHERS = frozenset(
         "max_window_layers",
         "mlp_bias",
         "model_type",
-        "no_rope_layer_interval",
-        "no_rope_layers",
         "original_max_position_embeddings",
         "output_attentions",
         "output_hidden_states",
@@ -109,18 +108,22 @@ OTHERS = frozenset(
         "rope_theta",
         "router_aux_loss_coef",
         "router_jitter_noise",
-        "sliding_window_pattern",
         "tie_word_embeddings",
         "torch_dtype",
         "transformers_version",
         "unk_token_id",
-        "use_bidirectional_attention",
         "use_cache",
         "use_sliding_window",
     ]
 )
 # Keys that are supported only with one value.
-NEUTRAL = {"decoder_sparse_step": 1, "mlp_only_layers": [], "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+NEUTRAL = {
+    "use_bidirectional_attention": "vision",
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+}
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 

@@ -178,6 +178,8 @@ def step_of(llama: LanguageModel, options: StepOptions) -> Callable[..., Any]:
 def persistent(llama: LanguageModel, options: StepOptions, **others: Any) -> ModelStep:
     """Return the step of a model; see `LanguageModel.persistent`."""
     options.check(llama.config.context_length)
+    if options.mode == "prefill" and llama.config.recurrent:
+        raise ValueError("mode 'prefill' has tokens without effect, but states keep all: read the text with the model")
     capacity, ranks = options.capacity(llama.config.context_length), llama._ranks
     if isinstance(ranks, MPIRanks):
         others |= {"world_size": ranks.size, "mpi_rank": ranks.rank}

@@ -157,6 +157,15 @@ def test_steps_without_python_and_batches_give_the_same_tokens(saved: Any, name:
     assert batch == {0: tokens, 1: list(model.generate_ids(IDS[:3], max_new_tokens=8))}
 
 
+def test_states_and_tokens_without_effect(saved: Any) -> None:
+    pytest.importorskip("tensorops.kernels.cpu._native")
+    model = LanguageModel.load(saved("qwen35")[0], "cpu")
+    with pytest.raises(ValueError, match="tokens without effect, but states keep all"):
+        model.persistent(mode="prefill", length=8, max_seq_length=32)
+    kernel = model.persistent(mode="onepass", length=len(IDS))
+    assert_close(kernel(np.asarray(IDS, np.int32)), saved("qwen35")[1])
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_ranks_give_the_tokens_of_one(saved: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, exact = saved(name)
@@ -174,6 +183,28 @@ def test_ranks_give_the_tokens_of_one(saved: Any, name: str, monkeypatch: pytest
     for logits, made in world_of(monkeypatch, 2).run(on_rank):
         assert_close(logits, exact)
         assert made == tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gemma3", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention: 'all' is not supported"),
+        ("gemma4", {"enable_moe_block": True}, "enable_moe_block: True is not supported"),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, "no_rope_layers: .* is not supported, only every fourth"),
+        ("qwen3moe", {"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supported"),
+        ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit: 5.0 is not supported"),
+    ],
+)
+def test_what_would_change_the_network(
+    saved: Any, name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder, _ = saved(name)
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text()) | change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(GGUFError, match=message):
+        LanguageModel.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ class Gemma4(Decoder):
 
     @classmethod
     def read(cls, fields: Fields, name: str) -> dict[str, Any]:
+        if fields.natural(f"{name}.expert_count", 0):
+            raise fields.error(f"{name}.expert_count", "experts of this architecture are not supported")
         blocks = fields.count(f"{name}.block_count")
         shared = fields.natural(f"{name}.attention.shared_kv_layers", 0)
         windows = fields.windows(name, 6)
