@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tensorops.cli._options import warn
+from tensorops.hardware.cpu import available_memory
 from tensorops.libraries import Backend
 
 if TYPE_CHECKING:
@@ -19,40 +20,12 @@ if TYPE_CHECKING:
 
 SMALLER = "take a file with smaller weights, such as Q4_K_M, or a smaller model"
 SHORTER = "--context N limits the number of tokens"
-GROUPS = (  # a container's limit and use, in the second version of Linux's control groups and in the first
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
 MOST_GROWTH = 16  # from 2 bits in a file to 32
 
 
 def gigabytes(count: int) -> str:
     """Return a number of bytes in words."""
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
-def available(root: Path = Path("/")) -> int | None:
-    """Return how many bytes this process can still have, or None where the system does not tell."""
-    found = [_of_machine(root / "proc/meminfo"), _of_group(root / "sys/fs/cgroup")]
-    return min((count for count in found if count is not None), default=None)
-
-
-def _of_machine(path: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        line = next(line for line in path.read_text().splitlines() if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) * 1024
-    return None
-
-
-def _of_group(folder: Path) -> int | None:
-    """Return what a container may still use."""
-    for most, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with contextlib.suppress(OSError, ValueError):  # "max" is no number: there is no limit
-            return max(int((folder / most).read_text()) - int((folder / used).read_text()), 0)
-    return None
 
 
 def files_of(path: Path) -> list[Path]:
@@ -70,7 +43,7 @@ def file_bytes(path: Path) -> int:
 
 def require_weights(path: Path, backend: Backend) -> None:
     """Refuse a model whose weights do not fit the memory; a small file is not even opened for that."""
-    left = available() if backend.library.name == "numpy" else None  # others may have memory of their own
+    left = available_memory() if backend.library.name == "numpy" else None  # others may have memory of their own
     if left is None or MOST_GROWTH * file_bytes(path) < left:
         return
     from tensorops.models.files import open_model
@@ -88,7 +61,7 @@ def require_cache(network: LanguageModel, prompt: int, new: int, backend: Backen
     """Refuse a prompt whose keys and values do not fit the memory; warn if those of the longest text do not."""
     from tensorops.models.memory import cache_bytes
 
-    left = available() if backend.library.name == "numpy" else None
+    left = available_memory() if backend.library.name == "numpy" else None
     if left is None:
         return
     if (needed := cache_bytes(network.config, prompt + 1)) > left:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tensorops.cli import _memory, _model
 from tensorops.cli._options import escape, print_table, require_configuration, say
+from tensorops.hardware.cpu import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,7 +137,7 @@ def facts_of(
             "files": _memory.file_bytes(path),
             "weights": weights_bytes(tensors, backend.name),
             "cache": cache_bytes(config, config.context_length),
-            "available": _memory.available(),
+            "available": available_memory(),
         },
     }
 

@@ -170,6 +170,40 @@ def _linux_memory(machine: Machine) -> int | None:
     return min(limits) if limits and min(limits) < 1 << 60 else None
 
 
+def available_memory(machine: Machine | None = None) -> int | None:
+    """Return how many bytes this process can still have, of the machine and of its control groups.
+
+    What a group has in its cache of files counts as free, as the system takes it back where there is need.
+
+    Parameters
+    ----------
+    machine : Machine, optional
+        The machine; by default this one.
+
+    Returns
+    -------
+    int or None
+        None where no file tells it, as on macOS and Windows.
+    """
+    machine = machine or Machine(system=platform.system(), architecture="")
+    free = re.search(r"^MemAvailable:\s+([0-9]+) kB", machine.read("proc/meminfo"), re.MULTILINE)
+    left = [int(free[1]) << 10] if free else []
+    for folder in control_groups(machine, "memory"):
+        for limit, usage, cached in _GROUP_FILES:
+            most, used = (as_int(machine.read(str(folder / name))) for name in (limit, usage))
+            if most is not None and used is not None:
+                files = re.search(rf"^{cached} ([0-9]+)$", machine.read(str(folder / "memory.stat")), re.MULTILINE)
+                left.append(max(most - used + (int(files[1]) if files else 0), 0))
+    return min(left, default=None)
+
+
+# A limit, what is used, and the files among that, in versions 2 and 1 of control groups
+_GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
 def cpu_quota(machine: Machine) -> float | None:
     """Return how many processors the control groups of the process grant it on average, ``None`` if any number."""
     granted = []

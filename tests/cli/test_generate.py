@@ -230,7 +230,7 @@ def test_memory_that_is_lacking_is_told_of_before_it_is_used(path, model, monkey
     assert tensors == sum(4 * np.prod(tensor.shape) for tensor in _open(path).tensors.values())
     of_128, of_300 = (memory.cache_bytes(model.config, tokens) for tokens in (128, 300))
     assert (of_128, of_300) == (2 * 2 * 2 * 128 * 16 * 4, 4 * of_128)
-    monkeypatch.setattr(_memory, "available", lambda: tensors - 1)
+    monkeypatch.setattr(_memory, "available_memory", lambda: tensors - 1)
     result = generate(path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(
@@ -240,12 +240,12 @@ def test_memory_that_is_lacking_is_told_of_before_it_is_used(path, model, monkey
         "are available: take a file with smaller weights, such as Q4_K_M, or a smaller model\n"
     )
     monkeypatch.setattr(_memory, "file_bytes", lambda path: 0)
-    monkeypatch.setattr(_memory, "available", lambda: of_300 - 1)
+    monkeypatch.setattr(_memory, "available_memory", lambda: of_300 - 1)
     result = CliRunner().invoke(app, ["generate", PROMPT, "--model", str(path), "--backend=numpy"])
     assert result.exit_code == 0
     assert result.stderr.startswith("Warning: keys and values of 300 tokens would need 0.3 MB of memory, and ")
     assert "--context N limits the number of tokens" in result.stderr
-    monkeypatch.setattr(_memory, "available", lambda: of_128 - 1)
+    monkeypatch.setattr(_memory, "available_memory", lambda: of_128 - 1)
     result = generate(path)
     assert result.exit_code == 1
     assert "Error: the keys and values of 3 tokens need 0.1 MB of memory" in result.stderr
@@ -268,20 +268,6 @@ def test_packed_weights_take_what_they_take_in_the_file(tmp_path, kind):
     assert memory.weights_bytes(tensors, "numpy") == floats
     if "cpu" in get_available_backends():
         assert memory.weights_bytes(tensors, "cpu") == stored
-
-
-def test_the_memory_of_a_machine_and_of_a_container(tmp_path):
-    assert _memory.available(tmp_path) is None
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:     8 kB\n")
-    assert _memory.available(tmp_path) == 8192
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("max\n")
-    (group / "memory.current").write_text("1000\n")
-    assert _memory.available(tmp_path) == 8192
-    (group / "memory.max").write_text("1500\n")
-    assert _memory.available(tmp_path) == 500
 
 
 def test_a_full_memory_is_one_line(path, monkeypatch):

@@ -19,6 +19,7 @@ import support
 from tensorops import hardware
 from tensorops.hardware import CPU, Hardware, detect, detect_hardware, machine as _machine
 from tensorops.hardware.accelerators import tpu_version
+from tensorops.hardware.cpu import available_memory
 from tensorops.hardware.machine import DetectionError, Machine
 from tensorops.hardware.nvidia import QUERY, generation
 
@@ -103,6 +104,26 @@ def test_a_plain_laptop(machine):
         "  caches: L1d 32 KiB, L1i 32 KiB, L2 256 KiB",
         "  memory: 31.2 GiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:     8 kB\n"}, 8192),
+        ({"memory.max": "max", "memory.current": "1000"}, 8192),
+        ({"memory.max": "1500", "memory.current": "1000"}, 500),
+        ({"memory.max": "1500", "memory.current": "1600"}, 0),
+        ({"memory.max": "1500", "memory.current": "1400", "memory.stat": "anon 1\ninactive_file 300\n"}, 400),
+        ({"own/memory.max": "700", "own/memory.current": "600", "memory.max": "900", "memory.current": "850"}, 50),
+    ],
+)
+def test_the_memory_that_is_left(machine, files, expected):
+    described = {"proc/self/cgroup": "0::/own\n"}
+    if files and "proc/meminfo" not in files:
+        described["proc/meminfo"] = "MemAvailable: 8 kB\n"
+    described |= {name if "/meminfo" in name else f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    assert available_memory(machine(described)) == expected
 
 
 def test_a_server_with_amx(machine):
