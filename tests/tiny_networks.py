@@ -5,7 +5,6 @@ Their conversion to GGUF files is that of llama.cpp's converter: queries and key
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,12 +182,3 @@ def _tiled(part: str, array: np.ndarray, groups: int, heads: int, dim: int) -> n
     first, size = rows[part]
     values = array[first:].reshape(groups, heads // groups, size, *array.shape[1:]).swapaxes(0, 1)
     return np.concatenate([array[:first], values.reshape(array.shape[0] - first, *array.shape[1:])])
-
-
-def importable(module: str) -> bool:
-    """Return whether a module can be imported."""
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        return False
-    return True

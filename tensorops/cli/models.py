@@ -93,7 +93,7 @@ def print_supported(console: Console, facts: dict[str, Any]) -> None:
 
 def described(path: Path, as_json: bool) -> dict[str, Any]:
     """Return facts about a model; one that does not load ends the command with the reason."""
-    from tensorops.models.language_model import read_model
+    from tensorops.models.files import read_model
 
     try:
         facts = facts_of(path, *read_model(path))

@@ -6,7 +6,8 @@ Install the requirements with ``pip install 'tensorops[models]'``.
 from ._errors import GGUFError
 from .config import LlamaConfig, ModelConfig
 from .gguf import open_gguf
-from .language_model import LanguageModel, Llama, LogProbs
+from .language_model import LanguageModel, Llama
+from .logprobs import LogProbs
 from .pages import OutOfPagesError, PagedKVCache
 from .prompt_cache import PromptCache
 from .safetensors_files import load_safetensors, save_safetensors

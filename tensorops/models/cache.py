@@ -17,9 +17,17 @@ import tensorops as tp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["KVCache", "Slots", "concat"]
+__all__ = ["FIRST_CAPACITY", "KVCache", "Slots", "concat", "grown"]
 
 Array = Any
+FIRST_CAPACITY = 128  # tokens
+
+
+def grown(capacity: int, tokens: int) -> int:
+    """Return the capacity of a cache once it has room for some tokens: it doubles when it is full."""
+    while capacity < tokens:
+        capacity *= 2
+    return capacity
 
 
 class Slots:
@@ -170,7 +178,8 @@ class KVCache:
             They would exceed the context length.
         """
         self.require(count)
-        while self.capacity < self.length + count:
+        capacity = grown(self.capacity, self.length + count)
+        while self.capacity < capacity:
             for number in self._growing:
                 self.keys[number], self.values[number] = _doubled(self.keys[number]), _doubled(self.values[number])
 

@@ -7,15 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import architectures
 from ._errors import GGUFError
-from .folder import open_folder
 from .gguf import GGUFFile, open_gguf
 from .tokenizer import Tokenizer
+from .weights import separated
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
-__all__ = ["open_model", "tokenizer_of"]
+    from .blocks import ComputedTensor, Tensor
+    from .config import ModelConfig
+
+__all__ = ["open_model", "read_model", "tokenizer_of"]
 
 COUNT = "split.count"  # of the files of a model, of which the first has the metadata
 
@@ -34,6 +39,8 @@ def open_model(path: str | os.PathLike[str]) -> GGUFFile:
         A file is damaged, or another one of the model is missing.
     """
     if Path(path).is_dir():
+        from .folder import open_folder  # which imports what files do not need
+
         return open_folder(path)
     file = open_gguf(path)
     return file if file.metadata.get(COUNT, 1) in (0, 1) else _joined(file)
@@ -61,3 +68,18 @@ def tokenizer_of(file: GGUFFile) -> Tokenizer | None:
     if not file.is_folder:
         return Tokenizer(file)
     return Tokenizer.from_folder(file.path) if Path(file.path, "tokenizer.json").exists() else None
+
+
+def read_model(
+    path: str | os.PathLike[str],
+) -> tuple[GGUFFile, ModelConfig, Mapping[str, Tensor | ComputedTensor], Tokenizer | None]:
+    """Return a file, what it says of the network, its tensors and its tokenizer; a GGUFError says why it cannot load.
+
+    No weight is read.
+    """
+    file = open_model(path)
+    config = architectures.read_config(file)
+    tensors = separated(config, file.tensors)
+    if misfit := architectures.find_misfit(config, {name: tensor.shape for name, tensor in tensors.items()}):
+        raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
+    return file, config, tensors, tokenizer_of(file)

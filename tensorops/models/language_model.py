@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -13,11 +13,10 @@ import numpy as np
 import tensorops as tp
 from tensorops.persistent.ranks import Ranks, connect
 
-from . import architectures
-from ._errors import GGUFError
-from .cache import KVCache, concat
+from .cache import FIRST_CAPACITY, KVCache, concat
 from .config import ModelConfig
-from .files import open_model, tokenizer_of
+from .files import read_model
+from .logprobs import LogProbs, likeliest
 from .mesh import MeshRanks
 from .network import choose, forward, logits_of
 from .pages import PagedKVCache
@@ -26,43 +25,26 @@ from .persistent import StepOptions, on_host, persistent
 from .prompt_cache import PromptCache
 from .ranks import HEADS, WHOLE, divide
 from .stopping import stop_texts, tokens_until, until
-from .weights import PRECISIONS, Matrix, arrange, separated
+from .weights import PRECISIONS, Matrix, arrange
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from .blocks import ComputedTensor, QuantizedWeight, Tensor
-    from .gguf import GGUFFile
+    from .blocks import QuantizedWeight, Tensor
     from .tokenizer import Tokenizer
 
-__all__ = ["LanguageModel", "Llama", "LogProbs", "default_backend"]
+__all__ = ["LanguageModel", "Llama", "default_backend"]
 
 Array = Any
 Compiler: TypeAlias = "Callable[..., Callable[..., Any]]"
-FIRST_CAPACITY = 128
 LOAD = "load its part of the network"  # which is what ranks do together
 CACHE = (3, 4)  # the places of keys and values among the arguments of a compiled network
 _LIKELY_TOKENS = 2048  # added to a prompt where no number is given: pages of a batch have room for them
 NONE = Penalties()
 POOLINGS = ("mean", "last", "cls")
 PREFILL_TOKENS = 256  # a long text is processed in pieces, so that its attention scores stay small
-
-
-def read_model(
-    path: str | os.PathLike[str],
-) -> tuple[GGUFFile, ModelConfig, Mapping[str, Tensor | ComputedTensor], Tokenizer | None]:
-    """Return a file, what it says of the network, its tensors and its tokenizer; a GGUFError says why it cannot load.
-
-    No weight is read.
-    """
-    file = open_model(path)
-    config = architectures.read_config(file)
-    tensors = separated(config, file.tensors)
-    if misfit := architectures.find_misfit(config, {name: tensor.shape for name, tensor in tensors.items()}):
-        raise GGUFError(file.path, f"tensor {misfit[0]}", misfit[1])
-    return file, config, tensors, tokenizer_of(file)
 
 
 def default_backend() -> str:
@@ -117,36 +99,6 @@ def _compiled_in_place(compile_: Compiler, network: Callable[..., Any]) -> Calla
     return compile_(network, donate_argnums=CACHE) if "donate_argnums" in options else compile_(network)
 
 
-class LogProbs(NamedTuple):
-    """Logarithms of the probabilities of tokens, as `LanguageModel.logprobs` returns them.
-
-    Parameters
-    ----------
-    chosen : numpy.ndarray of float32, shape (tokens,)
-        Those of the tokens of the text.
-    top_ids : numpy.ndarray of int32, shape (tokens, top)
-        The likeliest tokens at each place, in order.
-    top : numpy.ndarray of float32, shape (tokens, top)
-        Their logarithms.
-    """
-
-    chosen: np.ndarray[Any, Any]
-    top_ids: np.ndarray[Any, Any]
-    top: np.ndarray[Any, Any]
-
-
-def _likeliest(logarithms: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any], top: int) -> LogProbs:
-    """Return those of the tokens chosen and of the likeliest ones; of equal ones, the first."""
-    # All of a vocabulary would take longer to sort than to compute.
-    candidates = (
-        np.sort(np.argpartition(-logarithms, top - 1, axis=1)[:, :top], axis=1) if top else chosen[:, None][:, :0]
-    )
-    order = np.argsort(-np.take_along_axis(logarithms, candidates, axis=1), axis=1, kind="stable")
-    ids = np.take_along_axis(candidates, order, axis=1).astype(np.int32)
-    own = np.take_along_axis(logarithms, chosen[:, None], axis=1)[:, 0]
-    return LogProbs(own, ids, np.take_along_axis(logarithms, ids, axis=1))
-
-
 class LanguageModel:
     """A language model.
 
@@ -156,8 +108,8 @@ class LanguageModel:
         Its sizes.
     weights : mapping of str to array, QuantizedWeight or Tensor
         Float32 or quantised weights by their names in a GGUF file, or the tensors of such a file, which are read.
-        Matrices are (out, in), and query and key heads rotate neighbouring features. Without ``output.weight`` the
-        embedding is also the output matrix.
+        Matrices are (out, in); which features of query and key heads rotate together, `config` says. Without
+        ``output.weight`` the embedding is also the output matrix.
     tokenizer : Tokenizer, optional
         Needed for text only.
     backend : str, optional
@@ -420,14 +372,14 @@ class LanguageModel:
         if not 0 <= top <= self.config.vocab_size:
             raise ValueError(f"top is {top}, expected 0 to the vocabulary's {self.config.vocab_size}")
         nothing = np.empty((0, self.config.vocab_size), dtype=np.float32)
-        pieces = [_likeliest(nothing, checked[:0], top)]
+        pieces = [likeliest(nothing, checked[:0], top)]
         following = checked[1:]
         before = [int(token) for token in checked[:-1]]
         hidden = self._read(before, self.new_cache() if cache is None else cache) if before else iter(())
         for piece in hidden:
             with self._scope():
                 found = tp.to_backend(tp.log_softmax(self._logits(piece, self._output)), "numpy")
-            pieces.append(_likeliest(np.asarray(found), following[: found.shape[0]], top))
+            pieces.append(likeliest(np.asarray(found), following[: found.shape[0]], top))
             following = following[found.shape[0] :]
         return LogProbs(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
 

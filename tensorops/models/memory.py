@@ -11,6 +11,7 @@ import tensorops as tp
 from tensorops import formats
 
 from .blocks import ComputedTensor, Tensor
+from .cache import FIRST_CAPACITY, grown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,15 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_bytes", "weights_bytes"]
 
-SMALLEST_CACHE = 128  # tokens; its capacity doubles when it is full
-
 
 def cache_bytes(config: ModelConfig, tokens: int) -> int:
     """Return the number of bytes of a cache with room for some tokens."""
-    capacity = SMALLEST_CACHE
-    while capacity < tokens:
-        capacity *= 2
-    return 4 * sum(prod(keys) + prod(values) for keys, values in config.cache_shapes(capacity))
+    shapes = config.cache_shapes(grown(FIRST_CAPACITY, tokens))
+    return 4 * sum(prod(keys) + prod(values) for keys, values in shapes)
 
 
 def weights_bytes(tensors: Mapping[str, Tensor | ComputedTensor], backend: str) -> int:

@@ -128,7 +128,7 @@ def get(name: str) -> type[Decoder]:
     ValueError
         There is none of this name.
     """
-    if (found := _all().get(name)) is None:
+    if (found := _registered.get(name) or _own().get(name)) is None:
         raise ValueError(f"{name!r:.80} is not supported, only {', '.join(names())}")
     return found
 
