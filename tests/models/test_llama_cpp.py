@@ -23,12 +23,16 @@ from tiny_networks import FOLDERS_ONLY, IDS, NETWORKS
 TOKENS = 8
 
 
+def peer(path: str | Path, context: int) -> llama_cpp.Llama:
+    """Return llama.cpp's model, which keeps keys and values in float32 as ours does."""
+    float32 = llama_cpp.GGML_TYPE_F32
+    options: Any = {"n_ctx": context, "n_threads": 2, "type_k": float32, "type_v": float32}
+    return llama_cpp.Llama(str(path), logits_all=True, verbose=False, **options)
+
+
 def theirs(path: Path) -> tuple[np.ndarray, list[int]]:
     """Return llama.cpp's logits for IDS, and the tokens that it adds."""
-    float32 = llama_cpp.GGML_TYPE_F32
-    model = llama_cpp.Llama(
-        str(path), n_ctx=128, logits_all=True, verbose=False, n_threads=2, type_k=float32, type_v=float32
-    )
+    model = peer(path, 128)
     model.eval(IDS)
     logits = np.array(model.scores[: len(IDS)])
     added = [int(np.argmax(logits[-1]))]
@@ -67,9 +71,9 @@ def test_gemma_has_the_perplexity_of_its_weights() -> None:
         pytest.skip("GEMMA_3_270M does not name the file of Gemma 3 270M (Q4_K_M)")
     model = LanguageModel.load(path)
     ids = model.tokenizer.encode((Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8"))[:400]
-    peer = llama_cpp.Llama(path, n_ctx=512, logits_all=True, verbose=False, n_threads=2)
-    peer.eval(ids)
-    theirs = perplexity(peer.scores[: len(ids)], ids)
+    other = peer(path, 512)
+    other.eval(ids)
+    theirs = perplexity(other.scores[: len(ids)], ids)
     weights = {name: tensor.dequantize() for name, tensor in open_gguf(path).tensors.items()}
     exact = perplexity(LanguageModel(model.config, weights)(ids), ids)
     assert abs(perplexity(model(ids), ids) / exact - 1) < 1e-4
