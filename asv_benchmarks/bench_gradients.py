@@ -1,18 +1,21 @@
 """Gradients on torch tensors and JAX arrays in host memory: a call and its derivative, and the library's own functions.
 
-    python -m asv_benchmarks.bench_gradients [--threads N] [--seconds S] [--library torch|jax] [OPERATORS …]
+    python -m asv_benchmarks.bench_gradients [--threads N] [--seconds S] [--library torch|jax] [--memory] [OPERATORS …]
 
 prints ratios of alternating calls in one process: above 1, ours is faster. A call on JAX is a jitted program.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
 import os
 import platform
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -183,6 +186,25 @@ def least(
     return found
 
 
+def peak(call: Callable[[], Any]) -> float:
+    """Return how many MB a call holds at most beyond what the process holds before it, on Linux."""
+
+    def held(field: str) -> int:
+        return int(Path("/proc/self/status").read_text(encoding="ascii").split(f"{field}:")[1].split()[0])
+
+    call()
+    found = []
+    for _ in range(3):
+        gc.collect()
+        tp.empty_cache()
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+        before = held("VmRSS")
+        call()
+        found.append(held("VmHWM") - before)
+    return min(found) / 1000
+
+
 class Gradient:
     """A call with its derivative, for asv."""
 
@@ -206,9 +228,10 @@ class Gradient:
 @click.option("--threads", default=1, show_default=True)
 @click.option("--seconds", default=0.5, show_default=True, help="For each row.")
 @click.option("--library", type=click.Choice(list(LIBRARIES)), default="torch", show_default=True)
+@click.option("--memory", is_flag=True, help="The memory that a call needs, not its time.")
 @click.argument("operators", nargs=-1, type=click.Choice(list(OURS)))
-def main(threads: int, seconds: float, library: str, operators: tuple[str, ...]) -> None:
-    """Print the library's time divided by ours."""
+def main(threads: int, seconds: float, library: str, memory: bool, operators: tuple[str, ...]) -> None:
+    """Print the library's time, or memory, divided by ours."""
     from rich.console import Console
     from rich.table import Table
 
@@ -219,16 +242,19 @@ def main(threads: int, seconds: float, library: str, operators: tuple[str, ...])
     elif threads == 1:
         os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     _native.set_num_threads(threads)
-    columns = [f"{shape}, {dtype}" for shape in SHAPES for dtype in DTYPES]
-    table = Table("operator", *columns, title=f"{library}'s time of a call and its derivative, divided by ours")
+    shapes = SHAPES[1:] if memory else SHAPES  # a small call's memory is less than what the process takes at once
+    columns = [f"{shape}, {dtype}" for shape in shapes for dtype in DTYPES]
+    title = f"{library}'s {'memory' if memory else 'time'} of a call and its derivative, divided by ours"
+    table = Table("operator", *columns, title=title)
     ratios = []
     for name in operators or OURS:
         cells = []
-        for shape in SHAPES if name != ATTENTION else (ATTENTION_SHAPE,):
+        for shape in shapes if name != ATTENTION else (ATTENTION_SHAPE,):
             for dtype in DTYPES:
-                ours, own = least(LIBRARIES[library](name, shape, dtype), seconds)
+                calls = LIBRARIES[library](name, shape, dtype)
+                ours, own = map(peak, calls) if memory else least(calls, seconds)
                 ratios.append(own / ours)
-                cells.append(f"{own / ours:.2f}")
+                cells.append(f"{own / ours:.2f}" + (f" of {ours:.0f} MB" if memory else ""))
         table.add_row(name if name != ATTENTION else f"{name} {ATTENTION_SHAPE}", *cells)
     console = Console(width=160)
     versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", library))
