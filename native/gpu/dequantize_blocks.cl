@@ -28,7 +28,7 @@ KERNEL(dequantize_blocks)(BLOCKS, WHICH OUT(X, y), ROW_SHAPE, index_t vocabulary
             if (found) chunk = chunk_of(from + (index_t)(k / PER_BLOCK) * BYTES, k % PER_BLOCK);
             UNROLL for (int p = 0; p < PARTS; ++p) {
                 const vec w = found ? weights_in(&chunk, p) : splat(float_of_bits(0x7fc00000u));
-                JOIN(store_, X)(to + k / PER_BLOCK * ELEMENTS + COLUMN_IN(k % PER_BLOCK, p), w);
+                JOIN(store_, X)(to + k / PER_BLOCK * ELEMENTS + COLUMN_OF(k % PER_BLOCK, p), w);
             }
         }
     }

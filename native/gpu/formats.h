@@ -3,8 +3,8 @@
 //   LOW_AT, LOW_BITS  where bytes with the low bits of codes begin, and how many bits a code has there
 //   RUN               columns that are next to each other in as many bytes; the next ones are in the next bits of these
 //   HIGH_BITS         how many more bits a code has, or none
-//   HIGH_AT(b)        where these are for the eight bytes number b of low bits: in eight bytes, from bit HIGH_SHIFT(b)
-//                     on, and for the next bits of the low bytes HIGH_STEP bits further
+//   HIGH_AT(v)        where these are for the four bytes number v of low bits: in four bytes, from bit HIGH_SHIFT(v) on,
+//                     and for the next bits of the low bytes HIGH_STEP bits further
 //   FIFTH_AT          instead: where four bytes are of which each bit belongs to a column
 //   TABLE             16 bytes in four words, in which codes are places
 //   IS_SIGNED         whether codes are in two's complement; with OFFSET 128
@@ -63,8 +63,8 @@ INLINE float half_of_e4m3(int bits) {
 #define LOW_BITS 2
 #define RUN 32
 #define HIGH_BITS 1
-#define HIGH_AT(b) ((b) % 4 * 8)
-#define HIGH_SHIFT(b) ((b) / 4 * 4)
+#define HIGH_AT(v) ((v) % 8 * 4)
+#define HIGH_SHIFT(v) ((v) / 8 * 4)
 #define HIGH_STEP 1
 #define OFFSET 4
 #define SCALE(p, g) \
@@ -78,8 +78,8 @@ INLINE float half_of_e4m3(int bits) {
 #define LOW_AT 48
 #define RUN 32
 #define HIGH_BITS 1
-#define HIGH_AT(b) (16 + (b) % 4 * 8)
-#define HIGH_SHIFT(b) ((b) / 4 * 2)
+#define HIGH_AT(v) (16 + (v) % 8 * 4)
+#define HIGH_SHIFT(v) ((v) / 8 * 2)
 #define HIGH_STEP 1
 #define SCALE(p, g) (half_at(p) * six_bit_scale((p) + 4, g))
 #define MINIMUM(p, g) (-half_at((p) + 2) * six_bit_minimum((p) + 4, g))
@@ -87,8 +87,8 @@ INLINE float half_of_e4m3(int bits) {
 #define LOW_AT 0
 #define RUN 64
 #define HIGH_BITS 2
-#define HIGH_AT(b) (128 + (b) / 8 * 32 + (b) % 4 * 8)
-#define HIGH_SHIFT(b) ((b) % 8 / 4 * 2)
+#define HIGH_AT(v) (128 + (v) / 16 * 32 + (v) % 8 * 4)
+#define HIGH_SHIFT(v) ((v) % 16 / 8 * 2)
 #define HIGH_STEP 4
 #define OFFSET 32
 #define SCALE(p, g) (half_at((p) + 208) * ((const GLOBAL STORAGE(i8)*)(p))[192 + (g)])

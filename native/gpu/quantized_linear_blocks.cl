@@ -19,9 +19,13 @@
 #define FETCH_ROW(row, k) \
     if (THREADS == 1) EACH_OUTPUT FETCH(BLOCKS_OF(row + o) + (index_t)(k) * BYTES / PER_BLOCK)
 #define WEIGHTS(chunk, p) weights_in(&(chunk), p)
-#define X_PART(x, k, p) JOIN(load_, X)((x) + (k) / PER_BLOCK * ELEMENTS + COLUMN_IN((k) % PER_BLOCK, p))
+#define X_PART(x, k, p) JOIN(load_, X)((x) + (k) / PER_BLOCK * ELEMENTS + COLUMN_OF((k) % PER_BLOCK, p))
 #define WEIGHT_AT(row, i) weight_in(BLOCKS_OF(row), i)
 #define EIGHT_AT(row, i, w) eight_weights(BLOCKS_OF(row), i, w)
+#if X_ROWS == 1
+#undef RESIDENT
+#define RESIDENT , 384 / BLOCK  // else few would run at once, with all that they read in registers
+#endif
 #if TILED
 #include "tiles.h"
 #else

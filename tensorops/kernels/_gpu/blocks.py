@@ -13,10 +13,8 @@ from tensorops import formats
 from tensorops.kernels._gpu import sources
 from tensorops.kernels._gpu.geometry import refuse_row, rows_geometry
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Operand, Plan, Result
-from tensorops.kernels._gpu.products import adjacent, bytes_at_once, computed_in, matrix, products
-from tensorops.kernels._gpu.rows import INTEGERS, SHORT, refuse_dtypes, rows_of
-
-_EIGHT = 8  # neighbouring columns, whose low bits are in two words
+from tensorops.kernels._gpu.products import adjacent, bytes_at_once, computed_in, matrix, products, rows_at_once
+from tensorops.kernels._gpu.rows import INTEGERS, SHORT, RowsOf, refuse_dtypes, rows_of
 
 
 @functools.cache
@@ -35,13 +33,15 @@ def quantized_linear(device: Device, x: Operand, weight: Operand, format: str) -
     rows = rows_of((x.ndim - 1,), x=x)
     if isinstance(rows, str):
         return rows
-    itemsize, outputs = ITEM_SIZES[x.dtype], weight.shape[0]
-    words = 4 if 2 * _EIGHT * itemsize <= bytes_at_once(rows) or device.kind == "cpu" else 2
-    chunk, defines = _described(device, weight, format, words)
-    defines |= {"X": SHORT[x.dtype], "VEC": _vector(device, itemsize), "WHOLE": int(rows.dense)}
-    launch = products(
-        device, "quantized_linear_blocks", rows, matrix("weight", weight), outputs, chunk, defines, computed_in(x)
-    )
+    vec, outputs = _vector(device, ITEM_SIZES[x.dtype]), weight.shape[0]
+    chunk, defines = _described(device, weight, format, _words(device, rows, x, format, vec))
+    defines |= {"X": SHORT[x.dtype], "VEC": vec, "WHOLE": int(rows.dense)}
+    computes = computed_in(x)
+    source, arguments = "quantized_linear_blocks", matrix("weight", weight)
+    most = 4 if device.kind == "cpu" else 2  # that registers hold without a spill, as NVRTC divides them
+    if rows_at_once(rows) > 4 and (computes == "float64" or _low_bits()[format] == 2):
+        most = 1
+    launch = products(device, source, rows, arguments, outputs, chunk, defines, computes, most)
     return Plan({"y": Result(x.dtype, (*x.shape[:-1], outputs))}, (launch,))
 
 
@@ -70,7 +70,9 @@ def _numbers(device: Device, weight: Operand, format: str, ids: Operand | None) 
     arrays = (matrix("weight", weight), *(rows.arguments[name] for name in (*chosen, "y")))
     vec = _vector(device, 4)
     chunk, defines = _described(device, weight, format, 2)  # few numbers: threads then write close to each other
-    defines |= {"X": "f32", "HAS_IDS": len(chosen), **{"IDS": INTEGERS[a.dtype] for a in chosen.values()}}
+    defines |= {"X": "f32", "HAS_IDS": int(ids is not None)}
+    if ids is not None:
+        defines["IDS"] = INTEGERS[ids.dtype]
     g = rows_geometry(device, rows.count, columns // chunk * vec, 4, passes=1)
     launch = rows.launch(
         device, "dequantize_blocks", "dequantize_blocks", "float32", defines, arrays, (np.int64(weight.shape[0]),),
@@ -86,8 +88,20 @@ def _refuse(weight: Operand, format: str) -> str | None:
 
 
 def _vector(device: Device, itemsize: int) -> int:
-    """Return how many numbers a thread computes with at once; on a processor those of one row of bytes."""
-    return _EIGHT if device.kind == "cpu" else max(2, 16 // itemsize)
+    """Return how many numbers a thread computes with at once."""
+    return 8 if device.kind == "cpu" else max(2, 16 // itemsize)
+
+
+def _words(device: Device, rows: RowsOf, x: Operand, format: str, vec: int) -> int:
+    """Return how many words of codes a thread reads at once: as many as its registers hold what they become."""
+    columns, words = 64 // max(2, rows_at_once(rows)), 4
+    while (
+        device.kind == "gpu"
+        and words > max(1, vec // 4)
+        and (4 * words * ITEM_SIZES[x.dtype] > bytes_at_once(rows) or 32 // _low_bits()[format] * words > columns)
+    ):
+        words //= 2
+    return words
 
 
 def _described(device: Device, weight: Operand, format: str, words: int) -> tuple[int, dict[str, Any]]:
