@@ -1,8 +1,9 @@
 // Weights in blocks of a format, as files store them: w = scale · (code - OFFSET) + minimum; see formats.h.
 //
-// A chunk is CODE_WORDS words of low bits and what belongs to them: in each of FIELDS fields of these bits, the codes of
-// neighbouring columns. Every byte of codes is read once by one thread, and words hold four codes in bytes until these
-// become numbers. Scales and minima are exact in float32, and so are products with codes: a weight is rounded once.
+// A chunk is CODE_WORDS words of low bits and what belongs to them: in each of FIELDS fields of these bits, the codes
+// of neighbouring columns. Every byte of codes is read once by one thread, and words hold four codes in bytes until
+// these become numbers. Scales and minima are exact in float32, and so are products with codes: a weight is rounded
+// once.
 //
 //   ELEMENTS, BYTES, GROUP  the columns of a block, its bytes, and the columns that share a scale
 //   CODE_WORDS              1, 2 or 4
@@ -43,24 +44,23 @@ INLINE uint fifth_bits(uint bits, int i) {
     return ((bits >> 4 * i & 15) * 0x204081u & 0x01010101u) | ((bits >> (4 * i + 16) & 15) * 0x408102u & 0x02020202u);
 }
 #endif
+INLINE void read_words(const GLOBAL uchar* p, int words, uint* to) {
+#if ALIGN >= 4 * CODE_WORDS
+    if (words == CODE_WORDS) {
+        JOIN(load_words_, CODE_WORDS)((const GLOBAL uint*)p, to);
+        return;
+    }
+#endif
+    UNROLL for (int w = 0; w < words; ++w) to[w] = word_at(p + 4 * w);
+}
 // Words of low bits, from number v of the block on, and the bits that come above theirs
 INLINE void read_codes(const GLOBAL uchar* block, int v, int words, uint* low, uint* high) {
-#if ALIGN >= 4 * CODE_WORDS
-    const bool at_once = words == CODE_WORDS;
-#define READ_WORDS(p, to)                                           \
-    if (at_once)                                                    \
-        JOIN(load_words_, CODE_WORDS)((const GLOBAL uint*)(p), to); \
-    else                                                            \
-        UNROLL for (int w = 0; w < words; ++w) (to)[w] = word_at((p) + 4 * w)
-#else
-#define READ_WORDS(p, to) UNROLL for (int w = 0; w < words; ++w) (to)[w] = word_at((p) + 4 * w)
-#endif
-    READ_WORDS(block + LOW_AT + 4 * v, low);
+    read_words(block + LOW_AT + 4 * v, words, low);
 #if defined(FIFTH_AT)
     const uint bits = word_at(block + FIFTH_AT);
     UNROLL for (int w = 0; w < words; ++w) high[w] = fifth_bits(bits, v + w);
 #elif defined(HIGH_BITS)
-    READ_WORDS(block + HIGH_AT(v), high);
+    read_words(block + HIGH_AT(v), words, high);
     UNROLL for (int w = 0; w < words; ++w) high[w] >>= HIGH_SHIFT(v);
 #else
     UNROLL for (int w = 0; w < words; ++w) high[w] = 0;
@@ -119,8 +119,8 @@ INLINE Chunk chunk_of(const GLOBAL uchar* block, int c) {
 INLINE vec weights_in(const Chunk* chunk, int p) {
     const int f = FIELD_OF(p), first = FIRST_OF(p), s = WIDTH > RUN ? first / RUN : f;
     uint codes[VEC / 4 + (VEC < 4)];
-    UNROLL for (int w = 0; 4 * w < VEC; ++w)
-        codes[w] = codes_in(chunk->low[first / 4 + w], chunk->high[first / 4 + w], f);
+    UNROLL for (int w = 0; 4 * w < VEC; ++w) codes[w] =
+        codes_in(chunk->low[first / 4 + w], chunk->high[first / 4 + w], f);
 #if THREADS == 1
     const vec q = reals_of(as_uchar8((uint2)(codes[0], codes[1]))) - (real)OFFSET;
 #else
@@ -141,8 +141,8 @@ INLINE void eight_weights(const GLOBAL uchar* row, int i, real* w) {
 #ifdef MINIMUM
     const float minimum = MINIMUM(block, g);
 #endif
-    UNROLL for (int k = 0; k < 8; ++k)
-        w[k] = WEIGHT(code_in(codes_in(low[k / 4], high[k / 4], f), k % 4), (real)scale, (real)minimum);
+    UNROLL for (int k = 0; k < 8; ++k) w[k] =
+        WEIGHT(code_in(codes_in(low[k / 4], high[k / 4], f), k % 4), (real)scale, (real)minimum);
 }
 INLINE real weight_in(const GLOBAL uchar* row, int i) {
     real w[8];

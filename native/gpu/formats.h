@@ -3,8 +3,8 @@
 //   LOW_AT, LOW_BITS  where bytes with the low bits of codes begin, and how many bits a code has there
 //   RUN               columns that are next to each other in as many bytes; the next ones are in the next bits of these
 //   HIGH_BITS         how many more bits a code has, or none
-//   HIGH_AT(v)        where these are for the four bytes number v of low bits: in four bytes, from bit HIGH_SHIFT(v) on,
-//                     and for the next bits of the low bytes HIGH_STEP bits further
+//   HIGH_AT(v)        where these are for the four bytes number v of low bits: in four bytes, from bit HIGH_SHIFT(v)
+//                     on, and for the next bits of the low bytes HIGH_STEP bits further
 //   FIFTH_AT          instead: where four bytes are of which each bit belongs to a column
 //   TABLE             16 bytes in four words, in which codes are places
 //   IS_SIGNED         whether codes are in two's complement; with OFFSET 128
@@ -67,8 +67,9 @@ INLINE float half_of_e4m3(int bits) {
 #define HIGH_SHIFT(v) ((v) / 8 * 4)
 #define HIGH_STEP 1
 #define OFFSET 4
-#define SCALE(p, g) \
-    (half_at((p) + 108) * ((((p)[96 + (g) % 8] >> (g) / 8 * 4 & 15) | ((p)[104 + (g) % 4] >> (g) / 4 * 2 & 3) << 4) - 32))
+#define SCALE(p, g)       \
+    (half_at((p) + 108) * \
+     ((((p)[96 + (g) % 8] >> (g) / 8 * 4 & 15) | ((p)[104 + (g) % 4] >> (g) / 4 * 2 & 3) << 4) - 32))
 #elif defined(FORMAT_Q4_K)
 #define LOW_AT 16
 #define RUN 32

@@ -1,8 +1,8 @@
 // y = x · Wᵀ for many rows of x, on a GPU: a block computes a tile of the result from tiles of x and W in local memory.
 //
 // The kernel that includes this defines PRODUCTS, MATRIX, WEIGHT_AT and FINISH as for products.h; instead of WEIGHT_AT,
-// EIGHT_AT(row, i, w) may set w to eight weights from column i on, where 32 divides the columns. A thread computes 4 × 4
-// products; VEC is 4, and a block has TILE / 4 · TILE / 4 threads.
+// EIGHT_AT(row, i, w) may set w to eight weights from column i on, where 32 divides the columns. A thread computes 4 ×
+// 4 products; VEC is 4, and a block has TILE / 4 · TILE / 4 threads.
 //
 // Precision: products and sums in the type of computation.
 #define TILE 64              // rows of x, and outputs
@@ -36,7 +36,7 @@ KERNEL(PRODUCTS)
             const int k = thread_id() % (DEPTH / 8) * 8, r = thread_id() / (DEPTH / 8);  // one for each thread
             real w[8];
             EIGHT_AT(output + r < outputs ? output + r : outputs - 1, begin + k, w);
-            UNROLL for (int j = 0; j < 8; ++j) ((LOCAL real*)some_w)[(k + j) * LINE * 4 + r] = w[j];
+            UNROLL for (int j = 0; j < 8; ++j)((LOCAL real*)some_w)[(k + j) * LINE * 4 + r] = w[j];
         }
 #endif
         BARRIER();
