@@ -32,6 +32,8 @@ typedef unsigned long long ulong;
 
 INLINE float float_of_bits(unsigned bits) { return __uint_as_float(bits); }
 INLINE unsigned bits_of_float(float x) { return __float_as_uint(x); }
+// The bytes of two words that the lower four numbers of four bits of `places` name
+INLINE uint bytes_of(uint a, uint b, uint places) { return __byte_perm(a, b, places); }
 // The hardware's own functions, where neither argument nor result is below the normal numbers: within 2 units of the
 // last place
 INLINE float exp2_near(float x) {

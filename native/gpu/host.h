@@ -64,6 +64,13 @@ INLINE unsigned bits_of_float(float x) {
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
+// The bytes of two words that the lower four numbers of four bits of `places` name
+INLINE uint bytes_of(uint a, uint b, uint places) {
+    const ulong both = (ulong)b << 32 | a;
+    uint bytes = 0;
+    for (int k = 0; k < 4; ++k) bytes |= (uint)(both >> (places >> 4 * k & 7) * 8 & 255) << 8 * k;
+    return bytes;
+}
 INLINE float float_of_half(unsigned short bits) {
     const unsigned sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31, fraction = bits & 0x3ffu;
     if (exponent == 0) {  // the fraction counts units of 2^-24

@@ -106,6 +106,12 @@ INLINE vec with_neighbours_swapped(vec v) {
 INLINE void load_words_1(const GLOBAL uint* p, uint* words) { *words = *p; }
 INLINE void load_words_2(const GLOBAL uint* p, uint* words) { vstore2(vload2(0, p), 0, words); }
 INLINE void load_words_4(const GLOBAL uint* p, uint* words) { vstore4(vload4(0, p), 0, words); }
+INLINE uint load_bytes_4(const GLOBAL uchar* p) { return as_uint(vload4(0, p)); }
+// Of 16 bytes in four words, those at the places that the bytes of `places` have
+INLINE uint looked_up(uint a, uint b, uint c, uint d, uint places) {
+    return as_uint(shuffle(as_uchar16((uint4)(a, b, c, d)), as_uchar4(places)));
+}
+INLINE float float_of_half(ushort bits) { return vload_half(0, (const half*)&bits); }
 
 // One element, and VEC adjacent ones, of each element type. bfloat16 is the upper half of a float32.
 #define storage_f32 float

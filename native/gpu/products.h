@@ -54,7 +54,9 @@ INLINE real plus_product(real sum, vec a, vec b) {
 }
 #endif
 
+#ifndef BLOCK_CHUNKS
 #define BLOCK_CHUNKS 64  // of a sum
+#endif
 #define EACH_OUTPUT UNROLL for (int o = 0; o < OUTPUTS; ++o)
 #define EACH_X_ROW UNROLL for (int r = 0; r < X_ROWS; ++r)
 

@@ -1,6 +1,7 @@
 // y = x · Wᵀ for many rows of x, on a GPU: a block computes a tile of the result from tiles of x and W in local memory.
 //
-// The kernel that includes this defines PRODUCTS, MATRIX, WEIGHT_AT and FINISH as for products.h. A thread computes 4 ×
+// The kernel that includes this defines PRODUCTS, MATRIX, WEIGHT_AT and FINISH as for products.h; instead of WEIGHT_AT,
+// EIGHT_AT(row, i, w) may set w to eight weights from column i on, where 32 divides the columns. A thread computes 4 ×
 // 4 products; VEC is 4, and a block has TILE / 4 · TILE / 4 threads.
 //
 // Precision: products and sums in the type of computation.
@@ -25,9 +26,19 @@ KERNEL(PRODUCTS)
                               of = output + r < outputs ? output + r : outputs - 1;
                 const int place = k * LINE * 4 + r;
                 ((LOCAL real*)some_x)[place] = i < n ? JOIN(get_, X)(ROW(x, at) + i * x_step) : 0;
+#ifndef EIGHT_AT
                 ((LOCAL real*)some_w)[place] = i < n ? WEIGHT_AT(of, i) : 0;
+#endif
             }
         }
+#ifdef EIGHT_AT
+        {
+            const int k = thread_id() % (DEPTH / 8) * 8, r = thread_id() / (DEPTH / 8);  // one for each thread
+            real w[8];
+            EIGHT_AT(output + r < outputs ? output + r : outputs - 1, begin + k, w);
+            UNROLL for (int j = 0; j < 8; ++j)((LOCAL real*)some_w)[(k + j) * LINE * 4 + r] = w[j];
+        }
+#endif
         BARRIER();
         for (int k = 0; k < DEPTH; ++k) {
             const vec a = some_x[k * LINE + of_x], w = some_w[k * LINE + of_w];

@@ -188,6 +188,16 @@ DEFINE_WORDS(1)
 DEFINE_WORDS(2)
 DEFINE_WORDS(4)
 
+INLINE uint load_bytes_4(const uchar* p) { return p[0] | p[1] << 8 | p[2] << 16 | (uint)p[3] << 24; }
+// Of 16 bytes in four words, those at the places that the bytes of `places` have
+INLINE uint looked_up(uint a, uint b, uint c, uint d, uint places) {
+    uint selector = places & 0x07070707u;  // four numbers of four bits, in its lower half
+    selector = (selector | selector >> 4) & 0x00ff00ffu;
+    selector |= selector >> 8;
+    const uint upper = (places >> 3 & 0x01010101u) * 255;
+    return (bytes_of(a, b, selector) & ~upper) | (bytes_of(c, d, selector) & upper);
+}
+
 #ifndef STORE_PACK
 #define STORE_PACK(type, p, pack) (*reinterpret_cast<type*>(p) = pack)
 #endif

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tensorops.kernels._gpu import blocks
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Operand, Plan, Result
 from tensorops.kernels._gpu.rows import INTEGERS, SHORT, Arguments, refuse_dtypes, rows_of
 
@@ -15,7 +16,7 @@ _NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0}
 def embedding(device: Device, ids: Operand, weight: Operand, *, format: str | None = None) -> Plan | str:
     """Plan `tensorops.embedding`."""
     if format is not None:
-        return f"the kernel reads no blocks of format {format!r}"
+        return blocks.embedding(device, ids, weight, format)
     if reason := refuse_dtypes(device, weight=weight):
         return reason
     y = Result(weight.dtype, (*ids.shape, weight.shape[1]))

@@ -67,6 +67,7 @@ def products(
     chunk: int,
     defines: dict[str, Any],
     computes: str,
+    most_outputs: int = 4,
 ) -> Launch:
     """Return the launch of products of rows of `x` with a matrix of that many rows.
 
@@ -76,7 +77,7 @@ def products(
     if device.kind == "gpu" and x.count > _FEW_ROWS and device.max_block >= _TILE_THREADS:
         return _tiles(device, source, x, weights, outputs, defines, computes)
     x_rows = rows_at_once(x)
-    per_team = min(2 if x_rows == _MAX_X_ROWS else 4, 1 << max(outputs.bit_length() - 1, 0))
+    per_team = min(2 if x_rows == _MAX_X_ROWS else 4, most_outputs, 1 << max(outputs.bit_length() - 1, 0))
     tiles_of_rows = -(-x.count // x_rows)
     tiles = -(-outputs // per_team) * tiles_of_rows
     if device.kind == "cpu":

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorops.kernels._gpu import blocks
 from tensorops.kernels._gpu.geometry import refuse_row, rows_geometry
 from tensorops.kernels._gpu.plans import ITEM_SIZES, Device, Operand, Plan, Result
 from tensorops.kernels._gpu.products import (
@@ -19,24 +20,24 @@ from tensorops.kernels._gpu.products import (
     products,
 )
 from tensorops.kernels._gpu.rows import SHORT, Arguments, RowsOf, refuse_dtypes, rows_of
-from tensorops.ops.quantization import refuse_blocks
+from tensorops.ops.quantization import AFFINE
 
 
 def quantized_linear(
     device: Device,
     x: Operand,
     weight: Operand,
-    scales: Operand,
+    scales: Operand | None,
     biases: Operand | None,
     *,
     bits: int,
     group_size: int,
-    format: str = "affine",
+    format: str = AFFINE,
     precision: str = "highest",
 ) -> Plan | str:
-    """Plan `tensorops.quantized_linear`."""
-    if reason := refuse_blocks(format):
-        return reason
+    """Plan `tensorops.quantized_linear`, for every precision as accurately as for the highest."""
+    if scales is None:
+        return blocks.quantized_linear(device, x, weight, format)
     if reason := refuse_dtypes(device, x=x, scales=scales, biases=biases):
         return reason
     rows = rows_of((x.ndim - 1,), x=x)
@@ -91,17 +92,17 @@ def _gpu_chunk(rows: RowsOf, x: Operand, weight: Operand, bits: int, group_size:
 def dequantize(
     device: Device,
     weight: Operand,
-    scales: Operand,
+    scales: Operand | None,
     biases: Operand | None,
     *,
     bits: int,
     group_size: int,
     mode: str,
-    format: str = "affine",
+    format: str = AFFINE,
 ) -> Plan | str:
     """Plan `tensorops.dequantize`."""
-    if reason := refuse_blocks(format):
-        return reason
+    if scales is None:
+        return blocks.dequantize(device, weight, format)
     if reason := refuse_dtypes(device, scales=scales, biases=biases):
         return reason
     columns = weight.shape[1] * 8 // bits
