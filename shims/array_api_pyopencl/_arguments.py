@@ -14,13 +14,7 @@ _COMPLETE = cl.command_execution_status.COMPLETE
 
 
 def as_array(function: str, x: Any) -> _objects.Array:
-    """Return an argument of `function` that must be an array.
-
-    Raises
-    ------
-    TypeError
-        If it is not an array.
-    """
+    """Return an argument of `function` that must be an array."""
     if type(x) is _objects.Array:
         return x
     if isinstance(x, pyopencl.array.Array):
@@ -37,15 +31,7 @@ def name_of_type(x: object) -> str:
 
 
 def wrap(x: Any) -> _objects.Array:
-    """Return an array that shares the memory and the queue of a `pyopencl.array.Array`.
-
-    Raises
-    ------
-    ValueError
-        If it has no queue, or its elements are not aligned.
-    TypeError
-        If its elements are not of one of the standard's data types.
-    """
+    """Return an array that shares the memory and the queue of a `pyopencl.array.Array`."""
     device = device_of(x)
     key = ("wrap", x.dtype, x.shape, x.strides, x.offset)
     layout = device.plans.get(key)
@@ -58,13 +44,7 @@ def wrap(x: Any) -> _objects.Array:
 
 
 def device_of(x: Any) -> Device:
-    """Return the device that represents the queue of a `pyopencl.array.Array`.
-
-    Raises
-    ------
-    ValueError
-        If it has no queue.
-    """
+    """Return the device that represents the queue of a `pyopencl.array.Array`."""
     if x.queue is None:
         raise ValueError("the pyopencl.array.Array has no queue; attach one with its method with_queue")
     return device_of_queue(x.queue)
