@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import EllipsisType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from array_api_pyopencl._devices import Device, as_device, default_device
 from array_api_pyopencl._dtypes import DType
 from array_api_pyopencl._layout import Layout, Shape
 
-Index = int | slice | EllipsisType | None
 API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 
 
