@@ -333,28 +333,3 @@ def _caller() -> str:
             break
         frame = frame.f_back  # type: ignore[assignment]
     return name
-
-
-class Plans:
-    """In place of the plans in settings: the recorder is told of every call of an operator."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __getitem__(self, operator: Operator[..., Any]) -> _OfOperator:
-        self._recorder.asked = operator.__name__
-        return _OfOperator(self._recorder, operator)
-
-
-class _OfOperator:
-    def __init__(self, recorder: Recorder, operator: Operator[..., Any]) -> None:
-        self._recorder, self._operator = recorder, operator
-
-    def __getitem__(self, kind: type) -> Callable[..., Any]:
-        def record(*args: Any, **kwargs: Any) -> Any:
-            return self._recorder.call(self._operator, args, kwargs)
-
-        return record
-
-    def __setitem__(self, kind: type, plan: Callable[..., Any]) -> None:
-        """Forget what is found for calls without an array by position: later settings are not these."""
