@@ -24,6 +24,16 @@ def as_array(function: str, x: Any) -> _objects.Array:
     raise TypeError(f"{function}: an argument is {name_of_type(x)}, expected an array of array_api_pyopencl")
 
 
+def named(function: Any, name: str, qualified: str = "") -> Any:
+    """Return a function that was made for a table, with a name of its own.
+
+    Its frames have the name as well, in tracebacks and for `tensorops.PersistentKernel`, which shows what a step calls.
+    """
+    function.__name__, function.__qualname__ = name, qualified or name
+    function.__code__ = function.__code__.replace(co_name=name, co_qualname=qualified or name)
+    return function
+
+
 def name_of_type(x: object) -> str:
     """Return the name of an argument's type for a message, with its module unless it is a built-in type."""
     kind = type(x)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from array_api_pyopencl import _calls
+from array_api_pyopencl._arguments import named
 from array_api_pyopencl._array_object import Array
 from array_api_pyopencl._calls import binary, unary
 
@@ -14,20 +15,16 @@ def _unary(name: str, does: str) -> Callable[[Array], Array]:
     def call(x: Array, /) -> Array:
         return unary(name, x)
 
-    return _described(call, name, does)  # type: ignore[no-any-return]
+    call.__doc__ = does
+    return named(call, name)  # type: ignore[no-any-return]
 
 
 def _binary(name: str, does: str) -> Callable[[Any, Any], Array]:
     def call(x1: Any, x2: Any, /) -> Array:
         return binary(name, x1, x2)
 
-    return _described(call, name, does)  # type: ignore[no-any-return]
-
-
-def _described(function: Any, name: str, does: str) -> Any:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = does
-    return function
+    call.__doc__ = does
+    return named(call, name)  # type: ignore[no-any-return]
 
 
 abs = _unary("abs", "Return the absolute value of each element, which is real.")
