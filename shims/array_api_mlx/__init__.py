@@ -7,9 +7,10 @@ Functions accept both and return `Array`. Everything that is lazy in MLX stays l
 The data types are MLX's own. There is no complex128, whose name is only for comparisons.
 """
 
+from numpy import e as e, inf as inf, nan as nan, newaxis as newaxis, pi as pi
+
 from array_api_mlx import fft as fft, linalg as linalg
 from array_api_mlx._array_object import Array as Array
-from array_api_mlx._constants import e as e, inf as inf, nan as nan, newaxis as newaxis, pi as pi
 from array_api_mlx._creation_functions import (
     arange as arange,
     asarray as asarray,

@@ -5,17 +5,22 @@ it back. Functions enqueue generated OpenCL kernels on the array's own queue; `h
 on the host instead.
 """
 
-from numpy import (  # as its types stand in an array's dtype; see `_dtypes`
+from numpy import (  # its types are equal to an array's dtype; see `_dtypes`
     bool_ as bool,  # noqa: F401 (for callers)
     complex64 as complex64,
     complex128 as complex128,
+    e as e,
     float16 as float16,
     float32 as float32,
     float64 as float64,
+    inf as inf,
     int8 as int8,
     int16 as int16,
     int32 as int32,
     int64 as int64,
+    nan as nan,
+    newaxis as newaxis,
+    pi as pi,
     uint8 as uint8,
     uint16 as uint16,
     uint32 as uint32,
@@ -24,7 +29,6 @@ from numpy import (  # as its types stand in an array's dtype; see `_dtypes`
 
 from array_api_pyopencl import fft as fft, linalg as linalg
 from array_api_pyopencl._array_object import Array as Array
-from array_api_pyopencl._constants import e as e, inf as inf, nan as nan, newaxis as newaxis, pi as pi
 from array_api_pyopencl._creation_functions import (
     arange as arange,
     asarray as asarray,
