@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import textwrap
-import threading
 import time
 
 import numpy as np
@@ -296,11 +295,7 @@ def test_a_backend_is_tried_once_and_again_on_request(fake, tried):
 
 def test_threads_try_a_backend_once(fake, tried):
     found = []
-    threads = [threading.Thread(target=lambda: found.append(probe(fake))) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    support.in_threads(lambda _: found.append(probe(fake)), range(6))
     assert tried == ["fake"]
     assert len(found) == 6
     assert len({id(p) for p in found}) == 1

@@ -197,18 +197,11 @@ def test_several_threads_and_one_give_the_same_bits(target, product, rows, rng):
     x, w = normal(rng, rows, 1024), normal(rng, 2000, 1024)
     parts, options = quantized(rng, 2000, 1024)
     multiply = product(parts, options) if product else lambda x: _native.linear(x, w)
-    together = multiply(x)
-    bound = _native.num_threads()
-    _native.set_num_threads(1)
-    try:
-        alone = multiply(x)
-    finally:
-        _native.set_num_threads(bound)
-    np.testing.assert_array_equal(bits(together), bits(alone))
+    y = support.same_on_threads((1, 0), lambda: multiply(x))
     if product:
-        assert_quantized(together, x, parts, options)
+        assert_quantized(y, x, parts, options)
     else:
-        assert_close(together, x, w)
+        assert_close(y, x, w)
 
 
 @in_both_orders
@@ -353,13 +346,8 @@ def test_rows_are_copied(dtype, kind, rng):
 
 def test_many_rows_are_copied_by_several_threads(rng):
     weight, ids = normal(rng, 500, 333), rng.integers(0, 500, 4001)
-    before = _native.num_threads()
-    try:
-        for threads in (1, 2, 3, 8):
-            _native.set_num_threads(threads)
-            np.testing.assert_array_equal(_native.embedding(ids, weight), weight[ids])
-    finally:
-        _native.set_num_threads(before)
+    y = support.same_on_threads((1, 2, 3, 8), lambda: _native.embedding(ids, weight))
+    np.testing.assert_array_equal(y, weight[ids])
 
 
 @pytest.mark.parametrize(
