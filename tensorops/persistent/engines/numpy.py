@@ -8,7 +8,6 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +17,17 @@ from tensorops.backends import to_backend
 from tensorops.backends.process_default import in_force
 from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics, times, words_of
 from tensorops.persistent._comparison import agree
-from tensorops.persistent._engine import Engine, Options, Step, apart, apart_again, leaves, recording, require_type
+from tensorops.persistent._engine import (
+    Engine,
+    Options,
+    Step,
+    apart,
+    apart_again,
+    arranger,
+    leaves,
+    recording,
+    require_type,
+)
 from tensorops.persistent._results import NewResult, PartOfArgument
 
 if TYPE_CHECKING:
@@ -53,7 +62,7 @@ class NativeEngine(Engine):
             raise CaptureError("the step returns an array that does not depend on its arguments")
         self._planned = recorder.plan(kept_results, options.workers or 0)
         order = {id(x): np.asarray(i) for i, x in enumerate(kept_results)}
-        self._arrange = _arranger(map_arrays(lambda x: order[id(x)], result))  # the recorder need not stay
+        self._arrange = arranger(map_arrays(lambda x: order[id(x)], result))  # the recorder need not stay
         if options.world_size > 1 and not self._planned.exchanges:
             raise CaptureError(f"world_size is {options.world_size}, but the step calls no all_reduce: {ALONE}")
         self.exchanges = tuple(
@@ -301,23 +310,6 @@ def _facts(x: np.ndarray[Any, Any]) -> tuple[Any, ...]:
 
 def _type(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     return array.shape, array.dtype.name
-
-
-def _arranger(tree: Any) -> Callable[[list[Any]], Any]:
-    """Return what puts arrays into the containers in which a tree has their numbers.
-
-    The usual ones have a function of their own, which takes a twentieth of the time of `map_arrays`.
-    """
-    kind = type(tree)
-    if kind is np.ndarray:
-        return itemgetter(int(tree))
-    if kind is list and len(tree) > 1 and all(type(x) is np.ndarray for x in tree):
-        several = itemgetter(*map(int, tree))
-        return lambda found: list(several(found))
-    if kind is list or kind is tuple:
-        parts = [_arranger(value) for value in tree]
-        return lambda found: kind(part(found) for part in parts)
-    return lambda found: map_arrays(lambda number: found[int(number)], tree)
 
 
 def _renew_locks() -> None:

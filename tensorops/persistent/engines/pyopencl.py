@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from itertools import repeat
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,17 @@ from tensorops.backends import to_backend
 from tensorops.backends.process_default import in_force
 from tensorops.libraries import library_of
 from tensorops.persistent._captured import Captured, CaptureError, Profile, Statistics
-from tensorops.persistent._engine import Engine, Options, Step, apart, apart_again, leaves, recording, require_type
+from tensorops.persistent._engine import (
+    Engine,
+    Options,
+    Step,
+    apart,
+    apart_again,
+    arranger,
+    leaves,
+    recording,
+    require_type,
+)
 
 MECHANISM = "a list of launches, each ready to be enqueued"
 PYTHON = ("arguments that are other arrays than before are set", "memory for results is allocated", "each launch")
@@ -59,7 +67,8 @@ class OpenCLEngine(Engine):
             y._buffer.is_result = y._buffer.argument < 0
         self._made = list({id(y._buffer): y._buffer for y in arrays if y._buffer.is_result}.values())
         self._results = [(y._buffer, y._layout) for y in arrays]
-        self._tree = _tree(result, {id(y): i for i, y in enumerate(arrays)})
+        order = {id(y): np.asarray(i) for i, y in enumerate(arrays)}
+        self._arrange = arranger(map_arrays(lambda y: order[id(y)], result))  # the recorder need not stay
         prepared = recorder.prepare()
         self._prepared, self._calls = prepared, recorder.shown()
         self._enqueued = tuple(zip(*prepared.sizes, strict=True)) or ((), ())
@@ -189,7 +198,7 @@ class OpenCLEngine(Engine):
                 results.append(Array(buffer, layout, device))
             else:
                 results.append(raw_of(attributes(layout, device), buffer, events.copy()))
-        return self._tree(results)
+        return self._arrange(results)
 
     # ----------------------------------------------------------------------- what it is
 
@@ -221,17 +230,6 @@ def _recorded(step: Step, args: Any, recorder: Any) -> Any:
     if recorder.failure is not None:
         raise recorder.failure
     return result
-
-
-def _tree(result: Any, order: dict[int, int]) -> Callable[[list[Any]], Any]:
-    """Return what puts arrays into the containers of a step's result, in which they have these numbers."""
-    if id(result) in order:
-        return itemgetter(order[id(result)])
-    if type(result) in (list, tuple):
-        kind, parts = type(result), [_tree(value, order) for value in result]
-        return lambda arrays: kind([part(arrays) for part in parts])
-    pattern = map_arrays(lambda y: np.asarray(order[id(y)]), result)  # which does not keep the recorder
-    return lambda arrays: map_arrays(lambda number: arrays[int(number)], pattern)
 
 
 def _pointer(buffer: Any) -> int:
