@@ -52,27 +52,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """A step that has been captured.
+    """A step that has been captured."""
 
-    Parameters
-    ----------
-    graph
-        The library's.
-    inputs
-        Arrays in the graph's memory for the arguments that are not donated.
-    places
-        Where the donated arrays are.
-    results
-        Arrays in the graph's memory, or parts of donated arrays.
-    tree
-        What the step returns, with the numbers of results in place of arrays.
-    """
-
-    graph: Any
-    inputs: list[Any]
-    places: list[Place | None]
-    results: list[Any]
-    tree: Any
+    graph: Any  # the library's
+    inputs: list[Any]  # arrays in the graph's memory for the arguments that are not donated
+    places: list[Place | None]  # where the donated arrays are
+    results: list[Any]  # arrays in the graph's memory, or parts of donated arrays
+    tree: Any  # what the step returns, with the numbers of results in place of arrays
 
 
 class GraphEngine(Engine):

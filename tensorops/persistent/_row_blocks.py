@@ -44,24 +44,12 @@ class Memory(Protocol):
 
 
 class Rows(NamedTuple):
-    """How an array of a call goes through the rows.
+    """How an array of a call goes through the rows."""
 
-    Parameters
-    ----------
-    axis : int
-        The axis of the rows.
-    start : int
-        Where the first row is in its memory, in bytes.
-    step : int
-        The bytes from one row to the next; 0 if all rows need the whole array.
-    size : int
-        The bytes from the beginning of a row to its end.
-    """
-
-    axis: int
-    start: int
-    step: int
-    size: int
+    axis: int  # the axis of the rows
+    start: int  # where the first row is in its memory, in bytes
+    step: int  # the bytes from one row to the next; 0 if all rows need the whole array
+    size: int  # the bytes from the beginning of a row to its end
 
 
 class Use(NamedTuple):

@@ -150,18 +150,10 @@ class RecordingDevice(Device):
 
 @dataclass(eq=False)
 class Recorder:
-    """The launches of a step.
+    """The launches of a step."""
 
-    Parameters
-    ----------
-    device
-        Whose queue they will be enqueued on.
-    settings
-        Those in force around the step.
-    """
-
-    device: Device
-    settings: Settings
+    device: Device  # whose queue they will be enqueued on
+    settings: Settings  # those in force around the step
     calls: list[_Call] = field(default_factory=list)
     failure: CaptureError | None = None  # the first, which a kernel may take for a reason to decline
     is_open: bool = True
