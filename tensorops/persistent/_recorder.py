@@ -45,24 +45,12 @@ _MOST_PACKED = 64  # the rows of x up to which panels were measured to be faster
 
 @dataclass(eq=False)
 class Recorder:
-    """What a step did so far.
+    """What a step did so far."""
 
-    Parameters
-    ----------
-    settings
-        Those in force around the step.
-    written
-        The arguments that it may write.
-    repacks
-        Whether constant weights may be read in another order, from a copy.
-    panels
-        These copies, by the format of the weights, their addresses and shapes.
-    """
-
-    settings: Settings
-    written: frozenset[int]
-    repacks: bool = False
-    panels: MutableMapping[Any, Any] = field(default_factory=dict)
+    settings: Settings  # those in force around the step
+    written: frozenset[int]  # the arguments that it may write
+    repacks: bool = False  # whether constant weights may be read in another order, from a copy
+    panels: MutableMapping[Any, Any] = field(default_factory=dict)  # these copies, by format, addresses and shapes
     calls: list[Call] = field(default_factory=list)
     asked: str = ""  # the operator called last
     _blocks: list[Memory] = field(default_factory=list)

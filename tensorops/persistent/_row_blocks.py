@@ -78,23 +78,13 @@ WHOLE = Call()
 
 @dataclass(eq=False)
 class Group:
-    """Calls that are run by rows.
+    """Calls that are run by rows."""
 
-    Parameters
-    ----------
-    begin, end : int
-        The first call, and the one after the last.
-    rows, block : int
-        How many rows they have, and how many a thread takes at a time.
-    threads : int
-        How many threads there is memory for.
-    """
-
-    begin: int
-    end: int
-    rows: int
-    block: int
-    threads: int
+    begin: int  # the first call
+    end: int  # the one after the last
+    rows: int  # how many they have
+    block: int  # how many a thread takes at a time
+    threads: int  # how many there is memory for
     calls: Sequence[Call] = field(repr=False, default=())
 
     @property

@@ -30,22 +30,12 @@ _LINE = 128  # a subgroup's 16-byte vectors never share more lines than they mus
 
 @dataclass(eq=False)
 class Memory:
-    """What stands for a buffer while a step is recorded; OpenCL itself refuses it.
-
-    Parameters
-    ----------
-    nbytes
-        Its size.
-    argument, owner
-        The number of the array among all of the arguments, and the argument that it is in; -1 between calls.
-    is_donated
-        Whether the step may write to an argument.
-    """
+    """What stands for a buffer while a step is recorded; OpenCL itself refuses it."""
 
     nbytes: int
-    argument: int = -1
-    owner: int = -1
-    is_donated: bool = False
+    argument: int = -1  # the number of the array among all of the arguments; -1 between calls
+    owner: int = -1  # the argument that it is in
+    is_donated: bool = False  # whether the step may write to it
     is_result: bool = False
     first: int = -1  # the calls that have it first and last
     last: int = -1
@@ -296,23 +286,13 @@ class Recorder:
 
 @dataclass(eq=False)
 class Prepared:
-    """Launches that are ready.
+    """Launches that are ready."""
 
-    Parameters
-    ----------
-    kernels, sizes
-        One kernel object for each launch, and its global and local size.
-    kept
-        What must live as long.
-    arena_bytes, separate_bytes
-        How many bytes the arrays in between occupy, and how many without shared memory.
-    """
-
-    kernels: list[Any]
-    sizes: list[tuple[tuple[int, ...], tuple[int, ...] | None]]
-    kept: list[Any]
-    arena_bytes: int
-    separate_bytes: int
+    kernels: list[Any]  # a kernel object for each launch
+    sizes: list[tuple[tuple[int, ...], tuple[int, ...] | None]]  # its global and local size
+    kept: list[Any]  # what must live as long
+    arena_bytes: int  # of the arrays in between
+    separate_bytes: int  # if they shared no memory
 
 
 def _caller() -> str:
