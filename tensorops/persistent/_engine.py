@@ -23,33 +23,16 @@ Step: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Options:
-    """How a step is to be compiled.
-
-    Parameters
-    ----------
-    backend : Backend
-        Where it computes.
-    donate : frozenset of int
-        The places of the arguments that it may overwrite.
-    workers : int or None
-        The number of threads, if it was chosen.
-    repack : bool
-        Whether constant weights may be read in another order, from a copy.
-    panels : mutable mapping
-        Where these copies are found and kept: several steps may share those of weights that never change.
-    profile : bool
-        Whether `Engine.profiled` will be called instead of `Engine.run`.
-    world_size : int
-        The number of ranks.
-    """
+    """How a step is to be compiled."""
 
     backend: Backend
-    donate: frozenset[int] = frozenset()
-    workers: int | None = None
-    repack: bool = False
+    donate: frozenset[int] = frozenset()  # the places of the arguments that it may overwrite
+    workers: int | None = None  # the number of threads, if it was chosen
+    repack: bool = False  # whether constant weights may be read in another order, from a copy
+    # These copies: several steps may share those of weights that never change.
     panels: MutableMapping[Any, Any] = field(default_factory=dict)
-    profile: bool = False
-    world_size: int = 1
+    profile: bool = False  # whether `Engine.profiled` will be called instead of `Engine.run`
+    world_size: int = 1  # the number of ranks
 
 
 class Engine:
